@@ -1,0 +1,1 @@
+//! Benches; see README.md beside this package.

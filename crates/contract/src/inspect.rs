@@ -1,0 +1,19 @@
+//! A look inside a runner, for conformance only: it says *which layer* diverged.
+
+use crate::{DeviceError, SeqId, TokenId};
+
+/// What a test may read of a sequence's committed state. All values come back as f32.
+pub trait Inspect {
+    /// Runs `tokens` `[n]` on a fresh sequence and gives the residual stream after each layer,
+    /// `[n_layers][n, hidden]`.
+    fn hidden_states(&mut self, tokens: &[TokenId]) -> Result<Vec<Vec<f32>>, DeviceError>;
+
+    /// Delta state of layer `layer`, `[n_v_heads, k_dim, v_dim]`; empty for an attention layer.
+    fn delta_state(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError>;
+
+    /// Convolution window of layer `layer`, `[conv_taps - 1, channels]`, oldest first, before the SiLU.
+    fn conv_window(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError>;
+
+    /// Cached keys and values of layer `layer`, dequantised: each `[position, n_kv_heads, head_dim]`.
+    fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError>;
+}

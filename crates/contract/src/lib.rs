@@ -1,0 +1,43 @@
+//! The words and traits that the decoding algorithm and the devices agree on.
+//!
+//! What is here: ids, the draft [`Tree`], the model as data ([`ModelSpec`]), what may be asked of a forward
+//! pass ([`Ask`], [`Row`]), the two device traits ([`Backend`], [`Runner`]), and the codecs of the block
+//! formats whose bytes every device must read alike ([`quant`]).
+//!
+//! What is not here: any file, any thread, any clock, any tensor type, any family name, and any algorithm
+//! but those codecs and the meaning of [`Edits`].
+//!
+//! Start with [`runner`], then [`tree`], then [`spec`].
+
+pub mod checked;
+pub mod error;
+pub mod ids;
+#[cfg(feature = "inspect")]
+pub mod inspect;
+pub mod plan;
+pub mod quant;
+pub mod rows;
+pub mod runner;
+pub mod snapshot;
+pub mod spec;
+pub mod tree;
+pub mod vocab;
+pub mod weights;
+
+pub use error::DeviceError;
+pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
+pub use plan::{
+    DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
+};
+pub use quant::QuantType;
+pub use rows::{Ask, Edits, Row, TokenCount, TokenMask, Want};
+pub use runner::{
+    Backend, Candidates, CommitItem, DraftItem, Place, Room, Runner, SnapshotInfo, VerifyItem,
+};
+pub use spec::{
+    AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
+    OutputGate, RopeSpec,
+};
+pub use tree::{Path, Tree, TreeError};
+pub use vocab::{PreTokenizer, TokenKind, Vocab};
+pub use weights::{WeightError, WeightRef, WeightSource};

@@ -1,0 +1,173 @@
+//! What is opened on a device, what that will cost, and what came of it.
+
+use std::sync::Arc;
+
+use crate::{ModelSpec, WeightSource};
+
+/// Everything a device needs to open one loaded set. All parts open together, because a draft reads the
+/// target's features, embedding and head on the device.
+#[derive(Clone)]
+pub struct OpenPlan {
+    /// What the model is.
+    pub target: Arc<ModelSpec>,
+    /// Where its bytes are.
+    pub weights: Arc<dyn WeightSource>,
+    /// How keys and values are stored.
+    pub kv: KvFormats,
+    /// How much of everything.
+    pub limits: Limits,
+}
+
+/// Storage of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KvFormats {
+    /// Keys.
+    pub k: KvFormat,
+    /// Values.
+    pub v: KvFormat,
+}
+
+/// A storage format of cached rows, by the name users type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32 signed bytes and a half scale.
+    Q8_0,
+    /// 32 nibbles and a half scale.
+    Q4_0,
+    /// 32 nibbles, a half scale and a half minimum.
+    Q4_1,
+    /// 32 five-bit values and a half scale.
+    Q5_0,
+    /// 32 five-bit values, a half scale and a half minimum.
+    Q5_1,
+    /// 3.5 bits a value: rotated, eight-level codebook.
+    Tq3_0,
+}
+
+impl KvFormat {
+    /// All formats, by falling size.
+    pub const ALL: [KvFormat; 8] = [
+        KvFormat::F16,
+        KvFormat::Bf16,
+        KvFormat::Q8_0,
+        KvFormat::Q5_1,
+        KvFormat::Q5_0,
+        KvFormat::Q4_1,
+        KvFormat::Q4_0,
+        KvFormat::Tq3_0,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F16 => "f16",
+            KvFormat::Bf16 => "bf16",
+            KvFormat::Q8_0 => "q8_0",
+            KvFormat::Q5_1 => "q5_1",
+            KvFormat::Q5_0 => "q5_0",
+            KvFormat::Q4_1 => "q4_1",
+            KvFormat::Q4_0 => "q4_0",
+            KvFormat::Tq3_0 => "tq3_0",
+        }
+    }
+
+    /// Bytes of `values` consecutive values, a multiple of 32.
+    pub fn bytes(self, values: usize) -> usize {
+        let per_32 = match self {
+            KvFormat::F16 | KvFormat::Bf16 => 64,
+            KvFormat::Q8_0 => 34,
+            KvFormat::Q5_1 => 24,
+            KvFormat::Q5_0 => 22,
+            KvFormat::Q4_1 => 20,
+            KvFormat::Q4_0 => 18,
+            KvFormat::Tq3_0 => 14,
+        };
+        values / 32 * per_32
+    }
+}
+
+/// How much a runner must be able to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences open at once.
+    pub sequences: usize,
+    /// The longest sequence, in committed tokens. Tree nodes have room beyond it.
+    pub context: usize,
+    /// Nodes of the widest tree, at most [`Tree::MAX_NODES`](crate::Tree::MAX_NODES).
+    pub tree_nodes: usize,
+    /// Tokens of the longest prefill call.
+    pub prefill_chunk: usize,
+}
+
+/// What a device is, as far as it can be told before anything is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The name users type, such as `cpu` or `cuda:0`.
+    pub id: String,
+    /// The hardware's own name.
+    pub name: String,
+    /// What of it will be used: threads, instruction sets, architecture.
+    pub features: Vec<String>,
+    /// Memory in all, in bytes.
+    pub total_bytes: u64,
+    /// Memory free now, in bytes.
+    pub free_bytes: u64,
+}
+
+/// Bytes that opening a plan will take, by purpose.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemoryPlan {
+    /// Weights, in the device's own layout; bytes read in place from a mapped file are not counted.
+    pub weights_bytes: u64,
+    /// Weights read in place from the mapped file.
+    pub mapped_bytes: u64,
+    /// Cached keys and values for all sequences at full length.
+    pub kv_bytes: u64,
+    /// Recurrent states and windows of all sequences.
+    pub state_bytes: u64,
+    /// Scratch: activations, pending tree work, logits.
+    pub scratch_bytes: u64,
+}
+
+impl MemoryPlan {
+    /// Bytes to be allocated in all.
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes
+    }
+}
+
+/// How far loading has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of weights made ready.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+}
+
+/// What an opened runner is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunnerInfo {
+    /// The device it runs on.
+    pub device: DeviceInfo,
+    /// Length of a logits row.
+    pub vocab: usize,
+    /// What it was opened with.
+    pub limits: Limits,
+    /// Storage of keys and values.
+    pub kv: KvFormats,
+    /// Identity of the target.
+    pub model: crate::ModelHash,
+    /// Depth of the draft, or `None` without one; then `draft` must not be called.
+    pub draft_depth: Option<usize>,
+    /// Whether `score` may be called.
+    pub scorer: bool,
+    /// Prefill gives the same bits however it is cut, as long as cuts fall on multiples of this many tokens.
+    pub prefill_align: usize,
+    /// Bytes in use, by purpose.
+    pub memory: MemoryPlan,
+}

@@ -1,0 +1,255 @@
+//! What a caller may ask of a position, and what comes back.
+
+use std::sync::Arc;
+
+use crate::TokenId;
+
+/// What is wanted at one position of a prefill or one node of a tree.
+#[derive(Debug, Clone, Default)]
+pub struct Ask {
+    /// How much of the row.
+    pub want: Want,
+    /// Changes to the logits before they are ranked; `None` leaves them raw.
+    pub edits: Option<Arc<Edits>>,
+}
+
+/// How much of a row is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Want {
+    /// No row at all.
+    #[default]
+    Nothing,
+    /// The `k` best tokens by edited logit, best first, ties to the lower id. `k >= 1`.
+    Top(usize),
+    /// Every token, in id order.
+    Full,
+}
+
+impl Ask {
+    /// No row.
+    pub const NOTHING: Ask = Ask {
+        want: Want::Nothing,
+        edits: None,
+    };
+
+    /// The `k` best tokens of the raw row.
+    pub fn top(k: usize) -> Ask {
+        Ask {
+            want: Want::Top(k),
+            edits: None,
+        }
+    }
+
+    /// The whole raw row.
+    pub fn full() -> Ask {
+        Ask {
+            want: Want::Full,
+            edits: None,
+        }
+    }
+}
+
+/// Changes made to a row of logits, in this order: ban, bias, repetition, frequency and presence.
+///
+/// For token `t` with raw logit `x`:
+/// ```text
+/// x = -inf                                    where `allowed` bars t
+/// x += bias[t]
+/// x = x > 0 ? x / repetition : x * repetition where counts[t].seen
+/// x -= frequency * counts[t].generated + presence * (counts[t].generated > 0)
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Edits {
+    /// Only these tokens may come; `None` allows all.
+    pub allowed: Option<Arc<TokenMask>>,
+    /// Added to single logits; each token at most once.
+    pub bias: Vec<(TokenId, f32)>,
+    /// Repetition penalty, 1.0 for none; above 0.
+    pub repetition: f32,
+    /// Frequency penalty, 0.0 for none.
+    pub frequency: f32,
+    /// Presence penalty, 0.0 for none.
+    pub presence: f32,
+    /// What the penalties count; each token at most once.
+    pub counts: Vec<TokenCount>,
+}
+
+/// How often a token has occurred, for the penalties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCount {
+    /// The token.
+    pub token: TokenId,
+    /// Whether it stands inside the repetition window (prompt and output).
+    pub seen: bool,
+    /// How often it was generated.
+    pub generated: u32,
+}
+
+impl Default for Edits {
+    fn default() -> Edits {
+        Edits {
+            allowed: None,
+            bias: Vec::new(),
+            repetition: 1.0,
+            frequency: 0.0,
+            presence: 0.0,
+            counts: Vec::new(),
+        }
+    }
+}
+
+impl Edits {
+    /// Applies the edits to a whole row, `[vocab]`; ids beyond the row are ignored.
+    ///
+    /// This is the meaning of an edit; every device must give the same values.
+    pub fn apply(&self, logits: &mut [f32]) {
+        if let Some(allowed) = &self.allowed {
+            for (i, x) in logits.iter_mut().enumerate() {
+                if !allowed.contains(TokenId(i as u32)) {
+                    *x = f32::NEG_INFINITY;
+                }
+            }
+        }
+        for &(token, bias) in &self.bias {
+            if let Some(x) = logits.get_mut(token.index()) {
+                *x += bias;
+            }
+        }
+        for count in &self.counts {
+            let Some(x) = logits.get_mut(count.token.index()) else {
+                continue;
+            };
+            if count.seen && self.repetition != 1.0 {
+                *x = if *x > 0.0 {
+                    *x / self.repetition
+                } else {
+                    *x * self.repetition
+                };
+            }
+            if count.generated > 0 {
+                *x -= self.frequency * count.generated as f32 + self.presence;
+            }
+        }
+    }
+}
+
+/// A set of tokens as a bit set over the vocabulary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u64>,
+}
+
+impl TokenMask {
+    /// The empty set over `vocab` tokens.
+    pub fn none(vocab: usize) -> TokenMask {
+        TokenMask {
+            words: vec![0; vocab.div_ceil(64)],
+        }
+    }
+
+    /// The set of all `vocab` tokens.
+    pub fn all(vocab: usize) -> TokenMask {
+        let mut mask = TokenMask {
+            words: vec![u64::MAX; vocab.div_ceil(64)],
+        };
+        if let (Some(last), rest @ 1..) = (mask.words.last_mut(), vocab % 64) {
+            *last = (1 << rest) - 1;
+        }
+        mask
+    }
+
+    /// Puts a token in; ids beyond the vocabulary are ignored.
+    pub fn insert(&mut self, token: TokenId) {
+        if let Some(word) = self.words.get_mut(token.index() / 64) {
+            *word |= 1 << (token.index() % 64);
+        }
+    }
+
+    /// Takes a token out.
+    pub fn remove(&mut self, token: TokenId) {
+        if let Some(word) = self.words.get_mut(token.index() / 64) {
+            *word &= !(1 << (token.index() % 64));
+        }
+    }
+
+    /// Whether a token is in the set.
+    pub fn contains(&self, token: TokenId) -> bool {
+        self.words
+            .get(token.index() / 64)
+            .is_some_and(|w| w >> (token.index() % 64) & 1 == 1)
+    }
+
+    /// The words, lowest ids first, bit `i % 64` of word `i / 64` for token `i`.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+}
+
+/// What the target says at one position.
+///
+/// `ids`, `logits` and `raw` have one length: `k` or less for [`Want::Top`], the vocabulary for [`Want::Full`]
+/// (then `ids` counts 0, 1, 2, …), nothing for [`Want::Nothing`].
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Row {
+    /// The tokens, best first for `Top`, in id order for `Full`.
+    pub ids: Vec<TokenId>,
+    /// Edited logits of `ids`; what sampling uses.
+    pub logits: Vec<f32>,
+    /// Raw logits of `ids`; what logprobs are reported from.
+    pub raw: Vec<f32>,
+    /// Log-sum-exp of the whole edited row.
+    pub lse: f32,
+    /// Log-sum-exp of the whole raw row.
+    pub raw_lse: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_are_applied_in_their_order() {
+        let mut allowed = TokenMask::all(4);
+        allowed.remove(TokenId(3));
+        let edits = Edits {
+            allowed: Some(Arc::new(allowed)),
+            bias: vec![(TokenId(0), 1.0), (TokenId(9), 5.0)],
+            repetition: 2.0,
+            frequency: 0.5,
+            presence: 0.25,
+            counts: vec![
+                TokenCount {
+                    token: TokenId(0),
+                    seen: true,
+                    generated: 2,
+                },
+                TokenCount {
+                    token: TokenId(1),
+                    seen: true,
+                    generated: 0,
+                },
+                TokenCount {
+                    token: TokenId(2),
+                    seen: false,
+                    generated: 1,
+                },
+            ],
+        };
+        let mut row = [3.0, -1.0, 1.0, 7.0];
+        edits.apply(&mut row);
+        assert_eq!(
+            row,
+            [(3.0 + 1.0) / 2.0 - 1.25, -2.0, 0.25, f32::NEG_INFINITY]
+        );
+    }
+
+    #[test]
+    fn a_full_mask_has_no_bit_beyond_the_vocabulary() {
+        for vocab in [1, 63, 64, 65, 128] {
+            let mask = TokenMask::all(vocab);
+            let ones: u32 = mask.words().iter().map(|w| w.count_ones()).sum();
+            assert_eq!(ones as usize, vocab);
+            assert!(!mask.contains(TokenId(vocab as u32)));
+        }
+    }
+}

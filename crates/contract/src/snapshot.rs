@@ -1,0 +1,287 @@
+//! The device-neutral bytes of an exported snapshot.
+//!
+//! ```text
+//! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each)
+//! position u64 | section count u32
+//! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
+//! ```
+//! Little-endian throughout. The checksum is FNV-1a over the section's bytes, eight at a time; it guards
+//! against damage, not against malice. Section bytes: keys and values as stored rows in position order
+//! `[position, n_kv_heads, row]`, delta states `[n_v_heads, k_dim, v_dim]` f32, windows
+//! `[conv_taps - 1, channels]` f32.
+
+use std::io::{self, Read, Write};
+
+use crate::{DeviceError, KvFormats, ModelHash};
+
+/// Changes whenever the meaning of any byte does.
+pub const LAYOUT: u32 = 1;
+const MAGIC: &[u8; 8] = b"HRTHSNAP";
+/// Far above any real model; a larger count is damage.
+const MAX_SECTIONS: u32 = 1 << 16;
+
+/// What a section holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SectionKind {
+    /// Cached keys of one layer.
+    Keys = 1,
+    /// Cached values of one layer.
+    Values = 2,
+    /// Delta state of one layer.
+    DeltaState = 3,
+    /// Convolution window of one layer.
+    ConvWindow = 4,
+    /// Draft keys of one draft layer.
+    DraftKeys = 5,
+    /// Draft values of one draft layer.
+    DraftValues = 6,
+}
+
+impl SectionKind {
+    fn from_u32(kind: u32) -> Option<SectionKind> {
+        use SectionKind::*;
+        [Keys, Values, DeltaState, ConvWindow, DraftKeys, DraftValues]
+            .into_iter()
+            .find(|k| *k as u32 == kind)
+    }
+}
+
+/// What a snapshot belongs to and where it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Identity of the model.
+    pub model: ModelHash,
+    /// Storage of keys and values.
+    pub kv: KvFormats,
+    /// Committed tokens.
+    pub position: u64,
+    /// Number of sections that follow.
+    pub sections: u32,
+}
+
+/// One piece of state of one layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// What it holds.
+    pub kind: SectionKind,
+    /// The layer, counted over all layers.
+    pub layer: u32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Writes the header.
+pub fn write_header(sink: &mut dyn Write, header: &Header) -> io::Result<()> {
+    sink.write_all(MAGIC)?;
+    sink.write_all(&LAYOUT.to_le_bytes())?;
+    sink.write_all(&header.model.0)?;
+    sink.write_all(&padded(header.kv.k.name()))?;
+    sink.write_all(&padded(header.kv.v.name()))?;
+    sink.write_all(&header.position.to_le_bytes())?;
+    sink.write_all(&header.sections.to_le_bytes())
+}
+
+/// Writes one section with its checksum.
+pub fn write_section(
+    sink: &mut dyn Write,
+    kind: SectionKind,
+    layer: u32,
+    bytes: &[u8],
+) -> io::Result<()> {
+    sink.write_all(&(kind as u32).to_le_bytes())?;
+    sink.write_all(&layer.to_le_bytes())?;
+    sink.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    sink.write_all(&checksum(bytes).to_le_bytes())?;
+    sink.write_all(bytes)
+}
+
+/// Reads a header and refuses what does not belong to `model` and `kv`.
+pub fn read_header(
+    source: &mut dyn Read,
+    model: ModelHash,
+    kv: KvFormats,
+) -> Result<Header, DeviceError> {
+    let refuse = |detail: &str| DeviceError::SnapshotRefused {
+        detail: detail.to_owned(),
+    };
+    let magic: [u8; 8] = take(source)?;
+    if &magic != MAGIC {
+        return Err(refuse("it does not begin as a snapshot does"));
+    }
+    let layout = u32::from_le_bytes(take(source)?);
+    if layout != LAYOUT {
+        return Err(DeviceError::SnapshotRefused {
+            detail: format!("layout {layout}, this program writes {LAYOUT}"),
+        });
+    }
+    if ModelHash(take(source)?) != model {
+        return Err(refuse("it was made with another model"));
+    }
+    let (k, v): ([u8; 8], [u8; 8]) = (take(source)?, take(source)?);
+    if k != padded(kv.k.name()) || v != padded(kv.v.name()) {
+        return Err(DeviceError::SnapshotRefused {
+            detail: format!(
+                "its keys and values are {} and {}, not {} and {}",
+                printable(&k),
+                printable(&v),
+                kv.k.name(),
+                kv.v.name()
+            ),
+        });
+    }
+    let position = u64::from_le_bytes(take(source)?);
+    let sections = u32::from_le_bytes(take(source)?);
+    if sections > MAX_SECTIONS {
+        return Err(refuse("its section count is damaged"));
+    }
+    Ok(Header {
+        model,
+        kv,
+        position,
+        sections,
+    })
+}
+
+/// Reads one section; `expected_bytes` tells the length a section of this kind and layer must have.
+pub fn read_section(
+    source: &mut dyn Read,
+    expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
+) -> Result<Section, DeviceError> {
+    let kind_id = u32::from_le_bytes(take(source)?);
+    let layer = u32::from_le_bytes(take(source)?);
+    let length = u64::from_le_bytes(take(source)?);
+    let sum = u64::from_le_bytes(take(source)?);
+    let refuse = |what: String| DeviceError::SnapshotRefused { detail: what };
+    let kind = SectionKind::from_u32(kind_id)
+        .ok_or_else(|| refuse(format!("unknown section kind {kind_id}")))?;
+    let expected = expected_bytes(kind, layer)
+        .ok_or_else(|| refuse(format!("layer {layer} has no {kind:?} section")))?;
+    if length != expected as u64 {
+        return Err(refuse(format!(
+            "{kind:?} of layer {layer} has {length} bytes, not {expected}"
+        )));
+    }
+    let mut bytes = vec![0; expected];
+    read_exact(source, &mut bytes)?;
+    if checksum(&bytes) != sum {
+        return Err(refuse(format!("{kind:?} of layer {layer} is damaged")));
+    }
+    Ok(Section { kind, layer, bytes })
+}
+
+fn take<const N: usize>(source: &mut dyn Read) -> Result<[u8; N], DeviceError> {
+    let mut bytes = [0; N];
+    read_exact(source, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// A short read means a truncated file, which is a miss, not a fault of the medium.
+fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    source
+        .read_exact(bytes)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => DeviceError::SnapshotRefused {
+                detail: "it ends too early".to_owned(),
+            },
+            _ => DeviceError::SnapshotIo(error),
+        })
+}
+
+fn padded(name: &str) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    bytes
+}
+
+fn printable(name: &[u8; 8]) -> String {
+    String::from_utf8_lossy(name)
+        .trim_end_matches('\0')
+        .to_owned()
+}
+
+/// FNV-1a over little-endian 64-bit words, the tail zero-padded, and the length.
+fn checksum(bytes: &[u8]) -> u64 {
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut words = bytes.chunks_exact(8);
+    for word in &mut words {
+        let word: [u8; 8] = word.try_into().expect("chunks_exact gives eight bytes");
+        hash = (hash ^ u64::from_le_bytes(word)).wrapping_mul(PRIME);
+    }
+    let mut tail = [0; 8];
+    tail[..words.remainder().len()].copy_from_slice(words.remainder());
+    hash = (hash ^ u64::from_le_bytes(tail)).wrapping_mul(PRIME);
+    (hash ^ bytes.len() as u64).wrapping_mul(PRIME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::KvFormat;
+
+    const KV: KvFormats = KvFormats {
+        k: KvFormat::F16,
+        v: KvFormat::Q8_0,
+    };
+    const MODEL: ModelHash = ModelHash([7; 16]);
+
+    fn sample() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let header = Header {
+            model: MODEL,
+            kv: KV,
+            position: 3,
+            sections: 1,
+        };
+        write_header(&mut bytes, &header).unwrap();
+        write_section(&mut bytes, SectionKind::Keys, 1, b"eleven byte").unwrap();
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<(Header, Section), DeviceError> {
+        let mut source = bytes;
+        let header = read_header(&mut source, MODEL, KV)?;
+        let expected = |kind, layer| (kind == SectionKind::Keys && layer == 1).then_some(11);
+        Ok((header, read_section(&mut source, expected)?))
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (header, section) = read(&sample()).unwrap();
+        assert_eq!(
+            header,
+            Header {
+                model: MODEL,
+                kv: KV,
+                position: 3,
+                sections: 1
+            }
+        );
+        assert_eq!(section.bytes, b"eleven byte");
+    }
+
+    #[test]
+    fn every_cut_and_every_flipped_bit_of_identity_or_content_is_refused() {
+        let good = sample();
+        for cut in 0..good.len() {
+            assert!(matches!(
+                read(&good[..cut]),
+                Err(DeviceError::SnapshotRefused { .. })
+            ));
+        }
+        // Position and section count carry no redundancy of their own; the device checks them by use.
+        let unguarded = 44..56;
+        for bit in 0..good.len() * 8 {
+            if unguarded.contains(&(bit / 8)) {
+                continue;
+            }
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                matches!(read(&bad), Err(DeviceError::SnapshotRefused { .. })),
+                "bit {bit}"
+            );
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A model as data: what a device needs to run it, with no family name in it.
+//!
+//! `model` turns a file into a [`ModelSpec`]; each device implements each block kind once and walks the list.
+//! Formulas are in the devices' references; here are only shapes and switches.
+
+use crate::WeightRef;
+
+/// Identity of a model's weights and shape; snapshots of another model never match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ModelHash(pub [u8; 16]);
+
+/// One decoder-only model.
+///
+/// ```text
+/// x = embedding[ids]                                   [n, hidden]
+/// per layer:  x += mixer(rms(x, mixer_norm));  x += ffn(rms(x, ffn_norm))
+/// logits = head · rms(x, final_norm)                   [n, vocab]
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// For people: the model's own name, or the file's stem.
+    pub name: String,
+    /// Identity of the weights.
+    pub hash: ModelHash,
+    /// Number of tokens, padding entries included; the length of a logits row.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The longest context the model was trained for, in tokens.
+    pub trained_context: usize,
+    /// Epsilon of every RMS norm.
+    pub norm_eps: f32,
+    /// `[vocab, hidden]`; rows are looked up, never multiplied.
+    pub embedding: WeightRef,
+    /// The trunk, bottom to top.
+    pub layers: Vec<LayerSpec>,
+    /// `[hidden]`.
+    pub final_norm: WeightRef,
+    /// `[vocab, hidden]`; the same reference as `embedding` when tied.
+    pub head: WeightRef,
+}
+
+/// One layer: a mixer and a feed-forward, each behind its own norm and residual.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerSpec {
+    /// `[hidden]`, multiplied as stored (any `1 + w` is already in it).
+    pub mixer_norm: WeightRef,
+    /// What mixes positions.
+    pub mixer: Mixer,
+    /// `[hidden]`, as `mixer_norm`.
+    pub ffn_norm: WeightRef,
+    /// What works on each position alone.
+    pub ffn: FeedForward,
+}
+
+/// The part of a layer that looks at other positions.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Mixer {
+    /// Softmax attention over cached keys and values.
+    Attention(AttentionSpec),
+    /// Gated delta rule over a fixed-size state, behind a short causal convolution.
+    GatedDelta(GatedDeltaSpec),
+}
+
+/// Grouped-query softmax attention with per-head q/k norm and rotary positions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; query head `h` reads `h / (n_heads / n_kv_heads)`.
+    pub n_kv_heads: usize,
+    /// Values per head, for q, k and v alike.
+    pub head_dim: usize,
+    /// Rotary embedding of q and k.
+    pub rope: RopeSpec,
+    /// Factor on `q · k`.
+    pub scale: f32,
+    /// Whether the query projection carries an output gate.
+    pub gate: OutputGate,
+    /// `[head_dim]`, applied to each query head before rope.
+    pub q_norm: Option<WeightRef>,
+    /// `[head_dim]`, applied to each key head before rope.
+    pub k_norm: Option<WeightRef>,
+    /// `[n_heads * head_dim, hidden]`, or twice the rows with a gate.
+    pub q: WeightRef,
+    /// `[n_kv_heads * head_dim, hidden]`.
+    pub k: WeightRef,
+    /// `[n_kv_heads * head_dim, hidden]`.
+    pub v: WeightRef,
+    /// `[hidden, n_heads * head_dim]`.
+    pub o: WeightRef,
+}
+
+/// Rotary embedding of the first `dims` values of a head, in pairs `(j, j + dims / 2)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RopeSpec {
+    /// How many leading values are rotated; even, at most `head_dim`.
+    pub dims: usize,
+    /// Base of the inverse frequencies `theta^(-2j / dims)`.
+    pub theta: f64,
+}
+
+/// What gates the attention output before the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputGate {
+    /// Nothing.
+    None,
+    /// `o * sigmoid(gate)`; the query projection's rows are, head by head, `head_dim` of query then
+    /// `head_dim` of gate.
+    SigmoidPerHead,
+}
+
+/// A gated delta-rule mixer (Gated DeltaNet, arXiv 2412.06464).
+#[derive(Debug, Clone, PartialEq)]
+pub struct GatedDeltaSpec {
+    /// Key (and query) heads.
+    pub n_k_heads: usize,
+    /// Value heads; one state each.
+    pub n_v_heads: usize,
+    /// Values per key head (`d_k`).
+    pub k_dim: usize,
+    /// Values per value head (`d_v`).
+    pub v_dim: usize,
+    /// Taps of the causal depthwise convolution, the current token included.
+    pub conv_taps: usize,
+    /// Which key head a value head uses.
+    pub head_map: HeadMap,
+    /// `[2 * n_k_heads * k_dim + n_v_heads * v_dim, hidden]`: rows Q, then K, then V.
+    pub qkv: WeightRef,
+    /// `[n_v_heads * v_dim, hidden]`: the output gate z.
+    pub z: WeightRef,
+    /// `[n_v_heads, hidden]`.
+    pub beta: WeightRef,
+    /// `[n_v_heads, hidden]`.
+    pub alpha: WeightRef,
+    /// `[n_v_heads]`: already `-exp(A_log)`, so negative.
+    pub a: WeightRef,
+    /// `[n_v_heads]`: bias inside the softplus.
+    pub dt: WeightRef,
+    /// `[channels, conv_taps]`, channels as the rows of `qkv`; the last tap multiplies the current token.
+    pub conv: WeightRef,
+    /// `[v_dim]`: norm of each value head's output.
+    pub norm: WeightRef,
+    /// `[hidden, n_v_heads * v_dim]`.
+    pub out: WeightRef,
+}
+
+/// How value heads share key heads when there are more of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadMap {
+    /// Value head `h` uses key head `h % n_k_heads` (GGUF files).
+    Tiled,
+    /// Value head `h` uses key head `h / (n_v_heads / n_k_heads)` (safetensors checkpoints).
+    Grouped,
+}
+
+impl HeadMap {
+    /// The key head of value head `v_head`.
+    pub fn k_head(self, v_head: usize, n_k_heads: usize, n_v_heads: usize) -> usize {
+        match self {
+            HeadMap::Tiled => v_head % n_k_heads,
+            HeadMap::Grouped => v_head / (n_v_heads / n_k_heads),
+        }
+    }
+}
+
+/// The part of a layer that works on each position alone.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForward {
+    /// `down · (silu(gate · x) * (up · x))`.
+    Dense {
+        /// `[ffn, hidden]`.
+        gate: WeightRef,
+        /// `[ffn, hidden]`.
+        up: WeightRef,
+        /// `[hidden, ffn]`.
+        down: WeightRef,
+    },
+}
+
+impl GatedDeltaSpec {
+    /// Channels of the convolution: the rows of `qkv`.
+    pub fn channels(&self) -> usize {
+        2 * self.n_k_heads * self.k_dim + self.n_v_heads * self.v_dim
+    }
+
+    /// Values of one sequence's delta state in this layer, `[n_v_heads, k_dim, v_dim]`.
+    pub fn state_values(&self) -> usize {
+        self.n_v_heads * self.k_dim * self.v_dim
+    }
+
+    /// Values of one sequence's convolution window in this layer, `[conv_taps - 1, channels]`.
+    pub fn window_values(&self) -> usize {
+        (self.conv_taps - 1) * self.channels()
+    }
+}
+
+impl ModelSpec {
+    /// Every weight the model reads, each once, embedding first.
+    pub fn weights(&self) -> Vec<&WeightRef> {
+        let mut all = vec![&self.embedding];
+        for layer in &self.layers {
+            all.extend([&layer.mixer_norm, &layer.ffn_norm]);
+            match &layer.mixer {
+                Mixer::Attention(a) => {
+                    all.extend([&a.q, &a.k, &a.v, &a.o]);
+                    all.extend(a.q_norm.iter().chain(&a.k_norm));
+                }
+                Mixer::GatedDelta(d) => all.extend([
+                    &d.qkv, &d.z, &d.beta, &d.alpha, &d.a, &d.dt, &d.conv, &d.norm, &d.out,
+                ]),
+            }
+            let FeedForward::Dense { gate, up, down } = &layer.ffn;
+            all.extend([gate, up, down]);
+        }
+        all.push(&self.final_norm);
+        if self.head.name != self.embedding.name {
+            all.push(&self.head);
+        }
+        all
+    }
+
+    /// The attention layers, bottom to top.
+    pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Attention(a) => Some(a),
+            Mixer::GatedDelta(_) => None,
+        })
+    }
+
+    /// The gated-delta layers, bottom to top.
+    pub fn delta_layers(&self) -> impl Iterator<Item = &GatedDeltaSpec> {
+        self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::GatedDelta(d) => Some(d),
+            Mixer::Attention(_) => None,
+        })
+    }
+}

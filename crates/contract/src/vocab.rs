@@ -1,0 +1,58 @@
+//! A vocabulary as data: what `model` reads from a file and `chat` builds a tokenizer from.
+
+use crate::TokenId;
+
+/// A byte-level BPE vocabulary with its special tokens and chat templates.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Vocab {
+    /// Token strings in id order, in the byte-mapped alphabet for ordinary tokens.
+    pub tokens: Vec<String>,
+    /// What each token is, in id order.
+    pub kinds: Vec<TokenKind>,
+    /// Merge rules, best first.
+    pub merges: Vec<(String, String)>,
+    /// How text is cut before merging.
+    pub pre: PreTokenizer,
+    /// Tokens that end a generation: the file's own and the family's. Never empty for a chat model.
+    pub eos: Vec<TokenId>,
+    /// The token the file names as its end of text.
+    pub eos_token: Option<TokenId>,
+    /// The beginning-of-text token, if the file has one.
+    pub bos_token: Option<TokenId>,
+    /// The padding token, if the file has one.
+    pub pad_token: Option<TokenId>,
+    /// Whether the file wants `bos_token` before every text.
+    pub add_bos: bool,
+    /// The chat template (Jinja), if the file has one.
+    pub chat_template: Option<String>,
+    /// Further templates by name, such as `tool_use`.
+    pub named_templates: Vec<(String, String)>,
+}
+
+/// What a token is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TokenKind {
+    /// A piece of text in the byte-mapped alphabet.
+    #[default]
+    Normal,
+    /// Stands for what cannot be encoded.
+    Unknown,
+    /// A control token such as a turn marker: matched as literal text in templates, hidden from output.
+    Control,
+    /// A literal string added by the model's makers, such as a thinking tag: matched, and shown.
+    UserDefined,
+    /// A filler that pads the table.
+    Unused,
+    /// A single byte.
+    Byte,
+}
+
+/// The regular expression that cuts text before merging, by the name GGUF files use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum PreTokenizer {
+    /// Qwen2, Qwen2.5 and Qwen3.
+    #[default]
+    Qwen2,
+    /// Qwen3.5 and Qwen3.6: combining marks join letter runs.
+    Qwen35,
+}

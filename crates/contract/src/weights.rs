@@ -1,0 +1,58 @@
+//! How a device reaches the bytes of a weight without knowing the file they come from.
+
+use std::sync::Arc;
+
+use crate::QuantType;
+
+/// One stored matrix or vector: what a [`ModelSpec`](crate::ModelSpec) points to.
+///
+/// A matrix has `rows` outputs of `cols` contiguous inputs; a vector has one row.
+/// Rows are whole numbers of blocks of `ty`, with no padding between rows.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct WeightRef {
+    /// The name in the file, which is also the key for [`WeightSource::bytes`].
+    pub name: Arc<str>,
+    /// The storage format.
+    pub ty: QuantType,
+    /// Number of rows (outputs).
+    pub rows: usize,
+    /// Number of columns (inputs), the contiguous dimension.
+    pub cols: usize,
+}
+
+impl WeightRef {
+    /// Bytes of the whole weight. Cannot overflow for a reference that came from a checked file.
+    pub fn bytes(&self) -> usize {
+        self.rows * self.ty.row_bytes(self.cols)
+    }
+
+    /// Number of values.
+    pub fn values(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+/// Gives the bytes of weights: a mapped file, a model embedded in the executable, or a test's vectors.
+pub trait WeightSource: Send + Sync {
+    /// The bytes of `weight`, exactly [`WeightRef::bytes`] long, valid as long as the source.
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError>;
+}
+
+/// Why the bytes of a weight could not be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WeightError {
+    /// No tensor has this name.
+    #[error("tensor {name} is missing")]
+    Missing {
+        /// The tensor's name.
+        name: Arc<str>,
+    },
+    /// The tensor is there but not as the reference says.
+    #[error("tensor {name}: {detail}")]
+    Mismatch {
+        /// The tensor's name.
+        name: Arc<str>,
+        /// What was expected and what was found.
+        detail: String,
+    },
+}

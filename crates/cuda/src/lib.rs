@@ -1,0 +1,1 @@
+//! Placeholder crate page; see the crate's owner.

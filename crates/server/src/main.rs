@@ -1,0 +1,2 @@
+//! The `hearth` executable.
+fn main() {}

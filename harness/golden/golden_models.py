@@ -1,0 +1,206 @@
+"""Writes fixtures/models and fixtures/recipe: tiny GGUFs and what others compute from them."""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+import gguf
+import numpy as np
+import torch
+
+import dequantised
+import reference
+import tiny_models
+import tiny_tokenizer
+
+HERE = pathlib.Path(__file__).parent
+Q8_0, Q4_K_M = 7, 15
+TEMPLATE = ("{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
+            " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
+            "{{- '<|im_start|>assistant\\n' }}{%- endif %}")
+
+# Every weight type once or more; patterns are searched in the tensor name.
+MIXED = {
+    r"^token_embd\.weight$": "Q3_K",
+    r"^output\.weight$": "Q5_1",
+    r"blk\.0\.attn_qkv\.weight": "IQ4_XS",
+    r"blk\.0\.attn_gate\.weight": "Q4_0",
+    r"blk\.0\.ssm_beta\.weight": "F32",
+    r"blk\.0\.ssm_alpha\.weight": "BF16",
+    r"blk\.0\.ssm_out\.weight": "Q5_K",
+    r"blk\.0\.ffn_gate\.weight": "Q4_1",
+    r"blk\.0\.ffn_up\.weight": "Q5_0",
+    r"blk\.0\.ffn_down\.weight": "IQ4_NL",
+    r"blk\.1\.attn_qkv\.weight": "Q2_K",
+    r"blk\.1\.attn_gate\.weight": "Q6_K",
+    r"blk\.1\.ssm_beta\.weight": "Q8_0",
+    r"blk\.1\.ssm_alpha\.weight": "F16",
+    r"blk\.1\.ssm_out\.weight": "IQ4_NL",
+    r"blk\.1\.ffn_gate\.weight": "Q3_K",
+    r"blk\.1\.ffn_up\.weight": "BF16",
+    r"blk\.1\.ffn_down\.weight": "Q5_1",
+    r"blk\.2\.attn_q\.weight": "Q4_K",
+    r"blk\.2\.attn_k\.weight": "F16",
+    r"blk\.2\.attn_v\.weight": "Q8_0",
+    r"blk\.2\.attn_output\.weight": "IQ4_XS",
+    r"blk\.2\.ffn_gate\.weight": "Q2_K",
+    r"blk\.2\.ffn_up\.weight": "Q4_1",
+    r"blk\.2\.ffn_down\.weight": "Q6_K",
+}
+LISTED = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
+          "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+
+
+class Tools:
+    """The foreign programs, and the folder they may write to."""
+
+    def __init__(self, arg):
+        self.source, self.bin, self.work = arg.llama, arg.bin, arg.work
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def table(self, pre):
+        return tiny_tokenizer.reduced(
+            f"{self.source}/models/ggml-vocab-{pre}.gguf", tiny_models.VOCAB, pre)
+
+    def convert(self, name, config, pre, seed, outtype, interval=None, mtp_seed=None):
+        """A random checkpoint and its GGUF; returns the model and the file."""
+        model = tiny_models.empty(config)
+        tiny_models.randomise(model, seed)
+        folder, out = self.work / name, self.work / f"{name}_{outtype}.gguf"
+        tiny_models.save(model, folder, self.table(pre), interval, mtp_seed, TEMPLATE)
+        extra = ["--no-mtp"] if pre == "qwen35" and mtp_seed is None else []
+        subprocess.run([sys.executable, HERE / "convert_tiny.py", self.source, pre, folder,
+                        "--outtype", outtype, "--outfile", out, *extra],
+                       check=True, capture_output=True)
+        return model, out
+
+    def quantise(self, source, out, ftype, overrides=()):
+        types = [f"{pattern}={int(gguf.GGMLQuantizationType[t])}" for pattern, t in overrides]
+        subprocess.run([self.bin / "llama_quantize", source, out, str(ftype), *types],
+                       check=True, capture_output=True)
+        return out
+
+    def runtime_logits(self, path, ids, vocab):
+        np.array(ids, dtype="<i4").tofile(self.work / "ids.i32")
+        subprocess.run([self.bin / "llama_logits", path, self.work / "ids.i32", self.work / "out.f32"],
+                       check=True)
+        return np.fromfile(self.work / "out.f32", dtype="<f4").reshape(len(ids), vocab)
+
+
+def compare(a, b):
+    """Largest and mean difference, and how often the best token is the same."""
+    return {"max_abs": float(np.abs(a - b).max()), "mean_abs": float(np.abs(a - b).mean()),
+            "argmax_equal": float((a.argmax(1) == b.argmax(1)).mean())}
+
+
+def fixture(tools, stem, path, config, ids, out, int8):
+    """Judges one GGUF and writes its fixture files."""
+    model = tiny_models.empty(config)
+    types = dequantised.load(path, model)
+    said = reference.judge(model, ids)
+    assert said["step_difference"] < 5e-5, said["step_difference"]
+    runtime = compare(tools.runtime_logits(path, ids, config.vocab_size), said["logits"])
+    limit = {"max_abs": 0.5, "mean_abs": 0.06} if int8 else {"max_abs": 0.05, "mean_abs": 0.005}
+    for key, most in limit.items():
+        assert runtime[key] <= most, (stem, runtime)
+    positions = reference.LOGIT_POSITIONS
+    arrays = {"logits": said["logits"][positions], "hidden": said["hidden"]}
+    arrays |= {k: said[k] for k in ("delta", "conv") if k in said}
+    for kind, value in arrays.items():
+        np.save(out / f"{stem}.{kind}.npy", np.ascontiguousarray(value, dtype="<f4"))
+    layer_types = getattr(config, "layer_types", None) or []
+    manifest = {
+        "ids": ids, "logit_positions": positions, "hidden_positions": reference.HIDDEN_POSITIONS,
+        "greedy_ids": said["greedy_ids"], "greedy_margins": said["greedy_margins"],
+        "n_layers": config.num_hidden_layers,
+        "recurrent_layers": [i for i, t in enumerate(layer_types) if t == "linear_attention"],
+        "types": types, "runtime": runtime}
+    lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in manifest.items())
+    (out / f"{stem}.json").write_text("{\n" + lines + "\n}\n")
+    (out / f"{stem}.gguf").write_bytes(pathlib.Path(path).read_bytes())
+    print(stem, f"std {said['logits'].std():.3f}", f"step {said['step_difference']:.1e}", runtime, types,
+          f"margin {min(said['greedy_margins']):.3f}", flush=True)
+    return types
+
+
+def unquantised_agrees(tools, name, path, config, model, ids):
+    """Before quantising: the F32 file, the checkpoint and the runtime are one model."""
+    again = tiny_models.empty(config)
+    dequantised.load(path, again)
+    with torch.no_grad():
+        first, second = (m(torch.tensor([ids])).logits[0].numpy() for m in (model, again))
+    assert np.abs(first - second).max() < 2e-5, compare(first, second)
+    runtime = compare(tools.runtime_logits(path, ids, config.vocab_size), first)
+    assert runtime["max_abs"] < 1e-4, runtime
+    print(name, "f32:", runtime, flush=True)
+
+
+def models(tools, out):
+    rng = np.random.default_rng(35)
+    ids = [int(i) for i in rng.integers(0, tiny_models.VOCAB, 200)]
+    plans = [
+        ("hybrid_r3", tiny_models.hybrid_config(3, 3, 2, 6, False), "qwen35", 3, 3, None),
+        ("hybrid_r1", tiny_models.hybrid_config(2, 2, 2, 2, True), "qwen35", 5, 2, None),
+        ("hybrid_mtp", tiny_models.hybrid_config(4, 4, 2, 2, True), "qwen35", 7, 4, 71),
+        ("dense", tiny_models.dense_config(2), "qwen2", 11, None, None),
+    ]
+    f32 = {}
+    for name, config, pre, seed, interval, mtp in plans:
+        model, f32[name] = tools.convert(name, config, pre, seed, "f32", interval, mtp)
+        unquantised_agrees(tools, name, f32[name], config, model, ids)
+    config = {name: c for name, c, *_ in plans}
+    judge = lambda stem, path, name, int8: fixture(tools, stem, path, config[name], ids, out, int8)
+    work = tools.work
+    judge("hybrid_r3_q4_k_m", tools.quantise(f32["hybrid_r3"], work / "r3_q4.gguf", Q4_K_M),
+          "hybrid_r3", True)
+    types = judge("hybrid_r3_mixed", tools.quantise(
+        f32["hybrid_r3"], work / "r3_mixed.gguf", Q4_K_M, MIXED.items()), "hybrid_r3", True)
+    assert set(types) == LISTED, LISTED ^ set(types)
+    _, bf16 = tools.convert("hybrid_r1", config["hybrid_r1"], "qwen35", 5, "bf16", 2)
+    judge("hybrid_r1_bf16", bf16, "hybrid_r1", True)
+    judge("hybrid_mtp_q4_k_m", tools.quantise(f32["hybrid_mtp"], work / "mtp_q4.gguf", Q4_K_M),
+          "hybrid_mtp", True)
+    _, f16 = tools.convert("dense", config["dense"], "qwen2", 11, "f16")
+    judge("dense_f16", f16, "dense", True)
+
+
+def recipes(tools, out):
+    plans = [
+        ("qwen35_tied_8", tiny_models.hybrid_config(8, 4, 1, 1, True), "qwen35", 4, None),
+        ("qwen35_untied_16", tiny_models.hybrid_config(16, 4, 1, 1, False), "qwen35", 4, None),
+        ("qwen35_tied_8_mtp", tiny_models.hybrid_config(8, 4, 1, 1, True), "qwen35", 4, 1),
+        ("qwen3_tied_12", tiny_models.dense_config(12), "qwen2", None, None),
+        ("qwen3_untied_9_odd_ffn", tiny_models.dense_config(9, ffn=160, tied=False), "qwen2", None, None),
+    ]
+    for name, config, pre, interval, mtp in plans:
+        _, source = tools.convert(name, config, pre, 1, "bf16", interval, mtp)
+        for recipe, ftype in (("q4_k_m", Q4_K_M), ("q8_0", Q8_0)):
+            path = tools.quantise(source, tools.work / f"{name}_{recipe}.gguf", ftype)
+            reader = gguf.GGUFReader(path)
+            block_count = reader.fields[f"{pre.replace('qwen2', 'qwen3')}.block_count"].contents()
+            head = {"architecture": pre.replace("qwen2", "qwen3"), "block_count": int(block_count),
+                    "tied": config.tie_word_embeddings, "recipe": recipe}
+            rows = [{"name": t.name, "dims": [int(d) for d in t.shape], "type": t.tensor_type.name}
+                    for t in reader.tensors]
+            text = json.dumps(head)[:-1] + ', "tensors": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
+            (out / f"{name}.{recipe}.json").write_text(text)
+            print(name, recipe, len(rows), flush=True)
+
+
+def main():
+    arg = argparse.ArgumentParser(description=__doc__)
+    arg.add_argument("--llama", required=True, help="llama.cpp source tree")
+    arg.add_argument("--bin", required=True, type=pathlib.Path, help="llama_quantize and llama_logits")
+    arg.add_argument("--work", required=True, type=pathlib.Path, help="scratch folder")
+    arg.add_argument("--out", required=True, type=pathlib.Path, help="the fixtures folder")
+    arg = arg.parse_args()
+    torch.set_num_threads(2)
+    tools = Tools(arg)
+    models(tools, arg.out / "models")
+    recipes(tools, arg.out / "recipe")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+//! The harness; see README.md beside this package.
