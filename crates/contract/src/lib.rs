@@ -9,6 +9,8 @@
 //!
 //! Start with [`runner`], then [`tree`], then [`spec`].
 
+#![forbid(unsafe_code)]
+
 pub mod checked;
 pub mod error;
 pub mod ids;

@@ -1,0 +1,137 @@
+//! What the machine has: driver, cards, their memory. Never panics and never keeps a context.
+
+use std::ffi::c_int;
+use std::fmt;
+
+use cudarc::driver::{result, sys};
+
+/// One card, as the driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// The driver's number for it, the `0` of `cuda:0`.
+    pub ordinal: u32,
+    /// The hardware's name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Device memory in all, in bytes.
+    pub total_bytes: u64,
+}
+
+impl Card {
+    /// The exact architecture kernels would be compiled for, such as `sm_90`.
+    pub fn arch(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+}
+
+/// Why there is no card to use, and what would help.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Absence {
+    /// `libcuda` cannot be opened.
+    NoDriver,
+    /// The driver is there but sees no card.
+    NoCard,
+    /// The driver answered with an error.
+    Driver {
+        /// The driver call.
+        call: &'static str,
+        /// Its words.
+        detail: String,
+    },
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Absence::NoDriver => f.write_str(
+                "no CUDA driver (libcuda) was found; install the NVIDIA driver to use a card",
+            ),
+            Absence::NoCard => f.write_str(
+                "the CUDA driver sees no card; check nvidia-smi and CUDA_VISIBLE_DEVICES",
+            ),
+            Absence::Driver { call, detail } => {
+                write!(
+                    f,
+                    "the CUDA driver failed in {call}: {detail}; check nvidia-smi"
+                )
+            }
+        }
+    }
+}
+
+/// Lists the cards, or says why there are none.
+pub fn probe() -> Result<Vec<Card>, Absence> {
+    // SAFETY: only tries to open the library by its well-known names; it is sound to call at any time.
+    // It must come before any other call, because cudarc panics when the library is absent.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Absence::NoDriver);
+    }
+    result::init().map_err(|error| match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Absence::NoCard,
+        _ => failed("cuInit", error),
+    })?;
+    let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
+    if count <= 0 {
+        return Err(Absence::NoCard);
+    }
+    (0..count).map(card).collect()
+}
+
+fn card(ordinal: c_int) -> Result<Card, Absence> {
+    use sys::CUdevice_attribute as Attribute;
+    let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
+    let name = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
+    let attribute = |which| {
+        // SAFETY: `device` came from `cuDeviceGet` above.
+        unsafe { result::device::get_attribute(device, which) }
+            .map(|value| u32::try_from(value).unwrap_or(0))
+            .map_err(|error| failed("cuDeviceGetAttribute", error))
+    };
+    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    // SAFETY: `device` came from `cuDeviceGet` above.
+    let total = unsafe { result::device::total_mem(device) }
+        .map_err(|error| failed("cuDeviceTotalMem", error))?;
+    Ok(Card {
+        ordinal: u32::try_from(ordinal).unwrap_or(0),
+        name,
+        capability: (major, minor),
+        multiprocessors,
+        total_bytes: total as u64,
+    })
+}
+
+fn failed(call: &'static str, error: result::DriverError) -> Absence {
+    Absence::Driver {
+        call,
+        detail: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_card_is_told_what_is_missing() {
+        match probe() {
+            Ok(cards) => {
+                assert!(!cards.is_empty());
+                for card in cards {
+                    assert!(card.total_bytes > 0 && card.capability.0 > 0, "{card:?}");
+                }
+            }
+            Err(absence) => {
+                let text = absence.to_string();
+                assert!(
+                    text.contains("install") || text.contains("nvidia-smi"),
+                    "{text}"
+                );
+            }
+        }
+    }
+}

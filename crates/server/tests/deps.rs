@@ -1,0 +1,147 @@
+//! The dependency table of `crates/README.md`, enforced: which of our crates may use which, and in which
+//! crate an outside package has its home.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Our crates and what of ours each may ship with.
+const OURS: [(&str, &[&str]); 9] = [
+    ("contract", &[]),
+    ("gguf", &["contract"]),
+    ("model", &["contract", "gguf"]),
+    ("chat", &["contract"]),
+    ("decode", &["contract"]),
+    ("cpu", &["contract"]),
+    ("cuda", &["contract"]),
+    ("conformance", &["contract", "gguf", "model"]),
+    ("server", &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda"]),
+];
+
+/// What a crate may use of ours in its tests, beyond what it ships with.
+const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
+    ("chat", &["gguf", "model"]),
+    ("decode", &["conformance"]),
+    ("cpu", &["conformance", "gguf", "model"]),
+    ("cuda", &["conformance", "cpu", "gguf", "model"]),
+    ("server", &["conformance"]),
+];
+
+/// Outside packages and the only crates of ours that may ship with them.
+const HOMES: [(&str, &[&str]); 39] = [
+    ("anyhow", &["server"]),
+    ("axum", &["server"]),
+    ("blake3", &["model", "server"]),
+    ("bytes", &["server"]),
+    ("clap", &["server"]),
+    ("clap_complete", &["server"]),
+    ("clap_mangen", &["server"]),
+    ("cudarc", &["cuda"]),
+    ("futures", &["server"]),
+    ("half", &["contract", "cpu", "cuda"]),
+    ("http-body-util", &["server"]),
+    ("indicatif", &["server"]),
+    ("llguidance", &["decode"]),
+    ("memmap2", &["gguf"]),
+    ("metrics", &["server"]),
+    ("metrics-exporter-prometheus", &["server"]),
+    ("minijinja", &["chat"]),
+    ("minijinja-contrib", &["chat"]),
+    ("nvml-wrapper", &["cuda"]),
+    ("rand", &["server"]),
+    ("rayon", &["cpu"]),
+    ("rayon-core", &["cpu"]),
+    ("safetensors", &["model"]),
+    ("sd-notify", &["server"]),
+    ("serde", &["chat", "model", "server"]),
+    ("serde_json", &["chat", "model", "server"]),
+    ("thiserror", &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda", "conformance", "server"]),
+    ("tokenizers", &["chat"]),
+    ("tokio", &["server"]),
+    ("tokio-stream", &["server"]),
+    ("toml", &["server"]),
+    ("tower", &["server"]),
+    ("tower-http", &["server"]),
+    ("tracing", &["model", "chat", "decode", "cpu", "cuda", "conformance", "server", "gguf"]),
+    ("tracing-subscriber", &["server"]),
+    ("unicode-normalization", &["chat"]),
+    ("utoipa", &["server"]),
+    ("uuid", &["server"]),
+    ("libc", &["server", "cpu"]),
+];
+
+struct Arrow {
+    to: String,
+    ships: bool,
+}
+
+/// `crate -> what it names as a dependency`, from the manifests alone.
+fn arrows() -> BTreeMap<String, Vec<Arrow>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let mut all = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let mut arrows = Vec::new();
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let ships = dependency["kind"].as_str() != Some("dev");
+            arrows.push(Arrow { to: text(&dependency["name"]), ships });
+        }
+        all.insert(text(&package["name"]), arrows);
+    }
+    all
+}
+
+fn allowed<'a>(table: &'a [(&str, &'a [&'a str])], key: &str) -> Option<&'a [&'a str]> {
+    table.iter().find(|(name, _)| *name == key).map(|(_, list)| *list)
+}
+
+/// Every arrow that the tables do not allow, as a sentence.
+fn violations(arrows: &BTreeMap<String, Vec<Arrow>>) -> Vec<String> {
+    let ours: BTreeSet<&str> = OURS.iter().map(|(name, _)| *name).collect();
+    let mut found = Vec::new();
+    for (name, _) in OURS {
+        let Some(list) = arrows.get(name) else {
+            found.push(format!("{name} is in the table but not in the workspace"));
+            continue;
+        };
+        for Arrow { to, ships } in list {
+            if ours.contains(to.as_str()) {
+                let shipped = allowed(&OURS, name).is_some_and(|l| l.contains(&to.as_str()));
+                let tested =
+                    !ships && allowed(&OURS_IN_TESTS, name).is_some_and(|l| l.contains(&to.as_str()));
+                if !shipped && !tested {
+                    found.push(format!("{name} must not use {to}"));
+                }
+            } else if *ships {
+                match allowed(&HOMES, to) {
+                    Some(homes) if homes.contains(&name) => {}
+                    Some(homes) => found.push(format!("{to} lives in {homes:?}, not in {name}")),
+                    None => found.push(format!("{to} (in {name}) has no home in the table")),
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_dependency_arrow_is_in_the_table() {
+    let found = violations(&arrows());
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn a_forbidden_arrow_is_noticed() {
+    let mut arrows = arrows();
+    let decode = arrows.get_mut("decode").unwrap();
+    decode.push(Arrow { to: "cpu".to_owned(), ships: true });
+    decode.push(Arrow { to: "tokio".to_owned(), ships: true });
+    let found = violations(&arrows);
+    assert!(found.contains(&"decode must not use cpu".to_owned()), "{found:?}");
+    assert!(found.iter().any(|line| line.starts_with("tokio lives in")), "{found:?}");
+}
