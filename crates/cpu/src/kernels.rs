@@ -1,0 +1,80 @@
+//! The table of vector functions a forward pass calls; the products with stored weights are [`crate::linear`].
+//!
+//! Each entry has the signature and the meaning of a function in [`crate::reference`], which is named beside
+//! it. The table is chosen once, when a runner is opened; entries differ between tables in rounding only.
+//! No entry's result for one row, head or key may depend on how many others share the call.
+
+use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
+
+/// One set of vector functions.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels {
+    /// [`norm::rms`].
+    pub rms: fn(&[f32], &[f32], f32, &mut [f32]),
+    /// [`norm::rms_in_place`].
+    pub rms_in_place: fn(&mut [f32], &[f32], f32),
+    /// [`norm::gated_rms`].
+    pub gated_rms: fn(&mut [f32], &[f32], &[f32], f32),
+    /// [`norm::l2`].
+    pub l2: fn(&mut [f32], f32, f32),
+    /// [`activation::swiglu`].
+    pub swiglu: fn(&[f32], &[f32], &mut [f32]),
+    /// [`activation::sigmoid_gate`].
+    pub sigmoid_gate: fn(&mut [f32], &[f32]),
+    /// [`activation::add`].
+    pub add: fn(&mut [f32], &[f32]),
+    /// [`activation::exp_sum`].
+    pub exp_sum: fn(&mut [f32], f32) -> f32,
+    /// [`conv::row`].
+    pub conv_row: fn(&[&[f32]], &[f32], &mut [f32]),
+    /// [`delta::look`].
+    pub delta_look: fn(&[f32], delta::Token<'_>, &mut [f32], &mut [f32]),
+    /// [`delta::fold`].
+    pub delta_fold: fn(&mut [f32], &[f32], &[f32], f32),
+    /// [`matmul::accumulate`].
+    pub accumulate: fn(&[f32], &[f32], usize, &mut [f32]),
+    /// [`kv::dot_f16`].
+    pub dot_f16: fn(&[f32], &[u8]) -> f32,
+    /// [`kv::dot_q8_0`].
+    pub dot_q8_0: fn(&[f32], &[u8]) -> f32,
+    /// [`kv::axpy_f16`].
+    pub axpy_f16: fn(f32, &[u8], &mut [f32]),
+    /// [`kv::axpy_q8_0`].
+    pub axpy_q8_0: fn(f32, &[u8], &mut [f32]),
+    /// [`kv::decode_f16`].
+    pub decode_f16: fn(&[u8], &mut [f32]),
+    /// [`kv::decode_q8_0`].
+    pub decode_q8_0: fn(&[u8], &mut [f32]),
+    /// [`rows::max`].
+    pub max: fn(&[f32]) -> f32,
+    /// [`rows::sum_exp`].
+    pub sum_exp: fn(&[f32], f32) -> f32,
+}
+
+impl Kernels {
+    /// The reference functions themselves.
+    pub const fn scalar() -> Kernels {
+        Kernels {
+            rms: norm::rms,
+            rms_in_place: norm::rms_in_place,
+            gated_rms: norm::gated_rms,
+            l2: norm::l2,
+            swiglu: activation::swiglu,
+            sigmoid_gate: activation::sigmoid_gate,
+            add: activation::add,
+            exp_sum: activation::exp_sum,
+            conv_row: conv::row,
+            delta_look: delta::look,
+            delta_fold: delta::fold,
+            accumulate: matmul::accumulate,
+            dot_f16: kv::dot_f16,
+            dot_q8_0: kv::dot_q8_0,
+            axpy_f16: kv::axpy_f16,
+            axpy_q8_0: kv::axpy_q8_0,
+            decode_f16: kv::decode_f16,
+            decode_q8_0: kv::decode_q8_0,
+            max: rows::max,
+            sum_exp: rows::sum_exp,
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Elementwise functions.
+
+/// `1 / (1 + e^-x)`.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x * sigmoid(x)`.
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// `ln(1 + e^x)`, and `x` itself above 20, where the two agree to the last bit of f32.
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// `out = silu(gate) * up`, each `[n]`.
+pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert_eq!((gate.len(), up.len()), (out.len(), out.len()));
+    for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        *o = silu(g) * u;
+    }
+}
+
+/// `x *= sigmoid(gate)`, each `[n]`.
+pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
+    assert_eq!(x.len(), gate.len());
+    for (x, &g) in x.iter_mut().zip(gate) {
+        *x *= sigmoid(g);
+    }
+}
+
+/// `x += y`, each `[n]`.
+pub fn add(x: &mut [f32], y: &[f32]) {
+    assert_eq!(x.len(), y.len());
+    for (x, &y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
+}
+
+/// `x = e^(x - shift)` in place, `[n]`; gives the sum in index order. NaN counts as minus infinity.
+pub fn exp_sum(x: &mut [f32], shift: f32) -> f32 {
+    let mut sum = 0.0;
+    for x in x {
+        *x = if x.is_nan() { 0.0 } else { (*x - shift).exp() };
+        sum += *x;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn softplus_is_continuous_where_it_changes_form() {
+        let below = softplus(20.0);
+        let above = softplus(f32::from_bits(20.0_f32.to_bits() + 1));
+        assert!((above - below).abs() < 4e-6, "{below} {above}");
+        assert_eq!(softplus(-200.0), 0.0);
+    }
+
+    #[test]
+    fn extreme_gates_close_and_open_without_a_nan() {
+        assert_eq!(silu(-1e30), 0.0);
+        assert_eq!(silu(1e30), 1e30);
+        assert_eq!((sigmoid(-1e30), sigmoid(1e30)), (0.0, 1.0));
+    }
+}

@@ -1,0 +1,88 @@
+//! From a row of logits to what was asked of it.
+
+use contract::{Ask, Row, TokenId, Want};
+
+/// Terms of a log-sum-exp that are added in f32; the runs are added in f64.
+pub const RUN: usize = 1024;
+
+/// `ln sum e^x` over a row `[n]`. NaN counts as minus infinity; an empty or all-barred row gives minus infinity.
+///
+/// Terms are added in index order in f32 over runs of [`RUN`], and the runs in f64.
+pub fn log_sum_exp(row: &[f32]) -> f32 {
+    let max = max(row);
+    if max.is_infinite() {
+        return max;
+    }
+    let runs = row.chunks(RUN).map(|run| f64::from(sum_exp(run, max)));
+    max + runs.sum::<f64>().ln() as f32
+}
+
+/// The largest of a row `[n]`, NaN aside; minus infinity for none.
+pub fn max(row: &[f32]) -> f32 {
+    row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// `sum e^(x - shift)` over `[n]` in f32, NaN aside.
+pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
+    let terms = row.iter().filter(|x| !x.is_nan());
+    terms.map(|x| (x - shift).exp()).sum()
+}
+
+/// The `k` largest of a row `[n]`, best first, ties to the lower index. NaN counts as minus infinity.
+pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
+    let value = |i: u32| {
+        let x = row[i as usize];
+        if x.is_nan() { f32::NEG_INFINITY } else { x }
+    };
+    let mut ids: Vec<u32> = (0..row.len() as u32).collect();
+    ids.sort_by(|&a, &b| value(b).total_cmp(&(value(a) + 0.0)).then(a.cmp(&b)));
+    ids.truncate(k);
+    ids.into_iter().map(TokenId).collect()
+}
+
+/// The answer to `ask` from raw logits `[vocab]`: edits applied, ranked, both log-sum-exps taken.
+pub fn row(ask: &Ask, raw: &[f32]) -> Row {
+    if ask.want == Want::Nothing {
+        return Row::default();
+    }
+    let clean = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
+    let raw: Vec<f32> = raw.iter().map(clean).collect();
+    let mut edited = raw.clone();
+    if let Some(edits) = &ask.edits {
+        edits.apply(&mut edited);
+        edited = edited.iter().map(clean).collect();
+    }
+    let ids = match ask.want {
+        Want::Top(k) => top_k(&edited, k),
+        _ => (0..raw.len() as u32).map(TokenId).collect(),
+    };
+    Row {
+        logits: ids.iter().map(|id| edited[id.index()]).collect(),
+        raw: ids.iter().map(|id| raw[id.index()]).collect(),
+        lse: log_sum_exp(&edited),
+        raw_lse: log_sum_exp(&raw),
+        ids,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lower_id_and_nan_goes_last() {
+        let row = [1.0, f32::NAN, 3.0, -0.0, 3.0, 0.0, f32::NEG_INFINITY];
+        let ids: Vec<u32> = top_k(&row, 7).iter().map(|id| id.0).collect();
+        assert_eq!(ids, [2, 4, 0, 3, 5, 1, 6]);
+        assert_eq!(top_k(&row, 99).len(), 7);
+    }
+
+    #[test]
+    fn log_sum_exp_survives_what_a_row_may_hold() {
+        assert_eq!(log_sum_exp(&[]), f32::NEG_INFINITY);
+        assert_eq!(log_sum_exp(&[f32::NEG_INFINITY; 3]), f32::NEG_INFINITY);
+        assert_eq!(log_sum_exp(&[f32::INFINITY, 1.0]), f32::INFINITY);
+        let close = log_sum_exp(&[f32::NAN, 1000.0, 1000.0]) - (1000.0 + 2f32.ln());
+        assert!(close.abs() < 1e-3);
+    }
+}
