@@ -1,1 +1,3 @@
-//! Placeholder crate page; see the crate's owner.
+//! Dev only: what every device must pass, and what the algorithm is tested on.
+
+#![forbid(unsafe_code)]

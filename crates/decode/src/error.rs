@@ -1,0 +1,98 @@
+//! Why a job was not taken, and why one could not go on.
+
+use contract::DeviceError;
+
+use crate::JobId;
+
+/// A job that was refused before anything was queued.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, answer included"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens of the longest sequence.
+        context_tokens: usize,
+    },
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// Too many jobs wait already. Try again later.
+    #[error("the queue is full: {queued} of {limit} jobs wait")]
+    QueueFull {
+        /// Jobs waiting.
+        queued: usize,
+        /// The most that may wait.
+        limit: usize,
+    },
+    /// A setting is out of its range, or not supported.
+    #[error("{field}: {detail}")]
+    Invalid {
+        /// The setting, by the name requests use.
+        field: &'static str,
+        /// What was wrong with it.
+        detail: String,
+    },
+    /// A live job has this id. A defect in the caller.
+    #[error("{0} is already there")]
+    Duplicate(JobId),
+    /// The device was lost; nothing will ever run again on this scheduler.
+    #[error("the device was lost in {during}: {detail}")]
+    DeviceLost {
+        /// The call that failed.
+        during: &'static str,
+        /// The driver's words.
+        detail: String,
+    },
+}
+
+/// Why a running job ended without its answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The device has not enough of something, and no neighbour whose end would free it.
+    #[error("no room for {what}: {wanted} wanted, {free} free")]
+    NoRoom {
+        /// The resource, with its unit.
+        what: &'static str,
+        /// How much was asked for.
+        wanted: u64,
+        /// How much is left.
+        free: u64,
+    },
+    /// The device was lost, and every job with it.
+    #[error("the device was lost in {during}: {detail}")]
+    DeviceLost {
+        /// The call that failed.
+        during: &'static str,
+        /// The driver's words.
+        detail: String,
+    },
+    /// The device refused a call; a defect.
+    #[error("the device refused a call: {detail}")]
+    Device {
+        /// The device's words.
+        detail: String,
+    },
+}
+
+impl From<&DeviceError> for Failure {
+    fn from(error: &DeviceError) -> Failure {
+        match error {
+            DeviceError::NoRoom { what, wanted, free } => Failure::NoRoom {
+                what,
+                wanted: *wanted,
+                free: *free,
+            },
+            DeviceError::Lost { during, detail } => Failure::DeviceLost {
+                during,
+                detail: detail.clone(),
+            },
+            other => Failure::Device {
+                detail: other.to_string(),
+            },
+        }
+    }
+}

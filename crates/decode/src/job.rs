@@ -1,0 +1,213 @@
+//! What a caller asks for: a prompt, how to continue it, and how often.
+
+use std::fmt;
+use std::sync::Arc;
+
+use contract::TokenId;
+
+use crate::Reject;
+
+/// Names a job; chosen by the caller, unique among live jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "job {}", self.0)
+    }
+}
+
+/// One request: a prompt and one or more continuations of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Job {
+    /// Names the job in every event.
+    pub id: JobId,
+    /// The tokens to continue, at least one and fewer than the context holds.
+    pub prompt: Arc<[TokenId]>,
+    /// How many continuations, 1 to [`Job::MAX_CHOICES`]. Choice `i` draws with `seed + i`.
+    pub choices: usize,
+    /// How to continue.
+    pub settings: Settings,
+    /// Higher goes first; equal priorities keep their order of arrival.
+    pub priority: i32,
+}
+
+impl Job {
+    /// The most continuations of one prompt.
+    pub const MAX_CHOICES: usize = 8;
+}
+
+/// How a prompt is continued, and what is told about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// How each token is chosen.
+    pub sampling: Sampling,
+    /// The most tokens generated per choice; the context may end a choice earlier. With 0 the prompt is
+    /// read, its logprobs are told if wanted, and nothing is generated.
+    pub max_tokens: usize,
+    /// No token that would end the choice is chosen before this many tokens have been.
+    pub min_tokens: usize,
+    /// Tokens that end a choice, besides those of [`SchedulerConfig::eos`](crate::SchedulerConfig::eos).
+    pub stop_tokens: Vec<TokenId>,
+    /// Treats the tokens of [`SchedulerConfig::eos`](crate::SchedulerConfig::eos) as any other.
+    pub ignore_eos: bool,
+    /// With `Some(n)`, every generated token comes with its logprob and the `n` best ones.
+    pub logprobs: Option<usize>,
+    /// With `Some(n)`, the same for the tokens of the prompt, in one event before the first token.
+    pub prompt_logprobs: Option<usize>,
+}
+
+impl Settings {
+    /// The most alternatives a logprob may come with.
+    pub const MAX_LOGPROBS: usize = 20;
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            sampling: Sampling::default(),
+            max_tokens: usize::MAX,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            prompt_logprobs: None,
+        }
+    }
+}
+
+/// How a token is chosen from a row of logits.
+///
+/// Order: bias, repetition, frequency and presence (these four on the device); then, at temperature 0, the
+/// best token, ties to the lower id; otherwise top-k, temperature, softmax, top-p, min-p, and one draw keyed
+/// by `(seed, absolute position)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// 0 for greedy; logits are divided by it.
+    pub temperature: f32,
+    /// Keeps the `k` best tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the fewest best tokens whose mass reaches this; 1.0 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this fraction as likely as the best; 0.0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen in the window; 1.0 for none.
+    pub repetition: f32,
+    /// Subtracted per earlier generation of a token; 0.0 for none.
+    pub frequency: f32,
+    /// Subtracted once from tokens that were generated; 0.0 for none.
+    pub presence: f32,
+    /// How many of the latest tokens, prompt included, `repetition` looks at; `None` for all.
+    pub window: Option<usize>,
+    /// Added to single logits; each token at most once.
+    pub bias: Vec<(TokenId, f32)>,
+    /// Names the sequence of draws.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition: 1.0,
+            frequency: 0.0,
+            presence: 0.0,
+            window: None,
+            bias: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Always the best token.
+    pub fn greedy() -> Sampling {
+        Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        }
+    }
+
+    /// Whether the best token is always taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+}
+
+/// Refuses what cannot be done before anything is queued. `vocab` is the length of a row, `context` the
+/// longest sequence in tokens.
+pub(crate) fn admit(job: &Job, vocab: usize, context: usize) -> Result<(), Reject> {
+    let invalid = |field, detail: String| Err(Reject::Invalid { field, detail });
+    let prompt = job.prompt.len();
+    if prompt == 0 {
+        return Err(Reject::EmptyPrompt);
+    }
+    // A prompt that fills the context could be read, but not continued.
+    let longest = context.saturating_sub(usize::from(job.settings.max_tokens > 0));
+    if prompt > longest {
+        return Err(Reject::TooLong {
+            prompt_tokens: prompt,
+            context_tokens: context,
+        });
+    }
+    if job.choices == 0 || job.choices > Job::MAX_CHOICES {
+        let (n, most) = (job.choices, Job::MAX_CHOICES);
+        return invalid("n", format!("{n} is not between 1 and {most}"));
+    }
+    let settings = &job.settings;
+    for (field, count) in [
+        ("logprobs", settings.logprobs),
+        ("prompt_logprobs", settings.prompt_logprobs),
+    ] {
+        let most = Settings::MAX_LOGPROBS;
+        if let Some(n) = count.filter(|n| *n > most) {
+            return invalid(field, format!("{n} is more than {most}"));
+        }
+    }
+    let s = &settings.sampling;
+    let ranges: [(&'static str, f32, f32, f32); 6] = [
+        ("temperature", s.temperature, 0.0, f32::MAX),
+        ("top_p", s.top_p, 0.0, 1.0),
+        ("min_p", s.min_p, 0.0, 1.0),
+        (
+            "repetition_penalty",
+            s.repetition,
+            f32::MIN_POSITIVE,
+            f32::MAX,
+        ),
+        ("frequency_penalty", s.frequency, f32::MIN, f32::MAX),
+        ("presence_penalty", s.presence, f32::MIN, f32::MAX),
+    ];
+    for (field, value, least, most) in ranges {
+        if !(least..=most).contains(&value) {
+            return invalid(field, format!("{value} is not between {least} and {most}"));
+        }
+    }
+    if let Some(token) = job.prompt.iter().find(|t| t.index() >= vocab) {
+        return invalid(
+            "prompt",
+            format!("token {token} is beyond the vocabulary of {vocab}"),
+        );
+    }
+    for (i, (token, bias)) in s.bias.iter().enumerate() {
+        if bias.is_nan() {
+            return invalid(
+                "logit_bias",
+                format!("the bias of token {token} is no number"),
+            );
+        }
+        if token.index() >= vocab {
+            return invalid(
+                "logit_bias",
+                format!("token {token} is beyond the vocabulary of {vocab}"),
+            );
+        }
+        if s.bias[..i].iter().any(|(other, _)| other == token) {
+            return invalid("logit_bias", format!("token {token} stands twice"));
+        }
+    }
+    Ok(())
+}
