@@ -1,0 +1,64 @@
+//! Which instructions the kernels use, decided once at start.
+
+use crate::simd::{Avx2, Avx512};
+
+/// One choice of kernels. A value of it proves that the processor has what its kernels need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dispatch {
+    /// The oracle: f32 activations against dequantised f32 weights, every sum in the reference's order.
+    Reference,
+    /// The fast path's arithmetic in plain code; gives the same bits as the vector kernels.
+    Scalar,
+    /// 256-bit vectors: AVX2, FMA and F16C.
+    Avx2(Avx2),
+    /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512(Avx512),
+}
+
+impl Dispatch {
+    /// The oracle.
+    pub fn reference() -> Dispatch {
+        Dispatch::Reference
+    }
+
+    /// The fastest kernels this processor runs.
+    pub fn detect() -> Dispatch {
+        Dispatch::avx512()
+            .or_else(Dispatch::avx2)
+            .unwrap_or(Dispatch::Scalar)
+    }
+
+    /// The 256-bit kernels, if the processor has what they need.
+    pub fn avx2() -> Option<Dispatch> {
+        Avx2::detect().map(Dispatch::Avx2)
+    }
+
+    /// The 512-bit kernels, if the processor has what they need.
+    pub fn avx512() -> Option<Dispatch> {
+        Avx512::detect().map(Dispatch::Avx512)
+    }
+
+    /// Every fast choice that this processor runs, for tests and benches: scalar first.
+    pub fn all_fast() -> Vec<Dispatch> {
+        let wide = [Dispatch::avx2(), Dispatch::avx512()];
+        [Dispatch::Scalar]
+            .into_iter()
+            .chain(wide.into_iter().flatten())
+            .collect()
+    }
+
+    /// The name for device information and bench lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dispatch::Reference => "reference",
+            Dispatch::Scalar => "scalar",
+            Dispatch::Avx2(_) => "avx2",
+            Dispatch::Avx512(_) => "avx512-vnni",
+        }
+    }
+
+    /// Whether this is the oracle.
+    pub fn is_reference(self) -> bool {
+        self == Dispatch::Reference
+    }
+}

@@ -1,0 +1,18 @@
+//! 256-bit kernels.
+
+/// Proof that the processor has AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The token, if the processor earns it.
+    pub fn detect() -> Option<Avx2> {
+        #[cfg(target_arch = "x86_64")]
+        let found = std::arch::is_x86_feature_detected!("avx2")
+            && std::arch::is_x86_feature_detected!("fma")
+            && std::arch::is_x86_feature_detected!("f16c");
+        #[cfg(not(target_arch = "x86_64"))]
+        let found = false;
+        found.then_some(Avx2(()))
+    }
+}
