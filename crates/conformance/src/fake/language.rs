@@ -1,0 +1,201 @@
+//! The fake's language: what comes next is a hash of what came before, and nothing else.
+
+use contract::{Ask, Row, TokenId, Want};
+
+/// A made-up language over `vocab` tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Language {
+    /// Number of tokens.
+    pub vocab: usize,
+    /// Raw logits lie in `[-spread / 2, spread / 2)`.
+    pub spread: f32,
+    /// How texts end, if they do.
+    pub ending: Option<Ending>,
+    /// Another salt is another language.
+    pub salt: u64,
+}
+
+/// The token that ends texts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ending {
+    /// The token.
+    pub token: TokenId,
+    /// The share of histories after which it is almost certain; after all others it is almost impossible.
+    pub chance: f64,
+}
+
+/// A hash of a history: all the fake ever knows of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace(u64);
+
+impl Trace {
+    /// This history and one more token.
+    pub fn then(self, token: TokenId) -> Trace {
+        Trace(mix(self.0 ^ (u64::from(token.0) + 1)))
+    }
+
+    /// This history and more tokens.
+    pub fn then_all(self, tokens: &[TokenId]) -> Trace {
+        tokens.iter().fold(self, |trace, token| trace.then(*token))
+    }
+
+    /// Another history, told apart by `salt`: what a flawed fake mistakes it for.
+    pub(super) fn disturbed(self, salt: u64) -> Trace {
+        Trace(mix(self.0 ^ salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+    }
+
+    /// A number in `[0, 1)` that belongs to this history and `purpose`.
+    pub(super) fn unit(self, purpose: u64) -> f64 {
+        unit(mix(self.0 ^ mix(purpose)))
+    }
+}
+
+const ENDING: u64 = 1;
+
+impl Language {
+    /// The empty history.
+    pub fn begin(&self) -> Trace {
+        Trace(mix(self.salt))
+    }
+
+    /// Raw logits after a history, `[vocab]`.
+    pub fn logits(&self, trace: Trace) -> Vec<f32> {
+        let mut logits: Vec<f32> = (0..self.vocab as u64)
+            .map(|token| {
+                let u = unit(mix(trace.0.rotate_left(17) ^ mix(token)));
+                (u as f32 - 0.5) * self.spread
+            })
+            .collect();
+        if let Some(ending) = self.ending
+            && let Some(x) = logits.get_mut(ending.token.index())
+        {
+            let ends = trace.unit(ENDING) < ending.chance;
+            *x = self.spread * if ends { 4.0 } else { -4.0 };
+        }
+        logits
+    }
+
+    /// The best token after a history, ties to the lower id.
+    pub fn best(&self, trace: Trace) -> TokenId {
+        ranked(&self.logits(trace), 1)
+            .first()
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// What a runner answers to `ask` after a history.
+    pub fn row(&self, trace: Trace, ask: &Ask) -> Row {
+        if ask.want == Want::Nothing {
+            return Row::default();
+        }
+        answer(self.logits(trace), ask)
+    }
+}
+
+/// The row that `ask` wants of raw logits `[vocab]`: the meaning of an [`Ask`], spelled out.
+pub fn answer(raw: Vec<f32>, ask: &Ask) -> Row {
+    let mut logits = raw.clone();
+    if let Some(edits) = &ask.edits {
+        edits.apply(&mut logits);
+    }
+    let (lse, raw_lse) = (log_sum_exp(&logits), log_sum_exp(&raw));
+    let ids = match ask.want {
+        Want::Nothing => return Row::default(),
+        Want::Full => (0..raw.len() as u32).map(TokenId).collect(),
+        Want::Top(k) => ranked(&logits, k),
+    };
+    Row {
+        logits: ids.iter().map(|id| logits[id.index()]).collect(),
+        raw: ids.iter().map(|id| raw[id.index()]).collect(),
+        ids,
+        lse,
+        raw_lse,
+    }
+}
+
+/// The `k` best tokens, best first, ties to the lower id.
+pub fn ranked(logits: &[f32], k: usize) -> Vec<TokenId> {
+    let mut ids: Vec<TokenId> = (0..logits.len() as u32).map(TokenId).collect();
+    let by_rank = |a: &TokenId, b: &TokenId| {
+        let (x, y) = (logits[a.index()], logits[b.index()]);
+        y.total_cmp(&x).then(a.cmp(b))
+    };
+    if k < ids.len() {
+        ids.select_nth_unstable_by(k, by_rank);
+        ids.truncate(k);
+    }
+    ids.sort_unstable_by(by_rank);
+    ids
+}
+
+/// `ln(sum(exp(x)))`, accumulated in f64.
+pub fn log_sum_exp(logits: &[f32]) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if max == f32::NEG_INFINITY {
+        return max;
+    }
+    let sum: f64 = logits.iter().map(|x| f64::from(x - max).exp()).sum();
+    (f64::from(max) + sum.ln()) as f32
+}
+
+/// SplitMix64's finaliser (Steele, Lea, Flood 2014) behind its increment.
+pub(super) fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+fn unit(x: u64) -> f64 {
+    (x >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANGUAGE: Language = Language {
+        vocab: 50,
+        spread: 8.0,
+        ending: Some(Ending {
+            token: TokenId(3),
+            chance: 0.1,
+        }),
+        salt: 1,
+    };
+
+    #[test]
+    fn texts_end_as_often_as_asked() {
+        let mut trace = LANGUAGE.begin();
+        let mut ends = 0;
+        for i in 0..5000 {
+            ends += usize::from(LANGUAGE.best(trace) == TokenId(3));
+            trace = trace.then(TokenId(i % 50));
+        }
+        assert!((400..600).contains(&ends), "{ends} of 5000");
+    }
+
+    #[test]
+    fn what_comes_next_depends_on_every_earlier_token_and_their_order() {
+        let after = |ids: &[u32]| {
+            let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
+            LANGUAGE.logits(LANGUAGE.begin().then_all(&tokens))
+        };
+        assert_eq!(after(&[1, 2, 3]), after(&[1, 2, 3]));
+        assert_ne!(after(&[1, 2, 3]), after(&[2, 1, 3]));
+        assert_ne!(after(&[1, 2, 3]), after(&[0, 2, 3]));
+        assert_ne!(after(&[1, 2]), after(&[1, 2, 0]));
+    }
+
+    #[test]
+    fn a_top_row_is_the_head_of_the_full_row() {
+        let trace = LANGUAGE.begin();
+        let full = LANGUAGE.row(trace, &Ask::full());
+        let top = LANGUAGE.row(trace, &Ask::top(7));
+        assert_eq!(top.ids, ranked(&full.logits, 7));
+        assert_eq!(top.lse, full.lse);
+        assert!(top.logits.windows(2).all(|pair| pair[0] >= pair[1]));
+        let mass: f32 = full.raw.iter().map(|x| (x - full.raw_lse).exp()).sum();
+        assert!((mass - 1.0).abs() < 1e-5);
+    }
+}

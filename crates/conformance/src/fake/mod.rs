@@ -1,0 +1,591 @@
+//! A runner without arithmetic: the next token is a hash of the history.
+//!
+//! It keeps the seam's promises exactly (trees, snapshots, room, refusals), so whatever a scheduler gets
+//! wrong shows as a wrong token. It can be told to fail, and, to prove that the suite notices, to lie.
+
+mod language;
+mod script;
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+
+use contract::snapshot::{self, Header, SectionKind};
+use contract::{
+    Ask, Backend, Candidates, CommitItem, DeviceError, DeviceInfo, DraftItem, KvFormat, KvFormats,
+    Limits, LoadProgress, MemoryPlan, ModelHash, NodeIdx, OpenPlan, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+};
+
+pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
+pub use script::{Call, Fault, FaultKind, Flaw, Handle, Record, When};
+
+/// What a fake runner pretends to be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FakeSpec {
+    /// The language it speaks.
+    pub language: Language,
+    /// Its limits.
+    pub limits: Limits,
+    /// Context tokens it can give out in all.
+    pub pool_tokens: usize,
+    /// What it tells as its prefill alignment.
+    pub prefill_align: usize,
+    /// Its draft, if it has one.
+    pub draft: Option<FakeDraft>,
+    /// What it gets wrong, if anything.
+    pub flaw: Option<Flaw>,
+}
+
+/// A fake draft.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FakeDraft {
+    /// The deepest position it drafts.
+    pub depth: usize,
+    /// The share of positions whose first candidate is the target's best token; else it is the second, as
+    /// long as there is one.
+    pub right: f64,
+}
+
+impl Default for FakeSpec {
+    fn default() -> FakeSpec {
+        FakeSpec {
+            language: Language {
+                vocab: 64,
+                spread: 8.0,
+                ending: None,
+                salt: 0,
+            },
+            limits: Limits {
+                sequences: 8,
+                context: 4096,
+                tree_nodes: Tree::MAX_NODES,
+                prefill_chunk: 512,
+            },
+            pool_tokens: 8 * 4096,
+            prefill_align: 64,
+            draft: None,
+            flaw: None,
+        }
+    }
+}
+
+/// Bytes a fake claims a snapshot takes, per token.
+const TOKEN_BYTES: usize = size_of::<u32>();
+const WRONG_GUESS: u64 = 2;
+
+type Hook = Box<dyn FnMut(Call) + Send>;
+
+/// A runner that speaks a made-up language.
+pub struct FakeRunner {
+    language: Language,
+    info: RunnerInfo,
+    pool_tokens: usize,
+    draft_right: f64,
+    flaw: Option<Flaw>,
+    sequences: HashMap<SeqId, Sequence>,
+    snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
+    next_id: u64,
+    /// What the last closed sequence left behind; only a flaw ever looks.
+    residue: Trace,
+    handle: Handle,
+    hook: Option<Hook>,
+}
+
+#[derive(Debug, Clone)]
+struct Committed {
+    history: Vec<TokenId>,
+    trace: Trace,
+}
+
+struct Sequence {
+    committed: Committed,
+    max_len: usize,
+    pending: Option<Tree>,
+}
+
+impl Committed {
+    fn push(&mut self, tokens: &[TokenId]) {
+        self.history.extend_from_slice(tokens);
+        self.trace = self.trace.then_all(tokens);
+    }
+}
+
+impl FakeRunner {
+    /// A runner with nothing open.
+    pub fn new(spec: FakeSpec) -> FakeRunner {
+        let kv = KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        };
+        FakeRunner {
+            residue: spec.language.begin(),
+            info: RunnerInfo {
+                device: device_info(),
+                vocab: spec.language.vocab,
+                limits: spec.limits,
+                kv,
+                model: model_hash(spec.language.salt),
+                draft_depth: spec.draft.map(|draft| draft.depth),
+                scorer: false,
+                prefill_align: spec.prefill_align,
+                memory: MemoryPlan::default(),
+            },
+            language: spec.language,
+            pool_tokens: spec.pool_tokens,
+            draft_right: spec.draft.map_or(0.0, |draft| draft.right),
+            flaw: spec.flaw,
+            sequences: HashMap::new(),
+            snapshots: HashMap::new(),
+            next_id: 0,
+            handle: Handle::default(),
+            hook: None,
+        }
+    }
+
+    /// Calls `hook` at the beginning of every method that works on a device, before the fake does anything:
+    /// to sleep as long as a device would take, for one.
+    pub fn with_hook(self, hook: impl FnMut(Call) + Send + 'static) -> FakeRunner {
+        FakeRunner {
+            hook: Some(Box::new(hook)),
+            ..self
+        }
+    }
+
+    /// The way to its record and its faults once it is boxed away.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    fn enter(&mut self, call: Call, seqs: &[SeqId]) -> Result<(), DeviceError> {
+        if let Some(hook) = &mut self.hook {
+            hook(call);
+        }
+        self.handle.enter(call, seqs)
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn sequence(&mut self, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
+        self.sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))
+    }
+
+    /// What each node of a tree follows, itself included, `[n_nodes]`.
+    fn node_traces(&self, committed: Trace, tree: &Tree) -> Vec<Trace> {
+        let mut traces: Vec<Trace> = Vec::with_capacity(tree.len());
+        for node in tree.nodes() {
+            let before = match tree.parent(node) {
+                None => committed,
+                Some(_) if self.has(Flaw::SiblingsSeen) => traces[node.index() - 1],
+                Some(parent) => traces[parent.index()],
+            };
+            traces.push(before.then(tree.token(node)));
+        }
+        if self.has(Flaw::WidthShows) && tree.len() > 1 {
+            return traces.iter().map(|t| t.disturbed(1)).collect();
+        }
+        traces
+    }
+
+    fn row(&self, trace: Trace, ask: &Ask) -> Row {
+        if self.has(Flaw::EditsIgnored) {
+            let raw = Ask {
+                want: ask.want,
+                edits: None,
+            };
+            return self.language.row(trace, &raw);
+        }
+        let mut row = self.language.row(trace, ask);
+        if self.has(Flaw::TopUnordered) {
+            let mut order: Vec<usize> = (0..row.ids.len()).collect();
+            order.sort_by_key(|i| row.ids[*i]);
+            row.ids = order.iter().map(|i| row.ids[*i]).collect();
+            row.logits = order.iter().map(|i| row.logits[*i]).collect();
+            row.raw = order.iter().map(|i| row.raw[*i]).collect();
+        }
+        if self.has(Flaw::RawLseEdited) {
+            row.raw_lse = row.lse;
+        }
+        row
+    }
+
+    fn lent_tokens(&self) -> usize {
+        self.sequences.values().map(|s| s.max_len).sum()
+    }
+}
+
+impl Runner for FakeRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn room(&self) -> Room {
+        let open = self.sequences.len();
+        Room {
+            sequences: self.info.limits.sequences.saturating_sub(open),
+            tokens: self.pool_tokens.saturating_sub(self.lent_tokens()),
+        }
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        self.enter(Call::Open, &[])?;
+        let room = self.room();
+        if room.sequences == 0 {
+            return Err(no_room("sequences", 1, 0));
+        }
+        let free = room.tokens.min(self.info.limits.context);
+        if max_len > free {
+            return Err(no_room("context tokens", max_len, free));
+        }
+        let id = SeqId(self.new_id());
+        let trace = if self.has(Flaw::SlotDirty) {
+            self.residue
+        } else {
+            self.language.begin()
+        };
+        let committed = Committed {
+            history: Vec::new(),
+            trace,
+        };
+        let sequence = Sequence {
+            committed,
+            max_len,
+            pending: None,
+        };
+        self.sequences.insert(id, sequence);
+        Ok(id)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        // Closing works on a lost device too.
+        let _ = self.enter(Call::Close, &[seq]);
+        if self.has(Flaw::CloseKeeps) {
+            return;
+        }
+        if let Some(sequence) = self.sequences.remove(&seq) {
+            self.residue = sequence.committed.trace;
+        }
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        if let Err(error) = self.enter(Call::Prefill, &[seq]) {
+            if self.has(Flaw::RefusalMoves) {
+                self.sequence(seq)?.committed.push(tokens);
+            }
+            return Err(error);
+        }
+        let cut = self.has(Flaw::CutsShow);
+        let sequence = self.sequence(seq)?;
+        let position = sequence.committed.history.len();
+        if position + tokens.len() > sequence.max_len {
+            let free = sequence.max_len - position;
+            return Err(no_room("context tokens", tokens.len(), free));
+        }
+        let before = sequence.committed.trace;
+        sequence.committed.push(tokens);
+        if cut {
+            sequence.committed.trace = sequence.committed.trace.disturbed(1);
+        }
+        let rows = asks
+            .iter()
+            .map(|(at, ask)| self.row(before.then_all(&tokens[..=*at]), ask))
+            .collect();
+        self.handle.note_prefill(seq, position, tokens.len());
+        Ok(rows)
+    }
+
+    fn draft(
+        &mut self,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
+        self.enter(Call::Draft, &seqs)?;
+        let mut drafts = Vec::with_capacity(items.len());
+        for item in items {
+            let mut trace = self.sequence(item.seq)?.committed.trace.then(item.root);
+            let mut candidates = Candidates {
+                ids: Vec::with_capacity(depth * k),
+                log_probs: Vec::with_capacity(depth * k),
+                k,
+            };
+            for _ in 0..depth {
+                let mut ranked = ranked(&self.language.logits(trace), k.max(2));
+                let best = ranked[0];
+                if trace.unit(WRONG_GUESS) >= self.draft_right && ranked.len() > 1 {
+                    ranked.swap(0, 1);
+                }
+                ranked.truncate(k);
+                for (rank, id) in ranked.into_iter().enumerate() {
+                    candidates.ids.push(id);
+                    candidates.log_probs.push(-0.25 - rank as f32);
+                }
+                trace = trace.then(best);
+            }
+            drafts.push(candidates);
+        }
+        Ok(drafts)
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
+        self.enter(Call::Verify, &seqs)?;
+        if let Some(item) = items.iter().find(|i| !self.sequences.contains_key(&i.seq)) {
+            return Err(DeviceError::UnknownSequence(item.seq));
+        }
+        let bleed = self.has(Flaw::NeighboursShow) && items.len() > 1;
+        let mut answers = Vec::with_capacity(items.len());
+        for item in items {
+            let sequence = self.sequence(item.seq)?;
+            sequence.pending = Some(item.tree.clone());
+            let committed = sequence.committed.trace;
+            let mut traces = self.node_traces(committed, item.tree);
+            if bleed {
+                traces.iter_mut().for_each(|t| *t = t.disturbed(2));
+            }
+            let rows = traces.iter().zip(item.asks);
+            answers.push(rows.map(|(trace, ask)| self.row(*trace, ask)).collect());
+        }
+        let nodes = items.iter().map(|item| item.tree.len()).collect();
+        self.handle.note_verify(nodes);
+        Ok(answers)
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
+        self.enter(Call::Commit, &seqs)?;
+        let (whole, short) = (
+            self.has(Flaw::WholeTreeKept),
+            self.has(Flaw::LastNodeForgotten),
+        );
+        for item in items {
+            let sequence = self.sequence(item.seq)?;
+            let Some(tree) = sequence.pending.take() else {
+                return Err(misuse("commit", "nothing is pending"));
+            };
+            let mut kept: Vec<NodeIdx> = item.path.nodes().to_vec();
+            if whole {
+                kept = tree.nodes().collect();
+            }
+            if short && kept.len() > 1 {
+                kept.pop();
+            }
+            let tokens: Vec<TokenId> = kept.iter().map(|node| tree.token(*node)).collect();
+            sequence.committed.push(&tokens);
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.enter(Call::Discard, &[seq])?;
+        let keep = self.has(Flaw::DiscardKept);
+        let sequence = self.sequence(seq)?;
+        if let Some(tree) = sequence.pending.take()
+            && keep
+        {
+            sequence.committed.push(&[tree.token(NodeIdx::ROOT)]);
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
+        self.enter(Call::Snapshot, &[seq])?;
+        let committed = self.sequence(seq)?.committed.clone();
+        let id = SnapshotId(self.new_id());
+        let position = committed.history.len();
+        self.snapshots.insert(id, (seq, committed));
+        Ok(snapshot_info(id, position))
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        self.enter(Call::Restore, &[seq])?;
+        let (origin, saved) = self
+            .snapshots
+            .get(&snapshot)
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        let mut saved = saved.clone();
+        if self.has(Flaw::SnapshotAlive)
+            && let Some(origin) = self.sequences.get(origin)
+        {
+            saved.trace = origin.committed.trace;
+        }
+        if self.has(Flaw::RestoreShort) {
+            saved = self.replayed(&saved.history[..saved.history.len().saturating_sub(1)]);
+        }
+        let sequence = self.sequence(seq)?;
+        if saved.history.len() > sequence.max_len {
+            let (wanted, free) = (saved.history.len(), sequence.max_len);
+            return Err(no_room("context tokens", wanted, free));
+        }
+        sequence.committed = saved;
+        Ok(())
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        // Freeing works on a lost device too.
+        let _ = self.enter(Call::FreeSnapshot, &[]);
+        self.snapshots.remove(&snapshot);
+    }
+
+    fn export(&mut self, id: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        self.enter(Call::Export, &[])?;
+        let (_, saved) = self
+            .snapshots
+            .get(&id)
+            .ok_or(DeviceError::UnknownSnapshot(id))?;
+        let ids = saved.history.iter().map(|token| token.0);
+        let bytes: Vec<u8> = ids.flat_map(u32::to_le_bytes).collect();
+        let header = Header {
+            model: self.info.model,
+            kv: self.info.kv,
+            position: saved.history.len() as u64,
+            sections: 1,
+        };
+        snapshot::write_header(sink, &header)?;
+        snapshot::write_section(sink, SectionKind::Keys, 0, &bytes)?;
+        Ok(())
+    }
+
+    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        self.enter(Call::Import, &[])?;
+        let mut history = self.read_history(source);
+        if self.has(Flaw::ImportTrusting) && history.is_err() {
+            history = Ok(Vec::new());
+        }
+        let mut history = history?;
+        let position = history.len();
+        if self.has(Flaw::ImportShort) && position > 0 {
+            history.remove(0);
+        }
+        let id = SnapshotId(self.new_id());
+        let committed = self.replayed(&history);
+        self.snapshots.insert(id, (SeqId(0), committed));
+        Ok(snapshot_info(id, position))
+    }
+
+    fn score(
+        &mut self,
+        _tokens: &[TokenId],
+        _progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        Err(misuse("score", "there is no scorer"))
+    }
+}
+
+impl FakeRunner {
+    fn replayed(&self, history: &[TokenId]) -> Committed {
+        Committed {
+            history: history.to_vec(),
+            trace: self.language.begin().then_all(history),
+        }
+    }
+
+    fn read_history(&self, source: &mut dyn Read) -> Result<Vec<TokenId>, DeviceError> {
+        let refuse = |detail: &str| DeviceError::SnapshotRefused {
+            detail: detail.to_owned(),
+        };
+        let header = snapshot::read_header(source, self.info.model, self.info.kv)?;
+        let position = usize::try_from(header.position)
+            .ok()
+            .filter(|p| *p <= self.info.limits.context)
+            .ok_or_else(|| refuse("its position is beyond the context"))?;
+        if header.sections != 1 {
+            return Err(refuse("a fake snapshot has one section"));
+        }
+        let section = snapshot::read_section(source, |kind, layer| {
+            (kind == SectionKind::Keys && layer == 0).then_some(position * TOKEN_BYTES)
+        })?;
+        let words = section.bytes.chunks_exact(TOKEN_BYTES);
+        Ok(words
+            .map(|word| TokenId(u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
+            .collect())
+    }
+}
+
+/// Opens fakes whose vocabulary, limits and formats are those of the plan.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct FakeBackend {
+    /// What every runner pretends to be, as far as the plan does not say otherwise.
+    pub spec: FakeSpec,
+}
+
+impl Backend for FakeBackend {
+    fn probe(&self) -> Result<DeviceInfo, DeviceError> {
+        Ok(device_info())
+    }
+
+    fn estimate(&self, _plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
+        Ok(MemoryPlan::default())
+    }
+
+    fn open(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Runner>, DeviceError> {
+        let mut spec = self.spec.clone();
+        spec.language.vocab = plan.target.vocab;
+        spec.limits = plan.limits;
+        spec.pool_tokens = plan.limits.sequences * plan.limits.context;
+        let mut runner = FakeRunner::new(spec);
+        runner.info.kv = plan.kv;
+        progress(LoadProgress {
+            done_bytes: 0,
+            total_bytes: 0,
+        });
+        Ok(Box::new(runner))
+    }
+}
+
+fn device_info() -> DeviceInfo {
+    DeviceInfo {
+        id: "fake".to_owned(),
+        name: "a hash function".to_owned(),
+        features: Vec::new(),
+        total_bytes: 0,
+        free_bytes: 0,
+    }
+}
+
+fn model_hash(salt: u64) -> ModelHash {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&language::mix(salt).to_le_bytes());
+    ModelHash(bytes)
+}
+
+fn snapshot_info(id: SnapshotId, position: usize) -> SnapshotInfo {
+    SnapshotInfo {
+        id,
+        position,
+        bytes: (position * TOKEN_BYTES) as u64,
+    }
+}
+
+fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
+    DeviceError::NoRoom {
+        what,
+        wanted: wanted as u64,
+        free: free as u64,
+    }
+}
+
+fn misuse(call: &'static str, detail: &str) -> DeviceError {
+    DeviceError::Misuse {
+        call,
+        detail: detail.to_owned(),
+    }
+}
