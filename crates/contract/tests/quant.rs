@@ -1,0 +1,183 @@
+//! Codecs against the format's own implementation (`conformance/fixtures/quant`), and laws on any input.
+
+use std::fs;
+use std::path::PathBuf;
+
+use contract::QuantType;
+use contract::quant::{dequantize_row, quantize_row};
+use proptest::prelude::*;
+
+fn fixture(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../conformance/fixtures/quant")
+        .join(name);
+    fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn header(bytes: &[u8]) -> [usize; 4] {
+    let (words, _) = bytes[..16].as_chunks::<4>();
+    [0, 1, 2, 3].map(|i| u32::from_le_bytes(words[i]) as usize)
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (words, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    words.iter().map(|w| f32::from_le_bytes(*w)).collect()
+}
+
+fn check_dequantize(ty: QuantType) {
+    let file = fixture(&format!("dequantize_{}.bin", ty.name().to_lowercase()));
+    let [n_blocks, block_values, block_bytes, id] = header(&file);
+    assert_eq!(
+        (ty.block_values(), ty.block_bytes(), ty.id() as usize),
+        (block_values, block_bytes, id)
+    );
+    let (blocks, values) = file[16..].split_at(n_blocks * block_bytes);
+    let expected = floats(values);
+    assert!(n_blocks > 0 && expected.len() == n_blocks * block_values);
+    let mut got = vec![0.0; expected.len()];
+    dequantize_row(ty, blocks, &mut got);
+    for (i, (g, e)) in got.iter().zip(&expected).enumerate() {
+        assert_eq!(
+            g.to_bits(),
+            e.to_bits(),
+            "{} value {i}: {g} is not {e}",
+            ty.name()
+        );
+    }
+}
+
+fn check_quantize(ty: QuantType) {
+    let file = fixture(&format!("quantize_{}.bin", ty.name().to_lowercase()));
+    let [n_rows, n_cols, id, row_bytes] = header(&file);
+    assert_eq!((ty.id() as usize, ty.row_bytes(n_cols)), (id, row_bytes));
+    let (input, expected) = file[16..].split_at(4 * n_rows * n_cols);
+    assert!(n_rows > 0 && expected.len() == n_rows * row_bytes);
+    let mut got = vec![0; row_bytes];
+    for (row, (x, expected)) in floats(input)
+        .chunks(n_cols)
+        .zip(expected.chunks(row_bytes))
+        .enumerate()
+    {
+        quantize_row(ty, x, &mut got);
+        let differs = got.iter().zip(expected).position(|(g, e)| g != e);
+        assert_eq!(
+            differs,
+            None,
+            "{} row {row}: first differing byte",
+            ty.name()
+        );
+    }
+}
+
+/// One test per type, so that a failure names it.
+macro_rules! agrees_with_the_format {
+    ($($name:ident $ty:ident;)*) => {
+        mod dequantize_is_bit_equal {
+            use super::*;
+            $(#[test] fn $name() { check_dequantize(QuantType::$ty); })*
+        }
+        mod quantize_is_bit_equal {
+            use super::*;
+            $(#[test] fn $name() { check_quantize(QuantType::$ty); })*
+            #[test] fn f16() { check_quantize(QuantType::F16); }
+            #[test] fn bf16() { check_quantize(QuantType::BF16); }
+        }
+    };
+}
+
+agrees_with_the_format! {
+    q8_0 Q8_0; q4_0 Q4_0; q4_1 Q4_1; q5_0 Q5_0; q5_1 Q5_1; q2_k Q2_K; q3_k Q3_K; q4_k Q4_K; q5_k Q5_K;
+    q6_k Q6_K; iq4_nl IQ4_NL; iq4_xs IQ4_XS;
+}
+
+/// Worst error of a stored value, as a share of the largest magnitude in its row.
+fn tolerance(ty: QuantType) -> f32 {
+    match ty {
+        QuantType::F32 => 0.0,
+        QuantType::F16 => 1e-3,
+        QuantType::BF16 => 5e-3,
+        QuantType::Q8_0 => 0.006,
+        QuantType::Q6_K => 0.05,
+        QuantType::Q5_K | QuantType::Q5_0 | QuantType::Q5_1 => 0.08,
+        QuantType::Q4_0 | QuantType::Q4_1 | QuantType::Q4_K => 0.15,
+        QuantType::IQ4_NL | QuantType::IQ4_XS => 0.2,
+        QuantType::Q3_K => 0.35,
+        QuantType::Q2_K => 0.8,
+    }
+}
+
+fn any_type() -> impl Strategy<Value = QuantType> {
+    prop::sample::select(QuantType::ALL.to_vec())
+}
+
+proptest! {
+    #[test]
+    fn stored_rows_come_back_within_the_formats_error(
+        ty in any_type(),
+        x in prop::collection::vec(-1.0f32..1.0, 256),
+        exponent in -8i32..8,
+    ) {
+        let x: Vec<f32> = x.iter().map(|v| v * 2f32.powi(exponent)).collect();
+        let mut bytes = vec![0; ty.row_bytes(256)];
+        quantize_row(ty, &x, &mut bytes);
+        let mut back = vec![0.0; 256];
+        dequantize_row(ty, &bytes, &mut back);
+        let largest = x.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for (i, (b, v)) in back.iter().zip(&x).enumerate() {
+            let off = (b - v).abs();
+            prop_assert!(off <= tolerance(ty) * largest, "{} value {i}: {b} for {v}", ty.name());
+        }
+    }
+
+    #[test]
+    fn any_floats_can_be_stored_and_any_bytes_read(
+        ty in any_type(),
+        bits in prop::collection::vec(any::<u32>(), 256),
+        noise in prop::collection::vec(any::<u8>(), 4 * 256),
+    ) {
+        let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(*b)).collect();
+        let mut bytes = vec![0; ty.row_bytes(256)];
+        quantize_row(ty, &x, &mut bytes);
+        let mut back = vec![0.0; 256];
+        dequantize_row(ty, &bytes, &mut back);
+        dequantize_row(ty, &noise[..ty.row_bytes(256)], &mut back);
+    }
+
+    #[test]
+    fn a_block_does_not_depend_on_its_neighbours(
+        ty in any_type(),
+        x in prop::collection::vec(-4.0f32..4.0, 768),
+    ) {
+        let mut whole = vec![0; ty.row_bytes(768)];
+        quantize_row(ty, &x, &mut whole);
+        let mut alone = vec![0; ty.row_bytes(256)];
+        quantize_row(ty, &x[256..512], &mut alone);
+        prop_assert_eq!(&whole[alone.len()..2 * alone.len()], &alone[..]);
+    }
+}
+
+#[test]
+fn narrow_floats_come_back_exactly() {
+    for ty in [QuantType::F16, QuantType::BF16] {
+        let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let mut values = vec![0.0; 65_536];
+        dequantize_row(ty, &every, &mut values);
+        let mut back = vec![0; every.len()];
+        quantize_row(ty, &values, &mut back);
+        for (i, (b, e)) in back.chunks(2).zip(every.chunks(2)).enumerate() {
+            // A signalling NaN may come back quiet; everything else is the same bits.
+            assert!(
+                values[i].is_nan() || b == e,
+                "{} pattern {i:#06x}",
+                ty.name()
+            );
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a Q4_K row of 255 values does not have 144 bytes")]
+fn a_row_of_the_wrong_length_is_refused() {
+    dequantize_row(QuantType::Q4_K, &[0; 144], &mut [0.0; 255]);
+}
