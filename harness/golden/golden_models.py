@@ -16,7 +16,8 @@ import tiny_models
 import tiny_tokenizer
 
 HERE = pathlib.Path(__file__).parent
-Q8_0, Q4_K_M = 7, 15
+Q4_K_M = 15
+RECIPES = {"f32": 0, "f16": 1, "bf16": 32, "q4_0": 2, "q8_0": 7, "q4_k_m": Q4_K_M, "q5_k_m": 17, "q6_k": 18}
 INT8_MEAN = 0.06  # what eight-bit activations may cost on logits of spread one
 TEMPLATE = ("{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
             " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
@@ -167,16 +168,16 @@ def models(tools, out):
 
 def recipes(tools, out):
     plans = [
-        ("qwen35_tied_8", tiny_models.hybrid_config(8, 4, 1, 1, True), "qwen35", 4, None),
-        ("qwen35_untied_16", tiny_models.hybrid_config(16, 4, 1, 1, False), "qwen35", 4, None),
-        ("qwen35_tied_8_mtp", tiny_models.hybrid_config(8, 4, 1, 1, True), "qwen35", 4, 1),
+        ("qwen35_tied_8", tiny_models.hybrid_config(8, 4, 2, 2, True), "qwen35", 4, None),
+        ("qwen35_untied_16", tiny_models.hybrid_config(16, 4, 2, 2, False), "qwen35", 4, None),
+        ("qwen35_tied_8_mtp", tiny_models.hybrid_config(8, 4, 2, 2, True), "qwen35", 4, 1),
         ("qwen3_tied_12", tiny_models.dense_config(12), "qwen2", None, None),
         ("qwen3_untied_9_odd_ffn", tiny_models.dense_config(9, ffn=160, tied=False), "qwen2", None, None),
     ]
     for name, config, pre, interval, mtp in plans:
         _, source = tools.convert(name, config, pre, 1, "bf16", interval, mtp)
-        for recipe, ftype in (("q4_k_m", Q4_K_M), ("q8_0", Q8_0)):
-            path = tools.quantise(source, tools.work / f"{name}_{recipe}.gguf", ftype)
+        for recipe, ftype in RECIPES.items():
+            path = tools.quantise(source, tools.work / f"{name}_as_{recipe}.gguf", ftype)
             reader = gguf.GGUFReader(path)
             block_count = reader.fields[f"{pre.replace('qwen2', 'qwen3')}.block_count"].contents()
             head = {"architecture": pre.replace("qwen2", "qwen3"), "block_count": int(block_count),
@@ -194,11 +195,14 @@ def main():
     arg.add_argument("--bin", required=True, type=pathlib.Path, help="llama_quantize and llama_logits")
     arg.add_argument("--work", required=True, type=pathlib.Path, help="scratch folder")
     arg.add_argument("--out", required=True, type=pathlib.Path, help="the fixtures folder")
+    arg.add_argument("--only", choices=["models", "recipes"])
     arg = arg.parse_args()
     torch.set_num_threads(2)
     tools = Tools(arg)
-    models(tools, arg.out / "models")
-    recipes(tools, arg.out / "recipe")
+    if arg.only != "recipes":
+        models(tools, arg.out / "models")
+    if arg.only != "models":
+        recipes(tools, arg.out / "recipe")
 
 
 if __name__ == "__main__":
