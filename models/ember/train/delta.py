@@ -228,14 +228,14 @@ class Scan(torch.autograd.Function):
             _scan_backward_kernel[(d // width, batch * heads)](
                 w, kd, dec, dvn, ds, du, dnext, n, D=d, C=CHUNK, BV=width, num_warps=4, num_stages=2)
         else:
-            grad = torch.zeros_like(s[:, :, 0])
+            grad = torch.zeros_like(s[:, :, 0], dtype=torch.promote_types(s.dtype, torch.float32))
             dus, nexts = [None] * n, [None] * n
             for i in reversed(range(n)):
-                nexts[i] = grad
-                dus[i] = dvn[:, :, i] + kd[:, :, i] @ grad
+                nexts[i] = grad.to(s.dtype)
+                dus[i] = dvn[:, :, i] + kd[:, :, i] @ nexts[i]
                 grad = grad * dec[:, :, i, None, None] + ds[:, :, i] - w[:, :, i].transpose(-1, -2) @ dus[i]
             du, dnext = torch.stack(dus, 2), torch.stack(nexts, 2)
         dw = -(du @ s.transpose(-1, -2))
         dkd = vn @ dnext.transpose(-1, -2)
-        ddec = torch.einsum("bhnij,bhnij->bhn", s.float(), dnext.float()).to(dec.dtype)
+        ddec = (s * dnext).sum((-1, -2), dtype=dec.dtype)
         return dw, du, dkd, ddec

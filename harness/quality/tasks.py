@@ -1,0 +1,84 @@
+"""Held-out tasks with known answers, for any model behind a chat API or in PyTorch.
+
+Tasks come from the generator of the bundled model, with values of its held-out split only: operand pairs, tool
+names and argument values of these tasks occur nowhere in its training (`disjoint.py` checks that).
+
+A task is {"id", "kind", "think", "messages", "tools", "expect"}; `expect` is one of {"calls": [...]}, {"json": value},
+{"number": n} or {"closed": true}. Usage: python tasks.py OUT.jsonl [--scale 1.0]
+"""
+import argparse
+import json
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "models", "ember", "train"))
+
+import gen
+import gen_chat
+import gen_tools
+from words import World, load_common
+
+SEED = "quality-1"
+COUNTS = {"tool": 240, "tool-long": 60, "json": 240, "sum": 400, "think": 300}
+LONG_CHARS = 50_000  # about 16,000 tokens of the bundled model
+
+
+def strip(sample):
+    """(messages before the answer, the answer)."""
+    return sample["messages"][:-1], sample["messages"][-1]
+
+
+def make(kind, index, notes=()):
+    w = World(f"{SEED}/{kind}/{index}", "heldout")
+    think = index % 2 == 0
+    if kind == "tool":
+        sample = gen_tools.tool_sample(w, think, turns=1, no_fit=0, answer=0, parallel=0.2)
+    elif kind == "tool-long":
+        sample = gen_tools.agent_sample(w, LONG_CHARS, notes, think, requests=1, no_fit=0, answer=0, parallel=0)
+    elif kind == "json":
+        messages, _ = gen_chat.json_task(w)
+        sample = {"messages": messages, "tools": None}
+    elif kind == "sum":
+        while True:
+            messages, what = gen_chat.arithmetic(w)
+            if what == "sum" and 20 <= (total := int(messages[-1]["content"].rstrip(".").split("=")[-1])) <= 198:
+                break
+        sample = {"messages": messages, "tools": None}
+    else:
+        think = True
+        sample = gen.conversation(w, think=True)
+    asked, answer = strip(sample)
+    expect = ({"calls": answer["tool_calls"]} if kind.startswith("tool") else {"json": json.loads(answer["content"])}
+              if kind == "json" else {"number": total} if kind == "sum" else {"closed": True})
+    return {"id": f"{kind}-{index}", "kind": kind, "think": think, "messages": asked, "tools": sample["tools"], "expect": expect}
+
+
+def all_tasks(scale=1.0, notes=()):
+    return [make(kind, i, notes) for kind, n in COUNTS.items() for i in range(max(1, int(n * scale)))]
+
+
+def notes_of(corpus):
+    """Documentation passages that pad the long prompts: held-out files only."""
+    import lzma
+    with lzma.open(corpus, "rt", encoding="utf-8") as file:
+        entries = [json.loads(line) for line in file]
+    return [e["text"] for e in entries if e["split"] == "heldout" and e["source"] == "rust-docs"]
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    args.add_argument("out")
+    args.add_argument("--scale", type=float, default=1.0)
+    args.add_argument("--words", help="words.json of the recipe; without it invented words take the place of common ones")
+    args.add_argument("--corpus", help="corpus.jsonl.xz of the recipe, for documentation inside the long prompts")
+    args = args.parse_args()
+    if args.words:
+        load_common(args.words)
+    with open(args.out, "w", encoding="utf-8") as file:
+        for task in all_tasks(args.scale, notes_of(args.corpus) if args.corpus else ()):
+            file.write(json.dumps(task, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

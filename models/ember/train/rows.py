@@ -1,0 +1,107 @@
+"""Training rows: samples and text passages, tokenised, packed and weighted, made by worker processes.
+
+A row has length + 1 tokens and begins with a new sample; samples follow each other without a barrier, so that
+earlier ones act as distraction. Shard `i` of a stage depends on (seed, stage, i) alone.
+"""
+import json
+import lzma
+import multiprocessing
+import os
+import re
+
+import numpy as np
+
+import gen
+import gen_tools
+import render
+import words
+
+_state = {}
+
+
+def _start(tokenizer_path, words_path, corpus_path):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from tokenizers import Tokenizer
+    words.load_common(words_path)
+    _state["tokenizer"] = Tokenizer.from_file(tokenizer_path)
+    passages, notes = [], []
+    with lzma.open(corpus_path, "rt", encoding="utf-8") as file:
+        for line in file:
+            entry = json.loads(line)
+            if entry["split"] == "train":
+                passages.append(entry["text"])
+                if entry["source"] == "rust-docs":
+                    notes.append(entry["text"])
+    _state["passages"], _state["notes"] = passages, notes
+    sizes = np.array([len(p) for p in passages], dtype=np.float64)
+    _state["cumulative"] = np.cumsum(sizes) / sizes.sum()
+
+
+def passage(w, chars):
+    """A stretch of real text that begins at a line; sometimes in fill-in-the-middle order."""
+    text = _state["passages"][int(np.searchsorted(_state["cumulative"], w.random()))]
+    start = w.randint(0, max(0, len(text) - chars))
+    if start:
+        start = text.find("\n", start) + 1
+    text = text[start:start + chars]
+    if w.chance(0.06) and len(text) > 200:
+        a, b = sorted(w.randint(20, len(text) - 20) for _ in range(2))
+        return f"<|fim_prefix|>{text[:a]}<|fim_suffix|>{text[b:]}<|fim_middle|>{text[a:b]}<|endoftext|>"
+    return text + "<|endoftext|>"
+
+
+def encode(parts):
+    """Token ids and weight classes (1 prompt, 2 full) of (text, weight) runs."""
+    encoded = _state["tokenizer"].encode_batch([t for t, _ in parts], add_special_tokens=False)
+    ids = np.concatenate([np.asarray(e.ids, dtype=np.uint16) for e in encoded])
+    weights = np.concatenate([np.full(len(e.ids), 2 if p[1] == 1.0 else 1, dtype=np.uint8) for e, p in zip(encoded, parts)])
+    return ids, weights
+
+
+def sample_parts(w, stage):
+    if w.chance(stage["raw"]):
+        return [(passage(w, w.randint(*stage["raw_chars"])), 1.0)]
+    if stage.get("agent") and w.chance(stage["agent"]):
+        sample = gen_tools.agent_sample(w, w.randint(*stage["agent_chars"]), _state["notes"], answer=0.4)
+        return gen.training_parts(sample)
+    return gen.training_parts(gen.conversation(w, passages=_state["notes"]))
+
+
+def make_shard(job):
+    """(stage, shard index) -> ids [rows, length + 1] uint16, weight classes alike."""
+    stage, index = job
+    w = words.World(f"{stage['seed']}/{stage['name']}/{index}")
+    length = stage["length"] + 1
+    ids, weights = np.zeros((stage["rows"], length), np.uint16), np.zeros((stage["rows"], length), np.uint8)
+    for r in range(stage["rows"]):
+        at = 0
+        while at < length:
+            i, c = encode(sample_parts(w, stage))
+            n = min(len(i), length - at)
+            ids[r, at:at + n], weights[r, at:at + n] = i[:n], c[:n]
+            at += n
+    return ids, weights
+
+
+class Rows:
+    """Batches of rows in a fixed order. Start it before the first CUDA call: the workers are forked."""
+
+    def __init__(self, folder, workers):
+        paths = (os.path.join(folder, "tokenizer.json"), os.path.join(folder, "words.json"),
+                 os.path.join(folder, "corpus.jsonl.xz"))
+        self.pool = multiprocessing.get_context("fork").Pool(workers, _start, paths)
+
+    def batches(self, stage, batch, first, count):
+        """Yields `count` batches (ids, weights) beginning with batch number `first`; a shard is a whole number of batches."""
+        per = stage["rows"] // batch
+        assert per * batch == stage["rows"]
+        jobs = [(stage, i) for i in range(first // per, (first + count + per - 1) // per)]
+        at = jobs[0][1] * per
+        for ids, weights in self.pool.imap(make_shard, jobs):
+            for j in range(per):
+                if first <= at < first + count:
+                    yield ids[j * batch:(j + 1) * batch], weights[j * batch:(j + 1) * batch]
+                at += 1
+
+
+WEIGHTS = np.array([0.0, render.PROMPT_WEIGHT, 1.0], dtype=np.float32)

@@ -1,0 +1,152 @@
+"""Trains the target: a short-context stage, then a long-context stage with quantisation in the loop.
+
+Usage: python train_target.py DATA_DIR WORK_DIR [--seconds-limit S] [--toy]
+
+WORK_DIR/target.pt is the running checkpoint (weights, optimiser, step); starting again continues from it.
+At the end WORK_DIR/target-bf16/ holds the weights in parts of at most 15 MB.
+"""
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+
+import kquant
+from optim import Optimiser
+from parts import save_parts
+from rows import Rows, WEIGHTS
+from target import Target, TargetConfig
+
+SEED = 20261120
+STAGES = (
+    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.16, raw_chars=(1200, 5000), steps=3000),
+    dict(name="long", seed=SEED, length=16384, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.35,
+         agent_chars=(6000, 56000), steps=750),
+)
+TOY = (
+    dict(name="short", seed=SEED, length=256, batch=2, rows=4, raw=0.2, raw_chars=(300, 800), steps=6),
+    dict(name="long", seed=SEED, length=512, batch=1, rows=2, raw=0.1, raw_chars=(300, 800), agent=0.5,
+         agent_chars=(2500, 3000), steps=3),
+)
+WARMUP = 60
+DECAY_FROM = 0.55   # share of all steps' tokens after which the rate falls linearly
+QUANT_FROM = 0.70   # from here on weights are rounded to their shipped types in the forward pass
+FLOOR = 0.02
+
+
+def rate(done, step):
+    """Schedule factor from the share of tokens done."""
+    warm = min(1.0, (step + 1) / WARMUP)
+    return warm * (1.0 if done < DECAY_FROM else max(FLOOR, 1 - (done - DECAY_FROM) / (1 - DECAY_FROM)))
+
+
+def weighted_loss(hidden, embed, labels, weights):
+    """Mean cross-entropy under the token weights, and the plain mean over answers and text."""
+    logits = hidden.flatten(0, 1) @ embed.to(hidden.dtype).T
+    loss = F.cross_entropy(logits.float(), labels.flatten(), reduction="none")
+    w = weights.flatten()
+    full = (w == 1.0).float()
+    return (loss * w).sum() / w.sum().clamp_min(1), (loss * full).sum() / full.sum().clamp_min(1)
+
+
+def to_device(ids, classes, device):
+    ids = torch.from_numpy(ids.astype("int64"))
+    weights = torch.from_numpy(WEIGHTS[classes])
+    if device == "cuda":
+        ids, weights = ids.pin_memory().cuda(non_blocking=True), weights.pin_memory().cuda(non_blocking=True)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous()
+
+
+def main():
+    args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    args.add_argument("data")
+    args.add_argument("work")
+    args.add_argument("--seconds-limit", type=float, default=1e9)
+    args.add_argument("--workers", type=int, default=12)
+    args.add_argument("--toy", action="store_true")
+    args.add_argument("--no-compile", action="store_true")
+    args.add_argument("--stages", help="JSON: stage name to fields that differ, for trial runs")
+    args.add_argument("--muon-lr", type=float, default=0.02)
+    args.add_argument("--adam-lr", type=float, default=2e-3)
+    args.add_argument("--embed-lr", type=float, default=3e-3)
+    args = args.parse_args()
+    start = time.time()
+    rows = Rows(args.data, args.workers)  # forks before CUDA starts
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(SEED)
+    os.makedirs(args.work, exist_ok=True)
+    stages = [{**s, **(json.loads(args.stages) if args.stages else {}).get(s["name"], {})} for s in (TOY if args.toy else STAGES)]
+    config = TargetConfig(layers=4, ffn=256) if args.toy else TargetConfig()
+    model = Target(config).initialise(SEED).to(device)
+    optimiser = Optimiser(model, args.muon_lr, args.adam_lr, args.embed_lr)
+    quant = kquant.QuantInTheLoop(model, config.layers)
+    total = sum(s["steps"] * s["batch"] * s["length"] for s in stages)
+    first, checkpoint = 0, os.path.join(args.work, "target.pt")
+    if os.path.exists(checkpoint):
+        saved = torch.load(checkpoint, map_location=device)
+        model.load_state_dict(saved["model"])
+        optimiser.load_state_dict(saved["optimiser"])
+        first = saved["step"]
+        print(f"continuing at step {first}", flush=True)
+    if device == "cuda" and not args.no_compile:
+        model.compile()
+        loss_of = torch.compile(weighted_loss)
+    else:
+        loss_of = weighted_loss
+    log = open(os.path.join(args.work, "target-log.jsonl"), "a")
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {total / 1e6:.0f} M tokens, "
+          f"set up in {time.time() - start:.1f} s", flush=True)
+    step, tokens = 0, 0
+
+    def save():
+        torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, checkpoint)
+
+    for stage in stages:
+        size = stage["batch"] * stage["length"]
+        if step + stage["steps"] <= first:
+            step, tokens = step + stage["steps"], tokens + stage["steps"] * size
+            continue
+        skip = max(0, first - step)
+        step, tokens = step + skip, tokens + skip * size
+        began, shown = time.time(), 0
+        for ids, classes in rows.batches(stage, stage["batch"], skip, stage["steps"] - skip):
+            x, y, w = to_device(ids, classes, device)
+            done = tokens / total
+            rounded = done >= QUANT_FROM
+            if rounded:
+                quant.enter()
+            with torch.autocast(device, torch.bfloat16):
+                hidden, _ = model(x)
+                loss, plain = loss_of(hidden, model.model.embed_tokens.weight, y, w)
+            loss.backward()
+            if rounded:
+                quant.leave()
+            optimiser.step(rate(done, step))
+            optimiser.zero_grad()
+            step, tokens, shown = step + 1, tokens + size, shown + 1
+            if step % 50 == 0 or step <= 3 or args.toy:
+                value = plain.item()
+                line = dict(stage=stage["name"], step=step, tokens=tokens, loss=round(value, 4), rate=round(rate(done, step), 4),
+                            rounded=rounded, seconds=round(time.time() - start, 1),
+                            tokens_per_second=round(shown * size / (time.time() - began)))
+                print(json.dumps(line), flush=True)
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                if value != value:
+                    raise SystemExit("the loss is not a number")
+            if time.time() - start > args.seconds_limit:
+                save()
+                raise SystemExit(f"time limit reached at step {step}; start again to continue")
+        save()
+    save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
+    with open(os.path.join(args.work, "target.json"), "w") as file:
+        json.dump(config.as_dict(), file)
+    rows.pool.terminate()
+    print(f"done in {time.time() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
