@@ -1,0 +1,200 @@
+//! A model file opened: one map, or one per part of a split file, seen as one directory of tensors.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use contract::{WeightError, WeightRef, WeightSource};
+
+use crate::read::{Parsed, parse};
+use crate::split::{SplitFacts, part_paths};
+use crate::tensors::shape;
+use crate::{GgufError, Mapped, Meta, TensorInfo, TensorType};
+
+/// An opened GGUF file, all its parts included. The tensors' bytes stay where they are.
+#[derive(Debug)]
+pub struct GgufFile {
+    /// The path as given, or the name given to bytes in memory.
+    name: String,
+    version: u32,
+    meta: Meta,
+    tensors: Vec<TensorInfo>,
+    index: HashMap<Arc<str>, usize>,
+    /// One per file; unmapped when this is dropped.
+    parts: Vec<Mapped>,
+}
+
+impl GgufFile {
+    /// Opens a file, and the other parts when it is the first part of a split one.
+    ///
+    /// # Errors
+    /// Any [`GgufError`] but those of the writer.
+    pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
+        let name = path.display().to_string();
+        let first = Mapped::open(path)?;
+        let parsed = parse(&name, &first, 0)?;
+        let facts = SplitFacts::read(&parsed.meta)?;
+        if facts.no != 0 {
+            let detail = format!(
+                "this is part {} of {}; open part 1",
+                facts.no.saturating_add(1),
+                facts.count
+            );
+            return Err(GgufError::Split { file: name, detail });
+        }
+        let mut file = GgufFile::of_one(name, first, parsed);
+        if facts.count > 1 {
+            let paths = part_paths(path, facts.count)?;
+            for (part, path) in paths.iter().enumerate().skip(1) {
+                file.add_part(path, part, facts)?;
+            }
+        }
+        if let Some(expected) = facts.tensors
+            && facts.count > 1
+            && expected != file.tensors.len() as u64
+        {
+            let detail = format!(
+                "split.tensors.count is {expected}, but the {} parts hold {} tensors",
+                facts.count,
+                file.tensors.len()
+            );
+            return Err(GgufError::Split {
+                file: file.name,
+                detail,
+            });
+        }
+        Ok(file)
+    }
+
+    /// A file already in memory; `name` stands for it in messages. Split files are refused.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`].
+    pub fn from_bytes(name: &str, bytes: Mapped) -> Result<GgufFile, GgufError> {
+        let parsed = parse(name, &bytes, 0)?;
+        let facts = SplitFacts::read(&parsed.meta)?;
+        if facts.no != 0 || facts.count > 1 {
+            let detail = "a part of a split file cannot be read from memory".to_owned();
+            return Err(GgufError::Split {
+                file: name.to_owned(),
+                detail,
+            });
+        }
+        Ok(GgufFile::of_one(name.to_owned(), bytes, parsed))
+    }
+
+    fn of_one(name: String, bytes: Mapped, parsed: Parsed) -> GgufFile {
+        let Parsed {
+            version,
+            meta,
+            tensors,
+        } = parsed;
+        let index = tensors
+            .iter()
+            .enumerate()
+            .map(|(i, info)| (Arc::clone(&info.name), i))
+            .collect();
+        GgufFile {
+            name,
+            version,
+            meta,
+            tensors,
+            index,
+            parts: vec![bytes],
+        }
+    }
+
+    fn add_part(&mut self, path: &Path, part: usize, first: SplitFacts) -> Result<(), GgufError> {
+        let name = path.display().to_string();
+        let bytes = Mapped::open(path)?;
+        let parsed = parse(&name, &bytes, part)?;
+        let facts = SplitFacts::read(&parsed.meta)?;
+        let refuse = |detail| {
+            Err(GgufError::Split {
+                file: name.clone(),
+                detail,
+            })
+        };
+        if facts.no != part as u64 || facts.count != first.count {
+            return refuse(format!(
+                "split.no {} of split.count {} where {part} of {} was expected",
+                facts.no, facts.count, first.count
+            ));
+        }
+        for info in parsed.tensors {
+            if self.index.contains_key(&info.name) {
+                return refuse(format!("tensor {} is in an earlier part too", info.name));
+            }
+            self.index
+                .insert(Arc::clone(&info.name), self.tensors.len());
+            self.tensors.push(info);
+        }
+        self.parts.push(bytes);
+        Ok(())
+    }
+
+    /// The path as given, or the name given to bytes in memory.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The format's version, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The metadata (of the first part, which has all of it).
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// All tensors, in file order, part after part.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor of a name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.index.get(name).map(|&i| &self.tensors[i])
+    }
+
+    /// Bytes of all files.
+    pub fn size_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// Number of files.
+    pub fn n_parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The bytes of a tensor of this file; empty for a foreign type, whose size is not known.
+    pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
+        &self.parts[tensor.part][tensor.start..tensor.start + tensor.n_bytes]
+    }
+}
+
+impl WeightSource for GgufFile {
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
+        let Some(info) = self.tensor(&weight.name) else {
+            return Err(WeightError::Missing {
+                name: Arc::clone(&weight.name),
+            });
+        };
+        let bytes = self.data(info);
+        if info.ty != TensorType::Known(weight.ty) || bytes.len() != weight.bytes() {
+            let detail = format!(
+                "{} {} in the file, {} {} wanted",
+                shape(&info.dims),
+                info.ty,
+                shape(&[weight.cols as u64, weight.rows as u64]),
+                weight.ty.name()
+            );
+            return Err(WeightError::Mismatch {
+                name: Arc::clone(&weight.name),
+                detail,
+            });
+        }
+        Ok(bytes)
+    }
+}

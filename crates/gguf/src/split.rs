@@ -1,0 +1,92 @@
+//! Names and numbers of split files: `<prefix>-00001-of-00004.gguf` and its siblings.
+
+use std::path::{Path, PathBuf};
+
+use crate::{GgufError, Meta};
+
+/// What a file says about being one of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SplitFacts {
+    /// Which part this is, from 0.
+    pub(crate) no: u64,
+    /// How many parts there are; 1 for a whole file.
+    pub(crate) count: u64,
+    /// Tensors in all parts together, if the file says.
+    pub(crate) tensors: Option<u64>,
+}
+
+impl SplitFacts {
+    pub(crate) fn read(meta: &Meta) -> Result<SplitFacts, GgufError> {
+        Ok(SplitFacts {
+            no: meta.integer("split.no")?.unwrap_or(0),
+            count: meta.integer("split.count")?.unwrap_or(1).max(1),
+            tensors: meta.integer("split.tensors.count")?,
+        })
+    }
+}
+
+/// The paths of all parts, from the path of the first.
+///
+/// # Errors
+/// [`GgufError::Split`] when the name does not follow the pattern, or says another number of parts.
+pub(crate) fn part_paths(first: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
+    let refuse = |detail: String| GgufError::Split {
+        file: first.display().to_string(),
+        detail,
+    };
+    let name = first
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or("");
+    let Some((prefix, no, of)) = pattern(name) else {
+        return Err(refuse(format!(
+            "one of {count} parts, but its name is not <prefix>-00001-of-{count:05}.gguf, \
+             so the other parts cannot be found"
+        )));
+    };
+    if no != 1 || of != count {
+        return Err(refuse(format!(
+            "the name says part {no} of {of}, the file says part 1 of {count}"
+        )));
+    }
+    Ok((1..=count)
+        .map(|i| first.with_file_name(format!("{prefix}-{i:05}-of-{count:05}.gguf")))
+        .collect())
+}
+
+/// `(prefix, number from 1, count)` of a name that follows the pattern.
+fn pattern(name: &str) -> Option<(&str, u64, u64)> {
+    let (rest, of) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (prefix, no) = rest.rsplit_once('-')?;
+    let five = |digits: &str| {
+        let valid = digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit());
+        valid.then(|| digits.parse().ok()).flatten()
+    };
+    Some((prefix, five(no)?, five(of)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_parts_follow_from_the_first() {
+        let paths = part_paths(Path::new("dir/m-of-x-00001-of-00003.gguf"), 3).unwrap();
+        let expected =
+            [1, 2, 3].map(|i| PathBuf::from(format!("dir/m-of-x-0000{i}-of-00003.gguf")));
+        assert_eq!(paths, expected);
+    }
+
+    #[test]
+    fn a_name_outside_the_pattern_or_of_another_count_is_refused() {
+        for name in [
+            "m.gguf",
+            "m-1-of-2.gguf",
+            "m-00002-of-00003.gguf",
+            "m-00001-of-00004.gguf",
+        ] {
+            let error = part_paths(Path::new(name), 3).unwrap_err().to_string();
+            assert!(error.starts_with(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The tensor directory: what is stored, in which shape, and where.
+
+use std::fmt;
+use std::sync::Arc;
+
+use contract::{QuantType, WeightRef};
+
+/// A tensor's storage format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TensorType {
+    /// One that can be read.
+    Known(QuantType),
+    /// One that cannot, by its id in the format. Such a tensor may be in a file as long as nobody reads it.
+    Foreign(u32),
+}
+
+impl TensorType {
+    /// The type of a GGUF id.
+    pub fn from_id(id: u32) -> TensorType {
+        QuantType::from_id(id).map_or(TensorType::Foreign(id), TensorType::Known)
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TensorType::Known(ty) => f.write_str(ty.name()),
+            TensorType::Foreign(id) => match foreign_name(*id) {
+                Some(name) => write!(f, "{name} (type id {id})"),
+                None => write!(f, "type id {id}"),
+            },
+        }
+    }
+}
+
+/// Names of the format's types that are not in [`QuantType`], for messages.
+fn foreign_name(id: u32) -> Option<&'static str> {
+    Some(match id {
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        39 => "MXFP4",
+        40 => "NVFP4",
+        41 => "Q1_0",
+        42 => "Q2_0",
+        _ => return None,
+    })
+}
+
+/// One entry of the tensor directory, already checked against the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    pub(crate) name: Arc<str>,
+    pub(crate) ty: TensorType,
+    pub(crate) dims: Vec<u64>,
+    /// Index of the file among the parts of a split model.
+    pub(crate) part: usize,
+    /// Bytes from the start of that file.
+    pub(crate) start: usize,
+    /// 0 for a foreign type, whose size is not known.
+    pub(crate) n_bytes: usize,
+}
+
+impl TensorInfo {
+    /// The name, unique in the model, at most 63 bytes.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// The storage format.
+    pub fn ty(&self) -> TensorType {
+        self.ty
+    }
+
+    /// The dimensions, the contiguous one first; one to four of them, none zero.
+    pub fn dims(&self) -> &[u64] {
+        &self.dims
+    }
+
+    /// Number of values. Does not overflow: the directory's reader has multiplied them.
+    pub fn values(&self) -> u64 {
+        self.dims.iter().product()
+    }
+
+    /// Bytes in the file; `None` for a foreign type.
+    pub fn n_bytes(&self) -> Option<usize> {
+        match self.ty {
+            TensorType::Known(_) => Some(self.n_bytes),
+            TensorType::Foreign(_) => None,
+        }
+    }
+
+    /// The tensor as a matrix of `dims[0]` columns and all other dimensions as rows; `None` for a foreign
+    /// type.
+    pub fn weight(&self) -> Option<WeightRef> {
+        let TensorType::Known(ty) = self.ty else {
+            return None;
+        };
+        let cols = usize::try_from(self.dims[0]).ok()?;
+        let rows = usize::try_from(self.values() / self.dims[0]).ok()?;
+        Some(WeightRef {
+            name: Arc::clone(&self.name),
+            ty,
+            rows,
+            cols,
+        })
+    }
+
+    /// The dimensions as people write them, such as `1024 x 3584`.
+    pub fn shape(&self) -> String {
+        shape(&self.dims)
+    }
+}
+
+pub(crate) fn shape(dims: &[u64]) -> String {
+    dims.iter()
+        .map(u64::to_string)
+        .collect::<Vec<_>>()
+        .join(" x ")
+}
