@@ -6,6 +6,52 @@
 
 mod avx2;
 mod avx512;
+pub mod tiles;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
+
+use crate::dispatch::Dispatch;
+use crate::matmul::activations::{Activations, RowMut};
+use crate::matmul::layout::Packed;
+use crate::matmul::{activations, scalar};
+use tiles::TileOut;
+
+/// Rounds one row of activations, `x` `[cols]`.
+pub fn quantize(dispatch: Dispatch, x: &[f32], row: &mut RowMut<'_>) {
+    match dispatch {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512(kernels) => kernels.quantize(x, row),
+        _ => activations::quantize(x, row),
+    }
+}
+
+/// All rows of `acts` against tile `tile` of `packed`, of an integer format.
+pub fn tile(
+    dispatch: Dispatch,
+    packed: &Packed,
+    tile: usize,
+    acts: &Activations,
+    out: &mut TileOut<'_>,
+) {
+    match dispatch {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512(kernels) => kernels.tile(packed, tile, acts, out),
+        _ => scalar::tile(packed, tile, acts, out),
+    }
+}
+
+/// Rows `x` `[n, cols]` of f32 against tile `tile` of `packed`, of a float format; `cols` a multiple of 4.
+pub fn float_tile(
+    dispatch: Dispatch,
+    packed: &Packed,
+    tile: usize,
+    x: &[f32],
+    out: &mut TileOut<'_>,
+) {
+    match dispatch {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512(kernels) => kernels.float_tile(packed, tile, x, out),
+        _ => scalar::float_tile(packed, tile, x, out),
+    }
+}

@@ -1,5 +1,14 @@
 //! 512-bit kernels.
 
+#[cfg(target_arch = "x86_64")]
+mod float_matmul;
+#[cfg(target_arch = "x86_64")]
+mod matmul;
+#[cfg(target_arch = "x86_64")]
+mod quantize;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
+
 /// Proof that the processor has AVX-512 F, BW, VL, DQ and VNNI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Avx512(());

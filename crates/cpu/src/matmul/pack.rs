@@ -1,0 +1,239 @@
+//! From a file's rows to the tiles of [`super::layout`].
+
+use contract::QuantType;
+use contract::quant::{IQ4_LEVELS, dequantize_row};
+use half::f16;
+
+use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
+use crate::pool::Pool;
+
+/// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over `pool`.
+pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &Pool) -> Packed {
+    let format = Format::of(ty);
+    // Only float formats take any width; the columns added hold zeros.
+    let mut packed = Packed::zeroed(format, rows, cols.next_multiple_of(4));
+    let row_bytes = ty.row_bytes(cols);
+    let tiles = packed.tiles_mut();
+    pool.for_each_item(
+        tiles.zip(bytes.chunks(TILE_ROWS * row_bytes)),
+        |(tile, rows)| {
+            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+                pack_row(ty, bytes, cols, row, tile);
+            }
+        },
+    );
+    packed
+}
+
+fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8]) {
+    let (_, group_bytes) = Format::of(ty).group();
+    let block_bytes = ty.block_bytes();
+    let blocks = bytes.chunks_exact(block_bytes).enumerate();
+    match ty {
+        QuantType::Q4_K | QuantType::Q5_K => {
+            for ((_, block), group) in blocks.zip(tile.chunks_exact_mut(group_bytes)) {
+                pack_q45_k(ty, block, row, group);
+            }
+        }
+        QuantType::Q6_K | QuantType::Q3_K => {
+            for ((_, block), group) in blocks.zip(tile.chunks_exact_mut(group_bytes)) {
+                pack_q6(&Six::read(ty, block), row, group);
+            }
+        }
+        QuantType::Q4_0 => {
+            for (i, block) in blocks {
+                let group = &mut tile[i / 2 * group_bytes..][..group_bytes];
+                put(group, 32 * (i % 2) + 2 * row, &block[..2]);
+                put_nibbles(
+                    &mut group[64 + 256 * (i % 2)..],
+                    row,
+                    &nibbles(&block[2..18]),
+                );
+            }
+        }
+        QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+            for (i, block) in blocks {
+                let group = &mut tile[i / 2 * group_bytes..][..group_bytes];
+                put(group, 32 * (i % 2) + 2 * row, &block[..2]);
+                put_bytes(&mut group[64 + 512 * (i % 2)..], row, &signed_32(ty, block));
+            }
+        }
+        QuantType::Q4_1 | QuantType::Q5_1 => {
+            for ((_, block), group) in blocks.zip(tile.chunks_exact_mut(group_bytes)) {
+                put(group, 2 * row, &block[..2]);
+                put(group, 32 + 2 * row, &block[2..4]);
+                let values = match ty {
+                    QuantType::Q4_1 => nibbles(&block[4..20]),
+                    _ => five_bits(&block[4..8], &block[8..24]),
+                };
+                put_bytes(&mut group[64..], row, &values);
+            }
+        }
+        QuantType::IQ4_XS => {
+            for (i, block) in blocks {
+                for sub in 0..8 {
+                    let group = &mut tile[(8 * i + sub) * group_bytes..][..group_bytes];
+                    let (scale, values) = iq4_xs(block, sub);
+                    put(group, 4 * row, &scale.to_le_bytes());
+                    put_bytes(&mut group[64..], row, &values);
+                }
+            }
+        }
+        QuantType::F32 => put_words::<4>(bytes, row, tile),
+        QuantType::F16 | QuantType::BF16 => put_words::<2>(bytes, row, tile),
+        QuantType::Q2_K => {
+            let mut values = vec![0.0; cols];
+            dequantize_row(ty, bytes, &mut values);
+            let halves: Vec<u8> = values
+                .iter()
+                .flat_map(|&v| f16::from_f32(v).to_le_bytes())
+                .collect();
+            put_words::<2>(&halves, row, tile);
+        }
+    }
+}
+
+fn put(group: &mut [u8], at: usize, bytes: &[u8]) {
+    group[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// Values of `N` bytes: column `c` of row `r` stands at `N * (16 c + r)`.
+fn put_words<const N: usize>(bytes: &[u8], row: usize, tile: &mut [u8]) {
+    for (col, word) in bytes.chunks_exact(N).enumerate() {
+        put(tile, N * (TILE_ROWS * col + row), word);
+    }
+}
+
+/// Four nibble lines of one block.
+fn put_nibbles(lines: &mut [u8], row: usize, values: &[u8; BLOCK]) {
+    for i in 0..16 {
+        let byte = values[i] & 15 | values[i + 16] << 4;
+        lines[64 * (i / 4) + 4 * row + i % 4] = byte;
+    }
+}
+
+/// Eight byte lines of one block.
+fn put_bytes(lines: &mut [u8], row: usize, values: &[u8; BLOCK]) {
+    for (i, &value) in values.iter().enumerate() {
+        lines[64 * (i / 4) + 4 * row + i % 4] = value;
+    }
+}
+
+/// The file's own order of 32 nibbles: low ones first.
+fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
+    std::array::from_fn(|i| bytes[i % 16] >> (4 * (i / 16)) & 15)
+}
+
+fn five_bits(fifth: &[u8], low: &[u8]) -> [u8; BLOCK] {
+    let low = nibbles(low);
+    std::array::from_fn(|i| low[i] | (fifth[i / 8] >> (i % 8) & 1) << 4)
+}
+
+/// A block's signed values plus 128.
+fn signed_32(ty: QuantType, block: &[u8]) -> [u8; BLOCK] {
+    match ty {
+        QuantType::Q5_0 => five_bits(&block[2..6], &block[6..22]).map(|u| u + 112),
+        QuantType::IQ4_NL => nibbles(&block[2..18]).map(level),
+        _ => std::array::from_fn(|i| block[2 + i] ^ 0x80),
+    }
+}
+
+/// A level of the uneven table, plus 128.
+fn level(code: u8) -> u8 {
+    IQ4_LEVELS[usize::from(code)].cast_unsigned() ^ 0x80
+}
+
+/// Scale and values plus 128 of sub-block `sub` of an IQ4_XS block.
+fn iq4_xs(block: &[u8], sub: usize) -> (f32, [u8; BLOCK]) {
+    let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
+    let high = u16::from_le_bytes([block[2], block[3]]);
+    let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
+    let scale = i16::from(low) | ((high >> (2 * sub) & 3) << 4).cast_signed();
+    let values = nibbles(&block[8 + 16 * sub..][..16]).map(level);
+    (d * f32::from(scale - 32), values)
+}
+
+fn pack_q45_k(ty: QuantType, block: &[u8], row: usize, group: &mut [u8]) {
+    put(group, 2 * row, &block[0..2]);
+    put(group, 32 + 2 * row, &block[2..4]);
+    for (j, &byte) in block[4..16].iter().enumerate() {
+        group[64 + 16 * j + row] = byte;
+    }
+    let (fifth, quads) = match ty {
+        QuantType::Q5_K => (Some(&block[16..48]), &block[48..176]),
+        _ => (None, &block[16..144]),
+    };
+    for sub in 0..8 {
+        let codes = &quads[32 * (sub / 2)..][..BLOCK];
+        let values = std::array::from_fn(|i| codes[i] >> (4 * (sub % 2)) & 15);
+        put_nibbles(&mut group[256 + 256 * sub..], row, &values);
+        let Some(fifth) = fifth else { continue };
+        for (i, &byte) in fifth.iter().enumerate() {
+            let bit = byte >> sub & 1;
+            group[256 + 2048 + 64 * sub + 4 * row + i % 4] |= bit << (i / 4);
+        }
+    }
+}
+
+/// What Q6_K and Q3_K have in common: codes less 32 and a signed scale for every 16.
+struct Six {
+    d: [u8; 2],
+    scales: [i8; 16],
+    /// Value plus 32.
+    codes: [u8; 256],
+}
+
+impl Six {
+    fn read(ty: QuantType, block: &[u8]) -> Six {
+        match ty {
+            QuantType::Q3_K => Six::read_q3_k(block),
+            _ => Six::read_q6_k(block),
+        }
+    }
+
+    fn read_q6_k(block: &[u8]) -> Six {
+        Six {
+            d: [block[208], block[209]],
+            scales: std::array::from_fn(|i| block[192 + i].cast_signed()),
+            codes: std::array::from_fn(|i| {
+                let (half, quarter, l) = (i / 128, i / 32 % 4, i % 32);
+                let low = block[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
+                let high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
+                low | high << 4
+            }),
+        }
+    }
+
+    fn read_q3_k(block: &[u8]) -> Six {
+        let packed = &block[96..108];
+        Six {
+            d: [block[108], block[109]],
+            scales: std::array::from_fn(|i| {
+                let low = packed[i % 8] >> (4 * (i / 8)) & 15;
+                let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+                (low | high << 4).cast_signed() - 32
+            }),
+            codes: std::array::from_fn(|i| {
+                let (half, shift, l) = (i / 128, i / 32 % 4, i % 32);
+                let pair = block[32 + 32 * half + l] >> (2 * shift) & 3;
+                let third = block[l] >> (4 * half + shift) & 1;
+                pair + 28 + 4 * third
+            }),
+        }
+    }
+}
+
+fn pack_q6(six: &Six, row: usize, group: &mut [u8]) {
+    put(group, 2 * row, &six.d);
+    for (i, &scale) in six.scales.iter().enumerate() {
+        group[64 + 16 * i + row] = scale.cast_unsigned();
+    }
+    for (sub, codes) in six.codes.chunks_exact(BLOCK).enumerate() {
+        let codes: &[u8; BLOCK] = codes.try_into().expect("chunks_exact gives 32 codes");
+        put_nibbles(&mut group[320 + 256 * sub..], row, codes);
+        for (i, &code) in codes.iter().enumerate() {
+            let line = 320 + 2048 + 128 * sub + 64 * (i / 16);
+            group[line + 4 * row + i % 4] |= (code >> 4) << (2 * (i / 4 % 4));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Tiles of a repacked matrix times rows of activations, 512 bits wide: a lane is a row of the weight.
+
+use std::arch::x86_64::*;
+
+use super::Avx512;
+use super::unpack::{Block, Offset, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
+use super::unpack::{UnpackS8W, UnpackU8M};
+use crate::matmul::activations::Activations;
+use crate::matmul::layout::{BLOCK, Format, Packed};
+use crate::simd::tiles::TileOut;
+
+/// How far ahead of its use a single row of activations asks for weights, in bytes.
+const AHEAD: usize = 4096;
+
+impl Avx512 {
+    /// All rows of `acts` against tile `tile` of `packed`, which must be of an integer format.
+    pub fn tile(self, packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
+        assert_eq!(packed.cols, acts.cols);
+        assert!(acts.values.len() == acts.n * acts.cols);
+        let blocks = acts.n * acts.cols / BLOCK;
+        assert!(acts.scales.len() == blocks && acts.sums.len() == blocks);
+        assert!(acts.minus_8.len() == blocks && acts.minus_128.len() == blocks);
+        assert!(acts.minus_32.len() == 2 * blocks);
+        let bytes = packed.tile(tile);
+        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format with as many
+        // columns as `acts`, whose arrays were just measured.
+        unsafe {
+            match packed.format {
+                Format::Q4K => sweep::<UnpackQ4K>(bytes, acts, out),
+                Format::Q5K => sweep::<UnpackQ5K>(bytes, acts, out),
+                Format::Q6K => sweep::<UnpackQ6K>(bytes, acts, out),
+                Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
+                Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
+                Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
+                Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
+                Format::F32 | Format::F16 | Format::BF16 => {
+                    unreachable!("float formats take f32 activations")
+                }
+            }
+        }
+    }
+}
+
+/// Cuts the activation rows into strips that fit the registers.
+///
+/// # Safety
+/// AVX-512 F, BW, VL, DQ and VNNI; `bytes` is a tile of `U`'s format with `acts.cols` columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'_>) {
+    let mut first = 0;
+    while first < acts.n {
+        // SAFETY: the caller's, and `first` plus the strip's width never passes `acts.n`.
+        first += unsafe {
+            match acts.n - first {
+                16.. => strip::<U, 16>(bytes, acts, first, out),
+                8.. => strip::<U, 8>(bytes, acts, first, out),
+                4.. => strip::<U, 4>(bytes, acts, first, out),
+                2.. => strip::<U, 2>(bytes, acts, first, out),
+                _ => strip::<U, 1>(bytes, acts, first, out),
+            }
+        };
+    }
+}
+
+/// Rows `first..first + N` of the activations; gives `N`.
+///
+/// # Safety
+/// As [`sweep`], and `first + N <= acts.n`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn strip<U: Unpack, const N: usize>(
+    bytes: &[u8],
+    acts: &Activations,
+    first: usize,
+    out: &mut TileOut<'_>,
+) -> usize {
+    let blocks = acts.cols / BLOCK;
+    let mut sums = [_mm512_setzero_ps(); N];
+    // SAFETY: every pointer below stays inside the arrays that `Avx512::tile` measured: rows `first..first + N`
+    // of `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the tile. Prefetching beyond it is
+    // harmless.
+    unsafe {
+        let values = acts.values.as_ptr().add(first * acts.cols);
+        let scales = acts.scales.as_ptr().add(first * blocks);
+        let act_sums = acts.sums.as_ptr().add(first * blocks);
+        let whole = match U::OFFSET {
+            Offset::Minus8 => acts.minus_8.as_ptr(),
+            _ => acts.minus_128.as_ptr(),
+        }
+        .add(first * blocks);
+        let halves = acts.minus_32.as_ptr().add(2 * first * blocks);
+        let mut block = 0;
+        let mut group = bytes.as_ptr();
+        while block < blocks {
+            let unpack = U::open(group);
+            let in_group = U::BLOCKS.min(blocks - block);
+            for j in 0..in_group {
+                let Block {
+                    lines,
+                    scale,
+                    extra,
+                } = unpack.block(group, j);
+                if N == 1 {
+                    U::prefetch(group, j, AHEAD);
+                }
+                for c in 0..N {
+                    let at = c * blocks + block + j;
+                    let a = values.add(at * BLOCK).cast::<i32>();
+                    let (mut low, mut high) = match U::OFFSET {
+                        Offset::None => (_mm512_setzero_si512(), _mm512_setzero_si512()),
+                        Offset::Minus8 | Offset::Minus128 => {
+                            (_mm512_set1_epi32(*whole.add(at)), _mm512_setzero_si512())
+                        }
+                        Offset::Minus32Halves => (
+                            _mm512_set1_epi32(*halves.add(2 * at)),
+                            _mm512_set1_epi32(*halves.add(2 * at + 1)),
+                        ),
+                    };
+                    let two_chains = N < 4 || U::TWO_SCALES;
+                    for i in 0..4 {
+                        let a = _mm512_set1_epi32(a.add(i).read_unaligned());
+                        low = _mm512_dpbusd_epi32(low, lines[i], a);
+                    }
+                    for i in 4..8 {
+                        let a = _mm512_set1_epi32(a.add(i).read_unaligned());
+                        if two_chains {
+                            high = _mm512_dpbusd_epi32(high, lines[i], a);
+                        } else {
+                            low = _mm512_dpbusd_epi32(low, lines[i], a);
+                        }
+                    }
+                    if two_chains && !U::TWO_SCALES {
+                        low = _mm512_add_epi32(low, high);
+                    }
+                    let mut m = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
+                    if U::TWO_SCALES {
+                        m = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), extra, m);
+                    } else if U::MINIMUM {
+                        m = _mm512_fnmadd_ps(extra, _mm512_set1_ps(*act_sums.add(at)), m);
+                    }
+                    sums[c] = _mm512_fmadd_ps(m, _mm512_set1_ps(*scales.add(at)), sums[c]);
+                }
+            }
+            block += in_group;
+            group = group.add(U::BYTES);
+        }
+        let mask = (0xffff_u32 >> (16 - out.width())) as u16;
+        for (c, sum) in sums.into_iter().enumerate() {
+            _mm512_mask_storeu_ps(out.row(first + c), mask, sum);
+        }
+    }
+    N
+}
