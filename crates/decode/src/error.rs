@@ -96,3 +96,30 @@ impl From<&DeviceError> for Failure {
         }
     }
 }
+
+impl Reject {
+    /// The refusal of a scheduler whose device is gone.
+    pub(crate) fn lost(error: &DeviceError) -> Reject {
+        match Failure::from(error) {
+            Failure::DeviceLost { during, detail } => Reject::DeviceLost { during, detail },
+            other => Reject::DeviceLost {
+                during: "an earlier call",
+                detail: other.to_string(),
+            },
+        }
+    }
+}
+
+/// The same loss for another reader; device errors cannot be copied.
+pub(crate) fn lost_again(error: &DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Lost { during, detail } => DeviceError::Lost {
+            during,
+            detail: detail.clone(),
+        },
+        other => DeviceError::Lost {
+            during: "an earlier call",
+            detail: other.to_string(),
+        },
+    }
+}

@@ -5,14 +5,23 @@
 //!
 //! What this crate must not know: devices, files, clocks, threads, futures, text. `step()` is a plain call.
 //!
-//! Start reading at [`scheduler`], then [`tree_build`].
+//! Start reading at [`scheduler`], then `round` (draft, tree, verify, accept, commit) and `sample`.
 
 #![forbid(unsafe_code)]
 
+mod accept;
+mod admission;
+mod cancel;
 pub mod error;
 pub mod event;
 pub mod job;
+mod prefill;
+mod queue;
+mod round;
+mod running;
+mod sample;
 pub mod scheduler;
+mod sequence;
 pub mod stats;
 pub mod tree_build;
 

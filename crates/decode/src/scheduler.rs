@@ -1,9 +1,19 @@
 //! Conducts: takes jobs, admits them, and gives each `step` to a prefill chunk or to a round.
 
-use contract::{DeviceError, Runner, TokenId};
+use std::mem;
 
+use contract::checked::Checked;
+use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
+
+use crate::error::lost_again;
 use crate::job::admit;
-use crate::{Event, Failure, FinishReason, Job, JobId, Reject, Stats, TreeSource};
+use crate::prefill::chunk_size;
+use crate::queue::Queue;
+use crate::round::{Verdict, round};
+use crate::running::{Model, Running};
+use crate::sequence::Sequence;
+use crate::tree_build::{Drafted, Roots, TreeSource};
+use crate::{Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
 
 /// How a scheduler works.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,27 +54,66 @@ pub enum Progress {
     Idle,
 }
 
+/// Candidates a draft is asked for per position.
+const DRAFT_WIDTH: usize = 8;
+
+/// News of jobs, oldest first.
+pub(crate) type Events = Vec<(JobId, Event)>;
+
 /// Many jobs on one runner.
 pub struct Scheduler {
-    runner: Box<dyn Runner>,
-    config: SchedulerConfig,
-    trees: Option<Box<dyn TreeSource>>,
-    jobs: Vec<Job>,
-    cancelled: Vec<(JobId, Option<usize>)>,
-    stats: Stats,
+    /// Dropped with the scheduler, and with it everything on the device.
+    pub(crate) runner: Box<dyn Runner>,
+    pub(crate) trees: Box<dyn TreeSource>,
+    pub(crate) config: SchedulerConfig,
+    /// What all chunks are cut by.
+    pub(crate) chunk: usize,
+    /// The room of the empty runner, which an idle scheduler must have got back.
+    empty: Room,
+    pub(crate) queue: Queue,
+    /// In order of admission.
+    pub(crate) running: Vec<Running>,
+    /// News that came up between steps.
+    pub(crate) news: Events,
+    last: Work,
+    /// What the device said when it last had no room, in the step being done.
+    refusal: Option<Failure>,
+    /// The call and the words with which the device was lost.
+    lost: Option<DeviceError>,
+    pub(crate) stats: Stats,
+}
+
+/// What a step may be given to; the two take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Read,
+    Speak,
+}
+
+/// What came of an attempt to work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// There was nothing to do.
+    Nothing,
+    /// Something got further, or ended.
+    Moved,
+    /// The device had no room.
+    Refused,
 }
 
 impl Scheduler {
     /// Takes a freshly opened runner. Trees come from its draft, if it has one.
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
-        Scheduler {
-            runner,
-            config,
-            trees: None,
-            jobs: Vec::new(),
-            cancelled: Vec::new(),
-            stats: Stats::default(),
-        }
+        let drafts = runner.info().draft_depth.is_some() && config.draft_budget > 0;
+        let trees: Box<dyn TreeSource> = if drafts {
+            Box::new(Drafted {
+                budget: config.draft_budget,
+                k: DRAFT_WIDTH,
+            })
+        } else {
+            Box::new(Roots)
+        };
+        Scheduler::with_trees(runner, config, trees)
     }
 
     /// As [`new`](Scheduler::new), with trees from elsewhere.
@@ -73,60 +122,321 @@ impl Scheduler {
         config: SchedulerConfig,
         trees: Box<dyn TreeSource>,
     ) -> Scheduler {
+        let runner: Box<dyn Runner> = if cfg!(debug_assertions) {
+            Box::new(Checked::new(runner))
+        } else {
+            runner
+        };
+        let info = runner.info();
+        let limit = config.prefill_chunk.min(info.limits.prefill_chunk);
         Scheduler {
-            trees: Some(trees),
-            ..Scheduler::new(runner, config)
+            chunk: chunk_size(limit, info.prefill_align),
+            empty: runner.room(),
+            runner,
+            trees,
+            config,
+            queue: Queue::default(),
+            running: Vec::new(),
+            news: Vec::new(),
+            last: Work::Speak,
+            refusal: None,
+            lost: None,
+            stats: Stats::default(),
         }
     }
 
     /// Puts a job into the queue, or says why not.
     pub fn submit(&mut self, job: Job) -> Result<(), Reject> {
+        if let Some(error) = &self.lost {
+            return Err(Reject::lost(error));
+        }
         let info = self.runner.info();
         admit(&job, info.vocab, info.limits.context)?;
-        if self.jobs.len() >= self.config.queue_limit {
+        let live = self.running.iter().any(|running| running.id == job.id);
+        if live || self.queue.find(job.id).is_some() {
+            return Err(Reject::Duplicate(job.id));
+        }
+        if self.queue.len() >= self.config.queue_limit {
             return Err(Reject::QueueFull {
-                queued: self.jobs.len(),
+                queued: self.queue.len(),
                 limit: self.config.queue_limit,
             });
         }
-        self.jobs.push(job);
+        self.stats.submitted += 1;
+        self.queue.push(job);
         Ok(())
     }
 
-    /// Ends a job; each open choice reports `Cancelled` at the next step. An unknown id is ignored.
-    pub fn cancel(&mut self, job: JobId) {
-        self.cancelled.push((job, None));
-    }
-
-    /// Ends one choice of a job, as [`cancel`](Scheduler::cancel) does all.
-    pub fn cancel_choice(&mut self, job: JobId, choice: usize) {
-        self.cancelled.push((job, Some(choice)));
-    }
-
-    /// Does one piece of work and appends what came of it to `out`.
+    /// Does one piece of device work, a prefill chunk or a round in turn, and appends what came of it to
+    /// `out`. One piece and not both, so that neither's tokens wait for the other.
+    ///
+    /// The only error is [`DeviceError::Lost`]: every job has then got its `Failed`, and no more are taken.
     pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
-        for job in self.jobs.drain(..) {
-            let error = Failure::Device {
-                detail: "no work yet".to_owned(),
-            };
-            out.push((job.id, Event::Failed { error }));
+        out.append(&mut self.news);
+        if let Some(error) = &self.lost {
+            return Err(lost_again(error));
         }
-        let _ = (&self.trees, FinishReason::Cancelled);
-        Ok(Progress::Idle)
+        if let Err(error) = self.work(out) {
+            self.lose(&error, out);
+            return Err(error);
+        }
+        if self.is_idle() {
+            self.check_returned();
+            return Ok(Progress::Idle);
+        }
+        Ok(Progress::Working)
     }
 
-    /// Whether no job is left, so that `step` would do nothing.
+    /// Whether no job is left and no news waits, so that `step` would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.queue.is_empty() && self.running.is_empty() && self.news.is_empty()
     }
 
     /// What it is doing and has done.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats {
+            queued: self.queue.len(),
+            running: self.running.len(),
+            sequences: self.open_sequences(),
+            prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
+            free_tokens: self.runner.room().tokens,
+            ..self.stats
+        }
     }
 
     /// The runner's own description.
-    pub fn info(&self) -> &contract::RunnerInfo {
+    pub fn info(&self) -> &RunnerInfo {
         self.runner.info()
     }
+
+    fn work(&mut self, out: &mut Events) -> Result<(), DeviceError> {
+        self.refusal = None;
+        let mut refused = self.begin_choices(out)? == Attempt::Refused;
+        refused |= self.admit_queued(out)? == Attempt::Refused;
+        let order = match self.last {
+            Work::Speak => [Work::Read, Work::Speak],
+            Work::Read => [Work::Speak, Work::Read],
+        };
+        for work in order {
+            let attempt = match work {
+                Work::Read => self.read(out)?,
+                Work::Speak => self.speak(out)?,
+            };
+            match attempt {
+                Attempt::Nothing => {}
+                Attempt::Refused => refused = true,
+                Attempt::Moved => {
+                    self.last = work;
+                    return Ok(());
+                }
+            }
+        }
+        if refused {
+            self.make_room(out);
+        }
+        Ok(())
+    }
+
+    /// Tells of new tokens, and of the end where they bring it; then the sequence's place is closed.
+    pub(crate) fn tell(
+        &mut self,
+        sequence: &Sequence,
+        tokens: Vec<OutToken>,
+        ending: Option<FinishReason>,
+        out: &mut Events,
+    ) {
+        let (id, choice) = (sequence.job, sequence.choice);
+        self.stats.generated_tokens += tokens.len() as u64;
+        out.push((id, Event::Tokens { choice, tokens }));
+        if let Some(reason) = ending {
+            self.runner.close(sequence.seq);
+            self.stats.finished += 1;
+            let stats = sequence.stats;
+            let event = Event::Finished {
+                choice,
+                reason,
+                stats,
+            };
+            out.push((id, event));
+        }
+    }
+
+    /// Takes every sequence that speaks one round further.
+    fn speak(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
+        let mut batch: Vec<&mut Sequence> = self
+            .running
+            .iter_mut()
+            .flat_map(|running| &mut running.sequences)
+            .collect();
+        if batch.is_empty() {
+            return Ok(Attempt::Nothing);
+        }
+        let _span = tracing::trace_span!("round", sequences = batch.len()).entered();
+        let before = totals(&batch);
+        let outcome = round(&mut *self.runner, &mut *self.trees, &mut batch)?;
+        let after = totals(&batch);
+        let whose: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
+        self.stats.rounds += 1;
+        self.stats.undrafted_rounds += u64::from(outcome.undrafted);
+        self.stats.drafted_tokens += after.0 - before.0;
+        self.stats.accepted_tokens += after.1 - before.1;
+        let mut went = 0;
+        let mut attempt = Attempt::Refused;
+        for ((id, choice), verdict) in whose.into_iter().zip(outcome.verdicts) {
+            // A choice that failed earlier in this loop took its whole job with it.
+            let Some(at) = self.running.iter().position(|running| running.id == id) else {
+                continue;
+            };
+            match verdict {
+                Verdict::Waits(error) => self.refused(&error),
+                Verdict::Fails(error) => {
+                    attempt = Attempt::Moved;
+                    self.fail(at, &error, out)?;
+                }
+                Verdict::Went(walk) => {
+                    attempt = Attempt::Moved;
+                    went += 1;
+                    self.settle(at, choice, walk, out);
+                }
+            }
+        }
+        self.stats.batched += went as u64;
+        self.stats.largest_batch = self.stats.largest_batch.max(went);
+        self.retire();
+        Ok(attempt)
+    }
+
+    /// Tells what a round gave a choice, and lets it go if it ended.
+    fn settle(&mut self, at: usize, choice: usize, walk: crate::accept::Walk, out: &mut Events) {
+        let sequences = &mut self.running[at].sequences;
+        let Some(i) = sequences.iter().position(|s| s.choice == choice) else {
+            return;
+        };
+        let sequence = sequences.remove(i);
+        self.tell(&sequence, walk.tokens, walk.ending, out);
+        if walk.ending.is_none() {
+            self.running[at].sequences.insert(i, sequence);
+        }
+    }
+
+    /// Nothing could move for want of room: the job that came last gives up its own.
+    fn make_room(&mut self, out: &mut Events) {
+        let latest = self.running.iter().enumerate();
+        let victim = latest.max_by_key(|(_, running)| running.turn);
+        let (prompt, max_tokens) = match (victim, self.queue.first()) {
+            (Some((_, running)), _) => (running.prompt.len(), running.settings.max_tokens),
+            (None, Some(job)) => (job.prompt.len(), job.settings.max_tokens),
+            (None, None) => return,
+        };
+        let victim = victim.map(|(at, _)| at);
+        let context = self.runner.info().limits.context;
+        let wanted = prompt.saturating_add(max_tokens).min(context);
+        let failure = self.refusal.take().unwrap_or(Failure::NoRoom {
+            what: "context tokens",
+            wanted: wanted as u64,
+            free: self.runner.room().tokens as u64,
+        });
+        match victim {
+            Some(at) => self.remove_failed(at, failure, out),
+            None => {
+                if let Some((_, entry)) = self.queue.pop() {
+                    self.stats.failed += 1;
+                    let error = failure;
+                    out.push((entry.job.id, Event::Failed { error }));
+                }
+            }
+        }
+    }
+
+    /// Counts a refusal for want of room and keeps its words.
+    pub(crate) fn refused(&mut self, error: &DeviceError) {
+        self.stats.waits += 1;
+        self.refusal = Some(Failure::from(error));
+    }
+
+    /// Fails one job for a device's refusal; a lost device is everyone's.
+    pub(crate) fn fail(
+        &mut self,
+        at: usize,
+        error: &DeviceError,
+        out: &mut Events,
+    ) -> Result<(), DeviceError> {
+        if let DeviceError::Lost { .. } = error {
+            return Err(lost_again(error));
+        }
+        self.remove_failed(at, Failure::from(error), out);
+        Ok(())
+    }
+
+    fn remove_failed(&mut self, at: usize, error: Failure, out: &mut Events) {
+        let running = self.running.remove(at);
+        tracing::warn!(job = running.id.0, %error, "job failed");
+        running.places().for_each(|seq| self.runner.close(seq));
+        if let Some(end) = &running.prompt_end {
+            self.runner.free_snapshot(end.snapshot);
+        }
+        self.stats.failed += 1;
+        out.push((running.id, Event::Failed { error }));
+    }
+
+    /// Tells every job that the device is lost.
+    fn lose(&mut self, error: &DeviceError, out: &mut Events) {
+        tracing::error!(%error, "every job fails");
+        let running = mem::take(&mut self.running).into_iter().map(|r| r.id);
+        let queued = mem::take(&mut self.queue);
+        for id in running.chain(queued.into_ids()) {
+            self.stats.failed += 1;
+            let error = Failure::from(error);
+            out.push((id, Event::Failed { error }));
+        }
+        self.lost = Some(lost_again(error));
+    }
+
+    /// Frees saved prompt ends nobody waits for, and forgets jobs that are done.
+    pub(crate) fn retire(&mut self) {
+        for running in &mut self.running {
+            if running.unbegun.is_empty()
+                && let Some(end) = running.prompt_end.take()
+            {
+                self.runner.free_snapshot(end.snapshot);
+            }
+        }
+        self.running.retain(|running| !running.is_done());
+    }
+
+    /// An idle scheduler holds nothing, so the runner must be as empty as at the start.
+    fn check_returned(&mut self) {
+        let room = self.runner.room();
+        if room != self.empty {
+            self.stats.leaks += 1;
+            tracing::error!(?room, empty = ?self.empty, "the device has not got everything back");
+            // Told once for each loss.
+            self.empty = room;
+        }
+    }
+
+    pub(crate) fn open_sequences(&self) -> usize {
+        self.running.iter().map(|r| r.places().count()).sum()
+    }
+
+    pub(crate) fn model(&self) -> Model<'_> {
+        let info = self.runner.info();
+        Model {
+            eos: &self.config.eos,
+            vocab: info.vocab,
+            context: info.limits.context,
+            top_limit: self.config.top_limit,
+        }
+    }
+}
+
+/// Drafted and accepted tokens of a batch so far.
+fn totals(batch: &[&mut Sequence]) -> (u64, u64) {
+    let stats = batch.iter().map(|sequence| sequence.stats);
+    stats.fold((0, 0), |(drafted, accepted), s| {
+        (
+            drafted + s.drafted_tokens as u64,
+            accepted + s.accepted_tokens as u64,
+        )
+    })
 }

@@ -33,11 +33,13 @@ pub struct Stats {
     pub batched: u64,
     /// The largest batch so far.
     pub largest_batch: usize,
+    /// Rounds that wanted trees and had no room to draft them, so that they decoded plainly.
+    pub undrafted_rounds: u64,
     /// Tree nodes proposed beyond the roots.
     pub drafted_tokens: u64,
     /// Of these, nodes on the paths kept.
     pub accepted_tokens: u64,
-    /// Times a sequence had to sit out a round, or a job an admission, for want of room.
+    /// Times the device had no room for a sequence to open, read on or go through a round.
     pub waits: u64,
     /// Times an idle scheduler found that the device had not got back all it had lent; a defect.
     pub leaks: u64,

@@ -1,0 +1,203 @@
+//! From the queue to the first token: places on the device, prompts read, choices begun.
+
+use std::mem;
+use std::slice;
+
+use contract::{DeviceError, Place, Row, SeqId};
+
+use crate::running::{PromptEnd, Running};
+use crate::sample::History;
+use crate::scheduler::{Attempt, Events};
+use crate::sequence::Bounds;
+use crate::{Event, FinishReason, Scheduler};
+
+impl Scheduler {
+    /// Begins choices whose prompt is read and which waited for a place.
+    pub(crate) fn begin_choices(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
+        let mut attempt = Attempt::Nothing;
+        let mut at = 0;
+        while at < self.running.len() {
+            let running = &self.running[at];
+            let waits = running.prompt_end.is_some() && !running.unbegun.is_empty();
+            if !waits {
+                at += 1;
+                continue;
+            }
+            let max_len = running.bounds.max_len(running.prompt.len());
+            let Some(seq) = self.open(max_len)? else {
+                return Ok(Attempt::Refused);
+            };
+            let running = &mut self.running[at];
+            let (Some(end), Some(choice)) = (&running.prompt_end, running.unbegun.pop_front())
+            else {
+                continue;
+            };
+            let row = end.row.clone();
+            if let Err(error) = self.runner.restore(seq, end.snapshot) {
+                self.runner.close(seq);
+                running.unbegun.push_front(choice);
+                self.fail(at, &error, out)?;
+                continue;
+            }
+            attempt = Attempt::Moved;
+            self.begin_choice(at, choice, seq, &row, out);
+            self.retire();
+        }
+        Ok(attempt)
+    }
+
+    /// Admits jobs in the order of the queue while there is room.
+    pub(crate) fn admit_queued(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
+        let mut attempt = Attempt::Nothing;
+        while let Some(job) = self.queue.first() {
+            let bounds = Bounds::new(
+                &job.settings,
+                &self.config.eos,
+                self.runner.info().limits.context,
+            );
+            let max_len = bounds.max_len(job.prompt.len());
+            let Some(seq) = self.open(max_len)? else {
+                return Ok(Attempt::Refused);
+            };
+            let Some((turn, entry)) = self.queue.pop() else {
+                break;
+            };
+            let id = entry.job.id;
+            let running = Running::new(turn, entry, seq, self.model());
+            self.running.push(running);
+            out.push((id, Event::Started { cached: 0 }));
+            attempt = Attempt::Moved;
+        }
+        Ok(attempt)
+    }
+
+    /// A place on the device, or `None` where there is none now.
+    fn open(&mut self, max_len: usize) -> Result<Option<SeqId>, DeviceError> {
+        let room = self.runner.room();
+        let busy = self.open_sequences() >= self.config.max_sequences;
+        if busy || room.sequences == 0 || room.tokens < max_len {
+            return Ok(None);
+        }
+        match self.runner.open(max_len) {
+            Ok(seq) => Ok(Some(seq)),
+            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(error) => {
+                self.refused(&error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads one chunk of the prompt whose turn it is.
+    pub(crate) fn read(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
+        let reading = self.running.iter().enumerate();
+        let next = reading
+            .filter(|(_, running)| running.prefill.is_some())
+            .min_by_key(|(_, running)| running.turn)
+            .map(|(at, _)| at);
+        let Some(at) = next else {
+            return Ok(Attempt::Nothing);
+        };
+        let sampler = self.running[at].sampler(0, self.model());
+        let running = &mut self.running[at];
+        let Some(prefill) = &mut running.prefill else {
+            return Ok(Attempt::Nothing);
+        };
+        let last = (running.settings.max_tokens > 0).then(|| {
+            let history = History::new(&running.prompt, &running.settings.sampling);
+            sampler.ask(&history, &[])
+        });
+        let before = prefill.done;
+        let row = match prefill.chunk(
+            &mut *self.runner,
+            &running.prompt,
+            self.chunk,
+            last.as_ref(),
+        ) {
+            Ok(row) => row,
+            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+            Err(error @ DeviceError::NoRoom { .. }) => {
+                self.refused(&error);
+                return Ok(Attempt::Refused);
+            }
+            Err(error) => {
+                self.fail(at, &error, out)?;
+                return Ok(Attempt::Moved);
+            }
+        };
+        self.stats.chunks += 1;
+        self.stats.prompt_tokens += (prefill.done - before) as u64;
+        let (done, total) = (prefill.done, running.prompt.len());
+        out.push((running.id, Event::Prefill { done, total }));
+        if let Some(row) = row {
+            self.prompt_read(at, row, out)?;
+        }
+        Ok(Attempt::Moved)
+    }
+
+    /// Begins the first choice of a job whose prompt has just been read, and saves the state for the others.
+    fn prompt_read(&mut self, at: usize, row: Row, out: &mut Events) -> Result<(), DeviceError> {
+        let running = &mut self.running[at];
+        let Some(mut prefill) = running.prefill.take() else {
+            return Ok(());
+        };
+        let seq = prefill.seq;
+        if let Some(logprobs) = prefill.take_logprobs() {
+            out.push((running.id, Event::PromptLogprobs(logprobs)));
+        }
+        if running.settings.max_tokens == 0 {
+            for choice in mem::take(&mut running.unbegun) {
+                let stats = running.blank_stats();
+                self.stats.finished += 1;
+                let reason = FinishReason::Length;
+                let event = Event::Finished {
+                    choice,
+                    reason,
+                    stats,
+                };
+                out.push((running.id, event));
+            }
+            self.runner.close(seq);
+            self.retire();
+            return Ok(());
+        }
+        let Some(choice) = running.unbegun.pop_front() else {
+            return Ok(());
+        };
+        if !running.unbegun.is_empty() {
+            let saved = match self.runner.snapshot(seq, Place::Device) {
+                Err(DeviceError::NoRoom { .. }) => self.runner.snapshot(seq, Place::Host),
+                saved => saved,
+            };
+            match saved {
+                Ok(info) => {
+                    running.prompt_end = Some(PromptEnd {
+                        snapshot: info.id,
+                        row: row.clone(),
+                    });
+                }
+                Err(error) => {
+                    self.runner.close(seq);
+                    return self.fail(at, &error, out);
+                }
+            }
+        }
+        self.begin_choice(at, choice, seq, &row, out);
+        self.begin_choices(out)?;
+        self.retire();
+        Ok(())
+    }
+
+    /// Chooses the first token of a choice whose prompt `seq` holds.
+    fn begin_choice(&mut self, at: usize, choice: usize, seq: SeqId, row: &Row, out: &mut Events) {
+        let running = &self.running[at];
+        let mut sequence = running.sequence(choice, seq, self.model());
+        let token = sequence.sampler.choose(row, sequence.position_after(0));
+        let ending = sequence.ending(1, token.id);
+        sequence.push(slice::from_ref(&token));
+        self.tell(&sequence, vec![token], ending, out);
+        if ending.is_none() {
+            self.running[at].sequences.push(sequence);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Reads a prompt chunk by chunk.
+//!
+//! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, so a prompt
+//! gives the same bits however its reading is interleaved, and wherever it was resumed.
+
+use contract::{Ask, DeviceError, Row, Runner, SeqId, TokenId};
+
+use crate::Logprobs;
+use crate::sample::{ask_about, told_about};
+
+/// The size all chunks are cut by: the largest multiple of `align` within `limit`, or `limit` where there
+/// is none.
+pub(crate) fn chunk_size(limit: usize, align: usize) -> usize {
+    let align = align.max(1);
+    match limit / align * align {
+        0 => limit.max(1),
+        size => size,
+    }
+}
+
+/// The reading of one prompt.
+#[derive(Debug)]
+pub(crate) struct Prefill {
+    /// The sequence it is read into; closed by whoever takes the prefill out of the scheduler.
+    pub(crate) seq: SeqId,
+    /// Tokens read so far.
+    pub(crate) done: usize,
+    /// How many best tokens are to be told with each prompt token's logprob, if any are.
+    told: Option<usize>,
+    /// Logprobs of the tokens read so far and the one after.
+    logprobs: Vec<Option<Logprobs>>,
+}
+
+impl Prefill {
+    /// The reading of a prompt into a fresh sequence.
+    pub(crate) fn new(seq: SeqId, told: Option<usize>) -> Prefill {
+        Prefill {
+            seq,
+            done: 0,
+            told,
+            // Nothing stands before the first token, so nothing says how likely it was.
+            logprobs: vec![None],
+        }
+    }
+
+    /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes
+    /// back once the prompt is read, empty where nothing was asked.
+    pub(crate) fn chunk(
+        &mut self,
+        runner: &mut dyn Runner,
+        prompt: &[TokenId],
+        size: usize,
+        last: Option<&Ask>,
+    ) -> Result<Option<Row>, DeviceError> {
+        let end = ((self.done / size + 1) * size).min(prompt.len());
+        let tokens = &prompt[self.done..end];
+        let mut asks: Vec<(usize, Ask)> = Vec::new();
+        let followers = prompt[self.done + 1..].iter().take(tokens.len());
+        if let Some(n) = self.told {
+            asks.extend(
+                followers
+                    .clone()
+                    .map(|next| ask_about(*next, n))
+                    .enumerate(),
+            );
+        }
+        let ends = end == prompt.len();
+        let asked = last.filter(|_| ends);
+        asks.extend(asked.map(|ask| (tokens.len() - 1, ask.clone())));
+        let mut rows = runner.prefill(self.seq, tokens, &asks)?;
+        if rows.len() != asks.len() {
+            return Err(DeviceError::Misuse {
+                call: "prefill",
+                detail: format!("{} rows came back for {} asks", rows.len(), asks.len()),
+            });
+        }
+        let row = match asked {
+            Some(_) => rows.pop(),
+            None => ends.then(Row::default),
+        };
+        if let Some(n) = self.told {
+            let told = followers.zip(&rows);
+            self.logprobs
+                .extend(told.map(|(next, row)| Some(told_about(row, *next, n))));
+        }
+        self.done = end;
+        Ok(row)
+    }
+
+    /// Logprobs of the whole prompt once it is read, if they are to be told.
+    pub(crate) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
+        self.told.map(|_| std::mem::take(&mut self.logprobs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_cut_by_a_multiple_of_the_alignment() {
+        for (limit, align, expected) in [
+            (512, 64, 512),
+            (500, 64, 448),
+            (64, 64, 64),
+            (63, 64, 63),
+            (100, 1, 100),
+            (7, 0, 7),
+            (0, 64, 1),
+        ] {
+            assert_eq!(chunk_size(limit, align), expected, "{limit} by {align}");
+        }
+    }
+}

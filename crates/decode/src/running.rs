@@ -1,0 +1,118 @@
+//! A job that left the queue: its prompt being read, then its choices being spoken.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use contract::{Row, SeqId, SnapshotId, TokenId};
+
+use crate::prefill::Prefill;
+use crate::queue::{Entry, Turn};
+use crate::sample::{History, Sampler};
+use crate::sequence::{Bounds, Sequence};
+use crate::{ChoiceStats, JobId, Settings};
+
+/// One job on the device.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// The job's name.
+    pub(crate) id: JobId,
+    /// Whose prompt is read first.
+    pub(crate) turn: Turn,
+    /// Its prompt.
+    pub(crate) prompt: Arc<[TokenId]>,
+    /// How it goes on.
+    pub(crate) settings: Arc<Settings>,
+    /// When its choices end.
+    pub(crate) bounds: Bounds,
+    /// The prompt being read; `None` once it is.
+    pub(crate) prefill: Option<Prefill>,
+    /// The state after the prompt, kept while choices wait to begin. The scheduler frees it.
+    pub(crate) prompt_end: Option<PromptEnd>,
+    /// Choices that have not begun.
+    pub(crate) unbegun: VecDeque<usize>,
+    /// Choices being spoken. The scheduler closes their places on the device.
+    pub(crate) sequences: Vec<Sequence>,
+}
+
+/// Where every choice begins.
+#[derive(Debug)]
+pub(crate) struct PromptEnd {
+    /// The device's state after the prompt.
+    pub(crate) snapshot: SnapshotId,
+    /// What the target says there.
+    pub(crate) row: Row,
+}
+
+/// What all sequences of one scheduler share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Model<'a> {
+    /// The model's own ending tokens.
+    pub(crate) eos: &'a [TokenId],
+    /// Length of a row.
+    pub(crate) vocab: usize,
+    /// The longest sequence.
+    pub(crate) context: usize,
+    /// Up to how many best tokens are fetched alone.
+    pub(crate) top_limit: usize,
+}
+
+impl Running {
+    /// A job whose prompt is about to be read into `seq`.
+    pub(crate) fn new(turn: Turn, entry: Entry, seq: SeqId, model: Model<'_>) -> Running {
+        let settings = Arc::new(entry.job.settings);
+        Running {
+            id: entry.job.id,
+            turn,
+            prompt: entry.job.prompt,
+            bounds: Bounds::new(&settings, model.eos, model.context),
+            prefill: Some(Prefill::new(seq, settings.prompt_logprobs)),
+            settings,
+            prompt_end: None,
+            unbegun: entry.open.into(),
+            sequences: Vec::new(),
+        }
+    }
+
+    /// A choice of this job, in `seq`, which holds the prompt.
+    pub(crate) fn sequence(&self, choice: usize, seq: SeqId, model: Model<'_>) -> Sequence {
+        Sequence {
+            job: self.id,
+            choice,
+            seq,
+            history: History::new(&self.prompt, &self.settings.sampling),
+            sampler: self.sampler(choice, model),
+            bounds: self.bounds.clone(),
+            stats: self.blank_stats(),
+        }
+    }
+
+    /// What chooses the tokens of a choice.
+    pub(crate) fn sampler(&self, choice: usize, model: Model<'_>) -> Sampler {
+        Sampler::new(
+            self.settings.clone(),
+            choice,
+            &self.bounds.ends,
+            model.vocab,
+            model.top_limit,
+        )
+    }
+
+    /// The stats of a choice that has said nothing.
+    pub(crate) fn blank_stats(&self) -> ChoiceStats {
+        ChoiceStats {
+            prompt_tokens: self.prompt.len(),
+            ..ChoiceStats::default()
+        }
+    }
+
+    /// Places on the device that it holds.
+    pub(crate) fn places(&self) -> impl Iterator<Item = SeqId> {
+        let reading = self.prefill.iter().map(|prefill| prefill.seq);
+        reading.chain(self.sequences.iter().map(|sequence| sequence.seq))
+    }
+
+    /// Whether nothing of it is left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.prefill.is_none() && self.unbegun.is_empty() && self.sequences.is_empty()
+    }
+}

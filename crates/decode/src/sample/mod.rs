@@ -1,0 +1,292 @@
+//! Which token comes next: what is asked of the device, and how the answer is drawn from.
+
+mod chain;
+mod penalty;
+mod rng;
+
+use std::sync::Arc;
+
+use contract::{Ask, Edits, Row, TokenId, TokenMask, Want};
+
+pub(crate) use penalty::History;
+
+use crate::{Logprobs, OutToken, Settings};
+
+/// Chooses the tokens of one sequence. What it chooses depends on the settings, the seed, the history and
+/// the position alone.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    settings: Arc<Settings>,
+    /// The job's seed plus the number of the choice.
+    seed: u64,
+    want: Want,
+    /// Everything but the tokens that end the sequence, where these must wait for `min_tokens`.
+    not_yet_ending: Option<Arc<TokenMask>>,
+    /// The edits of every position that needs no mask and no counts.
+    bias_only: Option<Arc<Edits>>,
+}
+
+impl Sampler {
+    /// A sampler for choice `choice`; `ends` are the tokens that end it, `vocab` the length of a row, and
+    /// rows of more than `top_limit` best tokens are asked for whole.
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        choice: usize,
+        ends: &[TokenId],
+        vocab: usize,
+        top_limit: usize,
+    ) -> Sampler {
+        let sampling = &settings.sampling;
+        let not_yet_ending = (settings.min_tokens > 0 && !ends.is_empty()).then(|| {
+            let mut mask = TokenMask::all(vocab);
+            ends.iter().for_each(|token| mask.remove(*token));
+            Arc::new(mask)
+        });
+        let bias_only = (!sampling.bias.is_empty()).then(|| {
+            Arc::new(Edits {
+                bias: sampling.bias.clone(),
+                ..Edits::default()
+            })
+        });
+        Sampler {
+            seed: sampling.seed.wrapping_add(choice as u64),
+            want: want(&settings, vocab, top_limit),
+            settings,
+            not_yet_ending,
+            bias_only,
+        }
+    }
+
+    /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root.
+    pub(crate) fn ask(&self, history: &History, path: &[TokenId]) -> Ask {
+        let sampling = &self.settings.sampling;
+        let generated = history.generated() + path.len();
+        let mask = self
+            .not_yet_ending
+            .as_ref()
+            .filter(|_| generated < self.settings.min_tokens);
+        let edits = if mask.is_some() || penalises(&self.settings) {
+            Some(Arc::new(Edits {
+                allowed: mask.cloned(),
+                bias: sampling.bias.clone(),
+                repetition: sampling.repetition,
+                frequency: sampling.frequency,
+                presence: sampling.presence,
+                counts: history.counts_after(path),
+            }))
+        } else {
+            self.bias_only.clone()
+        };
+        Ask {
+            want: self.want,
+            edits,
+        }
+    }
+
+    /// The token at absolute position `position`, from what the device answered to [`ask`](Sampler::ask).
+    pub(crate) fn choose(&self, row: &Row, position: usize) -> OutToken {
+        let draw = rng::uniform(self.seed, position as u64);
+        let id = chain::choose(row, &self.settings.sampling, draw);
+        OutToken {
+            id,
+            logprobs: self.settings.logprobs.map(|n| logprobs(row, id, n)),
+        }
+    }
+}
+
+fn penalises(settings: &Settings) -> bool {
+    let sampling = &settings.sampling;
+    sampling.repetition != 1.0 || sampling.frequency != 0.0 || sampling.presence != 0.0
+}
+
+/// How much of a row the settings need: the best tokens where that is enough, else all of it.
+fn want(settings: &Settings, vocab: usize, top_limit: usize) -> Want {
+    let sampling = &settings.sampling;
+    let edited = penalises(settings) || !sampling.bias.is_empty() || settings.min_tokens > 0;
+    let drawn = match (sampling.is_greedy(), sampling.top_k) {
+        (true, _) => 1,
+        (false, 0) => return Want::Full,
+        (false, k) => k.min(vocab),
+    };
+    let told = settings.logprobs.unwrap_or(0);
+    // The best by raw logit need not be among the best by edited logit.
+    if told > 0 && edited {
+        return Want::Full;
+    }
+    match drawn.max(told) {
+        k if k > top_limit || k >= vocab => Want::Full,
+        k => Want::Top(k),
+    }
+}
+
+/// The logprob of `token`, which must be in the row, and the `n` best, by the raw logits.
+fn logprobs(row: &Row, token: TokenId, n: usize) -> Logprobs {
+    let at = match row.ids.get(token.index()) {
+        // In a whole row a token stands at its own id.
+        Some(id) if *id == token => Some(token.index()),
+        _ => row.ids.iter().position(|id| *id == token),
+    };
+    let logprob = |i: usize| row.raw[i] - row.raw_lse;
+    Logprobs {
+        logprob: at.map_or(f32::NEG_INFINITY, logprob),
+        top: best_raw(row, n)
+            .into_iter()
+            .map(|i| (row.ids[i], logprob(i)))
+            .collect(),
+    }
+}
+
+/// Where in the row the `n` best raw logits stand, best first, ties to the lower id.
+fn best_raw(row: &Row, n: usize) -> Vec<usize> {
+    let rank = |a: &usize, b: &usize| {
+        // Adding zero makes the two zeros one.
+        let (x, y) = (row.raw[*a] + 0.0, row.raw[*b] + 0.0);
+        y.total_cmp(&x).then(row.ids[*a].cmp(&row.ids[*b]))
+    };
+    let mut order: Vec<usize> = (0..row.ids.len()).collect();
+    if n == 0 {
+        return Vec::new();
+    }
+    if n < order.len() {
+        order.select_nth_unstable_by(n, rank);
+        order.truncate(n);
+    }
+    order.sort_unstable_by(rank);
+    order
+}
+
+/// What to ask at a prompt position to learn the logprob of the token that follows it, and the `n` best.
+///
+/// Lifting that one token above all others brings it, with its raw logit, to the head of the best `n + 1`;
+/// the others keep their raw order, so a whole row need not travel.
+pub(crate) fn ask_about(next: TokenId, n: usize) -> Ask {
+    /// Above any logit a model gives, and finite.
+    const LIFT: f32 = 1e30;
+    Ask {
+        want: Want::Top(n + 1),
+        edits: Some(Arc::new(Edits {
+            bias: vec![(next, LIFT)],
+            ..Edits::default()
+        })),
+    }
+}
+
+/// What a row asked for with [`ask_about`] says of `next`.
+pub(crate) fn told_about(row: &Row, next: TokenId, n: usize) -> Logprobs {
+    logprobs(row, next, n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sampling;
+    use conformance::fake::{Ending, Language};
+    use proptest::prelude::*;
+
+    const LANGUAGE: Language = Language {
+        vocab: 40,
+        spread: 6.0,
+        ending: Some(Ending {
+            token: TokenId(2),
+            chance: 0.2,
+        }),
+        salt: 5,
+    };
+
+    fn check_want(sampling: Sampling, logprobs: Option<usize>, min_tokens: usize, expected: Want) {
+        let settings = Settings {
+            sampling,
+            logprobs,
+            min_tokens,
+            ..Settings::default()
+        };
+        assert_eq!(want(&settings, 1000, 64), expected, "{settings:?}");
+    }
+
+    #[test]
+    fn whole_rows_travel_only_where_the_best_tokens_are_not_enough() {
+        let top_k = |top_k| Sampling {
+            top_k,
+            ..Sampling::default()
+        };
+        let biased = Sampling {
+            bias: vec![(TokenId(1), 1.0)],
+            ..Sampling::greedy()
+        };
+        check_want(Sampling::greedy(), None, 0, Want::Top(1));
+        check_want(Sampling::greedy(), Some(0), 0, Want::Top(1));
+        check_want(Sampling::greedy(), Some(5), 0, Want::Top(5));
+        check_want(Sampling::greedy(), Some(5), 3, Want::Full);
+        check_want(biased.clone(), None, 0, Want::Top(1));
+        check_want(biased, Some(1), 0, Want::Full);
+        check_want(Sampling::default(), None, 0, Want::Full);
+        check_want(top_k(20), None, 0, Want::Top(20));
+        check_want(top_k(64), Some(20), 0, Want::Top(64));
+        check_want(top_k(65), None, 0, Want::Full);
+    }
+
+    #[test]
+    fn no_ending_token_comes_before_the_least_length() {
+        let settings = Arc::new(Settings {
+            sampling: Sampling::greedy(),
+            min_tokens: 3,
+            ..Settings::default()
+        });
+        let sampler = Sampler::new(settings.clone(), 0, &[TokenId(2)], LANGUAGE.vocab, 64);
+        let mut history = History::new(&[TokenId(1)], &settings.sampling);
+        let bars = |ask: Ask| {
+            ask.edits
+                .and_then(|edits| edits.allowed.clone())
+                .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
+        };
+        assert!(bars(sampler.ask(&history, &[])));
+        history.push(TokenId(9));
+        assert!(bars(sampler.ask(&history, &[TokenId(4)])));
+        assert!(!bars(sampler.ask(&history, &[TokenId(4), TokenId(5)])));
+    }
+
+    proptest! {
+        #[test]
+        fn logprobs_come_from_the_raw_row_whatever_edits_it(
+            prompt in prop::collection::vec(0..40_u32, 1..8),
+            bias in -3.0_f32..3.0,
+            repetition in prop::sample::select(vec![1.0_f32, 1.3]),
+            temperature in prop::sample::select(vec![0.0_f32, 0.8]),
+            top_k in prop::sample::select(vec![0_usize, 3]),
+            n in 0..6_usize,
+        ) {
+            let prompt: Vec<TokenId> = prompt.into_iter().map(TokenId).collect();
+            let sampling = Sampling {
+                temperature, top_k, repetition,
+                bias: vec![(TokenId(7), bias)],
+                ..Sampling::default()
+            };
+            let settings = Arc::new(Settings {
+                sampling, logprobs: Some(n), ..Settings::default()
+            });
+            let sampler = Sampler::new(settings.clone(), 0, &[], LANGUAGE.vocab, 64);
+            let history = History::new(&prompt, &settings.sampling);
+            let trace = LANGUAGE.begin().then_all(&prompt);
+            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[])), prompt.len());
+            let raw = LANGUAGE.row(trace, &Ask::full());
+            let told = out.logprobs.unwrap();
+            prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);
+            let best = LANGUAGE.row(trace, &Ask::top(n.max(1)));
+            let expected: Vec<_> = best.ids.iter().zip(&best.raw)
+                .map(|(id, x)| (*id, x - best.raw_lse)).take(n).collect();
+            prop_assert_eq!(told.top, expected);
+        }
+
+        #[test]
+        fn a_lifted_token_tells_its_raw_logprob_and_the_raw_best(
+            prompt in prop::collection::vec(0..40_u32, 1..8), next in 0..40_u32, n in 0..6_usize,
+        ) {
+            let prompt: Vec<TokenId> = prompt.into_iter().map(TokenId).collect();
+            let trace = LANGUAGE.begin().then_all(&prompt);
+            let row = LANGUAGE.row(trace, &ask_about(TokenId(next), n));
+            let told = told_about(&row, TokenId(next), n);
+            let raw = LANGUAGE.row(trace, &Ask::full());
+            prop_assert_eq!(told, logprobs(&raw, TokenId(next), n));
+        }
+    }
+}

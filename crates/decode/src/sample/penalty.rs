@@ -1,0 +1,177 @@
+//! What the penalties count: the tokens so far, and those on the way to a tree node.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use contract::{TokenCount, TokenId};
+
+use crate::Sampling;
+
+/// Prompt and output of one sequence, with the counts its penalties need.
+///
+/// The root of the next round is already in it: it was generated, though it is not in the device's cache.
+#[derive(Debug, Clone)]
+pub(crate) struct History {
+    tokens: Vec<TokenId>,
+    prompt_len: usize,
+    tally: Tally,
+}
+
+/// Counts kept only for penalties that are on.
+#[derive(Debug, Clone)]
+struct Tally {
+    counts: BTreeMap<TokenId, Count>,
+    /// The tokens that `repetition` looks at, oldest first; only where the window is bounded.
+    window: VecDeque<TokenId>,
+    /// `None` where `repetition` is off.
+    seen: Option<Reach>,
+    counts_generated: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    All,
+    Last(usize),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    seen: u32,
+    generated: u32,
+}
+
+impl History {
+    /// The history of a sequence that has generated nothing yet.
+    pub(crate) fn new(prompt: &[TokenId], sampling: &Sampling) -> History {
+        let seen = (sampling.repetition != 1.0).then_some(match sampling.window {
+            None => Reach::All,
+            Some(n) => Reach::Last(n),
+        });
+        let mut tally = Tally {
+            counts: BTreeMap::new(),
+            window: VecDeque::new(),
+            seen,
+            counts_generated: sampling.frequency != 0.0 || sampling.presence != 0.0,
+        };
+        prompt.iter().for_each(|token| tally.see(*token));
+        History {
+            tokens: prompt.to_vec(),
+            prompt_len: prompt.len(),
+            tally,
+        }
+    }
+
+    /// Prompt and output.
+    pub(crate) fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// How many tokens were generated.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Adds a generated token.
+    pub(crate) fn push(&mut self, token: TokenId) {
+        self.tokens.push(token);
+        self.tally.generate(token);
+    }
+
+    /// What the penalties count once `path` has been generated too.
+    pub(crate) fn counts_after(&self, path: &[TokenId]) -> Vec<TokenCount> {
+        if path.is_empty() {
+            return self.tally.list();
+        }
+        let mut tally = self.tally.clone();
+        path.iter().for_each(|token| tally.generate(*token));
+        tally.list()
+    }
+}
+
+impl Tally {
+    fn generate(&mut self, token: TokenId) {
+        if self.counts_generated {
+            self.counts.entry(token).or_default().generated += 1;
+        }
+        self.see(token);
+    }
+
+    fn see(&mut self, token: TokenId) {
+        match self.seen {
+            None => {}
+            Some(Reach::All) => self.counts.entry(token).or_default().seen += 1,
+            Some(Reach::Last(reach)) => {
+                self.counts.entry(token).or_default().seen += 1;
+                self.window.push_back(token);
+                if self.window.len() > reach
+                    && let Some(left) = self.window.pop_front()
+                    && let Some(count) = self.counts.get_mut(&left)
+                {
+                    count.seen -= 1;
+                    if count.seen == 0 && count.generated == 0 {
+                        self.counts.remove(&left);
+                    }
+                }
+            }
+        }
+    }
+
+    fn list(&self) -> Vec<TokenCount> {
+        let counts = self.counts.iter();
+        counts
+            .map(|(token, count)| TokenCount {
+                token: *token,
+                seen: count.seen > 0,
+                generated: count.generated,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The definition, counted anew from the whole history.
+    fn counted(tokens: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<TokenCount> {
+        let reach = sampling.window.unwrap_or(tokens.len()).min(tokens.len());
+        let window = &tokens[tokens.len() - reach..];
+        let mut ids = tokens.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        let penalised = sampling.frequency != 0.0 || sampling.presence != 0.0;
+        ids.into_iter()
+            .map(|token| TokenCount {
+                token,
+                seen: sampling.repetition != 1.0 && window.contains(&token),
+                generated: match penalised {
+                    true => tokens[prompt_len..].iter().filter(|t| **t == token).count() as u32,
+                    false => 0,
+                },
+            })
+            .filter(|count| count.seen || count.generated > 0)
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn running_counts_are_the_counts_of_the_whole_history(
+            prompt in prop::collection::vec(0..6_u32, 1..12),
+            output in prop::collection::vec(0..6_u32, 0..12),
+            path in prop::collection::vec(0..6_u32, 0..5),
+            window in prop::option::of(0..10_usize),
+            repetition in prop::sample::select(vec![1.0_f32, 1.2]),
+            frequency in prop::sample::select(vec![0.0_f32, 0.5]),
+        ) {
+            let ids = |v: &[u32]| v.iter().copied().map(TokenId).collect::<Vec<_>>();
+            let sampling = Sampling { window, repetition, frequency, ..Sampling::default() };
+            let mut history = History::new(&ids(&prompt), &sampling);
+            ids(&output).into_iter().for_each(|token| history.push(token));
+            let all = ids(&[prompt.clone(), output, path.clone()].concat());
+            prop_assert_eq!(
+                history.counts_after(&ids(&path)),
+                counted(&all, prompt.len(), &sampling)
+            );
+        }
+    }
+}
