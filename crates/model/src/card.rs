@@ -1,0 +1,272 @@
+//! Model cards: what is usual for a model — sampling, token limits, thinking — as its makers recommend it.
+//!
+//! A card is a JSON file named after the model; `models/cards/` has ours. A bad card never prevents a start:
+//! what it says wrongly is told as a warning and left away.
+
+use serde_json::{Map, Value};
+
+/// What a card says, and defaults where it says nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Card {
+    /// The card's own name for the model, or where the values come from.
+    pub name: String,
+    /// Tokens of a reply when a request does not say, thinking included.
+    pub max_tokens: usize,
+    /// The same for hard problems, if the card tells.
+    pub complex_problem_max_tokens: Option<usize>,
+    /// Tokens kept for the reply after thinking.
+    pub hard_limit_reply_budget: usize,
+    /// How the model's thinking begins, if the card tells.
+    pub thinking_marker: Option<String>,
+    /// Text that ends thinking when its budget is used up, if the card tells.
+    pub thinking_terminator_hint: Option<String>,
+    /// Recommended sampling.
+    pub sampling: CardSampling,
+    /// Thinking tokens by effort: low, medium, high, x-high, max.
+    pub effort_tiers: [Option<usize>; 5],
+}
+
+/// Recommended sampling; `None` where the card says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CardSampling {
+    /// Sampling temperature.
+    pub temperature: Option<f32>,
+    /// Nucleus mass.
+    pub top_p: Option<f32>,
+    /// Candidates kept.
+    pub top_k: Option<usize>,
+    /// Least probability relative to the best.
+    pub min_p: Option<f32>,
+    /// Presence penalty.
+    pub presence_penalty: Option<f32>,
+    /// Repetition penalty.
+    pub repetition_penalty: Option<f32>,
+}
+
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
+/// Reply tokens kept when nothing else is said.
+const REPLY_BUDGET: usize = 4096;
+const LEAST_REPLY_BUDGET: usize = 256;
+const KNOWN_KEYS: [&str; 12] = [
+    "name",
+    "source",
+    "verified_at",
+    "max_tokens",
+    "download_urls",
+    "complex_problem_max_tokens",
+    "hard_limit_reply_budget",
+    "thinking_marker",
+    "thinking_terminator_hint",
+    "sampling",
+    "reasoning_effort_tiers",
+    "notes",
+];
+
+impl Card {
+    /// What is assumed of a family without a card.
+    pub fn of_architecture(architecture: &str) -> Card {
+        let max_tokens = if architecture.starts_with("qwen3") {
+            32_768
+        } else {
+            16_000
+        };
+        Card {
+            name: format!("{architecture} defaults"),
+            max_tokens,
+            complex_problem_max_tokens: None,
+            hard_limit_reply_budget: REPLY_BUDGET,
+            thinking_marker: None,
+            thinking_terminator_hint: None,
+            sampling: CardSampling::default(),
+            effort_tiers: [None; 5],
+        }
+    }
+
+    /// Reads a card over the defaults of `architecture`; warnings tell what was left away and why.
+    pub fn parse(json: &str, architecture: &str) -> (Card, Vec<String>) {
+        let mut card = Card::of_architecture(architecture);
+        let mut warnings = Vec::new();
+        let fields = match serde_json::from_str(json) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) => {
+                warnings.push("the card is not a JSON object".to_owned());
+                return (card, warnings);
+            }
+            Err(error) => {
+                warnings.push(format!("the card is not JSON: {error}"));
+                return (card, warnings);
+            }
+        };
+        let mut reader = Reader {
+            fields: &fields,
+            warnings: &mut warnings,
+        };
+        for required in ["name", "source", "verified_at", "max_tokens"] {
+            if !fields.contains_key(required) {
+                reader.warnings.push(format!("{required} is missing"));
+            }
+        }
+        for key in fields
+            .keys()
+            .filter(|key| !KNOWN_KEYS.contains(&key.as_str()))
+        {
+            reader
+                .warnings
+                .push(format!("{key} is not a field of a card"));
+        }
+        if let Some(name) = reader.text("name") {
+            card.name = name;
+        }
+        if let Some(tokens) = reader.count("max_tokens", 1) {
+            card.max_tokens = tokens;
+        }
+        card.complex_problem_max_tokens = reader.count("complex_problem_max_tokens", 1);
+        if let Some(tokens) = reader.count("hard_limit_reply_budget", LEAST_REPLY_BUDGET) {
+            card.hard_limit_reply_budget = tokens;
+        }
+        card.thinking_marker = reader.text("thinking_marker");
+        card.thinking_terminator_hint = reader.text("thinking_terminator_hint");
+        if let Some(sampling) = reader.object("sampling") {
+            let mut inner = Reader {
+                fields: sampling,
+                warnings: reader.warnings,
+            };
+            card.sampling = CardSampling {
+                temperature: inner.number("temperature", 0.0, 2.0),
+                top_p: inner.number("top_p", f32::MIN_POSITIVE, 1.0),
+                top_k: inner.count("top_k", 0),
+                min_p: inner.number("min_p", 0.0, 1.0),
+                presence_penalty: inner.number("presence_penalty", -2.0, 2.0),
+                repetition_penalty: inner.number("repetition_penalty", f32::MIN_POSITIVE, 10.0),
+            };
+        }
+        let mut reader = Reader {
+            fields: &fields,
+            warnings: &mut warnings,
+        };
+        if let Some(tiers) = reader.object("reasoning_effort_tiers") {
+            let mut inner = Reader {
+                fields: tiers,
+                warnings: reader.warnings,
+            };
+            card.effort_tiers = EFFORTS.map(|effort| inner.count(effort, 1));
+        }
+        (card, warnings)
+    }
+
+    /// The file stem under which a model's card is looked for: its name in lower case, blanks and
+    /// underscores as dashes, everything else but letters, digits, dots and dashes dropped.
+    pub fn stem(model_name: &str) -> String {
+        model_name
+            .to_lowercase()
+            .chars()
+            .map(|c| {
+                if matches!(c, ' ' | '\t' | '_') {
+                    '-'
+                } else {
+                    c
+                }
+            })
+            .filter(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-'))
+            .collect()
+    }
+}
+
+struct Reader<'a, 'w> {
+    fields: &'a Map<String, Value>,
+    warnings: &'w mut Vec<String>,
+}
+
+impl<'a> Reader<'a, '_> {
+    fn present(&self, key: &str) -> Option<&'a Value> {
+        self.fields.get(key).filter(|value| !value.is_null())
+    }
+
+    fn warn<T>(&mut self, key: &str, expected: &str) -> Option<T> {
+        self.warnings.push(format!("{key} is not {expected}"));
+        None
+    }
+
+    fn text(&mut self, key: &str) -> Option<String> {
+        match self.present(key)? {
+            Value::String(text) => Some(text.clone()),
+            _ => self.warn(key, "a string"),
+        }
+    }
+
+    fn count(&mut self, key: &str, least: usize) -> Option<usize> {
+        let count = self
+            .present(key)?
+            .as_u64()
+            .and_then(|n| usize::try_from(n).ok());
+        match count.filter(|n| *n >= least) {
+            Some(count) => Some(count),
+            None => self.warn(key, &format!("a whole number of at least {least}")),
+        }
+    }
+
+    fn number(&mut self, key: &str, least: f32, most: f32) -> Option<f32> {
+        let number = self.present(key)?.as_f64().map(|x| x as f32);
+        match number.filter(|x| (least..=most).contains(x)) {
+            Some(number) => Some(number),
+            None => self.warn(key, &format!("a number from {least} to {most}")),
+        }
+    }
+
+    fn object(&mut self, key: &str) -> Option<&'a Map<String, Value>> {
+        match self.present(key)? {
+            Value::Object(fields) => Some(fields),
+            _ => self.warn(key, "an object"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 100,
+        "sampling": {"temperature": 0.7, "top_k": 20}, "reasoning_effort_tiers": {"low": 5, "max": 50}}"#;
+
+    #[test]
+    fn a_good_card_is_read_without_a_warning() {
+        let (card, warnings) = Card::parse(GOOD, "qwen35");
+        assert_eq!(warnings, Vec::<String>::new());
+        assert_eq!(
+            (card.max_tokens, card.hard_limit_reply_budget),
+            (100, REPLY_BUDGET)
+        );
+        assert_eq!(card.sampling.temperature, Some(0.7));
+        assert_eq!(card.sampling.top_k, Some(20));
+        assert_eq!(card.effort_tiers, [Some(5), None, None, None, Some(50)]);
+    }
+
+    #[test]
+    fn what_a_card_says_wrongly_is_told_and_left_away() {
+        let (card, warnings) = Card::parse(
+            r#"{"name": 3, "max_tokens": 0, "sampling": {"temperature": "hot"}, "colour": 1}"#,
+            "qwen3",
+        );
+        assert_eq!(card, Card::of_architecture("qwen3"));
+        let told = warnings.join("; ");
+        for part in [
+            "source is missing",
+            "colour is not a field",
+            "name is not",
+            "max_tokens is not",
+            "temperature is not",
+        ] {
+            assert!(told.contains(part), "{part} in {told}");
+        }
+        assert_eq!(Card::parse("[", "x").0.max_tokens, 16_000);
+        assert_eq!(Card::parse("[]", "x").1, ["the card is not a JSON object"]);
+    }
+
+    #[test]
+    fn stems_follow_the_published_rule() {
+        assert_eq!(
+            Card::stem("Qwen3.6 27B_Instruct (x)"),
+            "qwen3.6-27b-instruct-x"
+        );
+    }
+}

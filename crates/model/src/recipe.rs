@@ -1,0 +1,236 @@
+//! Which weight type each tensor of a file gets, by the name of the whole file's recipe.
+//!
+//! The Q4_K_M and Q5_K_M recipes choose as llama.cpp's quantiser does without an importance matrix, so that
+//! files and figures can be compared; see section 4.2 of the format notes and the fixtures of `recipe`'s tests.
+
+use contract::QuantType;
+
+/// A whole file's recipe, by the name users type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(non_camel_case_types, reason = "these are the names of the formats")]
+pub enum Recipe {
+    /// Matrices as 32-bit floats.
+    F32,
+    /// Matrices as halves.
+    F16,
+    /// Matrices as bfloat16.
+    BF16,
+    /// Matrices at 8 bits.
+    Q8_0,
+    /// Matrices at 4 bits, the head at 6.
+    Q4_0,
+    /// 4 bits, with 6 where it pays.
+    Q4_K_M,
+    /// 5 bits, with 6 where it pays.
+    Q5_K_M,
+    /// 6 bits.
+    Q6_K,
+}
+
+impl Recipe {
+    /// All recipes, smallest files first.
+    pub const ALL: [Recipe; 8] = [
+        Recipe::Q4_0,
+        Recipe::Q4_K_M,
+        Recipe::Q5_K_M,
+        Recipe::Q6_K,
+        Recipe::Q8_0,
+        Recipe::BF16,
+        Recipe::F16,
+        Recipe::F32,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recipe::F32 => "f32",
+            Recipe::F16 => "f16",
+            Recipe::BF16 => "bf16",
+            Recipe::Q8_0 => "q8_0",
+            Recipe::Q4_0 => "q4_0",
+            Recipe::Q4_K_M => "q4_k_m",
+            Recipe::Q5_K_M => "q5_k_m",
+            Recipe::Q6_K => "q6_k",
+        }
+    }
+
+    /// The recipe of a name, in any case.
+    pub fn parse(name: &str) -> Option<Recipe> {
+        Recipe::ALL
+            .into_iter()
+            .find(|recipe| recipe.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The value of `general.file_type` that names this recipe.
+    pub fn file_type(self) -> u32 {
+        match self {
+            Recipe::F32 => 0,
+            Recipe::F16 => 1,
+            Recipe::Q4_0 => 2,
+            Recipe::Q8_0 => 7,
+            Recipe::Q4_K_M => 15,
+            Recipe::Q5_K_M => 17,
+            Recipe::Q6_K => 18,
+            Recipe::BF16 => 32,
+        }
+    }
+
+    /// What a matrix gets when nothing special is known of it.
+    fn usual(self) -> QuantType {
+        match self {
+            Recipe::F32 => QuantType::F32,
+            Recipe::F16 => QuantType::F16,
+            Recipe::BF16 => QuantType::BF16,
+            Recipe::Q8_0 => QuantType::Q8_0,
+            Recipe::Q4_0 => QuantType::Q4_0,
+            Recipe::Q4_K_M => QuantType::Q4_K,
+            Recipe::Q5_K_M => QuantType::Q5_K,
+            Recipe::Q6_K => QuantType::Q6_K,
+        }
+    }
+}
+
+/// What a recipe must know of the whole file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileShape {
+    /// Blocks of the file, a prediction block after the trunk included.
+    pub block_count: usize,
+    /// Whether the head is the embedding, so that there is no `output.weight`.
+    pub tied: bool,
+}
+
+/// The type that tensor `name` of dimensions `dims` (fastest first) gets.
+pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> QuantType {
+    if !is_quantised(name, dims) {
+        return QuantType::F32;
+    }
+    let wanted = wanted(recipe, file, name);
+    fall_back(wanted, dims.first().copied().unwrap_or(0))
+}
+
+/// Vectors, norms, convolution taps and anything that is no `weight` stay 32-bit floats.
+fn is_quantised(name: &str, dims: &[u64]) -> bool {
+    dims.len() >= 2
+        && name.ends_with("weight")
+        && !name.contains("_norm.weight")
+        && !name.contains("ssm_conv1d")
+}
+
+fn wanted(recipe: Recipe, file: FileShape, name: &str) -> QuantType {
+    let usual = recipe.usual();
+    let is_head = name == "output.weight" || (file.tied && name == "token_embd.weight");
+    match recipe {
+        Recipe::F32 | Recipe::F16 | Recipe::BF16 | Recipe::Q8_0 | Recipe::Q6_K => usual,
+        _ if is_head => QuantType::Q6_K,
+        Recipe::Q4_0 => usual,
+        Recipe::Q4_K_M | Recipe::Q5_K_M => {
+            let gets_more = ["ffn_down", "attn_v", "attn_qkv"]
+                .iter()
+                .any(|part| name.ends_with(&format!(".{part}.weight")))
+                && block_of(name).is_some_and(|block| more_bits(block, file.block_count));
+            if gets_more { QuantType::Q6_K } else { usual }
+        }
+    }
+}
+
+/// The blocks at both ends, and every third between.
+fn more_bits(block: usize, blocks: usize) -> bool {
+    let eighth = blocks / 8;
+    block < eighth
+        || block >= 7 * blocks / 8
+        || block.checked_sub(eighth).is_some_and(|past| past % 3 == 2)
+}
+
+/// The number in `blk.<number>.…`.
+fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// Rows that are no multiple of 256 take a type with blocks of 32; rows that are none of 32 take halves.
+fn fall_back(wanted: QuantType, cols: u64) -> QuantType {
+    if cols.is_multiple_of(wanted.block_values() as u64) {
+        return wanted;
+    }
+    let small = match wanted {
+        QuantType::Q4_K => QuantType::Q5_0,
+        QuantType::Q5_K => QuantType::Q5_1,
+        QuantType::Q6_K => QuantType::Q8_0,
+        QuantType::IQ4_XS => QuantType::IQ4_NL,
+        _ => QuantType::F16,
+    };
+    if cols.is_multiple_of(small.block_values() as u64) {
+        small
+    } else {
+        QuantType::F16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        block_count: usize,
+        tied: bool,
+        recipe: String,
+        tensors: Vec<Chosen>,
+    }
+
+    #[derive(Deserialize)]
+    struct Chosen {
+        name: String,
+        dims: Vec<u64>,
+        #[serde(rename = "type")]
+        ty: String,
+    }
+
+    #[test]
+    fn every_tensor_gets_the_type_llama_cpp_gives_it() {
+        let dir = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../conformance/fixtures/recipe"
+        );
+        let mut tensors = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let fixture: Fixture = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            let recipe = Recipe::parse(&fixture.recipe).unwrap();
+            let file = FileShape {
+                block_count: fixture.block_count,
+                tied: fixture.tied,
+            };
+            for tensor in &fixture.tensors {
+                let ours = choose(recipe, file, &tensor.name, &tensor.dims);
+                assert_eq!(
+                    ours.name(),
+                    tensor.ty,
+                    "{} in {}",
+                    tensor.name,
+                    path.display()
+                );
+                tensors += 1;
+            }
+        }
+        assert!(tensors > 500, "only {tensors} tensors were compared");
+    }
+
+    #[test]
+    fn odd_rows_fall_back_to_smaller_blocks() {
+        let file = FileShape {
+            block_count: 8,
+            tied: true,
+        };
+        let ty = |cols| choose(Recipe::Q4_K_M, file, "blk.1.attn_q.weight", &[cols, 7]);
+        assert_eq!(ty(512), QuantType::Q4_K);
+        assert_eq!(ty(96), QuantType::Q5_0);
+        assert_eq!(ty(33), QuantType::F16);
+    }
+
+    #[test]
+    fn names_are_read_in_any_case() {
+        assert_eq!(Recipe::parse("Q4_K_M"), Some(Recipe::Q4_K_M));
+        assert_eq!(Recipe::parse("q9_k"), None);
+    }
+}

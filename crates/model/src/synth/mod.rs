@@ -1,0 +1,262 @@
+//! Files of a real model's exact shapes with random weights: for tests, benches, and trying things out.
+
+mod fill;
+mod shape;
+mod vocabulary;
+
+use std::io::Write;
+
+use contract::{QuantType, quant};
+use gguf::{Array, GgufWriter, Value};
+
+use crate::error::ModelError;
+use crate::recipe::{self, FileShape, Recipe};
+use fill::{Pool, Random};
+use shape::{
+    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, Kind, PRESETS, Planned, Shape,
+};
+use vocabulary::Vocabulary;
+
+/// The chat template of the bundled model, which behaves as the family's own do.
+const TEMPLATE: &str = include_str!("../../../../models/ember/chat_template.jinja");
+/// Bytes of a tensor that are drawn and written at once.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// What to write: a shape, the weight types, and the seed of the random weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SynthSpec {
+    shape: Shape,
+    types: Types,
+    /// Another seed gives other weights.
+    pub seed: u64,
+}
+
+/// How matrices get their weight types.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Types {
+    /// As the recipe says.
+    Recipe(Recipe),
+    /// All of one type.
+    Only(QuantType),
+    /// Each matrix the next type of [`QuantType::ALL`], so that a small file has them all.
+    Mixed,
+}
+
+impl SynthSpec {
+    /// Reads `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or `tiny-dense:mixed`.
+    ///
+    /// # Errors
+    /// [`ModelError::Unknown`] with the names there are.
+    pub fn parse(text: &str) -> Result<SynthSpec, ModelError> {
+        let (name, types) = text.split_once(':').unwrap_or((text, "q4_k_m"));
+        let shape = PRESETS
+            .into_iter()
+            .find(|shape| shape.name == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = PRESETS.iter().map(|shape| shape.name).collect();
+                unknown("shape", name, known.join(", "))
+            })?;
+        let only = |name: &str| {
+            QuantType::ALL
+                .into_iter()
+                .find(|ty| ty.name().eq_ignore_ascii_case(name))
+        };
+        let types = match Recipe::parse(types) {
+            Some(recipe) => Types::Recipe(recipe),
+            None if types == "mixed" => Types::Mixed,
+            None => Types::Only(only(types).ok_or_else(|| {
+                let recipes = Recipe::ALL.iter().map(|recipe| recipe.name().to_owned());
+                let all = QuantType::ALL.iter().map(|ty| ty.name().to_lowercase());
+                let mut known: Vec<String> =
+                    recipes.chain(all).chain(["mixed".to_owned()]).collect();
+                known.sort();
+                known.dedup();
+                unknown("recipe", types, known.join(", "))
+            })?),
+        };
+        Ok(SynthSpec {
+            shape,
+            types,
+            seed: 1,
+        })
+    }
+
+    /// Bytes of all tensors that [`write`](SynthSpec::write) will write.
+    ///
+    /// # Errors
+    /// As [`write`](SynthSpec::write), before anything is written.
+    pub fn data_bytes(&self) -> Result<u64, ModelError> {
+        Ok(self.plan()?.0.data_bytes())
+    }
+
+    /// Writes the file into `out`, which should be buffered; `progress` gets bytes of tensors written.
+    ///
+    /// # Errors
+    /// [`ModelError::Container`] when writing fails.
+    pub fn write<W: Write>(&self, out: W, progress: &mut dyn FnMut(u64)) -> Result<W, ModelError> {
+        let (writer, tensors) = self.plan()?;
+        let mut body = writer.start(out)?;
+        let mut random = Random::new(self.seed);
+        let mut pools: Vec<(QuantType, u64, Pool)> = Vec::new();
+        let mut done = 0;
+        for (tensor, ty) in tensors {
+            let cols = tensor.dims[0];
+            let values: u64 = tensor.dims.iter().product();
+            let mut left = ty.row_bytes(usize::try_from(values).unwrap_or(usize::MAX));
+            let piece = PIECE_BYTES / ty.block_bytes() * ty.block_bytes();
+            let mut bytes = vec![0; left.min(piece)];
+            if tensor.fill == Fill::Matrix && !pools.iter().any(|(t, c, _)| (*t, *c) == (ty, cols))
+            {
+                pools.push((ty, cols, Pool::new(ty, cols, &mut random)));
+            }
+            while left > 0 {
+                let now = &mut bytes[..left.min(piece)];
+                match pools.iter().find(|(t, c, _)| (*t, *c) == (ty, cols)) {
+                    Some((_, _, pool)) if tensor.fill == Fill::Matrix => {
+                        pool.fill(now, &mut random)
+                    }
+                    _ => draw(tensor.fill, ty, now, &mut random),
+                }
+                body.write(now)?;
+                left -= now.len();
+                done += now.len() as u64;
+                progress(done);
+            }
+        }
+        Ok(body.finish()?)
+    }
+
+    /// The whole file in memory; for the tiny shapes.
+    ///
+    /// # Errors
+    /// As [`write`](SynthSpec::write).
+    pub fn bytes(&self) -> Result<Vec<u8>, ModelError> {
+        self.write(Vec::new(), &mut |_| {})
+    }
+
+    /// The metadata and the directory, and what each tensor is to hold.
+    fn plan(&self) -> Result<(GgufWriter, Vec<(Planned, QuantType)>), ModelError> {
+        let shape = &self.shape;
+        let mut writer = GgufWriter::new();
+        metadata(shape, self.types, &mut writer)?;
+        let file = FileShape {
+            block_count: usize::try_from(shape.layers).unwrap_or(usize::MAX),
+            tied: shape.tied,
+        };
+        let mut turn = 0;
+        let mut all = Vec::new();
+        for tensor in shape.tensors() {
+            let stays = recipe::choose(Recipe::Q8_0, file, &tensor.name, &tensor.dims);
+            let ty = match self.types {
+                Types::Recipe(recipe) => recipe::choose(recipe, file, &tensor.name, &tensor.dims),
+                _ if stays == QuantType::F32 => QuantType::F32,
+                Types::Only(ty) => ty,
+                Types::Mixed => {
+                    turn += 1;
+                    QuantType::ALL[turn % QuantType::ALL.len()]
+                }
+            };
+            writer.tensor(&tensor.name, ty, &tensor.dims)?;
+            all.push((tensor, ty));
+        }
+        Ok((writer, all))
+    }
+}
+
+fn unknown(what: &'static str, given: &str, known: String) -> ModelError {
+    ModelError::Unknown {
+        what,
+        given: given.to_owned(),
+        known,
+    }
+}
+
+/// Fills a small tensor of whole blocks by its own distribution.
+fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut Random) {
+    let values: Vec<f32> = (0..bytes.len() / ty.block_bytes() * ty.block_values())
+        .map(|_| match fill {
+            Fill::Matrix => random.normal(),
+            Fill::Norm => 1.0 + 0.1 * random.normal(),
+            Fill::Decay => -random.between(-4.0, 1.4).exp(),
+            Fill::DecayBias => random.between(-4.0, 0.5),
+            Fill::Taps => 0.4 * random.normal(),
+        })
+        .collect();
+    quant::quantize_row(ty, &values, bytes);
+}
+
+fn metadata(shape: &Shape, types: Types, writer: &mut GgufWriter) -> Result<(), ModelError> {
+    let architecture = match shape.kind {
+        Kind::Hybrid { .. } => "qwen35",
+        Kind::Dense => "qwen3",
+    };
+    let mut put = |key: &str, value: Value| writer.meta(key, value);
+    put("general.architecture", architecture.into())?;
+    put(
+        "general.name",
+        format!("{} (random weights)", shape.name).as_str().into(),
+    )?;
+    if let Types::Recipe(recipe) = types {
+        put("general.file_type", Value::U32(recipe.file_type()))?;
+    }
+    put("general.quantization_version", Value::U32(2))?;
+    let count = |n: u64| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut put = |key: &str, value: Value| writer.meta(&format!("{architecture}.{key}"), value);
+    put("block_count", count(shape.layers))?;
+    put("context_length", Value::U32(shape.context))?;
+    put("embedding_length", count(shape.hidden))?;
+    put("feed_forward_length", count(shape.ffn))?;
+    put("attention.head_count", count(shape.heads))?;
+    put("attention.head_count_kv", count(shape.kv_heads))?;
+    put("attention.key_length", count(shape.head_dim))?;
+    put("attention.value_length", count(shape.head_dim))?;
+    put("attention.layer_norm_rms_epsilon", Value::F32(1e-6))?;
+    match shape.kind {
+        Kind::Dense => put("rope.freq_base", Value::F32(1e6))?,
+        Kind::Hybrid { k_heads, v_heads } => {
+            put("rope.freq_base", Value::F32(1e7))?;
+            put("rope.dimension_count", Value::U32(HYBRID_ROPE_DIMS))?;
+            put(
+                "rope.dimension_sections",
+                Value::Array(Array::I32(vec![11, 11, 10, 0])),
+            )?;
+            put("full_attention_interval", count(INTERVAL))?;
+            put("ssm.conv_kernel", count(CONV_TAPS))?;
+            put("ssm.state_size", count(DELTA_DIM))?;
+            put("ssm.group_count", count(k_heads))?;
+            put("ssm.time_step_rank", count(v_heads))?;
+            put("ssm.inner_size", count(v_heads * DELTA_DIM))?;
+        }
+    }
+    let vocabulary = Vocabulary::new(shape.vocab);
+    let texts = |all: &[String]| {
+        Value::Array(Array::String(
+            all.iter().map(|text| text.as_str().into()).collect(),
+        ))
+    };
+    let pre = if architecture == "qwen35" {
+        "qwen35"
+    } else {
+        "qwen2"
+    };
+    let mut put = |key: &str, value: Value| writer.meta(&format!("tokenizer.{key}"), value);
+    put("ggml.model", "gpt2".into())?;
+    put("ggml.pre", pre.into())?;
+    put("ggml.tokens", texts(&vocabulary.tokens))?;
+    put(
+        "ggml.token_type",
+        Value::Array(Array::I32(vocabulary.kinds.clone())),
+    )?;
+    put("ggml.merges", texts(&vocabulary.merges))?;
+    for (key, token) in [("eos", "<|im_end|>"), ("padding", "<|endoftext|>")] {
+        if let Some(id) = vocabulary.id(token) {
+            put(&format!("ggml.{key}_token_id"), Value::U32(id))?;
+        }
+    }
+    put("ggml.add_bos_token", Value::Bool(false))?;
+    put("chat_template", TEMPLATE.into())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! Exact shapes of real models, and of tiny ones with the same head sizes, as lists of tensors.
+
+/// The sizes that decide every tensor's shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Shape {
+    /// The name users type.
+    pub name: &'static str,
+    /// What mixes positions.
+    pub kind: Kind,
+    pub layers: u64,
+    pub hidden: u64,
+    pub ffn: u64,
+    pub heads: u64,
+    pub kv_heads: u64,
+    pub head_dim: u64,
+    pub vocab: u64,
+    pub context: u32,
+    pub tied: bool,
+}
+
+/// The two families that can be made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    /// Three gated-delta layers, then one of gated attention.
+    Hybrid {
+        /// Key heads and value heads of the delta layers; both are 128 wide.
+        k_heads: u64,
+        v_heads: u64,
+    },
+    /// Attention in every layer.
+    Dense,
+}
+
+/// Every fourth layer attends.
+pub(super) const INTERVAL: u64 = 4;
+pub(super) const DELTA_DIM: u64 = 128;
+pub(super) const CONV_TAPS: u64 = 4;
+pub(super) const HYBRID_ROPE_DIMS: u32 = 64;
+
+const fn hybrid(
+    name: &'static str,
+    (layers, hidden, ffn): (u64, u64, u64),
+    (heads, kv_heads): (u64, u64),
+    (k_heads, v_heads): (u64, u64),
+    tied: bool,
+) -> Shape {
+    Shape {
+        name,
+        kind: Kind::Hybrid { k_heads, v_heads },
+        layers,
+        hidden,
+        ffn,
+        heads,
+        kv_heads,
+        head_dim: 256,
+        vocab: 248_320,
+        context: 262_144,
+        tied,
+    }
+}
+
+/// The same head sizes with a vocabulary and a context for tests.
+const fn tiny(mut shape: Shape) -> Shape {
+    shape.vocab = 1024;
+    shape.context = 8192;
+    shape
+}
+
+/// What can be asked for by name.
+pub(super) const PRESETS: [Shape; 9] = [
+    hybrid("qwen3.5-0.8b", (24, 1024, 3584), (8, 2), (16, 16), true),
+    hybrid("qwen3.5-2b", (24, 2048, 6144), (8, 2), (16, 16), true),
+    hybrid("qwen3.5-4b", (32, 2560, 9216), (16, 4), (16, 32), true),
+    hybrid("qwen3.5-9b", (32, 4096, 12_288), (16, 4), (16, 32), false),
+    hybrid("qwen3.5-27b", (64, 5120, 17_408), (24, 4), (16, 48), false),
+    Shape {
+        name: "qwen3-0.6b",
+        kind: Kind::Dense,
+        layers: 28,
+        hidden: 1024,
+        ffn: 3072,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        vocab: 151_936,
+        context: 40_960,
+        tied: true,
+    },
+    tiny(hybrid("tiny-hybrid", (4, 256, 512), (2, 1), (2, 6), false)),
+    tiny(hybrid(
+        "tiny-hybrid-r1",
+        (4, 256, 512),
+        (4, 2),
+        (2, 2),
+        true,
+    )),
+    tiny(Shape {
+        name: "tiny-dense",
+        kind: Kind::Dense,
+        layers: 2,
+        hidden: 256,
+        ffn: 512,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 128,
+        vocab: 0,
+        context: 0,
+        tied: true,
+    }),
+];
+
+/// How a tensor's values are drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Fill {
+    /// A matrix of zero mean and a standard deviation of `1 / sqrt(columns)`.
+    Matrix,
+    /// Around one, as norm weights are.
+    Norm,
+    /// Negative, `-exp(A_log)` of a trained model's range.
+    Decay,
+    /// The bias inside the softplus.
+    DecayBias,
+    /// Convolution taps.
+    Taps,
+}
+
+/// One tensor to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Planned {
+    pub name: String,
+    /// Fastest first.
+    pub dims: Vec<u64>,
+    pub fill: Fill,
+}
+
+impl Shape {
+    /// Whether layer `i` attends.
+    pub(super) fn attends(&self, i: u64) -> bool {
+        match self.kind {
+            Kind::Dense => true,
+            Kind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL),
+        }
+    }
+
+    /// Every tensor of the file, in file order.
+    pub(super) fn tensors(&self) -> Vec<Planned> {
+        let mut all = List(Vec::new());
+        all.push(
+            "token_embd.weight",
+            &[self.hidden, self.vocab],
+            Fill::Matrix,
+        );
+        all.push("output_norm.weight", &[self.hidden], Fill::Norm);
+        if !self.tied {
+            all.push("output.weight", &[self.hidden, self.vocab], Fill::Matrix);
+        }
+        for i in 0..self.layers {
+            self.layer(i, &mut all);
+        }
+        all.0
+    }
+
+    fn layer(&self, i: u64, all: &mut List) {
+        let (hidden, ffn) = (self.hidden, self.ffn);
+        let hybrid = matches!(self.kind, Kind::Hybrid { .. });
+        let mut put =
+            |part: &str, dims: &[u64], fill| all.push(&format!("blk.{i}.{part}"), dims, fill);
+        put("attn_norm.weight", &[hidden], Fill::Norm);
+        let before_ffn = if hybrid {
+            "post_attention_norm.weight"
+        } else {
+            "ffn_norm.weight"
+        };
+        put(before_ffn, &[hidden], Fill::Norm);
+        match self.kind {
+            Kind::Hybrid { k_heads, v_heads } if !self.attends(i) => {
+                let values = v_heads * DELTA_DIM;
+                let channels = 2 * k_heads * DELTA_DIM + values;
+                put("attn_qkv.weight", &[hidden, channels], Fill::Matrix);
+                put("attn_gate.weight", &[hidden, values], Fill::Matrix);
+                put("ssm_beta.weight", &[hidden, v_heads], Fill::Matrix);
+                put("ssm_alpha.weight", &[hidden, v_heads], Fill::Matrix);
+                put("ssm_a", &[v_heads], Fill::Decay);
+                put("ssm_dt.bias", &[v_heads], Fill::DecayBias);
+                put("ssm_conv1d.weight", &[CONV_TAPS, channels], Fill::Taps);
+                put("ssm_norm.weight", &[DELTA_DIM], Fill::Norm);
+                put("ssm_out.weight", &[values, hidden], Fill::Matrix);
+            }
+            _ => {
+                let queries = self.heads * self.head_dim;
+                let keys = self.kv_heads * self.head_dim;
+                let gate = if hybrid { 2 } else { 1 };
+                put("attn_q.weight", &[hidden, gate * queries], Fill::Matrix);
+                put("attn_k.weight", &[hidden, keys], Fill::Matrix);
+                put("attn_v.weight", &[hidden, keys], Fill::Matrix);
+                put("attn_output.weight", &[queries, hidden], Fill::Matrix);
+                put("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
+                put("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
+            }
+        }
+        put("ffn_gate.weight", &[hidden, ffn], Fill::Matrix);
+        put("ffn_up.weight", &[hidden, ffn], Fill::Matrix);
+        put("ffn_down.weight", &[ffn, hidden], Fill::Matrix);
+    }
+}
+
+struct List(Vec<Planned>);
+
+impl List {
+    fn push(&mut self, name: &str, dims: &[u64], fill: Fill) {
+        self.0.push(Planned {
+            name: name.to_owned(),
+            dims: dims.to_vec(),
+            fill,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preset(name: &str) -> Shape {
+        PRESETS
+            .into_iter()
+            .find(|shape| shape.name == name)
+            .unwrap()
+    }
+
+    #[test]
+    fn the_published_tensor_counts_are_met() {
+        assert_eq!(preset("qwen3.5-27b").tensors().len(), 851);
+        assert_eq!(preset("qwen3-0.6b").tensors().len(), 310);
+    }
+
+    #[test]
+    fn the_published_parameter_counts_are_met() {
+        let count = |name: &str| -> u64 {
+            let tensors = preset(name).tensors();
+            tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum()
+        };
+        let billions = count("qwen3.5-27b") as f64 / 1e9;
+        assert!((26.85..26.95).contains(&billions), "{billions}");
+        let millions = count("qwen3.5-0.8b") as f64 / 1e6;
+        assert!((750.0..755.0).contains(&millions), "{millions}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Synthetic files are read back by the loader, which is the other half of what is claimed of them.
+
+use std::sync::Arc;
+
+use contract::{HeadMap, Mixer, OutputGate, TokenKind};
+use gguf::Mapped;
+
+use super::*;
+use crate::load_bytes;
+
+fn load(text: &str) -> crate::Loaded {
+    let bytes = SynthSpec::parse(text).unwrap().bytes().unwrap();
+    load_bytes("synthetic", Mapped::shared(Arc::from(bytes))).unwrap()
+}
+
+#[test]
+fn a_tiny_hybrid_has_the_production_head_sizes() {
+    let loaded = load("tiny-hybrid:q4_k_m");
+    let spec = &loaded.spec;
+    assert_eq!((spec.layers.len(), spec.vocab, spec.hidden), (4, 1024, 256));
+    assert_ne!(spec.head.name, spec.embedding.name);
+    let kinds: Vec<bool> = spec
+        .layers
+        .iter()
+        .map(|l| matches!(l.mixer, Mixer::Attention(_)))
+        .collect();
+    assert_eq!(kinds, [false, false, false, true]);
+    let attention = spec.attention_layers().next().unwrap();
+    assert_eq!((attention.head_dim, attention.rope.dims), (256, 64));
+    assert_eq!(attention.gate, OutputGate::SigmoidPerHead);
+    let delta = spec.delta_layers().next().unwrap();
+    assert_eq!((delta.n_k_heads, delta.n_v_heads, delta.k_dim), (2, 6, 128));
+    assert_eq!(delta.head_map, HeadMap::Tiled);
+    assert!(loaded.vocab.chat_template.is_some());
+    assert!(loaded.vocab.kinds.contains(&TokenKind::Control));
+    assert!(!loaded.vocab.eos.is_empty());
+}
+
+#[test]
+fn every_type_and_the_mix_of_all_can_be_written_and_read() {
+    for ty in QuantType::ALL {
+        let loaded = load(&format!("tiny-hybrid-r1:{}", ty.name().to_lowercase()));
+        let refs = loaded.spec.weights();
+        assert!(refs.iter().any(|weight| weight.ty == ty), "{}", ty.name());
+        for weight in refs {
+            assert_eq!(loaded.weights.bytes(weight).unwrap().len(), weight.bytes());
+        }
+    }
+    let mixed = load("tiny-hybrid:mixed");
+    let used: std::collections::BTreeSet<QuantType> = mixed
+        .spec
+        .weights()
+        .iter()
+        .map(|weight| weight.ty)
+        .collect();
+    assert_eq!(used.len(), QuantType::ALL.len());
+}
+
+#[test]
+fn a_dense_model_has_no_gate_and_ties_its_head() {
+    let spec = load("tiny-dense:q8_0").spec;
+    assert_eq!(spec.head.name, spec.embedding.name);
+    let attention = spec.attention_layers().next().unwrap();
+    assert_eq!(attention.gate, OutputGate::None);
+    assert_eq!(attention.rope.dims, attention.head_dim);
+    assert_eq!(spec.delta_layers().count(), 0);
+}
+
+#[test]
+fn seeds_decide_the_weights_and_the_hash_tells_them_apart() {
+    let mut spec = SynthSpec::parse("tiny-dense:q4_0").unwrap();
+    let first = spec.bytes().unwrap();
+    assert_eq!(first, spec.bytes().unwrap());
+    spec.seed = 2;
+    let second = spec.bytes().unwrap();
+    let hash = |bytes: Vec<u8>| {
+        load_bytes("x", Mapped::shared(Arc::from(bytes)))
+            .unwrap()
+            .spec
+            .hash
+    };
+    assert_eq!(hash(first.clone()), hash(first.clone()));
+    assert_ne!(hash(first), hash(second));
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_names_there_are() {
+    let error = SynthSpec::parse("qwen9:q4_k_m").unwrap_err().to_string();
+    assert!(
+        error.contains("qwen3.5-0.8b") && error.contains("tiny-hybrid"),
+        "{error}"
+    );
+    let error = SynthSpec::parse("tiny-dense:q9").unwrap_err().to_string();
+    assert!(
+        error.contains("q4_k_m") && error.contains("iq4_xs"),
+        "{error}"
+    );
+}
