@@ -118,8 +118,8 @@ pub enum Flaw {
 /// What a fake remembers of its callers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
-    /// How often each method was called, refused calls included.
-    pub calls: BTreeMap<Call, u64>,
+    /// Every call in order, refused ones included.
+    pub calls: Vec<Call>,
     /// Every prefill: sequence, position before, tokens.
     pub prefills: Vec<(SeqId, usize, usize)>,
     /// Every verify: how many nodes each item had.
@@ -129,7 +129,7 @@ pub struct Record {
 impl Record {
     /// How often a method was called.
     pub fn count(&self, call: Call) -> u64 {
-        self.calls.get(&call).copied().unwrap_or(0)
+        self.calls.iter().filter(|c| **c == call).count() as u64
     }
 }
 
@@ -142,6 +142,7 @@ pub struct Handle {
 #[derive(Debug, Default)]
 struct Shared {
     record: Record,
+    counts: BTreeMap<Call, u64>,
     faults: Vec<Fault>,
     lost: Option<&'static str>,
 }
@@ -173,7 +174,8 @@ impl Handle {
     /// Counts a call and says whether it is to fail.
     pub(super) fn enter(&self, call: Call, seqs: &[SeqId]) -> Result<(), DeviceError> {
         let mut shared = self.lock();
-        let count = shared.record.calls.entry(call).or_insert(0);
+        shared.record.calls.push(call);
+        let count = shared.counts.entry(call).or_insert(0);
         let nth = *count;
         *count += 1;
         if let Some(during) = shared.lost {

@@ -1,0 +1,7 @@
+//! The laws of the algorithm, over a runner whose next token is a hash of the history.
+
+mod admission;
+mod cancelling;
+mod faults;
+mod tokens;
+mod world;

@@ -1,0 +1,361 @@
+//! Nothing but prompt, settings and seed decides a text.
+
+use conformance::fake::{Call, FakeDraft, FakeSpec};
+use contract::{Ask, Edits, TokenCount, TokenId};
+use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings};
+use proptest::prelude::*;
+
+use crate::world::{
+    Dice, ENDLESS, EOS, LANGUAGE, Wild, World, alone, config, greedy, job, prompt, sampled, spec,
+};
+
+fn any_sampling() -> impl Strategy<Value = Sampling> {
+    let cuts = (
+        prop::sample::select(vec![0.0_f32, 0.0, 0.6, 1.0, 1.7]),
+        prop::sample::select(vec![0_usize, 0, 1, 5, 30]),
+        prop::sample::select(vec![1.0_f32, 0.9, 0.4]),
+        prop::sample::select(vec![0.0_f32, 0.05]),
+    );
+    let penalties = (
+        prop::sample::select(vec![1.0_f32, 1.0, 1.3]),
+        prop::sample::select(vec![0.0_f32, 0.0, 0.7]),
+        prop::sample::select(vec![0.0_f32, 0.0, 0.4]),
+        prop::option::of(0..20_usize),
+    );
+    let bias = prop::option::of((0..40_u32, -4.0_f32..4.0));
+    (cuts, penalties, bias, 0..1000_u64).prop_map(
+        |(
+            (temperature, top_k, top_p, min_p),
+            (repetition, frequency, presence, window),
+            bias,
+            seed,
+        )| {
+            Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition,
+                frequency,
+                presence,
+                window,
+                bias: bias.into_iter().map(|(id, x)| (TokenId(id), x)).collect(),
+                seed,
+            }
+        },
+    )
+}
+
+fn any_settings() -> impl Strategy<Value = Settings> {
+    (
+        any_sampling(),
+        prop::sample::select(vec![1_usize, 2, 7, 20, 500]),
+        prop::sample::select(vec![0_usize, 0, 5]),
+        prop::option::of(0..40_u32),
+        any::<bool>(),
+        prop::option::of(0..4_usize),
+    )
+        .prop_map(
+            |(sampling, max_tokens, min_tokens, stop, ignore_eos, logprobs)| Settings {
+                sampling,
+                max_tokens,
+                min_tokens,
+                stop_tokens: stop.into_iter().map(TokenId).collect(),
+                ignore_eos,
+                logprobs,
+                prompt_logprobs: None,
+            },
+        )
+}
+
+fn any_job(id: u64) -> impl Strategy<Value = Job> {
+    (
+        1..60_usize,
+        0..50_u32,
+        any_settings(),
+        1..4_usize,
+        -1..2_i32,
+    )
+        .prop_map(move |(len, salt, settings, choices, priority)| Job {
+            id: JobId(id),
+            prompt: prompt(len, salt).into(),
+            choices,
+            settings,
+            priority,
+        })
+}
+
+/// How trees come about.
+#[derive(Debug, Clone)]
+enum Trees {
+    Plain,
+    Drafted {
+        right: f64,
+        depth: usize,
+        budget: usize,
+    },
+    Wild {
+        seed: u64,
+        nodes: usize,
+    },
+}
+
+fn any_trees() -> impl Strategy<Value = Trees> {
+    prop_oneof![
+        Just(Trees::Plain),
+        (0.0..1.0_f64, 1..9_usize, 1..30_usize).prop_map(|(right, depth, budget)| {
+            Trees::Drafted {
+                right,
+                depth,
+                budget,
+            }
+        }),
+        (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::Wild { seed, nodes }),
+    ]
+}
+
+fn world(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> World {
+    match *trees {
+        Trees::Plain => World::new(spec.clone(), config),
+        Trees::Drafted {
+            right,
+            depth,
+            budget,
+        } => {
+            let draft = Some(FakeDraft { depth, right });
+            let drafting = FakeSpec {
+                draft,
+                ..spec.clone()
+            };
+            World::new(
+                drafting,
+                SchedulerConfig {
+                    draft_budget: budget,
+                    ..config
+                },
+            )
+        }
+        Trees::Wild { seed, nodes } => {
+            let wild = Wild {
+                language: spec.language,
+                dice: Dice(seed),
+                nodes,
+            };
+            World::with_trees(spec.clone(), config, wild)
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// The law of the algorithm.
+    #[test]
+    fn any_tree_batch_chunk_and_cancellation_gives_the_tokens_of_plain_decoding(
+        jobs in (any_job(0), any_job(1), any_job(2), any_job(3)),
+        n_jobs in 1..5_usize,
+        trees in any_trees(),
+        max_sequences in 1..6_usize,
+        prefill_chunk in 1..40_usize,
+        pool_contexts in 1..5_usize,
+        arrivals in prop::collection::vec(0..12_usize, 4),
+        cancelled in prop::collection::vec((0..4_u64, prop::option::of(0..3_usize), 0..30_usize), 0..3),
+    ) {
+        let mut spec = spec(LANGUAGE);
+        spec.pool_tokens = pool_contexts * spec.limits.context;
+        let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
+        let jobs = &jobs[..n_jobs];
+        let config = SchedulerConfig { max_sequences, prefill_chunk, ..config() };
+        let mut world = world(&spec, config, &trees);
+        for turn in 0..30 {
+            for (job, _) in jobs.iter().zip(&arrivals).filter(|(_, at)| **at == turn) {
+                world.submit(job.clone());
+            }
+            for (id, choice, _) in cancelled.iter().filter(|(_, _, at)| *at == turn) {
+                match choice {
+                    Some(choice) => world.scheduler.cancel_choice(JobId(*id), *choice),
+                    None => world.scheduler.cancel(JobId(*id)),
+                }
+            }
+            world.step().unwrap();
+        }
+        world.finish();
+        let said = world.said();
+        for job in jobs {
+            for (choice, expected) in alone(&spec, job).into_iter().enumerate() {
+                let found = said.get(&(job.id.0, choice));
+                let found = found.ok_or_else(|| TestCaseError::fail("a choice was forgotten"))?;
+                if found.reason == Some(FinishReason::Cancelled) {
+                    prop_assert!(expected.tokens.starts_with(&found.tokens));
+                } else {
+                    prop_assert_eq!(&found.tokens, &expected.tokens);
+                    prop_assert_eq!(found.reason, expected.reason);
+                }
+            }
+        }
+    }
+
+    /// Plain decoding itself, against the definition worked out by hand.
+    #[test]
+    fn greedy_text_is_the_best_edited_token_at_every_position(
+        len in 1..40_usize, salt in 0..50_u32, settings in any_settings(),
+    ) {
+        let mut settings = settings;
+        settings.sampling.temperature = 0.0;
+        let job = job(0, prompt(len, salt), settings.clone());
+        let found = alone(&spec(LANGUAGE), &job).remove(0);
+        let s = &settings.sampling;
+        let mut text = prompt(len, salt);
+        let reason = loop {
+            let generated = text.len() - len;
+            let window = s.window.unwrap_or(text.len()).min(text.len());
+            let counts = (0..LANGUAGE.vocab as u32).map(TokenId).map(|token| TokenCount {
+                token,
+                seen: text[text.len() - window..].contains(&token),
+                generated: text[len..].iter().filter(|t| **t == token).count() as u32,
+            });
+            let edits = Edits {
+                allowed: None,
+                bias: s.bias.clone(),
+                repetition: s.repetition,
+                frequency: s.frequency,
+                presence: s.presence,
+                counts: counts.collect(),
+            };
+            let mut row = LANGUAGE.row(LANGUAGE.begin().then_all(&text), &Ask::full()).raw;
+            edits.apply(&mut row);
+            let ends = |token: TokenId| {
+                settings.stop_tokens.contains(&token) || (token == EOS && !settings.ignore_eos)
+            };
+            if generated < settings.min_tokens {
+                for token in (0..40).map(TokenId).filter(|t| ends(*t)) {
+                    row[token.index()] = f32::NEG_INFINITY;
+                }
+            }
+            let best = (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            let token = TokenId(best as u32);
+            text.push(token);
+            if ends(token) {
+                break FinishReason::Eos;
+            } else if generated + 1 == settings.max_tokens {
+                break FinishReason::Length;
+            } else if text.len() == 96 {
+                break FinishReason::ContextFull;
+            }
+        };
+        prop_assert_eq!(found.ids(), &text[len..]);
+        prop_assert_eq!(found.reason, Some(reason));
+    }
+}
+
+#[test]
+fn a_right_draft_yields_several_tokens_a_round() {
+    let job = job(0, prompt(9, 1), greedy(40));
+    let plain = alone(&spec(ENDLESS), &job).remove(0);
+    let draft = Some(FakeDraft {
+        depth: 7,
+        right: 1.0,
+    });
+    let mut world = World::new(
+        FakeSpec {
+            draft,
+            ..spec(ENDLESS)
+        },
+        config(),
+    );
+    world.submit(job);
+    world.finish();
+    let said = &world.said()[&(0, 0)];
+    assert_eq!(said.tokens, plain.tokens);
+    // 39 tokens after the first, 8 a round.
+    assert_eq!((plain.stats.rounds, said.stats.rounds), (39, 5));
+    let stats = world.scheduler.stats();
+    assert_eq!(stats.accepted_tokens, 34);
+    assert_eq!(stats.accepted_tokens as usize, said.stats.accepted_tokens);
+    assert!(stats.drafted_tokens > stats.accepted_tokens);
+}
+
+#[test]
+fn speculation_can_be_turned_off() {
+    let draft = Some(FakeDraft {
+        depth: 7,
+        right: 1.0,
+    });
+    let off = SchedulerConfig {
+        draft_budget: 0,
+        ..config()
+    };
+    let mut world = World::new(
+        FakeSpec {
+            draft,
+            ..spec(ENDLESS)
+        },
+        off,
+    );
+    world.submit(job(0, prompt(9, 1), greedy(10)));
+    world.finish();
+    assert_eq!(world.handle.record().count(Call::Draft), 0);
+    assert_eq!(world.said()[&(0, 0)].stats.drafted_tokens, 0);
+}
+
+#[test]
+fn the_context_ends_a_text_at_the_same_token_with_and_without_a_tree() {
+    for seed in 0..40 {
+        let job = job(0, prompt(70, seed), sampled(1000, u64::from(seed)));
+        let plain = alone(&spec(ENDLESS), &job).remove(0);
+        assert_eq!(plain.reason, Some(FinishReason::ContextFull));
+        assert_eq!(plain.tokens.len(), 96 - 70);
+        let wild = Wild {
+            language: ENDLESS,
+            dice: Dice(u64::from(seed)),
+            nodes: 24,
+        };
+        let mut world = World::with_trees(spec(ENDLESS), config(), wild);
+        world.submit(job);
+        world.finish();
+        let said = &world.said()[&(0, 0)];
+        assert_eq!((said.reason, &said.tokens), (plain.reason, &plain.tokens));
+    }
+}
+
+#[test]
+fn seeds_give_different_texts_and_the_same_seed_the_same() {
+    let text = |seed| alone(&spec(ENDLESS), &job(0, prompt(9, 1), sampled(30, seed))).remove(0);
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1).ids(), text(2).ids());
+}
+
+#[test]
+fn prompt_logprobs_are_those_of_the_raw_rows_however_the_prompt_is_cut() {
+    let prompt = prompt(50, 3);
+    let mut settings = greedy(0);
+    settings.prompt_logprobs = Some(2);
+    for prefill_chunk in [1, 4, 7, 32] {
+        let mut world = World::new(
+            spec(LANGUAGE),
+            SchedulerConfig {
+                prefill_chunk,
+                ..config()
+            },
+        );
+        world.submit(job(0, prompt.clone(), settings.clone()));
+        world.finish();
+        assert_eq!(
+            world.said()[&(0, 0)].reason,
+            Some(FinishReason::Length),
+            "nothing was to be generated"
+        );
+        let told = world.prompt_logprobs(0).unwrap();
+        assert_eq!(told.len(), prompt.len());
+        assert_eq!(told[0], None);
+        for at in 1..prompt.len() {
+            let trace = LANGUAGE.begin().then_all(&prompt[..at]);
+            let raw = LANGUAGE.row(trace, &Ask::full());
+            let best = LANGUAGE.row(trace, &Ask::top(2));
+            let told = told[at].as_ref().unwrap();
+            assert_eq!(told.logprob, raw.raw[prompt[at].index()] - raw.raw_lse);
+            let ids: Vec<TokenId> = told.top.iter().map(|(id, _)| *id).collect();
+            assert_eq!(ids, best.ids);
+        }
+    }
+}

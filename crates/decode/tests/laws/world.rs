@@ -1,0 +1,283 @@
+//! One scheduler over one fake, and everything it said.
+
+use std::collections::BTreeMap;
+
+use conformance::fake::{Ending, FakeRunner, FakeSpec, Handle, Language};
+use contract::{DeviceError, Limits, Runner, TokenId, Tree};
+use decode::{
+    ChoiceStats, Event, Failure, FinishReason, Job, JobId, Logprobs, OutToken, Progress, Root,
+    Sampling, Scheduler, SchedulerConfig, Settings, TreeSource,
+};
+
+pub(crate) const EOS: TokenId = TokenId(2);
+
+/// A small language whose texts end after thirty tokens or so.
+pub(crate) const LANGUAGE: Language = Language {
+    vocab: 40,
+    spread: 8.0,
+    ending: Some(Ending {
+        token: EOS,
+        chance: 0.03,
+    }),
+    salt: 9,
+};
+
+/// The same, but texts do not end by themselves.
+pub(crate) const ENDLESS: Language = Language {
+    ending: Some(Ending {
+        token: EOS,
+        chance: 0.0,
+    }),
+    ..LANGUAGE
+};
+
+pub(crate) fn spec(language: Language) -> FakeSpec {
+    FakeSpec {
+        language,
+        limits: Limits {
+            sequences: 8,
+            context: 96,
+            tree_nodes: 24,
+            prefill_chunk: 32,
+        },
+        pool_tokens: 8 * 96,
+        prefill_align: 4,
+        ..FakeSpec::default()
+    }
+}
+
+pub(crate) fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        eos: vec![EOS],
+        top_limit: 16,
+        ..SchedulerConfig::default()
+    }
+}
+
+pub(crate) fn prompt(len: usize, salt: u32) -> Vec<TokenId> {
+    (0..len as u32)
+        .map(|i| TokenId((i * 7 + salt * 13 + 3) % LANGUAGE.vocab as u32))
+        .collect()
+}
+
+pub(crate) fn job(id: u64, prompt: Vec<TokenId>, settings: Settings) -> Job {
+    Job {
+        id: JobId(id),
+        prompt: prompt.into(),
+        choices: 1,
+        settings,
+        priority: 0,
+    }
+}
+
+pub(crate) fn greedy(max_tokens: usize) -> Settings {
+    Settings {
+        sampling: Sampling::greedy(),
+        max_tokens,
+        ..Settings::default()
+    }
+}
+
+pub(crate) fn sampled(max_tokens: usize, seed: u64) -> Settings {
+    Settings {
+        sampling: Sampling {
+            seed,
+            ..Sampling::default()
+        },
+        max_tokens,
+        ..Settings::default()
+    }
+}
+
+/// What one choice said.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Said {
+    pub(crate) tokens: Vec<OutToken>,
+    pub(crate) reason: Option<FinishReason>,
+    pub(crate) stats: ChoiceStats,
+}
+
+impl Said {
+    pub(crate) fn ids(&self) -> Vec<TokenId> {
+        self.tokens.iter().map(|token| token.id).collect()
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) handle: Handle,
+    pub(crate) events: Vec<(JobId, Event)>,
+}
+
+impl World {
+    pub(crate) fn new(spec: FakeSpec, config: SchedulerConfig) -> World {
+        let runner = FakeRunner::new(spec);
+        World {
+            handle: runner.handle(),
+            scheduler: Scheduler::new(Box::new(runner), config),
+            events: Vec::new(),
+        }
+    }
+
+    pub(crate) fn with_trees(
+        spec: FakeSpec,
+        config: SchedulerConfig,
+        trees: impl TreeSource + 'static,
+    ) -> World {
+        let runner = FakeRunner::new(spec);
+        World {
+            handle: runner.handle(),
+            scheduler: Scheduler::with_trees(Box::new(runner), config, Box::new(trees)),
+            events: Vec::new(),
+        }
+    }
+
+    pub(crate) fn step(&mut self) -> Result<Progress, DeviceError> {
+        self.scheduler.step(&mut self.events)
+    }
+
+    /// Steps until nothing is left.
+    pub(crate) fn finish(&mut self) {
+        for _ in 0..20_000 {
+            if self.step().expect("no device is lost here") == Progress::Idle {
+                assert!(self.scheduler.is_idle());
+                assert_eq!(self.scheduler.stats().leaks, 0);
+                return;
+            }
+        }
+        panic!("no end: {:?}", self.scheduler.stats());
+    }
+
+    pub(crate) fn submit(&mut self, job: Job) {
+        self.scheduler.submit(job).expect("the job is admissible");
+    }
+
+    /// What every choice said, checked against the order that events promise.
+    pub(crate) fn said(&self) -> BTreeMap<(u64, usize), Said> {
+        let mut all: BTreeMap<(u64, usize), Said> = BTreeMap::new();
+        let mut over: Vec<JobId> = Vec::new();
+        for (id, event) in &self.events {
+            assert!(!over.contains(id), "{id} speaks after its end: {event:?}");
+            match event {
+                Event::Tokens { choice, tokens } => {
+                    let said = all.entry((id.0, *choice)).or_default();
+                    assert!(!tokens.is_empty() && said.reason.is_none(), "{id}");
+                    said.tokens.extend(tokens.iter().cloned());
+                }
+                Event::Finished {
+                    choice,
+                    reason,
+                    stats,
+                } => {
+                    let said = all.entry((id.0, *choice)).or_default();
+                    assert!(said.reason.is_none(), "{id} ends twice");
+                    said.reason = Some(*reason);
+                    said.stats = *stats;
+                    assert_eq!(stats.generated_tokens, said.tokens.len());
+                }
+                Event::Failed { .. } => over.push(*id),
+                Event::Started { .. } | Event::Prefill { .. } | Event::PromptLogprobs(_) => {}
+            }
+        }
+        all
+    }
+
+    pub(crate) fn failure(&self, id: u64) -> Option<Failure> {
+        self.events.iter().find_map(|(job, event)| match event {
+            Event::Failed { error } if job.0 == id => Some(error.clone()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn prompt_logprobs(&self, id: u64) -> Option<Vec<Option<Logprobs>>> {
+        self.events.iter().find_map(|(job, event)| match event {
+            Event::PromptLogprobs(told) if job.0 == id => Some(told.clone()),
+            _ => None,
+        })
+    }
+
+    /// The order in which jobs left the queue.
+    pub(crate) fn started(&self) -> Vec<u64> {
+        let started = self.events.iter();
+        started
+            .filter(|(_, event)| matches!(event, Event::Started { .. }))
+            .map(|(id, _)| id.0)
+            .collect()
+    }
+}
+
+/// What each choice of a job says when it is alone, decoded plainly, its prompt read at once.
+pub(crate) fn alone(spec: &FakeSpec, job: &Job) -> Vec<Said> {
+    let mut spec = spec.clone();
+    spec.limits.prefill_chunk = spec.limits.context;
+    spec.pool_tokens = spec.limits.context;
+    spec.draft = None;
+    let one_at_a_time = SchedulerConfig {
+        max_sequences: 1,
+        prefill_chunk: spec.limits.context,
+        ..config()
+    };
+    (0..job.choices)
+        .map(|choice| {
+            let mut world = World::new(spec.clone(), one_at_a_time.clone());
+            let mut job = Job {
+                id: JobId(0),
+                choices: 1,
+                ..job.clone()
+            };
+            job.settings.sampling.seed += choice as u64;
+            world.submit(job);
+            world.finish();
+            world.said().remove(&(0, 0)).unwrap_or_default()
+        })
+        .collect()
+}
+
+/// Numbers for tests; a fixed start gives a fixed sequence.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        // Knuth's MMIX multiplier; the high bits are good enough for dice.
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % n.max(1)
+    }
+}
+
+/// Trees of any shape: sometimes right, sometimes wrong, sometimes deeper than is of use.
+pub(crate) struct Wild {
+    pub(crate) language: Language,
+    pub(crate) dice: Dice,
+    pub(crate) nodes: usize,
+}
+
+impl TreeSource for Wild {
+    fn trees(
+        &mut self,
+        _runner: &mut dyn Runner,
+        roots: &[Root<'_>],
+    ) -> Result<Vec<Tree>, DeviceError> {
+        Ok(roots.iter().map(|root| self.tree(root)).collect())
+    }
+}
+
+impl Wild {
+    fn tree(&mut self, root: &Root<'_>) -> Tree {
+        let mut tree = Tree::root(root.token());
+        let mut traces = vec![self.language.begin().then_all(root.history)];
+        for _ in 0..self.dice.below(self.nodes) {
+            let back = self.dice.below(3).min(tree.len() - 1);
+            let parent = contract::NodeIdx((tree.len() - 1 - back) as u16);
+            let likely =
+                conformance::fake::ranked(&self.language.logits(traces[parent.index()]), 4);
+            let token = likely[self.dice.below(likely.len())];
+            if tree.push(parent, token).is_ok() {
+                traces.push(traces[parent.index()].then(token));
+            }
+        }
+        tree
+    }
+}
