@@ -25,7 +25,12 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn left(&self) -> u64 {
-        (self.bytes.len() - self.at) as u64
+        self.rest_len() as u64
+    }
+
+    /// Bytes not read yet.
+    pub(crate) fn rest_len(&self) -> usize {
+        self.bytes.len() - self.at
     }
 
     /// A fault of the field that begins `back` bytes before the cursor.

@@ -22,6 +22,8 @@ pub struct GgufFile {
     index: HashMap<Arc<str>, usize>,
     /// One per file; unmapped when this is dropped.
     parts: Vec<Mapped>,
+    /// For each part, where its tensor directory ends.
+    head_bytes: Vec<usize>,
 }
 
 impl GgufFile {
@@ -88,6 +90,7 @@ impl GgufFile {
             version,
             meta,
             tensors,
+            head_bytes,
         } = parsed;
         let index = tensors
             .iter()
@@ -101,6 +104,7 @@ impl GgufFile {
             tensors,
             index,
             parts: vec![bytes],
+            head_bytes: vec![head_bytes],
         }
     }
 
@@ -130,6 +134,7 @@ impl GgufFile {
             self.tensors.push(info);
         }
         self.parts.push(bytes);
+        self.head_bytes.push(parsed.head_bytes);
         Ok(())
     }
 
@@ -166,6 +171,14 @@ impl GgufFile {
     /// Number of files.
     pub fn n_parts(&self) -> usize {
         self.parts.len()
+    }
+
+    /// Everything of a file before its tensors' bytes: header, metadata, tensor directory.
+    ///
+    /// # Panics
+    /// When `part` is not below [`GgufFile::n_parts`].
+    pub fn head(&self, part: usize) -> &[u8] {
+        &self.parts[part][..self.head_bytes[part]]
     }
 
     /// The bytes of a tensor of this file; empty for a foreign type, whose size is not known.

@@ -26,6 +26,8 @@ pub(crate) struct Parsed {
     pub(crate) version: u32,
     pub(crate) meta: Meta,
     pub(crate) tensors: Vec<TensorInfo>,
+    /// Where the tensor directory ends.
+    pub(crate) head_bytes: usize,
 }
 
 /// Reads everything but the tensors' bytes. `part` is what the tensors' entries will say.
@@ -71,6 +73,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, Ggu
         let place = at(format!("tensor {}", shown(name.as_bytes())));
         tensors.push(entry(&mut cursor, (name_field, name), part, alignment).map_err(place)?);
     }
+    let head_bytes = bytes.len() - cursor.rest_len();
     if !tensors.is_empty() {
         let data_start = cursor.offset().checked_next_multiple_of(alignment);
         place_tensors(&mut tensors, data_start, bytes.len() as u64)
@@ -81,6 +84,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, Ggu
         version,
         meta,
         tensors,
+        head_bytes,
     })
 }
 

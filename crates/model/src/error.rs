@@ -1,35 +1,36 @@
-//! Why a file is not a model we can run.
+//! Why a model was not loaded or made, sorted by what the caller can do about it.
+
+use std::io;
+use std::path::PathBuf;
 
 use gguf::GgufError;
 
-/// An error of loading, judging or writing a model file. Each names the file.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The container itself is broken or cannot be read.
+    /// The container was refused; the error names file, place and field.
     #[error(transparent)]
-    Container(#[from] GgufError),
-    /// A model of a kind this program does not run.
-    #[error("{file}: {what} is not supported; {instead}")]
-    Unsupported {
+    Gguf(#[from] GgufError),
+    /// The file is of a family, or of a variant of one, that cannot be run. Use another file.
+    #[error("{file}: {detail}")]
+    Family {
         /// The file.
         file: String,
-        /// The architecture or variant.
-        what: String,
-        /// What to use instead.
-        instead: String,
+        /// Which family or variant, and what is supported instead.
+        detail: String,
     },
-    /// A metadata key is missing or holds something impossible.
-    #[error("{file}: key {key} {detail}")]
+    /// A metadata key is missing or makes no sense.
+    #[error("{file}: key {key}: {detail}")]
     Key {
         /// The file.
         file: String,
-        /// The key.
+        /// The key, with an element's index where it is about one.
         key: String,
         /// What was expected and what was found.
         detail: String,
     },
-    /// A tensor is missing or has another shape than the metadata says.
-    #[error("{file}: tensor {tensor} {detail}")]
+    /// A tensor is missing, of a wrong shape, of a type that cannot be read, or unexpected.
+    #[error("{file}: tensor {tensor}: {detail}")]
     Tensor {
         /// The file.
         file: String,
@@ -38,22 +39,28 @@ pub enum ModelError {
         /// What was expected and what was found.
         detail: String,
     },
-    /// A recipe, preset or setting that does not exist.
-    #[error("{what} {given}: unknown, use one of {known}")]
+    /// A model card is not a JSON object. A card never prevents a start: warn and go on without it.
+    #[error("the model card is not usable: {detail}")]
+    Card {
+        /// What was wrong.
+        detail: String,
+    },
+    /// There is no recipe or synthetic model of this name.
+    #[error("{name} is not a {what}; there are {known}")]
     Unknown {
-        /// What kind of name it is.
+        /// What was asked for.
+        name: String,
+        /// What it should have been.
         what: &'static str,
-        /// What was given.
-        given: String,
-        /// The names that exist.
+        /// The names there are.
         known: String,
     },
-    /// Writing failed.
-    #[error("cannot write {file}: {source}")]
+    /// An output file could not be written.
+    #[error("{path}: {source}", path = path.display())]
     Write {
         /// The file.
-        file: String,
-        /// The system's reason.
-        source: std::io::Error,
+        path: PathBuf,
+        /// The operating system's words.
+        source: io::Error,
     },
 }

@@ -1,31 +1,32 @@
-//! Identity of a model's weights and shape, so that saved states of another model never match.
+//! The identity of a model: what a snapshot must have been made with to be believed.
 
 use contract::ModelHash;
 use gguf::GgufFile;
 
-/// Bytes sampled at the start, the middle and the end of every tensor.
+/// Changes when what is hashed changes, so that older snapshots never match.
+const DOMAIN: &str = "hearth model identity 1";
+/// Bytes of each end of a tensor that are hashed.
 const SAMPLE: usize = 4096;
 
-/// Hashes (BLAKE3) every tensor's name, type, shape and three samples of its bytes.
+/// The first 16 bytes of a BLAKE3 hash over, for each file of the model, everything before the tensors' data
+/// (all metadata and the tensor directory), and over the first and last 4096 bytes of every tensor.
 ///
-/// Metadata other than the architecture is left out, because a changed template or name does not change
-/// what a saved state means. Reading three pages a tensor keeps this at milliseconds for any file.
-pub(crate) fn of(architecture: &str, file: &GgufFile) -> ModelHash {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(architecture.as_bytes());
-    for tensor in file.tensors() {
-        hasher.update(tensor.name().as_bytes());
-        hasher.update(tensor.ty().to_string().as_bytes());
-        for dim in tensor.dims() {
-            hasher.update(&dim.to_le_bytes());
-        }
-        let bytes = file.data(tensor);
-        let last = bytes.len().saturating_sub(SAMPLE);
-        for start in [0, last / 2, last] {
-            hasher.update(&bytes[start..(start + SAMPLE).min(bytes.len())]);
-        }
+/// Reading every byte of a large file would cost seconds at each start. Two files that agree in all of the
+/// above and still differ do not come from training or quantising, which change every block of a tensor.
+pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
+    let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
+    for part in 0..file.n_parts() {
+        let head = file.head(part);
+        hasher.update(&(head.len() as u64).to_le_bytes());
+        hasher.update(head);
     }
-    let mut id = [0; 16];
-    id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-    ModelHash(id)
+    for tensor in file.tensors() {
+        let data = file.data(tensor);
+        let (front, back) = data.split_at(data.len().min(SAMPLE));
+        hasher.update(front);
+        hasher.update(&back[back.len().saturating_sub(SAMPLE)..]);
+    }
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    ModelHash(hash)
 }

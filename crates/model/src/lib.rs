@@ -1,12 +1,13 @@
-//! From a GGUF file to a model as data.
+//! From a model file to a [`contract::ModelSpec`], and back: families, vocabularies, cards, quantisation
+//! recipes, synthetic models.
 //!
-//! What is here: reading a file's metadata and tensor names, one small module per family, into a
-//! [`contract::ModelSpec`] and a [`contract::Vocab`]; model cards; the recipes that say which weight type
-//! each tensor gets; files with random weights.
+//! What is here: one small module per family that turns keys and tensors into layers, with checks that fail
+//! before a device sees anything; which type each tensor gets when a file is quantised; model files with
+//! exact shapes and random weights, for tests and measurements.
 //!
-//! What must not be here: arithmetic on activations, devices, chat.
+//! What is not here: devices, tokenizers, settings. Family names occur here and nowhere else.
 //!
-//! Start with [`load()`].
+//! Start with [`load`].
 
 #![forbid(unsafe_code)]
 
@@ -15,11 +16,11 @@ mod error;
 mod family;
 mod hash;
 mod load;
-pub mod recipe;
-mod source;
-pub mod synth;
+mod names;
+mod reader;
 mod vocab;
 
-pub use card::{Card, CardSampling};
+pub use card::{Card, CardSampling, CardTiers, Source, Sourced, card_stem};
 pub use error::ModelError;
-pub use load::{Facts, Loaded, load, load_bytes};
+pub use gguf::Mapped;
+pub use load::{Facts, Loaded, TypeShare, load, load_bytes};

@@ -1,108 +1,160 @@
-//! From a file to everything a server needs of a model.
+//! From a file to a model: everything checked before a device sees it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use contract::{ModelSpec, Vocab, WeightSource};
+use contract::{ModelSpec, QuantType, Vocab, WeightSource};
 use gguf::{GgufFile, Mapped};
 
 use crate::card::Card;
-use crate::error::ModelError;
-use crate::family::{self, Trunk};
-use crate::hash;
-use crate::source::Source;
-use crate::vocab;
+use crate::hash::model_hash;
+use crate::names::{EMBEDDING, FINAL_NORM, HEAD};
+use crate::reader::{Reader, key_error};
+use crate::{ModelError, family, vocab};
 
-/// A model read from a file: what it is, how it speaks, and where its bytes are.
+/// A model read from a file. Its weights stay in the file and are read in place.
 #[derive(Clone)]
 pub struct Loaded {
-    /// The model as data.
+    /// What a device needs to run it.
     pub spec: Arc<ModelSpec>,
-    /// Its vocabulary and chat templates.
+    /// What a tokenizer is built from.
     pub vocab: Vocab,
-    /// Its bytes.
+    /// Where the weights are; keeps the map of the file alive.
     pub weights: Arc<dyn WeightSource>,
-    /// What is known of it for people.
+    /// Usual values of the family; a card for this very model may replace them.
+    pub card: Card,
+    /// What is shown to people.
     pub facts: Facts,
 }
 
-/// What is known of a file for people.
+/// What is shown of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// The model's own name, or the file's stem.
-    pub name: String,
-    /// The architecture's name in the file.
+    /// The family's name in the file.
     pub architecture: String,
-    /// Weights in all.
+    /// `general.name`, if the file has one.
+    pub name: Option<String>,
+    /// Name of the model's card, without its ending; see [`crate::card_stem`].
+    pub card_stem: Option<String>,
+    /// Number of weights the model reads; a tied head counts once.
     pub parameters: u64,
-    /// Bytes of all tensors.
+    /// Bytes of the file, all parts together.
+    pub size_bytes: u64,
+    /// Number of files.
+    pub n_parts: usize,
+    /// Types of the weights the model reads, most bytes first.
+    pub types: Vec<TypeShare>,
+    /// Tensors of the file that are not read, such as blocks for multi-token prediction.
+    pub ignored: Vec<Arc<str>>,
+}
+
+/// How much of a model is stored in one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TypeShare {
+    /// The type.
+    pub ty: QuantType,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Their bytes.
     pub bytes: u64,
 }
 
-impl Loaded {
-    /// The defaults of the model's family, for when there is no card.
-    pub fn default_card(&self) -> Card {
-        Card::of_architecture(&self.facts.architecture)
-    }
-}
-
-/// Maps and reads a GGUF file, or the first of a split one.
+/// Loads a GGUF file; of a split one, the first part.
+///
+/// # Errors
+/// [`ModelError`], naming the file and the key or tensor at fault.
 pub fn load(path: &Path) -> Result<Loaded, ModelError> {
-    from_file(GgufFile::open(path)?)
+    let stem = path
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or("model");
+    from_file(GgufFile::open(path)?, stem)
 }
 
-/// Reads a GGUF file held in memory, such as one embedded in the executable. `name` is for messages.
+/// Loads a model that is in memory, such as the one in the executable. `name` stands for it in messages.
+///
+/// # Errors
+/// As [`load`].
 pub fn load_bytes(name: &str, bytes: Mapped) -> Result<Loaded, ModelError> {
-    from_file(GgufFile::from_bytes(name, bytes)?)
+    from_file(GgufFile::from_bytes(name, bytes)?, name)
 }
 
-fn from_file(file: GgufFile) -> Result<Loaded, ModelError> {
-    let source = Source::new(&file)?;
-    let family = family::of(&source)?;
-    let trunk = Trunk::read(&source)?;
-    let rows = match source.dims("token_embd.weight").as_deref() {
-        Some([_, rows]) => usize::try_from(*rows).unwrap_or(usize::MAX),
-        _ => 0,
+fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
+    let reader = Reader::new(&file)?;
+    let architecture = reader.architecture.to_owned();
+    let trunk = family::read(&reader)?;
+    let vocab = vocab::read(&file)?;
+    let (n_vocab, hidden) = (vocab.tokens.len(), trunk.hidden);
+    let embedding = reader.matrix(EMBEDDING, n_vocab, hidden)?;
+    let final_norm = reader.vector(FINAL_NORM, hidden)?;
+    let head = match reader.has(HEAD) {
+        true => reader.matrix(HEAD, n_vocab, hidden)?,
+        false => embedding.clone(),
     };
-    let embedding = source.matrix("token_embd.weight", rows.max(1), trunk.hidden)?;
-    let head = if source.has("output.weight") {
-        source.matrix("output.weight", rows, trunk.hidden)?
-    } else {
-        embedding.clone()
-    };
-    let vocab = vocab::read(&source, rows)?;
-    let name = match source.read(|meta| meta.text("general.name"))? {
-        Some(name) if !name.is_empty() => name.to_owned(),
-        _ => source.file_name().to_owned(),
-    };
+    let n_layers = trunk.layers.len();
+    let ignored = reader.leftovers(n_layers)?;
+    if !ignored.is_empty() {
+        tracing::info!(
+            tensors = ignored.len(),
+            file = file.name(),
+            "tensors outside the model ignored"
+        );
+    }
+    let name = file
+        .meta()
+        .text("general.name")
+        .map_err(|e| key_error(&file, e))?;
+    let name = name
+        .filter(|name| !name.trim().is_empty())
+        .map(str::to_owned);
     let spec = ModelSpec {
-        name: name.clone(),
-        hash: hash::of(source.architecture(), &file),
-        vocab: rows,
-        hidden: trunk.hidden,
-        trained_context: trunk.context,
+        name: name.clone().unwrap_or_else(|| stem.to_owned()),
+        hash: model_hash(&file),
+        vocab: n_vocab,
+        hidden,
+        trained_context: trunk.trained_context,
         norm_eps: trunk.norm_eps,
         embedding,
-        layers: family.layers(&source, &trunk)?,
-        final_norm: source.vector("output_norm.weight", trunk.hidden)?,
+        layers: trunk.layers,
+        final_norm,
         head,
     };
     let facts = Facts {
+        card_stem: name.as_deref().map(crate::card_stem),
+        parameters: spec.weights().iter().map(|w| w.values() as u64).sum(),
+        size_bytes: file.size_bytes(),
+        n_parts: file.n_parts(),
+        types: type_shares(&spec),
+        architecture,
         name,
-        architecture: source.architecture().to_owned(),
-        parameters: file.tensors().iter().map(|t| t.values()).sum(),
-        bytes: file
-            .tensors()
-            .iter()
-            .filter_map(|t| t.n_bytes())
-            .map(|n| n as u64)
-            .sum(),
+        ignored,
     };
-    drop(source);
+    let card = Card::of_family(&facts.architecture);
     Ok(Loaded {
         spec: Arc::new(spec),
         vocab,
         weights: Arc::new(file),
+        card,
         facts,
     })
+}
+
+fn type_shares(spec: &ModelSpec) -> Vec<TypeShare> {
+    let mut shares: Vec<TypeShare> = Vec::new();
+    for weight in spec.weights() {
+        let bytes = weight.bytes() as u64;
+        match shares.iter_mut().find(|share| share.ty == weight.ty) {
+            Some(share) => {
+                share.tensors += 1;
+                share.bytes += bytes;
+            }
+            None => shares.push(TypeShare {
+                ty: weight.ty,
+                tensors: 1,
+                bytes,
+            }),
+        }
+    }
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
 }

@@ -1,164 +1,196 @@
-//! The vocabulary and the chat templates of a file.
+//! The vocabulary of a file: tokens, kinds, merges, special ids, chat templates.
 
 use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
+use gguf::{Array, GgufFile, Value};
 
-use crate::error::ModelError;
-use crate::source::Source;
+use crate::ModelError;
+use crate::reader::{key_error, missing};
 
-/// Control strings that end a generation besides the file's own token, looked up by text.
-const ENDS: [&str; 5] = [
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
+const TEMPLATE: &str = "tokenizer.chat_template";
+
+/// Tokens that end a turn in all our families, whatever the file names as its end of text: the turn marker,
+/// the document marker, and three that only occur in code completion.
+const STOP_TOKENS: [&str; 5] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
 ];
-const TEMPLATE: &str = "tokenizer.chat_template";
+/// Keys of tokens that end a turn.
+const STOP_KEYS: [&str; 3] = [
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+];
 
-/// Reads the vocabulary; it must have exactly `rows` tokens, the rows of the embedding.
-pub(crate) fn read(source: &Source<'_>, rows: usize) -> Result<Vocab, ModelError> {
-    let model = text(source, "tokenizer.ggml.model")?;
-    if model.as_deref() != Some("gpt2") {
-        return Err(source.unsupported(
-            format!(
-                "tokenizer.ggml.model {}",
-                model.as_deref().unwrap_or("(missing)")
-            ),
-            "use a file with a byte-level BPE vocabulary (gpt2)",
-        ));
-    }
-    let pre = match text(source, "tokenizer.ggml.pre")?.as_deref() {
-        Some("qwen2") => PreTokenizer::Qwen2,
-        Some("qwen35") => PreTokenizer::Qwen35,
+/// Reads the vocabulary; its length is the number of rows of the embedding.
+pub(crate) fn read(file: &GgufFile) -> Result<Vocab, ModelError> {
+    let meta = file.meta();
+    let at = |e| key_error(file, e);
+    let refuse = |key: &str, detail: String| ModelError::Key {
+        file: file.name().to_owned(),
+        key: key.to_owned(),
+        detail,
+    };
+    const MODEL: &str = "tokenizer.ggml.model";
+    match meta
+        .text(MODEL)
+        .map_err(at)?
+        .ok_or_else(|| missing(file, MODEL))?
+    {
+        "gpt2" => {}
         other => {
-            return Err(source.unsupported(
-                format!("tokenizer.ggml.pre {}", other.unwrap_or("(missing)")),
-                "use a file with pre-tokenizer qwen2 or qwen35",
-            ));
+            let detail = format!(
+                "{}; only gpt2 (byte-level BPE) is supported",
+                other.escape_debug()
+            );
+            return Err(refuse(MODEL, detail));
+        }
+    }
+    let texts = meta
+        .texts(TOKENS)
+        .map_err(at)?
+        .ok_or_else(|| missing(file, TOKENS))?;
+    let tokens: Vec<String> = texts.into_iter().map(str::to_owned).collect();
+    let token = |key: &str| -> Result<Option<TokenId>, ModelError> {
+        let Some(id) = meta.integer(key).map_err(at)? else {
+            return Ok(None);
+        };
+        match u32::try_from(id) {
+            Ok(id) if (id as usize) < tokens.len() => Ok(Some(TokenId(id))),
+            _ => Err(refuse(
+                key,
+                format!("token {id} of a vocabulary of {}", tokens.len()),
+            )),
         }
     };
-    const TOKENS: &str = "tokenizer.ggml.tokens";
-    let tokens =
-        texts(source, TOKENS)?.ok_or_else(|| source.full_key(TOKENS, "is missing".to_owned()))?;
-    if tokens.len() != rows {
-        let have = tokens.len();
-        return Err(source.full_key(
-            TOKENS,
-            format!("has {have} tokens, but token_embd.weight has {rows} rows"),
-        ));
+    let mut eos = Vec::new();
+    for key in STOP_KEYS {
+        eos.extend(token(key)?);
     }
-    let kinds = kinds(source, tokens.len())?;
-    let merges = merges(source)?;
-    let token = |key: &str| special(source, key, tokens.len());
-    let eos_token = token("tokenizer.ggml.eos_token_id")?;
-    let mut eos: Vec<TokenId> = eos_token
-        .into_iter()
-        .chain(token("tokenizer.ggml.eot_token_id")?)
-        .collect();
-    for end in ENDS {
-        // From the back, because control strings stand last and a plain token never equals one.
-        if let Some(at) = tokens.iter().rposition(|t| t == end) {
-            eos.push(TokenId(at as u32));
+    for (id, text) in tokens.iter().enumerate() {
+        if STOP_TOKENS.contains(&text.as_str()) {
+            eos.push(TokenId(id as u32));
         }
     }
-    let mut seen = Vec::new();
-    eos.retain(|id| {
-        !seen.contains(id) && {
-            seen.push(*id);
-            true
-        }
-    });
-    let add_bos = source.read(|meta| meta.boolean("tokenizer.ggml.add_bos_token"))?;
+    eos.sort_unstable();
+    eos.dedup();
     Ok(Vocab {
+        kinds: kinds(file, tokens.len())?,
+        merges: merges(file)?,
+        pre: pre_tokenizer(file)?,
+        eos,
+        eos_token: token("tokenizer.ggml.eos_token_id")?,
         bos_token: token("tokenizer.ggml.bos_token_id")?,
         pad_token: token("tokenizer.ggml.padding_token_id")?,
-        chat_template: text(source, TEMPLATE)?,
-        named_templates: named_templates(source)?,
+        add_bos: meta
+            .boolean("tokenizer.ggml.add_bos_token")
+            .map_err(at)?
+            .unwrap_or(false),
+        chat_template: meta.text(TEMPLATE).map_err(at)?.map(str::to_owned),
+        named_templates: named_templates(file)?,
         tokens,
-        kinds,
-        merges,
-        pre,
-        eos,
-        eos_token,
-        add_bos: add_bos.unwrap_or(false),
     })
 }
 
-fn text(source: &Source<'_>, key: &str) -> Result<Option<String>, ModelError> {
-    Ok(source.read(|meta| meta.text(key))?.map(str::to_owned))
-}
-
-fn texts(source: &Source<'_>, key: &str) -> Result<Option<Vec<String>>, ModelError> {
-    let texts = source.read(|meta| meta.texts(key))?;
-    Ok(texts.map(|texts| texts.into_iter().map(str::to_owned).collect()))
-}
-
-/// Numbers of the format: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
-fn kinds(source: &Source<'_>, tokens: usize) -> Result<Vec<TokenKind>, ModelError> {
-    const KEY: &str = "tokenizer.ggml.token_type";
-    let Some(numbers) = source.read(|meta| meta.integers(KEY))? else {
-        return Ok(vec![TokenKind::Normal; tokens]);
-    };
-    if numbers.len() != tokens {
-        let have = numbers.len();
-        return Err(source.full_key(KEY, format!("has {have} entries for {tokens} tokens")));
+fn pre_tokenizer(file: &GgufFile) -> Result<PreTokenizer, ModelError> {
+    const KEY: &str = "tokenizer.ggml.pre";
+    let found = file.meta().text(KEY).map_err(|e| key_error(file, e))?;
+    match found.ok_or_else(|| missing(file, KEY))? {
+        "qwen2" => Ok(PreTokenizer::Qwen2),
+        "qwen35" => Ok(PreTokenizer::Qwen35),
+        other => Err(ModelError::Key {
+            file: file.name().to_owned(),
+            key: KEY.to_owned(),
+            detail: format!("{}; supported are qwen2 and qwen35", other.escape_debug()),
+        }),
     }
-    numbers
-        .into_iter()
-        .enumerate()
-        .map(|(at, entry)| match entry {
-            1 => Ok(TokenKind::Normal),
-            2 => Ok(TokenKind::Unknown),
-            3 => Ok(TokenKind::Control),
-            4 => Ok(TokenKind::UserDefined),
-            5 => Ok(TokenKind::Unused),
-            6 => Ok(TokenKind::Byte),
-            _ => Err(source.full_key(KEY, format!("has no kind from 1 to 6 at index {at}"))),
-        })
-        .collect()
 }
 
-/// `left right`, cut at the first space after the first character, because a token may begin with a space.
-fn merges(source: &Source<'_>) -> Result<Vec<(String, String)>, ModelError> {
-    const KEY: &str = "tokenizer.ggml.merges";
-    let Some(lines) = texts(source, KEY)? else {
-        return Err(source.full_key(KEY, "is missing".to_owned()));
+fn kinds(file: &GgufFile, n_tokens: usize) -> Result<Vec<TokenKind>, ModelError> {
+    let refuse = |key: String, detail: String| {
+        Err(ModelError::Key {
+            file: file.name().to_owned(),
+            key,
+            detail,
+        })
     };
-    lines
-        .into_iter()
-        .enumerate()
-        .map(|(at, line)| {
-            let first = line.chars().next().map_or(0, char::len_utf8);
-            let cut = line[first..].find(' ').map(|space| space + first);
-            match cut {
-                Some(cut) => Ok((line[..cut].to_owned(), line[cut + 1..].to_owned())),
-                None => Err(source.full_key(KEY, format!("has no pair at index {at}: {line:?}"))),
+    let found = file
+        .meta()
+        .integers(KINDS)
+        .map_err(|e| key_error(file, e))?;
+    let found = found.ok_or_else(|| missing(file, KINDS))?;
+    if found.len() != n_tokens {
+        return refuse(
+            KINDS.to_owned(),
+            format!("{} kinds for {n_tokens} tokens", found.len()),
+        );
+    }
+    let mut kinds = Vec::with_capacity(found.len());
+    for (i, kind) in found.into_iter().enumerate() {
+        kinds.push(match kind {
+            1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            5 => TokenKind::Unused,
+            6 => TokenKind::Byte,
+            other => {
+                let detail = format!("{other} is not a kind of token, which is 1 to 6");
+                return refuse(format!("{KINDS}[{i}]"), detail);
             }
-        })
-        .collect()
+        });
+    }
+    Ok(kinds)
 }
 
-fn special(source: &Source<'_>, key: &str, tokens: usize) -> Result<Option<TokenId>, ModelError> {
-    match source.read(|meta| meta.integer(key))? {
-        None => Ok(None),
-        Some(id) if id < tokens as u64 => Ok(Some(TokenId(id as u32))),
-        // Some files say "none" as the largest number.
-        Some(id) if id == u64::from(u32::MAX) => Ok(None),
-        Some(id) => {
-            Err(source.full_key(key, format!("is {id}, but there are {tokens} tokens only")))
+fn merges(file: &GgufFile) -> Result<Vec<(String, String)>, ModelError> {
+    let found = file.meta().texts(MERGES).map_err(|e| key_error(file, e))?;
+    let found = found.ok_or_else(|| missing(file, MERGES))?;
+    let mut merges = Vec::with_capacity(found.len());
+    for (i, merge) in found.into_iter().enumerate() {
+        // The left part is never empty, so a space in front belongs to it.
+        let space = merge
+            .char_indices()
+            .skip(1)
+            .find(|&(_, c)| c == ' ')
+            .map(|(at, _)| at);
+        match space.map(|at| (&merge[..at], &merge[at + 1..])) {
+            Some((left, right)) if !right.is_empty() => {
+                merges.push((left.to_owned(), right.to_owned()));
+            }
+            _ => {
+                return Err(ModelError::Key {
+                    file: file.name().to_owned(),
+                    key: format!("{MERGES}[{i}]"),
+                    detail: format!(
+                        "\"{}\" is not two parts with a space between",
+                        merge.escape_debug()
+                    ),
+                });
+            }
         }
     }
+    Ok(merges)
 }
 
-fn named_templates(source: &Source<'_>) -> Result<Vec<(String, String)>, ModelError> {
-    let prefix = format!("{TEMPLATE}.");
-    let mut all = Vec::new();
-    for (key, _) in source.file().meta().iter() {
-        if let Some(name) = key.strip_prefix(&prefix)
-            && let Some(template) = text(source, key)?
-        {
-            all.push((name.to_owned(), template));
+/// Templates under `tokenizer.chat_template.<name>`.
+fn named_templates(file: &GgufFile) -> Result<Vec<(String, String)>, ModelError> {
+    let mut named = Vec::new();
+    for (key, value) in file.meta().iter() {
+        let Some(name) = key.strip_prefix("tokenizer.chat_template.") else {
+            continue;
+        };
+        if matches!(value, Value::Array(Array::String(_))) {
+            continue;
+        }
+        if let Some(text) = file.meta().text(key).map_err(|e| key_error(file, e))? {
+            named.push((name.to_owned(), text.to_owned()));
         }
     }
-    Ok(all)
+    Ok(named)
 }

@@ -1,147 +1,181 @@
-//! The families we read, each a small module that turns metadata and tensor names into layers.
+//! One small module per family: from keys and tensors to the layers of a spec.
 
-mod dense;
-mod hybrid;
+mod qwen3;
+mod qwen35;
 
-use contract::{FeedForward, LayerSpec};
+use contract::{FeedForward, LayerSpec, RopeSpec, WeightRef};
 
-use crate::error::ModelError;
-use crate::source::Source;
+use crate::ModelError;
+use crate::names::{FFN_DOWN, FFN_GATE, FFN_UP};
+use crate::reader::{Block, Reader};
 
-/// One family: how its layers are named and shaped.
-pub(crate) trait Family {
-    /// The trunk's layers, bottom to top.
-    fn layers(&self, source: &Source<'_>, trunk: &Trunk) -> Result<Vec<LayerSpec>, ModelError>;
-}
-
-/// Sizes every family states in the same keys.
-#[derive(Debug, Clone, Copy)]
+/// What a family's module reads of a file.
 pub(crate) struct Trunk {
-    /// Layers, prediction blocks after the trunk not counted.
-    pub layers: usize,
-    pub hidden: usize,
-    pub ffn: usize,
-    pub heads: Heads,
-    pub rope_theta: f64,
-    pub norm_eps: f32,
-    pub context: usize,
+    pub(crate) hidden: usize,
+    pub(crate) trained_context: usize,
+    pub(crate) norm_eps: f32,
+    pub(crate) layers: Vec<LayerSpec>,
 }
 
-/// Attention heads.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Heads {
-    pub n: usize,
-    pub n_kv: usize,
-    pub dim: usize,
-}
+/// Architectures that can be run, for messages.
+const SUPPORTED: &str = "qwen35 (Qwen3.5 and Qwen3.6 dense) and qwen3 (dense)";
 
-/// Values beyond this are damage, not a model.
-const MOST_LAYERS: usize = 1024;
-
-/// The family of an architecture name, or what to tell the user.
-pub(crate) fn of(source: &Source<'_>) -> Result<&'static dyn Family, ModelError> {
-    let instead = match source.architecture() {
-        "qwen35" => return Ok(&hybrid::Hybrid),
-        "qwen3" => return Ok(&dense::Dense),
-        "qwen35moe" | "qwen3moe" | "qwen3next" => "use a dense model of the same family",
-        "dflash" | "dflash-draft" | "qwen35-dflash-draft" => {
-            "this file is a draft, give a target model"
-        }
-        "clip" | "mmproj" => "this file holds a vision part, give the language model's file",
-        _ => "use a Qwen3.5, Qwen3.6 or Qwen3 dense model",
+/// Reads the trunk by the family that the file names.
+pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
+    let refuse = |what: &str| {
+        Err(reader.refuse_family(format!(
+            "architecture {}{what} is not supported; supported are {SUPPORTED}",
+            reader.architecture.escape_debug()
+        )))
     };
-    Err(source.unsupported(format!("architecture {}", source.architecture()), instead))
-}
-
-impl Trunk {
-    /// Reads and checks what all families share.
-    pub(crate) fn read(source: &Source<'_>) -> Result<Trunk, ModelError> {
-        let blocks = source.count("block_count")?;
-        let predicted = source.optional_usize("nextn_predict_layers")?.unwrap_or(0);
-        let layers = blocks
-            .checked_sub(predicted)
-            .filter(|n| (1..=MOST_LAYERS).contains(n));
-        let Some(layers) = layers else {
-            return Err(source.key(
-                "block_count",
-                format!("is {blocks} with {predicted} prediction blocks, expected 1 to {MOST_LAYERS} layers besides them"),
-            ));
-        };
-        if !source.has("blk.0.attn_norm.weight")
-            && source.has(&format!("blk.{layers}.attn_norm.weight"))
-        {
-            return Err(source.unsupported(
-                "a file with nothing but prediction blocks".to_owned(),
-                "give the file that holds the trunk",
-            ));
-        }
-        let hidden = source.count("embedding_length")?;
-        let n = source.count("attention.head_count")?;
-        let n_kv = source
-            .optional_usize("attention.head_count_kv")?
-            .unwrap_or(n);
-        if n_kv == 0 || !n.is_multiple_of(n_kv) {
-            return Err(source.key(
-                "attention.head_count_kv",
-                format!("is {n_kv}, expected a divisor of attention.head_count {n}"),
-            ));
-        }
-        let dim = match source.optional_usize("attention.key_length")? {
-            Some(dim) => dim,
-            None => hidden / n,
-        };
-        if dim == 0 || !dim.is_multiple_of(32) || dim > 1024 {
-            return Err(source.key(
-                "attention.key_length",
-                format!("is {dim}, expected a multiple of 32 up to 1024"),
-            ));
-        }
-        let value_dim = source
-            .optional_usize("attention.value_length")?
-            .unwrap_or(dim);
-        if value_dim != dim {
-            return Err(source.key(
-                "attention.value_length",
-                format!("is {value_dim}, expected attention.key_length {dim}"),
-            ));
-        }
-        let rope_theta = source.float("rope.freq_base", 10_000.0)?;
-        if !(rope_theta.is_finite() && rope_theta > 1.0) {
-            return Err(source.key(
-                "rope.freq_base",
-                format!("is {rope_theta}, expected above 1"),
-            ));
-        }
-        let eps = source.float("attention.layer_norm_rms_epsilon", 1e-6)?;
-        if !(eps > 0.0 && eps < 1.0) {
-            return Err(source.key(
-                "attention.layer_norm_rms_epsilon",
-                format!("is {eps}, expected between 0 and 1"),
-            ));
-        }
-        Ok(Trunk {
-            layers,
-            hidden,
-            ffn: source.count("feed_forward_length")?,
-            heads: Heads { n, n_kv, dim },
-            rope_theta,
-            norm_eps: eps as f32,
-            context: source.count("context_length")?,
-        })
+    match reader.architecture {
+        "qwen35" => qwen35::read(reader),
+        "qwen3" => qwen3::read(reader),
+        "qwen35moe" | "qwen3moe" | "qwen3vlmoe" => refuse(" (routed experts)"),
+        "qwen3next" => refuse(" (Qwen3-Next)"),
+        _ => refuse(""),
     }
 }
 
-/// The gated feed-forward both families have.
-fn feed_forward(source: &Source<'_>, trunk: &Trunk, i: usize) -> Result<FeedForward, ModelError> {
-    let name = |part: &str| format!("blk.{i}.{part}");
-    Ok(FeedForward::Dense {
-        gate: source.matrix(&name("ffn_gate.weight"), trunk.ffn, trunk.hidden)?,
-        up: source.matrix(&name("ffn_up.weight"), trunk.ffn, trunk.hidden)?,
-        down: source.matrix(&name("ffn_down.weight"), trunk.hidden, trunk.ffn)?,
+/// The longest context that is believed; real models are far below.
+const MAX_CONTEXT: usize = 1 << 30;
+
+/// The keys that every family has, and how many of the file's blocks are the trunk.
+struct Common {
+    hidden: usize,
+    trained_context: usize,
+    norm_eps: f32,
+    /// All blocks, prediction blocks included: the length of per-block keys.
+    blocks: usize,
+    trunk: usize,
+}
+
+impl Common {
+    fn read(reader: &Reader<'_>) -> Result<Common, ModelError> {
+        let blocks = reader.count("block_count")?;
+        if blocks > reader.file.tensors().len() {
+            let detail = format!(
+                "{blocks} blocks, but only {} tensors",
+                reader.file.tensors().len()
+            );
+            return Err(reader.refuse_key("block_count", detail));
+        }
+        // Multi-token-prediction blocks come last and are not part of the trunk.
+        let predicting = reader.optional("nextn_predict_layers")?.unwrap_or(0);
+        let trunk = blocks.saturating_sub(predicting);
+        let first_block = reader
+            .file
+            .tensors()
+            .iter()
+            .any(|t| t.name().starts_with("blk.0."));
+        if trunk == 0 || (predicting > 0 && !first_block) {
+            return Err(reader.refuse_family(
+                "only multi-token-prediction blocks, without the model they belong to; \
+                 use the file of the model itself"
+                    .to_owned(),
+            ));
+        }
+        let trained_context = reader.count("context_length")?;
+        if trained_context > MAX_CONTEXT {
+            let detail = format!("{trained_context} tokens, the limit is {MAX_CONTEXT}");
+            return Err(reader.refuse_key("context_length", detail));
+        }
+        if let Some(scaling) = reader.text("rope.scaling.type")?
+            && scaling != "none"
+        {
+            let detail = format!("{} is not supported, only none", scaling.escape_debug());
+            return Err(reader.refuse_key("rope.scaling.type", detail));
+        }
+        Ok(Common {
+            hidden: reader.count("embedding_length")?,
+            trained_context,
+            norm_eps: reader.float("attention.layer_norm_rms_epsilon")? as f32,
+            blocks,
+            trunk,
+        })
+    }
+
+    fn trunk(self, layers: Vec<LayerSpec>) -> Trunk {
+        Trunk {
+            hidden: self.hidden,
+            trained_context: self.trained_context,
+            norm_eps: self.norm_eps,
+            layers,
+        }
+    }
+}
+
+/// Head counts and sizes of one attention block.
+struct Heads {
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Checks head counts of block `i` against each other.
+fn heads(
+    reader: &Reader<'_>,
+    (n_heads, n_kv_heads): (usize, usize),
+    block: usize,
+) -> Result<Heads, ModelError> {
+    if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
+        let detail = format!(
+            "block {block} has {n_heads} query heads and {n_kv_heads} key heads; \
+             a multiple is expected"
+        );
+        return Err(reader.refuse_key("attention.head_count", detail));
+    }
+    let head_dim = reader.count("attention.key_length")?;
+    let value_dim = reader.count("attention.value_length")?;
+    if head_dim != value_dim {
+        let detail = format!("{value_dim}, but attention.key_length is {head_dim}");
+        return Err(reader.refuse_key("attention.value_length", detail));
+    }
+    Ok(Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
     })
 }
 
-/// `1 / sqrt(head_dim)`.
+fn rope(reader: &Reader<'_>, dims: usize, head_dim: usize) -> Result<RopeSpec, ModelError> {
+    if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
+        let detail = format!("{dims}; an even number up to the head size {head_dim} is expected");
+        return Err(reader.refuse_key("rope.dimension_count", detail));
+    }
+    Ok(RopeSpec {
+        dims,
+        theta: reader.float("rope.freq_base")?,
+    })
+}
+
+/// `rows` that are a product, or the key at fault.
+fn product(reader: &Reader<'_>, factors: &[usize], key: &str) -> Result<usize, ModelError> {
+    factors
+        .iter()
+        .try_fold(1usize, |product, &f| product.checked_mul(f))
+        .ok_or_else(|| reader.refuse_key(key, format!("the product of {factors:?} overflows")))
+}
+
+fn dense_ffn(block: &Block<'_>, hidden: usize, ffn: usize) -> Result<FeedForward, ModelError> {
+    Ok(FeedForward::Dense {
+        gate: block.matrix(FFN_GATE, ffn, hidden)?,
+        up: block.matrix(FFN_UP, ffn, hidden)?,
+        down: block.matrix(FFN_DOWN, hidden, ffn)?,
+    })
+}
+
+/// The factor on `q · k`: one over the root of the head size.
 fn attention_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim as f64).sqrt()) as f32
+}
+
+/// The head norms that all our families have.
+fn head_norms(
+    block: &Block<'_>,
+    head_dim: usize,
+) -> Result<(Option<WeightRef>, Option<WeightRef>), ModelError> {
+    let q = block.vector(crate::names::ATTN_Q_NORM, head_dim)?;
+    let k = block.vector(crate::names::ATTN_K_NORM, head_dim)?;
+    Ok((Some(q), Some(k)))
 }

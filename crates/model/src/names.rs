@@ -1,0 +1,42 @@
+//! Names of tensors in GGUF files, as the converters write them.
+
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+pub(crate) const FINAL_NORM: &str = "output_norm.weight";
+/// Absent when the embedding is the head too.
+pub(crate) const HEAD: &str = "output.weight";
+
+pub(crate) const MIXER_NORM: &str = "attn_norm.weight";
+pub(crate) const FFN_GATE: &str = "ffn_gate.weight";
+pub(crate) const FFN_UP: &str = "ffn_up.weight";
+pub(crate) const FFN_DOWN: &str = "ffn_down.weight";
+
+pub(crate) const ATTN_Q: &str = "attn_q.weight";
+pub(crate) const ATTN_K: &str = "attn_k.weight";
+pub(crate) const ATTN_V: &str = "attn_v.weight";
+pub(crate) const ATTN_OUT: &str = "attn_output.weight";
+pub(crate) const ATTN_Q_NORM: &str = "attn_q_norm.weight";
+pub(crate) const ATTN_K_NORM: &str = "attn_k_norm.weight";
+/// In a gated-delta block: its q, k and v. In an attention block: a fused variant that is refused.
+pub(crate) const ATTN_QKV: &str = "attn_qkv.weight";
+
+pub(crate) const DELTA_Z: &str = "attn_gate.weight";
+pub(crate) const DELTA_BETA: &str = "ssm_beta.weight";
+pub(crate) const DELTA_ALPHA: &str = "ssm_alpha.weight";
+pub(crate) const DELTA_A: &str = "ssm_a";
+pub(crate) const DELTA_DT: &str = "ssm_dt.bias";
+pub(crate) const DELTA_CONV: &str = "ssm_conv1d.weight";
+pub(crate) const DELTA_NORM: &str = "ssm_norm.weight";
+pub(crate) const DELTA_OUT: &str = "ssm_out.weight";
+/// Beta and alpha in one tensor, in an older family.
+pub(crate) const DELTA_BETA_ALPHA: &str = "ssm_ba.weight";
+
+/// `blk.3.attn_q.weight` for block 3 and `attn_q.weight`.
+pub(crate) fn in_block(block: usize, name: &str) -> String {
+    format!("blk.{block}.{name}")
+}
+
+/// The block and the rest of a tensor's name, if it belongs to a block.
+pub(crate) fn block_of(name: &str) -> Option<(usize, &str)> {
+    let (number, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((number.parse().ok()?, rest))
+}

@@ -1,0 +1,294 @@
+//! Reading a file as a model of one family: keys with its prefix, tensors by name, every shape checked.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use contract::{QuantType, WeightRef};
+use gguf::{GgufError, GgufFile, TensorType};
+
+use crate::ModelError;
+use crate::names::{block_of, in_block};
+
+/// A file seen as a model of the architecture it names.
+pub(crate) struct Reader<'a> {
+    pub(crate) file: &'a GgufFile,
+    pub(crate) architecture: &'a str,
+    /// Names of the tensors that have been asked for and are there.
+    used: RefCell<HashSet<Arc<str>>>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(file: &'a GgufFile) -> Result<Reader<'a>, ModelError> {
+        const KEY: &str = "general.architecture";
+        let architecture = file
+            .meta()
+            .text(KEY)
+            .map_err(|e| key_error(file, e))?
+            .ok_or_else(|| missing(file, KEY))?;
+        Ok(Reader {
+            file,
+            architecture,
+            used: RefCell::default(),
+        })
+    }
+
+    /// `qwen35.block_count` for `block_count`.
+    fn key(&self, suffix: &str) -> String {
+        format!("{}.{suffix}", self.architecture)
+    }
+
+    pub(crate) fn refuse_key(&self, suffix: &str, detail: String) -> ModelError {
+        ModelError::Key {
+            file: self.file.name().to_owned(),
+            key: self.key(suffix),
+            detail,
+        }
+    }
+
+    pub(crate) fn refuse_tensor(&self, tensor: &str, detail: String) -> ModelError {
+        ModelError::Tensor {
+            file: self.file.name().to_owned(),
+            tensor: tensor.escape_debug().to_string(),
+            detail,
+        }
+    }
+
+    pub(crate) fn refuse_family(&self, detail: String) -> ModelError {
+        ModelError::Family {
+            file: self.file.name().to_owned(),
+            detail,
+        }
+    }
+
+    pub(crate) fn optional(&self, suffix: &str) -> Result<Option<usize>, ModelError> {
+        let found = self
+            .file
+            .meta()
+            .integer(&self.key(suffix))
+            .map_err(|e| key_error(self.file, e))?;
+        let Some(found) = found else { return Ok(None) };
+        match u32::try_from(found) {
+            Ok(value) => Ok(Some(value as usize)),
+            Err(_) => Err(self.refuse_key(suffix, format!("{found} is beyond any model"))),
+        }
+    }
+
+    /// A whole number above zero that must be there.
+    pub(crate) fn count(&self, suffix: &str) -> Result<usize, ModelError> {
+        match self.optional(suffix)? {
+            Some(0) => Err(self.refuse_key(suffix, "0 where at least 1 is expected".to_owned())),
+            Some(value) => Ok(value),
+            None => Err(missing(self.file, &self.key(suffix))),
+        }
+    }
+
+    /// A positive finite float that must be there.
+    pub(crate) fn float(&self, suffix: &str) -> Result<f64, ModelError> {
+        let found = self
+            .file
+            .meta()
+            .float(&self.key(suffix))
+            .map_err(|e| key_error(self.file, e))?;
+        match found {
+            Some(value) if value.is_finite() && value > 0.0 => Ok(value),
+            Some(value) => Err(self.refuse_key(
+                suffix,
+                format!("{value} where a positive float is expected"),
+            )),
+            None => Err(missing(self.file, &self.key(suffix))),
+        }
+    }
+
+    /// One number per block, given as such or as one number for all.
+    pub(crate) fn per_block(&self, suffix: &str, blocks: usize) -> Result<Vec<usize>, ModelError> {
+        let key = self.key(suffix);
+        let meta = self.file.meta();
+        let found = meta.integers(&key).map_err(|e| key_error(self.file, e))?;
+        let found = found.ok_or_else(|| missing(self.file, &key))?;
+        let narrow = |value: u64| {
+            u32::try_from(value)
+                .map(|v| v as usize)
+                .map_err(|_| self.refuse_key(suffix, format!("{value} is beyond any model")))
+        };
+        match found[..] {
+            [one] if meta.integer(&key).is_ok() => Ok(vec![narrow(one)?; blocks]),
+            _ if found.len() == blocks => found.into_iter().map(narrow).collect(),
+            _ => Err(self.refuse_key(
+                suffix,
+                format!("{} numbers for {blocks} blocks", found.len()),
+            )),
+        }
+    }
+
+    pub(crate) fn flags(&self, suffix: &str) -> Result<Option<&'a [bool]>, ModelError> {
+        self.file
+            .meta()
+            .booleans(&self.key(suffix))
+            .map_err(|e| key_error(self.file, e))
+    }
+
+    pub(crate) fn text(&self, suffix: &str) -> Result<Option<&'a str>, ModelError> {
+        self.file
+            .meta()
+            .text(&self.key(suffix))
+            .map_err(|e| key_error(self.file, e))
+    }
+
+    pub(crate) fn has(&self, tensor: &str) -> bool {
+        self.file.tensor(tensor).is_some()
+    }
+
+    /// A matrix of exactly this shape, of any type that can be read.
+    pub(crate) fn matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightRef, ModelError> {
+        let Some(info) = self.file.tensor(name) else {
+            return Err(self.refuse_tensor(
+                name,
+                format!("missing; a matrix of {cols} x {rows} is expected"),
+            ));
+        };
+        let weight = match (info.ty(), info.weight()) {
+            (TensorType::Known(_), Some(weight)) => weight,
+            (ty, _) => {
+                let known: Vec<&str> = QuantType::ALL.iter().map(|ty| ty.name()).collect();
+                return Err(self.refuse_tensor(
+                    name,
+                    format!(
+                        "stored as {ty}; types that can be read: {}",
+                        known.join(", ")
+                    ),
+                ));
+            }
+        };
+        if (weight.rows, weight.cols) != (rows, cols) {
+            return Err(self.refuse_tensor(
+                name,
+                format!("of shape {}, {cols} x {rows} is expected", info.shape()),
+            ));
+        }
+        self.used.borrow_mut().insert(Arc::clone(&weight.name));
+        Ok(weight)
+    }
+
+    /// A matrix or vector that is never quantised.
+    pub(crate) fn plain(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightRef, ModelError> {
+        let weight = self.matrix(name, rows, cols)?;
+        match weight.ty {
+            QuantType::F32 | QuantType::F16 | QuantType::BF16 => Ok(weight),
+            other => Err(self.refuse_tensor(
+                name,
+                format!(
+                    "stored as {}, one of F32, F16, BF16 is expected",
+                    other.name()
+                ),
+            )),
+        }
+    }
+
+    /// A vector, never quantised.
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<WeightRef, ModelError> {
+        self.plain(name, 1, len)
+    }
+
+    /// Refuses tensors of the first `trunk` blocks that nobody has asked for: they would change the result.
+    /// Gives the names of all other tensors that are ignored.
+    pub(crate) fn leftovers(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
+        let used = self.used.borrow();
+        let mut ignored = Vec::new();
+        for info in self.file.tensors() {
+            let name = info.name();
+            if used.contains(name) {
+                continue;
+            }
+            let in_trunk = block_of(name).is_some_and(|(block, _)| block < trunk);
+            if in_trunk || name.starts_with("rope_") {
+                return Err(self.refuse_tensor(
+                    name,
+                    format!(
+                        "not known in {} models; ignoring it would change the result",
+                        self.architecture
+                    ),
+                ));
+            }
+            ignored.push(Arc::clone(name));
+        }
+        Ok(ignored)
+    }
+}
+
+/// A block of a file: the names of its tensors follow from its number.
+pub(crate) struct Block<'a> {
+    pub(crate) reader: &'a Reader<'a>,
+    pub(crate) index: usize,
+}
+
+impl Block<'_> {
+    pub(crate) fn name(&self, name: &str) -> String {
+        in_block(self.index, name)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.reader.has(&self.name(name))
+    }
+
+    pub(crate) fn matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightRef, ModelError> {
+        self.reader.matrix(&self.name(name), rows, cols)
+    }
+
+    pub(crate) fn plain(
+        &self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightRef, ModelError> {
+        self.reader.plain(&self.name(name), rows, cols)
+    }
+
+    pub(crate) fn vector(&self, name: &str, len: usize) -> Result<WeightRef, ModelError> {
+        self.reader.vector(&self.name(name), len)
+    }
+
+    pub(crate) fn refuse(&self, name: &str, detail: &str) -> ModelError {
+        self.reader
+            .refuse_tensor(&self.name(name), detail.to_owned())
+    }
+}
+
+pub(crate) fn missing(file: &GgufFile, key: &str) -> ModelError {
+    ModelError::Key {
+        file: file.name().to_owned(),
+        key: key.to_owned(),
+        detail: "missing".to_owned(),
+    }
+}
+
+/// An error of reading a key, with the file's name.
+pub(crate) fn key_error(file: &GgufFile, error: GgufError) -> ModelError {
+    match error {
+        GgufError::Meta {
+            key,
+            expected,
+            found,
+        } => ModelError::Key {
+            file: file.name().to_owned(),
+            key,
+            detail: format!("holds {found}, expected {expected}"),
+        },
+        other => other.into(),
+    }
+}
