@@ -30,6 +30,8 @@ pub struct KvFormats {
 /// A storage format of cached rows, by the name users type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvFormat {
+    /// Single precision: nothing is lost, which is what an oracle needs.
+    F32,
     /// IEEE half precision.
     F16,
     /// bfloat16.
@@ -50,7 +52,8 @@ pub enum KvFormat {
 
 impl KvFormat {
     /// All formats, by falling size.
-    pub const ALL: [KvFormat; 8] = [
+    pub const ALL: [KvFormat; 9] = [
+        KvFormat::F32,
         KvFormat::F16,
         KvFormat::Bf16,
         KvFormat::Q8_0,
@@ -64,6 +67,7 @@ impl KvFormat {
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            KvFormat::F32 => "f32",
             KvFormat::F16 => "f16",
             KvFormat::Bf16 => "bf16",
             KvFormat::Q8_0 => "q8_0",
@@ -78,6 +82,7 @@ impl KvFormat {
     /// Bytes of `values` consecutive values, a multiple of 32.
     pub fn bytes(self, values: usize) -> usize {
         let per_32 = match self {
+            KvFormat::F32 => 128,
             KvFormat::F16 | KvFormat::Bf16 => 64,
             KvFormat::Q8_0 => 34,
             KvFormat::Q5_1 => 24,

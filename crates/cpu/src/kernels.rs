@@ -4,6 +4,7 @@
 //! it. The table is chosen once, when a runner is opened; entries differ between tables in rounding only.
 //! No entry's result for one row, head or key may depend on how many others share the call.
 
+use crate::dispatch::Dispatch;
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 
 /// One set of vector functions.
@@ -37,10 +38,6 @@ pub struct Kernels {
     pub dot_f16: fn(&[f32], &[u8]) -> f32,
     /// [`kv::dot_q8_0`].
     pub dot_q8_0: fn(&[f32], &[u8]) -> f32,
-    /// [`kv::axpy_f16`].
-    pub axpy_f16: fn(f32, &[u8], &mut [f32]),
-    /// [`kv::axpy_q8_0`].
-    pub axpy_q8_0: fn(f32, &[u8], &mut [f32]),
     /// [`kv::decode_f16`].
     pub decode_f16: fn(&[u8], &mut [f32]),
     /// [`kv::decode_q8_0`].
@@ -52,6 +49,11 @@ pub struct Kernels {
 }
 
 impl Kernels {
+    /// The functions that go with a choice of instructions.
+    pub fn of(_dispatch: Dispatch) -> Kernels {
+        Kernels::scalar()
+    }
+
     /// The reference functions themselves.
     pub const fn scalar() -> Kernels {
         Kernels {
@@ -69,8 +71,6 @@ impl Kernels {
             accumulate: matmul::accumulate,
             dot_f16: kv::dot_f16,
             dot_q8_0: kv::dot_q8_0,
-            axpy_f16: kv::axpy_f16,
-            axpy_q8_0: kv::axpy_q8_0,
             decode_f16: kv::decode_f16,
             decode_q8_0: kv::decode_q8_0,
             max: rows::max,

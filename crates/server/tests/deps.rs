@@ -21,7 +21,7 @@ const OURS: [(&str, &[&str]); 9] = [
 const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
     ("chat", &["gguf", "model"]),
     ("decode", &["conformance"]),
-    ("cpu", &["conformance", "gguf", "model"]),
+    ("cpu", &["conformance", "cpu", "gguf", "model"]),
     ("cuda", &["conformance", "cpu", "gguf", "model"]),
     ("server", &["conformance"]),
 ];

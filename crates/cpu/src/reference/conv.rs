@@ -75,7 +75,13 @@ mod tests {
         let window = [1.0, 2.0];
         let rows = [3.0, 4.0, 5.0];
         let mut out = [0.0; 3];
-        tree(&window, &rows, &[None, Some(0), Some(0)], &weights, &mut out);
+        tree(
+            &window,
+            &rows,
+            &[None, Some(0), Some(0)],
+            &weights,
+            &mut out,
+        );
         assert_eq!(out, [123.0, 234.0, 235.0].map(silu));
     }
 

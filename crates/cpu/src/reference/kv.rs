@@ -1,10 +1,49 @@
 //! Cached rows: one key or value head, `head_dim` values, in its storage format.
 
+use contract::quant::{dequantize_row, quantize_row};
+use contract::{KvFormat, QuantType};
 use half::f16;
 
 /// Values of a Q8_0 block, and its bytes: a half scale, then signed bytes.
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 34;
+
+/// The formats this device stores; the others are refused when a plan is estimated.
+pub fn block_type(format: KvFormat) -> Option<QuantType> {
+    match format {
+        KvFormat::F32 => Some(QuantType::F32),
+        KvFormat::F16 => Some(QuantType::F16),
+        KvFormat::Q8_0 => Some(QuantType::Q8_0),
+        _ => None,
+    }
+}
+
+/// Stores a row `[n]` in [`QuantType::row_bytes`] bytes.
+pub fn encode(ty: QuantType, values: &[f32], bytes: &mut [u8]) {
+    quantize_row(ty, values, bytes);
+}
+
+/// Reads a stored row back, `[n]`.
+pub fn decode(ty: QuantType, bytes: &[u8], values: &mut [f32]) {
+    dequantize_row(ty, bytes, values);
+}
+
+/// Reads an f32 row, `[n]` from `4 n` bytes.
+pub fn decode_f32(bytes: &[u8], values: &mut [f32]) {
+    assert_eq!(bytes.len(), 4 * values.len());
+    for (value, b) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+        *value = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    }
+}
+
+/// `sum x * row`, the row in f32, `x` `[n]`.
+pub fn dot_f32(x: &[f32], bytes: &[u8]) -> f32 {
+    assert_eq!(bytes.len(), 4 * x.len());
+    x.iter()
+        .zip(bytes.chunks_exact(4))
+        .map(|(x, b)| x * f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .sum()
+}
 
 /// Reads an f16 row, `[n]` from `2 n` bytes.
 pub fn decode_f16(bytes: &[u8], values: &mut [f32]) {
@@ -41,27 +80,11 @@ pub fn dot_q8_0(x: &[f32], bytes: &[u8]) -> f32 {
     let mut sum = 0.0;
     for (x, block) in x.chunks_exact(BLOCK).zip(bytes.chunks_exact(BLOCK_BYTES)) {
         let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
-        let products = x.iter().zip(&block[2..]).map(|(x, &q)| x * f32::from(q as i8));
+        let products = x
+            .iter()
+            .zip(&block[2..])
+            .map(|(x, &q)| x * f32::from(q as i8));
         sum += scale * products.sum::<f32>();
     }
     sum
-}
-
-/// `out += weight * row`, the row in f16, `out` `[n]`.
-pub fn axpy_f16(weight: f32, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), 2 * out.len());
-    for (o, half) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-        *o += weight * f16::from_le_bytes([half[0], half[1]]).to_f32();
-    }
-}
-
-/// `out += weight * row`, the row in Q8_0, `out` `[n]`.
-pub fn axpy_q8_0(weight: f32, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), out.len() / BLOCK * BLOCK_BYTES);
-    for (out, block) in out.chunks_exact_mut(BLOCK).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-        let weight = weight * f16::from_le_bytes([block[0], block[1]]).to_f32();
-        for (o, &q) in out.iter_mut().zip(&block[2..]) {
-            *o += weight * f32::from(q as i8);
-        }
-    }
 }

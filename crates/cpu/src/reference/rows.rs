@@ -32,10 +32,15 @@ pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
 pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
     let value = |i: u32| {
         let x = row[i as usize];
-        if x.is_nan() { f32::NEG_INFINITY } else { x }
+        // Adding zero makes the two zeros one value.
+        if x.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            x + 0.0
+        }
     };
     let mut ids: Vec<u32> = (0..row.len() as u32).collect();
-    ids.sort_by(|&a, &b| value(b).total_cmp(&(value(a) + 0.0)).then(a.cmp(&b)));
+    ids.sort_by(|&a, &b| value(b).total_cmp(&value(a)).then(a.cmp(&b)));
     ids.truncate(k);
     ids.into_iter().map(TokenId).collect()
 }

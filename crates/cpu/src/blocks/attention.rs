@@ -1,0 +1,442 @@
+//! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output projection.
+
+use contract::{AttentionSpec, OutputGate, QuantType};
+
+use crate::blocks::softmax::{BLOCK, Running};
+use crate::forward::{Angles, Arena, Compute, Segment, TreePlan, Work, angles_of};
+use crate::kernels::Kernels;
+use crate::linear::apply_all;
+use crate::reference::{kv, rope};
+use crate::scratch::take;
+use crate::state::{KvCache, KvShape, LayerState};
+use crate::weights::Attention;
+
+use super::chunk::transpose;
+
+/// Query rows that share one reading of the cached keys in prefill.
+const TILE: usize = 32;
+
+/// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed ones.
+pub(crate) fn mix(
+    compute: Compute<'_>,
+    weights: &Attention,
+    eps: f32,
+    layer: usize,
+    arena: &mut Arena,
+    segments: &mut [Segment<'_>],
+) {
+    let spec = &weights.spec;
+    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
+    let (q_width, kv_width) = (weights.q.rows(), weights.k.rows());
+    let (parts, angles) = arena.split();
+    let q = &mut parts.a[..n_rows * q_width];
+    let k = &mut parts.b[..n_rows * kv_width];
+    let v = &mut parts.c[..n_rows * kv_width];
+    apply_all(
+        compute.pool,
+        &parts.y[..n_rows * weights.q.cols()],
+        n_rows,
+        &mut [
+            (&weights.q, &mut *q),
+            (&weights.k, &mut *k),
+            (&weights.v, &mut *v),
+        ],
+    );
+    let rows = Projected {
+        layer,
+        eps,
+        angles: angles_of(angles, spec.rope),
+        q: &mut *q,
+        k,
+        v,
+    };
+    store(compute, weights, segments, rows);
+    let heads = &mut parts.heads[..n_rows * spec.n_heads * spec.head_dim];
+    attend(compute, weights, layer, segments, q, heads);
+    let update = &mut parts.update[..n_rows * weights.o.rows()];
+    weights.o.apply(compute.pool, heads, n_rows, update);
+}
+
+/// A few rows on their way into the cache.
+struct StoreItem<'a> {
+    first_row: usize,
+    q: &'a mut [f32],
+    k: &'a mut [f32],
+    v: &'a [f32],
+    keys: &'a mut [u8],
+    values: &'a mut [u8],
+    shape: KvShape,
+}
+
+/// The projections of all rows of a pass, and what is to be done to them.
+struct Projected<'a> {
+    layer: usize,
+    eps: f32,
+    angles: &'a Angles,
+    /// `[n, n_heads, head_dim]`, each head followed by its gate where there is one.
+    q: &'a mut [f32],
+    /// `[n, n_kv_heads, head_dim]`.
+    k: &'a mut [f32],
+    /// `[n, n_kv_heads, head_dim]`.
+    v: &'a [f32],
+}
+
+/// Normalises and rotates queries and keys in place, and encodes keys and values into their slots.
+fn store(
+    compute: Compute<'_>,
+    weights: &Attention,
+    segments: &mut [Segment<'_>],
+    rows: Projected<'_>,
+) {
+    let Projected {
+        layer,
+        eps,
+        angles,
+        mut q,
+        mut k,
+        mut v,
+    } = rows;
+    let spec = &weights.spec;
+    let grain = compute.grain(v.len() / weights.k.rows());
+    let mut items = Vec::new();
+    for segment in segments {
+        let (n, position) = (segment.n_rows, segment.seq.position);
+        let LayerState::Attention(cache) = &mut segment.seq.layers[layer] else {
+            unreachable!("an attention layer has a cache");
+        };
+        let shape = cache.shape;
+        let slots = |bytes: usize| position * bytes..(position + n) * bytes;
+        let keys = &mut cache.keys[slots(shape.k_bytes())];
+        let values = &mut cache.values[slots(shape.v_bytes())];
+        let (own_v, rest) = v.split_at(n * weights.v.rows());
+        v = rest;
+        let rows = take(&mut q, n * weights.q.rows())
+            .chunks_mut(grain * weights.q.rows())
+            .zip(take(&mut k, n * weights.k.rows()).chunks_mut(grain * weights.k.rows()))
+            .zip(own_v.chunks(grain * weights.v.rows()))
+            .zip(keys.chunks_mut(grain * shape.k_bytes()))
+            .zip(values.chunks_mut(grain * shape.v_bytes()));
+        for (i, ((((q, k), v), keys), values)) in rows.enumerate() {
+            items.push(StoreItem {
+                first_row: segment.first_row + i * grain,
+                q,
+                k,
+                v,
+                keys,
+                values,
+                shape,
+            });
+        }
+    }
+    compute.pool.for_each_item(items.into_iter(), |item| {
+        let (dim, half) = (spec.head_dim, spec.rope.dims / 2);
+        let prepare = |heads: &mut [f32], stride: usize, per_row: usize, norm: Option<&[f32]>| {
+            for (i, head) in heads.chunks_exact_mut(stride).enumerate() {
+                let head = &mut head[..dim];
+                if let Some(norm) = norm {
+                    (compute.kernels.rms_in_place)(head, norm, eps);
+                }
+                let at = (item.first_row + i / per_row) * half;
+                rope::rotate(head, &angles.cos[at..][..half], &angles.sin[at..][..half]);
+            }
+        };
+        prepare(
+            item.q,
+            q_stride(spec),
+            spec.n_heads,
+            weights.q_norm.as_deref(),
+        );
+        prepare(item.k, dim, spec.n_kv_heads, weights.k_norm.as_deref());
+        encode_rows(item.shape.k, dim, item.k, item.keys);
+        encode_rows(item.shape.v, dim, item.v, item.values);
+    });
+}
+
+fn encode_rows(ty: QuantType, dim: usize, rows: &[f32], bytes: &mut [u8]) {
+    let stored = bytes.chunks_exact_mut(ty.row_bytes(dim));
+    for (row, bytes) in rows.chunks_exact(dim).zip(stored) {
+        kv::encode(ty, row, bytes);
+    }
+}
+
+/// Output heads that one parallel item computes.
+enum Item<'a> {
+    /// The query heads of one key head at one node of a tree.
+    Node {
+        cache: &'a KvCache,
+        committed: usize,
+        plan: &'a TreePlan,
+        node: usize,
+        kv_head: usize,
+        q: &'a [f32],
+        out: &'a mut [f32],
+    },
+    /// All heads of consecutive rows.
+    Tile {
+        cache: &'a KvCache,
+        first_position: usize,
+        q: &'a [f32],
+        out: &'a mut [f32],
+    },
+}
+
+/// `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
+fn attend(
+    compute: Compute<'_>,
+    weights: &Attention,
+    layer: usize,
+    segments: &[Segment<'_>],
+    q: &[f32],
+    mut out: &mut [f32],
+) {
+    let spec = &weights.spec;
+    let (q_width, out_width) = (weights.q.rows(), spec.n_heads * spec.head_dim);
+    let mut items = Vec::new();
+    for segment in segments {
+        let LayerState::Attention(cache) = &segment.seq.layers[layer] else {
+            unreachable!("an attention layer has a cache");
+        };
+        let q = &q[segment.first_row * q_width..][..segment.n_rows * q_width];
+        let out = take(&mut out, segment.n_rows * out_width);
+        let committed = segment.seq.position;
+        match segment.work {
+            Work::Tree(plan) => {
+                let group = out_width / spec.n_kv_heads;
+                for (i, out) in out.chunks_exact_mut(group).enumerate() {
+                    let node = i / spec.n_kv_heads;
+                    items.push(Item::Node {
+                        cache,
+                        committed,
+                        plan,
+                        node,
+                        kv_head: i % spec.n_kv_heads,
+                        q: &q[node * q_width..][..q_width],
+                        out,
+                    });
+                }
+            }
+            Work::Chunk => {
+                let tiles = out.chunks_mut(TILE * out_width);
+                for (i, (out, q)) in tiles.zip(q.chunks(TILE * q_width)).enumerate() {
+                    items.push(Item::Tile {
+                        cache,
+                        first_position: committed + i * TILE,
+                        q,
+                        out,
+                    });
+                }
+            }
+        }
+    }
+    // The longest come last; begun first, they do not leave one thread working alone.
+    compute
+        .pool
+        .for_each_item(items.into_iter().rev(), |item| match item {
+            Item::Node {
+                cache,
+                committed,
+                plan,
+                node,
+                kv_head,
+                q,
+                out,
+            } => {
+                let path = plan.path(node);
+                let slot = |at: usize| match at.checked_sub(committed) {
+                    None => at,
+                    Some(depth) => committed + path[depth].index(),
+                };
+                let keys = Keys {
+                    cache,
+                    kv_head,
+                    n: committed + path.len(),
+                };
+                attend_node(compute, spec, keys, slot, q, out);
+            }
+            Item::Tile {
+                cache,
+                first_position,
+                q,
+                out,
+            } => attend_tile(compute, spec, cache, first_position, q, out),
+        });
+}
+
+/// The stored rows of one key head.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    cache: &'a KvCache,
+    kv_head: usize,
+    /// How many there are.
+    n: usize,
+}
+
+impl<'a> Keys<'a> {
+    fn key(&self, slot: usize) -> &'a [u8] {
+        let KvShape {
+            k,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = self.cache.shape;
+        let bytes = k.row_bytes(head_dim);
+        &self.cache.keys[(slot * n_kv_heads + self.kv_head) * bytes..][..bytes]
+    }
+
+    fn value(&self, slot: usize) -> &'a [u8] {
+        let KvShape {
+            v,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = self.cache.shape;
+        let bytes = v.row_bytes(head_dim);
+        &self.cache.values[(slot * n_kv_heads + self.kv_head) * bytes..][..bytes]
+    }
+}
+
+/// Width of a query head in the projection, gate included.
+fn q_stride(spec: &AttentionSpec) -> usize {
+    match spec.gate {
+        OutputGate::None => spec.head_dim,
+        OutputGate::SigmoidPerHead => 2 * spec.head_dim,
+    }
+}
+
+/// The query heads that share a key head, at one node.
+///
+/// `slot` tells where the key of each position of the node's path is stored. Keys are taken in path order in
+/// blocks at absolute positions, so a node's result is that of the same path fed one by one.
+fn attend_node(
+    compute: Compute<'_>,
+    spec: &AttentionSpec,
+    keys: Keys<'_>,
+    slot: impl Fn(usize) -> usize,
+    q: &[f32],
+    out: &mut [f32],
+) {
+    let (dim, stride) = (spec.head_dim, q_stride(spec));
+    let group = spec.n_heads / spec.n_kv_heads;
+    let kernels = compute.kernels;
+    let q = &q[keys.kv_head * group * stride..][..group * stride];
+    let shape = keys.cache.shape;
+    let dot = dot_of(kernels, shape.k);
+    let decode = decode_of(kernels, shape.v);
+    let len = BLOCK * dim + group * (BLOCK + 2);
+    compute.scratch.with(len, |mut scratch| {
+        let values = take(&mut scratch, BLOCK * dim);
+        let scores = take(&mut scratch, group * BLOCK);
+        let mut running = Running::new(take(&mut scratch, 2 * group), out);
+        for begin in (0..keys.n).step_by(BLOCK) {
+            let n = BLOCK.min(keys.n - begin);
+            let scores = &mut scores[..group * n];
+            let values = &mut values[..n * dim];
+            for (i, value) in values.chunks_exact_mut(dim).enumerate() {
+                let slot = slot(begin + i);
+                let key = keys.key(slot);
+                for (head, q) in q.chunks_exact(stride).enumerate() {
+                    scores[head * n + i] = dot(&q[..dim], key) * spec.scale;
+                }
+                decode(keys.value(slot), value);
+            }
+            running.absorb(kernels, scores, values, n);
+        }
+        running.finish();
+    });
+    if spec.gate == OutputGate::SigmoidPerHead {
+        for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(stride)) {
+            (kernels.sigmoid_gate)(out, &q[dim..]);
+        }
+    }
+}
+
+/// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
+///
+/// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does not
+/// depend on which rows share its tile or on how far the cache is filled.
+fn attend_tile(
+    compute: Compute<'_>,
+    spec: &AttentionSpec,
+    cache: &KvCache,
+    first_position: usize,
+    q: &[f32],
+    out: &mut [f32],
+) {
+    let (dim, stride) = (spec.head_dim, q_stride(spec));
+    let (q_width, out_width) = (spec.n_heads * stride, spec.n_heads * dim);
+    let group = spec.n_heads / spec.n_kv_heads;
+    let n_rows = q.len() / q_width;
+    let m = n_rows * group;
+    let kernels = compute.kernels;
+    let decode_key = decode_of(kernels, cache.shape.k);
+    let decode_value = decode_of(kernels, cache.shape.v);
+    let len = m * (2 * dim + BLOCK + 2) + 2 * BLOCK * dim;
+    compute.scratch.with(len, |mut scratch| {
+        let queries = take(&mut scratch, m * dim);
+        let outputs = take(&mut scratch, m * dim);
+        let scores = take(&mut scratch, m * BLOCK);
+        let sums = take(&mut scratch, 2 * m);
+        let block = take(&mut scratch, BLOCK * dim);
+        let turned = take(&mut scratch, BLOCK * dim);
+        for kv_head in 0..spec.n_kv_heads {
+            let keys = Keys {
+                cache,
+                kv_head,
+                n: first_position + n_rows,
+            };
+            for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
+                let at = (i / group) * q_width + (kv_head * group + i % group) * stride;
+                query.copy_from_slice(&q[at..][..dim]);
+            }
+            let mut running = Running::new(sums, outputs);
+            for begin in (0..keys.n).step_by(BLOCK) {
+                let n = BLOCK.min(keys.n - begin);
+                for (i, row) in block.chunks_exact_mut(dim).take(n).enumerate() {
+                    decode_key(keys.key(begin + i), row);
+                }
+                block[n * dim..].fill(0.0);
+                transpose(block, dim, turned);
+                scores.fill(0.0);
+                (kernels.accumulate)(queries, turned, BLOCK, scores);
+                for (i, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
+                    let visible = (first_position + i / group + 1).saturating_sub(begin);
+                    let visible = visible.min(BLOCK);
+                    for score in &mut scores[..visible] {
+                        *score *= spec.scale;
+                    }
+                    scores[visible..].fill(f32::NEG_INFINITY);
+                }
+                for (i, row) in block.chunks_exact_mut(dim).take(n).enumerate() {
+                    decode_value(keys.value(begin + i), row);
+                }
+                running.absorb(kernels, scores, block, BLOCK);
+            }
+            running.finish();
+            for (i, head) in outputs.chunks_exact(dim).enumerate() {
+                let (row, h) = (i / group, kv_head * group + i % group);
+                let out = &mut out[row * out_width + h * dim..][..dim];
+                out.copy_from_slice(head);
+                if spec.gate == OutputGate::SigmoidPerHead {
+                    let gate = &q[row * q_width + h * stride + dim..][..dim];
+                    (kernels.sigmoid_gate)(out, gate);
+                }
+            }
+        }
+    });
+}
+
+fn decode_of(kernels: &Kernels, ty: QuantType) -> fn(&[u8], &mut [f32]) {
+    match ty {
+        QuantType::F32 => kv::decode_f32,
+        QuantType::Q8_0 => kernels.decode_q8_0,
+        _ => kernels.decode_f16,
+    }
+}
+
+fn dot_of(kernels: &Kernels, ty: QuantType) -> fn(&[f32], &[u8]) -> f32 {
+    match ty {
+        QuantType::F32 => kv::dot_f32,
+        QuantType::Q8_0 => kernels.dot_q8_0,
+        _ => kernels.dot_f16,
+    }
+}

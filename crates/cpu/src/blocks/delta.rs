@@ -1,0 +1,433 @@
+//! The gated-delta mixer: projections, convolution, delta rule, gated norm, output projection.
+
+use contract::{GatedDeltaSpec, NodeIdx};
+
+use crate::blocks::chunk::{self, CHUNK};
+use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
+use crate::linear::apply_all;
+use crate::reference::activation::{sigmoid, softplus};
+use crate::reference::delta::{Token, Tokens};
+use crate::scratch::take;
+use crate::state::{DeltaState, Kept, LayerState};
+use crate::weights::Delta;
+
+/// Added to the sum of squares when queries and keys are normalised.
+const L2_EPS: f32 = 1e-6;
+
+/// Reads `arena.y`, writes `arena.update`, and leaves each segment's new state (chunks) or factors (trees).
+pub(crate) fn mix(
+    compute: Compute<'_>,
+    weights: &Delta,
+    eps: f32,
+    layer: usize,
+    arena: &mut Arena,
+    segments: &mut [Segment<'_>],
+) {
+    let spec = &weights.spec;
+    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
+    let (channels, values) = (spec.channels(), spec.n_v_heads * spec.v_dim);
+    let (parts, _) = arena.split();
+    let inputs = &mut parts.a[..n_rows * channels];
+    let z = &mut parts.b[..n_rows * values];
+    let mixed = &mut parts.c[..n_rows * channels];
+    let beta = &mut parts.beta[..n_rows * spec.n_v_heads];
+    let g = &mut parts.alpha[..n_rows * spec.n_v_heads];
+    apply_all(
+        compute.pool,
+        &parts.y[..n_rows * weights.qkv.cols()],
+        n_rows,
+        &mut [
+            (&weights.qkv, &mut *inputs),
+            (&weights.z, &mut *z),
+            (&weights.beta, &mut *beta),
+            (&weights.alpha, &mut *g),
+        ],
+    );
+    for beta in &mut *beta {
+        *beta = sigmoid(*beta);
+    }
+    for g in g.chunks_exact_mut(spec.n_v_heads) {
+        for ((g, a), dt) in g.iter_mut().zip(&weights.a).zip(&weights.dt) {
+            *g = a * softplus(*g + dt);
+        }
+    }
+    convolve(compute, weights, layer, segments, inputs, mixed);
+    let rows = Rows {
+        spec,
+        norm: &weights.norm,
+        eps,
+        mixed,
+        beta,
+        g,
+        z,
+    };
+    let heads = &mut parts.heads[..n_rows * values];
+    recur(compute, rows, layer, segments, inputs, heads);
+    let by_row = &mut parts.rows[..n_rows * values];
+    turn(compute, segments, spec, heads, by_row);
+    let update = &mut parts.update[..n_rows * weights.out.rows()];
+    weights.out.apply(compute.pool, by_row, n_rows, update);
+}
+
+/// What the recurrence reads, all rows of the pass.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    spec: &'a GatedDeltaSpec,
+    /// `[v_dim]`.
+    norm: &'a [f32],
+    eps: f32,
+    /// `[n, channels]`: q and k normalised, q scaled, behind the convolution.
+    mixed: &'a [f32],
+    /// `[n, n_v_heads]`.
+    beta: &'a [f32],
+    /// `[n, n_v_heads]`.
+    g: &'a [f32],
+    /// `[n, n_v_heads * v_dim]`.
+    z: &'a [f32],
+}
+
+/// `mixed = silu(conv(inputs))`, with queries and keys normalised; rows in parallel, a few rows also by head.
+fn convolve(
+    compute: Compute<'_>,
+    weights: &Delta,
+    layer: usize,
+    segments: &[Segment<'_>],
+    inputs: &[f32],
+    mixed: &mut [f32],
+) {
+    let spec = &weights.spec;
+    let channels = spec.channels();
+    let n_rows = inputs.len() / channels;
+    let of_row = |row: usize| {
+        segments
+            .iter()
+            .find(|s| row < s.first_row + s.n_rows)
+            .expect("segments cover all rows")
+    };
+    let pieces = if spec.k_dim == spec.v_dim && n_rows < 2 * compute.pool.threads() {
+        // One row holds `2 n_k + n_v` heads of one width: cut it so that every thread has work.
+        (2..=8)
+            .find(|&pieces| (channels / spec.k_dim).is_multiple_of(pieces))
+            .unwrap_or(1)
+    } else {
+        1
+    };
+    let width = channels / pieces;
+    compute
+        .pool
+        .for_each_item(mixed.chunks_exact_mut(width).enumerate(), |(item, out)| {
+            let (row, begin) = (item / pieces, item % pieces * width);
+            let segment = of_row(row);
+            let LayerState::Delta(state) = &segment.seq.layers[layer] else {
+                unreachable!("a delta layer has a delta state");
+            };
+            let own = &inputs[segment.first_row * channels..];
+            let taps = Taps::of(segment, state, own, row - segment.first_row, channels);
+            let mut at = begin;
+            while at < begin + width {
+                let (head, scale) = head_at(spec, at);
+                let out = &mut out[at - begin..][..head];
+                taps.with(spec.conv_taps, at, head, |inputs| {
+                    let weights = &weights.conv[at * spec.conv_taps..][..head * spec.conv_taps];
+                    (compute.kernels.conv_row)(inputs, weights, out);
+                });
+                if let Some(scale) = scale {
+                    (compute.kernels.l2)(out, L2_EPS, scale);
+                }
+                at += head;
+            }
+        });
+}
+
+/// Width of the head that begins at channel `at`, and the factor on it when it is a query or key.
+fn head_at(spec: &GatedDeltaSpec, at: usize) -> (usize, Option<f32>) {
+    let keys = spec.n_k_heads * spec.k_dim;
+    if at < keys {
+        (spec.k_dim, Some(1.0 / (spec.k_dim as f32).sqrt()))
+    } else if at < 2 * keys {
+        (spec.k_dim, Some(1.0))
+    } else {
+        (spec.v_dim, None)
+    }
+}
+
+/// Where the inputs of one row's convolution are.
+struct Taps<'a> {
+    work: &'a Work<'a>,
+    window: &'a [f32],
+    /// The segment's rows.
+    rows: &'a [f32],
+    row: usize,
+    channels: usize,
+}
+
+impl<'a> Taps<'a> {
+    fn of(
+        segment: &'a Segment<'a>,
+        state: &'a DeltaState,
+        rows: &'a [f32],
+        row: usize,
+        channels: usize,
+    ) -> Taps<'a> {
+        Taps {
+            work: &segment.work,
+            window: &state.window,
+            rows,
+            row,
+            channels,
+        }
+    }
+
+    /// Calls `work` with `n_taps` slices of `width` channels from `begin`, oldest first, the row's own last.
+    fn with(&self, n_taps: usize, begin: usize, width: usize, work: impl FnOnce(&[&[f32]])) {
+        const MOST: usize = 8;
+        let mut few: [&[f32]; MOST] = [&[]; MOST];
+        let mut many = Vec::new();
+        let slices: &mut [&[f32]] = if n_taps <= MOST {
+            &mut few[..n_taps]
+        } else {
+            many.resize(n_taps, &self.rows[..0]);
+            &mut many
+        };
+        let mut at = Some(self.row);
+        let mut before = n_taps - 1;
+        for slice in slices.iter_mut().rev() {
+            let from = match at {
+                Some(row) => {
+                    at = match self.work {
+                        Work::Chunk => row.checked_sub(1),
+                        Work::Tree(plan) => plan.parent(row),
+                    };
+                    &self.rows[row * self.channels..]
+                }
+                None => {
+                    before -= 1;
+                    &self.window[before * self.channels..]
+                }
+            };
+            *slice = &from[begin..begin + width];
+        }
+        work(slices);
+    }
+}
+
+/// One value head of one segment.
+struct HeadItem<'a> {
+    head: usize,
+    first_row: usize,
+    state: &'a mut [f32],
+    kept: Kept<'a>,
+    /// Factors to leave behind, for a tree: `(plan, u, decay)`.
+    tree: Option<(&'a TreePlan, &'a mut [f32], &'a mut [f32])>,
+    /// `[n, v_dim]`.
+    o: &'a mut [f32],
+    /// The sequence's position, which aligns chunks.
+    position: usize,
+}
+
+/// The recurrence and the gated norm, heads in parallel; `heads` gets, segment by segment,
+/// `[n_v_heads, n, v_dim]`.
+fn recur(
+    compute: Compute<'_>,
+    rows: Rows<'_>,
+    layer: usize,
+    segments: &mut [Segment<'_>],
+    inputs: &[f32],
+    mut heads: &mut [f32],
+) {
+    let spec = rows.spec;
+    let channels = spec.channels();
+    let keys = spec.n_k_heads * spec.k_dim;
+    let size = spec.k_dim * spec.v_dim;
+    let mut items: Vec<HeadItem<'_>> = Vec::with_capacity(segments.len() * spec.n_v_heads);
+    for segment in &mut *segments {
+        let LayerState::Delta(state) = &mut segment.seq.layers[layer] else {
+            unreachable!("a delta layer has a delta state");
+        };
+        let (n, first_row, position) = (segment.n_rows, segment.first_row, segment.seq.position);
+        let own = first_row * channels..(first_row + n) * channels;
+        let plan = match segment.work {
+            Work::Tree(plan) => {
+                state.prepare(n);
+                state.rows.copy_from_slice(&inputs[own.clone()]);
+                let mixed = rows.mixed[own].chunks_exact(channels);
+                let k = state.pending.k.chunks_exact_mut(keys);
+                for (k, mixed) in k.zip(mixed) {
+                    k.copy_from_slice(&mixed[keys..2 * keys]);
+                }
+                Some(plan)
+            }
+            Work::Chunk => None,
+        };
+        let (state, kept, pending) = state.parts();
+        let mut u = pending.u.chunks_exact_mut(n * spec.v_dim);
+        let mut decay = pending.decay.chunks_exact_mut(n);
+        let o = take(&mut heads, n * spec.n_v_heads * spec.v_dim);
+        let states = state.chunks_exact_mut(size);
+        let outputs = states.zip(o.chunks_exact_mut(n * spec.v_dim));
+        for (head, (state, o)) in outputs.enumerate() {
+            let tree = plan.and_then(|plan| Some((plan, u.next()?, decay.next()?)));
+            items.push(HeadItem {
+                head,
+                first_row,
+                state,
+                kept,
+                tree,
+                o,
+                position,
+            });
+        }
+    }
+    compute.pool.for_each_item(items.into_iter(), |mut item| {
+        item.kept.fold(compute.kernels, item.head, item.state);
+        match item.tree.take() {
+            Some((plan, u, decay)) => run_tree(compute, rows, &mut item, plan, u, decay),
+            None => run_chunks(compute, rows, &mut item),
+        }
+        let values = spec.n_v_heads * spec.v_dim;
+        for (i, o) in item.o.chunks_exact_mut(spec.v_dim).enumerate() {
+            let at = (item.first_row + i) * values + item.head * spec.v_dim;
+            let z = &rows.z[at..][..spec.v_dim];
+            (compute.kernels.gated_rms)(o, rows.norm, z, rows.eps);
+        }
+    });
+    for segment in segments {
+        let n = segment.n_rows;
+        if let LayerState::Delta(state) = &mut segment.seq.layers[layer] {
+            state.settled();
+            if let Work::Chunk = segment.work {
+                let own = segment.first_row * channels..(segment.first_row + n) * channels;
+                state.slide(&inputs[own]);
+            }
+        }
+    }
+}
+
+impl<'a> Rows<'a> {
+    /// The row's query, key and value of value head `head`.
+    fn token(&self, row: usize, head: usize, decay: f32) -> Token<'a> {
+        let spec = self.spec;
+        let keys = spec.n_k_heads * spec.k_dim;
+        let k_head = spec.head_map.k_head(head, spec.n_k_heads, spec.n_v_heads);
+        let mixed = &self.mixed[row * spec.channels()..][..spec.channels()];
+        Token {
+            q: &mixed[k_head * spec.k_dim..][..spec.k_dim],
+            k: &mixed[keys + k_head * spec.k_dim..][..spec.k_dim],
+            v: &mixed[2 * keys + head * spec.v_dim..][..spec.v_dim],
+            decay,
+            beta: self.beta[row * spec.n_v_heads + head],
+        }
+    }
+}
+
+/// Node by node along parents. A node's state exists only while it has children to serve.
+fn run_tree(
+    compute: Compute<'_>,
+    rows: Rows<'_>,
+    item: &mut HeadItem<'_>,
+    plan: &TreePlan,
+    u: &mut [f32],
+    decay: &mut [f32],
+) {
+    let v_dim = rows.spec.v_dim;
+    let size = item.state.len();
+    let node_of = |node: NodeIdx| node.index() * v_dim..(node.index() + 1) * v_dim;
+    compute.scratch.with(plan.n_buffers * size, |buffers| {
+        for step in &plan.steps {
+            let row = item.first_row + step.node.index();
+            let own = rows.g[row * rows.spec.n_v_heads + item.head].exp();
+            decay[step.node.index()] = own;
+            let token = rows.token(row, item.head, own);
+            let u = &mut u[node_of(step.node)];
+            let o = &mut item.o[node_of(step.node)];
+            let before = match step.source {
+                Some(buffer) => &buffers[buffer * size..][..size],
+                None => &*item.state,
+            };
+            (compute.kernels.delta_look)(before, token, u, o);
+            if let Some(target) = step.target {
+                match step.source {
+                    Some(source) if source == target => {}
+                    Some(source) => {
+                        buffers.copy_within(source * size..(source + 1) * size, target * size);
+                    }
+                    None => buffers[target * size..][..size].copy_from_slice(item.state),
+                }
+                let state = &mut buffers[target * size..][..size];
+                (compute.kernels.delta_fold)(state, token.k, u, own);
+            }
+        }
+    });
+}
+
+/// Chunk by chunk, cut at absolute multiples of [`CHUNK`].
+fn run_chunks(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>) {
+    let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
+    let n = item.o.len() / v_dim;
+    let own = CHUNK * (2 * k_dim + v_dim + 2);
+    let all = own + chunk::scratch_len(k_dim, v_dim);
+    compute.scratch.with(all, |mut scratch| {
+        let mut lend = |len| take(&mut scratch, len);
+        let (q, k, v) = (
+            lend(CHUNK * k_dim),
+            lend(CHUNK * k_dim),
+            lend(CHUNK * v_dim),
+        );
+        let (g, beta) = (lend(CHUNK), lend(CHUNK));
+        let mut begin = 0;
+        while begin < n {
+            let position = item.position + begin;
+            let end = n.min(begin + CHUNK - position % CHUNK);
+            let len = end - begin;
+            for i in 0..len {
+                let row = item.first_row + begin + i;
+                let token = rows.token(row, item.head, 0.0);
+                q[i * k_dim..][..k_dim].copy_from_slice(token.q);
+                k[i * k_dim..][..k_dim].copy_from_slice(token.k);
+                v[i * v_dim..][..v_dim].copy_from_slice(token.v);
+                g[i] = rows.g[row * rows.spec.n_v_heads + item.head];
+                beta[i] = token.beta;
+            }
+            let tokens = Tokens {
+                q: &q[..len * k_dim],
+                k: &k[..len * k_dim],
+                v: &v[..len * v_dim],
+                g: &g[..len],
+                beta: &beta[..len],
+            };
+            let o = &mut item.o[begin * v_dim..end * v_dim];
+            chunk::chunk(compute.kernels, item.state, tokens, scratch, o);
+            begin = end;
+        }
+    });
+}
+
+/// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads * v_dim]`.
+fn turn(
+    compute: Compute<'_>,
+    segments: &[Segment<'_>],
+    spec: &GatedDeltaSpec,
+    heads: &[f32],
+    by_row: &mut [f32],
+) {
+    let values = spec.n_v_heads * spec.v_dim;
+    for segment in segments {
+        let all = segment.first_row * values..(segment.first_row + segment.n_rows) * values;
+        let (heads, by_row) = (&heads[all.clone()], &mut by_row[all]);
+        if segment.n_rows == 1 {
+            by_row.copy_from_slice(heads);
+            continue;
+        }
+        let grain = compute.grain(segment.n_rows);
+        let items = by_row.chunks_mut(grain * values).enumerate();
+        compute.pool.for_each_item(items, |(item, rows)| {
+            for (i, row) in rows.chunks_exact_mut(values).enumerate() {
+                let row_idx = item * grain + i;
+                for (head, out) in row.chunks_exact_mut(spec.v_dim).enumerate() {
+                    let at = (head * segment.n_rows + row_idx) * spec.v_dim;
+                    out.copy_from_slice(&heads[at..][..spec.v_dim]);
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,244 @@
+//! The head: logits of the rows that were asked for, and what was asked of them.
+
+use contract::{Ask, Row, TokenId, Want};
+
+use crate::forward::Compute;
+use crate::linear::Linear;
+use crate::reference::rows::RUN;
+
+/// Rows of logits that exist at once.
+pub(crate) const HEAD_ROWS: usize = 16;
+
+/// Buffers of the head, kept from pass to pass.
+#[derive(Default)]
+pub(crate) struct HeadBuffers {
+    /// `[HEAD_ROWS, hidden]`.
+    inputs: Vec<f32>,
+    /// `[HEAD_ROWS, vocab]`.
+    logits: Vec<f32>,
+    /// `[vocab]`: the row after edits.
+    edited: Vec<f32>,
+    /// `[vocab / RUN]` each.
+    maxima: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// One row of a pass that something was asked of.
+#[derive(Clone, Copy)]
+pub(crate) struct AskedRow<'a> {
+    pub(crate) row: usize,
+    pub(crate) ask: &'a Ask,
+}
+
+/// Floats that the buffers hold.
+pub(crate) fn buffer_floats(hidden: usize, vocab: usize) -> usize {
+    HEAD_ROWS * (hidden + vocab) + vocab + 2 * vocab.div_ceil(RUN)
+}
+
+/// The rows asked for, in order. `y` is `[n, hidden]`: the residual stream behind the final norm.
+pub(crate) fn rows(
+    compute: Compute<'_>,
+    head: &Linear,
+    y: &[f32],
+    asked: &[AskedRow<'_>],
+    buffers: &mut HeadBuffers,
+) -> Vec<Row> {
+    let (hidden, vocab) = (head.cols(), head.rows());
+    let mut rows = Vec::with_capacity(asked.len());
+    for asked in asked.chunks(HEAD_ROWS) {
+        let n = asked.len();
+        grow(&mut buffers.inputs, n * hidden);
+        grow(&mut buffers.logits, n * vocab);
+        let inputs = &mut buffers.inputs[..n * hidden];
+        for (input, asked) in inputs.chunks_exact_mut(hidden).zip(asked) {
+            input.copy_from_slice(&y[asked.row * hidden..][..hidden]);
+        }
+        let logits = &mut buffers.logits[..n * vocab];
+        head.apply(compute.pool, inputs, n, logits);
+        let mut ranking = Ranking {
+            compute,
+            maxima: &mut buffers.maxima,
+            sums: &mut buffers.sums,
+        };
+        for (logits, asked) in logits.chunks_exact(vocab).zip(asked) {
+            rows.push(ranking.row(asked.ask, logits, &mut buffers.edited));
+        }
+    }
+    rows
+}
+
+/// Lengthens a buffer, never shortens it.
+fn grow(buffer: &mut Vec<f32>, len: usize) {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+}
+
+/// Ranks rows of logits, a run of [`RUN`] at a time; gives what [`crate::reference::rows`] says.
+struct Ranking<'a> {
+    compute: Compute<'a>,
+    maxima: &'a mut Vec<f32>,
+    sums: &'a mut Vec<f32>,
+}
+
+impl Ranking<'_> {
+    fn row(&mut self, ask: &Ask, raw: &[f32], edited: &mut Vec<f32>) -> Row {
+        if ask.want == Want::Nothing {
+            return Row::default();
+        }
+        let raw_lse = match &ask.edits {
+            None => None,
+            Some(edits) => {
+                edited.clear();
+                edited.extend_from_slice(raw);
+                edits.apply(edited);
+                Some(self.log_sum_exp(raw))
+            }
+        };
+        let values = if raw_lse.is_some() { &**edited } else { raw };
+        let lse = self.log_sum_exp(values);
+        let ids = match ask.want {
+            Want::Top(k) => self.top_k(values, k),
+            _ => (0..values.len() as u32).map(TokenId).collect(),
+        };
+        let pick = |from: &[f32]| ids.iter().map(|id| clean(from[id.index()])).collect();
+        Row {
+            logits: pick(values),
+            raw: pick(raw),
+            lse,
+            raw_lse: raw_lse.unwrap_or(lse),
+            ids,
+        }
+    }
+
+    /// Leaves the maximum of each run behind for [`Ranking::top_k`].
+    fn log_sum_exp(&mut self, row: &[f32]) -> f32 {
+        let kernels = self.compute.kernels;
+        self.by_run(row, false, |run| (kernels.max)(run));
+        let max = (kernels.max)(self.maxima);
+        if max.is_infinite() {
+            return max;
+        }
+        self.by_run(row, true, |run| (kernels.sum_exp)(run, max));
+        let sum: f64 = self.sums.iter().map(|&sum| f64::from(sum)).sum();
+        max + sum.ln() as f32
+    }
+
+    /// `work` of every run, in parallel, into the sums or the maxima.
+    fn by_run(&mut self, row: &[f32], sums: bool, work: impl Fn(&[f32]) -> f32 + Sync) {
+        /// Runs of one parallel item.
+        const RUNS: usize = 16;
+        let into = if sums {
+            &mut *self.sums
+        } else {
+            &mut *self.maxima
+        };
+        into.clear();
+        into.resize(row.len().div_ceil(RUN), 0.0);
+        let items = into.chunks_mut(RUNS).zip(row.chunks(RUNS * RUN));
+        self.compute.pool.for_each_item(items, |(into, row)| {
+            for (into, run) in into.iter_mut().zip(row.chunks(RUN)) {
+                *into = work(run);
+            }
+        });
+    }
+
+    /// The `k` best of a row whose run maxima are known. Only runs that can hold one of them are read.
+    fn top_k(&self, row: &[f32], k: usize) -> Vec<TokenId> {
+        let k = k.min(row.len());
+        let better = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let mut order: Vec<usize> = (0..self.maxima.len()).collect();
+        order.sort_by(|&a, &b| self.maxima[b].total_cmp(&self.maxima[a]).then(a.cmp(&b)));
+        let mut best: Vec<(f32, u32)> = Vec::with_capacity(k + RUN);
+        // Below this, no token can be among the best any more.
+        let mut floor = f32::NEG_INFINITY;
+        let mut full = false;
+        for run in order {
+            if full && self.maxima[run] < floor {
+                break;
+            }
+            let begin = run * RUN;
+            for (i, &x) in row[begin..row.len().min(begin + RUN)].iter().enumerate() {
+                // Adding zero makes the two zeros one value.
+                let x = clean(x) + 0.0;
+                if !full || x >= floor {
+                    best.push((x, (begin + i) as u32));
+                }
+            }
+            if best.len() >= k {
+                if best.len() > k {
+                    best.select_nth_unstable_by(k - 1, better);
+                    best.truncate(k);
+                }
+                floor = best.iter().map(|b| b.0).fold(f32::INFINITY, f32::min);
+                full = true;
+            }
+        }
+        best.sort_unstable_by(better);
+        best.into_iter().map(|(_, id)| TokenId(id)).collect()
+    }
+}
+
+/// NaN counts as minus infinity wherever it comes from.
+fn clean(x: f32) -> f32 {
+    if x.is_nan() { f32::NEG_INFINITY } else { x }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::{Edits, TokenMask};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::Kernels;
+    use crate::pool::Pool;
+    use crate::reference;
+    use crate::scratch::Scratch;
+
+    fn rank(ask: &Ask, raw: &[f32]) -> Row {
+        let (pool, scratch) = (Pool::new(2), Scratch::default());
+        let mut ranking = Ranking {
+            compute: Compute {
+                pool: &pool,
+                kernels: &Kernels::scalar(),
+                scratch: &scratch,
+            },
+            maxima: &mut Vec::new(),
+            sums: &mut Vec::new(),
+        };
+        ranking.row(ask, raw, &mut Vec::new())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn ranking_equals_the_reference(
+            n in 1_usize..5000, k in 1_usize..200, kinds in 1_u64..40, seed: u32, edit: bool,
+        ) {
+            // Few distinct values, so that ties and special values are common.
+            let value = |i: usize| {
+                let h = (i as u64 + 1).wrapping_mul(u64::from(seed) | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+                match h % kinds {
+                    7 => f32::NAN,
+                    8 => f32::NEG_INFINITY,
+                    9 => -0.0,
+                    x => x as f32 * 0.5 - 4.0,
+                }
+            };
+            let raw: Vec<f32> = (0..n).map(value).collect();
+            let mut allowed = TokenMask::all(n);
+            allowed.remove(TokenId(0));
+            let edits = Edits {
+                allowed: Some(Arc::new(allowed)),
+                bias: vec![(TokenId(n as u32 / 2), 1.5)],
+                ..Edits::default()
+            };
+            for want in [Want::Nothing, Want::Top(k), Want::Full] {
+                let ask = Ask { want, edits: edit.then(|| Arc::new(edits.clone())) };
+                prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
+            }
+        }
+    }
+}

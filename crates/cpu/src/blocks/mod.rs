@@ -1,0 +1,8 @@
+//! The block kinds of a model, each over all rows of a pass.
+
+pub(crate) mod attention;
+pub(crate) mod chunk;
+pub(crate) mod delta;
+pub(crate) mod ffn;
+pub(crate) mod head;
+mod softmax;

@@ -1,0 +1,106 @@
+//! Softmax over keys that come in blocks, without keeping all scores.
+//!
+//! With running maximum `m`, sum `l` and output `o` of a row, a block of scores `s` and values `V` does
+//! ```text
+//! m' = max(m, max s);   l = l e^(m - m') + sum e^(s - m');   o = o e^(m - m') + e^(s - m') V
+//! ```
+//! and the end divides `o` by `l`. Blocks are cut at absolute positions: that fixes the order of every sum.
+
+use crate::kernels::Kernels;
+
+/// Keys of a block.
+pub(crate) const BLOCK: usize = 64;
+
+/// The running softmax of `m` rows.
+pub(crate) struct Running<'a> {
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+    /// `[m, dim]`.
+    out: &'a mut [f32],
+}
+
+impl<'a> Running<'a> {
+    /// Nothing absorbed yet. `stats` is `[2, m]`, `out` `[m, dim]`; their content does not matter.
+    pub(crate) fn new(stats: &'a mut [f32], out: &'a mut [f32]) -> Running<'a> {
+        let (max, sum) = stats.split_at_mut(stats.len() / 2);
+        max.fill(f32::NEG_INFINITY);
+        sum.fill(0.0);
+        out.fill(0.0);
+        Running { max, sum, out }
+    }
+
+    /// Takes in `n` keys: `scores` is `[m, n]` and becomes the weights, `values` is `[n, dim]`.
+    ///
+    /// A score of minus infinity or NaN has no weight.
+    pub(crate) fn absorb(
+        &mut self,
+        kernels: &Kernels,
+        scores: &mut [f32],
+        values: &[f32],
+        n: usize,
+    ) {
+        let dim = values.len() / n;
+        for (i, scores) in scores.chunks_exact_mut(n).enumerate() {
+            let max = (kernels.max)(scores).max(self.max[i]);
+            if max == f32::NEG_INFINITY {
+                scores.fill(0.0);
+                continue;
+            }
+            if max > self.max[i] {
+                let shrink = (self.max[i] - max).exp();
+                self.sum[i] *= shrink;
+                for o in &mut self.out[i * dim..][..dim] {
+                    *o *= shrink;
+                }
+                self.max[i] = max;
+            }
+            self.sum[i] += (kernels.exp_sum)(scores, max);
+        }
+        (kernels.accumulate)(scores, values, dim, self.out);
+    }
+
+    /// Divides by the sums. A row that saw no key stays zero.
+    pub(crate) fn finish(self) {
+        let dim = self.out.len() / self.sum.len();
+        for (sum, out) in self.sum.iter().zip(self.out.chunks_exact_mut(dim)) {
+            if *sum > 0.0 {
+                let factor = 1.0 / sum;
+                for o in out {
+                    *o *= factor;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::attention::attend;
+
+    #[test]
+    fn blocks_of_any_size_give_the_reference() {
+        let (n, dim) = (37, 8);
+        let noise = |i: usize| ((i * 2_654_435_761) % 1013) as f32 / 200.0 - 2.5;
+        let q: Vec<f32> = (0..dim).map(noise).collect();
+        let keys: Vec<f32> = (0..n * dim).map(|i| noise(i + 91)).collect();
+        let values: Vec<f32> = (0..n * dim).map(|i| noise(i + 777)).collect();
+        let mut expected = vec![0.0; dim];
+        attend(&q, &keys, &values, 0.3, &mut expected);
+        for block in [1, 5, 36, 37] {
+            let (mut stats, mut out) = ([0.0; 2], vec![0.0; dim]);
+            let mut running = Running::new(&mut stats, &mut out);
+            for begin in (0..n).step_by(block) {
+                let rows = begin * dim..n.min(begin + block) * dim;
+                let dot = |key: &[f32]| crate::reference::matmul::dot(&q, key) * 0.3;
+                let mut scores: Vec<f32> = keys[rows.clone()].chunks(dim).map(dot).collect();
+                let len = scores.len();
+                running.absorb(&Kernels::scalar(), &mut scores, &values[rows], len);
+            }
+            running.finish();
+            for (a, b) in out.iter().zip(&expected) {
+                assert!((a - b).abs() < 1e-5, "{block}: {a} {b}");
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What a spec must be for the passes to index without asking again.
+
+use std::sync::Arc;
+
+use contract::{
+    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, Mixer, ModelSpec, OutputGate, Tree,
+    WeightError, WeightRef,
+};
+use contract::{Limits, OpenPlan};
+
+use crate::reference::kv;
+
+/// Values a cached row is stored in multiples of.
+const KV_BLOCK: usize = 32;
+
+/// Refuses, by name, a plan this device cannot run.
+pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
+    let unsupported = |what: String, instead: &str| DeviceError::Unsupported {
+        what,
+        device: device.to_owned(),
+        instead: instead.to_owned(),
+    };
+    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+        if kv::block_type(format).is_none() {
+            return Err(unsupported(
+                format!("storing {what} as {}", format.name()),
+                "use f16, q8_0 or f32",
+            ));
+        }
+    }
+    limits(plan.limits).map_err(|(what, instead)| unsupported(what, instead))?;
+    spec(&plan.target)?;
+    for attention in plan.target.attention_layers() {
+        if !attention.head_dim.is_multiple_of(KV_BLOCK) {
+            return Err(unsupported(
+                format!("a head dimension of {}", attention.head_dim),
+                "it must be a multiple of 32",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
+    let Limits {
+        sequences,
+        context,
+        tree_nodes,
+        prefill_chunk,
+    } = limits;
+    if sequences == 0 || context == 0 || tree_nodes == 0 || prefill_chunk == 0 {
+        return Err(("a limit of 0".to_owned(), "every limit is at least 1"));
+    }
+    if tree_nodes > Tree::MAX_NODES {
+        return Err((format!("a tree of {tree_nodes} nodes"), "use at most 64"));
+    }
+    Ok(())
+}
+
+/// Checks that every weight has the shape its place asks for.
+pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
+    let hidden = spec.hidden;
+    shape(&spec.embedding, spec.vocab, hidden)?;
+    shape(&spec.head, spec.vocab, hidden)?;
+    values(&spec.final_norm, hidden)?;
+    if hidden == 0 || spec.vocab == 0 || u32::try_from(spec.vocab).is_err() {
+        return Err(mismatch(
+            &spec.embedding,
+            "the model has no width or no vocabulary",
+        ));
+    }
+    for layer in &spec.layers {
+        values(&layer.mixer_norm, hidden)?;
+        values(&layer.ffn_norm, hidden)?;
+        match &layer.mixer {
+            Mixer::Attention(spec) => attention(spec, hidden)?,
+            Mixer::GatedDelta(spec) => delta(spec, hidden)?,
+        }
+        let FeedForward::Dense { gate, up, down } = &layer.ffn;
+        shape(gate, gate.rows, hidden)?;
+        shape(up, gate.rows, hidden)?;
+        shape(down, hidden, gate.rows)?;
+    }
+    Ok(())
+}
+
+fn attention(spec: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {
+    let &AttentionSpec {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        rope,
+        ..
+    } = spec;
+    if n_kv_heads == 0 || n_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) || head_dim == 0 {
+        let detail = format!("{n_heads} query heads cannot share {n_kv_heads} key heads");
+        return Err(mismatch(&spec.q, &detail));
+    }
+    if !rope.dims.is_multiple_of(2) || rope.dims > head_dim {
+        let detail = format!("{} of {head_dim} values cannot be rotated", rope.dims);
+        return Err(mismatch(&spec.q, &detail));
+    }
+    let gated = match spec.gate {
+        OutputGate::None => 1,
+        OutputGate::SigmoidPerHead => 2,
+    };
+    shape(&spec.q, n_heads * head_dim * gated, hidden)?;
+    shape(&spec.k, n_kv_heads * head_dim, hidden)?;
+    shape(&spec.v, n_kv_heads * head_dim, hidden)?;
+    shape(&spec.o, hidden, n_heads * head_dim)?;
+    for norm in spec.q_norm.iter().chain(&spec.k_norm) {
+        values(norm, head_dim)?;
+    }
+    Ok(())
+}
+
+fn delta(spec: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
+    let &GatedDeltaSpec {
+        n_k_heads,
+        n_v_heads,
+        k_dim,
+        v_dim,
+        conv_taps,
+        ..
+    } = spec;
+    if n_k_heads == 0 || n_v_heads == 0 || !n_v_heads.is_multiple_of(n_k_heads) {
+        let detail = format!("{n_v_heads} value heads cannot share {n_k_heads} key heads");
+        return Err(mismatch(&spec.qkv, &detail));
+    }
+    if k_dim == 0 || v_dim == 0 || conv_taps < 2 {
+        return Err(mismatch(
+            &spec.conv,
+            "heads need a width and the convolution two taps",
+        ));
+    }
+    shape(&spec.qkv, spec.channels(), hidden)?;
+    shape(&spec.z, n_v_heads * v_dim, hidden)?;
+    shape(&spec.beta, n_v_heads, hidden)?;
+    shape(&spec.alpha, n_v_heads, hidden)?;
+    shape(&spec.out, hidden, n_v_heads * v_dim)?;
+    shape(&spec.conv, spec.channels(), conv_taps)?;
+    values(&spec.a, n_v_heads)?;
+    values(&spec.dt, n_v_heads)?;
+    values(&spec.norm, v_dim)
+}
+
+/// A matrix of exactly these dimensions, its rows whole blocks.
+fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
+    if (weight.rows, weight.cols) != (rows, cols) {
+        let detail = format!(
+            "[{}, {}] found, [{rows}, {cols}] expected",
+            weight.rows, weight.cols
+        );
+        return Err(mismatch(weight, &detail));
+    }
+    if rows == 0 || cols == 0 || !cols.is_multiple_of(weight.ty.block_values()) {
+        let detail = format!("[{rows}, {cols}] cannot be stored as {}", weight.ty.name());
+        return Err(mismatch(weight, &detail));
+    }
+    Ok(())
+}
+
+/// A vector of exactly this length.
+fn values(weight: &WeightRef, n: usize) -> Result<(), WeightError> {
+    shape(weight, 1, n)
+}
+
+fn mismatch(weight: &WeightRef, detail: &str) -> WeightError {
+    WeightError::Mismatch {
+        name: Arc::clone(&weight.name),
+        detail: detail.to_owned(),
+    }
+}

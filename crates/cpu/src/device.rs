@@ -1,0 +1,118 @@
+//! The CPU as a [`Backend`].
+
+use contract::{
+    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
+};
+
+use crate::blocks::chunk::CHUNK;
+use crate::dispatch::Dispatch;
+use crate::kernels::Kernels;
+use crate::pool::Pool;
+use crate::runner::CpuRunner;
+use crate::weights::Weights;
+use crate::{check, memory};
+
+/// How the CPU is to be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Scalar f32 arithmetic over dequantised weights: the oracle.
+    pub reference: bool,
+    /// Threads, the caller's included; one per processor when not said.
+    pub threads: Option<usize>,
+}
+
+/// The CPU, before anything is loaded.
+#[derive(Debug, Clone)]
+pub struct CpuBackend {
+    dispatch: Dispatch,
+    threads: usize,
+}
+
+impl CpuBackend {
+    /// Chooses the instructions and the number of threads.
+    pub fn new(options: Options) -> CpuBackend {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        CpuBackend {
+            dispatch: match options.reference {
+                true => Dispatch::reference(),
+                false => Dispatch::detect(),
+            },
+            threads: options.threads.unwrap_or(processors).max(1),
+        }
+    }
+
+    /// The same with a given choice of kernels, for tests and benches.
+    pub fn with_dispatch(dispatch: Dispatch, threads: usize) -> CpuBackend {
+        CpuBackend {
+            dispatch,
+            threads: threads.max(1),
+        }
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let memory = memory::of_system().unwrap_or_default();
+        DeviceInfo {
+            id: "cpu".to_owned(),
+            name: processor_name(),
+            features: vec![
+                self.dispatch.name().to_owned(),
+                format!("{} threads", self.threads),
+            ],
+            total_bytes: memory.total,
+            free_bytes: memory.free,
+        }
+    }
+
+    /// Opens a runner by its own type, so that tests can look inside.
+    pub(crate) fn open_runner(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<CpuRunner, DeviceError> {
+        let memory = self.estimate(&plan)?;
+        memory::require(memory.total_bytes())?;
+        let info = RunnerInfo {
+            device: self.info(),
+            vocab: plan.target.vocab,
+            limits: plan.limits,
+            kv: plan.kv,
+            model: plan.target.hash,
+            draft_depth: None,
+            scorer: false,
+            prefill_align: CHUNK,
+            memory,
+        };
+        let pool = Pool::new(self.threads);
+        let weights = Weights::load(plan, &self.dispatch, &pool, progress)?;
+        let kernels = Kernels::of(self.dispatch);
+        Ok(CpuRunner::new(info, weights, pool, kernels))
+    }
+}
+
+impl Backend for CpuBackend {
+    fn probe(&self) -> Result<DeviceInfo, DeviceError> {
+        Ok(self.info())
+    }
+
+    fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
+        check::plan(plan, "the cpu")?;
+        Ok(memory::plan(plan, &self.dispatch))
+    }
+
+    fn open(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Runner>, DeviceError> {
+        Ok(Box::new(self.open_runner(plan, progress)?))
+    }
+}
+
+/// The processor's own name where the system tells it.
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or(std::env::consts::ARCH, |(_, name)| name.trim())
+        .to_owned()
+}

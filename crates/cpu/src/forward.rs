@@ -1,0 +1,393 @@
+//! One pass of rows of tokens through the layers.
+//!
+//! A row is a token with a position. Rows of one sequence stand together in a [`Segment`], and the segments of
+//! a pass share every product with a weight; what looks at other positions works on one segment at a time.
+
+use contract::{NodeIdx, RopeSpec, Tree};
+
+use crate::blocks::{attention, delta, ffn};
+use crate::kernels::Kernels;
+use crate::pool::Pool;
+use crate::reference::rope;
+use crate::scratch::Scratch;
+use crate::state::Sequence;
+use crate::weights::{LayerMixer, Weights};
+
+/// The rows of one sequence in a pass.
+pub(crate) struct Segment<'a> {
+    pub(crate) seq: &'a mut Sequence,
+    pub(crate) work: Work<'a>,
+    /// The first row, counted over the pass.
+    pub(crate) first_row: usize,
+    pub(crate) n_rows: usize,
+}
+
+/// What the rows of a segment are to each other.
+pub(crate) enum Work<'a> {
+    /// Consecutive positions, committed by the pass.
+    Chunk,
+    /// Nodes of a tree, left pending.
+    Tree(&'a TreePlan),
+}
+
+/// Who computes.
+#[derive(Clone, Copy)]
+pub(crate) struct Compute<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) scratch: &'a Scratch,
+}
+
+/// The buffers of a pass, one row after another; kept from pass to pass.
+pub(crate) struct Arena {
+    /// The residual stream, `[n, hidden]`.
+    pub(crate) x: Vec<f32>,
+    /// The residual stream behind a norm, `[n, hidden]`.
+    pub(crate) y: Vec<f32>,
+    /// What a mixer or feed-forward adds, `[n, hidden]`.
+    pub(crate) update: Vec<f32>,
+    /// Projections of a block, widest first; each block says what it keeps where.
+    pub(crate) wide: [Vec<f32>; 3],
+    /// Input of a mixer's output projection, head by head and row by row.
+    pub(crate) heads: [Vec<f32>; 2],
+    /// Two values per value head, `[n, n_v_heads]`.
+    pub(crate) gates: [Vec<f32>; 2],
+    /// Rotations of the rows, per kind of rotation.
+    angles: Vec<Angles>,
+}
+
+/// Cosines and sines of every row, `[n, dims / 2]` each.
+pub(crate) struct Angles {
+    spec: RopeSpec,
+    pub(crate) cos: Vec<f32>,
+    pub(crate) sin: Vec<f32>,
+}
+
+/// Floats per row of the buffers of an [`Arena`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Widths {
+    hidden: usize,
+    wide: [usize; 3],
+    heads: usize,
+    gates: usize,
+}
+
+impl Widths {
+    /// What the layers of a spec need.
+    pub(crate) fn of(spec: &contract::ModelSpec) -> Widths {
+        let mut widths = Widths {
+            hidden: spec.hidden,
+            ..Widths::default()
+        };
+        let mut fit = |wide: [usize; 3], heads: usize, gates: usize| {
+            for (have, need) in widths.wide.iter_mut().zip(wide) {
+                *have = need.max(*have);
+            }
+            widths.heads = widths.heads.max(heads);
+            widths.gates = widths.gates.max(gates);
+        };
+        for layer in &spec.layers {
+            let contract::FeedForward::Dense { gate, .. } = &layer.ffn;
+            fit([gate.rows; 3], 0, 0);
+        }
+        for a in spec.attention_layers() {
+            fit([a.q.rows, a.k.rows, a.v.rows], a.o.cols, 0);
+        }
+        for d in spec.delta_layers() {
+            fit([d.qkv.rows, d.z.rows, d.qkv.rows], d.out.cols, d.n_v_heads);
+        }
+        widths
+    }
+
+    /// Floats per row in all.
+    pub(crate) fn total(&self) -> usize {
+        3 * self.hidden + self.wide.iter().sum::<usize>() + 2 * (self.heads + self.gates)
+    }
+}
+
+impl Arena {
+    /// Buffers for passes of up to `n_rows` rows. Memory is taken when it is first used.
+    pub(crate) fn new(widths: Widths, n_rows: usize) -> Arena {
+        let buffer = |width: usize| vec![0.0; width * n_rows];
+        Arena {
+            x: buffer(widths.hidden),
+            y: buffer(widths.hidden),
+            update: buffer(widths.hidden),
+            wide: widths.wide.map(buffer),
+            heads: [buffer(widths.heads), buffer(widths.heads)],
+            gates: [buffer(widths.gates), buffer(widths.gates)],
+            angles: Vec::new(),
+        }
+    }
+
+    /// Computes the rotations of a pass once for all layers.
+    fn turn(&mut self, weights: &Weights, segments: &[Segment<'_>], n_rows: usize) {
+        for attention in weights.spec.attention_layers() {
+            let spec = attention.rope;
+            if !self.angles.iter().any(|angles| angles.spec == spec) {
+                self.angles.push(Angles {
+                    spec,
+                    cos: Vec::new(),
+                    sin: Vec::new(),
+                });
+            }
+        }
+        for Angles { spec, cos, sin } in &mut self.angles {
+            let half = spec.dims / 2;
+            cos.resize(n_rows * half, 0.0);
+            sin.resize(n_rows * half, 0.0);
+            let positions = segments.iter().flat_map(Segment::positions);
+            for (row, position) in positions.enumerate() {
+                let at = row * half..(row + 1) * half;
+                rope::angles(position, spec.theta, &mut cos[at.clone()], &mut sin[at]);
+            }
+        }
+    }
+}
+
+/// The rotations of one kind.
+pub(crate) fn angles_of(all: &[Angles], spec: RopeSpec) -> &Angles {
+    all.iter()
+        .find(|angles| angles.spec == spec)
+        .expect("every kind of the model was computed when the pass began")
+}
+
+impl Segment<'_> {
+    /// The position of each row.
+    fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.n_rows).map(|row| {
+            self.seq.position
+                + match self.work {
+                    Work::Chunk => row,
+                    Work::Tree(plan) => usize::from(plan.tree.depths()[row]),
+                }
+        })
+    }
+}
+
+impl Compute<'_> {
+    /// Rows that one parallel item takes, so that every thread finds a few items.
+    pub(crate) fn grain(&self, n_rows: usize) -> usize {
+        (n_rows / (4 * self.pool.threads())).clamp(1, 16)
+    }
+
+    /// `y = rms(x)`, all rows.
+    fn norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32], eps: f32) {
+        let size = self.grain(n_rows) * hidden;
+        let x = arena.x[..n_rows * hidden].chunks(size);
+        let y = arena.y[..n_rows * hidden].chunks_mut(size);
+        self.pool.for_each_item(x.zip(y), |(x, y)| {
+            for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
+                (self.kernels.rms)(x, weight, eps, y);
+            }
+        });
+    }
+
+    /// `x += update`, then `y = rms(x)`, all rows.
+    fn add_norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32], eps: f32) {
+        let size = self.grain(n_rows) * hidden;
+        let all = n_rows * hidden;
+        let x = arena.x[..all].chunks_mut(size);
+        let rows = x
+            .zip(arena.update[..all].chunks(size))
+            .zip(arena.y[..all].chunks_mut(size));
+        self.pool.for_each_item(rows, |((x, update), y)| {
+            (self.kernels.add)(x, update);
+            for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
+                (self.kernels.rms)(x, weight, eps, y);
+            }
+        });
+    }
+
+    /// Runs the rows whose embeddings stand in `arena.x` through all layers, and leaves the residual stream
+    /// there. `seen` is told the residual stream `[n, hidden]` after each layer.
+    ///
+    /// Segments must cover the rows in order. Sequences get their new rows and states, but keep their position.
+    pub(crate) fn forward(
+        &self,
+        weights: &Weights,
+        arena: &mut Arena,
+        segments: &mut [Segment<'_>],
+        seen: &mut dyn FnMut(usize, &[f32]),
+    ) {
+        let n_rows = segments.iter().map(|s| s.n_rows).sum();
+        let (hidden, eps) = (weights.spec.hidden, weights.spec.norm_eps);
+        arena.turn(weights, segments, n_rows);
+        if let Some(first) = weights.layers.first() {
+            self.norm(arena, n_rows, hidden, &first.mixer_norm, eps);
+        }
+        for (i, layer) in weights.layers.iter().enumerate() {
+            match &layer.mixer {
+                LayerMixer::Attention(a) => attention::mix(*self, a, eps, i, arena, segments),
+                LayerMixer::Delta(d) => delta::mix(*self, d, eps, i, arena, segments),
+            }
+            self.add_norm(arena, n_rows, hidden, &layer.ffn_norm, eps);
+            ffn::apply(*self, layer, arena, n_rows);
+            let next = weights.layers.get(i + 1);
+            let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);
+            self.add_norm(arena, n_rows, hidden, norm, eps);
+            seen(i, &arena.x[..n_rows * hidden]);
+        }
+    }
+}
+
+impl Arena {
+    /// The rotations of one kind, beside the buffers a mixer works on.
+    pub(crate) fn split(&mut self) -> (ArenaParts<'_>, &[Angles]) {
+        let [a, b, c] = &mut self.wide;
+        let [heads, rows] = &mut self.heads;
+        let [beta, alpha] = &mut self.gates;
+        (
+            ArenaParts {
+                y: &mut self.y,
+                update: &mut self.update,
+                a,
+                b,
+                c,
+                heads,
+                rows,
+                beta,
+                alpha,
+            },
+            &self.angles,
+        )
+    }
+}
+
+/// The buffers of an [`Arena`] that a block uses, all at once.
+pub(crate) struct ArenaParts<'a> {
+    pub(crate) y: &'a mut [f32],
+    pub(crate) update: &'a mut [f32],
+    pub(crate) a: &'a mut [f32],
+    pub(crate) b: &'a mut [f32],
+    pub(crate) c: &'a mut [f32],
+    pub(crate) heads: &'a mut [f32],
+    pub(crate) rows: &'a mut [f32],
+    pub(crate) beta: &'a mut [f32],
+    pub(crate) alpha: &'a mut [f32],
+}
+
+/// A tree with what the mixers need to know of its shape, worked out once per verify.
+pub(crate) struct TreePlan {
+    pub(crate) tree: Tree,
+    /// Per node, its path from the root, itself included: `paths[starts[i]..starts[i + 1]]`.
+    paths: Vec<NodeIdx>,
+    starts: Vec<usize>,
+    /// Nodes in an order that finds each parent's state in a buffer.
+    pub(crate) steps: Vec<StateStep>,
+    /// State buffers that the steps use.
+    pub(crate) n_buffers: usize,
+}
+
+/// How one node finds its parent's state, and where it leaves its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StateStep {
+    pub(crate) node: NodeIdx,
+    /// The buffer with the parent's state; `None` for the committed state.
+    pub(crate) source: Option<usize>,
+    /// The buffer to bring past this node; `None` for a leaf.
+    pub(crate) target: Option<usize>,
+}
+
+impl TreePlan {
+    pub(crate) fn new(tree: &Tree) -> TreePlan {
+        let mut paths = Vec::with_capacity(tree.len());
+        let mut starts = vec![0];
+        for node in tree.nodes() {
+            paths.extend_from_slice(tree.path_to(node).nodes());
+            starts.push(paths.len());
+        }
+        let mut plan = TreePlan {
+            paths,
+            starts,
+            steps: Vec::with_capacity(tree.len()),
+            n_buffers: 0,
+            tree: tree.clone(),
+        };
+        plan.order_states();
+        plan
+    }
+
+    /// The path from the root to `node`, both included.
+    pub(crate) fn path(&self, node: usize) -> &[NodeIdx] {
+        &self.paths[self.starts[node]..self.starts[node + 1]]
+    }
+
+    /// The parent of each row.
+    pub(crate) fn parent(&self, node: usize) -> Option<usize> {
+        self.tree.parent(NodeIdx(node as u16)).map(NodeIdx::index)
+    }
+
+    /// Depth first, so that a chain needs one buffer and a tree one more per fork on the way down: the last
+    /// child takes its parent's buffer over, since nobody needs the parent's state after it.
+    fn order_states(&mut self) {
+        // Entries are `(node, source, whether the source is free afterwards, first free buffer)`.
+        let mut stack = vec![(NodeIdx::ROOT, None, false, 0)];
+        while let Some((node, source, last, free)) = stack.pop() {
+            let children: Vec<NodeIdx> = self.tree.children(node).collect();
+            let (target, free) = match (children.is_empty(), source) {
+                (true, _) => (None, free),
+                (false, Some(buffer)) if last => (Some(buffer), free),
+                (false, _) => (Some(free), free + 1),
+            };
+            self.n_buffers = self.n_buffers.max(free);
+            self.steps.push(StateStep {
+                node,
+                source,
+                target,
+            });
+            for (i, &child) in children.iter().enumerate() {
+                // Pushed first is popped last.
+                stack.push((child, target, i == 0, free));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use contract::TokenId;
+
+    fn plan(parents: &[u16]) -> TreePlan {
+        let tokens: Vec<TokenId> = (0..=parents.len() as u32).map(TokenId).collect();
+        let parents: Vec<NodeIdx> = parents.iter().copied().map(NodeIdx).collect();
+        TreePlan::new(&Tree::new(&tokens, &parents).unwrap())
+    }
+
+    /// Plays the steps with paths in place of states.
+    fn check(plan: &TreePlan) {
+        let mut buffers: Vec<Vec<NodeIdx>> = vec![Vec::new(); plan.n_buffers];
+        let mut seen = Vec::new();
+        for step in &plan.steps {
+            let mut state = step.source.map_or(Vec::new(), |b| buffers[b].clone());
+            state.push(step.node);
+            assert_eq!(state, plan.path(step.node.index()));
+            seen.push(step.node);
+            if let Some(target) = step.target {
+                buffers[target] = state;
+            }
+        }
+        seen.sort();
+        assert!(seen.into_iter().eq(plan.tree.nodes()));
+    }
+
+    #[test]
+    fn every_node_finds_the_state_of_its_parent() {
+        for parents in [
+            &[][..],
+            &[0, 1, 2, 3],
+            &[0, 0, 0, 0],
+            &[0, 0, 1, 1, 2, 2, 3, 4, 5, 6],
+            &[0, 1, 0, 3, 1, 5, 5, 2],
+        ] {
+            check(&plan(parents));
+        }
+    }
+
+    #[test]
+    fn a_chain_needs_one_state_and_a_single_node_none() {
+        assert_eq!(plan(&[]).n_buffers, 0);
+        assert_eq!(plan(&[0, 1, 2, 3, 4]).n_buffers, 1);
+    }
+}

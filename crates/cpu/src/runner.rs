@@ -1,0 +1,452 @@
+//! The CPU runner: books of what is open, and the calls of the seam in terms of passes.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+
+use contract::{
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Place, Room, Row, Runner, RunnerInfo,
+    SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem, Want,
+};
+
+use crate::blocks::chunk::CHUNK;
+use crate::blocks::head::{self, AskedRow, HeadBuffers};
+use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
+use crate::kernels::Kernels;
+use crate::pool::Pool;
+use crate::scratch::Scratch;
+use crate::snapshot::Snapshot;
+use crate::state::Sequence;
+use crate::weights::Weights;
+
+/// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
+pub(crate) struct CpuRunner {
+    pub(crate) info: RunnerInfo,
+    pub(crate) weights: Weights,
+    pub(crate) pool: Pool,
+    pub(crate) kernels: Kernels,
+    pub(crate) scratch: Scratch,
+    pub(crate) arena: Arena,
+    head: HeadBuffers,
+    pub(crate) sequences: BTreeMap<SeqId, Sequence>,
+    pub(crate) snapshots: BTreeMap<SnapshotId, Snapshot>,
+    /// The next id of either kind; ids are never used twice.
+    next_id: u64,
+    /// Rows of the longest pass.
+    max_rows: usize,
+}
+
+/// Rows of the longest pass that prefill or verify makes; longer calls take several.
+pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
+    /// Enough to spread the cost of reading a weight, few enough to stay in cache.
+    const MOST: usize = 512;
+    let trees = limits.sequences.saturating_mul(limits.tree_nodes);
+    limits
+        .prefill_chunk
+        .max(trees)
+        .min(MOST)
+        .next_multiple_of(CHUNK)
+}
+
+impl CpuRunner {
+    /// A runner with nothing open.
+    pub(crate) fn new(info: RunnerInfo, weights: Weights, pool: Pool, kernels: Kernels) -> Self {
+        let max_rows = rows_per_pass(info.limits);
+        CpuRunner {
+            arena: Arena::new(crate::forward::Widths::of(&weights.spec), max_rows),
+            info,
+            weights,
+            pool,
+            kernels,
+            scratch: Scratch::default(),
+            head: HeadBuffers::default(),
+            sequences: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            next_id: 0,
+            max_rows,
+        }
+    }
+
+    fn take_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// The sequence, which must have nothing pending.
+    pub(crate) fn settled(
+        &mut self,
+        call: &'static str,
+        seq: SeqId,
+    ) -> Result<&mut Sequence, DeviceError> {
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        if sequence.pending.is_some() {
+            return Err(misuse(call, format!("{seq} has a tree pending")));
+        }
+        Ok(sequence)
+    }
+
+    fn check_tokens(&self, call: &'static str, tokens: &[TokenId]) -> Result<(), DeviceError> {
+        let vocab = self.info.vocab;
+        match tokens.iter().find(|token| token.index() >= vocab) {
+            Some(token) => Err(misuse(
+                call,
+                format!("token {token} is beyond the {vocab} of the vocabulary"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `tokens` on after the committed ones, piece by piece, and calls `seen` for each piece with each
+    /// layer and its residual stream `[n, hidden]`.
+    pub(crate) fn prefill_seen(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+        seen: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<Vec<Row>, DeviceError> {
+        const CALL: &str = "prefill";
+        self.check_tokens(CALL, tokens)?;
+        let in_order = asks.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        if !in_order || asks.last().is_some_and(|ask| ask.0 >= tokens.len()) {
+            return Err(misuse(
+                CALL,
+                "asks do not rise within the tokens".to_owned(),
+            ));
+        }
+        let max_rows = self.max_rows;
+        let sequence = self.settled(CALL, seq)?;
+        if tokens.len() > sequence.max_len - sequence.position {
+            return Err(misuse(CALL, beyond(seq, sequence.max_len)));
+        }
+        let mut rows = Vec::with_capacity(asks.len());
+        let mut asks = asks.iter().peekable();
+        let mut begin = 0;
+        let compute = Compute {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+        };
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .expect("the sequence was found above");
+        while begin < tokens.len() {
+            // Pieces end at absolute multiples of a chunk, so that cutting changes no bit.
+            let room = max_rows - sequence.position % CHUNK;
+            let end = tokens.len().min(begin + room);
+            let piece = &tokens[begin..end];
+            let width = piece.len() * self.weights.spec.hidden;
+            self.weights.embed(piece, &mut self.arena.x[..width])?;
+            let mut segments = [Segment {
+                seq: &mut *sequence,
+                work: Work::Chunk,
+                first_row: 0,
+                n_rows: piece.len(),
+            }];
+            let mut asked = Vec::new();
+            while let Some((at, ask)) = asks.next_if(|(at, _)| *at < end) {
+                asked.push(AskedRow {
+                    row: at - begin,
+                    ask,
+                });
+            }
+            self.pool.enter(|| {
+                compute.forward(&self.weights, &mut self.arena, &mut segments, seen);
+                rows.append(&mut head::rows(
+                    compute,
+                    &self.weights.head,
+                    &self.arena.y,
+                    &asked,
+                    &mut self.head,
+                ));
+            });
+            sequence.position += piece.len();
+            begin = end;
+        }
+        Ok(rows)
+    }
+
+    /// Verifies items whose nodes fit one pass.
+    fn verify_pass(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        let hidden = self.weights.spec.hidden;
+        let plans: Vec<TreePlan> = items.iter().map(|i| TreePlan::new(i.tree)).collect();
+        let mut first_row = 0;
+        let mut asked = Vec::new();
+        for item in items {
+            let x = &mut self.arena.x[first_row * hidden..];
+            let x = &mut x[..item.tree.len() * hidden];
+            self.weights.embed(item.tree.tokens(), x)?;
+            for (node, ask) in item.asks.iter().enumerate() {
+                if ask.want != Want::Nothing {
+                    let row = first_row + node;
+                    asked.push(AskedRow { row, ask });
+                }
+            }
+            first_row += item.tree.len();
+        }
+        let mut found: BTreeMap<SeqId, &mut Sequence> = self
+            .sequences
+            .iter_mut()
+            .map(|(id, seq)| (*id, seq))
+            .collect();
+        let mut segments = Vec::with_capacity(items.len());
+        let mut first_row = 0;
+        for (item, plan) in items.iter().zip(&plans) {
+            let seq = found
+                .remove(&item.seq)
+                .ok_or(DeviceError::UnknownSequence(item.seq))?;
+            segments.push(Segment {
+                seq,
+                work: Work::Tree(plan),
+                first_row,
+                n_rows: item.tree.len(),
+            });
+            first_row += item.tree.len();
+        }
+        let compute = Compute {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+        };
+        let rows = self.pool.enter(|| {
+            compute.forward(
+                &self.weights,
+                &mut self.arena,
+                &mut segments,
+                &mut |_, _| {},
+            );
+            head::rows(
+                compute,
+                &self.weights.head,
+                &self.arena.y,
+                &asked,
+                &mut self.head,
+            )
+        });
+        for (segment, plan) in segments.into_iter().zip(plans.iter()) {
+            segment.seq.pending = Some(plan.tree.clone());
+        }
+        let mut rows = rows.into_iter();
+        let per_node = |ask: &Ask| match ask.want {
+            Want::Nothing => Row::default(),
+            _ => rows.next().expect("every row asked for was computed"),
+        };
+        let mut per_node = per_node;
+        Ok(items
+            .iter()
+            .map(|item| item.asks.iter().map(&mut per_node).collect())
+            .collect())
+    }
+}
+
+pub(crate) fn misuse(call: &'static str, detail: String) -> DeviceError {
+    DeviceError::Misuse { call, detail }
+}
+
+fn beyond(seq: SeqId, max_len: usize) -> String {
+    format!("{seq} would pass the {max_len} tokens it was opened for")
+}
+
+impl Runner for CpuRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn room(&self) -> Room {
+        let limits = self.info.limits;
+        let given: usize = self.sequences.values().map(|s| s.max_len).sum();
+        Room {
+            sequences: limits.sequences - self.sequences.len(),
+            tokens: limits.sequences.saturating_mul(limits.context) - given,
+        }
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        let room = self.room();
+        let limits = self.info.limits;
+        if room.sequences == 0 {
+            return Err(DeviceError::NoRoom {
+                what: "sequences",
+                wanted: 1,
+                free: 0,
+            });
+        }
+        if max_len > limits.context {
+            return Err(DeviceError::NoRoom {
+                what: "context tokens",
+                wanted: max_len as u64,
+                free: limits.context as u64,
+            });
+        }
+        let sequence = Sequence::new(&self.weights.spec, self.info.kv, limits, max_len);
+        let id = SeqId(self.take_id());
+        self.sequences.insert(id, sequence);
+        Ok(id)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.sequences.remove(&seq);
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        self.prefill_seen(seq, tokens, asks, &mut |_, _| {})
+    }
+
+    fn draft(
+        &mut self,
+        _items: &[DraftItem],
+        _depth: usize,
+        _k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        Err(misuse("draft", "there is no draft".to_owned()))
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        const CALL: &str = "verify";
+        let limit = self.info.limits.tree_nodes;
+        for (i, item) in items.iter().enumerate() {
+            let nodes = item.tree.len();
+            if nodes > limit || item.asks.len() != nodes {
+                let asks = item.asks.len();
+                let detail = format!("{nodes} nodes of {limit}, {asks} asks");
+                return Err(misuse(CALL, detail));
+            }
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse(CALL, detail));
+            }
+            self.check_tokens(CALL, item.tree.tokens())?;
+            let sequence = self.settled(CALL, item.seq)?;
+            if sequence.position >= sequence.max_len {
+                return Err(misuse(CALL, format!("{} is full", item.seq)));
+            }
+        }
+        let mut rows = Vec::with_capacity(items.len());
+        let mut rest = items;
+        while !rest.is_empty() {
+            let mut nodes = 0;
+            let fits = rest.iter().take_while(|item| {
+                nodes += item.tree.len();
+                nodes <= self.max_rows
+            });
+            let (pass, later) = rest.split_at(fits.count().max(1));
+            rows.append(&mut self.verify_pass(pass)?);
+            rest = later;
+        }
+        Ok(rows)
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        const CALL: &str = "commit";
+        for (i, item) in items.iter().enumerate() {
+            let sequence = self
+                .sequences
+                .get(&item.seq)
+                .ok_or(DeviceError::UnknownSequence(item.seq))?;
+            let Some(tree) = &sequence.pending else {
+                let detail = format!("{} has nothing pending", item.seq);
+                return Err(misuse(CALL, detail));
+            };
+            tree.path(item.path.nodes())
+                .map_err(|error| misuse(CALL, error.to_string()))?;
+            if item.path.len() > sequence.max_len - sequence.position {
+                return Err(misuse(CALL, beyond(item.seq, sequence.max_len)));
+            }
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse(CALL, detail));
+            }
+        }
+        for item in items {
+            if let Some(sequence) = self.sequences.get_mut(&item.seq) {
+                sequence.commit(item.path.nodes());
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        match sequence.pending.take() {
+            Some(_) => Ok(()),
+            None => Err(misuse("discard", format!("{seq} has nothing pending"))),
+        }
+    }
+
+    fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
+        self.settled("snapshot", seq)?;
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        sequence.settle(&self.pool, &self.kernels);
+        let snapshot = Snapshot::of(sequence)?;
+        Ok(self.keep_snapshot(snapshot))
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        self.settled("restore", seq)?;
+        let saved = self
+            .snapshots
+            .get(&snapshot)
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        if saved.position > sequence.max_len {
+            return Err(misuse("restore", beyond(seq, sequence.max_len)));
+        }
+        saved.restore(sequence);
+        Ok(())
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        self.snapshots.remove(&snapshot);
+    }
+
+    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        let saved = self
+            .snapshots
+            .get(&snapshot)
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        saved.export(&self.info, sink)
+    }
+
+    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        let snapshot = Snapshot::import(&self.info, &self.weights.spec, source)?;
+        Ok(self.keep_snapshot(snapshot))
+    }
+
+    fn score(
+        &mut self,
+        _tokens: &[TokenId],
+        _progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        Err(misuse("score", "there is no scorer".to_owned()))
+    }
+}
+
+impl CpuRunner {
+    fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
+        let id = SnapshotId(self.take_id());
+        let info = SnapshotInfo {
+            id,
+            position: snapshot.position,
+            bytes: snapshot.bytes(),
+        };
+        self.snapshots.insert(id, snapshot);
+        info
+    }
+}

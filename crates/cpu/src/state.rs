@@ -1,0 +1,340 @@
+//! What a sequence holds on the device: cached rows, delta states, windows, and work that is pending.
+
+use contract::{
+    AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, QuantType, Tree,
+};
+
+use crate::kernels::Kernels;
+use crate::pool::Pool;
+use crate::reference::kv;
+
+/// One open sequence. Dropping it frees everything it holds.
+pub(crate) struct Sequence {
+    /// Committed tokens it may grow to.
+    pub(crate) max_len: usize,
+    /// Committed tokens.
+    pub(crate) position: usize,
+    /// What each layer holds, bottom to top.
+    pub(crate) layers: Vec<LayerState>,
+    /// The tree verified last, until it is committed or discarded.
+    pub(crate) pending: Option<Tree>,
+}
+
+/// What one layer holds of one sequence.
+pub(crate) enum LayerState {
+    /// Cached keys and values.
+    Attention(KvCache),
+    /// State and window.
+    Delta(Box<DeltaState>),
+}
+
+/// Keys and values of one attention layer, `[max_len + tree_nodes, n_kv_heads, row]` stored rows each.
+///
+/// Rows beyond the committed position hold node `i` of a pending tree at `position + i`, or nothing of worth.
+pub(crate) struct KvCache {
+    pub(crate) keys: Vec<u8>,
+    pub(crate) values: Vec<u8>,
+    pub(crate) shape: KvShape,
+}
+
+/// How the rows of a [`KvCache`] are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KvShape {
+    /// Formats of keys and values.
+    pub(crate) k: QuantType,
+    pub(crate) v: QuantType,
+    pub(crate) n_kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+/// State of one delta layer, and the factors of tokens that it does not hold yet.
+pub(crate) struct DeltaState {
+    /// `[n_v_heads, k_dim, v_dim]`: the committed state, but for the tokens in `kept`.
+    pub(crate) state: Vec<f32>,
+    /// `[conv_taps - 1, channels]`, oldest first, before the SiLU. Always up to date.
+    pub(crate) window: Vec<f32>,
+    /// Convolution inputs of the pending nodes, `[n_nodes, channels]`.
+    pub(crate) rows: Vec<f32>,
+    /// Factors of the pending nodes.
+    pub(crate) pending: Factors,
+    /// Factors of the nodes committed last.
+    pub(crate) kept: Factors,
+    /// The committed path through `kept`; empty once `state` holds it.
+    pub(crate) kept_path: Vec<NodeIdx>,
+    shape: DeltaShape,
+}
+
+/// What a tree leaves behind per node instead of its state: enough to bring the state past any path.
+#[derive(Default)]
+pub(crate) struct Factors {
+    /// Nodes that the buffers are laid out for.
+    pub(crate) n_nodes: usize,
+    /// `[n_nodes, n_k_heads, k_dim]`.
+    pub(crate) k: Vec<f32>,
+    /// `[n_v_heads, n_nodes, v_dim]`.
+    pub(crate) u: Vec<f32>,
+    /// `[n_v_heads, n_nodes]`: `e^g`.
+    pub(crate) decay: Vec<f32>,
+}
+
+/// The dimensions of a [`GatedDeltaSpec`] that its state needs.
+#[derive(Debug, Clone, Copy)]
+struct DeltaShape {
+    n_k_heads: usize,
+    n_v_heads: usize,
+    k_dim: usize,
+    v_dim: usize,
+    channels: usize,
+    head_map: contract::HeadMap,
+}
+
+/// Bytes of one sequence of `max_len` tokens: `(keys and values, states and windows, pending work)`.
+pub(crate) fn sequence_bytes(
+    spec: &ModelSpec,
+    kv: KvFormats,
+    limits: Limits,
+    max_len: usize,
+) -> (u64, u64, u64) {
+    let slots = (max_len + limits.tree_nodes) as u64;
+    let per_slot = |a: &AttentionSpec| {
+        let values = a.n_kv_heads * a.head_dim;
+        (kv.k.bytes(values) + kv.v.bytes(values)) as u64
+    };
+    let state = |d: &GatedDeltaSpec| 4 * (d.state_values() + d.window_values()) as u64;
+    let per_node = |d: &GatedDeltaSpec| {
+        let factors = d.n_k_heads * d.k_dim + d.n_v_heads * (d.v_dim + 1);
+        4 * (2 * factors + d.channels()) as u64
+    };
+    (
+        spec.attention_layers().map(per_slot).sum::<u64>() * slots,
+        spec.delta_layers().map(state).sum(),
+        spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64,
+    )
+}
+
+impl Sequence {
+    /// An empty sequence. `kv` must hold formats that [`kv::block_type`] knows.
+    pub(crate) fn new(spec: &ModelSpec, kv: KvFormats, limits: Limits, max_len: usize) -> Sequence {
+        let slots = max_len + limits.tree_nodes;
+        let layer = |mixer: &Mixer| match mixer {
+            Mixer::Attention(a) => LayerState::Attention(KvCache::new(a, kv, slots)),
+            Mixer::GatedDelta(d) => LayerState::Delta(Box::new(DeltaState::new(d))),
+        };
+        Sequence {
+            max_len,
+            position: 0,
+            layers: spec.layers.iter().map(|l| layer(&l.mixer)).collect(),
+            pending: None,
+        }
+    }
+
+    /// Brings every delta state up to the committed position.
+    pub(crate) fn settle(&mut self, pool: &Pool, kernels: &Kernels) {
+        for layer in &mut self.layers {
+            if let LayerState::Delta(delta) = layer {
+                delta.settle(pool, kernels);
+            }
+        }
+    }
+
+    /// Keeps `path` of the pending tree: compacts cached rows, moves windows on, remembers the factors.
+    pub(crate) fn commit(&mut self, path: &[NodeIdx]) {
+        let position = self.position;
+        for layer in &mut self.layers {
+            match layer {
+                LayerState::Attention(cache) => cache.compact(position, path),
+                LayerState::Delta(delta) => delta.keep(path),
+            }
+        }
+        self.position += path.len();
+        self.pending = None;
+    }
+}
+
+impl KvShape {
+    /// The storage of a layer's rows.
+    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats) -> KvShape {
+        let ty = |format| {
+            kv::block_type(format).expect("formats without a block type are refused by estimate")
+        };
+        KvShape {
+            k: ty(kv.k),
+            v: ty(kv.v),
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+        }
+    }
+
+    /// Bytes of the keys of one position, all heads.
+    pub(crate) fn k_bytes(&self) -> usize {
+        self.n_kv_heads * self.k.row_bytes(self.head_dim)
+    }
+
+    /// Bytes of the values of one position, all heads.
+    pub(crate) fn v_bytes(&self) -> usize {
+        self.n_kv_heads * self.v.row_bytes(self.head_dim)
+    }
+}
+
+impl KvCache {
+    fn new(spec: &AttentionSpec, kv: KvFormats, slots: usize) -> KvCache {
+        let shape = KvShape::new(spec, kv);
+        KvCache {
+            keys: vec![0; slots * shape.k_bytes()],
+            values: vec![0; slots * shape.v_bytes()],
+            shape,
+        }
+    }
+
+    /// Moves the rows of `path` to `position ..`, verbatim. A node never stands before its depth, so copying in
+    /// path order overwrites nothing that is still needed.
+    fn compact(&mut self, position: usize, path: &[NodeIdx]) {
+        let (k_bytes, v_bytes) = (self.shape.k_bytes(), self.shape.v_bytes());
+        for (depth, node) in path.iter().enumerate() {
+            if node.index() != depth {
+                let (from, to) = (position + node.index(), position + depth);
+                for (rows, bytes) in [(&mut self.keys, k_bytes), (&mut self.values, v_bytes)] {
+                    rows.copy_within(from * bytes..(from + 1) * bytes, to * bytes);
+                }
+            }
+        }
+    }
+}
+
+impl DeltaState {
+    fn new(spec: &GatedDeltaSpec) -> DeltaState {
+        DeltaState {
+            state: vec![0.0; spec.state_values()],
+            window: vec![0.0; spec.window_values()],
+            rows: Vec::new(),
+            pending: Factors::default(),
+            kept: Factors::default(),
+            kept_path: Vec::new(),
+            shape: DeltaShape {
+                n_k_heads: spec.n_k_heads,
+                n_v_heads: spec.n_v_heads,
+                k_dim: spec.k_dim,
+                v_dim: spec.v_dim,
+                channels: spec.channels(),
+                head_map: spec.head_map,
+            },
+        }
+    }
+
+    /// Makes room for the pending work of a tree. The buffers keep their capacity from tree to tree.
+    pub(crate) fn prepare(&mut self, n_nodes: usize) {
+        let DeltaShape {
+            n_k_heads,
+            n_v_heads,
+            k_dim,
+            v_dim,
+            channels,
+            ..
+        } = self.shape;
+        self.rows.resize(n_nodes * channels, 0.0);
+        let factors = &mut self.pending;
+        factors.n_nodes = n_nodes;
+        factors.k.resize(n_nodes * n_k_heads * k_dim, 0.0);
+        factors.u.resize(n_v_heads * n_nodes * v_dim, 0.0);
+        factors.decay.resize(n_v_heads * n_nodes, 0.0);
+    }
+
+    /// Moves the window past `path` and keeps its factors for the next call that needs the state.
+    fn keep(&mut self, path: &[NodeIdx]) {
+        debug_assert!(self.kept_path.is_empty(), "verify settles the state");
+        let Self {
+            window,
+            rows,
+            shape: DeltaShape { channels, .. },
+            ..
+        } = self;
+        let row = |node: &NodeIdx| &rows[node.index() * *channels..][..*channels];
+        slide(window, *channels, path.len(), path.iter().map(row));
+        std::mem::swap(&mut self.pending, &mut self.kept);
+        self.kept_path.extend_from_slice(path);
+    }
+
+    /// Moves the window past `rows` `[n, channels]`.
+    pub(crate) fn slide(&mut self, rows: &[f32]) {
+        let channels = self.shape.channels;
+        let n = rows.len() / channels;
+        slide(&mut self.window, channels, n, rows.chunks_exact(channels));
+    }
+
+    /// Brings the state past the kept path, and forgets it.
+    fn settle(&mut self, pool: &Pool, kernels: &Kernels) {
+        if self.kept_path.is_empty() {
+            return;
+        }
+        let kept = Kept {
+            factors: &self.kept,
+            path: &self.kept_path,
+            shape: self.shape,
+        };
+        let size = self.shape.k_dim * self.shape.v_dim;
+        pool.for_each_item(
+            self.state.chunks_exact_mut(size).enumerate(),
+            |(head, state)| {
+                kept.fold(kernels, head, state);
+            },
+        );
+        self.kept_path.clear();
+    }
+
+    /// The parts a pass works on: `(state, what must be folded into it first, pending factors)`.
+    ///
+    /// The caller folds [`Kept`] into every head and then calls [`DeltaState::settled`].
+    pub(crate) fn parts(&mut self) -> (&mut [f32], Kept<'_>, &mut Factors) {
+        let kept = Kept {
+            factors: &self.kept,
+            path: &self.kept_path,
+            shape: self.shape,
+        };
+        (&mut self.state, kept, &mut self.pending)
+    }
+
+    /// Says that the state holds the kept path.
+    pub(crate) fn settled(&mut self) {
+        self.kept_path.clear();
+    }
+}
+
+/// Drops the oldest rows of a window `[taps, channels]` for the last of `n` new ones.
+fn slide<'a>(window: &mut [f32], channels: usize, n: usize, rows: impl Iterator<Item = &'a [f32]>) {
+    let taps = window.len() / channels;
+    let stay = taps.saturating_sub(n);
+    window.copy_within((taps - stay) * channels.., 0);
+    let slots = window[stay * channels..].chunks_exact_mut(channels);
+    for (slot, row) in slots.zip(rows.skip(n.saturating_sub(taps))) {
+        slot.copy_from_slice(row);
+    }
+}
+
+/// Committed tokens that a state does not hold yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept<'a> {
+    factors: &'a Factors,
+    path: &'a [NodeIdx],
+    shape: DeltaShape,
+}
+
+impl Kept<'_> {
+    /// Folds the path into the state of value head `head`, `[k_dim, v_dim]`, node by node.
+    pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
+        let DeltaShape {
+            n_k_heads,
+            n_v_heads,
+            k_dim,
+            v_dim,
+            head_map,
+            ..
+        } = self.shape;
+        let k_head = head_map.k_head(head, n_k_heads, n_v_heads);
+        for node in self.path {
+            let k = &self.factors.k[(node.index() * n_k_heads + k_head) * k_dim..][..k_dim];
+            let at = head * self.factors.n_nodes + node.index();
+            let u = &self.factors.u[at * v_dim..][..v_dim];
+            (kernels.delta_fold)(state, k, u, self.factors.decay[at]);
+        }
+    }
+}

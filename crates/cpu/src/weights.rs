@@ -1,0 +1,243 @@
+//! A model's weights, checked and ready to be multiplied with.
+
+use std::sync::Arc;
+
+use contract::quant::dequantize_row;
+use contract::{
+    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LoadProgress, Mixer, ModelSpec,
+    OpenPlan, TokenId, WeightError, WeightRef, WeightSource,
+};
+
+use crate::dispatch::Dispatch;
+use crate::linear::Linear;
+use crate::pool::Pool;
+
+/// Every weight of a model in the form the blocks use.
+pub(crate) struct Weights {
+    pub(crate) spec: Arc<ModelSpec>,
+    /// Gives the embedding rows, which are read in place.
+    source: Arc<dyn WeightSource>,
+    pub(crate) layers: Vec<Layer>,
+    /// `[hidden]`.
+    pub(crate) final_norm: Vec<f32>,
+    pub(crate) head: Linear,
+}
+
+/// One layer.
+pub(crate) struct Layer {
+    /// `[hidden]`.
+    pub(crate) mixer_norm: Vec<f32>,
+    pub(crate) mixer: LayerMixer,
+    /// `[hidden]`.
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+}
+
+/// The mixer of one layer.
+pub(crate) enum LayerMixer {
+    Attention(Box<Attention>),
+    Delta(Box<Delta>),
+}
+
+/// Weights of an attention mixer.
+pub(crate) struct Attention {
+    pub(crate) spec: AttentionSpec,
+    /// `[head_dim]` each.
+    pub(crate) q_norm: Option<Vec<f32>>,
+    pub(crate) k_norm: Option<Vec<f32>>,
+    pub(crate) q: Linear,
+    pub(crate) k: Linear,
+    pub(crate) v: Linear,
+    pub(crate) o: Linear,
+}
+
+/// Weights of a gated-delta mixer.
+pub(crate) struct Delta {
+    pub(crate) spec: GatedDeltaSpec,
+    pub(crate) qkv: Linear,
+    pub(crate) z: Linear,
+    pub(crate) beta: Linear,
+    pub(crate) alpha: Linear,
+    pub(crate) out: Linear,
+    /// `[n_v_heads]` each.
+    pub(crate) a: Vec<f32>,
+    pub(crate) dt: Vec<f32>,
+    /// Head by head, `[conv_taps, head width]`: the weights of the channels from `c` to `c + width` begin at
+    /// `c * conv_taps`.
+    pub(crate) conv: Vec<f32>,
+    /// `[v_dim]`.
+    pub(crate) norm: Vec<f32>,
+}
+
+/// Loads weights one by one and tells how far it is.
+struct Loader<'a> {
+    source: &'a dyn WeightSource,
+    dispatch: &'a Dispatch,
+    pool: &'a Pool,
+    progress: &'a mut dyn FnMut(LoadProgress),
+    state: LoadProgress,
+}
+
+impl Weights {
+    /// Loads every weight of a plan that [`crate::check::plan`] has passed.
+    pub(crate) fn load(
+        plan: OpenPlan,
+        dispatch: &Dispatch,
+        pool: &Pool,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Weights, DeviceError> {
+        let (spec, source) = (plan.target, plan.weights);
+        let total: u64 = spec.weights().iter().map(|w| w.bytes() as u64).sum();
+        let mut loader = Loader {
+            source: &*source,
+            dispatch,
+            pool,
+            progress,
+            state: LoadProgress {
+                done_bytes: 0,
+                total_bytes: total,
+            },
+        };
+        check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
+        let layers = spec.layers.iter().map(|layer| {
+            let FeedForward::Dense { gate, up, down } = &layer.ffn;
+            Ok(Layer {
+                mixer_norm: loader.vector(&layer.mixer_norm)?,
+                mixer: match &layer.mixer {
+                    Mixer::Attention(a) => {
+                        LayerMixer::Attention(Box::new(Attention::load(a, &mut loader)?))
+                    }
+                    Mixer::GatedDelta(d) => {
+                        LayerMixer::Delta(Box::new(Delta::load(d, &mut loader)?))
+                    }
+                },
+                ffn_norm: loader.vector(&layer.ffn_norm)?,
+                gate: loader.matrix(gate)?,
+                up: loader.matrix(up)?,
+                down: loader.matrix(down)?,
+            })
+        });
+        let layers = layers.collect::<Result<Vec<Layer>, WeightError>>()?;
+        let final_norm = loader.vector(&spec.final_norm)?;
+        let head = loader.matrix(&spec.head)?;
+        loader.count(total);
+        Ok(Weights {
+            layers,
+            final_norm,
+            head,
+            spec,
+            source,
+        })
+    }
+
+    /// Writes the embedding of each token to a row of `out` `[n, hidden]`.
+    ///
+    /// `tokens` must be below the vocabulary's size.
+    pub(crate) fn embed(&self, tokens: &[TokenId], out: &mut [f32]) -> Result<(), DeviceError> {
+        let weight = &self.spec.embedding;
+        let bytes = self.source.bytes(weight)?;
+        let row_bytes = weight.ty.row_bytes(weight.cols);
+        for (token, out) in tokens.iter().zip(out.chunks_exact_mut(weight.cols)) {
+            let row = &bytes[token.index() * row_bytes..][..row_bytes];
+            dequantize_row(weight.ty, row, out);
+        }
+        Ok(())
+    }
+}
+
+impl Attention {
+    fn load(spec: &AttentionSpec, loader: &mut Loader<'_>) -> Result<Attention, WeightError> {
+        let mut norm = |weight: &Option<WeightRef>| match weight {
+            Some(weight) => loader.vector(weight).map(Some),
+            None => Ok(None),
+        };
+        Ok(Attention {
+            q_norm: norm(&spec.q_norm)?,
+            k_norm: norm(&spec.k_norm)?,
+            q: loader.matrix(&spec.q)?,
+            k: loader.matrix(&spec.k)?,
+            v: loader.matrix(&spec.v)?,
+            o: loader.matrix(&spec.o)?,
+            spec: spec.clone(),
+        })
+    }
+}
+
+impl Delta {
+    fn load(spec: &GatedDeltaSpec, loader: &mut Loader<'_>) -> Result<Delta, WeightError> {
+        Ok(Delta {
+            qkv: loader.matrix(&spec.qkv)?,
+            z: loader.matrix(&spec.z)?,
+            beta: loader.matrix(&spec.beta)?,
+            alpha: loader.matrix(&spec.alpha)?,
+            out: loader.matrix(&spec.out)?,
+            a: loader.vector(&spec.a)?,
+            dt: loader.vector(&spec.dt)?,
+            conv: conv_by_head(spec, &loader.vector(&spec.conv)?),
+            norm: loader.vector(&spec.norm)?,
+            spec: spec.clone(),
+        })
+    }
+}
+
+/// From `[channels, taps]` to the layout of [`Delta::conv`].
+fn conv_by_head(spec: &GatedDeltaSpec, stored: &[f32]) -> Vec<f32> {
+    let taps = spec.conv_taps;
+    let mut out = vec![0.0; stored.len()];
+    let widths = std::iter::repeat_n(spec.k_dim, 2 * spec.n_k_heads)
+        .chain(std::iter::repeat_n(spec.v_dim, spec.n_v_heads));
+    let mut begin = 0;
+    for width in widths {
+        let head = begin * taps..(begin + width) * taps;
+        let (from, to) = (&stored[head.clone()], &mut out[head]);
+        for (channel, weights) in from.chunks_exact(taps).enumerate() {
+            for (tap, &weight) in weights.iter().enumerate() {
+                to[tap * width + channel] = weight;
+            }
+        }
+        begin += width;
+    }
+    out
+}
+
+impl Loader<'_> {
+    /// A small weight as f32 values in stored order.
+    fn vector(&mut self, weight: &WeightRef) -> Result<Vec<f32>, WeightError> {
+        let bytes = self.source.bytes(weight)?;
+        check_bytes(weight, bytes)?;
+        let mut values = vec![0.0; weight.values()];
+        let rows = bytes.chunks_exact(weight.ty.row_bytes(weight.cols));
+        for (row, values) in rows.zip(values.chunks_exact_mut(weight.cols)) {
+            dequantize_row(weight.ty, row, values);
+        }
+        self.count(weight.bytes() as u64);
+        Ok(values)
+    }
+
+    fn matrix(&mut self, weight: &WeightRef) -> Result<Linear, WeightError> {
+        let bytes = self.source.bytes(weight)?;
+        check_bytes(weight, bytes)?;
+        let linear = Linear::load_on(self.pool, weight, bytes, self.dispatch)?;
+        self.count(weight.bytes() as u64);
+        Ok(linear)
+    }
+
+    /// Adds to what is done, up to the total.
+    fn count(&mut self, bytes: u64) {
+        let total = self.state.total_bytes;
+        self.state.done_bytes = (self.state.done_bytes + bytes).min(total);
+        (self.progress)(self.state);
+    }
+}
+
+fn check_bytes(weight: &WeightRef, bytes: &[u8]) -> Result<(), WeightError> {
+    if bytes.len() == weight.bytes() {
+        return Ok(());
+    }
+    Err(WeightError::Mismatch {
+        name: Arc::clone(&weight.name),
+        detail: format!("{} bytes, {} expected", bytes.len(), weight.bytes()),
+    })
+}
