@@ -1,0 +1,225 @@
+//! Making a client's messages fit for templates that were trained on stricter ones.
+
+use crate::conversation::{Message, Role};
+use crate::error::ChatError;
+
+/// What to do with a system message after the conversation has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LateSystem {
+    /// Turn it into a user message behind a marker line, where it stands: the head of the prompt,
+    /// and with it the cached prefix, stays as it was.
+    #[default]
+    User,
+    /// Append it to the system message at the front.
+    Hoist,
+    /// Refuse the request.
+    Refuse,
+}
+
+/// The first line of a late system message that became a user message.
+pub const LATE_SYSTEM_MARKER: &str = "[System message]";
+
+/// A line one client puts into its system text, different in each request, for billing.
+const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
+
+/// Brings messages into the order and shape templates accept.
+///
+/// Billing lines go from system text; system messages at the front become one; later ones are treated
+/// as `late_system` says; a history that was cut down to tool results gets an empty user message.
+pub(crate) fn normalise(
+    messages: &[Message],
+    late_system: LateSystem,
+) -> Result<Vec<Message>, ChatError> {
+    let mut front: Option<Message> = None;
+    let mut rest: Vec<Message> = Vec::with_capacity(messages.len());
+    for (index, message) in messages.iter().enumerate() {
+        if message.role != Role::System {
+            rest.push(message.clone());
+            continue;
+        }
+        let text = without_billing_lines(&message.content);
+        if rest.is_empty() || late_system == LateSystem::Hoist {
+            append_system(&mut front, message, text);
+        } else if late_system == LateSystem::Refuse {
+            return Err(ChatError::field(
+                format!("messages[{index}].role"),
+                "a system message must stand at the beginning",
+            ));
+        } else if !text.trim().is_empty() {
+            rest.push(Message::new(
+                Role::User,
+                format!("{LATE_SYSTEM_MARKER}\n{text}"),
+            ));
+        }
+    }
+    let has_user = rest.iter().any(|message| message.role == Role::User);
+    let has_result = rest.iter().any(|message| message.role == Role::Tool);
+    let mut normalised: Vec<Message> = front
+        .into_iter()
+        .filter(|system| !system.content.is_empty())
+        .collect();
+    if has_result && !has_user {
+        normalised.push(Message::new(Role::User, ""));
+    }
+    normalised.append(&mut rest);
+    if normalised.is_empty() {
+        // Only empty system messages: let the template say what it thinks of that.
+        normalised.push(Message::new(Role::System, ""));
+    }
+    Ok(normalised)
+}
+
+fn append_system(front: &mut Option<Message>, message: &Message, text: String) {
+    match front {
+        None => {
+            let mut system = message.clone();
+            system.content = text;
+            *front = Some(system);
+        }
+        Some(system) if system.content.is_empty() => system.content = text,
+        Some(system) if !text.is_empty() => {
+            system.content.push_str("\n\n");
+            system.content.push_str(&text);
+        }
+        Some(_) => {}
+    }
+}
+
+/// System text without lines that change in every request and mean nothing to the model.
+fn without_billing_lines(text: &str) -> String {
+    if !text.contains(BILLING_PREFIX) {
+        return text.to_owned();
+    }
+    let kept: Vec<&str> = text
+        .split('\n')
+        .filter(|line| !line.trim_start().starts_with(BILLING_PREFIX))
+        .collect();
+    kept.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn said(role: Role, text: &str) -> Message {
+        Message::new(role, text)
+    }
+
+    fn check(messages: &[Message], late_system: LateSystem, expected: &[(Role, &str)]) {
+        let normalised = normalise(messages, late_system).unwrap();
+        let got: Vec<(Role, &str)> = normalised
+            .iter()
+            .map(|message| (message.role, message.content.as_str()))
+            .collect();
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn leading_system_messages_become_one() {
+        check(
+            &[
+                said(Role::System, "a"),
+                said(Role::System, "b"),
+                said(Role::User, "hi"),
+            ],
+            LateSystem::User,
+            &[(Role::System, "a\n\nb"), (Role::User, "hi")],
+        );
+    }
+
+    #[test]
+    fn a_late_system_message_keeps_its_place_as_a_user_message() {
+        check(
+            &[
+                said(Role::System, "a"),
+                said(Role::User, "hi"),
+                said(Role::System, "note"),
+            ],
+            LateSystem::User,
+            &[
+                (Role::System, "a"),
+                (Role::User, "hi"),
+                (Role::User, "[System message]\nnote"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_late_system_message_is_hoisted_when_asked() {
+        check(
+            &[said(Role::User, "hi"), said(Role::System, "note")],
+            LateSystem::Hoist,
+            &[(Role::System, "note"), (Role::User, "hi")],
+        );
+    }
+
+    #[test]
+    fn a_late_system_message_is_refused_when_asked() {
+        let fault = normalise(
+            &[said(Role::User, "hi"), said(Role::System, "note")],
+            LateSystem::Refuse,
+        )
+        .unwrap_err();
+        assert_eq!(fault.param.as_deref(), Some("messages[1].role"));
+    }
+
+    #[test]
+    fn billing_lines_leave_system_text_and_only_system_text() {
+        let line = "x-anthropic-billing-header: cc_version=1; cch=77;";
+        check(
+            &[
+                said(Role::System, line),
+                said(Role::System, &format!("keep\n  {line}\nthis")),
+                said(Role::User, line),
+            ],
+            LateSystem::User,
+            &[(Role::System, "keep\nthis"), (Role::User, line)],
+        );
+    }
+
+    #[test]
+    fn tool_results_without_a_user_get_an_empty_user_message() {
+        check(
+            &[
+                said(Role::System, "s"),
+                said(Role::Assistant, ""),
+                said(Role::Tool, "42"),
+            ],
+            LateSystem::User,
+            &[
+                (Role::System, "s"),
+                (Role::User, ""),
+                (Role::Assistant, ""),
+                (Role::Tool, "42"),
+            ],
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_system_message_is_first_or_nowhere(
+            roles in prop::collection::vec(0usize..4, 1..12),
+            hoist in any::<bool>(),
+        ) {
+            let all = [Role::System, Role::User, Role::Assistant, Role::Tool];
+            let messages: Vec<Message> = roles
+                .iter()
+                .enumerate()
+                .map(|(index, role)| said(all[*role], &format!("m{index}")))
+                .collect();
+            let mode = if hoist { LateSystem::Hoist } else { LateSystem::User };
+            let normalised = normalise(&messages, mode).unwrap();
+            prop_assert!(!normalised.is_empty());
+            prop_assert!(normalised.iter().skip(1).all(|message| message.role != Role::System));
+            for index in 0..roles.len() {
+                let word = format!("m{index}");
+                let kept = normalised
+                    .iter()
+                    .any(|message| message.content.split_whitespace().any(|part| part == word));
+                prop_assert!(kept, "{} is lost", word);
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Reading JSON fields with errors that name them.
+//!
+//! The rules of the protocol live here once: `null` equals absent, `32.0` is an integer, a string is
+//! never a number, unknown fields are left alone.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::error::ChatError;
+
+/// The fields of one JSON object, and where the object sits in the request.
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// Empty for the body itself, else a path such as `messages[2]`.
+    path: String,
+}
+
+/// Parses a body; nesting deeper than serde_json's limit of 128 is an ordinary error.
+pub(super) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(ChatError::invalid(format!(
+            "the body must be a JSON object, not {}",
+            kind_of(&other)
+        ))),
+        Err(fault) => Err(ChatError::invalid(format!(
+            "the body is not valid JSON: {fault}"
+        ))),
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn body(map: &'a Map<String, Value>) -> Fields<'a> {
+        Fields {
+            map,
+            path: String::new(),
+        }
+    }
+
+    /// The fields of `value`, which sits at `path`.
+    pub(super) fn of(value: &'a Value, path: String) -> Result<Fields<'a>, ChatError> {
+        match value {
+            Value::Object(map) => Ok(Fields { map, path }),
+            other => Err(ChatError::field(path, must_be("an object", other))),
+        }
+    }
+
+    /// The path of a field of this object.
+    pub(super) fn path(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    /// Where this object sits.
+    pub(super) fn own_path(&self) -> &str {
+        &self.path
+    }
+
+    pub(super) fn map(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
+    pub(super) fn error(&self, key: &str, message: impl Display) -> ChatError {
+        ChatError::field(self.path(key), message)
+    }
+
+    /// A field that is present and not `null`.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The first of several names for one field that is present and not `null`.
+    pub(super) fn first<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
+        keys.iter().copied().find(|key| self.get(key).is_some())
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, ChatError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(*value)),
+            Some(other) => Err(self.error(key, must_be("true or false", other))),
+        }
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, ChatError> {
+        Ok(self.bool(key)?.unwrap_or(default))
+    }
+
+    pub(super) fn string(&self, key: &str) -> Result<Option<&'a str>, ChatError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.error(key, must_be("a string", other))),
+        }
+    }
+
+    pub(super) fn array(&self, key: &str) -> Result<Option<&'a [Value]>, ChatError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(self.error(key, must_be("an array", other))),
+        }
+    }
+
+    pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ChatError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => Fields::of(value, self.path(key)).map(Some),
+        }
+    }
+
+    /// An integer in `range`; `32.0` counts as 32.
+    pub(super) fn int(
+        &self,
+        key: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ChatError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = integer(value).ok_or_else(|| self.error(key, must_be("an integer", value)))?;
+        match i64::try_from(number) {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(self.error(key, out_of_range(&range, value))),
+        }
+    }
+
+    /// A count from zero up to `most`.
+    pub(super) fn count(&self, key: &str, most: usize) -> Result<Option<usize>, ChatError> {
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let count = self.int(key, 0..=most)?;
+        Ok(count.map(|count| usize::try_from(count).expect("counts are not negative")))
+    }
+
+    /// A finite number inside `range`.
+    pub(super) fn number(
+        &self,
+        key: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, ChatError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match value.as_f64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            Some(_) => Err(self.error(key, out_of_range(&range, value))),
+            None => Err(self.error(key, must_be("a number", value))),
+        }
+    }
+}
+
+/// The value as an integer, if it is one: `3` or `3.0`.
+pub(super) fn integer(value: &Value) -> Option<i128> {
+    let number = value.as_number()?;
+    if let Some(whole) = number.as_i128() {
+        return Some(whole);
+    }
+    let float = number.as_f64()?;
+    // Beyond 2^63 no field accepts a value, so the exact integer does not matter there.
+    (float.fract() == 0.0 && float.abs() < 1e30).then_some(float as i128)
+}
+
+/// `must be X, not Y`.
+pub(super) fn must_be(wanted: &str, got: &Value) -> String {
+    format!("must be {wanted}, not {}", kind_of(got))
+}
+
+fn out_of_range<T: Display>(range: &RangeInclusive<T>, got: &Value) -> String {
+    format!(
+        "must be between {} and {}, not {got}",
+        range.start(),
+        range.end()
+    )
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(number) if number.is_f64() => "a fractional number",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,33 @@
+//! What a client sends, checked field by field.
+
+mod chat;
+mod completion;
+mod format;
+mod messages;
+mod sampling;
+mod thinking;
+mod tools;
+
+pub use self::chat::{CacheHints, ChatRequest, ConversationPolicy, ReasoningFormat, StreamOptions};
+pub use self::completion::{CompletionRequest, DEFAULT_MAX_TOKENS, Prompt};
+pub use self::format::ResponseFormat;
+pub use self::sampling::{RepWindow, SamplingFields};
+pub use self::thinking::Thinking;
+pub use self::tools::ToolChoice;
+pub use crate::normalise::LateSystem;
+
+/// Most messages a request may hold.
+pub const MAX_MESSAGES: usize = 16_384;
+/// Most tools a request may declare.
+pub const MAX_TOOLS: usize = 1_024;
+/// Most stop strings, and most stop token ids.
+pub const MAX_STOPS: usize = 16;
+/// Most choices for one prompt.
+pub const MAX_CHOICES: usize = 8;
+/// Most alternatives per token.
+pub const MAX_TOP_LOGPROBS: usize = 20;
+/// Most prompts in one text completion request.
+pub const MAX_PROMPTS: usize = 128;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! The body of a text completion request.
+
+use contract::TokenId;
+use serde_json::Value;
+
+use super::sampling::{SamplingFields, token_id};
+use super::{MAX_PROMPTS, MAX_TOP_LOGPROBS, StreamOptions};
+use crate::error::ChatError;
+use crate::openai::fields::{Fields, must_be, parse_body};
+use crate::tokenizer::{Special, Tokenizer};
+
+/// Tokens generated when the request does not say, as the protocol has it.
+pub const DEFAULT_MAX_TOKENS: usize = 16;
+
+/// A text completion request whose every field is in range.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompletionRequest {
+    /// The model asked for; echoed whatever it says.
+    pub model: Option<String>,
+    /// At least one.
+    pub prompts: Vec<Prompt>,
+    /// What follows the gap to fill, for models that can.
+    pub suffix: Option<String>,
+    /// Whether the reply begins with the prompt.
+    pub echo: bool,
+    /// Whether to answer as events.
+    pub stream: bool,
+    /// What the events carry besides text.
+    pub stream_options: StreamOptions,
+    /// Sampling, lengths, stops and choices.
+    pub sampling: SamplingFields,
+    /// Asked for: how many alternatives per token, 0..=20.
+    pub logprobs: Option<usize>,
+    /// Higher goes first.
+    pub priority: i32,
+}
+
+/// One text to continue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text; control strings in it keep their meaning.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<TokenId>),
+}
+
+impl CompletionRequest {
+    /// Reads and checks a request body; errors as [`ChatRequest::from_json`](super::ChatRequest::from_json).
+    pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
+        let map = parse_body(body)?;
+        let body = Fields::body(&map);
+        let sampling = SamplingFields::read(&body)?;
+        if let Some(best_of) = body.count("best_of", usize::MAX)?
+            && best_of != sampling.n
+        {
+            return Err(body.error("best_of", format!("must equal n, which is {}", sampling.n)));
+        }
+        let priority = body.int("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
+        Ok(CompletionRequest {
+            model: body.string("model")?.map(str::to_owned),
+            prompts: prompts(&body)?,
+            suffix: body
+                .string("suffix")?
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned),
+            echo: body.flag("echo", false)?,
+            stream: body.flag("stream", false)?,
+            stream_options: StreamOptions::read(&body)?,
+            sampling,
+            logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
+            priority: i32::try_from(priority.unwrap_or(0)).expect("the range was checked"),
+        })
+    }
+
+    /// The token ids of one of the prompts.
+    ///
+    /// Refuses ids outside the vocabulary, and a suffix where the vocabulary has no tokens for a gap.
+    pub fn token_ids(
+        &self,
+        prompt: &Prompt,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let ids = match prompt {
+            Prompt::Text(text) => tokenizer.encode(text, Special::Match)?,
+            Prompt::Tokens(ids) => {
+                if let Some(id) = ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
+                    return Err(ChatError::field(
+                        "prompt",
+                        format!(
+                            "token id {id} is outside the vocabulary of {} tokens",
+                            tokenizer.n_tokens()
+                        ),
+                    ));
+                }
+                ids.clone()
+            }
+        };
+        let Some(suffix) = &self.suffix else {
+            return Ok(ids);
+        };
+        let marker = |text: &str| {
+            tokenizer.id_of(text).ok_or_else(|| {
+                ChatError::field(
+                    "suffix",
+                    "this model's vocabulary has no tokens for filling a gap",
+                )
+            })
+        };
+        let mut filled = vec![marker("<|fim_prefix|>")?];
+        filled.extend(ids);
+        filled.push(marker("<|fim_suffix|>")?);
+        filled.extend(tokenizer.encode(suffix, Special::Literal)?);
+        filled.push(marker("<|fim_middle|>")?);
+        Ok(filled)
+    }
+}
+
+fn prompts(body: &Fields<'_>) -> Result<Vec<Prompt>, ChatError> {
+    let value = body
+        .get("prompt")
+        .ok_or_else(|| body.error("prompt", "is missing"))?;
+    let items = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text.clone())]),
+        Value::Array(items) => items,
+        other => {
+            return Err(body.error("prompt", must_be("a string or an array", other)));
+        }
+    };
+    match items.first() {
+        None => return Err(body.error("prompt", "must not be empty")),
+        Some(Value::Number(_)) => return Ok(vec![Prompt::Tokens(tokens(items, "prompt")?)]),
+        Some(_) => {}
+    }
+    if items.len() > MAX_PROMPTS {
+        return Err(body.error(
+            "prompt",
+            format!(
+                "must hold at most {MAX_PROMPTS} prompts, not {}",
+                items.len()
+            ),
+        ));
+    }
+    let one = |(index, item): (usize, &Value)| {
+        let path = format!("prompt[{index}]");
+        match item {
+            Value::String(text) => Ok(Prompt::Text(text.clone())),
+            Value::Array(ids) if ids.is_empty() => Err(ChatError::field(path, "must not be empty")),
+            Value::Array(ids) => Ok(Prompt::Tokens(tokens(ids, &path)?)),
+            other => Err(ChatError::field(
+                path,
+                must_be("a string or an array of token ids", other),
+            )),
+        }
+    };
+    items.iter().enumerate().map(one).collect()
+}
+
+fn tokens(items: &[Value], path: &str) -> Result<Vec<TokenId>, ChatError> {
+    items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| token_id(item, || format!("{path}[{index}]")))
+        .collect()
+}

@@ -1,0 +1,227 @@
+//! Sampling, length and stop fields: shared by chat and text completions.
+
+use contract::TokenId;
+use serde_json::Value;
+
+use super::{MAX_CHOICES, MAX_STOPS};
+use crate::error::ChatError;
+use crate::openai::fields::{Fields, integer, must_be};
+
+/// How to choose tokens and when to end. `None` means that the model's card or the server decides.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SamplingFields {
+    /// From `max_completion_tokens`, `max_tokens` or `max_output_tokens`, the first that is given; thinking included.
+    pub max_tokens: Option<usize>,
+    /// 0..=2; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Above 0, up to 1.
+    pub top_p: Option<f32>,
+    /// 0 is off.
+    pub top_k: Option<usize>,
+    /// 0 up to, but not including, 1.
+    pub min_p: Option<f32>,
+    /// -2..=2.
+    pub frequency_penalty: Option<f32>,
+    /// -2..=2.
+    pub presence_penalty: Option<f32>,
+    /// Above 0.
+    pub repetition_penalty: Option<f32>,
+    /// How far penalties look back.
+    pub rep_window: Option<RepWindow>,
+    /// `None` asks for a random seed.
+    pub seed: Option<u64>,
+    /// Added to logits, by token: -100..=100.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Go on after an end token.
+    pub ignore_eos: bool,
+    /// No end before that many tokens.
+    pub min_tokens: usize,
+    /// Strings that end the text; never empty strings.
+    pub stop: Vec<String>,
+    /// Tokens that end the text.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Choices per prompt, 1..=8.
+    pub n: usize,
+}
+
+/// How far penalties look back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepWindow {
+    /// The whole text.
+    All,
+    /// The last so many tokens.
+    Last(usize),
+}
+
+impl SamplingFields {
+    pub(super) fn read(body: &Fields<'_>) -> Result<SamplingFields, ChatError> {
+        Ok(SamplingFields {
+            max_tokens: max_tokens(body)?,
+            temperature: body
+                .number("temperature", 0.0..=2.0)?
+                .map(|value| value as f32),
+            top_p: top_p(body)?,
+            top_k: top_k(body)?,
+            min_p: min_p(body)?,
+            frequency_penalty: body
+                .number("frequency_penalty", -2.0..=2.0)?
+                .map(|v| v as f32),
+            presence_penalty: body
+                .number("presence_penalty", -2.0..=2.0)?
+                .map(|v| v as f32),
+            repetition_penalty: repetition_penalty(body)?,
+            rep_window: rep_window(body)?,
+            seed: seed(body)?,
+            logit_bias: logit_bias(body)?,
+            ignore_eos: body.flag("ignore_eos", false)?,
+            min_tokens: body.count("min_tokens", u32::MAX as usize)?.unwrap_or(0),
+            stop: stop(body)?,
+            stop_token_ids: stop_token_ids(body)?,
+            n: choices(body)?,
+        })
+    }
+}
+
+fn max_tokens(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
+    let aliases = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
+    let Some(key) = body.first(&aliases) else {
+        return Ok(None);
+    };
+    // Zero and minus one both ask for the default.
+    let count = body.int(key, -1..=i64::from(u32::MAX))?.unwrap_or(-1);
+    Ok(usize::try_from(count).ok().filter(|count| *count > 0))
+}
+
+fn top_p(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
+    match body.number("top_p", 0.0..=1.0)? {
+        Some(value) if value <= 0.0 => Err(body.error("top_p", "must be above 0 and at most 1")),
+        value => Ok(value.map(|value| value as f32)),
+    }
+}
+
+fn top_k(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
+    let value = body.int("top_k", -1..=i64::from(u32::MAX))?;
+    // Minus one is another spelling of off.
+    Ok(value.map(|value| usize::try_from(value).unwrap_or(0)))
+}
+
+fn min_p(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
+    match body.number("min_p", 0.0..=1.0)? {
+        Some(value) if value >= 1.0 => Err(body.error("min_p", "must be at least 0 and below 1")),
+        value => Ok(value.map(|value| value as f32)),
+    }
+}
+
+fn repetition_penalty(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
+    let aliases = ["repetition_penalty", "rep_pen", "repeat_penalty"];
+    let Some(key) = body.first(&aliases) else {
+        return Ok(None);
+    };
+    match body.number(key, 0.0..=f64::from(f32::MAX))? {
+        // The smallest positive f64 would round to 0 in f32, and dividing by it has no meaning.
+        Some(value) if value < f64::from(f32::MIN_POSITIVE) => {
+            Err(body.error(key, "must be above 0"))
+        }
+        value => Ok(value.map(|value| value as f32)),
+    }
+}
+
+fn rep_window(body: &Fields<'_>) -> Result<Option<RepWindow>, ChatError> {
+    let Some(key) = body.first(&["rep_window", "repeat_last_n"]) else {
+        return Ok(None);
+    };
+    let window = body.int(key, -1..=i64::from(u32::MAX))?;
+    Ok(window.map(|window| match usize::try_from(window) {
+        Ok(last) => RepWindow::Last(last),
+        Err(_) => RepWindow::All,
+    }))
+}
+
+fn seed(body: &Fields<'_>) -> Result<Option<u64>, ChatError> {
+    let Some(value) = body.get("seed") else {
+        return Ok(None);
+    };
+    let seed = integer(value).ok_or_else(|| body.error("seed", must_be("an integer", value)))?;
+    if seed < 0 {
+        return Ok(None);
+    }
+    let seed = u64::try_from(seed)
+        .map_err(|_| body.error("seed", format!("must be below 2^64, not {value}")))?;
+    Ok(Some(seed))
+}
+
+fn logit_bias(body: &Fields<'_>) -> Result<Vec<(TokenId, f32)>, ChatError> {
+    let Some(bias) = body.object("logit_bias")? else {
+        return Ok(Vec::new());
+    };
+    let mut edits = Vec::with_capacity(bias.map().len());
+    for key in bias.map().keys() {
+        let id: u32 = key
+            .parse()
+            .map_err(|_| body.error("logit_bias", format!("{key:?} is not a token id")))?;
+        if let Some(value) = bias.number(key, -100.0..=100.0)? {
+            edits.push((TokenId(id), value as f32));
+        }
+    }
+    Ok(edits)
+}
+
+fn stop(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
+    let one = |value: &Value, path: String| match value {
+        Value::String(text) if text.is_empty() => {
+            Err(ChatError::field(path, "must not be an empty string"))
+        }
+        Value::String(text) => Ok(text.clone()),
+        other => Err(ChatError::field(
+            path,
+            must_be("a string or an array of strings", other),
+        )),
+    };
+    match body.get("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::Array(items)) => {
+            if items.len() > MAX_STOPS {
+                return Err(body.error(
+                    "stop",
+                    format!("must hold at most {MAX_STOPS} strings, not {}", items.len()),
+                ));
+            }
+            let with_path = |(index, item)| one(item, format!("{}[{index}]", body.path("stop")));
+            items.iter().enumerate().map(with_path).collect()
+        }
+        Some(value) => Ok(vec![one(value, body.path("stop"))?]),
+    }
+}
+
+fn stop_token_ids(body: &Fields<'_>) -> Result<Vec<TokenId>, ChatError> {
+    let Some(items) = body.array("stop_token_ids")? else {
+        return Ok(Vec::new());
+    };
+    if items.len() > MAX_STOPS {
+        return Err(body.error(
+            "stop_token_ids",
+            format!("must hold at most {MAX_STOPS} ids, not {}", items.len()),
+        ));
+    }
+    items
+        .iter()
+        .enumerate()
+        .map(|(index, item)| token_id(item, || format!("{}[{index}]", body.path("stop_token_ids"))))
+        .collect()
+}
+
+/// A token id in an array; `path` says where, if it is none.
+pub(super) fn token_id(value: &Value, path: impl FnOnce() -> String) -> Result<TokenId, ChatError> {
+    match integer(value).map(u32::try_from) {
+        Some(Ok(id)) => Ok(TokenId(id)),
+        _ => Err(ChatError::field(path(), must_be("a token id", value))),
+    }
+}
+
+fn choices(body: &Fields<'_>) -> Result<usize, ChatError> {
+    match body.count("n", i64::MAX as usize)? {
+        None => Ok(1),
+        Some(n) if (1..=MAX_CHOICES).contains(&n) => Ok(n),
+        Some(n) => Err(body.error("n", format!("must be between 1 and {MAX_CHOICES}, not {n}"))),
+    }
+}

@@ -1,0 +1,613 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::conversation::Role;
+use crate::error::{ChatError, ErrorKind};
+
+fn chat(fields: Value) -> Result<ChatRequest, ChatError> {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    for (key, value) in fields.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    ChatRequest::from_json(body.to_string().as_bytes())
+}
+
+/// The request must be refused, naming `param`, with `words` in the message.
+fn refused(fields: Value, param: &str, words: &str) {
+    let shown = fields.to_string();
+    let fault = chat(fields).expect_err(&shown);
+    assert_eq!(fault.kind, ErrorKind::InvalidRequest, "{shown}");
+    assert_eq!(fault.param.as_deref(), Some(param), "{shown}: {fault}");
+    assert!(fault.message.contains(words), "{shown}: {fault}");
+}
+
+#[test]
+fn null_equals_absent_for_every_field() {
+    let keys = [
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "rep_window",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "n",
+        "logprobs",
+        "top_logprobs",
+        "logit_bias",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+        "reasoning_effort",
+        "reasoning",
+        "thinking",
+        "enable_thinking",
+        "chat_template_kwargs",
+        "reasoning_format",
+        "add_generation_prompt",
+        "continue_final_message",
+        "prefix_cache",
+        "cache_prompt",
+        "session_id",
+        "prompt_cache_key",
+        "ignore_eos",
+        "min_tokens",
+        "priority",
+        "return_progress",
+        "timings_per_token",
+        "functions",
+        "function_call",
+        "audio",
+        "grammar",
+        "extra_body",
+        "thinking_budget",
+    ];
+    let plain = chat(json!({})).unwrap();
+    for key in keys {
+        assert_eq!(chat(json!({key: null})).unwrap(), plain, "{key}");
+    }
+}
+
+#[test]
+fn unknown_fields_are_ignored() {
+    let request = chat(json!({"user": "u", "metadata": {"a": 1}, "zzz": [1, {"b": null}]}));
+    assert_eq!(request.unwrap(), chat(json!({})).unwrap());
+}
+
+#[test]
+fn integral_floats_are_integers_and_strings_are_not_numbers() {
+    assert_eq!(
+        chat(json!({"max_tokens": 32.0}))
+            .unwrap()
+            .sampling
+            .max_tokens,
+        Some(32)
+    );
+    refused(json!({"max_tokens": 32.5}), "max_tokens", "an integer");
+    refused(json!({"max_tokens": "32"}), "max_tokens", "not a string");
+    refused(json!({"temperature": "1"}), "temperature", "not a string");
+    refused(json!({"stream": "true"}), "stream", "true or false");
+}
+
+#[test]
+fn ranges_are_kept_and_named() {
+    for (key, good, bad) in [
+        ("temperature", json!([0, 2, 0.5]), json!([-0.1, 2.1, 1e300])),
+        ("top_p", json!([1, 0.01]), json!([0, 1.1, -1])),
+        ("top_k", json!([0, -1, 40]), json!([-2, 1.5])),
+        ("min_p", json!([0, 0.99]), json!([1, -0.1])),
+        ("frequency_penalty", json!([-2, 2]), json!([2.01, -3])),
+        ("presence_penalty", json!([-2, 2]), json!([2.01, -3])),
+        (
+            "repetition_penalty",
+            json!([1.1, 0.5]),
+            json!([0, -1, 1e-60]),
+        ),
+        ("rep_window", json!([-1, 0, 64]), json!([-2])),
+        ("n", json!([1, 8]), json!([0, 9, -1])),
+        ("min_tokens", json!([0, 5]), json!([-1])),
+        (
+            "seed",
+            json!([-5, 0, 18446744073709551615u64]),
+            json!([1.5, 1e30]),
+        ),
+        ("priority", json!([-3, 3]), json!([3000000000u64])),
+        (
+            "stop_token_ids",
+            json!([[1, 2]]),
+            json!([[-1], ["a"], [4294967296u64]]),
+        ),
+        (
+            "logit_bias",
+            json!([{"5": -100}]),
+            json!([{"5": 101}, {"x": 1}, {"-1": 1}, [1]]),
+        ),
+    ] {
+        for value in good.as_array().unwrap() {
+            chat(json!({key: value})).unwrap_or_else(|fault| panic!("{key} {value}: {fault}"));
+        }
+        for value in bad.as_array().unwrap() {
+            let fault = chat(json!({key: value})).expect_err(&format!("{key} {value}"));
+            assert!(fault.param.unwrap().starts_with(key), "{key} {value}");
+        }
+    }
+}
+
+#[test]
+fn the_first_given_length_alias_counts_and_zero_asks_for_the_default() {
+    let length = |fields| chat(fields).unwrap().sampling.max_tokens;
+    assert_eq!(
+        length(json!({"max_completion_tokens": 5, "max_tokens": 7})),
+        Some(5)
+    );
+    assert_eq!(
+        length(json!({"max_completion_tokens": null, "max_tokens": 7})),
+        Some(7)
+    );
+    assert_eq!(length(json!({"max_output_tokens": 9})), Some(9));
+    assert_eq!(length(json!({"max_tokens": 0})), None);
+    assert_eq!(length(json!({"max_tokens": -1})), None);
+    refused(json!({"max_tokens": -2}), "max_tokens", "-2");
+}
+
+#[test]
+fn a_negative_seed_is_random_and_a_seed_is_kept() {
+    assert_eq!(chat(json!({"seed": -1})).unwrap().sampling.seed, None);
+    assert_eq!(chat(json!({"seed": 7.0})).unwrap().sampling.seed, Some(7));
+}
+
+#[test]
+fn stop_takes_one_string_or_up_to_sixteen() {
+    assert_eq!(chat(json!({"stop": "a"})).unwrap().sampling.stop, ["a"]);
+    assert_eq!(
+        chat(json!({"stop": ["a", "b"]})).unwrap().sampling.stop,
+        ["a", "b"]
+    );
+    refused(json!({"stop": ""}), "stop", "empty");
+    refused(json!({"stop": ["a", ""]}), "stop[1]", "empty");
+    refused(json!({"stop": vec!["a"; 17]}), "stop", "16");
+    refused(json!({"stop": 3}), "stop", "a string");
+}
+
+#[test]
+fn alternatives_need_logprobs() {
+    assert_eq!(chat(json!({"logprobs": true})).unwrap().logprobs, Some(0));
+    assert_eq!(
+        chat(json!({"logprobs": true, "top_logprobs": 20}))
+            .unwrap()
+            .logprobs,
+        Some(20)
+    );
+    refused(json!({"top_logprobs": 3}), "top_logprobs", "logprobs");
+    refused(
+        json!({"logprobs": true, "top_logprobs": 21}),
+        "top_logprobs",
+        "20",
+    );
+}
+
+fn with_messages(messages: Value) -> Result<ChatRequest, ChatError> {
+    ChatRequest::from_json(json!({"messages": messages}).to_string().as_bytes())
+}
+
+#[test]
+fn bad_messages_are_refused_by_name() {
+    for (messages, param, words) in [
+        (json!([]), "messages", "at least one"),
+        (json!("hi"), "messages", "an array"),
+        (json!([{"content": "x"}]), "messages[0].role", "missing"),
+        (
+            json!([{"role": "wizard", "content": "x"}]),
+            "messages[0].role",
+            "unknown role 'wizard'",
+        ),
+        (
+            json!([{"role": "user", "content": 3}]),
+            "messages[0].content",
+            "a string",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            "messages[0].content[0]",
+            "unsupported content part 'image_url'",
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "input_audio"}]}]),
+            "messages[0].content[0]",
+            "unsupported content part 'input_audio'",
+        ),
+        (
+            json!([{"role": "assistant", "tool_calls": [{"function": {}}]}]),
+            "messages[0].tool_calls[0].function.name",
+            "missing",
+        ),
+    ] {
+        let fault = with_messages(messages.clone()).expect_err(&messages.to_string());
+        assert_eq!(fault.param.as_deref(), Some(param), "{messages}: {fault}");
+        assert!(fault.message.contains(words), "{messages}: {fault}");
+    }
+    let fault = ChatRequest::from_json(b"{}").unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("messages"));
+}
+
+#[test]
+fn message_forms_of_all_clients_become_one_form() {
+    let request = with_messages(json!([
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]},
+        {"role": "assistant", "content": null, "reasoning": "hm", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
+            {"id": "2", "type": "function", "function": {"name": "g", "arguments": ""}},
+            {"id": "3", "type": "function", "function": {"name": "h", "arguments": {"y": 2}}},
+            {"id": "4", "type": "function", "function": {"name": "i", "arguments": "not json"}},
+        ]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "42"}]},
+        {"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "43"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, {"type": "output_text", "text": "o"}]},
+    ]))
+    .unwrap();
+    let messages = &request.messages;
+    assert_eq!(messages[0].role, Role::System);
+    assert_eq!(messages[1].content, "abc");
+    assert_eq!(messages[2].content, "");
+    assert_eq!(messages[2].reasoning.as_deref(), Some("hm"));
+    let arguments: Vec<Value> = messages[2]
+        .tool_calls
+        .iter()
+        .map(|call| Value::Object(call.arguments.clone()))
+        .collect();
+    assert_eq!(
+        arguments,
+        [
+            json!({"x": 1}),
+            json!({}),
+            json!({"y": 2}),
+            json!({"_raw": "not json"})
+        ]
+    );
+    assert_eq!(messages[3].content, "42");
+    assert_eq!(messages[3].tool_call_id.as_deref(), Some("1"));
+    assert_eq!(messages[4].tool_calls[0].name, "f");
+    assert_eq!(
+        (messages[5].role, messages[5].name.as_deref()),
+        (Role::Tool, Some("f"))
+    );
+    assert_eq!(messages[6].reasoning.as_deref(), Some("t"));
+    assert_eq!(messages[6].content, "o");
+}
+
+#[test]
+fn tools_keep_the_clients_key_order_and_legacy_functions_are_wrapped() {
+    let request = chat(json!({"tools": [
+        {"type": "function", "function": {"parameters": {"z": 1, "a": 2}, "name": "f"}},
+    ]}))
+    .unwrap();
+    assert_eq!(
+        request.tools[0].declaration.to_string(),
+        r#"{"type":"function","function":{"parameters":{"z":1,"a":2},"name":"f"}}"#
+    );
+    let legacy = chat(json!({"functions": [{"name": "f"}], "function_call": "auto"})).unwrap();
+    assert_eq!(
+        legacy.tools[0].declaration,
+        json!({"type": "function", "function": {"name": "f"}})
+    );
+    refused(
+        json!({"tools": [{"type": "custom"}]}),
+        "tools[0].type",
+        "'custom'",
+    );
+    refused(
+        json!({"tools": [{"type": "function", "function": {}}]}),
+        "tools[0].function.name",
+        "missing",
+    );
+    refused(
+        json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}),
+        "tools[0].function.parameters",
+        "an object",
+    );
+}
+
+#[test]
+fn tool_choice_is_read_in_every_spelling() {
+    let tool = json!([{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]);
+    let choice = |value: Value| chat(json!({"tools": tool, "tool_choice": value})).unwrap();
+    assert_eq!(choice(json!("none")).tool_choice, ToolChoice::None);
+    assert!(choice(json!("none")).callable_tools().is_empty());
+    assert_eq!(choice(json!("any")).tool_choice, ToolChoice::Required);
+    for named in [
+        json!({"type": "function", "function": {"name": "g"}}),
+        json!({"type": "function", "name": "g"}),
+        json!({"type": "tool", "name": "g"}),
+        json!({"name": "g"}),
+    ] {
+        assert_eq!(choice(named).tool_choice, ToolChoice::Named("g".to_owned()));
+    }
+    let allowed = choice(json!({"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}));
+    assert_eq!(allowed.tools.len(), 2, "all stay in the prompt");
+    assert!(allowed.callable_tools().find("g").is_some());
+    assert!(allowed.callable_tools().find("f").is_none());
+    refused(
+        json!({"tools": tool, "tool_choice": {"name": "h"}}),
+        "tool_choice",
+        "\"h\"",
+    );
+    refused(json!({"tool_choice": "required"}), "tool_choice", "no");
+    refused(
+        json!({"tools": tool, "tool_choice": "maybe"}),
+        "tool_choice",
+        "maybe",
+    );
+}
+
+#[test]
+fn what_needs_constrained_decoding_is_refused_by_name() {
+    let refusal = |fields: Value| chat(fields).unwrap().refuse_unenforced().unwrap_err().param;
+    let named = |name: &str| Some(name.to_owned());
+    assert_eq!(
+        refusal(json!({"response_format": {"type": "json_object"}})),
+        named("response_format")
+    );
+    assert_eq!(
+        refusal(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})),
+        named("response_format")
+    );
+    assert_eq!(
+        refusal(json!({"guided_regex": "a+"})),
+        named("guided_regex")
+    );
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    assert_eq!(
+        refusal(json!({"tools": tools, "tool_choice": "required"})),
+        named("tool_choice")
+    );
+    chat(json!({"response_format": {"type": "text"}, "tools": tools}))
+        .unwrap()
+        .refuse_unenforced()
+        .unwrap();
+    refused(
+        json!({"response_format": {"type": "yaml"}}),
+        "response_format.type",
+        "yaml",
+    );
+    refused(
+        json!({"response_format": {"type": "json_schema"}}),
+        "response_format.json_schema",
+        "schema",
+    );
+}
+
+#[test]
+fn the_highest_source_decides_about_thinking() {
+    let enable = |fields| chat(fields).unwrap().thinking.enable;
+    assert_eq!(enable(json!({})), None);
+    assert_eq!(enable(json!({"reasoning": {}})), Some(true));
+    assert_eq!(enable(json!({"reasoning_effort": "none"})), Some(false));
+    assert_eq!(enable(json!({"reasoning_effort": "low"})), Some(true));
+    assert_eq!(
+        enable(json!({"reasoning_effort": "low", "thinking": {"type": "disabled"}})),
+        Some(false)
+    );
+    assert_eq!(
+        enable(json!({"enable_thinking": true, "thinking": {"type": "disabled"}})),
+        Some(true)
+    );
+    assert_eq!(
+        enable(
+            json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}})
+        ),
+        Some(false)
+    );
+    assert_eq!(
+        enable(json!({"thinking": {"type": "enabled", "budget_tokens": 0}})),
+        Some(false)
+    );
+    let thinking = chat(json!({"reasoning": {"effort": "x-high"}, "thinking_budget": 100}))
+        .unwrap()
+        .thinking;
+    assert_eq!(thinking.effort, Some(crate::conversation::Effort::XHigh));
+    assert_eq!(thinking.budget_tokens, Some(100));
+    refused(
+        json!({"thinking": {"type": "loud"}}),
+        "thinking.type",
+        "loud",
+    );
+    refused(
+        json!({"chat_template_kwargs": {"messages": []}}),
+        "chat_template_kwargs.messages",
+        "reserved",
+    );
+}
+
+#[test]
+fn continuing_needs_an_assistant_message_at_the_end() {
+    refused(
+        json!({"continue_final_message": true}),
+        "continue_final_message",
+        "assistant",
+    );
+}
+
+fn completion(fields: Value) -> Result<CompletionRequest, ChatError> {
+    CompletionRequest::from_json(fields.to_string().as_bytes())
+}
+
+#[test]
+fn prompts_come_in_four_forms() {
+    let prompts = |value: Value| completion(json!({"prompt": value})).unwrap().prompts;
+    let ids = |ids: &[u32]| Prompt::Tokens(ids.iter().copied().map(contract::TokenId).collect());
+    assert_eq!(prompts(json!("a")), [Prompt::Text("a".into())]);
+    assert_eq!(
+        prompts(json!(["a", "b"])),
+        [Prompt::Text("a".into()), Prompt::Text("b".into())]
+    );
+    assert_eq!(prompts(json!([1, 2])), [ids(&[1, 2])]);
+    assert_eq!(prompts(json!([[1], [2, 3]])), [ids(&[1]), ids(&[2, 3])]);
+    for (bad, param) in [
+        (json!([]), "prompt"),
+        (json!(3), "prompt"),
+        (json!([1, "a"]), "prompt[1]"),
+        (json!([[1], []]), "prompt[1]"),
+        (json!([[1.5]]), "prompt[0][0]"),
+        (json!(vec!["a"; 129]), "prompt"),
+    ] {
+        let fault = completion(json!({"prompt": bad})).unwrap_err();
+        assert_eq!(fault.param.as_deref(), Some(param), "{bad}");
+    }
+    assert!(completion(json!({"prompt": "a", "best_of": 2})).is_err());
+    assert_eq!(
+        completion(json!({"prompt": "a", "logprobs": 0}))
+            .unwrap()
+            .logprobs,
+        Some(0)
+    );
+}
+
+#[test]
+fn token_ids_outside_the_vocabulary_are_refused() {
+    let tokenizer = crate::sample::tokenizer();
+    let request = completion(json!({"prompt": [1, 99999]})).unwrap();
+    let fault = request
+        .token_ids(&request.prompts[0], &tokenizer)
+        .unwrap_err();
+    assert!(fault.message.contains("99999"));
+    let request = completion(json!({"prompt": "a", "suffix": "b"})).unwrap();
+    let fault = request
+        .token_ids(&request.prompts[0], &tokenizer)
+        .unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("suffix"));
+}
+
+#[test]
+fn hostile_bodies_are_ordinary_errors() {
+    let deep = format!(
+        "{{\"messages\":{}1{}}}",
+        "[".repeat(10_000),
+        "]".repeat(10_000)
+    );
+    for body in [
+        deep.as_bytes(),
+        b"",
+        b"null",
+        b"[]",
+        b"{\"messages\":",
+        b"{\"messages\":\"\xff\xfe\"}",
+        b"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}",
+    ] {
+        for fault in [
+            ChatRequest::from_json(body).unwrap_err(),
+            CompletionRequest::from_json(body).unwrap_err(),
+        ] {
+            assert_eq!(fault.kind, ErrorKind::InvalidRequest);
+            assert!(!fault.message.is_empty());
+        }
+    }
+    let many = vec![json!({"role": "user", "content": ""}); MAX_MESSAGES + 1];
+    assert!(
+        with_messages(Value::Array(many))
+            .unwrap_err()
+            .message
+            .contains("16384")
+    );
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "[a-z_]{0,8}".prop_map(Value::from),
+        prop::sample::select(vec![
+            "user",
+            "assistant",
+            "tool",
+            "function",
+            "text",
+            "auto",
+            "enabled"
+        ])
+        .prop_map(Value::from),
+    ];
+    let keys = prop::sample::select(vec![
+        "role",
+        "content",
+        "type",
+        "text",
+        "function",
+        "name",
+        "arguments",
+        "tool_calls",
+        "parameters",
+        "mode",
+        "tools",
+        "schema",
+        "effort",
+        "scope",
+        "x",
+    ]);
+    leaf.prop_recursive(4, 40, 5, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            prop::collection::vec((keys.clone(), inner), 0..5).prop_map(|pairs| {
+                Value::Object(
+                    pairs
+                        .into_iter()
+                        .map(|(key, value)| (key.to_owned(), value))
+                        .collect(),
+                )
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn arbitrary_json_in_known_fields_never_panics(
+        fields in prop::collection::vec(
+            (
+                prop::sample::select(vec![
+                    "messages", "tools", "tool_choice", "functions", "function_call", "stop", "n",
+                    "seed", "logit_bias", "thinking", "reasoning", "response_format", "prompt",
+                    "chat_template_kwargs", "stream_options", "prefix_cache", "stop_token_ids",
+                    "max_tokens", "top_k", "rep_window", "priority", "extra_body", "suffix",
+                ]),
+                any_json(),
+            ),
+            0..6,
+        ),
+    ) {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "prompt": "p"});
+        for (key, value) in fields {
+            body[key] = value;
+        }
+        let bytes = body.to_string().into_bytes();
+        if let Ok(request) = ChatRequest::from_json(&bytes) {
+            let _ = request.refuse_unenforced();
+            let _ = request.callable_tools();
+            prop_assert!(request.conversation(&ConversationPolicy::default()).is_ok());
+        }
+        let _ = CompletionRequest::from_json(&bytes);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = ChatRequest::from_json(&bytes);
+        let _ = CompletionRequest::from_json(&bytes);
+    }
+}

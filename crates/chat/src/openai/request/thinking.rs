@@ -1,0 +1,118 @@
+//! Whether and how hard the model should think.
+
+use serde_json::{Map, Value};
+
+use crate::conversation::Effort;
+use crate::error::ChatError;
+use crate::openai::fields::Fields;
+
+/// What a request says about thinking.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Thinking {
+    /// On, off, or left to the server's default and then to the template.
+    pub enable: Option<bool>,
+    /// The tier asked for.
+    pub effort: Option<Effort>,
+    /// Most thinking tokens asked for.
+    pub budget_tokens: Option<usize>,
+    /// Tokens to keep free for the reply.
+    pub reply_budget: Option<usize>,
+}
+
+impl Thinking {
+    /// Whether the request itself turned thinking on, which asks for `finish_details`.
+    pub fn opted_in(&self) -> bool {
+        self.enable == Some(true)
+    }
+
+    /// Reads every spelling; the highest source decides, lower ones still give budgets.
+    ///
+    /// Highest first: `chat_template_kwargs.enable_thinking`, top-level `enable_thinking`,
+    /// `thinking.type`, an effort, a bare `reasoning` object.
+    pub(super) fn read(
+        body: &Fields<'_>,
+        kwargs: &Map<String, Value>,
+    ) -> Result<Thinking, ChatError> {
+        let reasoning = body.object("reasoning")?;
+        let effort_name = effort_name(body, reasoning.as_ref())?;
+        let thinking = body.object("thinking")?;
+        let (by_type, mut budget_tokens, reply_budget) = match &thinking {
+            None => (None, None, None),
+            Some(thinking) => (
+                by_type(thinking)?,
+                budget(thinking, "budget_tokens")?,
+                budget(thinking, "reply_budget")?,
+            ),
+        };
+        if budget_tokens.is_none() {
+            let aliases = [
+                "thinking_budget_tokens",
+                "thinking_token_budget",
+                "thinking_budget",
+            ];
+            if let Some(key) = body.first(&aliases) {
+                budget_tokens = budget(body, key)?;
+            }
+        }
+        let by_kwargs = match kwargs.get("enable_thinking") {
+            None | Some(Value::Null) => None,
+            Some(Value::Bool(enable)) => Some(*enable),
+            Some(_) => {
+                return Err(ChatError::field(
+                    "chat_template_kwargs.enable_thinking",
+                    "must be true or false",
+                ));
+            }
+        };
+        let enable = by_kwargs
+            .or(body.bool("enable_thinking")?)
+            .or(by_type)
+            .or(effort_name.map(|name| name != "none"))
+            .or(reasoning.is_some().then_some(true));
+        // A budget of no tokens at all is another way to say off.
+        let enable = if budget_tokens == Some(0) {
+            Some(false)
+        } else {
+            enable
+        };
+        let effort = effort_name
+            .filter(|name| *name != "none")
+            .map(Effort::parse);
+        Ok(Thinking {
+            enable,
+            effort,
+            budget_tokens,
+            reply_budget,
+        })
+    }
+}
+
+fn effort_name<'a>(
+    body: &Fields<'a>,
+    reasoning: Option<&Fields<'a>>,
+) -> Result<Option<&'a str>, ChatError> {
+    if let Some(reasoning) = reasoning
+        && let Some(name) = reasoning.string("effort")?
+    {
+        return Ok(Some(name));
+    }
+    body.string("reasoning_effort")
+}
+
+fn by_type(thinking: &Fields<'_>) -> Result<Option<bool>, ChatError> {
+    match thinking.string("type")? {
+        None => Ok(None),
+        Some("enabled" | "adaptive") => Ok(Some(true)),
+        Some("disabled") => Ok(Some(false)),
+        Some(other) => Err(thinking.error(
+            "type",
+            format!("must be enabled, adaptive or disabled, not {other:?}"),
+        )),
+    }
+}
+
+fn budget(fields: &Fields<'_>, key: &str) -> Result<Option<usize>, ChatError> {
+    let tokens = fields.int(key, -1..=i64::from(u32::MAX))?;
+    // Minus one is how some clients say that there is no limit.
+    Ok(tokens.and_then(|tokens| usize::try_from(tokens).ok()))
+}

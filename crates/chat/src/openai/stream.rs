@@ -1,0 +1,206 @@
+//! What a client gets as events, in the protocol's exact shapes.
+
+use serde::{Serialize, Serializer};
+
+use super::response::{ChatLogprobs, FinishDetails, FinishReason, Timings, Usage};
+use crate::reply::Piece;
+
+/// One event of a chat completion.
+#[derive(Debug, Clone, Serialize)]
+pub struct ChatChunk<'a> {
+    /// The same on all events of an answer.
+    pub id: &'a str,
+    /// Always `chat.completion.chunk`.
+    pub object: &'static str,
+    /// The same on all events of an answer; seconds since 1970-01-01 UTC.
+    pub created: i64,
+    /// The model as the client named it.
+    pub model: &'a str,
+    /// Which build and settings made this.
+    pub system_fingerprint: Option<&'a str>,
+    /// One, or none on the event that only carries usage.
+    pub choices: Vec<ChunkChoice>,
+    /// Absent, `null` or counts.
+    #[serde(skip_serializing_if = "UsageField::is_absent")]
+    pub usage: UsageField,
+    /// On the last event, or on all when asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
+    /// How far prefill has come, when asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_progress: Option<PromptProgress>,
+}
+
+impl ChatChunk<'_> {
+    /// The value of `object`.
+    pub const OBJECT: &'static str = "chat.completion.chunk";
+}
+
+/// The `usage` of an event. A request for the usage event makes all events before it say `null`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UsageField {
+    /// No such key.
+    #[default]
+    Absent,
+    /// `null`.
+    Null,
+    /// Counts.
+    Counts(Usage),
+}
+
+impl UsageField {
+    /// Whether the key is left out.
+    pub fn is_absent(&self) -> bool {
+        *self == UsageField::Absent
+    }
+}
+
+impl Serialize for UsageField {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            UsageField::Absent | UsageField::Null => serializer.serialize_none(),
+            UsageField::Counts(usage) => usage.serialize(serializer),
+        }
+    }
+}
+
+/// One choice's part of an event.
+#[derive(Debug, Clone, Serialize)]
+pub struct ChunkChoice {
+    /// Which of the `n`.
+    pub index: usize,
+    /// What is new.
+    pub delta: Delta,
+    /// Of the tokens behind this event's text.
+    pub logprobs: Option<ChatLogprobs>,
+    /// `null` on all events but the last.
+    pub finish_reason: Option<FinishReason>,
+    /// How thinking ended, when the request asked for thinking.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finish_details: Option<FinishDetails>,
+}
+
+impl ChunkChoice {
+    /// An event in the middle of choice `index`.
+    pub fn new(index: usize, delta: Delta) -> ChunkChoice {
+        ChunkChoice {
+            index,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            finish_details: None,
+        }
+    }
+}
+
+/// What is new in an event; an empty one is `{}`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Delta {
+    /// On the first event only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// Text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// Thinking; the same text under the two names clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The second name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// A call's head, or more of its arguments.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCallDelta>,
+}
+
+impl Delta {
+    /// The first event of a choice.
+    pub fn opening() -> Delta {
+        Delta {
+            role: Some("assistant"),
+            content: Some(String::new()),
+            ..Delta::default()
+        }
+    }
+}
+
+impl From<Piece> for Delta {
+    fn from(piece: Piece) -> Delta {
+        match piece {
+            Piece::Content(text) => Delta {
+                content: Some(text),
+                ..Delta::default()
+            },
+            Piece::Reasoning(text) => Delta {
+                reasoning_content: Some(text.clone()),
+                reasoning: Some(text),
+                ..Delta::default()
+            },
+            Piece::ToolCall { index, id, name } => Delta {
+                tool_calls: vec![ToolCallDelta {
+                    index,
+                    id: Some(id),
+                    kind: Some("function"),
+                    function: FunctionDelta {
+                        name: Some(name),
+                        arguments: String::new(),
+                    },
+                }],
+                ..Delta::default()
+            },
+            Piece::ToolArguments { index, fragment } => Delta {
+                tool_calls: vec![ToolCallDelta {
+                    index,
+                    id: None,
+                    kind: None,
+                    function: FunctionDelta {
+                        name: None,
+                        arguments: fragment,
+                    },
+                }],
+                ..Delta::default()
+            },
+        }
+    }
+}
+
+/// A call's head (with `id`, `type` and `name`), or more of its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolCallDelta {
+    /// Which call of the reply.
+    pub index: usize,
+    /// On the head only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// On the head only.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// Name or arguments.
+    pub function: FunctionDelta,
+}
+
+/// The function part of a call's event.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FunctionDelta {
+    /// On the head only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// All fragments of a call joined are one JSON object.
+    pub arguments: String,
+}
+
+/// How far prefill has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PromptProgress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Tokens that came from a cache.
+    pub cache: usize,
+    /// Tokens done, cached ones included.
+    pub processed: usize,
+    /// Milliseconds since the start.
+    pub time_ms: u64,
+}
+
+#[cfg(test)]
+mod tests;

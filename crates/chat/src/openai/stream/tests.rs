@@ -1,0 +1,120 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::openai::response::{AssistantMessage, TokenChance, TokenLogprob};
+use crate::reply::Reply;
+
+fn json_of(value: impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap()
+}
+
+fn pieces() -> Vec<Piece> {
+    vec![
+        Piece::Reasoning("hm".into()),
+        Piece::Content("so".into()),
+        Piece::ToolCall {
+            index: 0,
+            id: "call_1".into(),
+            name: "f".into(),
+        },
+        Piece::ToolArguments {
+            index: 0,
+            fragment: "{\"x\":".into(),
+        },
+        Piece::ToolArguments {
+            index: 0,
+            fragment: " 1}".into(),
+        },
+    ]
+}
+
+#[test]
+fn deltas_have_the_protocols_shapes() {
+    let deltas: Vec<Value> = pieces()
+        .into_iter()
+        .map(|piece| json_of(Delta::from(piece)))
+        .collect();
+    assert_eq!(
+        deltas,
+        [
+            json!({"reasoning_content": "hm", "reasoning": "hm"}),
+            json!({"content": "so"}),
+            json!({"tool_calls": [{"index": 0, "id": "call_1", "type": "function",
+                "function": {"name": "f", "arguments": ""}}]}),
+            json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"x\":"}}]}),
+            json!({"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]}),
+        ]
+    );
+    assert_eq!(
+        json_of(Delta::opening()),
+        json!({"role": "assistant", "content": ""})
+    );
+    assert_eq!(json_of(Delta::default()), json!({}));
+}
+
+#[test]
+fn usage_is_absent_null_or_counts() {
+    let mut chunk = ChatChunk {
+        id: "chatcmpl-1",
+        object: ChatChunk::OBJECT,
+        created: 1,
+        model: "m",
+        system_fingerprint: None,
+        choices: Vec::new(),
+        usage: UsageField::Absent,
+        timings: None,
+        prompt_progress: None,
+    };
+    assert_eq!(json_of(&chunk).get("usage"), None);
+    chunk.usage = UsageField::Null;
+    assert_eq!(json_of(&chunk).get("usage"), Some(&Value::Null));
+    chunk.usage = UsageField::Counts(Usage::new(3, 1, 2, 1));
+    assert_eq!(
+        json_of(&chunk)["usage"],
+        json!({
+            "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 1},
+        })
+    );
+}
+
+#[test]
+fn a_message_has_no_empty_lists_and_null_content_beside_calls_alone() {
+    let mut reply = Reply::default();
+    reply.extend(pieces());
+    assert_eq!(
+        json_of(AssistantMessage::from(reply)),
+        json!({
+            "role": "assistant", "content": "so", "reasoning_content": "hm", "reasoning": "hm",
+            "reasoning_details": [{"type": "reasoning.text", "text": "hm"}],
+            "tool_calls": [{"id": "call_1", "type": "function",
+                "function": {"name": "f", "arguments": "{\"x\": 1}"}}],
+        })
+    );
+    assert_eq!(
+        json_of(AssistantMessage::from(Reply::default())),
+        json!({"role": "assistant", "content": ""})
+    );
+    let mut calls = Reply::default();
+    calls.extend(pieces().into_iter().skip(2));
+    assert_eq!(
+        json_of(AssistantMessage::from(calls))["content"],
+        Value::Null
+    );
+}
+
+#[test]
+fn logprobs_are_finite_and_carry_bytes() {
+    let token = TokenLogprob {
+        token: TokenChance::new(&[0xc3], f32::NEG_INFINITY),
+        top_logprobs: vec![TokenChance::new(b"a", -0.5)],
+    };
+    assert_eq!(
+        json_of(token),
+        json!({
+            "token": "\u{fffd}", "logprob": -9999.0, "bytes": [195],
+            "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}],
+        })
+    );
+}

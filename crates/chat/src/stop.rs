@@ -1,0 +1,162 @@
+//! Strings that end a text, found across token boundaries.
+
+/// Lets text through up to the first stop string.
+///
+/// The longest end of the text that could still become a stop string is held back, and nothing more.
+/// The stop string that is complete first wins; of those complete at the same place, the longest. So
+/// the outcome does not depend on how the text is cut into tokens.
+#[derive(Debug, Clone)]
+pub struct StopMatcher {
+    stops: Vec<String>,
+    /// Text held back.
+    held: String,
+    hit: Option<usize>,
+}
+
+impl StopMatcher {
+    /// A matcher at the start of a text. Empty strings are left out.
+    pub fn new(stops: impl IntoIterator<Item = String>) -> StopMatcher {
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
+        StopMatcher {
+            stops,
+            held: String::new(),
+            hit: None,
+        }
+    }
+
+    /// The text that may go out now. After a hit nothing does.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.hit.is_some() {
+            return String::new();
+        }
+        if self.stops.is_empty() {
+            return text.to_owned();
+        }
+        self.held.push_str(text);
+        if let Some((start, which)) = find_first(&self.held, &self.stops) {
+            self.hit = Some(which);
+            self.held.truncate(start);
+            return std::mem::take(&mut self.held);
+        }
+        let keep_from = self.held.len() - held_back(&self.held, &self.stops);
+        let kept = self.held.split_off(keep_from);
+        std::mem::replace(&mut self.held, kept)
+    }
+
+    /// The stop string that ended the text.
+    pub fn hit(&self) -> Option<&str> {
+        self.hit.map(|which| self.stops[which].as_str())
+    }
+
+    /// The text still held back, when the text ended for another reason.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Where the word that is complete first begins in `text`, and which it is.
+pub(crate) fn find_first<S: AsRef<str>>(text: &str, words: &[S]) -> Option<(usize, usize)> {
+    let found = words.iter().enumerate().filter_map(|(which, word)| {
+        let start = text.find(word.as_ref())?;
+        Some((start + word.as_ref().len(), start, which))
+    });
+    found.min().map(|(_, start, which)| (start, which))
+}
+
+/// Length in bytes of the longest end of `text` that is a proper beginning of one of `words`.
+pub(crate) fn held_back<S: AsRef<str>>(text: &str, words: &[S]) -> usize {
+    words
+        .iter()
+        .map(|word| {
+            let word = word.as_ref();
+            word.char_indices()
+                .map(|(end, _)| end)
+                .filter(|end| *end > 0)
+                .rev()
+                .find(|end| text.ends_with(&word[..*end]))
+                .unwrap_or(0)
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn run(parts: &[&str], stops: &[&str]) -> (String, Option<String>) {
+        let mut matcher = StopMatcher::new(stops.iter().map(|stop| (*stop).to_owned()));
+        let mut out = String::new();
+        for part in parts {
+            out.push_str(&matcher.push(part));
+        }
+        out.push_str(&matcher.finish());
+        (out, matcher.hit().map(str::to_owned))
+    }
+
+    fn check(parts: &[&str], stops: &[&str], text: &str, hit: Option<&str>) {
+        assert_eq!(run(parts, stops), (text.to_owned(), hit.map(str::to_owned)));
+    }
+
+    #[test]
+    fn a_stop_string_over_three_tokens_is_found_and_not_shown() {
+        check(
+            &["one ", "ST", "O", "P two"],
+            &["STOP"],
+            "one ",
+            Some("STOP"),
+        );
+    }
+
+    #[test]
+    fn text_that_only_began_like_a_stop_string_is_released() {
+        check(&["ab", "ab", "ac"], &["abac"], "ab", Some("abac"));
+        check(&["aba", "d"], &["abac"], "abad", None);
+    }
+
+    #[test]
+    fn the_stop_string_that_is_complete_first_wins() {
+        check(&["x one two"], &["two", "one"], "x ", Some("one"));
+        check(&["abc"], &["abc", "b"], "a", Some("b"));
+        check(&["abc"], &["bc", "abc"], "", Some("abc"));
+    }
+
+    #[test]
+    fn nothing_goes_out_after_a_hit() {
+        check(&["a.", "b", "c"], &["."], "a", Some("."));
+    }
+
+    #[test]
+    fn only_what_could_match_is_held_back() {
+        let mut matcher = StopMatcher::new(["\n\n\n".to_owned()]);
+        assert_eq!(matcher.push("line\n\n"), "line");
+        assert_eq!(matcher.push("next"), "\n\nnext");
+    }
+
+    proptest! {
+        #[test]
+        fn how_the_text_is_split_does_not_matter(
+            text in "[ab\u{e9}]{0,24}",
+            stops in prop::collection::vec("[ab\u{e9}]{1,4}", 0..3),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        ) {
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let whole = run(&[&text], &stops);
+            let chars: Vec<char> = text.chars().collect();
+            let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(chars.len() + 1)).collect();
+            at.sort_unstable();
+            at.insert(0, 0);
+            at.push(chars.len());
+            let parts: Vec<String> =
+                at.windows(2).map(|pair| chars[pair[0]..pair[1]].iter().collect()).collect();
+            let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+            prop_assert_eq!(run(&parts, &stops), whole.clone());
+            prop_assert!(text.starts_with(&whole.0));
+            if whole.1.is_none() {
+                prop_assert_eq!(&whole.0, &text);
+            }
+        }
+    }
+}

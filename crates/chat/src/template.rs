@@ -1,0 +1,227 @@
+//! From a conversation to a prompt, through the chat template the model came with.
+//!
+//! A template is somebody else's program over somebody else's data: it runs with bounded fuel and
+//! depth, and control strings inside the data stay data (see [`Rendered::literals`]).
+
+mod builtin;
+mod clock;
+mod engine;
+mod mask;
+mod probe;
+mod python;
+mod tojson;
+
+use std::ops::Range;
+
+use contract::Vocab;
+use serde_json::{Map, Value};
+
+use self::engine::{Program, Variables};
+use self::mask::{Mask, SpecialWords};
+pub use self::probe::{CallFormat, Capabilities};
+use crate::conversation::{Conversation, Role};
+use crate::error::ChatError;
+
+/// A prompt, and which parts of it only look like control strings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rendered {
+    /// The prompt.
+    pub text: String,
+    /// Byte ranges, in order, of special strings that came with a client's text and mean nothing.
+    pub literals: Vec<Range<usize>>,
+}
+
+impl Rendered {
+    /// Whether the prompt leaves a thinking block open, so that the reply begins inside it.
+    pub fn opens_reasoning(&self) -> bool {
+        self.text.trim_end().ends_with("<think>")
+    }
+}
+
+/// A compiled chat template with what it is able to express. Share by `Arc`.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    program: Program,
+    /// Used instead when tools are declared, if the file has one for that.
+    tool_program: Option<Program>,
+    words: SpecialWords,
+    bos_token: String,
+    eos_token: String,
+    capabilities: Capabilities,
+}
+
+impl ChatTemplate {
+    /// The file's own template, or the built-in one of its family if it has none.
+    ///
+    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) when the template does not compile, or
+    /// when there is none and the vocabulary lacks the turn markers of the built-in one.
+    pub fn from_vocab(vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
+        let tool_use = vocab
+            .named_templates
+            .iter()
+            .find(|(name, _)| name == "tool_use");
+        match (&vocab.chat_template, tool_use) {
+            (Some(source), tool_use) => {
+                ChatTemplate::new(vocab, source, tool_use.map(|(_, source)| source.as_str()))
+            }
+            (None, Some((_, source))) => ChatTemplate::new(vocab, source, None),
+            (None, None) => ChatTemplate::new(vocab, builtin::source(vocab)?, None),
+        }
+    }
+
+    /// A template given by the user instead of the file's; errors as [`ChatTemplate::from_vocab`].
+    pub fn from_source(source: &str, vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
+        ChatTemplate::new(vocab, source, None)
+    }
+
+    fn new(
+        vocab: &Vocab,
+        source: &str,
+        tool_source: Option<&str>,
+    ) -> Result<ChatTemplate, ChatError> {
+        let token = |id: Option<contract::TokenId>| {
+            id.and_then(|id| vocab.tokens.get(id.index()))
+                .cloned()
+                .unwrap_or_default()
+        };
+        let mut template = ChatTemplate {
+            program: Program::compile(source)?,
+            tool_program: tool_source.map(Program::compile).transpose()?,
+            words: SpecialWords::new(vocab),
+            bos_token: token(vocab.bos_token),
+            eos_token: token(vocab.eos_token),
+            capabilities: Capabilities::default(),
+        };
+        template.capabilities = probe::probe(&template);
+        Ok(template)
+    }
+
+    /// What the template was found able to express.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// The template's own text, for prompts without tools.
+    pub fn source(&self) -> &str {
+        self.program.source()
+    }
+
+    /// Writes the prompt of `conversation`.
+    ///
+    /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) when the template
+    /// itself raises, and with [`ErrorKind::TemplateFault`](crate::ErrorKind::TemplateFault) when it
+    /// breaks or runs out of its step budget.
+    pub fn render(&self, conversation: &Conversation) -> Result<Rendered, ChatError> {
+        let input = Input::new(self, conversation);
+        let mut mask = Mask::new(&self.words, &input, self.source())?;
+        let guarded = self.render_masked(conversation, &input, &mut mask, Depth::ControlOnly)?;
+        if !mask.has_user_defined(&input) {
+            return Ok(guarded);
+        }
+        // Strings such as a result tag mean something to some templates, so hiding them in a
+        // message's text is right only if the prompt stays the same.
+        match self.render_masked(conversation, &input, &mut mask, Depth::AllInContent) {
+            Ok(hidden) if hidden.text == guarded.text => Ok(hidden),
+            _ => Ok(guarded),
+        }
+    }
+
+    fn render_masked(
+        &self,
+        conversation: &Conversation,
+        input: &Input,
+        mask: &mut Mask<'_>,
+        depth: Depth,
+    ) -> Result<Rendered, ChatError> {
+        let mut messages: Vec<Value> = Vec::with_capacity(input.messages.len());
+        for (role, message) in &input.messages {
+            let all = depth == Depth::AllInContent && *role != Role::Assistant;
+            messages.push(mask.hide_message(message, all));
+        }
+        let end = conversation.continue_final_message.then(|| mask.end_mark());
+        if let Some(end) = end
+            && let Some(Value::Object(last)) = messages.last_mut()
+            && let Some(Value::String(content)) = last.get_mut("content")
+        {
+            content.push(end);
+        }
+        let has_tools = !input.tools.is_empty();
+        let tools = match has_tools {
+            true => Value::Array(input.tools.iter().map(|tool| mask.hide(tool)).collect()),
+            false => Value::Null,
+        };
+        let mut variables = Map::new();
+        for (name, value) in &input.variables {
+            variables.insert(name.clone(), mask.hide(value));
+        }
+        let program = match &self.tool_program {
+            Some(program) if has_tools => program,
+            _ => &self.program,
+        };
+        let text = program.run(&Variables {
+            messages: &Value::Array(messages),
+            tools: &tools,
+            add_generation_prompt: conversation.add_generation_prompt,
+            further: &variables,
+            now_unix: conversation.now_unix,
+        })?;
+        let text = match end {
+            None => text.as_str(),
+            Some(end) => text
+                .split_once(end)
+                .map(|(before, _)| before)
+                .ok_or_else(|| {
+                    ChatError::template_fault("the chat template drops the message to be continued")
+                })?,
+        };
+        Ok(mask.reveal(text))
+    }
+}
+
+/// How much of a client's text is hidden from the tokenizer's special matching.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Control strings, everywhere.
+    ControlOnly,
+    /// User-defined strings too, in the contents of system, user and tool messages.
+    AllInContent,
+}
+
+/// A conversation as JSON.
+struct Input {
+    messages: Vec<(Role, Value)>,
+    tools: Vec<Value>,
+    variables: Map<String, Value>,
+}
+
+impl Input {
+    fn new(template: &ChatTemplate, conversation: &Conversation) -> Input {
+        let mut variables = Map::new();
+        variables.insert("bos_token".to_owned(), template.bos_token.as_str().into());
+        variables.insert("eos_token".to_owned(), template.eos_token.as_str().into());
+        variables.insert("add_vision_id".to_owned(), false.into());
+        if let Some(effort) = conversation.effort
+            && template.source().contains("reasoning_effort")
+        {
+            variables.insert("reasoning_effort".to_owned(), effort.template_name().into());
+        }
+        for (name, value) in &conversation.variables {
+            variables.insert(name.clone(), value.clone());
+        }
+        if let Some(enable) = conversation.enable_thinking {
+            variables.insert("enable_thinking".to_owned(), enable.into());
+        }
+        Input {
+            messages: conversation
+                .messages
+                .iter()
+                .map(|message| (message.role, message.to_json()))
+                .collect(),
+            tools: conversation.tools.clone(),
+            variables,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! The renderers used when a file carries no template.
+
+use contract::{PreTokenizer, TokenKind, Vocab};
+
+use crate::error::ChatError;
+
+/// Qwen3.5 and Qwen3.6: thinking opened by the prompt, calls as tagged parameters.
+pub(super) const QWEN35: &str = include_str!("builtin_qwen35.jinja");
+/// Qwen3: thinking opened by the model, calls as JSON.
+pub(super) const QWEN3: &str = include_str!("builtin_qwen3.jinja");
+
+/// The built-in template of the vocabulary's family.
+pub(super) fn source(vocab: &Vocab) -> Result<&'static str, ChatError> {
+    let has = |wanted: &str| {
+        vocab
+            .tokens
+            .iter()
+            .zip(&vocab.kinds)
+            .any(|(token, kind)| *kind == TokenKind::Control && token == wanted)
+    };
+    if !has("<|im_start|>") || !has("<|im_end|>") {
+        return Err(ChatError::setup(
+            "the model file has no chat template, and its vocabulary has no turn markers for the built-in one; give a template file",
+        ));
+    }
+    Ok(match vocab.pre {
+        PreTokenizer::Qwen35 => QWEN35,
+        PreTokenizer::Qwen2 => QWEN3,
+    })
+}

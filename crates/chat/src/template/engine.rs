@@ -1,0 +1,184 @@
+//! The template language: minijinja set up to print what the Python renderer prints.
+
+use std::borrow::Cow;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Serde, Value as Jinja, ValueKind, from_args};
+use minijinja::{Environment, Error, ErrorKind, State};
+use minijinja_contrib::pycompat;
+use serde_json::{Map, Value};
+
+use super::{clock, python, tojson};
+use crate::error::ChatError;
+
+/// Steps one rendering may take: more than a thousand for each message of the longest request.
+const FUEL: u64 = 20_000_000;
+/// How deep macros may nest.
+const MAX_DEPTH: usize = 200;
+/// The name of the one template of an environment.
+const NAME: &str = "chat";
+
+/// What a template sees.
+pub(super) struct Variables<'a> {
+    pub(super) messages: &'a Value,
+    pub(super) tools: &'a Value,
+    pub(super) add_generation_prompt: bool,
+    pub(super) further: &'a Map<String, Value>,
+    pub(super) now_unix: i64,
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub(super) struct Program {
+    environment: Environment<'static>,
+    source: String,
+}
+
+/// The text a template gave to `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl Program {
+    pub(super) fn compile(source: &str) -> Result<Program, ChatError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build();
+        environment.set_syntax(syntax.map_err(|fault| {
+            ChatError::setup(format!("the template syntax cannot be set up: {fault}"))
+        })?);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(MAX_DEPTH);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_unknown_method_callback(python_method);
+        environment.set_formatter(|out, _state, value| {
+            out.write_str(&python::str(value)).map_err(Error::from)
+        });
+        environment.add_filter("tojson", tojson::filter);
+        environment.add_filter("string", |value: &Jinja| python::str(value).into_owned());
+        environment.add_filter("trim", |value: &Jinja, set: Option<Cow<'_, str>>| {
+            python::strip(&python::str(value), set.as_deref(), python::Ends::Both).to_owned()
+        });
+        // Python cannot iterate over None; the engine can.
+        environment.add_test("iterable", |value: &Jinja| {
+            !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
+        });
+        environment.add_function("raise_exception", raise_exception);
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|fault| {
+                ChatError::setup(format!("the chat template does not compile: {fault}"))
+            })?;
+        Ok(Program {
+            environment,
+            source: source.to_owned(),
+        })
+    }
+
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub(super) fn run(&self, variables: &Variables<'_>) -> Result<String, ChatError> {
+        let now_unix = variables.now_unix;
+        let strftime_now =
+            Jinja::from_function(move |format: Cow<'_, str>| clock::strftime(now_unix, &format));
+        let own = [
+            ("messages", Jinja::from(Serde(variables.messages))),
+            ("tools", Jinja::from(Serde(variables.tools))),
+            ("documents", Jinja::from(())),
+            (
+                "add_generation_prompt",
+                Jinja::from(variables.add_generation_prompt),
+            ),
+            ("strftime_now", strftime_now),
+        ];
+        let further = variables
+            .further
+            .iter()
+            .map(|(name, value)| (name.as_str(), Jinja::from(Serde(value))));
+        let context = Jinja::from_pairs(further.chain(own));
+        let template = self
+            .environment
+            .get_template(NAME)
+            .map_err(|fault| error(&fault))?;
+        template.render(context).map_err(|fault| error(&fault))
+    }
+}
+
+fn raise_exception(message: Cow<'_, str>) -> Result<Jinja, Error> {
+    let message = message.into_owned();
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+/// A refusal keeps the template's words; anything else is the template's fault.
+fn error(fault: &Error) -> ChatError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(fault);
+    while let Some(current) = cause {
+        if let Some(Raised(message)) = current.downcast_ref() {
+            return ChatError::template_refused(message.clone());
+        }
+        cause = current.source();
+    }
+    if fault.kind() == ErrorKind::OutOfFuel {
+        return ChatError::template_fault(format!(
+            "the chat template took more than {FUEL} steps on these messages"
+        ));
+    }
+    ChatError::template_fault(format!("the chat template failed: {fault}"))
+}
+
+/// Python's own blank characters for the strip family; the rest as the compatibility layer has it.
+fn python_method(
+    state: &mut State,
+    value: &Jinja,
+    method: &str,
+    arguments: &[Jinja],
+) -> Result<Jinja, Error> {
+    let ends = match method {
+        "strip" => python::Ends::Both,
+        "lstrip" => python::Ends::Left,
+        "rstrip" => python::Ends::Right,
+        _ => return pycompat::unknown_method_callback(state, value, method, arguments),
+    };
+    match (value.kind(), value.as_str()) {
+        (ValueKind::String, Some(text)) => {
+            let (set,): (Option<&str>,) = from_args(arguments)?;
+            Ok(Jinja::from(python::strip(text, set, ends)))
+        }
+        _ => pycompat::unknown_method_callback(state, value, method, arguments),
+    }
+}
+
+/// The source without `{% generation %}` and `{% endgeneration %}`, which mark text for training.
+///
+/// A tag's own dashes trim blanks around it, so each tag becomes a comment with the same dashes.
+fn without_generation_tags(source: &str) -> String {
+    let mut kept = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else {
+            break;
+        };
+        let inside = &rest[start + 2..start + length];
+        let name = inside.trim_matches(['-', '+']).trim();
+        kept.push_str(&rest[..start]);
+        if matches!(name, "generation" | "endgeneration") {
+            let left = if inside.starts_with('-') { "-" } else { "" };
+            let right = if inside.ends_with('-') { "-" } else { "" };
+            kept.push_str(&format!("{{#{left} {right}#}}"));
+            // A block tag eats the line break after it, a comment does not need to.
+            rest = &rest[start + length + 2..];
+            if right.is_empty() {
+                rest = rest.strip_prefix('\n').unwrap_or(rest);
+            }
+        } else {
+            kept.push_str(&rest[start..start + length + 2]);
+            rest = &rest[start + length + 2..];
+        }
+    }
+    kept.push_str(rest);
+    kept
+}

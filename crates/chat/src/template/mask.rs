@@ -1,0 +1,216 @@
+//! Keeping control strings inside a client's text apart from those a template writes.
+//!
+//! Before rendering, each special string in the data is replaced by one private-use character that
+//! occurs nowhere in the request. After rendering, the characters turn back into the strings, and where
+//! they stood is remembered. A template neither sees nor loses anything by it: the characters survive
+//! trimming, joining and JSON.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use contract::{TokenKind, Vocab};
+use serde_json::{Map, Value};
+
+use super::{Input, Rendered};
+use crate::conversation::Role;
+use crate::error::ChatError;
+
+/// The special strings of a vocabulary.
+#[derive(Debug)]
+pub(super) struct SpecialWords {
+    control: Vec<String>,
+    user_defined: Vec<String>,
+}
+
+impl SpecialWords {
+    pub(super) fn new(vocab: &Vocab) -> SpecialWords {
+        let of_kind = |wanted: TokenKind| {
+            let mut words: Vec<String> = vocab
+                .tokens
+                .iter()
+                .zip(&vocab.kinds)
+                .filter(|(token, kind)| **kind == wanted && !token.is_empty())
+                .map(|(token, _)| token.clone())
+                .collect();
+            // A longer string goes first, as the tokenizer would match it first.
+            words.sort_by_key(|word| std::cmp::Reverse(word.len()));
+            words
+        };
+        SpecialWords {
+            control: of_kind(TokenKind::Control),
+            user_defined: of_kind(TokenKind::UserDefined),
+        }
+    }
+}
+
+/// The replacement characters of one request.
+pub(super) struct Mask<'a> {
+    words: &'a SpecialWords,
+    /// Private-use characters that occur in the request or the template.
+    taken: HashSet<char>,
+    /// Which string each replacement stands for.
+    given: Vec<(char, &'a str)>,
+    next: u32,
+}
+
+/// Plane 15 is for private use as a whole; its last two code points are no characters.
+const PRIVATE: Range<u32> = 0xf_0000..0xf_fffe;
+
+impl<'a> Mask<'a> {
+    /// Refuses a request that uses up the private characters, since nothing would be left to tell its
+    /// control strings by.
+    pub(super) fn new(
+        words: &'a SpecialWords,
+        input: &Input,
+        template: &str,
+    ) -> Result<Mask<'a>, ChatError> {
+        let mut taken = HashSet::new();
+        let mut note = |text: &str| {
+            taken.extend(
+                text.chars()
+                    .filter(|letter| PRIVATE.contains(&u32::from(*letter))),
+            );
+        };
+        note(template);
+        for (_, message) in &input.messages {
+            each_text(message, &mut note);
+        }
+        for value in input.tools.iter().chain(input.variables.values()) {
+            each_text(value, &mut note);
+        }
+        let needed = words.control.len() + words.user_defined.len() + 1;
+        if taken.len() + needed > PRIVATE.len() {
+            return Err(ChatError::field(
+                "messages",
+                "the text uses nearly every private-use character of plane 15; leave some unused",
+            ));
+        }
+        Ok(Mask {
+            words,
+            taken,
+            given: Vec::new(),
+            next: PRIVATE.start,
+        })
+    }
+
+    /// Whether any message other than the assistant's holds a user-defined string in its content.
+    pub(super) fn has_user_defined(&self, input: &Input) -> bool {
+        input
+            .messages
+            .iter()
+            .filter(|(role, _)| *role != Role::Assistant)
+            .filter_map(|(_, message)| message.get("content")?.as_str())
+            .any(|content| {
+                self.words
+                    .user_defined
+                    .iter()
+                    .any(|word| content.contains(word))
+            })
+    }
+
+    /// A character to mark the end of something.
+    pub(super) fn end_mark(&mut self) -> char {
+        self.fresh()
+    }
+
+    /// The value with control strings replaced, in keys too.
+    pub(super) fn hide(&mut self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.hide_text(text, false)),
+            Value::Array(items) => Value::Array(items.iter().map(|item| self.hide(item)).collect()),
+            Value::Object(map) => {
+                let mut hidden = Map::new();
+                for (key, item) in map {
+                    let item = self.hide(item);
+                    hidden.insert(self.hide_text(key, false), item);
+                }
+                Value::Object(hidden)
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// A message with control strings replaced, and in its content user-defined ones if `all`.
+    pub(super) fn hide_message(&mut self, message: &Value, all: bool) -> Value {
+        let mut hidden = self.hide(message);
+        if all
+            && let Value::Object(map) = &mut hidden
+            && let Some(Value::String(content)) = map.get_mut("content")
+        {
+            *content = self.hide_text(content, true);
+        }
+        hidden
+    }
+
+    fn hide_text(&mut self, text: &str, user_defined: bool) -> String {
+        let words = if user_defined {
+            &self.words.user_defined
+        } else {
+            &self.words.control
+        };
+        let mut hidden = text.to_owned();
+        for word in words {
+            if hidden.contains(word) {
+                let letter = self.letter_of(word);
+                hidden = hidden.replace(word, letter.encode_utf8(&mut [0; 4]));
+            }
+        }
+        hidden
+    }
+
+    fn letter_of(&mut self, word: &'a str) -> char {
+        if let Some((letter, _)) = self.given.iter().find(|(_, known)| *known == word) {
+            return *letter;
+        }
+        let letter = self.fresh();
+        self.given.push((letter, word));
+        letter
+    }
+
+    /// A private-use character nobody uses.
+    fn fresh(&mut self) -> char {
+        loop {
+            let letter = char::from_u32(self.next).expect("the plane was checked to have room");
+            self.next += 1;
+            if !self.taken.contains(&letter) {
+                return letter;
+            }
+        }
+    }
+
+    /// The text with the strings back in place, and where they stand.
+    pub(super) fn reveal(&self, text: &str) -> Rendered {
+        if self.given.is_empty() {
+            return Rendered {
+                text: text.to_owned(),
+                literals: Vec::new(),
+            };
+        }
+        let mut rendered = Rendered::default();
+        for letter in text.chars() {
+            match self.given.iter().find(|(known, _)| *known == letter) {
+                Some((_, word)) => {
+                    let start = rendered.text.len();
+                    rendered.text.push_str(word);
+                    rendered.literals.push(start..rendered.text.len());
+                }
+                None => rendered.text.push(letter),
+            }
+        }
+        rendered
+    }
+}
+
+fn each_text(value: &Value, note: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => note(text),
+        Value::Array(items) => items.iter().for_each(|item| each_text(item, note)),
+        Value::Object(map) => {
+            for (key, item) in map {
+                note(key);
+                each_text(item, note);
+            }
+        }
+        _ => {}
+    }
+}

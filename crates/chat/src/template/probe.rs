@@ -1,0 +1,126 @@
+//! Finding out at start what a template is able to express, by rendering small conversations.
+
+use serde_json::{Map, Value, json};
+
+use super::ChatTemplate;
+use crate::conversation::{Conversation, Message, Role, ToolCall};
+
+/// What a template is able to express.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Capabilities {
+    /// A system message appears in the prompt.
+    pub system: bool,
+    /// Declared tools appear in the prompt.
+    pub tools: bool,
+    /// Calls of earlier turns and their results appear in the prompt.
+    pub tool_results: bool,
+    /// How calls of earlier turns are written.
+    pub call_format: Option<CallFormat>,
+    /// `enable_thinking` changes the prompt.
+    pub thinking_switch: bool,
+    /// By default the prompt leaves a thinking block open.
+    pub opens_reasoning: bool,
+    /// The template asks for an effort.
+    pub effort: bool,
+}
+
+/// How a template writes a call of an earlier turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CallFormat {
+    /// JSON between call tags.
+    JsonInTags,
+    /// A function tag with parameter tags.
+    XmlParameters,
+}
+
+const QUESTION: &str = "probe-question";
+const SYSTEM: &str = "probe-system";
+const TOOL: &str = "probe_tool";
+const RESULT: &str = "probe-result";
+
+pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
+    let user = || Message::new(Role::User, QUESTION);
+    let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
+        Ok(rendered) => Some(rendered),
+        Err(fault) => {
+            tracing::warn!(what, %fault, "the chat template cannot express this");
+            None
+        }
+    };
+    let says = |rendered: &Option<super::Rendered>, word: &str| {
+        rendered
+            .as_ref()
+            .is_some_and(|rendered| rendered.text.contains(word))
+    };
+
+    let plain = render("a question", ask(vec![user()]));
+    let system = render(
+        "a system message",
+        ask(vec![Message::new(Role::System, SYSTEM), user()]),
+    );
+    let declared = json!({
+        "type": "function",
+        "function": {
+            "name": TOOL,
+            "description": "probe",
+            "parameters": {"type": "object", "properties": {"x": {"type": "string"}}},
+        },
+    });
+    let tools = render(
+        "tools",
+        Conversation {
+            tools: vec![declared.clone()],
+            ..ask(vec![user()])
+        },
+    );
+    let mut call = Message::new(Role::Assistant, "");
+    call.tool_calls.push(ToolCall {
+        id: Some("call_0".to_owned()),
+        name: TOOL.to_owned(),
+        arguments: Map::from_iter([("x".to_owned(), Value::from("probe-value"))]),
+    });
+    let mut result = Message::new(Role::Tool, RESULT);
+    result.tool_call_id = Some("call_0".to_owned());
+    let without_result = tools.as_ref().map_or(0, |rendered| rendered.text.len());
+    let called = render(
+        "a call and its result",
+        Conversation {
+            tools: vec![declared],
+            ..ask(vec![user(), call, result])
+        },
+    );
+    let thinking = |enable: bool| {
+        let conversation = Conversation {
+            enable_thinking: Some(enable),
+            ..ask(vec![user()])
+        };
+        render("the thinking switch", conversation)
+    };
+
+    Capabilities {
+        system: says(&system, SYSTEM),
+        tools: says(&tools, TOOL),
+        tool_results: says(&called, RESULT) && says(&called, "probe-value"),
+        call_format: called.as_ref().and_then(|rendered| {
+            // Only the part behind the tool list: the list itself shows the format too.
+            let tail = rendered.text.get(without_result.saturating_sub(64)..)?;
+            if tail.contains("<parameter=x>") {
+                Some(CallFormat::XmlParameters)
+            } else {
+                tail.contains("\"probe-value\"")
+                    .then_some(CallFormat::JsonInTags)
+            }
+        }),
+        thinking_switch: thinking(true) != thinking(false),
+        opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning()),
+        effort: template.source().contains("reasoning_effort"),
+    }
+}
+
+fn ask(messages: Vec<Message>) -> Conversation {
+    Conversation {
+        messages,
+        add_generation_prompt: true,
+        ..Conversation::default()
+    }
+}

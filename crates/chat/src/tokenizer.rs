@@ -1,0 +1,292 @@
+//! Text to token ids and back, rebuilt in memory from a [`Vocab`].
+//!
+//! Control strings are cut out first, then each stretch of ordinary text is composed (NFC), cut by
+//! the vocabulary's regular expression, mapped to the byte alphabet and merged.
+//! Token bytes are kept in one table, so decoding is a copy and exact to the byte.
+
+mod alphabet;
+mod cut;
+mod special;
+
+use std::ops::Range;
+
+use contract::{TokenId, TokenKind, Vocab};
+use tokenizers::Model;
+use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
+
+use self::alphabet::Alphabet;
+use self::cut::Cutter;
+use self::special::SpecialStrings;
+use crate::error::ChatError;
+use crate::template::Rendered;
+
+/// Whether control strings such as a turn marker keep their meaning inside a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    /// Control and user-defined strings become their own ids. For text we wrote ourselves.
+    Match,
+    /// They are ordinary text like any other. For text somebody else wrote.
+    Literal,
+}
+
+/// Whether text is composed before it is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normaliser {
+    /// Unicode NFC, as the models were trained on.
+    Nfc,
+    /// None, as llama.cpp's runtime does; for comparing with its vectors.
+    Off,
+}
+
+/// A byte-level BPE tokenizer. Build once and share by `Arc`; encoding takes `&self`.
+pub struct Tokenizer {
+    bpe: BPE,
+    cutter: Cutter,
+    alphabet: Alphabet,
+    specials: SpecialStrings,
+    normaliser: Normaliser,
+    /// Bytes of all tokens, one after another.
+    bytes: Vec<u8>,
+    /// Where each token's bytes lie in `bytes`.
+    spans: Vec<Range<u32>>,
+    kinds: Vec<TokenKind>,
+    eos: Vec<TokenId>,
+    prefix: Option<TokenId>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("n_tokens", &self.spans.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Builds the tokenizer, with NFC on.
+    ///
+    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) when the tables disagree: lengths, a
+    /// token that occurs twice, a byte without a token, a merge whose parts or result are missing.
+    pub fn new(vocab: &Vocab) -> Result<Tokenizer, ChatError> {
+        Tokenizer::with_normaliser(vocab, Normaliser::Nfc)
+    }
+
+    /// Builds the tokenizer with the normaliser chosen; errors as [`Tokenizer::new`].
+    pub fn with_normaliser(vocab: &Vocab, normaliser: Normaliser) -> Result<Tokenizer, ChatError> {
+        let n_tokens = vocab.tokens.len();
+        if n_tokens != vocab.kinds.len() {
+            return Err(ChatError::setup(format!(
+                "the vocabulary has {n_tokens} tokens but {} token types",
+                vocab.kinds.len()
+            )));
+        }
+        let alphabet = Alphabet::new();
+        let bpe = build_bpe(vocab, &alphabet)?;
+        let specials = SpecialStrings::new(vocab)?;
+        let (bytes, spans) = token_bytes(vocab, &alphabet)?;
+        for id in vocab.eos.iter().chain(&vocab.bos_token) {
+            if id.index() >= n_tokens {
+                return Err(ChatError::setup(format!(
+                    "special token id {id} is outside the vocabulary of {n_tokens} tokens"
+                )));
+            }
+        }
+        Ok(Tokenizer {
+            bpe,
+            cutter: Cutter::new(vocab.pre)?,
+            alphabet,
+            specials,
+            normaliser,
+            bytes,
+            spans,
+            kinds: vocab.kinds.clone(),
+            eos: vocab.eos.clone(),
+            prefix: vocab.bos_token.filter(|_| vocab.add_bos),
+        })
+    }
+
+    /// The ids of `text`. Nothing is added at either end.
+    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ChatError> {
+        let everything = 0..text.len();
+        match special {
+            Special::Match => self.encode_masked(text, &[]),
+            Special::Literal => self.encode_masked(text, std::slice::from_ref(&everything)),
+        }
+    }
+
+    /// The ids of a rendered prompt: control strings written by the template match, those that came
+    /// with a client's text do not. The file's own prefix token is put in front if it asks for one.
+    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<TokenId>, ChatError> {
+        let ids = self.encode_masked(&rendered.text, &rendered.literals)?;
+        Ok(match self.prefix {
+            Some(prefix) if ids.first() != Some(&prefix) => {
+                let mut with_prefix = Vec::with_capacity(ids.len() + 1);
+                with_prefix.push(prefix);
+                with_prefix.extend(ids);
+                with_prefix
+            }
+            _ => ids,
+        })
+    }
+
+    /// The ids of `text`, where special strings that touch one of the `literals` (byte ranges, in
+    /// order) are ordinary text.
+    fn encode_masked(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut start = 0;
+        for found in self.specials.find_all(text, literals) {
+            self.encode_ordinary(&text[start..found.range.start], &mut ids)?;
+            ids.push(found.id);
+            start = found.range.end;
+        }
+        self.encode_ordinary(&text[start..], &mut ids)?;
+        Ok(ids)
+    }
+
+    fn encode_ordinary(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), ChatError> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let composed = match self.normaliser {
+            Normaliser::Nfc if !text.is_ascii() => Some(compose(text)),
+            _ => None,
+        };
+        let text = composed.as_deref().unwrap_or(text);
+        let mut mapped = String::new();
+        for piece in self.cutter.cut(text)? {
+            self.alphabet.map(piece, &mut mapped);
+            let tokens = self.bpe.tokenize(&mapped).map_err(|fault| {
+                ChatError::invalid(format!("the text could not be tokenised: {fault}"))
+            })?;
+            ids.extend(tokens.iter().map(|token| TokenId(token.id)));
+        }
+        Ok(())
+    }
+
+    /// The bytes a token stands for; empty for an id outside the vocabulary. A control token has the
+    /// bytes of its literal string.
+    pub fn bytes(&self, id: TokenId) -> &[u8] {
+        match self.spans.get(id.index()) {
+            Some(span) => &self.bytes[span.start as usize..span.end as usize],
+            None => &[],
+        }
+    }
+
+    /// What a token is; an id outside the vocabulary is `Unused`.
+    pub fn kind(&self, id: TokenId) -> TokenKind {
+        self.kinds
+            .get(id.index())
+            .copied()
+            .unwrap_or(TokenKind::Unused)
+    }
+
+    /// The id of a control or user-defined string.
+    pub fn id_of(&self, text: &str) -> Option<TokenId> {
+        self.specials.id_of(text)
+    }
+
+    /// How many ids the vocabulary has.
+    pub fn n_tokens(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Tokens that end a generation.
+    pub fn eos(&self) -> &[TokenId] {
+        &self.eos
+    }
+
+    /// The text of `ids`, control tokens included; bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[TokenId]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.bytes(*id)).copied().collect();
+        String::from_utf8(bytes)
+            .unwrap_or_else(|fault| String::from_utf8_lossy(fault.as_bytes()).into_owned())
+    }
+}
+
+fn compose(text: &str) -> String {
+    let mut normalised = tokenizers::NormalizedString::from(text);
+    normalised.nfc();
+    normalised.get().to_owned()
+}
+
+fn build_bpe(vocab: &Vocab, alphabet: &Alphabet) -> Result<BPE, ChatError> {
+    let mut table = BpeVocab::with_capacity(vocab.tokens.len());
+    let mut longest_bytes = 0;
+    for (index, (token, kind)) in vocab.tokens.iter().zip(&vocab.kinds).enumerate() {
+        if *kind != TokenKind::Normal {
+            continue;
+        }
+        let id = u32::try_from(index)
+            .map_err(|_| ChatError::setup("the vocabulary has more than 2^32 tokens"))?;
+        longest_bytes = longest_bytes.max(token.len());
+        if let Some(other) = table.insert(token.clone(), id) {
+            return Err(ChatError::setup(format!(
+                "tokens {other} and {id} of the vocabulary are both {token:?}"
+            )));
+        }
+    }
+    for byte in 0..=u8::MAX {
+        let mut letter = [0; 4];
+        if !table.contains_key(&*alphabet.letter(byte).encode_utf8(&mut letter)) {
+            return Err(ChatError::setup(format!(
+                "the vocabulary has no token for byte {byte:#04x}, so not every text could be encoded"
+            )));
+        }
+    }
+    // The builder copies both halves into a buffer as long as the longest token, so each merge is
+    // checked here before it gets there.
+    let mut joined = String::with_capacity(longest_bytes);
+    for (rank, (left, right)) in vocab.merges.iter().enumerate() {
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        for part in [left, right, &joined] {
+            if !table.contains_key(part) {
+                return Err(ChatError::setup(format!(
+                    "merge {rank} ({left:?} + {right:?}) needs {part:?}, which is not a token"
+                )));
+            }
+        }
+    }
+    BPE::builder()
+        .vocab_and_merges(table, vocab.merges.clone())
+        .build()
+        .map_err(|fault| ChatError::setup(format!("the vocabulary cannot be used: {fault}")))
+}
+
+/// All tokens' bytes and where each token's lie.
+fn token_bytes(
+    vocab: &Vocab,
+    alphabet: &Alphabet,
+) -> Result<(Vec<u8>, Vec<Range<u32>>), ChatError> {
+    let mut bytes = Vec::with_capacity(vocab.tokens.iter().map(String::len).sum());
+    let mut spans = Vec::with_capacity(vocab.tokens.len());
+    for (token, kind) in vocab.tokens.iter().zip(&vocab.kinds) {
+        let start = bytes.len();
+        match kind {
+            TokenKind::Normal => alphabet.unmap(token, &mut bytes),
+            TokenKind::Byte => match parse_byte(token) {
+                Some(byte) => bytes.push(byte),
+                None => bytes.extend_from_slice(token.as_bytes()),
+            },
+            _ => bytes.extend_from_slice(token.as_bytes()),
+        }
+        let position = |at: usize| {
+            u32::try_from(at).map_err(|_| ChatError::setup("the vocabulary's text exceeds 4 GiB"))
+        };
+        spans.push(position(start)?..position(bytes.len())?);
+    }
+    Ok((bytes, spans))
+}
+
+/// `<0x0A>` as 10.
+fn parse_byte(token: &str) -> Option<u8> {
+    u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests;

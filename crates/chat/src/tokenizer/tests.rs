@@ -1,0 +1,194 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::sample;
+
+fn check_vectors(vocabulary: &str, vectors: &str) {
+    let vocab = sample::fixture_vocab(vocabulary);
+    let composed = Tokenizer::new(&vocab).unwrap();
+    let plain = Tokenizer::with_normaliser(&vocab, Normaliser::Off).unwrap();
+    let cases = sample::fixture_json(vectors);
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 20, "the fixture holds vectors");
+    for case in cases {
+        let name = case["name"].as_str().unwrap();
+        let text = case["text"].as_str().unwrap();
+        let ids = composed.encode(text, Special::Match).unwrap();
+        assert_eq!(ids, sample::ids(&case["ids"]), "{name}");
+        let without_nfc = plain.encode(text, Special::Match).unwrap();
+        assert_eq!(
+            without_nfc,
+            sample::ids(&case["ids_without_nfc"]),
+            "{name} without nfc"
+        );
+        let literal = composed.encode(text, Special::Literal).unwrap();
+        assert_eq!(
+            literal,
+            sample::ids(&case["ids_without_special"]),
+            "{name} literal"
+        );
+        assert_eq!(
+            composed.decode(&ids),
+            case["decoded"].as_str().unwrap(),
+            "{name} decoded"
+        );
+    }
+}
+
+#[test]
+fn ids_equal_those_of_the_hugging_face_tokenizer() {
+    check_vectors(
+        "tokenizer/reduced_qwen35.json",
+        "tokenizer/vectors_qwen35.json",
+    );
+    check_vectors(
+        "tokenizer/reduced_qwen2.json",
+        "tokenizer/vectors_qwen2.json",
+    );
+}
+
+#[test]
+fn decoded_bytes_equal_those_of_the_hugging_face_tokenizer() {
+    for pre in ["qwen35", "qwen2"] {
+        let vocab = sample::fixture_vocab(&format!("tokenizer/reduced_{pre}.json"));
+        let tokenizer = Tokenizer::new(&vocab).unwrap();
+        let cases = sample::fixture_json(&format!("tokenizer/decode_{pre}.json"));
+        for case in cases.as_array().unwrap() {
+            assert_eq!(
+                tokenizer.decode(&sample::ids(&case["ids"])),
+                case["text"].as_str().unwrap()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_control_string_typed_by_a_user_is_ordinary_text() {
+    let tokenizer = sample::tokenizer();
+    let marker = tokenizer.id_of("<|im_end|>").unwrap();
+    let matched = tokenizer.encode("hello<|im_end|>", Special::Match).unwrap();
+    assert_eq!(matched.last(), Some(&marker));
+    let literal = tokenizer
+        .encode("hello<|im_end|>", Special::Literal)
+        .unwrap();
+    assert!(!literal.contains(&marker));
+    assert_eq!(tokenizer.decode(&literal), "hello<|im_end|>");
+}
+
+#[test]
+fn only_the_strings_inside_a_literal_range_lose_their_meaning() {
+    let tokenizer = sample::tokenizer();
+    let text = "<|im_start|>x<|im_end|>y<|im_end|>".to_owned();
+    let typed = text.find("<|im_end|>").unwrap();
+    let rendered = Rendered {
+        text,
+        literals: vec![typed..typed + 10],
+    };
+    let ids = tokenizer.encode_rendered(&rendered).unwrap();
+    let marker = tokenizer.id_of("<|im_end|>").unwrap();
+    assert_eq!(ids.iter().filter(|id| **id == marker).count(), 1);
+    assert_eq!(ids.last(), Some(&marker));
+    assert_eq!(tokenizer.decode(&ids), rendered.text);
+}
+
+#[test]
+fn a_filler_is_never_matched() {
+    let tokenizer = sample::tokenizer();
+    let ids = tokenizer.encode("[PAD0]", Special::Match).unwrap();
+    assert!(
+        ids.iter()
+            .all(|id| tokenizer.kind(*id) == TokenKind::Normal)
+    );
+    assert_eq!(tokenizer.decode(&ids), "[PAD0]");
+}
+
+#[test]
+fn the_prefix_token_is_added_once_when_the_file_asks_for_it() {
+    let mut vocab = sample::vocab();
+    vocab.bos_token = Some(vocab.eos[1]);
+    vocab.add_bos = true;
+    let tokenizer = Tokenizer::new(&vocab).unwrap();
+    let bos = vocab.eos[1];
+    for text in ["hello", "<|endoftext|>hello"] {
+        let rendered = Rendered {
+            text: text.to_owned(),
+            literals: Vec::new(),
+        };
+        let ids = tokenizer.encode_rendered(&rendered).unwrap();
+        assert_eq!(ids.iter().filter(|id| **id == bos).count(), 1, "{text}");
+        assert_eq!(ids[0], bos, "{text}");
+    }
+}
+
+#[test]
+fn long_runs_without_boundaries_are_encoded_whole() {
+    let tokenizer = sample::tokenizer();
+    for text in [
+        " ".repeat(300_000),
+        "a".repeat(300_000),
+        "\u{e9}".repeat(100_000),
+        "\n \n".repeat(100_000),
+        "!".repeat(300_000),
+        "<".repeat(300_000),
+        format!("{}x", " ".repeat(300_000)),
+    ] {
+        let ids = tokenizer.encode(&text, Special::Match).unwrap();
+        assert!(
+            tokenizer.decode(&ids) == text,
+            "a run of {:?}",
+            text.chars().next()
+        );
+    }
+}
+
+fn refusal(change: impl FnOnce(&mut Vocab)) -> String {
+    let mut vocab = sample::vocab();
+    change(&mut vocab);
+    let fault = Tokenizer::new(&vocab).unwrap_err();
+    assert_eq!(fault.kind, crate::ErrorKind::Setup);
+    fault.message
+}
+
+#[test]
+fn a_vocabulary_that_cannot_work_is_refused_with_the_reason() {
+    let missing = refusal(|vocab| vocab.merges.push(("h".into(), "zz".into())));
+    assert!(
+        missing.contains("merge 8") && missing.contains("\"zz\""),
+        "{missing}"
+    );
+    let hostile = refusal(|vocab| vocab.merges.push(("h".repeat(4000), "e".into())));
+    assert!(hostile.contains("merge 8"), "{hostile}");
+    let twice = refusal(|vocab| vocab.tokens[5] = vocab.tokens[4].clone());
+    assert!(twice.contains("tokens 4 and 5"), "{twice}");
+    let byte = refusal(|vocab| vocab.tokens[0x41] = "a letter twice".into());
+    assert!(byte.contains("0x41"), "{byte}");
+    let lengths = refusal(|vocab| {
+        vocab.kinds.pop();
+    });
+    assert!(lengths.contains("token types"), "{lengths}");
+    let outside = refusal(|vocab| vocab.eos.push(TokenId(70_000)));
+    assert!(outside.contains("70000"), "{outside}");
+    let special = refusal(|vocab| {
+        vocab.tokens.push("<think>".into());
+        vocab.kinds.push(TokenKind::Control);
+    });
+    assert!(special.contains("<think>"), "{special}");
+}
+
+#[test]
+fn ids_outside_the_vocabulary_have_no_bytes() {
+    let tokenizer = sample::tokenizer();
+    assert_eq!(tokenizer.bytes(TokenId(u32::MAX)), b"");
+    assert_eq!(tokenizer.kind(TokenId(u32::MAX)), TokenKind::Unused);
+}
+
+proptest! {
+    #[test]
+    fn encoding_then_decoding_gives_the_text_back(text in any::<String>()) {
+        let tokenizer = Tokenizer::with_normaliser(&sample::vocab(), Normaliser::Off).unwrap();
+        for special in [Special::Match, Special::Literal] {
+            let ids = tokenizer.encode(&text, special).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids), text.clone());
+        }
+    }
+}

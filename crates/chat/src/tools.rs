@@ -1,0 +1,73 @@
+//! Tool declarations, and tool calls in the model's output.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// A declared tool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// What the model calls it by.
+    pub name: String,
+    /// JSON schema of its arguments, if the client gave one.
+    pub parameters: Option<Value>,
+    /// The declaration as templates print it, in the client's key order.
+    pub declaration: Value,
+}
+
+/// The tools a reply may call.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ToolSet {
+    tools: Vec<Tool>,
+    /// Index into `tools`, by the exact name; the first of two equal names.
+    by_name: HashMap<String, usize>,
+    /// Index into `tools`, by the folded name; none where two names fold to the same.
+    by_folded_name: HashMap<String, Option<usize>>,
+}
+
+impl ToolSet {
+    /// The set of these tools.
+    pub fn new(tools: impl IntoIterator<Item = Tool>) -> ToolSet {
+        let mut set = ToolSet::default();
+        for tool in tools {
+            if set.by_name.contains_key(&tool.name) {
+                continue;
+            }
+            let index = set.tools.len();
+            set.by_name.insert(tool.name.clone(), index);
+            set.by_folded_name
+                .entry(fold(&tool.name))
+                .and_modify(|other| *other = None)
+                .or_insert(Some(index));
+            set.tools.push(tool);
+        }
+        set
+    }
+
+    /// Whether there is nothing to call.
+    pub fn is_empty(&self) -> bool {
+        self.tools.is_empty()
+    }
+
+    /// The tool the model means by `name`: that name, or the only one that differs from it in case,
+    /// dashes and underscores alone.
+    pub fn find(&self, name: &str) -> Option<&Tool> {
+        let index = match self.by_name.get(name) {
+            Some(index) => *index,
+            None => (*self.by_folded_name.get(&fold(name))?)?,
+        };
+        self.tools.get(index)
+    }
+
+    /// The tools, as declared.
+    pub fn iter(&self) -> impl Iterator<Item = &Tool> {
+        self.tools.iter()
+    }
+}
+
+fn fold(name: &str) -> String {
+    name.chars()
+        .map(|letter| if letter == '-' { '_' } else { letter })
+        .flat_map(char::to_lowercase)
+        .collect()
+}
