@@ -1,307 +1,223 @@
-//! Model cards: how long answers usually are, how to sample, how to think.
+//! Model cards: what is usual for a model — sampling, token limits, thinking — as its makers recommend it.
 //!
-//! A card is a small JSON file named after the model. It never prevents a start: what is missing or wrong is
-//! reported as a warning and replaced by the value of the family, or else by one that suits any model.
-
-use std::fmt;
+//! A card is a JSON file named after the model; `models/cards/` has ours. A bad card never prevents a start:
+//! what it says wrongly is told as a warning and left away.
 
 use serde_json::{Map, Value};
 
-use crate::ModelError;
-
-/// Where a value comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The model's own card.
-    Card,
-    /// The table of families.
-    Family,
-    /// Suits any model.
-    Fallback,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Source::Card => "model card",
-            Source::Family => "family default",
-            Source::Fallback => "fallback",
-        })
-    }
-}
-
-/// A value and where it comes from, so that a start can say so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sourced<T> {
-    /// The value.
-    pub value: T,
-    /// Where it comes from.
-    pub source: Source,
-}
-
-/// What is usual for one model.
+/// What a card says, and defaults where it says nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Card {
-    /// The model's name.
-    pub name: Option<String>,
-    /// Where the values are published (a URL).
-    pub source: Option<String>,
-    /// When they were last compared with it (a date).
-    pub verified_at: Option<String>,
-    /// Where files of the model are.
-    pub download_urls: Vec<String>,
-    /// Longest answer when a request does not say, in tokens.
-    pub max_tokens: Sourced<usize>,
-    /// Longest answer to hard problems, in tokens.
+    /// The card's own name for the model, or where the values come from.
+    pub name: String,
+    /// Tokens of a reply when a request does not say, thinking included.
+    pub max_tokens: usize,
+    /// The same for hard problems, if the card tells.
     pub complex_problem_max_tokens: Option<usize>,
-    /// Tokens kept for the reply when thinking is cut short.
-    pub hard_limit_reply_budget: Sourced<usize>,
-    /// The text that ends thinking.
+    /// Tokens kept for the reply after thinking.
+    pub hard_limit_reply_budget: usize,
+    /// How the model's thinking begins, if the card tells.
     pub thinking_marker: Option<String>,
-    /// What is put in the model's mouth to end thinking, the marker included.
+    /// Text that ends thinking when its budget is used up, if the card tells.
     pub thinking_terminator_hint: Option<String>,
-    /// How to sample when a request does not say.
+    /// Recommended sampling.
     pub sampling: CardSampling,
-    /// Thinking tokens per effort, where the card has them.
-    pub reasoning_effort_tiers: CardTiers,
-    /// For people.
-    pub notes: Option<String>,
+    /// Thinking tokens by effort: low, medium, high, x-high, max.
+    pub effort_tiers: [Option<usize>; 5],
 }
 
-/// Sampling values of a card; what is `None` is neutral.
+/// Recommended sampling; `None` where the card says nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[expect(missing_docs, reason = "these are the names of the request fields")]
 pub struct CardSampling {
+    /// Sampling temperature.
     pub temperature: Option<f32>,
+    /// Nucleus mass.
     pub top_p: Option<f32>,
+    /// Candidates kept.
     pub top_k: Option<usize>,
+    /// Least probability relative to the best.
     pub min_p: Option<f32>,
+    /// Presence penalty.
     pub presence_penalty: Option<f32>,
+    /// Repetition penalty.
     pub repetition_penalty: Option<f32>,
 }
 
-/// Thinking tokens per effort; what is `None` is computed from the lengths of answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(missing_docs, reason = "these are the names of the efforts")]
-pub struct CardTiers {
-    pub low: Option<usize>,
-    pub medium: Option<usize>,
-    pub high: Option<usize>,
-    pub x_high: Option<usize>,
-    pub max: Option<usize>,
-}
-
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
+/// Reply tokens kept when nothing else is said.
 const REPLY_BUDGET: usize = 4096;
-const LEAST_REPLY_BUDGET: u64 = 256;
+const LEAST_REPLY_BUDGET: usize = 256;
+const KNOWN_KEYS: [&str; 12] = [
+    "name",
+    "source",
+    "verified_at",
+    "max_tokens",
+    "download_urls",
+    "complex_problem_max_tokens",
+    "hard_limit_reply_budget",
+    "thinking_marker",
+    "thinking_terminator_hint",
+    "sampling",
+    "reasoning_effort_tiers",
+    "notes",
+];
 
 impl Card {
-    /// The values of a family, by the architecture in the file.
-    pub fn of_family(architecture: &str) -> Card {
-        let by_family = match architecture {
-            a if a.starts_with("qwen3") || a.starts_with("laguna") => Some(32_768),
-            a if a.starts_with("gemma4") => Some(16_384),
-            _ => None,
-        };
-        let source = if by_family.is_some() {
-            Source::Family
+    /// What is assumed of a family without a card.
+    pub fn of_architecture(architecture: &str) -> Card {
+        let max_tokens = if architecture.starts_with("qwen3") {
+            32_768
         } else {
-            Source::Fallback
+            16_000
         };
         Card {
-            name: None,
-            source: None,
-            verified_at: None,
-            download_urls: Vec::new(),
-            max_tokens: Sourced {
-                value: by_family.unwrap_or(16_000),
-                source,
-            },
+            name: format!("{architecture} defaults"),
+            max_tokens,
             complex_problem_max_tokens: None,
-            hard_limit_reply_budget: Sourced {
-                value: REPLY_BUDGET,
-                source,
-            },
+            hard_limit_reply_budget: REPLY_BUDGET,
             thinking_marker: None,
             thinking_terminator_hint: None,
             sampling: CardSampling::default(),
-            reasoning_effort_tiers: CardTiers::default(),
-            notes: None,
+            effort_tiers: [None; 5],
         }
     }
 
-    /// Reads a card's JSON over these values. Gives the warnings too, each naming its field.
-    ///
-    /// # Errors
-    /// [`ModelError::Card`] when the text is not a JSON object; go on without the card.
-    pub fn read(&self, json: &str) -> Result<(Card, Vec<String>), ModelError> {
-        let object: Map<String, Value> =
-            serde_json::from_str(json).map_err(|e| ModelError::Card {
-                detail: e.to_string(),
-            })?;
-        let mut fields = Fields {
-            object,
-            path: String::new(),
-            warnings: Vec::new(),
+    /// Reads a card over the defaults of `architecture`; warnings tell what was left away and why.
+    pub fn parse(json: &str, architecture: &str) -> (Card, Vec<String>) {
+        let mut card = Card::of_architecture(architecture);
+        let mut warnings = Vec::new();
+        let fields = match serde_json::from_str(json) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) => {
+                warnings.push("the card is not a JSON object".to_owned());
+                return (card, warnings);
+            }
+            Err(error) => {
+                warnings.push(format!("the card is not JSON: {error}"));
+                return (card, warnings);
+            }
         };
-        let mut card = self.clone();
+        let mut reader = Reader {
+            fields: &fields,
+            warnings: &mut warnings,
+        };
         for required in ["name", "source", "verified_at", "max_tokens"] {
-            if !fields.object.contains_key(required) {
-                fields.warnings.push(format!("{required} is missing"));
+            if !fields.contains_key(required) {
+                reader.warnings.push(format!("{required} is missing"));
             }
         }
-        card.name = fields.text("name").or(card.name);
-        card.source = fields.text("source").or(card.source);
-        card.verified_at = fields.text("verified_at").or(card.verified_at);
-        card.download_urls = fields.texts("download_urls").unwrap_or(card.download_urls);
-        if let Some(value) = fields.count("max_tokens", 1) {
-            card.max_tokens = Sourced {
-                value,
-                source: Source::Card,
-            };
+        for key in fields
+            .keys()
+            .filter(|key| !KNOWN_KEYS.contains(&key.as_str()))
+        {
+            reader
+                .warnings
+                .push(format!("{key} is not a field of a card"));
         }
-        card.complex_problem_max_tokens = fields
-            .count("complex_problem_max_tokens", 1)
-            .or(card.complex_problem_max_tokens);
-        if let Some(value) = fields.count("hard_limit_reply_budget", LEAST_REPLY_BUDGET) {
-            card.hard_limit_reply_budget = Sourced {
-                value,
-                source: Source::Card,
-            };
+        if let Some(name) = reader.text("name") {
+            card.name = name;
         }
-        card.thinking_marker = fields.text("thinking_marker").or(card.thinking_marker);
-        card.thinking_terminator_hint = fields
-            .text("thinking_terminator_hint")
-            .or(card.thinking_terminator_hint);
-        card.notes = fields.text("notes").or(card.notes);
-        if let Some(mut inner) = fields.object("sampling") {
+        if let Some(tokens) = reader.count("max_tokens", 1) {
+            card.max_tokens = tokens;
+        }
+        card.complex_problem_max_tokens = reader.count("complex_problem_max_tokens", 1);
+        if let Some(tokens) = reader.count("hard_limit_reply_budget", LEAST_REPLY_BUDGET) {
+            card.hard_limit_reply_budget = tokens;
+        }
+        card.thinking_marker = reader.text("thinking_marker");
+        card.thinking_terminator_hint = reader.text("thinking_terminator_hint");
+        if let Some(sampling) = reader.object("sampling") {
+            let mut inner = Reader {
+                fields: sampling,
+                warnings: reader.warnings,
+            };
             card.sampling = CardSampling {
-                temperature: inner.float("temperature", 0.0..=100.0),
-                top_p: inner.float("top_p", 0.0..=1.0),
+                temperature: inner.number("temperature", 0.0, 2.0),
+                top_p: inner.number("top_p", f32::MIN_POSITIVE, 1.0),
                 top_k: inner.count("top_k", 0),
-                min_p: inner.float("min_p", 0.0..=1.0),
-                presence_penalty: inner.float("presence_penalty", -2.0..=2.0),
-                repetition_penalty: inner.float("repetition_penalty", 0.01..=100.0),
+                min_p: inner.number("min_p", 0.0, 1.0),
+                presence_penalty: inner.number("presence_penalty", -2.0, 2.0),
+                repetition_penalty: inner.number("repetition_penalty", f32::MIN_POSITIVE, 10.0),
             };
-            fields.warnings.extend(inner.finish());
         }
-        if let Some(mut inner) = fields.object("reasoning_effort_tiers") {
-            card.reasoning_effort_tiers = CardTiers {
-                low: inner.count("low", 1),
-                medium: inner.count("medium", 1),
-                high: inner.count("high", 1),
-                x_high: inner.count("x-high", 1),
-                max: inner.count("max", 1),
+        let mut reader = Reader {
+            fields: &fields,
+            warnings: &mut warnings,
+        };
+        if let Some(tiers) = reader.object("reasoning_effort_tiers") {
+            let mut inner = Reader {
+                fields: tiers,
+                warnings: reader.warnings,
             };
-            fields.warnings.extend(inner.finish());
+            card.effort_tiers = EFFORTS.map(|effort| inner.count(effort, 1));
         }
-        let warnings = fields.finish();
-        Ok((card, warnings))
+        (card, warnings)
+    }
+
+    /// The file stem under which a model's card is looked for: its name in lower case, blanks and
+    /// underscores as dashes, everything else but letters, digits, dots and dashes dropped.
+    pub fn stem(model_name: &str) -> String {
+        model_name
+            .to_lowercase()
+            .chars()
+            .map(|c| {
+                if matches!(c, ' ' | '\t' | '_') {
+                    '-'
+                } else {
+                    c
+                }
+            })
+            .filter(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '-'))
+            .collect()
     }
 }
 
-/// The name of a model's card without its ending: lower case, blanks and underscores as dashes, and nothing
-/// but letters, digits, dots and dashes.
-pub fn card_stem(general_name: &str) -> String {
-    let dashed = general_name.chars().map(|c| match c {
-        ' ' | '\t' | '_' => '-',
-        other => other.to_ascii_lowercase(),
-    });
-    dashed
-        .filter(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-".contains(*c))
-        .collect()
+struct Reader<'a, 'w> {
+    fields: &'a Map<String, Value>,
+    warnings: &'w mut Vec<String>,
 }
 
-/// An object whose fields are taken out one by one; what is left at the end is unknown.
-struct Fields {
-    object: Map<String, Value>,
-    /// Prefix of names in warnings.
-    path: String,
-    warnings: Vec<String>,
-}
+impl<'a> Reader<'a, '_> {
+    fn present(&self, key: &str) -> Option<&'a Value> {
+        self.fields.get(key).filter(|value| !value.is_null())
+    }
 
-impl Fields {
-    fn take<T>(
-        &mut self,
-        name: &str,
-        expected: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Option<T> {
-        let value = self
-            .object
-            .shift_remove(name)
-            .filter(|value| !value.is_null())?;
-        let found = read(&value);
-        if found.is_none() {
-            self.warnings.push(format!(
-                "{}{name} is {value}, expected {expected}",
-                self.path
-            ));
+    fn warn<T>(&mut self, key: &str, expected: &str) -> Option<T> {
+        self.warnings.push(format!("{key} is not {expected}"));
+        None
+    }
+
+    fn text(&mut self, key: &str) -> Option<String> {
+        match self.present(key)? {
+            Value::String(text) => Some(text.clone()),
+            _ => self.warn(key, "a string"),
         }
-        found
     }
 
-    fn text(&mut self, name: &str) -> Option<String> {
-        self.take(name, "a string", |value| value.as_str().map(str::to_owned))
+    fn count(&mut self, key: &str, least: usize) -> Option<usize> {
+        let count = self
+            .present(key)?
+            .as_u64()
+            .and_then(|n| usize::try_from(n).ok());
+        match count.filter(|n| *n >= least) {
+            Some(count) => Some(count),
+            None => self.warn(key, &format!("a whole number of at least {least}")),
+        }
     }
 
-    /// Strings in an array, or as the values of an object.
-    fn texts(&mut self, name: &str) -> Option<Vec<String>> {
-        self.take(name, "strings", |value| match value {
-            Value::Array(items) => items
-                .iter()
-                .map(|v| v.as_str().map(str::to_owned))
-                .collect(),
-            Value::Object(items) => items
-                .values()
-                .map(|v| v.as_str().map(str::to_owned))
-                .collect(),
-            _ => None,
-        })
+    fn number(&mut self, key: &str, least: f32, most: f32) -> Option<f32> {
+        let number = self.present(key)?.as_f64().map(|x| x as f32);
+        match number.filter(|x| (least..=most).contains(x)) {
+            Some(number) => Some(number),
+            None => self.warn(key, &format!("a number from {least} to {most}")),
+        }
     }
 
-    fn count(&mut self, name: &str, least: u64) -> Option<usize> {
-        self.take(
-            name,
-            &format!("a whole number of at least {least}"),
-            |value| {
-                let value = value.as_u64().filter(|&v| v >= least)?;
-                usize::try_from(value).ok()
-            },
-        )
-    }
-
-    fn float(&mut self, name: &str, range: std::ops::RangeInclusive<f64>) -> Option<f32> {
-        let expected = format!("a number from {} to {}", range.start(), range.end());
-        self.take(name, &expected, |value| {
-            value
-                .as_f64()
-                .filter(|v| range.contains(v))
-                .map(|v| v as f32)
-        })
-    }
-
-    fn object(&mut self, name: &str) -> Option<Fields> {
-        let path = format!("{}{name}.", self.path);
-        let object = self.take(name, "an object", |value| value.as_object().cloned())?;
-        Some(Fields {
-            object,
-            path,
-            warnings: Vec::new(),
-        })
-    }
-
-    fn finish(self) -> Vec<String> {
-        let Fields {
-            object,
-            path,
-            mut warnings,
-        } = self;
-        warnings.extend(
-            object
-                .keys()
-                .map(|name| format!("{path}{name} is not a known field")),
-        );
-        warnings
+    fn object(&mut self, key: &str) -> Option<&'a Map<String, Value>> {
+        match self.present(key)? {
+            Value::Object(fields) => Some(fields),
+            _ => self.warn(key, "an object"),
+        }
     }
 }
 
@@ -309,84 +225,48 @@ impl Fields {
 mod tests {
     use super::*;
 
+    const GOOD: &str = r#"{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 100,
+        "sampling": {"temperature": 0.7, "top_k": 20}, "reasoning_effort_tiers": {"low": 5, "max": 50}}"#;
+
     #[test]
-    fn a_full_card_is_read_without_warnings() {
-        let json = r#"{"name": "Q", "source": "https://example.org", "verified_at": "2026-01-01",
-            "max_tokens": 32768, "complex_problem_max_tokens": 81920, "hard_limit_reply_budget": 4096,
-            "download_urls": ["a", "b"], "thinking_marker": "</think>", "thinking_terminator_hint": "x",
-            "sampling": {"temperature": 1.0, "top_p": 0.95, "top_k": 20, "min_p": 0},
-            "reasoning_effort_tiers": {"low": 4032, "medium": 16128, "high": 32256, "x-high": 56832,
-            "max": 81408}, "notes": "n"}"#;
-        let (card, warnings) = Card::of_family("qwen35").read(json).unwrap();
+    fn a_good_card_is_read_without_a_warning() {
+        let (card, warnings) = Card::parse(GOOD, "qwen35");
         assert_eq!(warnings, Vec::<String>::new());
         assert_eq!(
-            card.max_tokens,
-            Sourced {
-                value: 32_768,
-                source: Source::Card
-            }
+            (card.max_tokens, card.hard_limit_reply_budget),
+            (100, REPLY_BUDGET)
         );
-        assert_eq!(card.sampling.temperature, Some(1.0));
+        assert_eq!(card.sampling.temperature, Some(0.7));
         assert_eq!(card.sampling.top_k, Some(20));
-        assert_eq!(card.sampling.presence_penalty, None);
-        assert_eq!(card.reasoning_effort_tiers.x_high, Some(56_832));
+        assert_eq!(card.effort_tiers, [Some(5), None, None, None, Some(50)]);
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named_and_replaced_by_the_family() {
-        let json = r#"{"name": 3, "max_tokens": 0, "extra": 1, "sampling": {"top_p": 2, "tepmerature": 1}}"#;
-        let (card, warnings) = Card::of_family("qwen3").read(json).unwrap();
-        assert_eq!(
-            card.max_tokens,
-            Sourced {
-                value: 32_768,
-                source: Source::Family
-            }
+    fn what_a_card_says_wrongly_is_told_and_left_away() {
+        let (card, warnings) = Card::parse(
+            r#"{"name": 3, "max_tokens": 0, "sampling": {"temperature": "hot"}, "colour": 1}"#,
+            "qwen3",
         );
-        assert_eq!(card.sampling, CardSampling::default());
-        for field in [
+        assert_eq!(card, Card::of_architecture("qwen3"));
+        let told = warnings.join("; ");
+        for part in [
             "source is missing",
-            "name is 3",
-            "max_tokens is 0",
-            "extra is not",
-            "sampling.top_p",
-            "sampling.tepmerature",
+            "colour is not a field",
+            "name is not",
+            "max_tokens is not",
+            "temperature is not",
         ] {
-            assert!(
-                warnings.iter().any(|w| w.starts_with(field)),
-                "{field} in {warnings:?}"
-            );
+            assert!(told.contains(part), "{part} in {told}");
         }
-        assert_eq!(warnings.len(), 7);
+        assert_eq!(Card::parse("[", "x").0.max_tokens, 16_000);
+        assert_eq!(Card::parse("[]", "x").1, ["the card is not a JSON object"]);
     }
 
     #[test]
-    fn a_card_that_is_not_an_object_is_refused() {
-        for json in ["", "[]", "{", "\"x\""] {
-            assert!(Card::of_family("qwen3").read(json).is_err(), "{json}");
-        }
-    }
-
-    #[test]
-    fn families_have_their_lengths_and_others_the_fallback() {
-        for (architecture, value, source) in [
-            ("qwen35", 32_768, Source::Family),
-            ("laguna", 32_768, Source::Family),
-            ("gemma4", 16_384, Source::Family),
-            ("other", 16_000, Source::Fallback),
-        ] {
-            assert_eq!(
-                Card::of_family(architecture).max_tokens,
-                Sourced { value, source }
-            );
-        }
-    }
-
-    #[test]
-    fn stems_are_lower_case_with_dashes() {
+    fn stems_follow_the_published_rule() {
         assert_eq!(
-            card_stem("Qwen3.6 27B_Instruct\t(é)!"),
-            "qwen3.6-27b-instruct-"
+            Card::stem("Qwen3.6 27B_Instruct (x)"),
+            "qwen3.6-27b-instruct-x"
         );
     }
 }

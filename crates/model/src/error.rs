@@ -1,8 +1,5 @@
 //! Why a model was not loaded or made, sorted by what the caller can do about it.
 
-use std::io;
-use std::path::PathBuf;
-
 use gguf::GgufError;
 
 /// An error of this crate.
@@ -10,14 +7,16 @@ use gguf::GgufError;
 pub enum ModelError {
     /// The container was refused; the error names file, place and field.
     #[error(transparent)]
-    Gguf(#[from] GgufError),
+    Container(#[from] GgufError),
     /// The file is of a family, or of a variant of one, that cannot be run. Use another file.
-    #[error("{file}: {detail}")]
-    Family {
+    #[error("{file}: {what} is not supported; {instead}")]
+    Unsupported {
         /// The file.
         file: String,
-        /// Which family or variant, and what is supported instead.
-        detail: String,
+        /// Which family or variant.
+        what: String,
+        /// What to use instead.
+        instead: String,
     },
     /// A metadata key is missing or makes no sense.
     #[error("{file}: key {key}: {detail}")]
@@ -39,28 +38,14 @@ pub enum ModelError {
         /// What was expected and what was found.
         detail: String,
     },
-    /// A model card is not a JSON object. A card never prevents a start: warn and go on without it.
-    #[error("the model card is not usable: {detail}")]
-    Card {
-        /// What was wrong.
-        detail: String,
-    },
     /// There is no recipe or synthetic model of this name.
-    #[error("{name} is not a {what}; there are {known}")]
+    #[error("{what} {given}: unknown, use one of {known}")]
     Unknown {
-        /// What was asked for.
-        name: String,
-        /// What it should have been.
+        /// What kind of name it is.
         what: &'static str,
-        /// The names there are.
+        /// What was given.
+        given: String,
+        /// The names that exist.
         known: String,
-    },
-    /// An output file could not be written.
-    #[error("{path}: {source}", path = path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's words.
-        source: io::Error,
     },
 }

@@ -18,9 +18,11 @@ mod hash;
 mod load;
 mod names;
 mod reader;
+pub mod recipe;
+pub mod synth;
 mod vocab;
 
-pub use card::{Card, CardSampling, CardTiers, Source, Sourced, card_stem};
+pub use card::{Card, CardSampling};
 pub use error::ModelError;
 pub use gguf::Mapped;
 pub use load::{Facts, Loaded, TypeShare, load, load_bytes};

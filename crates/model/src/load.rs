@@ -30,16 +30,16 @@ pub struct Loaded {
 /// What is shown of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
+    /// The model's own name, or the file's stem.
+    pub name: String,
     /// The family's name in the file.
     pub architecture: String,
-    /// `general.name`, if the file has one.
-    pub name: Option<String>,
-    /// Name of the model's card, without its ending; see [`crate::card_stem`].
-    pub card_stem: Option<String>,
     /// Number of weights the model reads; a tied head counts once.
     pub parameters: u64,
+    /// Bytes of those weights as stored.
+    pub bytes: u64,
     /// Bytes of the file, all parts together.
-    pub size_bytes: u64,
+    pub file_bytes: u64,
     /// Number of files.
     pub n_parts: usize,
     /// Types of the weights the model reads, most bytes first.
@@ -83,7 +83,10 @@ fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
     let reader = Reader::new(&file)?;
     let architecture = reader.architecture.to_owned();
     let trunk = family::read(&reader)?;
-    let vocab = vocab::read(&file)?;
+    let rows = file
+        .tensor(EMBEDDING)
+        .and_then(|t| t.dims().get(1).copied());
+    let vocab = vocab::read(&file, rows)?;
     let (n_vocab, hidden) = (vocab.tokens.len(), trunk.hidden);
     let embedding = reader.matrix(EMBEDDING, n_vocab, hidden)?;
     let final_norm = reader.vector(FINAL_NORM, hidden)?;
@@ -100,15 +103,16 @@ fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
             "tensors outside the model ignored"
         );
     }
-    let name = file
+    let name = match file
         .meta()
         .text("general.name")
-        .map_err(|e| key_error(&file, e))?;
-    let name = name
-        .filter(|name| !name.trim().is_empty())
-        .map(str::to_owned);
+        .map_err(|e| key_error(&file, e))?
+    {
+        Some(name) if !name.trim().is_empty() => name.to_owned(),
+        _ => stem.to_owned(),
+    };
     let spec = ModelSpec {
-        name: name.clone().unwrap_or_else(|| stem.to_owned()),
+        name: name.clone(),
         hash: model_hash(&file),
         vocab: n_vocab,
         hidden,
@@ -119,17 +123,18 @@ fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
         final_norm,
         head,
     };
+    let types = type_shares(&spec);
     let facts = Facts {
-        card_stem: name.as_deref().map(crate::card_stem),
-        parameters: spec.weights().iter().map(|w| w.values() as u64).sum(),
-        size_bytes: file.size_bytes(),
-        n_parts: file.n_parts(),
-        types: type_shares(&spec),
-        architecture,
         name,
+        parameters: spec.weights().iter().map(|w| w.values() as u64).sum(),
+        bytes: types.iter().map(|share| share.bytes).sum(),
+        file_bytes: file.size_bytes(),
+        n_parts: file.n_parts(),
+        types,
+        architecture,
         ignored,
     };
-    let card = Card::of_family(&facts.architecture);
+    let card = Card::of_architecture(&facts.architecture);
     Ok(Loaded {
         spec: Arc::new(spec),
         vocab,

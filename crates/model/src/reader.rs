@@ -54,10 +54,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(crate) fn refuse_family(&self, detail: String) -> ModelError {
-        ModelError::Family {
+    pub(crate) fn unsupported(&self, what: String, instead: &str) -> ModelError {
+        ModelError::Unsupported {
             file: self.file.name().to_owned(),
-            detail,
+            what,
+            instead: instead.to_owned(),
         }
     }
 

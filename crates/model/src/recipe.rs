@@ -5,6 +5,8 @@
 
 use contract::QuantType;
 
+use crate::names::block_of;
+
 /// A whole file's recipe, by the name users type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(non_camel_case_types, reason = "these are the names of the formats")]
@@ -127,7 +129,7 @@ fn wanted(recipe: Recipe, file: FileShape, name: &str) -> QuantType {
             let gets_more = ["ffn_down", "attn_v", "attn_qkv"]
                 .iter()
                 .any(|part| name.ends_with(&format!(".{part}.weight")))
-                && block_of(name).is_some_and(|block| more_bits(block, file.block_count));
+                && block_of(name).is_some_and(|(block, _)| more_bits(block, file.block_count));
             if gets_more { QuantType::Q6_K } else { usual }
         }
     }
@@ -139,11 +141,6 @@ fn more_bits(block: usize, blocks: usize) -> bool {
     block < eighth
         || block >= 7 * blocks / 8
         || block.checked_sub(eighth).is_some_and(|past| past % 3 == 2)
-}
-
-/// The number in `blk.<number>.…`.
-fn block_of(name: &str) -> Option<usize> {
-    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
 /// Rows that are no multiple of 256 take a type with blocks of 32; rows that are none of 32 take halves.

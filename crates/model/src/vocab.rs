@@ -4,6 +4,7 @@ use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
 use gguf::{Array, GgufFile, Value};
 
 use crate::ModelError;
+use crate::names::EMBEDDING;
 use crate::reader::{key_error, missing};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -27,8 +28,8 @@ const STOP_KEYS: [&str; 3] = [
     "tokenizer.ggml.eom_token_id",
 ];
 
-/// Reads the vocabulary; its length is the number of rows of the embedding.
-pub(crate) fn read(file: &GgufFile) -> Result<Vocab, ModelError> {
+/// Reads the vocabulary, one token for each of `rows` of the embedding.
+pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelError> {
     let meta = file.meta();
     let at = |e| key_error(file, e);
     let refuse = |key: &str, detail: String| ModelError::Key {
@@ -56,6 +57,12 @@ pub(crate) fn read(file: &GgufFile) -> Result<Vocab, ModelError> {
         .map_err(at)?
         .ok_or_else(|| missing(file, TOKENS))?;
     let tokens: Vec<String> = texts.into_iter().map(str::to_owned).collect();
+    if let Some(rows) = rows
+        && rows != tokens.len() as u64
+    {
+        let detail = format!("{} tokens, but {EMBEDDING} has {rows} rows", tokens.len());
+        return Err(refuse(TOKENS, detail));
+    }
     let token = |key: &str| -> Result<Option<TokenId>, ModelError> {
         let Some(id) = meta.integer(key).map_err(at)? else {
             return Ok(None);

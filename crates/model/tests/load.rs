@@ -1,5 +1,7 @@
 //! Loading files made by other people's converters, and what the spec of each must say.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

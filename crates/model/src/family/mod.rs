@@ -17,28 +17,28 @@ pub(crate) struct Trunk {
     pub(crate) layers: Vec<LayerSpec>,
 }
 
-/// Architectures that can be run, for messages.
-const SUPPORTED: &str = "qwen35 (Qwen3.5 and Qwen3.6 dense) and qwen3 (dense)";
-
 /// Reads the trunk by the family that the file names.
 pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
-    let refuse = |what: &str| {
-        Err(reader.refuse_family(format!(
-            "architecture {}{what} is not supported; supported are {SUPPORTED}",
-            reader.architecture.escape_debug()
-        )))
+    let instead = match reader.architecture {
+        "qwen35" => return qwen35::read(reader),
+        "qwen3" => return qwen3::read(reader),
+        "qwen35moe" | "qwen3moe" | "qwen3next" => "use a dense model of the same family",
+        "dflash" | "dflash-draft" | "qwen35-dflash-draft" => {
+            "this file is a draft, give the model it drafts for"
+        }
+        "clip" | "mmproj" => "this file holds a vision part, give the language model's file",
+        _ => "use a Qwen3.5, Qwen3.6 or Qwen3 dense model",
     };
-    match reader.architecture {
-        "qwen35" => qwen35::read(reader),
-        "qwen3" => qwen3::read(reader),
-        "qwen35moe" | "qwen3moe" | "qwen3vlmoe" => refuse(" (routed experts)"),
-        "qwen3next" => refuse(" (Qwen3-Next)"),
-        _ => refuse(""),
-    }
+    let what = format!("architecture {}", reader.architecture.escape_debug());
+    Err(reader.unsupported(what, instead))
 }
 
 /// The longest context that is believed; real models are far below.
 const MAX_CONTEXT: usize = 1 << 30;
+/// Heads are whole blocks of the formats that cached rows are stored in.
+const HEAD_STEP: usize = 32;
+/// The widest head that is believed; real models have 256.
+const MAX_HEAD: usize = 1024;
 
 /// The keys that every family has, and how many of the file's blocks are the trunk.
 struct Common {
@@ -69,10 +69,11 @@ impl Common {
             .iter()
             .any(|t| t.name().starts_with("blk.0."));
         if trunk == 0 || (predicting > 0 && !first_block) {
-            return Err(reader.refuse_family(
-                "only multi-token-prediction blocks, without the model they belong to; \
-                 use the file of the model itself"
-                    .to_owned(),
+            return Err(reader.unsupported(
+                format!(
+                    "a file of {blocks} blocks, {predicting} of them for multi-token prediction"
+                ),
+                "it lacks the model that these belong to; use the file of the model itself",
             ));
         }
         let trained_context = reader.count("context_length")?;
@@ -126,6 +127,10 @@ fn heads(
         return Err(reader.refuse_key("attention.head_count", detail));
     }
     let head_dim = reader.count("attention.key_length")?;
+    if !head_dim.is_multiple_of(HEAD_STEP) || head_dim > MAX_HEAD {
+        let detail = format!("{head_dim}; a multiple of {HEAD_STEP} up to {MAX_HEAD} is expected");
+        return Err(reader.refuse_key("attention.key_length", detail));
+    }
     let value_dim = reader.count("attention.value_length")?;
     if head_dim != value_dim {
         let detail = format!("{value_dim}, but attention.key_length is {head_dim}");

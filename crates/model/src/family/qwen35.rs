@@ -115,14 +115,14 @@ fn gated_delta(block: &Block<'_>, hidden: usize) -> Result<GatedDeltaSpec, Model
     let n_k_heads = reader.count("ssm.group_count")?;
     let n_v_heads = reader.count("ssm.time_step_rank")?;
     let v_rows = reader.count(INNER)?;
-    if product(reader, &[n_v_heads, state], INNER)? != v_rows {
-        let detail = format!("{v_rows}, but time_step_rank x state_size is {n_v_heads} x {state}");
-        return Err(reader.refuse_key(INNER, detail));
-    }
     if !n_v_heads.is_multiple_of(n_k_heads) {
         let detail =
             format!("{n_v_heads} value heads for {n_k_heads} key heads; a multiple is expected");
         return Err(reader.refuse_key("ssm.time_step_rank", detail));
+    }
+    if product(reader, &[n_v_heads, state], INNER)? != v_rows {
+        let detail = format!("{v_rows}, but time_step_rank x state_size is {n_v_heads} x {state}");
+        return Err(reader.refuse_key(INNER, detail));
     }
     let qk_rows = product(reader, &[2, n_k_heads, state], "ssm.group_count")?;
     let channels = qk_rows

@@ -1,0 +1,208 @@
+//! Files that cannot be run are refused, by names that help: of the file, the key, the tensor.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+
+use gguf::{Array, GgufFile, GgufWriter, Mapped, TensorType, Value};
+use model::synth::SynthSpec;
+use model::{Loaded, ModelError};
+
+/// The tiny synthetic file with changed metadata and without some tensors.
+fn changed(set: &[(&str, Option<Value>)], drop: &[&str]) -> Result<Loaded, ModelError> {
+    let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
+        .unwrap()
+        .bytes()
+        .unwrap();
+    let file = GgufFile::from_bytes("base", Mapped::shared(Arc::from(bytes))).unwrap();
+    let mut writer = GgufWriter::new();
+    for (key, value) in file.meta().iter() {
+        match set.iter().find(|(k, _)| *k == key) {
+            Some((_, Some(new))) => writer.meta(key, new.clone()).unwrap(),
+            Some((_, None)) => {}
+            None => writer.meta(key, value.clone()).unwrap(),
+        }
+    }
+    for (key, value) in set {
+        if let (None, Some(value)) = (file.meta().get(key), value) {
+            writer.meta(key, value.clone()).unwrap();
+        }
+    }
+    let kept: Vec<_> = file
+        .tensors()
+        .iter()
+        .filter(|t| !drop.contains(&&**t.name()))
+        .collect();
+    for tensor in &kept {
+        let TensorType::Known(ty) = tensor.ty() else {
+            unreachable!("synthetic types are known")
+        };
+        writer.tensor(tensor.name(), ty, tensor.dims()).unwrap();
+    }
+    let mut body = writer.start(Vec::new()).unwrap();
+    for tensor in kept {
+        body.write(file.data(tensor)).unwrap();
+    }
+    let bytes = body.finish().unwrap();
+    model::load_bytes("changed.gguf", Mapped::shared(Arc::from(bytes)))
+}
+
+/// The message must name the file and every part given.
+fn check_refused(result: Result<Loaded, ModelError>, parts: &[&str]) {
+    let message = result
+        .err()
+        .expect("the file should be refused")
+        .to_string();
+    for part in ["changed.gguf"].iter().chain(parts) {
+        assert!(message.contains(part), "no '{part}' in: {message}");
+    }
+}
+
+#[test]
+fn an_unchanged_copy_loads() {
+    assert!(changed(&[], &[]).is_ok());
+}
+
+#[test]
+fn other_families_are_refused_by_name_with_what_to_use() {
+    for (other, instead) in [
+        ("qwen35moe", "use a dense model"),
+        ("qwen3next", "use a dense model"),
+        ("llama", "use a Qwen3.5"),
+        ("clip", "give the language model"),
+        ("dflash", "give the model it drafts for"),
+    ] {
+        let set = [("general.architecture", Some(Value::from(other)))];
+        check_refused(changed(&set, &[]), &[other, "not supported", instead]);
+    }
+}
+
+#[test]
+fn the_list_of_recurrent_layers_wins_over_the_interval() {
+    let list = Value::Array(Array::Bool(vec![false, true, true, true]));
+    let set = [("qwen35.attention.recurrent_layers", Some(list))];
+    // Layer 0 now attends, but the file has no attention tensors there.
+    check_refused(
+        changed(&set, &[]),
+        &["blk.0.attn_qkv.weight", "full-attention block"],
+    );
+    let short = Value::Array(Array::Bool(vec![true]));
+    let set = [("qwen35.attention.recurrent_layers", Some(short))];
+    check_refused(
+        changed(&set, &[]),
+        &["recurrent_layers", "1 flags", "4 blocks"],
+    );
+}
+
+#[test]
+fn impossible_numbers_are_refused_with_the_key() {
+    let cases: [(&str, Option<Value>, &str); 10] = [
+        ("qwen35.block_count", Some(Value::U32(0)), "at least 1"),
+        ("qwen35.block_count", None, "missing"),
+        (
+            "qwen35.block_count",
+            Some(Value::U64(u64::MAX)),
+            "block_count",
+        ),
+        (
+            "qwen35.nextn_predict_layers",
+            Some(Value::U32(9)),
+            "9 of them for multi-token prediction",
+        ),
+        (
+            "qwen35.attention.head_count_kv",
+            Some(Value::U32(3)),
+            "a multiple is expected",
+        ),
+        (
+            "qwen35.attention.key_length",
+            Some(Value::U32(250)),
+            "multiple of 32",
+        ),
+        ("qwen35.ssm.inner_size", Some(Value::U32(7)), "6 x 128"),
+        (
+            "qwen35.ssm.time_step_rank",
+            Some(Value::U32(5)),
+            "5 value heads for 2 key heads",
+        ),
+        (
+            "qwen35.rope.dimension_count",
+            Some(Value::U32(63)),
+            "even number",
+        ),
+        (
+            "qwen35.full_attention_interval",
+            Some(Value::from("four")),
+            "full_attention_interval",
+        ),
+    ];
+    for (key, value, part) in cases {
+        check_refused(changed(&[(key, value)], &[]), &[part]);
+    }
+}
+
+#[test]
+fn missing_and_misshapen_tensors_are_named() {
+    check_refused(
+        changed(&[], &["blk.2.ssm_out.weight"]),
+        &["blk.2.ssm_out.weight", "missing"],
+    );
+    let wider = [("qwen35.feed_forward_length", Some(Value::U32(1024)))];
+    check_refused(
+        changed(&wider, &[]),
+        &[
+            "blk.0.ffn_gate.weight",
+            "256 x 512",
+            "256 x 1024 is expected",
+        ],
+    );
+    let all_trunk: Vec<String> = (0..4)
+        .map(|i| format!("blk.{i}.attn_norm.weight"))
+        .collect();
+    let names: Vec<&str> = all_trunk.iter().map(String::as_str).collect();
+    check_refused(changed(&[], &names), &["attn_norm.weight", "missing"]);
+}
+
+#[test]
+fn bad_vocabularies_are_refused_with_key_and_index() {
+    let text = |bytes: &[u8]| Value::Array(Array::String(vec![bytes.into()]));
+    let cases: [(&str, Option<Value>, &[&str]); 7] = [
+        (
+            "tokenizer.ggml.tokens",
+            Some(text(b"\xff\xfe")),
+            &["tokens[0]", "UTF-8"],
+        ),
+        (
+            "tokenizer.ggml.tokens",
+            Some(text(b"a")),
+            &["1 tokens", "1024 rows"],
+        ),
+        (
+            "tokenizer.ggml.tokens",
+            None,
+            &["tokenizer.ggml.tokens", "missing"],
+        ),
+        (
+            "tokenizer.ggml.merges",
+            Some(text(b"nospace")),
+            &["merges[0]", "nospace"],
+        ),
+        (
+            "tokenizer.ggml.eos_token_id",
+            Some(Value::U32(5000)),
+            &["5000", "a vocabulary of 1024"],
+        ),
+        (
+            "tokenizer.ggml.model",
+            Some(Value::from("llama")),
+            &["tokenizer.ggml.model: llama"],
+        ),
+        (
+            "tokenizer.ggml.pre",
+            Some(Value::from("mpt")),
+            &["tokenizer.ggml.pre: mpt", "qwen35"],
+        ),
+    ];
+    for (key, value, parts) in cases {
+        check_refused(changed(&[(key, value)], &[]), parts);
+    }
+}
