@@ -50,8 +50,8 @@ pub struct Kernels {
 
 impl Kernels {
     /// The functions that go with a choice of instructions.
-    pub fn of(_dispatch: Dispatch) -> Kernels {
-        Kernels::scalar()
+    pub fn of(dispatch: Dispatch) -> Kernels {
+        crate::simd::kernels(dispatch)
     }
 
     /// The reference functions themselves.

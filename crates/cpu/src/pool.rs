@@ -7,31 +7,14 @@
 //! Work is cut into items and an item is computed by whichever thread claims it. Every item's result depends
 //! on the item alone, so neither the number of threads nor their luck can change a bit of any result.
 
-use std::hint::spin_loop;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// How long workers spin after a pass, so that the next token of a reply finds them awake.
-const LINGER: Duration = Duration::from_micros(500);
-
-/// A caller that has waited this many turns for a worker gives its processor away: it may be the one needed.
-const PATIENCE: u32 = 1 << 12;
+use crate::simd::crew::Crew;
 
 /// The calling thread and its helpers.
 pub struct Pool {
-    /// `threads - 1` helpers, joined when the pool is dropped; `None` when the caller works alone.
-    helpers: Option<rayon::ThreadPool>,
-    threads: usize,
-    state: Arc<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// A pass is running.
-    running: AtomicBool,
-    /// Helpers that spin.
-    awake: AtomicUsize,
+    crew: Crew,
 }
 
 impl Pool {
@@ -39,53 +22,26 @@ impl Pool {
     ///
     /// Threads that the system refuses to start are done without.
     pub fn new(threads: usize) -> Pool {
-        let helpers = (threads > 1)
-            .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads - 1)
-                    .thread_name(|i| format!("cpu-{}", i + 1))
-                    .build()
-                    .ok()
-            })
-            .flatten();
         Pool {
-            threads: helpers.as_ref().map_or(1, |_| threads),
-            helpers,
-            state: Arc::default(),
+            crew: Crew::new(threads.saturating_sub(1)),
         }
     }
 
     /// Threads that work, the caller's included.
     pub fn threads(&self) -> usize {
-        self.threads
+        1 + self.crew.helpers()
     }
 
     /// Runs `pass` with the helpers kept awake, so that the regions inside start within a microsecond.
     pub fn enter<R>(&self, pass: impl FnOnce() -> R) -> R {
-        let Some(helpers) = &self.helpers else {
-            return pass();
-        };
-        let outermost = !self.state.running.swap(true, Ordering::SeqCst);
-        if outermost {
-            let wanted = self.threads - 1;
-            while self.state.join_spinners(wanted) {
-                let state = Arc::clone(&self.state);
-                helpers.spawn(move || state.spin(wanted));
-            }
-        }
-        let rest = Rest {
-            state: &self.state,
-            outermost,
-        };
-        let result = pass();
-        drop(rest);
-        result
+        let _awake = self.crew.wake();
+        pass()
     }
 
     /// Calls `work(i)` for each `i < n`, in any order and on any thread; returns when all are done.
     pub fn for_each(&self, n: usize, work: impl Fn(usize) + Sync) {
         let next = AtomicUsize::new(0);
-        self.on_all(n, || {
+        self.on_all(n, &|| {
             loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 if i >= n {
@@ -106,7 +62,7 @@ impl Pool {
     ) {
         let n = items.len();
         let items = Mutex::new(items);
-        self.on_all(n, || {
+        self.on_all(n, &|| {
             while let Some(item) = {
                 // The iterator of a region whose work panicked elsewhere is still sound to advance.
                 let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,97 +73,13 @@ impl Pool {
         });
     }
 
-    /// Runs `work` on the caller and on as many helpers as `n` items can use.
-    ///
-    /// `work` returns only when nothing is left to claim, so a helper that has not begun by then is not needed.
-    fn on_all(&self, n: usize, work: impl Fn() + Sync) {
-        let wanted = self.threads.min(n).saturating_sub(1);
-        let Some(helpers) = self.helpers.as_ref().filter(|_| wanted > 0) else {
+    /// Runs `work` on the caller and the helpers; one of them may claim all `n` items before others begin.
+    fn on_all(&self, n: usize, work: &(dyn Fn() + Sync)) {
+        if n < 2 {
             return work();
-        };
-        let begun = AtomicUsize::new(0);
-        let ended = AtomicUsize::new(0);
-        let over = AtomicBool::new(false);
-        helpers.in_place_scope(|scope| {
-            for _ in 0..wanted {
-                scope.spawn(|_| {
-                    begun.fetch_add(1, Ordering::SeqCst);
-                    let _ended = CountOnDrop(&ended);
-                    if !over.load(Ordering::SeqCst) {
-                        work();
-                    }
-                });
-            }
-            work();
-            over.store(true, Ordering::SeqCst);
-            // Spinning here spares the scope's own wait, which sleeps and needs a wake-up.
-            let mut turns = 0;
-            while ended.load(Ordering::SeqCst) < begun.load(Ordering::SeqCst) {
-                turns += 1;
-                if turns % PATIENCE == 0 {
-                    std::thread::yield_now();
-                } else {
-                    spin_loop();
-                }
-            }
-        });
-    }
-}
-
-/// Counts a helper as ended, also when its work panics; the scope carries the panic to the caller.
-struct CountOnDrop<'a>(&'a AtomicUsize);
-
-impl Drop for CountOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Ends the pass when dropped, also when the pass panics.
-struct Rest<'a> {
-    state: &'a State,
-    outermost: bool,
-}
-
-impl Drop for Rest<'_> {
-    fn drop(&mut self) {
-        if self.outermost {
-            self.state.running.store(false, Ordering::SeqCst);
         }
-    }
-}
-
-impl State {
-    /// Counts one more spinning helper unless all `wanted` spin already.
-    fn join_spinners(&self, wanted: usize) -> bool {
-        self.awake
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |awake| {
-                (awake < wanted).then_some(awake + 1)
-            })
-            .is_ok()
-    }
-
-    /// Takes work of regions as it comes, until no pass has run for [`LINGER`].
-    fn spin(&self, wanted: usize) {
-        loop {
-            let mut idle_since = None;
-            while idle_since.is_none_or(|since: Instant| since.elapsed() < LINGER) {
-                let worked = matches!(rayon::yield_now(), Some(rayon::Yield::Executed));
-                if worked || self.running.load(Ordering::SeqCst) {
-                    idle_since = None;
-                } else if idle_since.is_none() {
-                    idle_since = Some(Instant::now());
-                }
-                if !worked {
-                    spin_loop();
-                }
-            }
-            self.awake.fetch_sub(1, Ordering::SeqCst);
-            // A pass that began between the last look and the line above counted this helper as awake.
-            if !self.running.load(Ordering::SeqCst) || !self.join_spinners(wanted) {
-                return;
-            }
-        }
+        let _awake = self.crew.wake();
+        self.crew.region(work);
     }
 }
 

@@ -6,16 +6,37 @@
 
 mod avx2;
 mod avx512;
+pub mod crew;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod table;
 pub mod tiles;
+#[cfg(test)]
+mod twins;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
 
 use crate::dispatch::Dispatch;
+use crate::kernels::Kernels;
 use crate::matmul::activations::{Activations, RowMut};
 use crate::matmul::layout::Packed;
 use crate::matmul::{activations, scalar};
 use tiles::TileOut;
+
+/// The vector functions that go with a choice of instructions.
+pub fn kernels(dispatch: Dispatch) -> Kernels {
+    match dispatch {
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx512(token) => token.kernels(),
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx2(token) => token.kernels(),
+        _ => Kernels::scalar(),
+    }
+}
 
 /// Rounds one row of activations, `x` `[cols]`.
 pub fn quantize(dispatch: Dispatch, x: &[f32], row: &mut RowMut<'_>) {

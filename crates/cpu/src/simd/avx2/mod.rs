@@ -1,5 +1,10 @@
 //! 256-bit kernels.
 
+#[cfg(target_arch = "x86_64")]
+mod kernels;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Avx2(());

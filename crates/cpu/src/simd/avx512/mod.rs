@@ -3,6 +3,10 @@
 #[cfg(target_arch = "x86_64")]
 mod float_matmul;
 #[cfg(target_arch = "x86_64")]
+mod kernels;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
 mod matmul;
 #[cfg(target_arch = "x86_64")]
 mod quantize;

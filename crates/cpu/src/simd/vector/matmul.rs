@@ -1,0 +1,93 @@
+//! Twins of [`crate::reference::matmul`].
+
+use crate::simd::lanes::{Lanes, put, take};
+
+/// Rows of a block: each vector of `b` loaded serves this many.
+const ROWS: usize = 4;
+
+/// # Safety
+/// The instruction set of `L`.
+#[inline(always)]
+pub(in crate::simd) unsafe fn accumulate<L: Lanes>(a: &[f32], b: &[f32], n: usize, c: &mut [f32]) {
+    let k = b.len() / n;
+    let m = c.len() / n;
+    assert!(b.len() == k * n && c.len() == m * n && a.len() == m * k);
+    let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
+    let mut col = 0;
+    // SAFETY: the caller's instruction set; `a` `[m, k]`, `b` `[k, n]` and `c` `[m, n]` were just measured, and
+    // every block below lies inside them.
+    unsafe {
+        while col + L::WIDE * L::N <= n {
+            let mut row = 0;
+            while row + ROWS <= m {
+                let (a, c) = (a.add(row * k), c.add(row * n + col));
+                match L::WIDE {
+                    4 => block::<L, ROWS, 4>(a, b.add(col), c, k, n),
+                    _ => block::<L, ROWS, 2>(a, b.add(col), c, k, n),
+                }
+                row += ROWS;
+            }
+            while row < m {
+                let (a, c) = (a.add(row * k), c.add(row * n + col));
+                match L::WIDE {
+                    4 => block::<L, 1, 4>(a, b.add(col), c, k, n),
+                    _ => block::<L, 1, 2>(a, b.add(col), c, k, n),
+                }
+                row += 1;
+            }
+            col += L::WIDE * L::N;
+        }
+        while col < n {
+            for row in 0..m {
+                let (a, b, c) = (a.add(row * k), b.add(col), c.add(row * n + col));
+                let mut sum = take::<L>(c, 0, n - col);
+                for i in 0..k {
+                    sum = L::splat(*a.add(i)).mul_add(take(b.add(i * n), 0, n - col), sum);
+                }
+                put(sum, c, 0, n - col);
+            }
+            col += L::N;
+        }
+    }
+}
+
+/// `R` rows by `W` vectors of `c`, at `c`, with row length `n`.
+///
+/// # Safety
+/// The instruction set of `L`; `a` has `R` rows of `k` values, `b` and `c` have `W * L::N` columns from where
+/// they point, with row length `n`.
+#[inline(always)]
+unsafe fn block<L: Lanes, const R: usize, const W: usize>(
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    k: usize,
+    n: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [[L::splat(0.0); W]; R];
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (w, sum) in sums.iter_mut().enumerate() {
+                *sum = L::load(c.add(row * n + w * L::N));
+            }
+        }
+        for i in 0..k {
+            let mut columns = [L::splat(0.0); W];
+            for (w, column) in columns.iter_mut().enumerate() {
+                *column = L::load(b.add(i * n + w * L::N));
+            }
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let factor = L::splat(*a.add(row * k + i));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = factor.mul_add(column, *sum);
+                }
+            }
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            for (w, sum) in sums.into_iter().enumerate() {
+                sum.store(c.add(row * n + w * L::N));
+            }
+        }
+    }
+}
