@@ -77,12 +77,14 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch) -> MemoryPlan {
     if spec.head.name == spec.embedding.name {
         owned += loaded_bytes(&spec.head, dispatch);
     }
+    // No machine has so much; the sum of the parts stays a number.
+    let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
         weights_bytes: owned,
         mapped_bytes: spec.embedding.bytes() as u64,
-        kv_bytes: sequences.saturating_mul(kv),
-        state_bytes: sequences.saturating_mul(state),
-        scratch_bytes: arena + head + products + sequences.saturating_mul(pending),
+        kv_bytes: all(kv),
+        state_bytes: all(state),
+        scratch_bytes: arena + head + products + all(pending),
     }
 }
 

@@ -95,7 +95,7 @@ pub(crate) fn sequence_bytes(
     limits: Limits,
     max_len: usize,
 ) -> (u64, u64, u64) {
-    let slots = (max_len + limits.tree_nodes) as u64;
+    let slots = max_len.saturating_add(limits.tree_nodes) as u64;
     let per_slot = |a: &AttentionSpec| {
         let values = a.n_kv_heads * a.head_dim;
         (kv.k.bytes(values) + kv.v.bytes(values)) as u64
@@ -106,7 +106,7 @@ pub(crate) fn sequence_bytes(
         4 * (2 * factors + d.channels()) as u64
     };
     (
-        spec.attention_layers().map(per_slot).sum::<u64>() * slots,
+        slots.saturating_mul(spec.attention_layers().map(per_slot).sum()),
         spec.delta_layers().map(state).sum(),
         spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64,
     )

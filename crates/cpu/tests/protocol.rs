@@ -1,0 +1,234 @@
+//! What a runner answers when it is called wrongly or asked for more than there is: an error that says why.
+
+#![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use contract::{
+    Ask, Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Place,
+    QuantType, Runner, SeqId, SnapshotId, TokenId, Tree, VerifyItem, WeightError, WeightRef,
+    WeightSource,
+};
+use cpu::{CpuBackend, Options};
+
+const LIMITS: Limits = Limits {
+    sequences: 2,
+    context: 100,
+    tree_nodes: 4,
+    prefill_chunk: 64,
+};
+
+fn plan() -> OpenPlan {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/fixtures/models");
+    let loaded = model::load(&folder.join("hybrid_r3_q4_k_m.gguf")).unwrap();
+    OpenPlan {
+        target: loaded.spec,
+        weights: loaded.weights,
+        kv: KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        },
+        limits: LIMITS,
+    }
+}
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(Options::default())
+}
+
+fn open(plan: OpenPlan) -> Box<dyn Runner> {
+    backend().open(plan, &mut |_| {}).unwrap()
+}
+
+fn misuse<T: std::fmt::Debug>(result: Result<T, DeviceError>, part: &str) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, DeviceError::Misuse { .. }), "{error}");
+    assert!(error.to_string().contains(part), "{error}");
+}
+
+#[test]
+fn broken_calls_are_answered_and_change_nothing() {
+    let mut runner = open(plan());
+    let seq = runner.open(10).unwrap();
+    let gone = SeqId(999);
+    let beyond = [TokenId(512)];
+    misuse(runner.prefill(seq, &beyond, &[]), "512");
+    let eleven = [TokenId(1); 11];
+    misuse(runner.prefill(seq, &eleven, &[]), "10 tokens");
+    let late = [(1, Ask::full())];
+    misuse(runner.prefill(seq, &eleven[..1], &late), "asks");
+    assert!(matches!(
+        runner.prefill(gone, &eleven[..1], &[]),
+        Err(DeviceError::UnknownSequence(_))
+    ));
+    let tree = Tree::chain(&eleven[..4]).unwrap();
+    let asks = vec![Ask::NOTHING; 4];
+    let item = VerifyItem {
+        seq,
+        tree: &tree,
+        asks: &asks,
+    };
+    misuse(runner.verify(&[item, item]), "twice");
+    misuse(runner.discard(seq), "nothing pending");
+    runner.verify(&[item]).unwrap();
+    misuse(runner.verify(&[item]), "pending");
+    misuse(runner.prefill(seq, &eleven[..1], &[]), "pending");
+    misuse(runner.snapshot(seq, Place::Host), "pending");
+    let path = tree.path_to(NodeIdx(3));
+    let other = Tree::new(&eleven[..2], &[NodeIdx(0)]).unwrap();
+    let short = other.path_to(NodeIdx(1));
+    runner.commit(&[CommitItem { seq, path: &short }]).unwrap();
+    misuse(
+        runner.commit(&[CommitItem { seq, path: &path }]),
+        "nothing pending",
+    );
+    misuse(runner.draft(&[], 1, 1), "no draft");
+    misuse(runner.score(&eleven, &mut |_| true), "no scorer");
+    assert!(matches!(
+        runner.restore(seq, SnapshotId(77)),
+        Err(DeviceError::UnknownSnapshot(_))
+    ));
+    runner.close(gone);
+    runner.free_snapshot(SnapshotId(77));
+}
+
+#[test]
+fn a_sequence_may_be_filled_to_its_last_token_and_no_further() {
+    let mut runner = open(plan());
+    let seq = runner.open(10).unwrap();
+    runner.prefill(seq, &[TokenId(1); 9], &[]).unwrap();
+    let tree = Tree::chain(&[TokenId(2); 4]).unwrap();
+    let asks = vec![Ask::top(2); 4];
+    let item = VerifyItem {
+        seq,
+        tree: &tree,
+        asks: &asks,
+    };
+    runner.verify(&[item]).unwrap();
+    let too_far = tree.path_to(NodeIdx(1));
+    misuse(
+        runner.commit(&[CommitItem {
+            seq,
+            path: &too_far,
+        }]),
+        "10 tokens",
+    );
+    let last = tree.path_to(NodeIdx::ROOT);
+    runner.commit(&[CommitItem { seq, path: &last }]).unwrap();
+    misuse(runner.verify(&[item]), "full");
+}
+
+#[test]
+fn room_is_what_open_gives() {
+    let mut runner = open(plan());
+    assert_eq!((runner.room().sequences, runner.room().tokens), (2, 200));
+    let long = runner.open(101).unwrap_err();
+    assert!(
+        matches!(
+            long,
+            DeviceError::NoRoom {
+                wanted: 101,
+                free: 100,
+                ..
+            }
+        ),
+        "{long}"
+    );
+    let first = runner.open(100).unwrap();
+    runner.open(60).unwrap();
+    assert_eq!((runner.room().sequences, runner.room().tokens), (0, 40));
+    let third = runner.open(1).unwrap_err();
+    assert!(
+        matches!(
+            third,
+            DeviceError::NoRoom {
+                what: "sequences",
+                ..
+            }
+        ),
+        "{third}"
+    );
+    runner.close(first);
+    assert_eq!((runner.room().sequences, runner.room().tokens), (1, 140));
+}
+
+#[test]
+fn cache_formats_that_are_not_there_are_refused_by_name() {
+    for format in KvFormat::ALL {
+        let mut plan = plan();
+        plan.kv.v = format;
+        let known = matches!(format, KvFormat::F32 | KvFormat::F16 | KvFormat::Q8_0);
+        match backend().estimate(&plan) {
+            Ok(_) => assert!(known, "{}", format.name()),
+            Err(error) => {
+                assert!(
+                    !known && error.to_string().contains(format.name()),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_larger_than_the_machine_is_refused_before_it_is_loaded() {
+    for context in [1 << 40, usize::MAX] {
+        let mut plan = plan();
+        plan.limits.context = context;
+        let opened = backend().open(plan, &mut |_| panic!("loading began"));
+        check_memory(opened.err().unwrap());
+    }
+}
+
+fn check_memory(error: DeviceError) {
+    assert!(
+        matches!(
+            error,
+            DeviceError::NoRoom {
+                what: "memory bytes",
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_weight_of_a_wrong_shape_is_named() {
+    let mut plan = plan();
+    let mut spec = (*plan.target).clone();
+    spec.final_norm.cols = 255;
+    plan.target = Arc::new(spec);
+    let error = backend().estimate(&plan).unwrap_err().to_string();
+    assert!(
+        error.contains("output_norm.weight") && error.contains("255"),
+        "{error}"
+    );
+}
+
+/// Gives NaN for every f32 weight.
+struct Poisoned(Arc<dyn WeightSource>, Vec<u8>);
+
+impl WeightSource for Poisoned {
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
+        match weight.ty {
+            QuantType::F32 => Ok(&self.1[..weight.bytes()]),
+            _ => self.0.bytes(weight),
+        }
+    }
+}
+
+#[test]
+fn a_model_that_computes_nothing_but_nan_is_answered_without_a_panic() {
+    let mut plan = plan();
+    let nan = f32::NAN.to_le_bytes().repeat(1 << 16);
+    plan.weights = Arc::new(Poisoned(Arc::clone(&plan.weights), nan));
+    let mut runner = open(plan);
+    let seq = runner.open(100).unwrap();
+    let asks = [(0, Ask::full()), (69, Ask::top(3))];
+    let rows = runner.prefill(seq, &[TokenId(3); 70], &asks).unwrap();
+    assert!(rows[0].raw.iter().all(|x| *x == f32::NEG_INFINITY));
+    assert_eq!(rows[1].ids, [TokenId(0), TokenId(1), TokenId(2)]);
+    assert_eq!(rows[1].lse, f32::NEG_INFINITY);
+}
