@@ -17,6 +17,7 @@ mod family;
 mod hash;
 mod load;
 mod names;
+pub mod quantize;
 mod reader;
 pub mod recipe;
 pub mod synth;

@@ -1,0 +1,264 @@
+//! From a GGUF file to a smaller one: the same metadata, each tensor in the type its recipe says.
+//!
+//! Any family's file will do, since only names and shapes decide. Memory stays bounded: rows are read from
+//! the map, converted in pieces on several threads, and written in order.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use contract::{QuantType, quant};
+use gguf::{GgufError, GgufFile, GgufWriter, TensorInfo, TensorType, Value};
+
+use crate::ModelError;
+use crate::names::HEAD;
+use crate::reader::Reader;
+use crate::recipe::{FileShape, Recipe, choose};
+
+/// Values that one thread converts at a time.
+const PIECE_VALUES: usize = 1 << 19;
+
+/// How to quantise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Which type each tensor gets.
+    pub recipe: Recipe,
+    /// Threads that convert rows; 0 counts as 1.
+    pub threads: usize,
+}
+
+/// How far a conversion has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The tensor at work.
+    pub tensor: &'a str,
+    /// Bytes of the input's tensors converted.
+    pub done_bytes: u64,
+    /// Bytes of the input's tensors in all.
+    pub total_bytes: u64,
+}
+
+/// What came of a conversion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Every tensor, in file order.
+    pub tensors: Vec<Change>,
+    /// Bytes of the input's tensors.
+    pub input_bytes: u64,
+    /// Bytes of the output's tensors.
+    pub output_bytes: u64,
+}
+
+/// What happened to one tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its type in the input.
+    pub from: QuantType,
+    /// Its type in the output; when it is the same, the bytes are too.
+    pub to: QuantType,
+}
+
+impl Report {
+    /// Tensors that were quantised already and got another quantised type. Each has the error of both types:
+    /// tell the user, and that converting the original would be better.
+    pub fn requantised(&self) -> usize {
+        let quantised = |ty: QuantType| ty.block_values() > 1;
+        let twice = |c: &&Change| c.from != c.to && quantised(c.from) && quantised(c.to);
+        self.tensors.iter().filter(twice).count()
+    }
+}
+
+/// Converts the file at `input` (of a split one, the first part) into one file at `output`.
+///
+/// The output is written beside its final name, with `.tmp` appended, and renamed when it is complete; so
+/// `output` may be `input`, and a failure leaves nothing half-written under the final name.
+///
+/// # Errors
+/// [`ModelError::Container`] for a bad input or a failed write, [`ModelError::Tensor`] for a tensor of a type
+/// that cannot be read.
+pub fn quantize(
+    input: &Path,
+    output: &Path,
+    options: &Options,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<Report, ModelError> {
+    let file = GgufFile::open(input)?;
+    let plan = plan(&file, options.recipe)?;
+    let mut name = output.as_os_str().to_owned();
+    name.push(".tmp");
+    let unfinished = Unfinished {
+        path: PathBuf::from(name),
+    };
+    let io = |source| GgufError::Io {
+        path: unfinished.path.clone(),
+        source,
+    };
+    let out = File::create(&unfinished.path).map_err(io)?;
+    let out = convert(
+        &file,
+        plan.0,
+        &plan.1,
+        options.threads,
+        BufWriter::new(out),
+        progress,
+    )?;
+    let out = out.into_inner().map_err(|e| io(e.into_error()))?;
+    out.sync_all().map_err(io)?;
+    let report = report(&file, plan.1);
+    fs::rename(&unfinished.path, output).map_err(|source| GgufError::Io {
+        path: output.to_owned(),
+        source,
+    })?;
+    Ok(report)
+}
+
+/// A file that is removed unless it has been renamed.
+struct Unfinished {
+    path: PathBuf,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Absent after the rename; and when it cannot be removed there is nobody left to tell.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn report(file: &GgufFile, tensors: Vec<Change>) -> Report {
+    let stored = |info: &TensorInfo, ty: QuantType| {
+        info.values() / ty.block_values() as u64 * ty.block_bytes() as u64
+    };
+    let sum = |ty: fn(&Change) -> QuantType| {
+        file.tensors()
+            .iter()
+            .zip(&tensors)
+            .map(|(info, change)| stored(info, ty(change)))
+            .sum()
+    };
+    Report {
+        input_bytes: sum(|c| c.from),
+        output_bytes: sum(|c| c.to),
+        tensors,
+    }
+}
+
+/// The output's metadata and directory, and what happens to each tensor of the input.
+fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), ModelError> {
+    let mut writer = GgufWriter::new();
+    let fresh = [
+        ("general.file_type", Value::U32(recipe.file_type())),
+        ("general.quantization_version", Value::U32(2)),
+    ];
+    for (key, value) in file.meta().iter() {
+        let is_fresh = fresh.iter().any(|(name, _)| *name == key);
+        // The parts of a split file become one.
+        if !is_fresh && !key.starts_with("split.") {
+            writer.meta(key, value.clone())?;
+        }
+    }
+    for (key, value) in fresh {
+        writer.meta(key, value)?;
+    }
+    let reader = Reader::new(file)?;
+    let shape = FileShape {
+        block_count: reader.count("block_count")?,
+        tied: file.tensor(HEAD).is_none(),
+    };
+    let mut changes = Vec::with_capacity(file.tensors().len());
+    for info in file.tensors() {
+        let TensorType::Known(from) = info.ty() else {
+            return Err(reader.refuse_tensor(
+                info.name(),
+                format!("stored as {}, which cannot be read", info.ty()),
+            ));
+        };
+        let to = match choose(recipe, shape, info.name(), info.dims()) {
+            // What is never quantised stays in the plain type it has.
+            QuantType::F32 if from.block_values() == 1 && recipe != Recipe::F32 => from,
+            other => other,
+        };
+        writer.tensor(info.name(), to, info.dims())?;
+        changes.push(Change {
+            name: Arc::clone(info.name()),
+            from,
+            to,
+        });
+    }
+    Ok((writer, changes))
+}
+
+fn convert<W: Write>(
+    file: &GgufFile,
+    writer: GgufWriter,
+    changes: &[Change],
+    threads: usize,
+    out: W,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<W, ModelError> {
+    let mut body = writer.start(out)?;
+    let total_bytes = file
+        .tensors()
+        .iter()
+        .map(|info| file.data(info).len() as u64)
+        .sum();
+    let mut done_bytes = 0;
+    for (info, change) in file.tensors().iter().zip(changes) {
+        let data = file.data(info);
+        let mut tell = |bytes: usize| {
+            done_bytes += bytes as u64;
+            progress(Progress {
+                tensor: info.name(),
+                done_bytes,
+                total_bytes,
+            });
+        };
+        if change.from == change.to {
+            for piece in data.chunks(PIECE_VALUES * 4) {
+                body.write(piece)?;
+                tell(piece.len());
+            }
+            continue;
+        }
+        // Both block sizes divide the columns, so they divide what lies between two row ends; a piece is
+        // whole rows, or part of one long row in whole super-blocks.
+        let cols = usize::try_from(info.dims()[0]).unwrap_or(usize::MAX);
+        let values = match PIECE_VALUES / cols {
+            0 => PIECE_VALUES,
+            rows => rows * cols,
+        };
+        let from_bytes = change.from.row_bytes(values);
+        for turn in data.chunks(from_bytes * threads.max(1)) {
+            for converted in turn_of_threads(turn, from_bytes, change) {
+                body.write(&converted)?;
+            }
+            tell(turn.len());
+        }
+    }
+    Ok(body.finish()?)
+}
+
+/// Converts the pieces of one turn, a thread for each.
+fn turn_of_threads(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8>> {
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = turn
+            .chunks(piece_bytes)
+            .map(|piece| scope.spawn(|| convert_piece(piece, change.from, change.to)))
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("codecs do not panic on whole blocks"))
+            .collect()
+    })
+}
+
+fn convert_piece(piece: &[u8], from: QuantType, to: QuantType) -> Vec<u8> {
+    let n = piece.len() / from.block_bytes() * from.block_values();
+    let mut values = vec![0.0; n];
+    quant::dequantize_row(from, piece, &mut values);
+    let mut bytes = vec![0; to.row_bytes(n)];
+    quant::quantize_row(to, &values, &mut bytes);
+    bytes
+}
