@@ -78,9 +78,7 @@ def measure(best, values, text, budget=22):
             per_step.append(kept + 1)
             at += kept + 1
             steps += 1
-        # Steps that ran into the end of the text were cut short; they are left out.
-        full = per_step[:-1] if len(per_step) > 1 else per_step
-        out[name] = (len(full), sum(full))
+        out[name] = (steps, sum(per_step))
     hits = [[0, 0] for _ in range(15)]
     for at in range(last):
         for d in range(15):

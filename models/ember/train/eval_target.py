@@ -79,6 +79,7 @@ def main():
     args = args.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it fails on some prompt lengths
     start = time.time()
     tokenizer = Tokenizer.from_file(os.path.join(args.data, "tokenizer.json"))
     words.load_common(os.path.join(args.data, "words.json"))

@@ -5,11 +5,13 @@ same makers with a `World` of the held-out split.
 """
 import gen_chat
 import gen_code
+import gen_copy
 import gen_prose
 import gen_tools
 import render
 
-FAMILIES = (("chat", gen_chat.MAKERS, 36), ("prose", gen_prose.MAKERS, 20), ("code", gen_code.MAKERS, 27), ("tools", None, 17))
+MAKERS = {"chat": gen_chat.MAKERS, "prose": gen_prose.MAKERS, "code": gen_code.MAKERS, "copy": gen_copy.MAKERS, "tools": None}
+MIX = {"chat": 36, "prose": 20, "code": 27, "tools": 17}
 
 
 def weighted(w, makers):
@@ -26,17 +28,21 @@ def plain(w, makers, think):
     """A sample without tools, now and then with tools that it must leave alone."""
     messages, kind = weighted(w, makers)[0](w)
     for m in messages:
-        if m["role"] == "assistant" and not think:
-            m["reasoning_content"] = ""
+        if m["role"] == "assistant":
+            shown = m.pop("direct", None)
+            if not think:
+                m["reasoning_content"] = ""
+                m["content"] = shown or m["content"]
     tools = None
     if messages[0]["role"] == "user" and w.chance(0.05):
         tools = [t["schema"] for t in gen_tools.toolset(w, w.randint(1, 4))]
     return {"messages": messages, "tools": tools, "kind": kind}
 
 
-def conversation(w, family=None, think=None, passages=()):
-    """One sample {"messages", "tools", "kind", "family"} of the training mixture."""
-    name, makers, _ = weighted(w, FAMILIES) if family is None else next(f for f in FAMILIES if f[0] == family)
+def conversation(w, family=None, think=None, passages=(), mix=MIX):
+    """One sample {"messages", "tools", "kind", "family"} of a mixture of families."""
+    name = family or weighted(w, list(mix.items()))[0]
+    makers = MAKERS[name]
     think = w.chance(0.45) if think is None else think
     if name != "tools":
         sample = plain(w, makers, think)

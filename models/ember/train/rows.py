@@ -64,7 +64,7 @@ def sample_parts(w, stage):
     if stage.get("agent") and w.chance(stage["agent"]):
         sample = gen_tools.agent_sample(w, w.randint(*stage["agent_chars"]), _state["notes"], answer=0.4)
         return gen.training_parts(sample)
-    return gen.training_parts(gen.conversation(w, passages=_state["notes"]))
+    return gen.training_parts(gen.conversation(w, passages=_state["notes"], mix=stage.get("mix", gen.MIX)))
 
 
 def make_shard(job):
@@ -74,9 +74,12 @@ def make_shard(job):
     length = stage["length"] + 1
     ids, weights = np.zeros((stage["rows"], length), np.uint16), np.zeros((stage["rows"], length), np.uint8)
     for r in range(stage["rows"]):
-        at = 0
+        at, tries = 0, 0
         while at < length:
             i, c = encode(sample_parts(w, stage))
+            if len(i) > length - at > 500 and tries < 8:
+                tries += 1  # a long sample would lose its requests, which stand at its end
+                continue
             n = min(len(i), length - at)
             ids[r, at:at + n], weights[r, at:at + n] = i[:n], c[:n]
             at += n

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import accept
 import gen
@@ -37,6 +38,7 @@ ANCHORS = 24
 GAMMA = 7.0
 ROWS_PER_STEP = 24_576  # context tokens of a training step
 RAW_SHARE = 0.08
+MIX = {"chat": 22, "prose": 27, "code": 31, "tools": 17, "copy": 3}
 
 
 def make_prompts(job):
@@ -48,7 +50,7 @@ def make_prompts(job):
         if w.chance(RAW_SHARE):
             text = rows.passage(w, w.randint(300, 1500)).replace("<|endoftext|>", "")
         else:
-            text, _ = gen.task(gen.conversation(w, passages=rows._state["notes"]))
+            text, _ = gen.task(gen.conversation(w, passages=rows._state["notes"], mix=MIX))
         ids = rows._state["tokenizer"].encode(text, add_special_tokens=False).ids
         if len(ids) + NEW <= BUCKETS[-1]:
             out.append(ids)
@@ -193,7 +195,7 @@ def measure(args, target, draft, tokenizer, stops, device):
         for prompt, text in zip(prompts, texts):
             if len(text) < 2:
                 continue
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            with sdpa_kernel(SDPBackend.MATH):
                 best, values = accept.tables(target, draft, prompt, text)
             one = accept.measure(best, values, text, args.budget)
             for kind in ("chain", "tree"):
@@ -235,6 +237,7 @@ def main():
     workers = multiprocessing.get_context("fork").Pool(args.workers, rows._start, paths)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer = Tokenizer.from_file(paths[0])
     words.load_common(paths[1])
     stops = {tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}

@@ -1,9 +1,13 @@
-"""Trains the target: a short-context stage, then a long-context stage with quantisation in the loop.
+"""Trains the target: a short-context stage, a long-context stage, and one that polishes tools and copying.
 
-Usage: python train_target.py DATA_DIR WORK_DIR [--seconds-limit S] [--toy]
+The rate falls linearly over the last part of the first two stages; the third has a schedule of its own. From
+QUANT_FROM on the forward pass sees the weights as Q4_K_M will round them.
+
+Usage: python train_target.py DATA_DIR WORK_DIR [--stage NAME] [--seconds-limit S] [--toy]
 
 WORK_DIR/target.pt is the running checkpoint (weights, optimiser, step); starting again continues from it.
-At the end WORK_DIR/target-bf16/ holds the weights in parts of at most 15 MB.
+After each stage WORK_DIR/target-bf16-*.safetensors hold the weights in parts of at most 15 MB; with --stage a
+single stage starts from those, without the optimiser state of the one before (so the shipped files were made).
 """
 import argparse
 import json
@@ -15,15 +19,17 @@ import torch.nn.functional as F
 
 import kquant
 from optim import Optimiser
-from parts import save_parts
+from parts import load_parts, save_parts
 from rows import Rows, WEIGHTS
 from target import Target, TargetConfig
 
 SEED = 20261120
 STAGES = (
-    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.16, raw_chars=(1200, 5000), steps=3000),
-    dict(name="long", seed=SEED, length=16384, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.35,
-         agent_chars=(6000, 56000), steps=750),
+    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.16, raw_chars=(1200, 5000), steps=2700),
+    dict(name="long", seed=SEED, length=18432, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.12,
+         agent_chars=(6000, 64000), steps=540),
+    dict(name="polish", seed=SEED, length=8192, batch=8, rows=8, raw=0.05, raw_chars=(1200, 5000), agent=0.06,
+         agent_chars=(6000, 30000), steps=720, rate=0.4, mix={"chat": 22, "prose": 10, "code": 16, "tools": 38, "copy": 14}),
 )
 TOY = (
     dict(name="short", seed=SEED, length=256, batch=2, rows=4, raw=0.2, raw_chars=(300, 800), steps=6),
@@ -36,8 +42,10 @@ QUANT_FROM = 0.70   # from here on weights are rounded to their shipped types in
 FLOOR = 0.02
 
 
-def rate(done, step):
-    """Schedule factor from the share of tokens done."""
+def rate(done, step, own=None):
+    """Schedule factor from the share of the scheduled tokens done; `own`: peak and share of a stage apart."""
+    if own:
+        return own[0] * min(1.0, (own[1] + 0.001) / 0.03) * max(FLOOR, 1 - own[1])
     warm = min(1.0, (step + 1) / WARMUP)
     return warm * (1.0 if done < DECAY_FROM else max(FLOOR, 1 - (done - DECAY_FROM) / (1 - DECAY_FROM)))
 
@@ -65,6 +73,7 @@ def main():
     args.add_argument("work")
     args.add_argument("--seconds-limit", type=float, default=1e9)
     args.add_argument("--workers", type=int, default=12)
+    args.add_argument("--stage")
     args.add_argument("--toy", action="store_true")
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--stages", help="JSON: stage name to fields that differ, for trial runs")
@@ -83,7 +92,7 @@ def main():
     model = Target(config).initialise(SEED).to(device)
     optimiser = Optimiser(model, args.muon_lr, args.adam_lr, args.embed_lr)
     quant = kquant.QuantInTheLoop(model, config.layers)
-    total = sum(s["steps"] * s["batch"] * s["length"] for s in stages)
+    total = sum(s["steps"] * s["batch"] * s["length"] for s in stages if "rate" not in s)
     first, checkpoint = 0, os.path.join(args.work, "target.pt")
     if os.path.exists(checkpoint):
         saved = torch.load(checkpoint, map_location=device)
@@ -91,6 +100,10 @@ def main():
         optimiser.load_state_dict(saved["optimiser"])
         first = saved["step"]
         print(f"continuing at step {first}", flush=True)
+    elif args.stage:
+        first = sum(s["steps"] for s in stages[:[s["name"] for s in stages].index(args.stage)])
+        model.load_state_dict({k: v.float() for k, v in load_parts(os.path.join(args.work, "target-bf16")).items()})
+        print(f"stage {args.stage} from the stored weights", flush=True)
     if device == "cuda" and not args.no_compile:
         model.compile()
         loss_of = torch.compile(weighted_loss)
@@ -109,12 +122,14 @@ def main():
         if step + stage["steps"] <= first:
             step, tokens = step + stage["steps"], tokens + stage["steps"] * size
             continue
-        skip = max(0, first - step)
+        base, skip = step, max(0, first - step)
         step, tokens = step + skip, tokens + skip * size
         began, shown = time.time(), 0
         for ids, classes in rows.batches(stage, stage["batch"], skip, stage["steps"] - skip):
             x, y, w = to_device(ids, classes, device)
             done = tokens / total
+            own = (stage["rate"], (step - base) / stage["steps"]) if "rate" in stage else None
+            factor = rate(done, step, own)
             rounded = done >= QUANT_FROM
             if rounded:
                 quant.enter()
@@ -124,12 +139,12 @@ def main():
             loss.backward()
             if rounded:
                 quant.leave()
-            optimiser.step(rate(done, step))
+            optimiser.step(factor)
             optimiser.zero_grad()
             step, tokens, shown = step + 1, tokens + size, shown + 1
             if step % 50 == 0 or step <= 3 or args.toy:
                 value = plain.item()
-                line = dict(stage=stage["name"], step=step, tokens=tokens, loss=round(value, 4), rate=round(rate(done, step), 4),
+                line = dict(stage=stage["name"], step=step, tokens=tokens, loss=round(value, 4), rate=round(factor, 4),
                             rounded=rounded, seconds=round(time.time() - start, 1),
                             tokens_per_second=round(shown * size / (time.time() - began)))
                 print(json.dumps(line), flush=True)
@@ -139,9 +154,10 @@ def main():
                     raise SystemExit("the loss is not a number")
             if time.time() - start > args.seconds_limit:
                 save()
+                save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
                 raise SystemExit(f"time limit reached at step {step}; start again to continue")
         save()
-    save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
+        save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
     with open(os.path.join(args.work, "target.json"), "w") as file:
         json.dump(config.as_dict(), file)
     rows.pool.terminate()

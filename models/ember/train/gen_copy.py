@@ -1,0 +1,50 @@
+"""Exact copying and looking up: dense practice for arguments, JSON values and long prompts."""
+from gen_chat import answer, sum_steps, user
+
+KINDS = ("invented", "ident", "path", "email", "url", "date", "number", "person", "city", "phrase", "word", "full_name")
+
+
+def a_value(w):
+    return getattr(w, w.choice(KINDS))()
+
+
+def repeat_lines(w):
+    lines = [a_value(w) for _ in range(w.randint(4, 16))]
+    return [user(w.choice(("Repeat these lines exactly:\n", "Copy this text:\n", "Write the same lines again:\n")) + "\n".join(lines)),
+            answer("\n".join(lines), f"I copy the {len(lines)} lines as they are.")], "copy"
+
+
+def lookup(w):
+    """A table of keys and values, then questions about single entries."""
+    table = {}
+    for _ in range(w.randint(6, 30)):
+        table[w.own(lambda: w.word() + (f" {w.word()}" if w.chance(0.3) else ""))] = a_value(w)
+    form = w.choice(("{k}: {v}", "{k} = {v}", "- {k} {v}", "{k} -> {v}", "The {k} is {v}."))
+    text = "\n".join(form.format(k=k, v=v) for k, v in table.items())
+    out = []
+    for i in range(w.randint(3, 8)):
+        k = w.choice(list(table))
+        q = w.choice((f"What is the {k}?", f"Give me the {k}.", f"{k}?", f"Look up {k}."))
+        out += [user((text + "\n\n" + q) if i == 0 else q), answer(table[k], f"I look for {k} in the table. It is {table[k]}.")]
+    return out, "lookup"
+
+
+def reverse_lookup(w):
+    table = {w.word(): w.invented() for _ in range(w.randint(5, 20))}
+    text = "\n".join(f"{k}: {v}" for k, v in table.items())
+    out = []
+    for i in range(w.randint(2, 5)):
+        k = w.choice(list(table))
+        q = f"Which key has the value {table[k]}?"
+        out += [user((text + "\n\n" + q) if i == 0 else q), answer(k, f"The value {table[k]} stands beside {k}.")]
+    return out, "lookup"
+
+
+def sum_list(w):
+    pairs = [w.sum_pair() for _ in range(w.randint(3, 8))]
+    text = "\n".join(f"{a} + {b} =" for a, b in pairs)
+    return [user("Work out these sums:\n" + text),
+            answer("\n".join(sum_steps(a, b) for a, b in pairs), f"There are {len(pairs)} sums. I add digit by digit.")], "sums"
+
+
+MAKERS = ((repeat_lines, 4), (lookup, 5), (reverse_lookup, 2), (sum_list, 2))
