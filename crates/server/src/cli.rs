@@ -1,0 +1,355 @@
+//! What was typed: the command line and its environment variables, exactly, with no meaning yet.
+//!
+//! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
+//! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > default.
+
+use std::path::PathBuf;
+
+use clap::builder::FalseyValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+
+/// A local LLM server with an OpenAI-compatible API.
+#[derive(Debug, Parser)]
+#[command(name = "hearth", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(after_help = "Example:\n  hearth serve qwen3.5-0.8b-q4_k_m.gguf\n  \
+    curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\\n    \
+    -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// How much to log: error, warn, info, debug, trace, or a filter such as `server=debug`.
+    #[arg(long, global = true, env = "HEARTH_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+    /// How log lines look.
+    #[arg(long, global = true, env = "HEARTH_LOG_FORMAT", value_enum, default_value = "text")]
+    pub log_format: LogFormat,
+    /// Write no colours, whatever standard output is.
+    #[arg(long, global = true, env = "NO_COLOR", value_parser = FalseyValueParser::new())]
+    pub no_color: bool,
+}
+
+/// The shape of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP.
+    #[command(after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
+        hearth serve model.gguf --dry-run        (prints what it would take, starts nothing)\n\n\
+        Without MODEL a tiny synthetic model with random weights is served: its answers are noise.\n\
+        A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
+        Stops on SIGINT or SIGTERM once running requests have ended; a second signal stops at once.\n\
+        Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal.")]
+    Serve(Box<ServeArgs>),
+    /// Answer one prompt on the terminal, or chat when no prompt is given.
+    #[command(after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
+        hearth run model.gguf < question.txt\n  \
+        hearth run model.gguf            (interactive; an empty line or ctrl-D ends it)\n\n\
+        Ctrl-C ends the answer. The answer goes to standard output, figures to standard error.")]
+    Run(RunArgs),
+    /// Show what a GGUF file holds and what it would take to run.
+    #[command(after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0")]
+    Inspect(InspectArgs),
+    /// Write a GGUF file again with other weight types.
+    #[command(after_help = "Example:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m")]
+    Quantize(QuantizeArgs),
+    /// Write a GGUF file of a real model's exact shapes with random weights.
+    #[command(after_help = "Examples:\n  hearth synth qwen3.5-0.8b:q4_k_m synthetic.gguf\n  \
+        hearth synth tiny-hybrid:q8_0 tiny.gguf --seed 7")]
+    Synth(SynthArgs),
+    /// Run given tokens through a model and write the logits, for people who check models.
+    #[command(after_help = "Examples:\n  hearth eval model.gguf --ids ids.json --logits logits.npy\n  \
+        hearth eval model.gguf --ids ids.json --greedy 64 --out-ids continuation.json")]
+    Eval(EvalArgs),
+    /// Read text on stdin and print its token ids as a JSON array.
+    #[command(after_help = "Example:\n  printf 'Hello world' | hearth tokenize model.gguf")]
+    Tokenize(TokenizeArgs),
+}
+
+/// Where and how a model runs.
+#[derive(Debug, Clone, Args)]
+pub struct DeviceArgs {
+    /// `auto`, `cpu`, or `cuda:N`.
+    #[arg(long, alias = "target-device", env = "HEARTH_DEVICE", default_value = "auto")]
+    pub device: String,
+    /// Run the scalar reference on the CPU: slow, the judge of every other path.
+    #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
+    pub cpu_reference: bool,
+    /// Threads of the CPU device; by default one per core.
+    #[arg(long, env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// The longest context, in tokens; by default what the model was trained for, as far as it fits.
+    #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
+    pub max_ctx: Option<usize>,
+    /// How cached keys are stored.
+    #[arg(long, env = "HEARTH_CACHE_TYPE_K", value_name = "TYPE")]
+    pub cache_type_k: Option<String>,
+    /// How cached values are stored.
+    #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
+    pub cache_type_v: Option<String>,
+    /// How cached keys and values are stored, where the two flags above say nothing [default: f16].
+    #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
+    pub kv_type: Option<String>,
+    /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU].
+    #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
+    pub chunk: Option<usize>,
+}
+
+/// `hearth serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The GGUF file to serve.
+    #[arg(env = "HEARTH_MODEL", conflicts_with = "model_flag")]
+    pub model: Option<PathBuf>,
+    /// The GGUF file to serve, as a flag.
+    #[arg(long = "model", value_name = "MODEL")]
+    pub model_flag: Option<PathBuf>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Address to listen on.
+    #[arg(long, env = "HEARTH_HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on.
+    #[arg(long, env = "HEARTH_PORT", default_value_t = 8000)]
+    pub port: u16,
+    /// The model's id in the API [default: the file's stem].
+    #[arg(long, env = "HEARTH_MODEL_NAME", value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// A chat template to use instead of the file's own.
+    #[arg(long, env = "HEARTH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// A directory of model cards, looked at before the built-in ones.
+    #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
+    pub model_cards_dir: Option<PathBuf>,
+    /// Sequences that decode together.
+    #[arg(long, env = "HEARTH_MAX_SEQUENCES", value_name = "N", default_value = "4",
+        value_parser = at_least_one)]
+    pub max_sequences: usize,
+    /// Tokens of an answer when a request does not say [default: the model card's].
+    #[arg(long, env = "HEARTH_DEFAULT_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
+    pub default_max_tokens: Option<usize>,
+    /// The same under its older name; `--default-max-tokens` wins.
+    #[arg(long, env = "HEARTH_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+    /// Whether requests think when they do not say; by default the chat template decides.
+    #[arg(long, env = "HEARTH_THINKING_DEFAULT", value_enum, value_name = "WHETHER")]
+    pub thinking_default: Option<OnOff>,
+    /// What to do with a system message after the first turn.
+    #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
+    pub late_system: LateSystemArg,
+    /// A key clients must send; may be given several times. By default none is needed.
+    #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_delimiter = ',')]
+    pub api_key: Vec<String>,
+    /// A file of keys, one a line.
+    #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Send no CORS headers.
+    #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
+    pub no_cors: bool,
+    /// Answer 404 to a request that names another model.
+    #[arg(long, env = "HEARTH_STRICT_MODEL", value_parser = FalseyValueParser::new())]
+    pub strict_model: bool,
+    /// Send a usage chunk in every stream, asked for or not.
+    #[arg(long, env = "HEARTH_ALWAYS_USAGE", value_parser = FalseyValueParser::new())]
+    pub always_usage: bool,
+    /// Requests that may wait; the next one is answered 429.
+    #[arg(long, env = "HEARTH_QUEUE_LIMIT", value_name = "N", default_value = "64",
+        value_parser = at_least_one)]
+    pub queue_limit: usize,
+    /// Longest wait in the queue, in seconds; 0 for no limit.
+    #[arg(long, env = "HEARTH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 600)]
+    pub queue_timeout: u64,
+    /// Longest time a request may take, in seconds; 0 for no limit.
+    #[arg(long, env = "HEARTH_REQUEST_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
+    pub request_timeout: u64,
+    /// How long a reader may take nothing before it is cut off, in seconds.
+    #[arg(long, env = "HEARTH_WRITE_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
+        value_parser = value_parser!(u64).range(1..))]
+    pub write_timeout: u64,
+    /// How long running requests may go on after a stop signal, in seconds.
+    #[arg(long, env = "HEARTH_SHUTDOWN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
+    pub shutdown_timeout: u64,
+    /// Silence in a stream after which a keep-alive is sent, in seconds.
+    #[arg(long, env = "HEARTH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 10,
+        value_parser = value_parser!(u64).range(1..))]
+    pub sse_ping_interval: u64,
+    /// Serve Prometheus metrics at /metrics.
+    #[arg(long, env = "HEARTH_METRICS", value_enum, value_name = "WHETHER", default_value = "on")]
+    pub metrics: OnOff,
+    /// The longest request body, in MiB.
+    #[arg(long, env = "HEARTH_MAX_BODY", value_name = "MIB", default_value_t = 64,
+        value_parser = value_parser!(u32).range(1..=4096))]
+    pub max_body: u32,
+    /// Log prompts and answers.
+    #[arg(long, env = "HEARTH_LOG_PROMPTS", value_parser = FalseyValueParser::new())]
+    pub log_prompts: bool,
+    /// A TOML file of flags; environment variables and flags win over it.
+    #[arg(long, env = "HEARTH_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print the plan and the memory it takes, and do not start.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// A switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// What to do with a system message after the first turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LateSystemArg {
+    /// Make it a user turn where it stands.
+    User,
+    /// Move it to the front.
+    Hoist,
+    /// Refuse the request.
+    Error,
+}
+
+/// `hearth run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The GGUF file, then the prompt; a single argument that is no `.gguf` file is the prompt.
+    #[arg(value_name = "MODEL] [PROMPT", num_args = 0..=2)]
+    pub words: Vec<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// A system message.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// A chat template to use instead of the file's own.
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// A directory of model cards, looked at before the built-in ones.
+    #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
+    pub model_cards_dir: Option<PathBuf>,
+    /// Most tokens of an answer, thinking included [default: the model card's].
+    #[arg(long, short = 'n', value_name = "TOKENS", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+    /// Randomness; 0 always takes the likeliest token [default: the model card's].
+    #[arg(long, value_parser = temperature)]
+    pub temperature: Option<f32>,
+    /// Repeats the same answer when given [default: random].
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Whether to think; by default the chat template decides.
+    #[arg(long, value_enum, value_name = "WHETHER")]
+    pub thinking: Option<OnOff>,
+}
+
+/// `hearth inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The GGUF file.
+    pub file: PathBuf,
+    /// Where and how it would run.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Sequences to plan for.
+    #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
+    pub max_sequences: usize,
+    /// List every tensor.
+    #[arg(long)]
+    pub tensors: bool,
+    /// List every metadata key.
+    #[arg(long)]
+    pub metadata: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hearth quantize`.
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// The GGUF file to read.
+    pub input: PathBuf,
+    /// The GGUF file to write.
+    pub output: PathBuf,
+    /// The recipe: q4_k_m, q8_0, q4_0, q5_k_m, q6_k, bf16, f16, f32.
+    pub recipe: String,
+    /// Threads; by default one per core.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// Replace the output file if it exists.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `hearth synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// A model's shape and a recipe, such as `qwen3.5-0.8b:q4_k_m`; shapes: qwen3.5-0.8b, qwen3.5-2b,
+    /// qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3-0.6b, tiny-hybrid, tiny-dense.
+    pub what: String,
+    /// The GGUF file to write.
+    pub output: PathBuf,
+    /// Seed of the random weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Replace the output file if it exists.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `hearth eval`.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// The GGUF file.
+    pub model: PathBuf,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// A JSON array of token ids.
+    #[arg(long, value_name = "FILE")]
+    pub ids: PathBuf,
+    /// Write the logits after every token, f32 `[n, vocab]`, as a NumPy file.
+    #[arg(long, value_name = "FILE", required_unless_present = "greedy")]
+    pub logits: Option<PathBuf>,
+    /// Then continue with the likeliest token, this many times.
+    #[arg(long, value_name = "N", requires = "out_ids", value_parser = at_least_one)]
+    pub greedy: Option<usize>,
+    /// Where the continuation's ids go, as a JSON array.
+    #[arg(long, value_name = "FILE", requires = "greedy")]
+    pub out_ids: Option<PathBuf>,
+}
+
+/// `hearth tokenize`.
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The GGUF file.
+    pub model: PathBuf,
+    /// Treat special tokens in the text as ordinary text.
+    #[arg(long)]
+    pub no_special: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("use at least 1".to_owned()),
+        Ok(count) => Ok(count),
+        Err(error) => Err(format!("not a whole number: {error}")),
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if (0.0..=2.0).contains(&value) => Ok(value),
+        _ => Err("use a number from 0 to 2".to_owned()),
+    }
+}

@@ -1,0 +1,103 @@
+//! `hearth eval`: given tokens through the model, logits to a file.
+
+use std::fs;
+
+use anyhow::{Context, bail};
+use contract::{Ask, CommitItem, NodeIdx, Row, Runner, TokenId, Tree, VerifyItem};
+
+use crate::cli::EvalArgs;
+use crate::commands::npy::NpyWriter;
+use crate::commands::open::{self, Wish};
+use crate::commands::progress::Progress;
+
+pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
+    let loaded = open::load(Some(&args.model))?;
+    let ids = read_ids(args, loaded.spec.vocab)?;
+    let steps = args.greedy.unwrap_or(0);
+    let backend = open::device(&args.device)?;
+    let wish = Wish { sequences: 1, context: Some(ids.len() + steps), tree_nodes: 1 };
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let context = fitted.plan.limits.context;
+    if ids.len() + steps > context {
+        bail!("{} ids and {steps} steps are more than --max-ctx {context}", ids.len());
+    }
+    let chunk = fitted.plan.limits.prefill_chunk;
+    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+
+    let mut npy = match &args.logits {
+        Some(path) => {
+            let npy = NpyWriter::create(path, ids.len(), loaded.spec.vocab);
+            Some(npy.with_context(|| format!("cannot write {}", path.display()))?)
+        }
+        None => None,
+    };
+    let seq = runner.open(ids.len() + steps)?;
+    let progress = Progress::new("evaluating");
+    let mut last = Row::default();
+    for (at, tokens) in ids.chunks(chunk).enumerate() {
+        let first_asked = if npy.is_some() { 0 } else { tokens.len() - 1 };
+        let asks: Vec<_> = (first_asked..tokens.len()).map(|i| (i, Ask::full())).collect();
+        let rows = runner.prefill(seq, tokens, &asks)?;
+        if let Some(npy) = &mut npy {
+            rows.iter().try_for_each(|row| npy.row(&row.raw)).context("cannot write logits")?;
+        }
+        last = rows.into_iter().last().context("the device gave no row")?;
+        progress.set((at * chunk + tokens.len()) as u64, ids.len() as u64);
+    }
+    if let Some(npy) = npy {
+        npy.finish().context("cannot write logits")?;
+    }
+    if let Some(path) = &args.out_ids {
+        let out = greedy(runner.as_mut(), seq, &last, steps)?;
+        let text = serde_json::to_string(&out)?;
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {
+    let name = args.ids.display();
+    let text = fs::read(&args.ids).with_context(|| format!("cannot read {name}"))?;
+    let ids: Vec<u32> = serde_json::from_slice(&text)
+        .with_context(|| format!("{name} is not a JSON array of token ids"))?;
+    if ids.is_empty() {
+        bail!("{name} holds no ids");
+    }
+    if let Some((at, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+        bail!("{name}: id {id} at index {at} is beyond the vocabulary of {vocab}");
+    }
+    Ok(ids.into_iter().map(TokenId).collect())
+}
+
+/// Continues with the likeliest token, lowest id first among equals.
+fn greedy(
+    runner: &mut dyn Runner,
+    seq: contract::SeqId,
+    row: &Row,
+    steps: usize,
+) -> anyhow::Result<Vec<u32>> {
+    let mut out = Vec::with_capacity(steps);
+    let mut next = likeliest(row)?;
+    while out.len() < steps {
+        out.push(next.0);
+        if out.len() == steps {
+            break;
+        }
+        let tree = Tree::root(next);
+        let rows = runner.verify(&[VerifyItem { seq, tree: &tree, asks: &[Ask::top(1)] }])?;
+        let path = tree.path_to(NodeIdx::ROOT);
+        runner.commit(&[CommitItem { seq, path: &path }])?;
+        next = likeliest(rows.first().and_then(|rows| rows.first()).context("no row")?)?;
+    }
+    Ok(out)
+}
+
+fn likeliest(row: &Row) -> anyhow::Result<TokenId> {
+    let mut best: Option<(TokenId, f32)> = None;
+    for (&id, &logit) in row.ids.iter().zip(&row.raw) {
+        if best.is_none_or(|(_, highest)| logit > highest) {
+            best = Some((id, logit));
+        }
+    }
+    best.map(|(id, _)| id).context("the device gave an empty row")
+}

@@ -1,0 +1,179 @@
+//! `hearth inspect`: what a file holds and what it would take to run.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use gguf::GgufFile;
+use serde_json::{Map, Value, json};
+
+use crate::cli::InspectArgs;
+use crate::commands::open::{self, Fitted, Wish, count_text};
+use crate::commands::progress::bytes_text;
+use crate::commands::shape;
+
+pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
+    let file = GgufFile::open(&args.file)?;
+    let mut report = Report::default();
+    report.file(&file, args);
+    // Whatever cannot be run can still be looked at; the error comes after what is known.
+    let model = open::load(Some(&args.file));
+    let error = match model {
+        Ok(loaded) => {
+            report.section("model", shape::of(&loaded.spec));
+            report.section("vocabulary", shape::of_vocabulary(&loaded.vocab));
+            report.plan(&loaded, args)?;
+            None
+        }
+        Err(error) => Some(error),
+    };
+    if args.tensors {
+        report.tensors(&file);
+    }
+    if args.metadata {
+        report.metadata(&file);
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", Value::Object(report.json))?;
+    } else {
+        out.write_all(report.text.as_bytes())?;
+    }
+    error.map_or(Ok(()), Err)
+}
+
+/// The same facts twice: for people and for programs.
+#[derive(Default)]
+struct Report {
+    text: String,
+    json: Map<String, Value>,
+}
+
+/// Tensors of one type.
+#[derive(Default, Clone, Copy)]
+struct Share {
+    tensors: usize,
+    values: u64,
+    bytes: u64,
+}
+
+impl Report {
+    fn line(&mut self, name: &str, value: &str) {
+        self.text.push_str(&format!("{name:<22}{value}\n"));
+    }
+
+    fn title(&mut self, name: &str) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        self.text.push_str(&format!("{name}\n"));
+    }
+
+    /// A titled list of facts: `(key, value for programs, value for people)`.
+    fn section(&mut self, name: &str, facts: Vec<shape::Fact>) {
+        self.title(name);
+        let mut map = Map::new();
+        for fact in facts {
+            self.line(&format!("  {}", fact.key.replace('_', " ")), &fact.shown);
+            map.insert(fact.key.to_owned(), fact.value);
+        }
+        self.json.insert(name.to_owned(), Value::Object(map));
+    }
+
+    fn file(&mut self, file: &GgufFile, args: &InspectArgs) {
+        let text = |key: &str| match file.meta().get(key) {
+            Some(gguf::Value::String(text)) => text.shown().into_owned(),
+            _ => String::new(),
+        };
+        let mut shares: BTreeMap<String, Share> = BTreeMap::new();
+        let mut all = Share::default();
+        for tensor in file.tensors() {
+            let bytes = tensor.n_bytes().unwrap_or(0) as u64;
+            for share in [shares.entry(tensor.ty().to_string()).or_default(), &mut all] {
+                share.tensors += 1;
+                share.values += tensor.values();
+                share.bytes += bytes;
+            }
+        }
+        let bits = all.bytes as f64 * 8.0 / all.values.max(1) as f64;
+        self.section(
+            "file",
+            vec![
+                shape::fact("path", args.file.display().to_string()),
+                shape::fact("gguf_version", file.version()),
+                shape::fact("parts", file.n_parts()),
+                shape::shown("bytes", file.size_bytes(), bytes_text(file.size_bytes())),
+                shape::fact("name", text("general.name")),
+                shape::fact("architecture", text("general.architecture")),
+                shape::fact("tensors", all.tensors),
+                shape::shown("weights", all.values, count_text(all.values)),
+                shape::shown("bits_per_weight", json!(bits), format!("{bits:.2}")),
+            ],
+        );
+        self.title("tensors by type");
+        let mut types = Map::new();
+        let mut rows: Vec<(String, Share)> = shares.into_iter().collect();
+        rows.sort_by_key(|(_, share)| std::cmp::Reverse(share.bytes));
+        for (ty, share) in rows {
+            let Share { tensors, values, bytes } = share;
+            self.text.push_str(&format!("  {ty:<20}{tensors:>6}  {:>12}\n", bytes_text(bytes)));
+            types.insert(ty, json!({ "tensors": tensors, "values": values, "bytes": bytes }));
+        }
+        self.json.insert("types".to_owned(), Value::Object(types));
+    }
+
+    fn plan(&mut self, loaded: &model::Loaded, args: &InspectArgs) -> anyhow::Result<()> {
+        let backend = open::device(&args.device)?;
+        let wish = Wish { sequences: args.max_sequences, context: None, tree_nodes: 1 };
+        let fitted = open::fit(backend.as_ref(), loaded, &args.device, wish);
+        let Fitted { plan, memory, device } = match fitted {
+            Ok(fitted) => fitted,
+            Err(error) => {
+                let why = format!("{error:#}");
+                self.section("plan", vec![shape::fact("does_not_fit", why)]);
+                return Ok(());
+            }
+        };
+        let bytes = |key: &'static str, bytes: u64| shape::shown(key, bytes, bytes_text(bytes));
+        self.section(
+            "plan",
+            vec![
+                shape::fact("device", format!("{}: {}", device.id, device.name)),
+                shape::fact("features", device.features.join(", ")),
+                bytes("free_bytes", device.free_bytes),
+                shape::fact("context", plan.limits.context),
+                shape::fact("sequences", plan.limits.sequences),
+                shape::fact("keys", plan.kv.k.name()),
+                shape::fact("values", plan.kv.v.name()),
+                bytes("weights_bytes", memory.weights_bytes),
+                bytes("mapped_bytes", memory.mapped_bytes),
+                bytes("cache_bytes", memory.kv_bytes),
+                bytes("state_bytes", memory.state_bytes),
+                bytes("scratch_bytes", memory.scratch_bytes),
+                bytes("total_bytes", memory.total_bytes()),
+            ],
+        );
+        Ok(())
+    }
+
+    fn tensors(&mut self, file: &GgufFile) {
+        self.title("tensors");
+        let mut all = Vec::new();
+        for tensor in file.tensors() {
+            let (name, ty, shape) = (tensor.name(), tensor.ty().to_string(), tensor.shape());
+            self.text.push_str(&format!("  {name:<40} {ty:<8} {shape}\n"));
+            all.push(json!({ "name": &**name, "type": ty, "dims": tensor.dims() }));
+        }
+        self.json.insert("tensors".to_owned(), Value::Array(all));
+    }
+
+    fn metadata(&mut self, file: &GgufFile) {
+        self.title("metadata");
+        let mut all = Map::new();
+        for (key, value) in file.meta().iter() {
+            let shown = shape::metadata(value);
+            self.text.push_str(&format!("  {key}: {} = {shown}\n", value.type_name()));
+            all.insert(key.to_owned(), json!({ "type": value.type_name(), "value": shown }));
+        }
+        self.json.insert("metadata".to_owned(), Value::Object(all));
+    }
+}

@@ -1,0 +1,97 @@
+//! The commands: each file is one, and each only puts together what the other crates do.
+//!
+//! Results go to standard output, everything else to standard error.
+
+mod answer;
+mod eval;
+mod inspect;
+mod new_file;
+mod npy;
+mod open;
+mod progress;
+mod quantize;
+mod run;
+mod serve;
+mod shape;
+mod supervisor;
+mod synth;
+mod terminal;
+mod tokenize;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use crate::cli::{Command, LogFormat};
+use crate::config::{self, ConfigError};
+use crate::error::ServeError;
+use progress::LogWriter;
+
+/// What a shell shows for a process that a signal ended; here, a second one.
+const INTERRUPTED: u8 = 130;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let typed = match config::parse(std::env::args_os()) {
+        Ok(typed) => typed,
+        Err(ConfigError::Usage(usage)) => {
+            // Nothing can be done if even standard error is closed.
+            let _ = usage.print();
+            return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(1));
+        }
+        Err(error) => return fail(&error.into()),
+    };
+    let cli = typed.cli;
+    if let Err(error) = start_logging(&cli.log, cli.log_format, cli.no_color) {
+        return fail(&error);
+    }
+    let result = match cli.command {
+        Command::Serve(args) => serve::serve(*args, &typed.told),
+        Command::Run(args) => run::run(&args, cli.no_color),
+        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Quantize(args) => quantize::quantize(&args),
+        Command::Synth(args) => synth::synth(&args),
+        Command::Eval(args) => eval::eval(&args),
+        Command::Tokenize(args) => tokenize::tokenize(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has gone, as in `hearth inspect … | head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => match error.downcast_ref() {
+            Some(ServeError::Forced) => {
+                fail(&error);
+                ExitCode::from(INTERRUPTED)
+            }
+            _ => fail(&error),
+        },
+    }
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    let mut err = std::io::stderr().lock();
+    // Nothing can be done if even standard error is closed.
+    let _ = writeln!(err, "error: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Logs go to standard error, so that standard output holds results only.
+fn start_logging(filter: &str, format: LogFormat, no_color: bool) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| anyhow::anyhow!("--log {filter}: {error}"))?;
+    let colours = std::io::stderr().is_terminal() && !no_color;
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colours);
+    match format {
+        LogFormat::Text => logs.with_target(false).init(),
+        LogFormat::Json => logs.json().init(),
+    }
+    Ok(())
+}

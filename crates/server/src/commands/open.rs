@@ -1,0 +1,305 @@
+//! From a path and device flags to an opened model: what every command that runs a model begins with.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use chat::Tokenizer;
+use chat::template::ChatTemplate;
+use contract::{Backend, DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Runner};
+
+use crate::cli::DeviceArgs;
+use crate::commands::progress::{Progress, bytes_text};
+use crate::config;
+use crate::devices::{self, DeviceChoice};
+use crate::served::{ModelFacts, ServedModel};
+use crate::settings::GenerationDefaults;
+
+/// The longest context that is planned for when nobody asked for one.
+const AUTO_CONTEXT: usize = 32_768;
+/// Contexts shorter than this help nobody; the last size tried when memory is short.
+const LEAST_CONTEXT: usize = 1_024;
+/// No model comes near this; a longer context is a slip of the keyboard.
+const MOST_CONTEXT: usize = 1 << 24;
+const DEFAULT_CHUNK: usize = 512;
+/// What is used when no file is named: noise, but with everything a real model has.
+const SYNTHETIC: &str = "tiny-hybrid:q8_0";
+
+/// Told whenever the synthetic model stands in for a real one.
+pub(super) const SYNTHETIC_NOTE: &str = "no model was named, so this is a tiny synthetic one with random \
+    weights: its answers are noise; name a GGUF file of Qwen3.5, Qwen3.6 or Qwen3 for real answers, or write \
+    one of real size with `hearth synth qwen3.5-0.8b:q4_k_m model.gguf`";
+
+/// The device that the flags mean.
+pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
+    let choice = DeviceChoice {
+        name: args.device.clone(),
+        cpu_reference: args.cpu_reference,
+        threads: args.threads,
+    };
+    Ok(devices::choose(&choice)?)
+}
+
+/// Loads a model file, or makes the synthetic model when there is none.
+pub(super) fn load(path: Option<&Path>) -> anyhow::Result<model::Loaded> {
+    match path {
+        Some(path) => {
+            model::load(path).with_context(|| format!("cannot load {}", path.display()))
+        }
+        None => {
+            let bytes = model::synth::SynthSpec::parse(SYNTHETIC)?.bytes()?;
+            Ok(model::load_bytes("tiny synthetic model", gguf::Mapped::shared(bytes.into()))?)
+        }
+    }
+}
+
+/// The text side of a loaded model.
+pub(super) fn text_side(
+    loaded: &model::Loaded,
+    path: Option<&Path>,
+    template_file: Option<&Path>,
+    defaults: GenerationDefaults,
+) -> anyhow::Result<ServedModel> {
+    let template = match template_file {
+        Some(file) => {
+            let source = config::read_text("--chat-template-file", file)?;
+            let template = ChatTemplate::from_source(&source, &loaded.vocab);
+            template.with_context(|| format!("--chat-template-file {}", file.display()))?
+        }
+        None => ChatTemplate::from_vocab(&loaded.vocab)?,
+    };
+    Ok(ServedModel {
+        tokenizer: Arc::new(Tokenizer::new(&loaded.vocab)?),
+        template,
+        eos: loaded.vocab.eos.clone(),
+        defaults,
+        facts: ModelFacts {
+            trained_context: loaded.spec.trained_context,
+            vocab: loaded.spec.vocab,
+            parameters: loaded.facts.parameters,
+            size_bytes: loaded.facts.bytes,
+            architecture: loaded.facts.architecture.clone(),
+            path: path.map(|path| path.display().to_string()),
+        },
+    })
+}
+
+/// Storage of keys and values that the flags mean.
+pub(super) fn kv_formats(args: &DeviceArgs) -> anyhow::Result<KvFormats> {
+    let parse = |flag: &str, name: Option<&String>| -> anyhow::Result<Option<KvFormat>> {
+        let Some(name) = name else { return Ok(None) };
+        let known = KvFormat::ALL.into_iter().find(|format| format.name() == name);
+        match known {
+            Some(format) => Ok(Some(format)),
+            None => {
+                let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
+                bail!("{flag} {name}: unknown type, use one of {}", names.join(", "))
+            }
+        }
+    };
+    let both = parse("--kv-type", args.kv_type.as_ref())?.unwrap_or(KvFormat::F16);
+    let k = parse("--cache-type-k", args.cache_type_k.as_ref())?.unwrap_or(both);
+    let v = parse("--cache-type-v", args.cache_type_v.as_ref())?.unwrap_or(both);
+    Ok(KvFormats { k, v })
+}
+
+/// What a command wants to open, before the context is fitted to the memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Sequences open at once.
+    pub sequences: usize,
+    /// Context in tokens when no flag says otherwise; `None` for as much as fits.
+    pub context: Option<usize>,
+    /// Nodes of the widest tree.
+    pub tree_nodes: usize,
+}
+
+/// A plan that fits, what it takes, and of what.
+pub(super) struct Fitted {
+    /// What to open.
+    pub plan: OpenPlan,
+    /// What it takes.
+    pub memory: MemoryPlan,
+    /// The device it fits on.
+    pub device: DeviceInfo,
+}
+
+/// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
+pub(super) fn fit(
+    backend: &dyn Backend,
+    loaded: &model::Loaded,
+    args: &DeviceArgs,
+    wish: Wish,
+) -> anyhow::Result<Fitted> {
+    let trained = loaded.spec.trained_context;
+    let prefill_chunk = args.chunk.unwrap_or(DEFAULT_CHUNK);
+    if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
+        bail!("--chunk {prefill_chunk}: use a multiple of 64");
+    }
+    let kv = kv_formats(args)?;
+    let plan_for = |context: usize| OpenPlan {
+        target: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        kv,
+        limits: Limits {
+            sequences: wish.sequences,
+            context,
+            tree_nodes: wish.tree_nodes,
+            prefill_chunk,
+        },
+    };
+    let device = backend.probe()?;
+    let free = device.free_bytes;
+    if let Some(context) = args.max_ctx.or(wish.context) {
+        if context > MOST_CONTEXT {
+            bail!("--max-ctx {context}: use at most {MOST_CONTEXT}; the model was trained for {trained}");
+        }
+        if context > trained {
+            tracing::warn!(context, trained, "the context is longer than the model was trained for");
+        }
+        let plan = plan_for(context);
+        let memory = backend.estimate(&plan)?;
+        if memory.total_bytes() > free {
+            bail!(
+                "--max-ctx {context}: a context of {context} tokens for {} sequences takes {}, but only {} \
+                 are free; lower --max-ctx or --max-sequences, or use --kv-type q8_0",
+                wish.sequences,
+                bytes_text(memory.total_bytes()),
+                bytes_text(free)
+            );
+        }
+        return Ok(Fitted { plan, memory, device });
+    }
+    let mut context = trained.min(AUTO_CONTEXT);
+    loop {
+        let plan = plan_for(context);
+        let memory = backend.estimate(&plan)?;
+        // A fifth stays free for the rest of the machine and for the mapped file's pages.
+        if memory.total_bytes() <= free / 5 * 4 {
+            return Ok(Fitted { plan, memory, device });
+        }
+        if context <= LEAST_CONTEXT {
+            bail!(
+                "even a context of {context} tokens takes {}, but only {} are free",
+                bytes_text(memory.total_bytes()),
+                bytes_text(free)
+            );
+        }
+        context = (context / 2).max(LEAST_CONTEXT);
+    }
+}
+
+/// Opens a plan, with a progress bar named after the model; `also` hears of the progress too.
+pub(super) fn open(
+    backend: &dyn Backend,
+    plan: OpenPlan,
+    also: &mut dyn FnMut(LoadProgress),
+) -> anyhow::Result<Box<dyn Runner>> {
+    let progress = Progress::new(format!("loading {}", plan.target.name));
+    Ok(backend.open(plan, &mut |at| {
+        progress.set(at.done_bytes, at.total_bytes);
+        also(at);
+    })?)
+}
+
+/// The plan in three lines: model, device, memory.
+pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3] {
+    let Fitted { plan, memory, device } = fitted;
+    let facts = &loaded.facts;
+    [
+        format!(
+            "model {}: {}, {} weights, {}",
+            facts.name,
+            facts.architecture,
+            count_text(facts.parameters),
+            bytes_text(facts.bytes)
+        ),
+        format!(
+            "device {}: {} ({}), {} of {} free",
+            device.id,
+            device.name,
+            device.features.join(", "),
+            bytes_text(device.free_bytes),
+            bytes_text(device.total_bytes)
+        ),
+        format!(
+            "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of {} \
+             tokens (keys {}, values {}), states {}, scratch {}",
+            bytes_text(memory.total_bytes()),
+            bytes_text(memory.weights_bytes),
+            bytes_text(memory.mapped_bytes),
+            bytes_text(memory.kv_bytes),
+            plan.limits.sequences,
+            plan.limits.context,
+            plan.kv.k.name(),
+            plan.kv.v.name(),
+            bytes_text(memory.state_bytes),
+            bytes_text(memory.scratch_bytes)
+        ),
+    ]
+}
+
+/// A large number as people say it.
+pub(super) fn count_text(count: u64) -> String {
+    match count {
+        1_000_000_000.. => format!("{:.2} billion", count as f64 / 1e9),
+        1_000_000.. => format!("{:.1} million", count as f64 / 1e6),
+        _ => count.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn device_args(words: &[&str]) -> DeviceArgs {
+        let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Serve(args) => args.device,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn check_refused(words: &[&str], parts: &[&str]) {
+        let args = device_args(words);
+        let loaded = load(None).unwrap();
+        let backend = device(&args).unwrap();
+        let wish = Wish { sequences: 4, context: None, tree_nodes: 1 };
+        let Err(error) = fit(backend.as_ref(), &loaded, &args, wish) else {
+            panic!("{words:?} was taken");
+        };
+        for part in parts {
+            assert!(error.to_string().contains(part), "{part} in {error}");
+        }
+    }
+
+    #[test]
+    fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
+        let kv = kv_formats(&device_args(&["--kv-type", "q8_0"])).unwrap();
+        assert_eq!(kv, KvFormats { k: KvFormat::Q8_0, v: KvFormat::Q8_0 });
+        let kv = kv_formats(&device_args(&["--kv-type", "q8_0", "--cache-type-v", "f16"])).unwrap();
+        assert_eq!(kv, KvFormats { k: KvFormat::Q8_0, v: KvFormat::F16 });
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_refused_by_its_flag() {
+        check_refused(&["--kv-type", "q7"], &["--kv-type q7", "q8_0"]);
+        check_refused(&["--chunk", "100"], &["--chunk 100", "multiple of 64"]);
+        check_refused(&["--max-ctx", "99999999999"], &["--max-ctx 99999999999", "at most"]);
+        check_refused(&["--max-ctx", "16777216", "--kv-type", "f16"], &["--max-ctx 16777216", "free"]);
+    }
+
+    #[test]
+    fn the_synthetic_model_opens_with_the_context_it_was_trained_for() {
+        let args = device_args(&[]);
+        let loaded = load(None).unwrap();
+        let backend = device(&args).unwrap();
+        let wish = Wish { sequences: 1, context: None, tree_nodes: 1 };
+        let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+        assert_eq!(fitted.plan.limits.context, loaded.spec.trained_context);
+        let runner = open(backend.as_ref(), fitted.plan, &mut |_| {}).unwrap();
+        assert_eq!(runner.info().vocab, loaded.spec.vocab);
+    }
+}

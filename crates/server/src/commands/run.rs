@@ -1,0 +1,224 @@
+//! `hearth run`: a prompt answered on the terminal, or a conversation.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use chat::conversation::{Message, Role};
+use chat::openai::response::FinishReason;
+
+use crate::cli::RunArgs;
+use crate::commands::answer::{Answer, Answerer, Wanted};
+use crate::commands::open::{self, SYNTHETIC_NOTE, Wish};
+use crate::commands::terminal::{self, Input, Interrupts, Screen};
+use crate::config::card::{self, GenerationFlags};
+use crate::config::server::is_on;
+
+/// Noise is not worth many tokens.
+const SYNTHETIC_MAX_TOKENS: usize = 64;
+
+pub(super) fn run(args: &RunArgs, no_color: bool) -> anyhow::Result<()> {
+    let (path, prompt) = words(&args.words);
+    let prompt = match prompt {
+        Some(prompt) => Some(prompt),
+        None if io::stdin().is_terminal() => None,
+        None => Some(prompt_from_stdin()?),
+    };
+    let mut speaker = speaker(args, path.as_deref(), no_color)?;
+    match prompt {
+        Some(prompt) => speaker.one(prompt),
+        None => speaker.converse(),
+    }
+}
+
+/// Which of the words is the model's file and which the prompt.
+fn words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
+    match words {
+        [] => (None, None),
+        [one] => {
+            let path = Path::new(one);
+            let is_model = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+            if is_model || path.is_file() {
+                (Some(path.to_owned()), None)
+            } else {
+                (None, Some(one.clone()))
+            }
+        }
+        [model, rest @ ..] => (Some(PathBuf::from(model)), Some(rest.join(" "))),
+    }
+}
+
+fn prompt_from_stdin() -> anyhow::Result<String> {
+    let mut text = String::new();
+    io::stdin().lock().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    let text = text.trim();
+    if text.is_empty() {
+        bail!("standard input holds no prompt; give one as the last word");
+    }
+    Ok(text.to_owned())
+}
+
+fn speaker(
+    args: &RunArgs,
+    path: Option<&Path>,
+    no_color: bool,
+) -> anyhow::Result<Speaker<io::Stdout>> {
+    let (interrupts, sender, inputs) = terminal::watch_interrupts()?;
+    let loaded = open::load(path)?;
+    if path.is_none() {
+        tracing::warn!("{SYNTHETIC_NOTE}");
+    }
+    let facts = &loaded.facts;
+    let found = card::find(&facts.name, &facts.architecture, args.model_cards_dir.as_deref());
+    let synthetic_limit = path.is_none().then_some(SYNTHETIC_MAX_TOKENS);
+    let (defaults, _) = card::generation_defaults(GenerationFlags::default(), &found);
+    let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
+    let backend = open::device(&args.device)?;
+    let wish = Wish { sequences: 1, context: None, tree_nodes: 1 };
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let wanted = Wanted {
+        max_tokens: args.max_tokens.or(synthetic_limit),
+        temperature: args.temperature,
+        seed: args.seed,
+        thinking: args.thinking.map(is_on),
+    };
+    let system = args.system.iter().map(|text| Message::new(Role::System, text.as_str()));
+    let dims = io::stdout().is_terminal() && !no_color;
+    Ok(Speaker {
+        answerer: Answerer::new(runner, model, wanted),
+        history: system.collect(),
+        screen: Screen::new(io::stdout(), dims),
+        interrupts,
+        sender,
+        inputs,
+    })
+}
+
+/// A conversation on the terminal.
+struct Speaker<W: Write> {
+    answerer: Answerer,
+    /// All messages so far.
+    history: Vec<Message>,
+    screen: Screen<W>,
+    interrupts: std::sync::Arc<Interrupts>,
+    sender: std::sync::mpsc::Sender<Input>,
+    inputs: Receiver<Input>,
+}
+
+impl<W: Write> Speaker<W> {
+    /// Answers one prompt.
+    fn one(&mut self, prompt: String) -> anyhow::Result<()> {
+        self.history.push(Message::new(Role::User, prompt));
+        let answer = self.answer()?;
+        writeln!(io::stderr(), "{}", figures(&answer))?;
+        Ok(())
+    }
+
+    /// Answers line by line until an empty one, the end of input, or an interrupt between answers.
+    fn converse(&mut self) -> anyhow::Result<()> {
+        terminal::read_lines(self.sender.clone())?;
+        loop {
+            write!(io::stderr(), "> ")?;
+            // The watching thread holds a sender for as long as the process lives.
+            let Ok(Input::Line(line)) = self.inputs.recv() else { break };
+            if line.trim().is_empty() {
+                break;
+            }
+            let before = self.history.len();
+            self.history.push(Message::new(Role::User, line));
+            match self.answer() {
+                Ok(answer) => {
+                    writeln!(io::stderr(), "{}", figures(&answer))?;
+                    let mut message = Message::new(Role::Assistant, answer.reply.content);
+                    message.reasoning =
+                        Some(answer.reply.reasoning).filter(|thinking| !thinking.is_empty());
+                    self.history.push(message);
+                }
+                // The conversation goes on from where it was, unless the device is gone.
+                Err(error) if !error.is::<contract::DeviceError>() => {
+                    self.history.truncate(before);
+                    writeln!(io::stderr(), "error: {error:#}")?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        writeln!(io::stderr())?;
+        Ok(())
+    }
+
+    fn answer(&mut self) -> anyhow::Result<Answer> {
+        let Speaker { answerer, history, screen, interrupts, .. } = self;
+        interrupts.answer_begins();
+        let answer = answerer.answer(history, &mut |piece| screen.show(piece), &|| interrupts.asked());
+        interrupts.answer_ends();
+        screen.end()?;
+        answer
+    }
+}
+
+/// How fast it went.
+fn figures(answer: &Answer) -> String {
+    let (prompt, until_first) = answer.prompt;
+    let (generated, took) = answer.generated;
+    let end = match answer.ended {
+        None => ", cut off",
+        Some(FinishReason::Length) => ", ended by the limit",
+        Some(_) => "",
+    };
+    format!(
+        "[{prompt} prompt tokens{}; {} tokens{}{end}]",
+        rate(prompt, until_first),
+        // The first token came with the prompt.
+        generated + usize::from(!until_first.is_zero()),
+        rate(generated, took)
+    )
+}
+
+/// `count` per second, or nothing where that says nothing.
+fn rate(count: usize, took: Duration) -> String {
+    if count == 0 || took.is_zero() {
+        return String::new();
+    }
+    format!(", {:.1} tokens/s", count as f64 / took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(given: &[&str], model: Option<&str>, prompt: Option<&str>) {
+        let given: Vec<String> = given.iter().map(|word| (*word).to_owned()).collect();
+        let expected = (model.map(PathBuf::from), prompt.map(str::to_owned));
+        assert_eq!(words(&given), expected);
+    }
+
+    #[test]
+    fn a_single_word_is_a_model_only_if_it_looks_like_one() {
+        check(&[], None, None);
+        check(&["not there.gguf"], Some("not there.gguf"), None);
+        check(&["X.GGUF"], Some("X.GGUF"), None);
+        check(&["Why is the sky blue?"], None, Some("Why is the sky blue?"));
+        check(&["model", "a prompt"], Some("model"), Some("a prompt"));
+    }
+
+    #[test]
+    fn figures_tell_both_rates_and_how_it_ended() {
+        let answer = |ended, generated, millis| Answer {
+            reply: chat::reply::Reply::default(),
+            ended,
+            prompt: (20, Duration::from_millis(100)),
+            generated: (generated, Duration::from_millis(millis)),
+        };
+        assert_eq!(
+            figures(&answer(Some(FinishReason::Length), 9, 3000)),
+            "[20 prompt tokens, 200.0 tokens/s; 10 tokens, 3.0 tokens/s, ended by the limit]"
+        );
+        assert_eq!(
+            figures(&answer(None, 0, 0)),
+            "[20 prompt tokens, 200.0 tokens/s; 1 tokens, cut off]"
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! `hearth serve`: a listener, an engine thread that loads the model, and signals.
+
+use std::io::{ErrorKind, Write};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use decode::SchedulerConfig;
+use tokio::net::TcpListener;
+
+use crate::cli::ServeArgs;
+use crate::commands::open::{self, Fitted, SYNTHETIC_NOTE, Wish};
+use crate::commands::progress::percent;
+use crate::commands::supervisor;
+use crate::config::card::{self, GenerationFlags};
+use crate::config::server::{is_on, model_path, server_config};
+use crate::config::{self, Told};
+use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
+use crate::error::ServeError;
+use crate::handle::EngineHandle;
+use crate::settings::ServerConfig;
+use crate::shutdown::Stop;
+
+/// HTTP work is light, and the cores belong to the device.
+const MOST_WORKERS: usize = 4;
+
+pub(super) fn serve(args: ServeArgs, told: &[Told]) -> anyhow::Result<()> {
+    let config = server_config(&args)?;
+    if args.dry_run {
+        return dry_run(&args);
+    }
+    config::log(told);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.clamp(2, MOST_WORKERS))
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    let served = runtime.block_on(listen_and_serve(args, config));
+    // A second signal must not wait for anything.
+    runtime.shutdown_background();
+    served
+}
+
+async fn listen_and_serve(args: ServeArgs, config: ServerConfig) -> anyhow::Result<()> {
+    let stop = Stop::on_signals().context("cannot listen for signals")?;
+    let listener = listen(&config).await?;
+    let address = listener.local_addr().context("cannot tell the port")?;
+    let url = format!("http://{address}/v1");
+    if !address.ip().is_loopback() && config.api_keys.is_empty() {
+        tracing::warn!(
+            "listening on {address} without --api-key: everyone who reaches this address may use the model"
+        );
+    }
+    tracing::info!("listening on http://{address}; loading");
+    let (engine, handle) = Engine::start(factory(args), config.queue_limit)?;
+    let stall = config.times.stall;
+    tokio::spawn(announce(handle.clone(), url));
+    tokio::spawn(supervisor::feed_watchdog(handle.clone(), stall));
+    tokio::spawn(announce_stop(stop.clone()));
+    let served = crate::serve_with(config, handle.clone(), listener, stop).await;
+    // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
+    if handle.phase() != Phase::Loading && !matches!(served, Err(ServeError::Forced)) {
+        handle.drain(Duration::ZERO);
+        let joined = tokio::task::spawn_blocking(move || engine.join()).await;
+        joined.context("the engine thread cannot be joined")?;
+    }
+    served?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn listen(config: &ServerConfig) -> anyhow::Result<TcpListener> {
+    let (host, port) = (config.host.as_str(), config.port);
+    match TcpListener::bind((host, port)).await {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(
+            "--port {port}: something else is listening on {host}:{port}; stop it, or choose another --port"
+        ),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            bail!("--port {port}: not allowed to listen there; ports below 1024 need more rights")
+        }
+        Err(error) => bail!("--host {host} --port {port}: cannot listen there: {error}"),
+    }
+}
+
+/// Tells the world once the model answers.
+async fn announce(handle: EngineHandle, url: String) {
+    if handle.wait_for(|phase| *phase != Phase::Loading).await == Phase::Ready {
+        tracing::info!("ready: serving at {url}");
+        supervisor::ready(&url);
+    }
+}
+
+async fn announce_stop(stop: Stop) {
+    stop.asked(1).await;
+    supervisor::stopping();
+}
+
+/// Everything that happens on the engine thread before it takes requests.
+fn factory(args: ServeArgs) -> EngineFactory {
+    Box::new(move |progress| {
+        let mut last = None;
+        let mut also = |at: contract::LoadProgress| {
+            progress(at);
+            let percent = percent(at.done_bytes, at.total_bytes);
+            if last != Some(percent) {
+                last = Some(percent);
+                supervisor::loading(percent);
+            }
+        };
+        load(&args, &mut also).map_err(|error| BoxError::from(format!("{error:#}")))
+    })
+}
+
+fn load(
+    args: &ServeArgs,
+    progress: &mut dyn FnMut(contract::LoadProgress),
+) -> anyhow::Result<Loaded> {
+    let path = model_path(args).map(|path| path.as_path());
+    let loaded = open::load(path)?;
+    if path.is_none() {
+        tracing::warn!("{SYNTHETIC_NOTE}");
+    }
+    let facts = &loaded.facts;
+    let found = card::find(&facts.name, &facts.architecture, args.model_cards_dir.as_deref());
+    tracing::info!("model card: {}", found.place);
+    let flags = GenerationFlags {
+        max_tokens: args.default_max_tokens.or(args.max_tokens),
+        thinking: args.thinking_default.map(is_on),
+    };
+    let (defaults, told) = card::generation_defaults(flags, &found);
+    config::log(&told);
+    let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
+    let backend = open::device(&args.device)?;
+    let fitted = fit(args, backend.as_ref(), &loaded)?;
+    for line in open::plan_lines(&loaded, &fitted) {
+        tracing::info!("{line}");
+    }
+    let scheduler = SchedulerConfig {
+        max_sequences: args.max_sequences,
+        // The door bounds the queue; whatever it lets in has a place.
+        queue_limit: usize::MAX,
+        prefill_chunk: fitted.plan.limits.prefill_chunk,
+        eos: model.eos.clone(),
+        ..SchedulerConfig::default()
+    };
+    let runner = open::open(backend.as_ref(), fitted.plan, progress)?;
+    Ok(Loaded { runner, scheduler, model })
+}
+
+fn fit(
+    args: &ServeArgs,
+    backend: &dyn contract::Backend,
+    loaded: &model::Loaded,
+) -> anyhow::Result<Fitted> {
+    let wish = Wish { sequences: args.max_sequences, context: None, tree_nodes: 1 };
+    open::fit(backend, loaded, &args.device, wish)
+}
+
+/// Prints the plan and starts nothing.
+fn dry_run(args: &ServeArgs) -> anyhow::Result<()> {
+    let loaded = open::load(model_path(args).map(|path| path.as_path()))?;
+    let backend = open::device(&args.device)?;
+    let fitted = fit(args, backend.as_ref(), &loaded)?;
+    let mut out = std::io::stdout().lock();
+    for line in open::plan_lines(&loaded, &fitted) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}

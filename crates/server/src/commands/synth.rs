@@ -1,0 +1,19 @@
+//! `hearth synth`: a file of a real model's shapes with random weights.
+
+use model::synth::SynthSpec;
+
+use crate::cli::SynthArgs;
+use crate::commands::new_file::{NewFile, written_line};
+use crate::commands::progress::Progress;
+
+pub(super) fn synth(args: &SynthArgs) -> anyhow::Result<()> {
+    let mut spec = SynthSpec::parse(&args.what)?;
+    spec.seed = args.seed;
+    let total = spec.data_bytes()?;
+    let (new, out) = NewFile::begin(&args.output, args.force)?;
+    let progress = Progress::new(format!("writing {}", args.output.display()));
+    let out = spec.write(out, &mut |done| progress.set(done, total))?;
+    drop(progress);
+    new.keep(out)?;
+    written_line(&args.output)
+}

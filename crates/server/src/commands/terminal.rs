@@ -1,0 +1,211 @@
+//! The person at the terminal: lines typed, interrupts, and how an answer is shown.
+
+use std::io::{self, BufRead, Write};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+
+use chat::reply::Piece;
+
+use crate::commands::INTERRUPTED;
+
+/// What a person does while nothing is being answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Typed a line.
+    Line(String),
+    /// Closed the input.
+    End,
+    /// Pressed ctrl-C.
+    Interrupt,
+}
+
+/// Ctrl-C, which ends the answer that is being given, or else the program.
+#[derive(Debug, Default)]
+pub(super) struct Interrupts {
+    answering: AtomicBool,
+    asked: AtomicBool,
+}
+
+impl Interrupts {
+    /// Marks the beginning of an answer.
+    pub(super) fn answer_begins(&self) {
+        self.asked.store(false, Ordering::SeqCst);
+        self.answering.store(true, Ordering::SeqCst);
+    }
+
+    /// Marks its end.
+    pub(super) fn answer_ends(&self) {
+        self.answering.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the present answer is to end.
+    pub(super) fn asked(&self) -> bool {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// Takes one interrupt; `false` if the person has asked before and would not wait.
+    fn take(&self, inputs: &Sender<Input>) -> bool {
+        if self.answering.load(Ordering::SeqCst) {
+            return !self.asked.swap(true, Ordering::SeqCst);
+        }
+        // Nobody may be listening: then the program is at its end anyway.
+        inputs.send(Input::Interrupt).is_ok()
+    }
+}
+
+/// Watches for interrupts from now on. The receiver gets those that come between answers.
+pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, Receiver<Input>)> {
+    let (sender, receiver) = mpsc::channel();
+    let interrupts = Arc::new(Interrupts::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Registered here, so that no interrupt is lost to the thread's start.
+    let mut signals = {
+        let _inside = runtime.enter();
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
+    };
+    let (watched, inputs) = (Arc::clone(&interrupts), sender.clone());
+    thread::Builder::new().name("interrupts".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            while signals.recv().await.is_some() {
+                if !watched.take(&inputs) {
+                    leave();
+                }
+            }
+        });
+    })?;
+    Ok((interrupts, sender, receiver))
+}
+
+/// Ends the process where it stands: asked twice, a person does not wait for a long step.
+#[expect(clippy::exit, reason = "the main thread may be in the middle of a long step")]
+fn leave() {
+    process::exit(i32::from(INTERRUPTED));
+}
+
+/// Reads lines from standard input, without their ends, on a thread of its own.
+pub(super) fn read_lines(inputs: Sender<Input>) -> io::Result<()> {
+    thread::Builder::new().name("lines".to_owned()).spawn(move || {
+        for line in io::stdin().lock().lines() {
+            // A line that is not UTF-8 ends the conversation like a closed input.
+            let Ok(line) = line else { break };
+            if inputs.send(Input::Line(line)).is_err() {
+                return;
+            }
+        }
+        // The receiver's end of the program needs no telling.
+        let _ = inputs.send(Input::End);
+    })?;
+    Ok(())
+}
+
+/// Shows an answer piece by piece: thinking dimmed where that can be seen, then the text.
+pub(super) struct Screen<W: Write> {
+    out: W,
+    /// Whether control sequences may be written.
+    dims: bool,
+    is_thinking: bool,
+    /// Whether anything was written since the last line's end.
+    in_line: bool,
+}
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+impl<W: Write> Screen<W> {
+    /// Shows on `out`; `dims` if it understands control sequences.
+    pub(super) fn new(out: W, dims: bool) -> Screen<W> {
+        Screen { out, dims, is_thinking: false, in_line: false }
+    }
+
+    /// Shows the next piece at once.
+    pub(super) fn show(&mut self, piece: &Piece) -> io::Result<()> {
+        let (text, thinks) = match piece {
+            Piece::Reasoning(text) => (text, true),
+            Piece::Content(text) => (text, false),
+            // No tools are declared, so no call is ever recognised.
+            Piece::ToolCall { .. } | Piece::ToolArguments { .. } => return Ok(()),
+        };
+        if thinks != self.is_thinking {
+            self.is_thinking = thinks;
+            if self.dims {
+                self.out.write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
+            }
+            if !thinks {
+                self.out.write_all(b"\n\n")?;
+            }
+        }
+        self.out.write_all(text.as_bytes())?;
+        self.in_line = !text.ends_with('\n');
+        self.out.flush()
+    }
+
+    /// Ends the answer with the end of a line.
+    pub(super) fn end(&mut self) -> io::Result<()> {
+        if self.is_thinking && self.dims {
+            self.out.write_all(PLAIN.as_bytes())?;
+        }
+        self.is_thinking = false;
+        if std::mem::take(&mut self.in_line) {
+            self.out.write_all(b"\n")?;
+        }
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(dims: bool, pieces: &[Piece]) -> String {
+        let mut bytes = Vec::new();
+        let mut screen = Screen::new(&mut bytes, dims);
+        for piece in pieces {
+            screen.show(piece).unwrap();
+        }
+        screen.end().unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn thought(text: &str) -> Piece {
+        Piece::Reasoning(text.to_owned())
+    }
+
+    fn said(text: &str) -> Piece {
+        Piece::Content(text.to_owned())
+    }
+
+    #[test]
+    fn thinking_is_dimmed_only_where_it_can_be_seen() {
+        let pieces = [thought("a"), thought("b"), said("c"), said("d")];
+        assert_eq!(shown(true, &pieces), "\x1b[2mab\x1b[0m\n\ncd\n");
+        assert_eq!(shown(false, &pieces), "ab\n\ncd\n");
+        assert_eq!(shown(true, &[thought("cut")]), "\x1b[2mcut\x1b[0m\n");
+    }
+
+    #[test]
+    fn an_answer_ends_with_one_line_end() {
+        assert_eq!(shown(false, &[said("x\n")]), "x\n");
+        assert_eq!(shown(false, &[]), "");
+    }
+
+    #[test]
+    fn the_first_interrupt_ends_the_answer_and_the_second_is_not_waited_for() {
+        let (sender, receiver) = mpsc::channel();
+        let interrupts = Interrupts::default();
+        interrupts.answer_begins();
+        assert!(interrupts.take(&sender) && interrupts.asked());
+        assert!(!interrupts.take(&sender));
+        interrupts.answer_ends();
+        assert!(receiver.try_recv().is_err());
+        assert!(interrupts.take(&sender));
+        assert_eq!(receiver.try_recv(), Ok(Input::Interrupt));
+        interrupts.answer_begins();
+        assert!(!interrupts.asked());
+        drop(receiver);
+        interrupts.answer_ends();
+        assert!(!interrupts.take(&sender));
+    }
+}

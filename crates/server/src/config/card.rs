@@ -1,0 +1,162 @@
+//! What is usual for a model: its card, looked for by the model's name, under what the flags say.
+
+use std::path::Path;
+
+use model::Card;
+
+use crate::config::{Origin, Told};
+use crate::settings::GenerationDefaults;
+
+/// Where cards lie in a checkout of this project.
+const CHECKOUT: &str = "models/cards";
+/// Cards inside the executable, by stem.
+const BUILT_IN: [(&str, &str); 0] = [];
+
+/// A card and where it was found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// What it says, or the family's defaults.
+    pub card: Card,
+    /// The file, or what stands in for one.
+    pub place: String,
+    /// What its values count as.
+    pub origin: Origin,
+}
+
+/// What flags say of generation; they win over a card.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct GenerationFlags {
+    /// Tokens of a reply.
+    pub max_tokens: Option<usize>,
+    /// Whether to think.
+    pub thinking: Option<bool>,
+}
+
+/// Looks for the card of a model: in `dir`, in the checkout, in the executable. A bad card is warned of and
+/// read as far as it is good; without any the family's defaults stand.
+pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
+    let stem = Card::stem(model_name);
+    let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
+    for path in dirs.map(|dir| dir.join(format!("{stem}.json"))) {
+        match std::fs::read_to_string(&path) {
+            Ok(json) => return read(&json, architecture, &path.display().to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(card = %path.display(), %error, "a model card cannot be read"),
+        }
+    }
+    if let Some((name, json)) = BUILT_IN.iter().find(|(name, _)| *name == stem) {
+        return read(json, architecture, &format!("{name}, built in"));
+    }
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        tracing::warn!(dir = %dir.display(), "--model-cards-dir is not a directory");
+    }
+    Found {
+        card: Card::of_architecture(architecture),
+        place: format!("none for {stem}, so {architecture} defaults"),
+        origin: Origin::Default,
+    }
+}
+
+fn read(json: &str, architecture: &str, place: &str) -> Found {
+    let (card, warnings) = Card::parse(json, architecture);
+    for warning in warnings {
+        tracing::warn!(card = place, "model card: {warning}");
+    }
+    Found { card, place: place.to_owned(), origin: Origin::Card }
+}
+
+/// What a request gets that does not say, each value with its origin: flag, then card, then neutral.
+pub fn generation_defaults(flags: GenerationFlags, found: &Found) -> (GenerationDefaults, Vec<Told>) {
+    let neutral = GenerationDefaults::default();
+    let sampling = &found.card.sampling;
+    let mut told = Vec::new();
+    let mut tell = |name: &str, value: String, origin| {
+        told.push(Told { name: name.to_owned(), value, origin });
+    };
+    fn chosen<T: Copy + ToString>(
+        name: &str,
+        card: Option<T>,
+        neutral: T,
+        tell: &mut impl FnMut(&str, String, Origin),
+    ) -> T {
+        let value = card.unwrap_or(neutral);
+        let origin = if card.is_some() { Origin::Card } else { Origin::Default };
+        tell(name, value.to_string(), origin);
+        value
+    }
+    let defaults = GenerationDefaults {
+        max_tokens: Some(flags.max_tokens.unwrap_or(found.card.max_tokens)),
+        thinking: flags.thinking,
+        temperature: chosen("temperature", sampling.temperature, neutral.temperature, &mut tell),
+        top_p: chosen("top_p", sampling.top_p, neutral.top_p, &mut tell),
+        top_k: chosen("top_k", sampling.top_k, neutral.top_k, &mut tell),
+        min_p: chosen("min_p", sampling.min_p, neutral.min_p, &mut tell),
+        repetition_penalty: chosen(
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            neutral.repetition_penalty,
+            &mut tell,
+        ),
+        presence_penalty: chosen(
+            "presence_penalty",
+            sampling.presence_penalty,
+            neutral.presence_penalty,
+            &mut tell,
+        ),
+        ..neutral
+    };
+    if flags.max_tokens.is_none() {
+        tell("max_tokens", found.card.max_tokens.to_string(), found.origin);
+    }
+    (defaults, told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CARD: &str = r#"{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 100,
+        "sampling": {"temperature": 0.25, "top_k": 20}}"#;
+
+    #[test]
+    fn a_card_is_found_by_the_stem_of_the_models_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a-model-1b.json"), CARD).unwrap();
+        let found = find("A Model_1B", "qwen35", Some(dir.path()));
+        assert_eq!((found.card.max_tokens, found.origin), (100, Origin::Card));
+        let none = find("B", "qwen35", Some(dir.path()));
+        assert_eq!((none.card, none.origin), (Card::of_architecture("qwen35"), Origin::Default));
+    }
+
+    #[test]
+    fn a_name_cannot_lead_out_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("secret.json"), CARD).unwrap();
+        let inner = dir.path().join("cards");
+        std::fs::create_dir(&inner).unwrap();
+        assert_eq!(find("../secret", "qwen35", Some(&inner)).origin, Origin::Default);
+    }
+
+    #[test]
+    fn flags_win_over_the_card_and_the_card_over_neutral_values() {
+        let found = read(CARD, "qwen35", "a file");
+        let (by_card, told) = generation_defaults(GenerationFlags::default(), &found);
+        assert_eq!((by_card.temperature, by_card.top_k, by_card.top_p), (0.25, 20, 1.0));
+        assert_eq!(by_card.max_tokens, Some(100));
+        let origin = |name: &str| told.iter().find(|told| told.name == name).unwrap().origin;
+        assert_eq!(origin("temperature"), Origin::Card);
+        assert_eq!(origin("top_p"), Origin::Default);
+        let flags = GenerationFlags { max_tokens: Some(7), thinking: Some(false) };
+        let (by_flag, _) = generation_defaults(flags, &found);
+        assert_eq!((by_flag.max_tokens, by_flag.thinking), (Some(7), Some(false)));
+    }
+
+    #[test]
+    fn every_built_in_card_is_without_fault() {
+        for (stem, json) in BUILT_IN {
+            let (card, warnings) = Card::parse(json, "qwen35");
+            assert!(warnings.is_empty(), "{stem}: {warnings:?}");
+            assert_eq!(Card::stem(&card.name), stem);
+        }
+    }
+}

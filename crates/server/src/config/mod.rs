@@ -1,0 +1,240 @@
+//! From what was typed to what the program means: flags, environment, configuration file and model card,
+//! each value with where it came from.
+//!
+//! Start with [`parse`] for the command line, [`server::server_config`] for the settings of `serve`, and
+//! [`card`] for what a model's card adds.
+
+pub mod card;
+mod file;
+pub mod server;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+
+use crate::cli::{self, Cli};
+
+/// Why the command line and what it names could not be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line itself; also how help and version come back.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// A file named on the command line cannot be read.
+    #[error("{flag} {path}: {source}", path = path.display())]
+    Unreadable {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The configuration file says something that is no setting.
+    #[error("{path}: {detail}", path = path.display())]
+    File {
+        /// The configuration file.
+        path: PathBuf,
+        /// The key and what is wrong with it.
+        detail: String,
+    },
+}
+
+/// Where a value came from, strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The command line.
+    Flag,
+    /// An environment variable.
+    Environment,
+    /// The configuration file.
+    File,
+    /// The model's card.
+    Card,
+    /// The program.
+    Default,
+}
+
+impl Origin {
+    /// All origins, strongest first.
+    pub const ALL: [Origin; 5] =
+        [Origin::Flag, Origin::Environment, Origin::File, Origin::Card, Origin::Default];
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Flag => "flag",
+            Origin::Environment => "environment",
+            Origin::File => "configuration file",
+            Origin::Card => "model card",
+            Origin::Default => "default",
+        })
+    }
+}
+
+/// One setting with its value, to be shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// The flag without its dashes.
+    pub name: String,
+    /// Its value; never that of a secret.
+    pub value: String,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// The command line, and every setting of `serve` with its origin.
+#[derive(Debug)]
+pub struct Typed {
+    /// What was typed, the configuration file's values included.
+    pub cli: Cli,
+    /// The settings of `serve`; empty for other commands.
+    pub told: Vec<Told>,
+}
+
+/// Reads the command line, and the configuration file if it names one.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigError> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let mut command = Cli::command();
+    let mut matches = command.try_get_matches_from_mut(&args)?;
+    let mut from_file = Vec::new();
+    if let cli::Command::Serve(serve) = Cli::from_arg_matches(&matches)?.command
+        && let Some(path) = &serve.config
+    {
+        from_file = file::read(path, serve_command(&command))?;
+        // The file's values become defaults, so that the one parser checks them and everything else wins.
+        command = file::with_defaults(Cli::command(), &from_file);
+        matches = command.try_get_matches_from_mut(&args)?;
+    }
+    let cli = Cli::from_arg_matches(&matches)?;
+    let told = match matches.subcommand_matches("serve") {
+        Some(matches) => told(serve_command(&command), matches, &from_file),
+        None => Vec::new(),
+    };
+    Ok(Typed { cli, told })
+}
+
+fn serve_command(command: &Command) -> &Command {
+    command.find_subcommand("serve").expect("the command line defines it")
+}
+
+/// Every argument that has a value.
+fn told(command: &Command, matches: &ArgMatches, from_file: &[file::Entry]) -> Vec<Told> {
+    let shown = |arg: &&clap::Arg| !matches!(arg.get_id().as_str(), "help" | "version" | "dry_run");
+    let mut told = Vec::new();
+    for arg in command.get_arguments().filter(shown) {
+        let id = arg.get_id().as_str();
+        let origin = match matches.value_source(id) {
+            Some(ValueSource::CommandLine) => Origin::Flag,
+            Some(ValueSource::EnvVariable) => Origin::Environment,
+            Some(_) if from_file.iter().any(|entry| entry.id == id) => Origin::File,
+            Some(_) => Origin::Default,
+            None => continue,
+        };
+        let raw = matches.get_raw(id).into_iter().flatten();
+        let values: Vec<_> = raw.map(|value| value.to_string_lossy()).collect();
+        let secret = id == "api_key";
+        told.push(Told {
+            name: arg.get_long().unwrap_or("model").to_owned(),
+            value: if secret { format!("{} keys", values.len()) } else { values.join(",") },
+            origin,
+        });
+    }
+    told
+}
+
+/// Logs settings, one line for each origin.
+pub fn log(told: &[Told]) {
+    for origin in Origin::ALL {
+        let values: Vec<String> = told
+            .iter()
+            .filter(|told| told.origin == origin)
+            .map(|told| format!("{}={}", told.name, told.value))
+            .collect();
+        if !values.is_empty() {
+            tracing::info!("settings by {origin}: {}", values.join(" "));
+        }
+    }
+}
+
+/// The text of a file that a flag names.
+pub fn read_text(flag: &'static str, path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        flag,
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(words: &[&str]) -> Result<Typed, ConfigError> {
+        let words = ["hearth"].iter().chain(words);
+        parse(words.map(OsString::from))
+    }
+
+    fn serve(typed: Typed) -> cli::ServeArgs {
+        match typed.cli.command {
+            cli::Command::Serve(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn config_file(text: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = config_file("port = 9001\nmax_ctx = 512\nno-cors = true\napi-key = [\"a\", \"b\"]\n");
+        let path = file.path().to_str().unwrap();
+        let typed = typed(&["serve", "--config", path, "--port", "9002"]).unwrap();
+        let origin = |name: &str| typed.told.iter().find(|told| told.name == name).unwrap().clone();
+        assert_eq!(origin("port").origin, Origin::Flag);
+        assert_eq!(origin("max-ctx").origin, Origin::File);
+        assert_eq!(origin("host").origin, Origin::Default);
+        assert_eq!(origin("api-key").value, "2 keys");
+        let args = serve(typed);
+        assert_eq!((args.port, args.device.max_ctx, args.no_cors), (9002, Some(512), true));
+        assert_eq!(args.api_key, ["a", "b"]);
+    }
+
+    #[test]
+    fn the_file_may_name_the_model() {
+        let file = config_file("model = \"a.gguf\"\n");
+        let path = file.path().to_str().unwrap();
+        let by_file = serve(typed(&["serve", "--config", path]).unwrap());
+        assert_eq!(by_file.model_flag.unwrap().to_str(), Some("a.gguf"));
+        let by_word = serve(typed(&["serve", "b.gguf", "--config", path]).unwrap());
+        assert_eq!(by_word.model.unwrap().to_str(), Some("b.gguf"));
+    }
+
+    fn check_refused(text: &str, part: &str) {
+        let file = config_file(text);
+        let path = file.path().to_str().unwrap();
+        let error = typed(&["serve", "--config", path]).unwrap_err().to_string();
+        assert!(error.contains(part), "{part} in {error}");
+    }
+
+    #[test]
+    fn what_the_file_says_wrongly_is_named() {
+        check_refused("prot = 1", "prot is not a setting; did you mean port?");
+        check_refused("port = [", "TOML");
+        check_refused("[port]\na = 1", "port");
+        check_refused("port = \"many\"", "many");
+        check_refused("config = \"x\"", "config is not a setting");
+    }
+}

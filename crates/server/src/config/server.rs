@@ -1,0 +1,144 @@
+//! The settings of `serve` as the server takes them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use chat::openai::request::LateSystem;
+
+use crate::cli::{LateSystemArg, OnOff, ServeArgs};
+use crate::config::{ConfigError, read_text};
+use crate::settings::{GenerationDefaults, ServerConfig, Times};
+
+/// The name a model without a file is served under.
+const UNNAMED: &str = "tiny-synthetic";
+
+/// What the flags mean; what only the model's card can tell is left at its default.
+pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
+    let defaults = GenerationDefaults {
+        thinking: args.thinking_default.map(is_on),
+        ..GenerationDefaults::default()
+    };
+    Ok(ServerConfig {
+        host: args.host.clone(),
+        port: args.port,
+        model_name: model_name(args),
+        strict_model: args.strict_model,
+        api_keys: api_keys(args)?,
+        cors: !args.no_cors,
+        metrics: is_on(args.metrics),
+        body_limit_bytes: usize::try_from(args.max_body).unwrap_or(usize::MAX) << 20,
+        always_usage: args.always_usage,
+        log_prompts: args.log_prompts,
+        late_system: match args.late_system {
+            LateSystemArg::User => LateSystem::User,
+            LateSystemArg::Hoist => LateSystem::Hoist,
+            LateSystemArg::Error => LateSystem::Refuse,
+        },
+        times: Times {
+            queue: limit(args.queue_timeout),
+            request: limit(args.request_timeout),
+            write: Duration::from_secs(args.write_timeout),
+            ping: Duration::from_secs(args.sse_ping_interval),
+            shutdown: Duration::from_secs(args.shutdown_timeout),
+            ..Times::default()
+        },
+        queue_limit: args.queue_limit,
+        defaults,
+    })
+}
+
+/// The file to serve, by word or by flag.
+pub fn model_path(args: &ServeArgs) -> Option<&PathBuf> {
+    args.model.as_ref().or(args.model_flag.as_ref())
+}
+
+/// Whether a switch is on.
+pub fn is_on(switch: OnOff) -> bool {
+    switch == OnOff::On
+}
+
+/// Seconds, where none means without end.
+fn limit(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}
+
+fn model_name(args: &ServeArgs) -> String {
+    let stem = |path: &PathBuf| {
+        let stem = Path::new(path).file_stem()?.to_string_lossy().into_owned();
+        (!stem.is_empty()).then_some(stem)
+    };
+    args.model_name
+        .clone()
+        .or_else(|| model_path(args).and_then(stem))
+        .unwrap_or_else(|| UNNAMED.to_owned())
+}
+
+fn api_keys(args: &ServeArgs) -> Result<Vec<String>, ConfigError> {
+    let mut keys = args.api_key.clone();
+    if let Some(path) = &args.api_key_file {
+        let text = read_text("--api-key-file", path)?;
+        let lines = text.lines().map(str::trim);
+        let found: Vec<String> =
+            lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect();
+        if found.is_empty() {
+            // Whoever names a file wants a closed door; an open one would be a nasty surprise.
+            let detail = "holds no keys; write one a line".to_owned();
+            return Err(ConfigError::File { path: path.clone(), detail });
+        }
+        keys.extend(found);
+    }
+    keys.retain(|key| !key.is_empty());
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn config(words: &[&str]) -> Result<ServerConfig, ConfigError> {
+        let words = ["hearth", "serve"].iter().chain(words);
+        match Cli::try_parse_from(words)?.command {
+            Command::Serve(args) => server_config(&args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_documented_defaults_are_the_servers_own() {
+        let config = config(&[]).unwrap();
+        let own = ServerConfig::default();
+        assert_eq!((config.host, config.port), (own.host, own.port));
+        assert_eq!((config.times, config.queue_limit), (own.times, own.queue_limit));
+        assert_eq!((config.cors, config.metrics, config.body_limit_bytes), (true, true, own.body_limit_bytes));
+        assert_eq!(config.defaults, own.defaults);
+        assert_eq!(config.model_name, UNNAMED);
+    }
+
+    #[test]
+    fn a_model_is_named_after_its_file_unless_told_otherwise() {
+        assert_eq!(config(&["dir/Qwen3.5-0.8B.Q4.gguf"]).unwrap().model_name, "Qwen3.5-0.8B.Q4");
+        assert_eq!(config(&["--model", "a.gguf"]).unwrap().model_name, "a");
+        assert_eq!(config(&["a.gguf", "--model-name", "b"]).unwrap().model_name, "b");
+    }
+
+    #[test]
+    fn nought_means_no_limit() {
+        let config = config(&["--queue-timeout", "0", "--request-timeout", "7"]).unwrap();
+        assert_eq!(config.times.queue, None);
+        assert_eq!(config.times.request, Some(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn keys_come_from_flags_and_from_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "# ours\n k1 \n\nk2\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let both = config(&["--api-key", "k0", "--api-key-file", path]).unwrap();
+        assert_eq!(both.api_keys, ["k0", "k1", "k2"]);
+        std::fs::write(file.path(), "\n").unwrap();
+        let error = config(&["--api-key-file", path]).unwrap_err().to_string();
+        assert!(error.contains("holds no keys"), "{error}");
+    }
+}

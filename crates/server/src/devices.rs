@@ -1,0 +1,111 @@
+//! Which devices this machine has, and which of them a name on the command line means.
+//!
+//! The only place of the server that knows the device crates.
+
+use contract::Backend;
+use cpu::CpuBackend;
+use cuda::CudaBackend;
+
+/// What was asked for on the command line.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceChoice {
+    /// `auto`, `cpu`, or `cuda:N`.
+    pub name: String,
+    /// Run the scalar reference on the CPU.
+    pub cpu_reference: bool,
+    /// Threads of the CPU device; `None` for one per core.
+    pub threads: Option<usize>,
+}
+
+/// Why a name means no device of this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceChoiceError {
+    /// Not a name of any kind of device.
+    #[error("--device {0}: unknown device, use auto, cpu or cuda:N")]
+    Unknown(String),
+    /// A card that is not there.
+    #[error("--device {name}: {detail}")]
+    NoCard {
+        /// What was asked for.
+        name: String,
+        /// What was found instead.
+        detail: String,
+    },
+    /// The reference is a CPU path.
+    #[error("--cpu-reference runs on the cpu, not on {0}; leave --device away")]
+    ReferenceElsewhere(String),
+}
+
+/// Finds the device that `choice` means. `auto` takes the CPU as long as no card can run a model.
+pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
+    let name = choice.name.as_str();
+    if choice.cpu_reference && !matches!(name, "auto" | "cpu") {
+        return Err(DeviceChoiceError::ReferenceElsewhere(name.to_owned()));
+    }
+    match name {
+        "cpu" => Ok(cpu_device(choice)),
+        "auto" => {
+            if let Ok(cards) = cuda::probe() {
+                for card in cards {
+                    tracing::info!(
+                        card = %card.name,
+                        "a card was found, but this version runs models on the cpu only"
+                    );
+                }
+            }
+            Ok(cpu_device(choice))
+        }
+        _ => {
+            let ordinal = name
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse::<u32>().ok())
+                .ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
+            let no_card =
+                |detail: String| DeviceChoiceError::NoCard { name: name.to_owned(), detail };
+            let cards = cuda::probe().map_err(|absence| no_card(absence.to_string()))?;
+            let count = cards.len();
+            let card = cards
+                .into_iter()
+                .find(|card| card.ordinal == ordinal)
+                .ok_or_else(|| no_card(format!("this machine has {count} cards")))?;
+            Ok(Box::new(CudaBackend::new(card)))
+        }
+    }
+}
+
+fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(cpu::Options {
+        reference: choice.cpu_reference,
+        threads: choice.threads,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(name: &str) -> DeviceChoice {
+        DeviceChoice { name: name.to_owned(), ..DeviceChoice::default() }
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_what_to_use() {
+        for name in ["gpu", "cuda", "cuda:x", "metal"] {
+            let error = choose(&choice(name)).err().unwrap();
+            assert!(error.to_string().contains("use auto, cpu or cuda:N"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_card_that_is_not_there_is_named() {
+        let error = choose(&choice("cuda:977")).err().unwrap();
+        assert!(error.to_string().starts_with("--device cuda:977: "), "{error}");
+    }
+
+    #[test]
+    fn the_reference_runs_on_the_cpu_only() {
+        let mut wrong = choice("cuda:0");
+        wrong.cpu_reference = true;
+        assert!(matches!(choose(&wrong), Err(DeviceChoiceError::ReferenceElsewhere(_))));
+    }
+}
