@@ -1,9 +1,14 @@
 //! What every device must pass, and what the algorithm is tested on. Dev only.
 //!
-//! [`fake`] is a runner whose next token is a hash of the history: the algorithm's judge.
+//! [`fake`] is a runner whose next token is a hash of the history: the algorithm's judge. [`suite`] holds the
+//! laws every device keeps, tried on the tiny models of [`specimen`]; [`compare`] is the one comparison of
+//! numbers.
 //!
 //! What this crate must not know: any device. Its laws are generic over `contract::Backend`.
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod fake;
+pub mod specimen;
+pub mod suite;

@@ -3,6 +3,7 @@
 //! It keeps the seam's promises exactly (trees, snapshots, room, refusals), so whatever a scheduler gets
 //! wrong shows as a wrong token. It can be told to fail, and, to prove that the suite notices, to lie.
 
+mod backend;
 mod language;
 mod script;
 
@@ -11,11 +12,12 @@ use std::io::{Read, Write};
 
 use contract::snapshot::{self, Header, SectionKind};
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DeviceError, DeviceInfo, DraftItem, KvFormat, KvFormats,
-    Limits, LoadProgress, MemoryPlan, ModelHash, NodeIdx, OpenPlan, Place, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
+    ModelHash, NodeIdx, Place, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    TokenId, Tree, VerifyItem,
 };
 
+pub use backend::FakeBackend;
 pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
 pub use script::{Call, Fault, FaultKind, Flaw, Handle, Record, When};
 
@@ -120,7 +122,7 @@ impl FakeRunner {
         FakeRunner {
             residue: spec.language.begin(),
             info: RunnerInfo {
-                device: device_info(),
+                device: backend::device_info(),
                 vocab: spec.language.vocab,
                 limits: spec.limits,
                 kv,
@@ -281,23 +283,29 @@ impl Runner for FakeRunner {
         tokens: &[TokenId],
         asks: &[(usize, Ask)],
     ) -> Result<Vec<Row>, DeviceError> {
-        if let Err(error) = self.enter(Call::Prefill, &[seq]) {
-            if self.has(Flaw::RefusalMoves) {
-                self.sequence(seq)?.committed.push(tokens);
-            }
-            return Err(error);
-        }
-        let cut = self.has(Flaw::CutsShow);
+        self.enter(Call::Prefill, &[seq])?;
+        let moves = self.has(Flaw::RefusalMoves);
+        let shows = self.has(Flaw::CutsShow) || (self.has(Flaw::AsksShow) && !asks.is_empty());
         let sequence = self.sequence(seq)?;
         let position = sequence.committed.history.len();
         if position + tokens.len() > sequence.max_len {
             let free = sequence.max_len - position;
+            if moves {
+                sequence.committed.trace = sequence.committed.trace.then_all(tokens);
+            }
             return Err(no_room("context tokens", tokens.len(), free));
         }
-        let before = sequence.committed.trace;
+        let mut before = sequence.committed.trace;
         sequence.committed.push(tokens);
-        if cut {
+        if shows {
             sequence.committed.trace = sequence.committed.trace.disturbed(1);
+        }
+        if self.has(Flaw::TurnsMix) {
+            let others = self.sequences.iter_mut().filter(|(id, _)| **id != seq);
+            others.for_each(|(_, s)| s.committed.trace = s.committed.trace.disturbed(3));
+        }
+        if self.has(Flaw::ReadingOff) {
+            before = before.disturbed(4);
         }
         let rows = asks
             .iter()
@@ -372,6 +380,7 @@ impl Runner for FakeRunner {
             self.has(Flaw::WholeTreeKept),
             self.has(Flaw::LastNodeForgotten),
         );
+        let roots_only = self.has(Flaw::SharedCommitShort) && items.len() > 1;
         for item in items {
             let sequence = self.sequence(item.seq)?;
             let Some(tree) = sequence.pending.take() else {
@@ -383,6 +392,9 @@ impl Runner for FakeRunner {
             }
             if short && kept.len() > 1 {
                 kept.pop();
+            }
+            if roots_only {
+                kept.truncate(1);
             }
             let tokens: Vec<TokenId> = kept.iter().map(|node| tree.token(*node)).collect();
             sequence.committed.push(&tokens);
@@ -438,7 +450,9 @@ impl Runner for FakeRunner {
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         // Freeing works on a lost device too.
         let _ = self.enter(Call::FreeSnapshot, &[]);
-        self.snapshots.remove(&snapshot);
+        if !self.has(Flaw::FreedStays) {
+            self.snapshots.remove(&snapshot);
+        }
     }
 
     fn export(&mut self, id: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
@@ -513,51 +527,6 @@ impl FakeRunner {
         Ok(words
             .map(|word| TokenId(u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
             .collect())
-    }
-}
-
-/// Opens fakes whose vocabulary, limits and formats are those of the plan.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct FakeBackend {
-    /// What every runner pretends to be, as far as the plan does not say otherwise.
-    pub spec: FakeSpec,
-}
-
-impl Backend for FakeBackend {
-    fn probe(&self) -> Result<DeviceInfo, DeviceError> {
-        Ok(device_info())
-    }
-
-    fn estimate(&self, _plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
-        Ok(MemoryPlan::default())
-    }
-
-    fn open(
-        &self,
-        plan: OpenPlan,
-        progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Box<dyn Runner>, DeviceError> {
-        let mut spec = self.spec.clone();
-        spec.language.vocab = plan.target.vocab;
-        spec.limits = plan.limits;
-        spec.pool_tokens = plan.limits.sequences * plan.limits.context;
-        let mut runner = FakeRunner::new(spec);
-        runner.info.kv = plan.kv;
-        progress(LoadProgress {
-            done_bytes: 0,
-            total_bytes: 0,
-        });
-        Ok(Box::new(runner))
-    }
-}
-
-fn device_info() -> DeviceInfo {
-    DeviceInfo {
-        id: "fake".to_owned(),
-        name: "a hash function".to_owned(),
-        features: Vec::new(),
-        total_bytes: 0,
-        free_bytes: 0,
     }
 }
 

@@ -81,6 +81,12 @@ pub enum FaultKind {
 pub enum Flaw {
     /// Where a prefill was cut shows in what follows.
     CutsShow,
+    /// Asking for a row while reading shows in what follows.
+    AsksShow,
+    /// Rows told while reading are not those told while speaking.
+    ReadingOff,
+    /// Reading a prompt disturbs the other sequences.
+    TurnsMix,
     /// A tree node follows the node before it in the list, not its parent.
     SiblingsSeen,
     /// What a node hears depends on how many nodes share the call.
@@ -91,6 +97,8 @@ pub enum Flaw {
     WholeTreeKept,
     /// A commit of several nodes forgets the last one.
     LastNodeForgotten,
+    /// A commit of several sequences keeps their roots only.
+    SharedCommitShort,
     /// A discarded root is kept.
     DiscardKept,
     /// A sequence continues where an earlier one of the same slot ended.
@@ -99,6 +107,8 @@ pub enum Flaw {
     RestoreShort,
     /// A snapshot follows its sequence instead of keeping a copy.
     SnapshotAlive,
+    /// A freed snapshot is still there.
+    FreedStays,
     /// Importing forgets the first token.
     ImportShort,
     /// Importing does not look at what it is given.

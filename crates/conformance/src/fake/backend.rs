@@ -1,0 +1,50 @@
+//! The fake as a device: what the suite is tried on.
+
+use contract::{Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner};
+
+use super::{FakeRunner, FakeSpec};
+
+/// Opens fakes whose vocabulary, limits and formats are those of the plan.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct FakeBackend {
+    /// What every runner pretends to be, as far as the plan does not say otherwise.
+    pub spec: FakeSpec,
+}
+
+impl Backend for FakeBackend {
+    fn probe(&self) -> Result<DeviceInfo, DeviceError> {
+        Ok(device_info())
+    }
+
+    fn estimate(&self, _plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
+        Ok(MemoryPlan::default())
+    }
+
+    fn open(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Runner>, DeviceError> {
+        let mut spec = self.spec.clone();
+        spec.language.vocab = plan.target.vocab;
+        spec.limits = plan.limits;
+        spec.pool_tokens = plan.limits.sequences * plan.limits.context;
+        let mut runner = FakeRunner::new(spec);
+        runner.info.kv = plan.kv;
+        progress(LoadProgress {
+            done_bytes: 0,
+            total_bytes: 0,
+        });
+        Ok(Box::new(runner))
+    }
+}
+
+pub(super) fn device_info() -> DeviceInfo {
+    DeviceInfo {
+        id: "fake".to_owned(),
+        name: "a hash function".to_owned(),
+        features: Vec::new(),
+        total_bytes: 0,
+        free_bytes: 0,
+    }
+}

@@ -1,0 +1,359 @@
+//! Tiny synthetic models: real block kinds and head sizes, random weights, any storage format.
+//!
+//! A specimen is built as data, not read from a file, so that layouts no file has can be tried too.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use contract::quant::quantize_row;
+use contract::{
+    AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
+    OutputGate, QuantType, RopeSpec, WeightError, WeightRef, WeightSource,
+};
+
+/// A model to try a device on.
+#[derive(Clone)]
+pub struct Specimen {
+    /// What it is.
+    pub spec: Arc<ModelSpec>,
+    /// Its weights, in memory.
+    pub weights: Arc<dyn WeightSource>,
+    /// How its matrices are stored.
+    pub ty: QuantType,
+}
+
+/// Which blocks a specimen is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Two delta layers with as many value as key heads, then gated attention.
+    HybridEven,
+    /// Three value heads to a key head, tiled; gated attention of one key head.
+    HybridTiled,
+    /// Two value heads to a key head, grouped; two attention layers.
+    HybridGrouped,
+    /// Attention only: eight query heads to a key head, no gate, norms on q and k.
+    Dense,
+    /// Attention only: as many key as query heads, no norms, partial rope, a head of its own.
+    Plain,
+}
+
+impl Layout {
+    /// Every layout.
+    pub const ALL: [Layout; 5] = [
+        Layout::HybridEven,
+        Layout::HybridTiled,
+        Layout::HybridGrouped,
+        Layout::Dense,
+        Layout::Plain,
+    ];
+}
+
+/// The narrowest width that every block format can store.
+const HIDDEN: usize = 256;
+const FFN: usize = 512;
+/// Not a multiple of anything a device might like.
+const VOCAB: usize = 263;
+const DELTA_DIM: usize = 128;
+
+impl Specimen {
+    /// A specimen whose matrices are stored as `ty`; vectors and convolutions stay f32, as in files.
+    pub fn new(layout: Layout, ty: QuantType, seed: u64) -> Specimen {
+        let mut maker = Maker {
+            ty,
+            dice: Dice(seed ^ 0x5EED),
+            bytes: HashMap::new(),
+        };
+        let embedding = maker.matrix("embedding", VOCAB, HIDDEN, 1.0);
+        let layers = maker.layers(layout);
+        let head = match layout {
+            Layout::Plain => maker.matrix("head", VOCAB, HIDDEN, 1.0),
+            _ => embedding.clone(),
+        };
+        let mut hash = [0; 16];
+        hash[..8].copy_from_slice(&seed.to_le_bytes());
+        hash[8] = layout as u8;
+        hash[9..13].copy_from_slice(&ty.id().to_le_bytes());
+        let spec = ModelSpec {
+            name: format!("{layout:?} {}", ty.name()),
+            hash: ModelHash(hash),
+            vocab: VOCAB,
+            hidden: HIDDEN,
+            trained_context: 4096,
+            norm_eps: 1e-6,
+            embedding,
+            layers,
+            // Spreads logits over a few units, as trained models do.
+            final_norm: maker.vector("final_norm", HIDDEN, |d| 2.0 + 0.2 * d.signed()),
+            head,
+        };
+        Specimen {
+            spec: Arc::new(spec),
+            weights: Arc::new(Memory(maker.bytes)),
+            ty,
+        }
+    }
+}
+
+/// Weights in memory, by name.
+struct Memory(HashMap<Arc<str>, Vec<u8>>);
+
+impl WeightSource for Memory {
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
+        let bytes = self
+            .0
+            .get(&weight.name)
+            .ok_or_else(|| WeightError::Missing {
+                name: weight.name.clone(),
+            })?;
+        if bytes.len() != weight.bytes() {
+            return Err(WeightError::Mismatch {
+                name: weight.name.clone(),
+                detail: format!("{} bytes instead of {}", bytes.len(), weight.bytes()),
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+struct Maker {
+    ty: QuantType,
+    dice: Dice,
+    bytes: HashMap<Arc<str>, Vec<u8>>,
+}
+
+impl Maker {
+    fn layers(&mut self, layout: Layout) -> Vec<LayerSpec> {
+        let gated = |n_heads, n_kv_heads| Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim: 64,
+            rope: 16,
+            gate: OutputGate::SigmoidPerHead,
+            normed: true,
+        };
+        let mixers: Vec<Mixer> = match layout {
+            Layout::HybridEven => vec![
+                self.delta(0, 2, 2, HeadMap::Tiled),
+                self.delta(1, 2, 2, HeadMap::Tiled),
+                self.attention(2, gated(4, 2)),
+            ],
+            Layout::HybridTiled => vec![
+                self.delta(0, 1, 3, HeadMap::Tiled),
+                self.attention(1, gated(4, 1)),
+                self.delta(2, 2, 6, HeadMap::Tiled),
+            ],
+            Layout::HybridGrouped => vec![
+                self.attention(0, gated(2, 2)),
+                self.delta(1, 2, 4, HeadMap::Grouped),
+                self.attention(2, gated(4, 2)),
+            ],
+            Layout::Dense => {
+                let heads = Heads {
+                    n_heads: 8,
+                    n_kv_heads: 1,
+                    head_dim: 128,
+                    rope: 128,
+                    gate: OutputGate::None,
+                    normed: true,
+                };
+                (0..2).map(|i| self.attention(i, heads)).collect()
+            }
+            Layout::Plain => {
+                let heads = Heads {
+                    n_heads: 4,
+                    n_kv_heads: 4,
+                    head_dim: 64,
+                    rope: 32,
+                    gate: OutputGate::None,
+                    normed: false,
+                };
+                (0..2).map(|i| self.attention(i, heads)).collect()
+            }
+        };
+        let mixers = mixers.into_iter().enumerate();
+        mixers.map(|(i, mixer)| self.layer(i, mixer)).collect()
+    }
+
+    fn layer(&mut self, i: usize, mixer: Mixer) -> LayerSpec {
+        let name = |part: &str| format!("layer {i} {part}");
+        LayerSpec {
+            mixer_norm: self.vector(&name("mixer_norm"), HIDDEN, |d| 1.0 + 0.1 * d.signed()),
+            mixer,
+            ffn_norm: self.vector(&name("ffn_norm"), HIDDEN, |d| 1.0 + 0.1 * d.signed()),
+            ffn: FeedForward::Dense {
+                gate: self.matrix(&name("gate"), FFN, HIDDEN, 1.0),
+                up: self.matrix(&name("up"), FFN, HIDDEN, 1.0),
+                down: self.matrix(&name("down"), HIDDEN, FFN, 1.0),
+            },
+        }
+    }
+
+    fn attention(&mut self, i: usize, heads: Heads) -> Mixer {
+        let name = |part: &str| format!("layer {i} {part}");
+        let Heads {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            ..
+        } = heads;
+        let gates = match heads.gate {
+            OutputGate::None => 1,
+            OutputGate::SigmoidPerHead => 2,
+        };
+        let norm = |maker: &mut Maker, part: &str| {
+            heads
+                .normed
+                .then(|| maker.vector(&name(part), head_dim, |d| 1.2 + 0.2 * d.signed()))
+        };
+        Mixer::Attention(AttentionSpec {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            rope: RopeSpec {
+                dims: heads.rope,
+                theta: 10_000.0,
+            },
+            scale: 1.0 / (head_dim as f32).sqrt(),
+            gate: heads.gate,
+            q_norm: norm(self, "q_norm"),
+            k_norm: norm(self, "k_norm"),
+            q: self.matrix(&name("q"), gates * n_heads * head_dim, HIDDEN, 1.5),
+            k: self.matrix(&name("k"), n_kv_heads * head_dim, HIDDEN, 1.5),
+            v: self.matrix(&name("v"), n_kv_heads * head_dim, HIDDEN, 1.0),
+            o: self.matrix(&name("o"), HIDDEN, n_heads * head_dim, 1.0),
+        })
+    }
+
+    fn delta(&mut self, i: usize, n_k_heads: usize, n_v_heads: usize, head_map: HeadMap) -> Mixer {
+        let name = |part: &str| format!("layer {i} {part}");
+        let channels = (2 * n_k_heads + n_v_heads) * DELTA_DIM;
+        let values = n_v_heads * DELTA_DIM;
+        let conv_taps = 4;
+        let taps = self.vector(&name("conv"), channels * conv_taps, |d| 0.5 * d.signed());
+        Mixer::GatedDelta(GatedDeltaSpec {
+            n_k_heads,
+            n_v_heads,
+            k_dim: DELTA_DIM,
+            v_dim: DELTA_DIM,
+            conv_taps,
+            head_map,
+            qkv: self.matrix(&name("qkv"), channels, HIDDEN, 1.0),
+            z: self.matrix(&name("z"), values, HIDDEN, 1.0),
+            beta: self.matrix(&name("beta"), n_v_heads, HIDDEN, 1.0),
+            alpha: self.matrix(&name("alpha"), n_v_heads, HIDDEN, 1.0),
+            // From slow to quick forgetting, as trained models have it.
+            a: self.vector(&name("a"), n_v_heads, |d| -(0.02 + 0.5 * d.unit())),
+            dt: self.vector(&name("dt"), n_v_heads, |d| d.signed()),
+            conv: WeightRef {
+                rows: channels,
+                cols: conv_taps,
+                ..taps
+            },
+            norm: self.vector(&name("norm"), DELTA_DIM, |d| 1.0 + 0.1 * d.signed()),
+            out: self.matrix(&name("out"), HIDDEN, values, 1.0),
+        })
+    }
+
+    /// Uniform weights of a variance that keeps the scale of what goes through, times `gain`.
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize, gain: f32) -> WeightRef {
+        let width = gain * (3.0 / cols as f32).sqrt();
+        let values = self.values(rows * cols, |d| width * d.signed());
+        // Formats in large blocks need inputs in multiples of 256, which a width of heads may not be.
+        let ty = if cols.is_multiple_of(self.ty.block_values()) {
+            self.ty
+        } else {
+            QuantType::Q8_0
+        };
+        self.stored(name, ty, (rows, cols), &values)
+    }
+
+    fn vector(&mut self, name: &str, n: usize, value: impl Fn(&mut Dice) -> f32) -> WeightRef {
+        let values = self.values(n, value);
+        self.stored(name, QuantType::F32, (1, n), &values)
+    }
+
+    fn values(&mut self, n: usize, value: impl Fn(&mut Dice) -> f32) -> Vec<f32> {
+        (0..n).map(|_| value(&mut self.dice)).collect()
+    }
+
+    fn stored(
+        &mut self,
+        name: &str,
+        ty: QuantType,
+        (rows, cols): (usize, usize),
+        values: &[f32],
+    ) -> WeightRef {
+        let weight = WeightRef {
+            name: name.into(),
+            ty,
+            rows,
+            cols,
+        };
+        let mut bytes = vec![0; weight.bytes()];
+        let rows = values.chunks(cols);
+        for (row, out) in rows.zip(bytes.chunks_mut(ty.row_bytes(cols))) {
+            quantize_row(ty, row, out);
+        }
+        self.bytes.insert(weight.name.clone(), bytes);
+        weight
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    rope: usize,
+    gate: OutputGate,
+    normed: bool,
+}
+
+/// Numbers that only need to look random.
+struct Dice(u64);
+
+impl Dice {
+    fn unit(&mut self) -> f32 {
+        // Knuth's MMIX generator; its high bits are good enough for weights.
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1_u32 << 24) as f32
+    }
+
+    fn signed(&mut self) -> f32 {
+        2.0 * self.unit() - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_weight_of_every_specimen_has_its_bytes() {
+        for layout in Layout::ALL {
+            for ty in [QuantType::F32, QuantType::Q4_0, QuantType::Q6_K] {
+                let specimen = Specimen::new(layout, ty, 1);
+                for weight in specimen.spec.weights() {
+                    let bytes = specimen.weights.bytes(weight).unwrap();
+                    assert_eq!(bytes.len(), weight.bytes(), "{layout:?} {}", weight.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn another_seed_is_another_model() {
+        let bytes = |seed| {
+            let specimen = Specimen::new(Layout::Dense, QuantType::Q4_0, seed);
+            let embedding = specimen.spec.embedding.clone();
+            let bytes = specimen.weights.bytes(&embedding).unwrap().to_vec();
+            (specimen.spec.hash, bytes)
+        };
+        assert_eq!(bytes(1), bytes(1));
+        assert_ne!(bytes(1).0, bytes(2).0);
+        assert_ne!(bytes(1).1, bytes(2).1);
+    }
+}

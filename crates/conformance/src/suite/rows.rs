@@ -1,0 +1,190 @@
+//! Laws of what comes back.
+
+use std::sync::Arc;
+
+use contract::{
+    Ask, Edits, Row, Runner, SeqId, TokenCount, TokenId, TokenMask, Tree, VerifyItem, Want,
+};
+
+use super::stand::{Stand, check};
+use super::{Broken, Subject};
+use crate::compare::{Tolerance, compare, same_bits};
+use crate::fake::{log_sum_exp, ranked};
+
+/// The edits that try every rule at once.
+fn all_edits(vocab: usize) -> Edits {
+    let mut allowed = TokenMask::all(vocab);
+    (0..vocab as u32)
+        .step_by(5)
+        .for_each(|id| allowed.remove(TokenId(id)));
+    let count = |token, seen, generated| TokenCount {
+        token: TokenId(token),
+        seen,
+        generated,
+    };
+    Edits {
+        allowed: Some(Arc::new(allowed)),
+        bias: vec![(TokenId(3), 2.5), (TokenId(5), 9.0), (TokenId(8), -4.0)],
+        repetition: 1.3,
+        frequency: 0.2,
+        presence: 0.4,
+        counts: vec![
+            count(3, true, 2),
+            count(4, true, 0),
+            count(6, false, 3),
+            count(10, true, 1),
+        ],
+    }
+}
+
+fn asks(vocab: usize) -> Vec<(&'static str, Option<Arc<Edits>>)> {
+    let bias_only = Edits {
+        bias: vec![(TokenId(7), 3.0)],
+        ..Edits::default()
+    };
+    vec![
+        ("no edits", None),
+        ("a bias", Some(Arc::new(bias_only))),
+        ("every edit", Some(Arc::new(all_edits(vocab)))),
+    ]
+}
+
+/// One row by a prefill's ask, and the same by a verify's.
+fn rows(stand: &mut Stand, ask: &Ask) -> Result<[Row; 2], Broken> {
+    let text = stand.text(10, 33);
+    let mut row = |ask: &Ask, by_verify: bool| -> Result<Row, Broken> {
+        let seq: SeqId = stand.open()?;
+        let found = if by_verify {
+            stand.runner.prefill(seq, &text[..9], &[])?;
+            let tree = Tree::root(text[9]);
+            let asks = [ask.clone()];
+            let item = VerifyItem {
+                seq,
+                tree: &tree,
+                asks: &asks,
+            };
+            stand.runner.verify(&[item])?.pop().unwrap_or_default()
+        } else {
+            stand.runner.prefill(seq, &text, &[(9, ask.clone())])?
+        };
+        stand.runner.close(seq);
+        check(found.len() == 1, "rows for one ask", || {
+            found.len().to_string()
+        })?;
+        Ok(found.into_iter().next().unwrap_or_default())
+    };
+    Ok([row(ask, false)?, row(ask, true)?])
+}
+
+/// The best `k` come best first, ties to the lower id, with the values they have in the full row.
+pub(super) fn top_is_the_head_of_full(subject: &Subject<'_>) -> Result<(), Broken> {
+    let mut stand = subject.open()?;
+    let vocab = stand.runner.info().vocab;
+    for (name, edits) in asks(vocab) {
+        let ask = |want| Ask {
+            want,
+            edits: edits.clone(),
+        };
+        let full = rows(&mut stand, &ask(Want::Full))?;
+        for k in [1, 2, 20, vocab - 1] {
+            let top = rows(&mut stand, &ask(Want::Top(k)))?;
+            for (top, full) in top.iter().zip(&full) {
+                let what = format!("the best {k} with {name}");
+                let ids = ranked(&full.logits, k);
+                check(top.ids == ids, &what, || {
+                    format!("{:?} instead of {ids:?}", top.ids)
+                })?;
+                let expected = Row {
+                    logits: ids.iter().map(|id| full.logits[id.index()]).collect(),
+                    raw: ids.iter().map(|id| full.raw[id.index()]).collect(),
+                    ids,
+                    ..*full
+                };
+                stand.same(&what, std::slice::from_ref(top), &[expected])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The edited logits of a full row are the raw ones with the edits applied as the contract does, bit for
+/// bit, and the raw ones are those of an ask without edits.
+pub(super) fn edits_mean_what_they_say(subject: &Subject<'_>) -> Result<(), Broken> {
+    let mut stand = subject.open()?;
+    let vocab = stand.runner.info().vocab;
+    let plain = rows(&mut stand, &Ask::full())?;
+    for (name, edits) in asks(vocab) {
+        let ask = Ask {
+            want: Want::Full,
+            edits: edits.clone(),
+        };
+        let edited = rows(&mut stand, &ask)?;
+        for (row, plain) in edited.iter().zip(&plain) {
+            let differs = |what: &str, result: Result<(), crate::compare::Difference>| {
+                result.map_err(|difference| Broken::Differs {
+                    what: format!("{what} with {name}"),
+                    detail: difference.to_string(),
+                })
+            };
+            let ids = row.ids.iter().enumerate();
+            let in_order = row.ids.len() == vocab && ids.clone().all(|(i, id)| id.index() == i);
+            check(in_order, "a full row", || {
+                "its ids do not count up".to_owned()
+            })?;
+            differs("raw logits", same_bits(&row.raw, &plain.raw))?;
+            let mut expected = row.raw.clone();
+            if let Some(edits) = &edits {
+                edits.apply(&mut expected);
+            }
+            differs("edited logits", same_bits(&row.logits, &expected))?;
+        }
+    }
+    // Where nothing was asked, nothing comes.
+    let text = stand.text(3, 34);
+    let seq = stand.read(&text)?;
+    let tree = Tree::chain(&text)?;
+    let asks = [Ask::NOTHING, Ask::top(2), Ask::NOTHING];
+    let item = VerifyItem {
+        seq,
+        tree: &tree,
+        asks: &asks,
+    };
+    let rows = stand.runner.verify(&[item])?.pop().unwrap_or_default();
+    let lengths: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
+    check(
+        lengths == [0, 2, 0],
+        "rows of nothing, two and nothing",
+        || format!("{lengths:?} tokens"),
+    )
+}
+
+/// Both log-sum-exps are those of the whole row, whatever part of it comes back.
+pub(super) fn sums_are_those_of_the_row(subject: &Subject<'_>) -> Result<(), Broken> {
+    let mut stand = subject.open()?;
+    let vocab = stand.runner.info().vocab;
+    for (name, edits) in asks(vocab) {
+        for want in [Want::Full, Want::Top(3)] {
+            let full = Ask {
+                want: Want::Full,
+                edits: edits.clone(),
+            };
+            let ask = Ask {
+                want,
+                edits: edits.clone(),
+            };
+            let found = rows(&mut stand, &ask)?;
+            let whole = rows(&mut stand, &full)?;
+            for (row, whole) in found.iter().zip(&whole) {
+                let sums = [row.lse, row.raw_lse];
+                let expected = [log_sum_exp(&whole.logits), log_sum_exp(&whole.raw)];
+                compare(&sums, &expected, Tolerance::REORDERED).map_err(|difference| {
+                    Broken::Differs {
+                        what: format!("log-sum-exps, edited and raw, with {name}"),
+                        detail: difference.to_string(),
+                    }
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
