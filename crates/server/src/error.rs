@@ -1,0 +1,438 @@
+//! The only place where an error meets a status code.
+//!
+//! Everything that can go wrong with a request becomes an [`ApiError`]; which status, which words and which
+//! shape a client sees depends on the variant and on the [`Dialect`] of the route, and on nothing else.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use chat::{ChatError, ErrorKind};
+use decode::{Failure, Reject};
+use serde_json::{Value, json};
+
+use crate::engine::Phase;
+use crate::handle::{Fault, Refusal};
+
+/// Whose protocol a route speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dialect {
+    /// OpenAI and everything that copies it.
+    #[default]
+    OpenAi,
+    /// Anthropic messages.
+    Anthropic,
+}
+
+/// Why a request was not, or not wholly, answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiError {
+    /// The request is wrong; sending it again changes nothing.
+    #[error("{message}")]
+    Invalid {
+        /// What is wrong, where, and what would be right.
+        message: String,
+        /// The field at fault.
+        param: Option<String>,
+    },
+    /// The prompt leaves no room for a single token.
+    #[error(
+        "this model's maximum context length is {limit} tokens, but the prompt has {prompt} tokens; shorten the prompt"
+    )]
+    ContextLength {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens the context holds.
+        limit: usize,
+    },
+    /// No key, or a wrong one.
+    #[error("{message}")]
+    Unauthorized {
+        /// What was missing or wrong.
+        message: String,
+    },
+    /// Nothing is served at this path.
+    #[error("{message}")]
+    NotFound {
+        /// What was looked for.
+        message: String,
+    },
+    /// Another model was named and names are checked.
+    #[error("the model '{asked}' does not exist; this server serves '{served}'")]
+    ModelNotFound {
+        /// The name in the request.
+        asked: String,
+        /// The name of the model that is loaded.
+        served: String,
+    },
+    /// The path exists, the method does not.
+    #[error("{method} is not allowed at {path}")]
+    MethodNotAllowed {
+        /// The request's method.
+        method: String,
+        /// The request's path.
+        path: String,
+    },
+    /// The body is longer than the limit.
+    #[error("the request body is larger than the limit of {limit_bytes} bytes")]
+    TooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// Too many requests are waiting already.
+    #[error("the queue is full: {waiting} requests are waiting; try again later")]
+    QueueFull {
+        /// How many are waiting.
+        waiting: usize,
+    },
+    /// The server cannot take the request now, but another time it can.
+    #[error("{message}")]
+    Unavailable {
+        /// Why not now.
+        message: String,
+    },
+    /// The fault is ours.
+    #[error("{message}")]
+    Internal {
+        /// What happened.
+        message: String,
+    },
+}
+
+impl ApiError {
+    /// A wrong request, without a field to blame.
+    pub fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::Invalid {
+            message: message.into(),
+            param: None,
+        }
+    }
+
+    /// A wrong field.
+    pub fn invalid_param(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError::Invalid {
+            message: message.into(),
+            param: Some(param.to_owned()),
+        }
+    }
+
+    /// Not now.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::Unavailable {
+            message: message.into(),
+        }
+    }
+
+    /// Our fault.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::Internal {
+            message: message.into(),
+        }
+    }
+
+    /// The status a client of `dialect` gets.
+    pub fn status(&self, dialect: Dialect) -> StatusCode {
+        match self {
+            ApiError::Invalid { .. } | ApiError::ContextLength { .. } => StatusCode::BAD_REQUEST,
+            ApiError::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
+            ApiError::NotFound { .. } | ApiError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
+            ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            ApiError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            ApiError::QueueFull { .. } => match dialect {
+                Dialect::OpenAi => StatusCode::TOO_MANY_REQUESTS,
+                Dialect::Anthropic => overloaded(),
+            },
+            ApiError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            ApiError::Internal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The error's type in the words of `dialect`.
+    pub fn kind(&self, dialect: Dialect) -> &'static str {
+        match (self, dialect) {
+            (ApiError::TooLarge { .. }, Dialect::Anthropic) => "request_too_large",
+            (
+                ApiError::Invalid { .. }
+                | ApiError::ContextLength { .. }
+                | ApiError::MethodNotAllowed { .. }
+                | ApiError::TooLarge { .. },
+                _,
+            ) => "invalid_request_error",
+            (ApiError::Unauthorized { .. }, _) => "authentication_error",
+            (ApiError::NotFound { .. } | ApiError::ModelNotFound { .. }, _) => "not_found_error",
+            (ApiError::QueueFull { .. }, Dialect::OpenAi) => "rate_limit_error",
+            (ApiError::QueueFull { .. }, Dialect::Anthropic) => "overloaded_error",
+            (ApiError::Unavailable { .. } | ApiError::Internal { .. }, Dialect::OpenAi) => {
+                "server_error"
+            }
+            (ApiError::Unavailable { .. } | ApiError::Internal { .. }, Dialect::Anthropic) => {
+                "api_error"
+            }
+        }
+    }
+
+    /// OpenAI's machine-readable code, where there is one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            ApiError::ContextLength { .. } => Some("context_length_exceeded"),
+            ApiError::Unauthorized { .. } => Some("invalid_api_key"),
+            ApiError::ModelNotFound { .. } => Some("model_not_found"),
+            ApiError::QueueFull { .. } => Some("queue_full"),
+            ApiError::Unavailable { .. } => Some("unavailable"),
+            _ => None,
+        }
+    }
+
+    /// Whether, and after how long, trying again makes sense.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            ApiError::QueueFull { .. } => Some(Duration::from_secs(2)),
+            ApiError::Unavailable { .. } => Some(Duration::from_secs(5)),
+            _ => None,
+        }
+    }
+
+    /// The body a client of `dialect` gets; also what goes into a stream after its headers were sent.
+    pub fn body(&self, dialect: Dialect, request_id: Option<&str>) -> Value {
+        match dialect {
+            Dialect::OpenAi => json!({
+                "error": {
+                    "message": self.to_string(),
+                    "type": self.kind(dialect),
+                    "param": match self {
+                        ApiError::Invalid { param, .. } => param.as_deref(),
+                        _ => None,
+                    },
+                    "code": self.code(),
+                }
+            }),
+            Dialect::Anthropic => {
+                let message = match self {
+                    // Clients look for this wording and shorten the conversation by themselves.
+                    ApiError::ContextLength { prompt, limit } => {
+                        format!("prompt is too long: {prompt} tokens > {limit} maximum")
+                    }
+                    other => other.to_string(),
+                };
+                json!({
+                    "type": "error",
+                    "error": { "type": self.kind(dialect), "message": message },
+                    "request_id": request_id,
+                })
+            }
+        }
+    }
+
+    /// The whole response for a client of `dialect`.
+    pub fn respond(&self, dialect: Dialect, request_id: Option<&str>) -> Response {
+        let body = Json(self.body(dialect, request_id));
+        let mut response = (self.status(dialect), body).into_response();
+        if let Some(after) = self.retry_after() {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
+        }
+        if matches!(self, ApiError::Unauthorized { .. }) {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.respond(Dialect::OpenAi, None)
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> ApiError {
+        match error.kind {
+            // What the template itself raises is about these messages; what breaks it is about the file.
+            ErrorKind::InvalidRequest | ErrorKind::TemplateRefused => ApiError::Invalid {
+                message: error.message,
+                param: error.param,
+            },
+            ErrorKind::TemplateFault | ErrorKind::Setup => ApiError::internal(error.message),
+        }
+    }
+}
+
+impl From<Reject> for ApiError {
+    fn from(reject: Reject) -> ApiError {
+        match reject {
+            Reject::TooLong {
+                prompt_tokens,
+                context_tokens,
+            } => ApiError::ContextLength {
+                prompt: prompt_tokens,
+                limit: context_tokens,
+            },
+            Reject::EmptyPrompt => ApiError::invalid_param("prompt", "the prompt has no tokens"),
+            Reject::QueueFull { queued, .. } => ApiError::QueueFull { waiting: queued },
+            Reject::Invalid { field, .. } => ApiError::invalid_param(field, reject.to_string()),
+            Reject::Duplicate(_) | Reject::DeviceLost { .. } => {
+                ApiError::internal(reject.to_string())
+            }
+        }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        match failure {
+            Failure::NoRoom { .. } => ApiError::unavailable(failure.to_string()),
+            Failure::DeviceLost { .. } | Failure::Device { .. } => {
+                ApiError::internal(failure.to_string())
+            }
+        }
+    }
+}
+
+impl From<Fault> for ApiError {
+    fn from(fault: Fault) -> ApiError {
+        match fault {
+            Fault::Rejected(reject) => reject.into(),
+            Fault::QueueTimeout(after) => ApiError::unavailable(format!(
+                "the request waited {} s for its turn and was given up",
+                after.as_secs_f64()
+            )),
+            Fault::Draining => ApiError::unavailable("the server is shutting down"),
+            Fault::Lost(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        match refusal {
+            Refusal::QueueFull { waiting } => ApiError::QueueFull { waiting },
+            Refusal::NotReady(phase) => phase_error(&phase),
+        }
+    }
+}
+
+/// What a client hears while the engine takes no requests.
+pub fn phase_error(phase: &Phase) -> ApiError {
+    match phase {
+        Phase::Loading => ApiError::unavailable("the model is still loading"),
+        Phase::Draining | Phase::Stopped => ApiError::unavailable("the server is shutting down"),
+        Phase::Ready => ApiError::unavailable("the server is busy"),
+        Phase::Failed(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
+    }
+}
+
+/// 529, which Anthropic's clients know as "overloaded" and no registry lists.
+fn overloaded() -> StatusCode {
+    StatusCode::from_u16(529).expect("529 lies within the range of status codes")
+}
+
+/// What can end a server other than being asked to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The model could not be loaded.
+    #[error("{0}")]
+    Load(String),
+    /// The engine thread died or lost its device; a supervisor should start the process anew.
+    #[error("the engine was lost: {0}")]
+    EngineLost(String),
+    /// The engine thread could not be started, or the listener broke.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// A second signal asked to stop at once.
+    #[error("stopped at once by a second signal")]
+    Forced,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: ApiError, openai: (u16, &str, Option<&str>), anthropic: (u16, &str)) {
+        let body = error.body(Dialect::OpenAi, None);
+        assert_eq!(error.status(Dialect::OpenAi).as_u16(), openai.0, "{error}");
+        assert_eq!(body["error"]["type"], openai.1, "{error}");
+        assert_eq!(body["error"]["code"].as_str(), openai.2, "{error}");
+        assert!(body["error"]["message"].is_string());
+        let body = error.body(Dialect::Anthropic, Some("req-1"));
+        assert_eq!(error.status(Dialect::Anthropic).as_u16(), anthropic.0);
+        assert_eq!(body["error"]["type"], anthropic.1);
+        assert_eq!(body["request_id"], "req-1");
+    }
+
+    #[test]
+    fn every_error_has_its_status_and_words_in_both_dialects() {
+        let invalid = "invalid_request_error";
+        check(ApiError::invalid("x"), (400, invalid, None), (400, invalid));
+        check(
+            ApiError::ContextLength {
+                prompt: 9,
+                limit: 8,
+            },
+            (400, invalid, Some("context_length_exceeded")),
+            (400, invalid),
+        );
+        check(
+            ApiError::Unauthorized {
+                message: "x".to_owned(),
+            },
+            (401, "authentication_error", Some("invalid_api_key")),
+            (401, "authentication_error"),
+        );
+        check(
+            ApiError::ModelNotFound {
+                asked: "a".to_owned(),
+                served: "b".to_owned(),
+            },
+            (404, "not_found_error", Some("model_not_found")),
+            (404, "not_found_error"),
+        );
+        check(
+            ApiError::TooLarge { limit_bytes: 1 },
+            (413, invalid, None),
+            (413, "request_too_large"),
+        );
+        check(
+            ApiError::QueueFull { waiting: 3 },
+            (429, "rate_limit_error", Some("queue_full")),
+            (529, "overloaded_error"),
+        );
+        check(
+            ApiError::unavailable("x"),
+            (503, "server_error", Some("unavailable")),
+            (503, "api_error"),
+        );
+        check(
+            ApiError::internal("x"),
+            (500, "server_error", None),
+            (500, "api_error"),
+        );
+    }
+
+    #[test]
+    fn a_context_error_tells_both_numbers_in_the_words_each_client_looks_for() {
+        let error = ApiError::ContextLength {
+            prompt: 120,
+            limit: 100,
+        };
+        let anthropic = error.body(Dialect::Anthropic, None);
+        assert_eq!(
+            anthropic["error"]["message"],
+            "prompt is too long: 120 tokens > 100 maximum"
+        );
+        assert!(error.to_string().contains("120") && error.to_string().contains("100"));
+    }
+
+    #[test]
+    fn refusals_that_pass_say_when_to_come_back() {
+        let full = ApiError::QueueFull { waiting: 1 }.into_response();
+        assert!(full.headers().contains_key(header::RETRY_AFTER));
+        let busy = ApiError::unavailable("loading").into_response();
+        assert!(busy.headers().contains_key(header::RETRY_AFTER));
+        let wrong = ApiError::invalid("x").into_response();
+        assert!(!wrong.headers().contains_key(header::RETRY_AFTER));
+    }
+}

@@ -1,0 +1,319 @@
+//! How the async side talks to the engine thread: [`EngineHandle::submit`] gives a stream of what happens to
+//! a request, and dropping that stream cancels the request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use contract::TokenId;
+use decode::{Event, FinishReason, Job, JobId, Reject, Settings};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use crate::engine::{Beat, Message, Phase, Published, Ready};
+use crate::settings::Times;
+
+/// A request as the engine takes it: all text is tokens by now.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// The prompt, at least one token.
+    pub prompt: Arc<[TokenId]>,
+    /// How many replies are wanted; reply `i` is seeded with `seed + i`.
+    pub choices: usize,
+    /// How each is sampled and ended.
+    pub settings: Settings,
+    /// Higher goes first in the queue.
+    pub priority: i32,
+}
+
+/// What happened, and when the engine saw it happen.
+#[derive(Debug)]
+pub struct Stamped {
+    /// End of the engine turn that gave rise to it.
+    pub at: Instant,
+    /// What happened.
+    pub update: Update,
+}
+
+impl Stamped {
+    pub(crate) fn now(update: Update) -> Stamped {
+        Stamped {
+            at: Instant::now(),
+            update,
+        }
+    }
+}
+
+/// One thing that happened to a request.
+#[derive(Debug)]
+pub enum Update {
+    /// The scheduler's own words.
+    Event(Event),
+    /// The end, and not a good one; nothing follows.
+    Fault(Fault),
+}
+
+/// Why a request ended without being finished by the scheduler.
+#[derive(Debug, Clone)]
+pub enum Fault {
+    /// The scheduler does not take it.
+    Rejected(Reject),
+    /// It waited too long for its turn.
+    QueueTimeout(Duration),
+    /// The server is going down.
+    Draining,
+    /// The engine is gone.
+    Lost(Arc<str>),
+}
+
+/// Why a request was not taken at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// As many requests wait as may wait.
+    QueueFull {
+        /// How many that is.
+        waiting: usize,
+    },
+    /// The engine is loading, draining or gone.
+    NotReady(Phase),
+}
+
+/// A cloneable door to the engine thread.
+#[derive(Clone)]
+pub struct EngineHandle {
+    inbox: mpsc::UnboundedSender<Message>,
+    published: watch::Receiver<Published>,
+    beat: Arc<Beat>,
+    /// One permit per place in the queue; a request holds one until it starts. Bounds the inbox.
+    places: Arc<Semaphore>,
+    queue_limit: usize,
+    next_id: Arc<AtomicU64>,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        inbox: mpsc::UnboundedSender<Message>,
+        published: watch::Receiver<Published>,
+        beat: Arc<Beat>,
+        queue_limit: usize,
+    ) -> EngineHandle {
+        EngineHandle {
+            inbox,
+            published,
+            beat,
+            places: Arc::new(Semaphore::new(queue_limit)),
+            queue_limit,
+            next_id: Arc::new(AtomicU64::new(1)),
+        }
+    }
+
+    /// Hands a request over. Refuses at once when the queue is full or the engine does not take requests.
+    pub fn submit(&self, order: Order, times: Times) -> Result<Events, Refusal> {
+        let phase = self.phase();
+        if phase != Phase::Ready {
+            return Err(Refusal::NotReady(phase));
+        }
+        let place =
+            Arc::clone(&self.places)
+                .try_acquire_owned()
+                .map_err(|_| Refusal::QueueFull {
+                    waiting: self.queue_limit,
+                })?;
+        let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let (sink, events) = mpsc::channel(room_for(&order));
+        let choices = order.choices;
+        let job = Job {
+            id,
+            prompt: order.prompt,
+            choices,
+            settings: order.settings,
+            priority: order.priority,
+        };
+        let message = Message::Submit { job, sink, place };
+        if self.inbox.send(message).is_err() {
+            return Err(Refusal::NotReady(self.phase()));
+        }
+        let now = tokio::time::Instant::now();
+        Ok(Events {
+            id,
+            events,
+            inbox: self.inbox.clone(),
+            choices,
+            choices_left: choices,
+            queue_deadline: times.queue.map(|after| (now + after, after)),
+            deadline: times.request.map(|after| (now + after, after)),
+            timed_out: false,
+        })
+    }
+
+    /// Where the engine stands.
+    pub fn phase(&self) -> Phase {
+        self.published.borrow().phase.clone()
+    }
+
+    /// All it publishes.
+    pub fn published(&self) -> Published {
+        self.published.borrow().clone()
+    }
+
+    /// The loaded model, once there is one.
+    pub fn ready(&self) -> Option<Arc<Ready>> {
+        self.published.borrow().ready.clone()
+    }
+
+    /// How many requests wait for a place on the device.
+    pub fn waiting(&self) -> usize {
+        self.queue_limit - self.places.available_permits()
+    }
+
+    /// How long the engine's present turn has taken so far; `None` while it is idle.
+    pub fn turn_age(&self) -> Option<Duration> {
+        self.beat.age()
+    }
+
+    /// Asks the engine to take nothing more and to end within `grace`.
+    pub fn drain(&self, grace: Duration) {
+        // An engine that is gone already needs no telling.
+        let _ = self.inbox.send(Message::Drain(grace));
+    }
+
+    /// Waits until `reached` holds for the engine's phase, and gives that phase.
+    pub async fn wait_for(&self, reached: impl Fn(&Phase) -> bool) -> Phase {
+        let mut published = self.published.clone();
+        match published.wait_for(|p| reached(&p.phase)).await {
+            Ok(found) => found.phase.clone(),
+            // The thread has dropped its end; what it said last stands.
+            Err(_) => self.phase(),
+        }
+    }
+}
+
+/// Events of one request can never outnumber this.
+///
+/// Each token, at worst, is an event of its own; each choice has an end; a prompt is cut into chunks of at
+/// least 16 tokens with a progress and a logprobs event each.
+fn room_for(order: &Order) -> usize {
+    let per_choice = order.settings.max_tokens.saturating_add(4);
+    let prefill = order.prompt.len() / 8 + 64;
+    order
+        .choices
+        .saturating_mul(per_choice)
+        .saturating_add(prefill)
+        .min(Semaphore::MAX_PERMITS)
+}
+
+/// What happens to one request, in order. Dropping it before the end cancels the request.
+pub struct Events {
+    id: JobId,
+    events: mpsc::Receiver<Stamped>,
+    inbox: mpsc::UnboundedSender<Message>,
+    choices: usize,
+    choices_left: usize,
+    /// When to give up waiting for the start, and how long that was; `None` once started.
+    queue_deadline: Option<(tokio::time::Instant, Duration)>,
+    /// When to end the request as if it had reached its length limit, and how long that was.
+    deadline: Option<(tokio::time::Instant, Duration)>,
+    timed_out: bool,
+}
+
+impl Events {
+    /// The next thing that happens; `None` after the last choice finished or after a fault.
+    ///
+    /// Safe to drop in the middle: nothing is lost.
+    pub async fn next(&mut self) -> Option<Stamped> {
+        if self.choices_left == 0 {
+            return None;
+        }
+        loop {
+            let wake = match (self.queue_deadline, self.deadline) {
+                (Some((queue, _)), Some((all, _))) => Some(queue.min(all)),
+                (Some((wake, _)), None) | (None, Some((wake, _))) => Some(wake),
+                (None, None) => None,
+            };
+            let received = match wake {
+                None => self.events.recv().await,
+                Some(wake) => match tokio::time::timeout_at(wake, self.events.recv()).await {
+                    Ok(received) => received,
+                    Err(_) => match self.pass_deadline() {
+                        Some(fault) => return Some(fault),
+                        None => continue,
+                    },
+                },
+            };
+            return Some(self.note(received));
+        }
+    }
+
+    /// What has already happened, without waiting.
+    pub fn try_next(&mut self) -> Option<Stamped> {
+        if self.choices_left == 0 {
+            return None;
+        }
+        let received = self.events.try_recv().ok()?;
+        Some(self.note(Some(received)))
+    }
+
+    /// Ends one choice early; it still finishes, as cancelled.
+    pub fn cancel_choice(&self, choice: usize) {
+        let _ = self.inbox.send(Message::CancelChoice(self.id, choice));
+    }
+
+    /// Whether the request was ended because its time was up.
+    pub fn timed_out(&self) -> bool {
+        self.timed_out
+    }
+
+    fn pass_deadline(&mut self) -> Option<Stamped> {
+        let now = tokio::time::Instant::now();
+        if let Some((queue, after)) = self.queue_deadline
+            && queue <= now
+        {
+            self.cancel();
+            return Some(Stamped::now(Update::Fault(Fault::QueueTimeout(after))));
+        }
+        if let Some((_, after)) = self.deadline.take_if(|(deadline, _)| *deadline <= now) {
+            self.timed_out = true;
+            if self.queue_deadline.is_some() {
+                // It never started, so there is no text that could end here.
+                self.cancel();
+                return Some(Stamped::now(Update::Fault(Fault::QueueTimeout(after))));
+            }
+            for choice in 0..self.choices {
+                self.cancel_choice(choice);
+            }
+        }
+        None
+    }
+
+    fn note(&mut self, received: Option<Stamped>) -> Stamped {
+        let Some(mut stamped) = received else {
+            self.choices_left = 0;
+            let fault = Fault::Lost("the engine ended".into());
+            return Stamped::now(Update::Fault(fault));
+        };
+        match &mut stamped.update {
+            Update::Event(Event::Started { .. }) => self.queue_deadline = None,
+            Update::Event(Event::Finished { reason, .. }) => {
+                self.choices_left -= 1;
+                if self.timed_out && *reason == FinishReason::Cancelled {
+                    *reason = FinishReason::Length;
+                }
+            }
+            Update::Event(Event::Failed { .. }) | Update::Fault(_) => self.choices_left = 0,
+            Update::Event(_) => {}
+        }
+        stamped
+    }
+
+    fn cancel(&mut self) {
+        self.choices_left = 0;
+        let _ = self.inbox.send(Message::Cancel(self.id));
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.choices_left > 0 {
+            self.cancel();
+        }
+    }
+}

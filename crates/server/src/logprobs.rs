@@ -1,0 +1,162 @@
+//! Which text each token's logprob belongs to.
+//!
+//! Text reaches the client later than the tokens it is made of, and some of it never does: tags, held-back
+//! stop strings, trimmed line ends. Here tokens wait until their text has been given out, so that the bytes of
+//! the tokens listed with a piece of text always join to exactly that text.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use chat::Tokenizer;
+use chat::openai::response::{TokenChance, TokenLogprob};
+use contract::TokenId;
+use decode::{Logprobs, OutToken};
+
+/// Tokens whose text has not been given out yet.
+pub struct Pending {
+    tokenizer: Arc<Tokenizer>,
+    waiting: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    id: TokenId,
+    bytes: Vec<u8>,
+    logprobs: Logprobs,
+}
+
+/// One token with the part of its bytes that was shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shown {
+    /// The token.
+    pub id: TokenId,
+    /// The bytes of it that the text shows.
+    pub bytes: Vec<u8>,
+    /// Its logprob and its rivals.
+    pub logprobs: Logprobs,
+}
+
+impl Pending {
+    /// Nothing waiting.
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Pending {
+        Pending {
+            tokenizer,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Takes a token as it is generated; one without logprobs was not asked for.
+    pub fn push(&mut self, token: OutToken) {
+        if let Some(logprobs) = token.logprobs {
+            self.waiting.push_back(Waiting {
+                id: token.id,
+                bytes: self.tokenizer.bytes(token.id).to_vec(),
+                logprobs,
+            });
+        }
+    }
+
+    /// The tokens that `text`, just given out, is made of.
+    ///
+    /// Tokens before its first byte are dropped: their text was a tag or was trimmed. Where the text holds
+    /// U+FFFD for bytes that were no UTF-8, the bytes behind it are shown as they were.
+    pub fn show(&mut self, text: &str) -> Vec<Shown> {
+        if self.waiting.is_empty() || text.is_empty() {
+            return Vec::new();
+        }
+        let all: Vec<u8> = self.waiting.iter().flat_map(|w| w.bytes.clone()).collect();
+        let Some((begin, end)) = find_text(&all, text) else {
+            return Vec::new();
+        };
+        let mut shown = Vec::new();
+        let mut at = 0;
+        while let Some(waiting) = self.waiting.front_mut() {
+            let (first, last) = (at, at + waiting.bytes.len());
+            if first >= end {
+                break;
+            }
+            at = last;
+            let visible = begin.max(first)..end.min(last);
+            if visible.is_empty() {
+                self.waiting.pop_front();
+                continue;
+            }
+            shown.push(Shown {
+                id: waiting.id,
+                bytes: waiting.bytes[visible.start - first..visible.end - first].to_vec(),
+                logprobs: waiting.logprobs.clone(),
+            });
+            if last > end {
+                // The rest of this token may still be shown, with text to come.
+                waiting.bytes.drain(..end - first);
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        shown
+    }
+
+    /// Shown tokens as OpenAI lists them.
+    pub fn listed(&self, shown: &[Shown]) -> Vec<TokenLogprob> {
+        let one = |token: &Shown| {
+            let rivals = token.logprobs.top.iter();
+            TokenLogprob {
+                token: TokenChance::new(&token.bytes, token.logprobs.logprob),
+                top_logprobs: rivals
+                    .map(|(id, logprob)| TokenChance::new(self.tokenizer.bytes(*id), *logprob))
+                    .collect(),
+            }
+        };
+        shown.iter().map(one).collect()
+    }
+}
+
+/// Where `text` lies in `bytes`: the first place where it fits, each U+FFFD of the text standing for any one
+/// to three bytes that are no UTF-8, as lossy decoding puts it.
+fn find_text(bytes: &[u8], text: &str) -> Option<(usize, usize)> {
+    let exact = text.as_bytes();
+    if let Some(begin) = bytes.windows(exact.len()).position(|w| w == exact) {
+        return Some((begin, begin + exact.len()));
+    }
+    (0..bytes.len()).find_map(|begin| lossy_end(&bytes[begin..], text).map(|n| (begin, begin + n)))
+}
+
+/// How many of `bytes` make up `text` when decoded lossily, if they do.
+fn lossy_end(bytes: &[u8], text: &str) -> Option<usize> {
+    let mut text = text;
+    let mut used = 0;
+    for chunk in bytes.utf8_chunks() {
+        let valid = chunk.valid();
+        if text.len() <= valid.len() {
+            return valid.starts_with(text).then_some(used + text.len());
+        }
+        text = text.strip_prefix(valid)?;
+        used += valid.len();
+        if !chunk.invalid().is_empty() {
+            text = text.strip_prefix(char::REPLACEMENT_CHARACTER)?;
+            used += chunk.invalid().len();
+            if text.is_empty() {
+                return Some(used);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_found_behind_what_was_trimmed() {
+        assert_eq!(find_text(b"<tag>\nhello", "hello"), Some((6, 11)));
+        assert_eq!(find_text(b"abc", "abc"), Some((0, 3)));
+        assert_eq!(find_text(b"abc", "abd"), None);
+    }
+
+    #[test]
+    fn a_replacement_character_stands_for_the_bytes_behind_it() {
+        assert_eq!(find_text(b"a\xffb", "a\u{fffd}b"), Some((0, 3)));
+        assert_eq!(find_text(b"a\xe2\x82", "a\u{fffd}"), Some((0, 3)));
+        assert_eq!(find_text(b"\xff\xffz", "\u{fffd}\u{fffd}"), Some((0, 2)));
+    }
+}

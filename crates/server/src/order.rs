@@ -1,0 +1,157 @@
+//! From the fields of a request to what the scheduler is told.
+
+use chat::openai::request::{RepWindow, SamplingFields};
+use contract::TokenId;
+use decode::{Sampling, Settings};
+
+use crate::error::ApiError;
+use crate::ids;
+use crate::settings::GenerationDefaults;
+
+/// How far repetition is looked for when a request does not say, in tokens.
+const REPETITION_WINDOW: usize = 256;
+
+/// Tokens that may still be generated after a prompt; an error when that is none, or when there is no prompt.
+pub fn room(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
+    if prompt_tokens == 0 {
+        return Err(ApiError::invalid_param(
+            "prompt",
+            "prompt: has no tokens, so there is nothing to continue",
+        ));
+    }
+    match context.checked_sub(prompt_tokens) {
+        None | Some(0) => Err(ApiError::ContextLength {
+            prompt: prompt_tokens,
+            limit: context,
+        }),
+        Some(room) => Ok(room),
+    }
+}
+
+/// The scheduler's settings for a request.
+///
+/// `max_tokens` is what was asked for, or the route's default, cut to `room`: asking for more than fits is
+/// what clients do, and never a reason to refuse.
+pub fn settings(
+    fields: &SamplingFields,
+    defaults: &GenerationDefaults,
+    max_tokens: usize,
+    vocab: usize,
+) -> Result<Settings, ApiError> {
+    for (token, _) in &fields.logit_bias {
+        known(*token, vocab, "logit_bias")?;
+    }
+    for token in &fields.stop_token_ids {
+        known(*token, vocab, "stop_token_ids")?;
+    }
+    let window = match fields.rep_window {
+        None => Some(REPETITION_WINDOW),
+        Some(RepWindow::Last(tokens)) => Some(tokens),
+        Some(RepWindow::All) => None,
+    };
+    let mut bias = fields.logit_bias.clone();
+    bias.sort_by_key(|(token, _)| *token);
+    bias.dedup_by_key(|(token, _)| *token);
+    Ok(Settings {
+        sampling: Sampling {
+            temperature: fields.temperature.unwrap_or(defaults.temperature),
+            top_k: fields.top_k.unwrap_or(defaults.top_k),
+            top_p: fields.top_p.unwrap_or(defaults.top_p),
+            min_p: fields.min_p.unwrap_or(defaults.min_p),
+            repetition: fields
+                .repetition_penalty
+                .unwrap_or(defaults.repetition_penalty),
+            frequency: fields.frequency_penalty.unwrap_or(0.0),
+            presence: fields.presence_penalty.unwrap_or(defaults.presence_penalty),
+            window,
+            bias,
+            seed: fields.seed.unwrap_or_else(ids::random_seed),
+        },
+        max_tokens,
+        min_tokens: fields.min_tokens.min(max_tokens),
+        stop_tokens: fields.stop_token_ids.clone(),
+        ignore_eos: fields.ignore_eos,
+        logprobs: None,
+        prompt_logprobs: None,
+    })
+}
+
+fn known(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
+    if token.index() < vocab {
+        return Ok(());
+    }
+    Err(ApiError::invalid_param(
+        field,
+        format!("{field}: token id {token} is outside the vocabulary of {vocab} tokens"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(fields: SamplingFields) -> Settings {
+        settings(&fields, &GenerationDefaults::default(), 100, 1000).unwrap()
+    }
+
+    #[test]
+    fn what_a_request_leaves_out_comes_from_the_model() {
+        let defaults = GenerationDefaults {
+            temperature: 0.6,
+            top_k: 20,
+            min_p: 0.1,
+            ..GenerationDefaults::default()
+        };
+        let fields = SamplingFields {
+            top_k: Some(0),
+            ..SamplingFields::default()
+        };
+        let settings = settings(&fields, &defaults, 100, 1000).unwrap();
+        assert_eq!(settings.sampling.temperature, 0.6);
+        assert_eq!(settings.sampling.min_p, 0.1);
+        assert_eq!(settings.sampling.top_k, 0);
+        assert_eq!(settings.sampling.window, Some(REPETITION_WINDOW));
+    }
+
+    #[test]
+    fn a_least_length_never_exceeds_the_greatest() {
+        let fields = SamplingFields {
+            min_tokens: 500,
+            ..SamplingFields::default()
+        };
+        assert_eq!(check(fields).min_tokens, 100);
+    }
+
+    #[test]
+    fn a_seed_is_random_unless_given() {
+        let one = check(SamplingFields::default()).sampling.seed;
+        let two = check(SamplingFields::default()).sampling.seed;
+        assert_ne!(one, two);
+        let fields = SamplingFields {
+            seed: Some(7),
+            ..SamplingFields::default()
+        };
+        assert_eq!(check(fields).sampling.seed, 7);
+    }
+
+    #[test]
+    fn tokens_outside_the_vocabulary_are_refused_by_field() {
+        let fields = SamplingFields {
+            stop_token_ids: vec![TokenId(1000)],
+            ..SamplingFields::default()
+        };
+        let error = settings(&fields, &GenerationDefaults::default(), 1, 1000).unwrap_err();
+        assert!(matches!(error, ApiError::Invalid { param: Some(p), .. } if p == "stop_token_ids"));
+    }
+
+    #[test]
+    fn the_last_free_token_is_room_and_a_full_context_is_an_error() {
+        assert_eq!(room(99, 100), Ok(1));
+        let full = ApiError::ContextLength {
+            prompt: 100,
+            limit: 100,
+        };
+        assert_eq!(room(100, 100), Err(full));
+        assert!(room(101, 100).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! The paths. Each is served as `/v1/X`, as `/X` and, since base URLs are often joined wrongly, as `/v1/v1/X`.
+
+mod chat;
+mod completions;
+mod status;
+mod text;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware;
+use axum::routing::{MethodRouter, get, post};
+
+use crate::error::ApiError;
+use crate::front;
+use crate::state::App;
+
+/// Paths that are asked for by clients that try several protocols; they get a short answer, not a puzzle.
+const NOT_OURS: [(&str, &str); 6] = [
+    ("embeddings", "this server makes no embeddings"),
+    ("rerank", "this server does not rank documents"),
+    ("images/", "this server makes no images"),
+    ("audio/", "this server does not handle audio"),
+    ("moderations", "this server does not moderate"),
+    (
+        "api/",
+        "this server does not speak the ollama protocol; use /v1",
+    ),
+];
+
+/// All routes, with everything that goes around them.
+pub fn router(app: App) -> Router {
+    let mut router = Router::new()
+        .route("/", get(status::health))
+        .route("/v1", get(status::health));
+    let routes: [(&str, MethodRouter<App>); 13] = [
+        ("/health", get(status::health)),
+        ("/models", get(status::models)),
+        ("/models/{*id}", get(status::model)),
+        ("/props", get(status::props)),
+        ("/slots", get(status::slots)),
+        ("/metrics", get(status::metrics)),
+        ("/version", get(status::version)),
+        ("/chat/completions", post(chat::completions)),
+        ("/chat/completions/input_tokens", post(chat::input_tokens)),
+        ("/completions", post(completions::completions)),
+        ("/tokenize", post(text::tokenize)),
+        ("/detokenize", post(text::detokenize)),
+        ("/apply-template", post(text::apply_template)),
+    ];
+    for (path, method) in routes {
+        for base in ["", "/v1", "/v1/v1"] {
+            router = router.route(&format!("{base}{path}"), method.clone());
+        }
+    }
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), front::guard))
+        .with_state(app)
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let path = request.uri().path();
+    let tail = path.trim_start_matches("/v1").trim_start_matches('/');
+    let message = match NOT_OURS.iter().find(|(known, _)| tail.starts_with(known)) {
+        Some((_, why)) => format!("{path}: {why}"),
+        None => format!("nothing is served at {path}"),
+    };
+    ApiError::NotFound { message }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::MethodNotAllowed {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+    }
+}

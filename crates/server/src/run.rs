@@ -1,0 +1,218 @@
+//! One request while it runs: events of the engine in, news for the client out.
+
+use chat::openai::response::FinishReason;
+use decode::{Event, FinishReason as Ended, Logprobs, OutToken};
+
+use crate::error::ApiError;
+use crate::handle::{Events, Order, Stamped, Update};
+use crate::meter::Meter;
+use crate::reply::{Choice, Part};
+use crate::state::App;
+
+/// Something a client may want to hear.
+#[derive(Debug)]
+pub enum News {
+    /// The prompt is being read.
+    Progress {
+        /// Tokens done, cached ones included.
+        done: usize,
+        /// Tokens in all.
+        total: usize,
+    },
+    /// Logprobs of the prompt's tokens.
+    PromptLogprobs(Vec<Option<Logprobs>>),
+    /// New text or calls of one choice.
+    Parts {
+        /// Which choice.
+        choice: usize,
+        /// In order.
+        parts: Vec<Part>,
+    },
+    /// One choice is over.
+    End {
+        /// Which choice.
+        choice: usize,
+        /// Why.
+        reason: FinishReason,
+    },
+}
+
+/// A request on its way. Dropping it before its end cancels it.
+pub struct Run {
+    app: App,
+    events: Events,
+    choices: Vec<Choice>,
+    choices_left: usize,
+    meter: Meter,
+    /// An error that came right behind news; it is told after them.
+    fault: Option<ApiError>,
+    /// Whether it ended by itself, well or not; else its client left.
+    settled: bool,
+    last_reason: &'static str,
+}
+
+impl Run {
+    /// Hands the order over. `choices` are as many fresh ones as the order asks for.
+    pub fn start(app: &App, order: Order, choices: Vec<Choice>) -> Result<Run, ApiError> {
+        let meter = Meter::new(order.prompt.len());
+        let events = app.engine().submit(order, app.config().times)?;
+        Ok(Run {
+            app: app.clone(),
+            events,
+            choices_left: choices.len(),
+            choices,
+            meter,
+            fault: None,
+            settled: false,
+            last_reason: "stop",
+        })
+    }
+
+    /// Counts and times so far.
+    pub fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    /// A choice, by its index.
+    pub fn choice(&self, index: usize) -> &Choice {
+        &self.choices[index]
+    }
+
+    /// All that has happened since the last call, at least one thing; `None` after the last choice's end.
+    pub async fn next(&mut self) -> Result<Option<Vec<News>>, ApiError> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
+        let mut news = Vec::new();
+        while self.choices_left > 0 {
+            let stamped = match self.events.try_next() {
+                Some(stamped) => stamped,
+                None if !news.is_empty() => break,
+                None => match self.events.next().await {
+                    Some(stamped) => stamped,
+                    None => return Err(ApiError::internal("the engine forgot a choice")),
+                },
+            };
+            if let Err(fault) = self.take(stamped, &mut news) {
+                if news.is_empty() {
+                    return Err(fault);
+                }
+                self.fault = Some(fault);
+                break;
+            }
+        }
+        if self.choices_left == 0 && self.fault.is_none() && !self.settled {
+            self.settle();
+        }
+        Ok((!news.is_empty()).then_some(news))
+    }
+
+    fn take(&mut self, stamped: Stamped, news: &mut Vec<News>) -> Result<(), ApiError> {
+        let event = match stamped.update {
+            Update::Event(event) => event,
+            Update::Fault(fault) => {
+                self.settled = true;
+                return Err(fault.into());
+            }
+        };
+        match event {
+            Event::Started { cached } => {
+                self.meter.start(stamped.at, cached);
+                let total = self.meter.prompt_tokens;
+                news.push(News::Progress {
+                    done: cached,
+                    total,
+                });
+            }
+            Event::Prefill { done, total } => news.push(News::Progress { done, total }),
+            Event::PromptLogprobs(rows) => news.push(News::PromptLogprobs(rows)),
+            Event::Tokens { choice, tokens } => {
+                if self.choices[choice].is_over() {
+                    return Ok(());
+                }
+                let since = self.meter.tokens(stamped.at, tokens.len());
+                if let Some(since) = since {
+                    self.app.metrics().step(since, tokens.len());
+                }
+                self.tokens(choice, tokens, news);
+            }
+            Event::Finished {
+                choice,
+                reason,
+                stats,
+            } => {
+                self.meter.drafted_tokens += stats.drafted_tokens;
+                self.meter.accepted_tokens += stats.accepted_tokens;
+                if !self.choices[choice].is_over() {
+                    self.end(choice, reason, news);
+                }
+            }
+            Event::Failed { error } => {
+                self.settled = true;
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn tokens(&mut self, choice: usize, tokens: Vec<OutToken>, news: &mut Vec<News>) {
+        let state = &mut self.choices[choice];
+        let parts = state.push(tokens);
+        if !parts.is_empty() {
+            news.push(News::Parts { choice, parts });
+        }
+        if state.wants_no_more() {
+            // What the engine still has under way for this choice is thrown away.
+            self.events.cancel_choice(choice);
+            self.end(choice, Ended::Eos, news);
+        }
+    }
+
+    fn end(&mut self, choice: usize, ended: Ended, news: &mut Vec<News>) {
+        let state = &mut self.choices[choice];
+        let (parts, reason) = state.finish(ended);
+        if !parts.is_empty() {
+            news.push(News::Parts { choice, parts });
+        }
+        self.meter.reasoning_tokens += state.reasoning_tokens();
+        self.meter.tool_calls += state.n_tool_calls();
+        self.choices_left -= 1;
+        self.last_reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+        };
+        news.push(News::End { choice, reason });
+    }
+
+    fn settle(&mut self) {
+        self.settled = true;
+        let summary = self.meter.summary();
+        self.app.metrics().finished(self.last_reason, &summary);
+        tracing::info!(
+            prompt_tokens = summary.prompt_tokens,
+            cached_tokens = summary.cached_tokens,
+            completion_tokens = summary.completion_tokens,
+            reasoning_tokens = summary.reasoning_tokens,
+            queue_ms = summary.queue.as_secs_f64() * 1e3,
+            prefill_ms = summary.prefill.as_secs_f64() * 1e3,
+            tokens_per_second = self.meter.timings().decode_tokens_per_sec,
+            finish = self.last_reason,
+            "request finished"
+        );
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if !self.settled {
+            let stage = self.meter.stage();
+            self.app.metrics().cancelled(stage);
+            tracing::info!(
+                stage = stage.name(),
+                completion_tokens = self.meter.completion_tokens,
+                "request cancelled"
+            );
+        }
+    }
+}

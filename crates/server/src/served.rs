@@ -1,0 +1,40 @@
+//! The text side of the loaded model, shared by all requests.
+
+use std::sync::Arc;
+
+use chat::Tokenizer;
+use chat::template::ChatTemplate;
+use contract::TokenId;
+
+use crate::settings::GenerationDefaults;
+
+/// What requests need to know of a model: how text becomes tokens and back, and what is usual.
+pub struct ServedModel {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to a prompt.
+    pub template: ChatTemplate,
+    /// Tokens that end a reply.
+    pub eos: Vec<TokenId>,
+    /// What a request gets that does not say: the card's values where it has them.
+    pub defaults: GenerationDefaults,
+    /// What is shown of it.
+    pub facts: ModelFacts,
+}
+
+/// What `/v1/models` and `/props` tell.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ModelFacts {
+    /// The longest context the model was trained for, in tokens.
+    pub trained_context: usize,
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Number of weights.
+    pub parameters: u64,
+    /// Bytes of the weights as stored.
+    pub size_bytes: u64,
+    /// The family's name in the file.
+    pub architecture: String,
+    /// Where it was loaded from; shown only to those with the key.
+    pub path: Option<String>,
+}

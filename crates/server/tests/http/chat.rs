@@ -1,0 +1,412 @@
+//! Chat completions: what comes back, whole and streamed.
+
+use serde_json::{Value, json};
+
+use crate::house::{House, Plan, chat_body};
+
+/// All content deltas of choice `index`, joined.
+fn content(chunks: &[Value], index: usize) -> String {
+    deltas(chunks, index, "content")
+}
+
+fn deltas(chunks: &[Value], index: usize, field: &str) -> String {
+    let choices = chunks.iter().flat_map(|c| c["choices"].as_array().unwrap());
+    let of = choices.filter(|c| c["index"] == index);
+    of.filter_map(|c| c["delta"][field].as_str()).collect()
+}
+
+fn finish_reason(chunks: &[Value], index: usize) -> String {
+    let choices = chunks.iter().flat_map(|c| c["choices"].as_array().unwrap());
+    let reasons = choices.filter(|c| c["index"] == index && !c["finish_reason"].is_null());
+    let reasons: Vec<&str> = reasons
+        .map(|c| c["finish_reason"].as_str().unwrap())
+        .collect();
+    assert_eq!(reasons.len(), 1, "exactly one end: {reasons:?}");
+    reasons[0].to_owned()
+}
+
+#[tokio::test]
+async fn a_whole_answer_has_every_field_clients_read() {
+    let house = Plan::saying("Hello there.").open().await;
+    let answer = house.chat(json!({"model": "whatever"})).await;
+    assert_eq!(answer.status, 200);
+    let body = answer.json().await;
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(body["model"], "whatever");
+    assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
+    let choice = &body["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(choice["message"]["content"], "Hello there.");
+    assert_eq!(choice["finish_reason"], "stop");
+    assert!(choice["message"].get("tool_calls").is_none());
+    assert!(choice["message"].get("reasoning_content").is_none());
+    let usage = &body["usage"];
+    // The end token counts.
+    assert_eq!(usage["completion_tokens"], 13);
+    assert_eq!(
+        usage["total_tokens"].as_u64().unwrap(),
+        usage["prompt_tokens"].as_u64().unwrap() + 13
+    );
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    assert!(body["timings"]["prefill_ms"].is_number());
+    assert!(body["timings"]["decode_tokens_per_sec"].is_number());
+}
+
+#[tokio::test]
+async fn a_stream_says_what_the_whole_answer_says() {
+    let house = Plan::saying("Hello there.").open().await;
+    let answer = house.chat(json!({"stream": true})).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(
+        answer.header("content-type"),
+        Some("text/event-stream; charset=utf-8")
+    );
+    assert_eq!(answer.header("cache-control"), Some("no-cache"));
+    assert_eq!(answer.header("x-accel-buffering"), Some("no"));
+    let chunks = answer.chunks().await;
+    let first = &chunks[0]["choices"][0];
+    assert_eq!(first["delta"], json!({"role": "assistant", "content": ""}));
+    assert!(first["finish_reason"].is_null());
+    assert_eq!(content(&chunks, 0), "Hello there.");
+    assert_eq!(finish_reason(&chunks, 0), "stop");
+    let last = &chunks[chunks.len() - 1];
+    assert_eq!(last["choices"][0]["delta"], json!({}));
+    for chunk in &chunks {
+        assert_eq!(chunk["object"], "chat.completion.chunk");
+        assert_eq!(chunk["id"], chunks[0]["id"]);
+        assert_eq!(chunk["created"], chunks[0]["created"]);
+        assert!(chunk.get("usage").is_none(), "usage was not asked for");
+    }
+}
+
+#[tokio::test]
+async fn usage_comes_last_when_asked_for_and_null_before() {
+    let house = Plan::saying("Hi.").open().await;
+    let fields = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let chunks = house.chat(fields).await.chunks().await;
+    let (last, before) = chunks.split_last().unwrap();
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"]["completion_tokens"], 4);
+    assert!(
+        before
+            .iter()
+            .all(|c| c.get("usage").is_some_and(Value::is_null))
+    );
+}
+
+#[tokio::test]
+async fn usage_runs_along_when_asked_for() {
+    let house = Plan::saying("Hi.").open().await;
+    let fields = json!({"stream": true, "stream_options": {"continuous_usage_stats": true}});
+    let chunks = house.chat(fields).await.chunks().await;
+    let counts: Vec<u64> = chunks
+        .iter()
+        .map(|c| c["usage"]["completion_tokens"].as_u64().unwrap())
+        .collect();
+    assert!(counts.is_sorted() && counts[0] == 0, "{counts:?}");
+    assert_eq!(counts.last(), Some(&4));
+}
+
+#[tokio::test]
+async fn a_length_limit_is_told_as_one_in_both_forms() {
+    let house = Plan::saying("Hello there.").open().await;
+    let body = house.chat(json!({"max_tokens": 5})).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], "Hello");
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    assert_eq!(body["usage"]["completion_tokens"], 5);
+    let fields = json!({"max_completion_tokens": 5, "stream": true});
+    let chunks = house.chat(fields).await.chunks().await;
+    assert_eq!(content(&chunks, 0), "Hello");
+    assert_eq!(finish_reason(&chunks, 0), "length");
+}
+
+#[tokio::test]
+async fn asking_for_more_than_fits_ends_with_length_and_is_not_refused() {
+    let house = Plan {
+        limits: contract::Limits {
+            context: 64,
+            ..Plan::default().limits
+        },
+        ..Plan::saying(&"x".repeat(500))
+    }
+    .open()
+    .await;
+    let body = house.chat(json!({"max_tokens": 32000})).await.json().await;
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    assert_eq!(body["usage"]["total_tokens"], 64);
+}
+
+#[tokio::test]
+async fn a_stop_string_across_tokens_ends_the_text_before_it() {
+    let house = Plan::saying("one STOP two").open().await;
+    let body = house.chat(json!({"stop": ["STOP"]})).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], "one ");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    // Everything up to the match was generated; nothing after it is billed.
+    assert_eq!(body["usage"]["completion_tokens"], 8);
+    let fields = json!({"stop": "STOP", "stream": true});
+    let chunks = house.chat(fields).await.chunks().await;
+    assert_eq!(content(&chunks, 0), "one ");
+    assert_eq!(finish_reason(&chunks, 0), "stop");
+}
+
+#[tokio::test]
+async fn a_stop_string_frees_the_device() {
+    let script = crate::house::says(&"abc".repeat(100_000));
+    let house = Plan {
+        script,
+        step: std::time::Duration::from_millis(1),
+        ..Plan::default()
+    }
+    .open()
+    .await;
+    let body = house.chat(json!({"stop": ["ca"]})).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], "ab");
+    house
+        .eventually("the sequence is closed", |w| w.open_now() == 0)
+        .await;
+}
+
+#[tokio::test]
+async fn a_stop_token_ends_the_text_and_is_not_shown() {
+    let house = Plan::saying("ab;cd").open().await;
+    let fields = json!({"stop_token_ids": [u32::from(b';')]});
+    let body = house.chat(fields).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], "ab");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+}
+
+#[tokio::test]
+async fn characters_split_over_tokens_arrive_whole() {
+    let text = "héllo 😀 日本語";
+    let house = Plan::saying(text).open().await;
+    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    assert_eq!(content(&chunks, 0), text);
+    assert!(chunks.iter().all(|c| {
+        let text = c["choices"][0]["delta"]["content"].as_str();
+        !text.unwrap_or("").contains('\u{fffd}')
+    }));
+    let body = house.chat(json!({})).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], text);
+}
+
+#[tokio::test]
+async fn several_choices_are_told_apart_by_their_index() {
+    let house = Plan::default().open().await;
+    let fields = json!({"n": 4, "max_tokens": 6, "temperature": 1.0, "seed": 11});
+    let body = house.chat(fields.clone()).await.json().await;
+    let choices = body["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 4);
+    let texts: Vec<&str> = choices
+        .iter()
+        .map(|c| c["message"]["content"].as_str().unwrap())
+        .collect();
+    let different: std::collections::HashSet<&&str> = texts.iter().collect();
+    assert!(
+        different.len() > 1,
+        "each choice has its own seed: {texts:?}"
+    );
+    let mut streamed = fields;
+    streamed["stream"] = json!(true);
+    let chunks = house.chat(streamed).await.chunks().await;
+    for (index, text) in texts.iter().enumerate() {
+        assert_eq!(choices[index]["index"], index);
+        assert_eq!(content(&chunks, index), *text, "same seed, same text");
+        finish_reason(&chunks, index);
+    }
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_text() {
+    let house = Plan::default().open().await;
+    let ask = async |seed: u64| {
+        let fields = json!({"max_tokens": 16, "temperature": 1.5, "seed": seed});
+        let body = house.chat(fields).await.json().await;
+        body["choices"][0]["message"]["content"].clone()
+    };
+    assert_eq!(ask(3).await, ask(3).await);
+    assert_ne!(ask(3).await, ask(4).await);
+}
+
+#[tokio::test]
+async fn thinking_is_told_apart_from_the_reply() {
+    let house = Plan::saying("first this\n</think>\n\nthen that")
+        .open()
+        .await;
+    let fields = json!({"enable_thinking": true});
+    let body = house.chat(fields.clone()).await.json().await;
+    let message = &body["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], message["reasoning"]);
+    assert_eq!(
+        message["reasoning_content"].as_str().unwrap().trim(),
+        "first this"
+    );
+    assert_eq!(message["reasoning_details"][0]["type"], "reasoning.text");
+    assert_eq!(message["content"], "then that");
+    let details = &body["usage"]["completion_tokens_details"];
+    let thinking = details["reasoning_tokens"].as_u64().unwrap();
+    assert!((10..=14).contains(&thinking), "{thinking}");
+    let finish = &body["choices"][0]["finish_details"];
+    assert_eq!(finish["thinking_tokens"], thinking);
+    let mut streamed = fields;
+    streamed["stream"] = json!(true);
+    let chunks = house.chat(streamed).await.chunks().await;
+    assert_eq!(deltas(&chunks, 0, "reasoning_content").trim(), "first this");
+    assert_eq!(content(&chunks, 0), "then that");
+}
+
+#[tokio::test]
+async fn raw_thinking_keeps_its_tags() {
+    let house = Plan::saying("a</think>b").open().await;
+    let fields = json!({"enable_thinking": true, "reasoning_format": "none"});
+    let body = house.chat(fields).await.json().await;
+    assert_eq!(body["choices"][0]["message"]["content"], "a</think>b");
+}
+
+fn weather_tool() -> Value {
+    json!([{"type": "function", "function": {
+        "name": "weather",
+        "description": "tells the weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }}])
+}
+
+#[tokio::test]
+async fn a_tool_call_comes_as_one_whole_and_streamed() {
+    let said =
+        "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
+    let house = Plan::saying(said).open().await;
+    let body = house
+        .chat(json!({"tools": weather_tool()}))
+        .await
+        .json()
+        .await;
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert!(choice["message"]["content"].is_null());
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!(call["type"], "function");
+    assert_eq!(call["function"]["name"], "weather");
+    assert!(call["id"].as_str().unwrap().starts_with("call_"));
+    let arguments: Value =
+        serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({"city": "Rome"}));
+
+    let fields = json!({"tools": weather_tool(), "stream": true});
+    let chunks = house.chat(fields).await.chunks().await;
+    assert_eq!(finish_reason(&chunks, 0), "tool_calls");
+    let calls: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array())
+        .flatten()
+        .collect();
+    assert_eq!(calls[0]["function"]["name"], "weather");
+    assert_eq!(calls[0]["index"], 0);
+    assert!(calls[1..].iter().all(|c| c.get("id").is_none()));
+    let joined: String = calls
+        .iter()
+        .map(|c| c["function"]["arguments"].as_str().unwrap())
+        .collect();
+    let arguments: Value = serde_json::from_str(&joined).unwrap();
+    assert_eq!(arguments, json!({"city": "Rome"}));
+}
+
+#[tokio::test]
+async fn without_leave_to_call_the_call_is_barred() {
+    let said = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+    let house = Plan::saying(said).open().await;
+    let fields = json!({"tools": weather_tool(), "tool_choice": "none"});
+    let body = house.chat(fields).await.json().await;
+    let choice = &body["choices"][0];
+    assert!(choice["message"].get("tool_calls").is_none());
+    let content = choice["message"]["content"].as_str().unwrap();
+    assert!(!content.contains("<tool_call>"), "{content}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_enforced_is_refused_by_name() {
+    let house = Plan::saying("x").open().await;
+    for (fields, param) in [
+        (
+            json!({"response_format": {"type": "json_object"}}),
+            "response_format",
+        ),
+        (
+            json!({"tools": weather_tool(), "tool_choice": "required"}),
+            "tool_choice",
+        ),
+    ] {
+        let answer = house.chat(fields).await;
+        assert_eq!(answer.status, 400);
+        assert_eq!(answer.json().await["error"]["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn prefill_progress_is_told_when_asked_for() {
+    let house = Plan::saying("ok").open().await;
+    let mut body = chat_body(json!({"stream": true, "return_progress": true}));
+    body["messages"][0]["content"] = json!("y".repeat(300));
+    let chunks = house
+        .post("/v1/chat/completions", &body)
+        .await
+        .chunks()
+        .await;
+    let progress: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|c| c.get("prompt_progress"))
+        .collect();
+    assert!(progress.len() >= 3, "{progress:?}");
+    let last = progress[progress.len() - 1];
+    assert_eq!(last["processed"], last["total"]);
+    assert!(last["total"].as_u64().unwrap() > 300);
+}
+
+#[tokio::test]
+async fn timings_come_with_each_event_when_asked_for() {
+    let house = Plan::saying("ok").open().await;
+    let fields = json!({"stream": true, "timings_per_token": true});
+    let chunks = house.chat(fields).await.chunks().await;
+    assert!(chunks.iter().all(|c| c["timings"]["decode_ms"].is_number()));
+}
+
+#[tokio::test]
+async fn ignoring_the_end_goes_on_to_the_limit() {
+    let house = Plan::saying("ab").open().await;
+    let fields = json!({"ignore_eos": true, "max_tokens": 10});
+    let body = house.chat(fields).await.json().await;
+    assert_eq!(body["usage"]["completion_tokens"], 10);
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn null_fields_are_absent_fields() {
+    let house = Plan::saying("ok").open().await;
+    let fields = json!({
+        "temperature": null, "top_p": null, "max_tokens": null, "stop": null, "tools": null,
+        "n": null, "seed": null, "stream": null, "stream_options": null, "logprobs": null,
+        "response_format": null, "logit_bias": null, "user": null, "model": null,
+    });
+    let answer = house.chat(fields).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.json().await["model"], "tiny");
+}
+
+#[tokio::test]
+async fn two_streams_at_once_do_not_mix() {
+    let house: House = Plan::default().open().await;
+    let ask = |text: &'static str| {
+        let mut body = chat_body(json!({"max_tokens": 20, "stream": true}));
+        body["messages"][0]["content"] = json!(text);
+        body
+    };
+    let alone = async |text| {
+        let answer = house.post("/v1/chat/completions", &ask(text)).await;
+        content(&answer.chunks().await, 0)
+    };
+    let (one, two) = (alone("one").await, alone("two").await);
+    assert_ne!(one, two);
+    let together = tokio::join!(alone("one"), alone("two"));
+    assert_eq!(together, (one, two));
+}

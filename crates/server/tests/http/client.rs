@@ -1,0 +1,155 @@
+//! A small HTTP/1.1 client over a plain socket, so that a test can leave at any byte.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// No test waits longer than this for anything.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An answer, headers read, body still coming.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    socket: BufReader<TcpStream>,
+    /// Bytes of the present chunk that are still to be read.
+    chunk: Vec<u8>,
+    over: bool,
+}
+
+/// Sends a request and reads the answer's head.
+pub(crate) async fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> Answer {
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
+    socket.write_all(head.as_bytes()).await.unwrap();
+    socket.write_all(body).await.unwrap();
+    read_head(socket).await
+}
+
+pub(crate) async fn read_head(socket: TcpStream) -> Answer {
+    let mut socket = BufReader::new(socket);
+    let status_line = read_line(&mut socket).await;
+    let status = status_line
+        .split(' ')
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .unwrap_or_else(|| panic!("no status in {status_line:?}"));
+    let mut headers = Vec::new();
+    loop {
+        let line = read_line(&mut socket).await;
+        let Some((name, value)) = line.split_once(':') else {
+            break;
+        };
+        headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    Answer {
+        status,
+        headers,
+        socket,
+        chunk: Vec::new(),
+        over: false,
+    }
+}
+
+async fn read_line(socket: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    tokio::time::timeout(PATIENCE, socket.read_line(&mut line))
+        .await
+        .expect("a line in time")
+        .unwrap();
+    line.trim_end().to_owned()
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The whole body.
+    pub(crate) async fn bytes(mut self) -> Vec<u8> {
+        if let Some(length) = self.header("content-length") {
+            let mut body = vec![0; length.parse().unwrap()];
+            tokio::time::timeout(PATIENCE, self.socket.read_exact(&mut body))
+                .await
+                .expect("a body in time")
+                .unwrap();
+            return body;
+        }
+        let mut body = Vec::new();
+        while let Some(part) = self.part().await {
+            body.extend(part);
+        }
+        body
+    }
+
+    pub(crate) async fn json(self) -> Value {
+        let bytes = self.bytes().await;
+        serde_json::from_slice(&bytes)
+            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&bytes)))
+    }
+
+    pub(crate) async fn text(self) -> String {
+        String::from_utf8(self.bytes().await).unwrap()
+    }
+
+    /// The next chunk of a chunked body.
+    async fn part(&mut self) -> Option<Vec<u8>> {
+        if self.over || self.header("transfer-encoding") != Some("chunked") {
+            return None;
+        }
+        let size = usize::from_str_radix(&read_line(&mut self.socket).await, 16).ok()?;
+        let mut part = vec![0; size + 2];
+        let read = self.socket.read_exact(&mut part);
+        tokio::time::timeout(PATIENCE, read)
+            .await
+            .expect("a chunk in time")
+            .ok()?;
+        part.truncate(size);
+        self.over = size == 0;
+        (!self.over).then_some(part)
+    }
+
+    /// The next event of a stream, comments included, without its empty line.
+    pub(crate) async fn event(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.chunk.windows(2).position(|w| w == b"\n\n") {
+                let event = self.chunk.drain(..end + 2).collect::<Vec<u8>>();
+                let text = String::from_utf8(event).expect("valid UTF-8 in every event");
+                return Some(text.trim_end().to_owned());
+            }
+            let part = self.part().await?;
+            self.chunk.extend(part);
+        }
+    }
+
+    /// All data of a stream up to `[DONE]`, which must come last.
+    pub(crate) async fn chunks(mut self) -> Vec<Value> {
+        let mut chunks = Vec::new();
+        while let Some(event) = self.event().await {
+            let Some(data) = event.strip_prefix("data: ") else {
+                assert!(event.starts_with(':'), "{event}");
+                continue;
+            };
+            if data == "[DONE]" {
+                assert_eq!(self.event().await, None, "nothing after the end");
+                return chunks;
+            }
+            chunks.push(serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}")));
+        }
+        panic!("a stream without its end: {chunks:?}");
+    }
+}

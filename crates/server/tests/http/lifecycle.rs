@@ -1,0 +1,180 @@
+//! Going down, politely and otherwise.
+
+use std::time::Duration;
+
+use conformance::fake::{Call, Fault, FaultKind, When};
+use contract::Limits;
+use serde_json::{Value, json};
+use server::error::ServeError;
+
+use crate::client::{Answer, PATIENCE};
+use crate::house::{House, Plan, says};
+
+fn steady(text: &str) -> Plan {
+    Plan {
+        script: says(text),
+        step: Duration::from_millis(5),
+        limits: Limits {
+            context: 100_000,
+            sequences: 1,
+            ..Plan::default().limits
+        },
+        ..Plan::default()
+    }
+}
+
+async fn begun(house: &House) -> Answer {
+    let mut stream = house.chat(json!({"stream": true})).await;
+    stream.event().await.expect("the opening");
+    stream.event().await.expect("a token");
+    stream
+}
+
+async fn end(house: House) -> Result<(), ServeError> {
+    tokio::time::timeout(PATIENCE, house.served)
+        .await
+        .expect("the server ends in time")
+        .unwrap()
+}
+
+fn last_error(chunks: &[Value]) -> &Value {
+    &chunks[chunks.len() - 1]["error"]
+}
+
+#[tokio::test]
+async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
+    let house = steady(&"x".repeat(60)).open().await;
+    let stream = begun(&house).await;
+    let waiting = house.chat(json!({"stream": true})).await;
+    house.stop.ask();
+    let refused = waiting.chunks().await;
+    assert_eq!(last_error(&refused)["code"], "unavailable");
+    let chunks = stream.chunks().await;
+    assert_eq!(
+        chunks[chunks.len() - 1]["choices"][0]["finish_reason"],
+        "stop"
+    );
+    let address = house.address;
+    assert!(end(house).await.is_ok());
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn what_outlives_the_grace_is_told_and_cut() {
+    let mut plan = steady(&"x".repeat(100_000));
+    plan.config.times.shutdown = Duration::from_millis(200);
+    let house = plan.open().await;
+    let stream = begun(&house).await;
+    house.stop.ask();
+    let chunks = stream.chunks().await;
+    assert_eq!(last_error(&chunks)["code"], "unavailable");
+    let watch = house.watch.clone();
+    assert!(end(house).await.is_ok());
+    assert_eq!(watch.open_now(), 0, "the runner was left clean");
+}
+
+#[tokio::test]
+async fn asked_twice_it_returns_at_once() {
+    let house = steady(&"x".repeat(100_000)).open().await;
+    let _stream = begun(&house).await;
+    house.stop.ask();
+    house.stop.ask();
+    assert!(matches!(end(house).await, Err(ServeError::Forced)));
+}
+
+#[tokio::test]
+async fn an_idle_server_stops_without_delay() {
+    let house = steady("x").open().await;
+    let begun = std::time::Instant::now();
+    house.stop.ask();
+    assert!(end(house).await.is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test]
+async fn stopping_while_loading_does_not_wait_for_the_load() {
+    let house = Plan {
+        load_time: Duration::from_secs(3),
+        ..Plan::default()
+    }
+    .open()
+    .await;
+    let begun = std::time::Instant::now();
+    house.stop.ask();
+    assert!(end(house).await.is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(2));
+}
+
+async fn check_lost(house: House) {
+    let mut stream = begun(&house).await;
+    house.watch.fake.fail(Fault {
+        call: Call::Verify,
+        when: When::From(0),
+        kind: FaultKind::Lost,
+    });
+    let mut last = String::new();
+    while let Some(event) = stream.event().await {
+        if event == "data: [DONE]" {
+            break;
+        }
+        last = event;
+    }
+    assert!(last.contains("server_error"), "{last}");
+    lost_to_the_world(house).await;
+}
+
+async fn lost_to_the_world(house: House) {
+    let health = house.get("/health").await;
+    assert_eq!(health.status, 503);
+    assert_eq!(health.json().await["status"], "error");
+    let next = house.chat(json!({})).await;
+    assert_eq!(next.status, 500);
+    assert!(matches!(end(house).await, Err(ServeError::EngineLost(_))));
+}
+
+#[tokio::test]
+async fn a_lost_device_is_told_to_everyone_and_ends_the_server() {
+    check_lost(steady(&"x".repeat(100_000)).open().await).await;
+}
+
+#[tokio::test]
+async fn a_panic_on_the_engine_thread_is_told_and_ends_the_server() {
+    let house = steady(&"x".repeat(100_000)).open().await;
+    let stream = begun(&house).await;
+    house.watch.gate.panic_next();
+    let chunks = stream.chunks().await;
+    let error = last_error(&chunks);
+    assert_eq!(error["type"], "server_error");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the test says so"), "{message}");
+    lost_to_the_world(house).await;
+}
+
+#[tokio::test]
+async fn a_whole_answer_that_is_lost_is_an_error_500() {
+    let house = steady(&"x".repeat(100_000)).open().await;
+    house.watch.fake.fail(Fault {
+        call: Call::Verify,
+        when: When::Nth(3),
+        kind: FaultKind::Lost,
+    });
+    let answer = house.chat(json!({})).await;
+    assert_eq!(answer.status, 500);
+    assert_eq!(answer.json().await["error"]["type"], "server_error");
+    lost_to_the_world(house).await;
+}
+
+#[tokio::test]
+async fn a_step_that_does_not_end_shows_in_health_until_it_does() {
+    let mut plan = steady("ok");
+    plan.config.times.stall = Duration::from_millis(100);
+    let house = plan.open().await;
+    house.watch.gate.hold();
+    let stream = house.chat(json!({"stream": true})).await;
+    house.until(503).await;
+    let health = house.get("/health").await.json().await;
+    assert_eq!(health["status"], "error");
+    house.watch.gate.release();
+    stream.chunks().await;
+    house.until(200).await;
+}

@@ -1,0 +1,97 @@
+//! Logprobs of chat answers.
+
+use serde_json::{Value, json};
+
+use crate::house::Plan;
+
+fn bytes(entries: &[Value]) -> Vec<u8> {
+    let of = |entry: &Value| -> Vec<u8> {
+        let bytes = entry["bytes"].as_array().unwrap();
+        bytes.iter().map(|b| b.as_u64().unwrap() as u8).collect()
+    };
+    entries.iter().flat_map(of).collect()
+}
+
+#[tokio::test]
+async fn tokens_join_to_the_content_whole_and_streamed() {
+    let text = "héllo 😀!";
+    let house = Plan::saying(text).open().await;
+    let fields = json!({"logprobs": true, "top_logprobs": 3});
+    let body = house.chat(fields).await.json().await;
+    let entries = body["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .unwrap();
+    assert_eq!(bytes(entries), text.as_bytes());
+    for entry in entries {
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        let chances: Vec<f64> = top.iter().map(|t| t["logprob"].as_f64().unwrap()).collect();
+        assert!(chances.is_sorted_by(|a, b| a >= b));
+    }
+    let fields = json!({"logprobs": true, "stream": true});
+    let chunks = house.chat(fields).await.chunks().await;
+    for chunk in &chunks {
+        let choice = &chunk["choices"][0];
+        let Some(content) = choice["delta"]["content"]
+            .as_str()
+            .filter(|t| !t.is_empty())
+        else {
+            continue;
+        };
+        let entries = choice["logprobs"]["content"].as_array().unwrap();
+        assert_eq!(bytes(entries), content.as_bytes(), "chunk by chunk");
+        assert_eq!(entries[0]["top_logprobs"], json!([]));
+    }
+}
+
+#[tokio::test]
+async fn a_cut_by_a_stop_string_cuts_the_tokens_too() {
+    let house = Plan::saying("one STOP two").open().await;
+    let fields = json!({"logprobs": true, "stop": ["STOP"]});
+    let body = house.chat(fields).await.json().await;
+    let entries = body["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .unwrap();
+    assert_eq!(bytes(entries), b"one ");
+}
+
+#[tokio::test]
+async fn thinking_has_a_list_of_its_own() {
+    let house = Plan::saying("hm\n</think>\n\nyes").open().await;
+    let fields = json!({"logprobs": true, "enable_thinking": true});
+    let body = house.chat(fields).await.json().await;
+    let logprobs = &body["choices"][0]["logprobs"];
+    assert_eq!(bytes(logprobs["content"].as_array().unwrap()), b"yes");
+    let thinking = bytes(logprobs["reasoning_content"].as_array().unwrap());
+    assert_eq!(
+        thinking,
+        body["choices"][0]["message"]["reasoning_content"]
+            .as_str()
+            .unwrap()
+            .as_bytes()
+    );
+}
+
+#[tokio::test]
+async fn alternatives_without_logprobs_are_refused() {
+    let house = Plan::saying("x").open().await;
+    let answer = house.chat(json!({"top_logprobs": 3})).await;
+    assert_eq!(answer.status, 400);
+    let answer = house
+        .chat(json!({"logprobs": true, "top_logprobs": 21}))
+        .await;
+    assert_eq!(answer.status, 400);
+}
+
+#[tokio::test]
+async fn a_certain_token_has_almost_no_surprise() {
+    let house = Plan::saying("ab").open().await;
+    let body = house.chat(json!({"logprobs": true})).await.json().await;
+    let entries = body["choices"][0]["logprobs"]["content"]
+        .as_array()
+        .unwrap();
+    for entry in entries {
+        assert!(entry["logprob"].as_f64().unwrap() > -1e-3, "{entry}");
+    }
+}

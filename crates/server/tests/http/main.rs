@@ -1,0 +1,14 @@
+//! The whole HTTP side over real sockets: real router, real engine thread, real scheduler and tokenizer, and a
+//! device that says what a test wrote down.
+
+mod chat;
+mod client;
+mod completions;
+mod house;
+mod lifecycle;
+mod logprobs;
+mod misuse;
+mod queue;
+mod script;
+mod status;
+mod text;

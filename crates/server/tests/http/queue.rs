@@ -1,0 +1,227 @@
+//! Waiting, leaving and being late.
+
+use std::time::Duration;
+
+use conformance::fake::Call;
+use contract::Limits;
+use serde_json::json;
+
+use crate::client::Answer;
+use crate::house::{House, Plan, chat_body, says};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// One place on the device and a reply without end.
+fn narrow() -> Plan {
+    let mut plan = Plan {
+        script: says(&"abc ".repeat(100_000)),
+        limits: Limits {
+            sequences: 1,
+            context: 100_000,
+            ..Plan::default().limits
+        },
+        step: Duration::from_millis(1),
+        ..Plan::default()
+    };
+    plan.config.queue_limit = 1;
+    plan
+}
+
+/// A stream that holds the only place and has begun.
+async fn occupy(house: &House) -> Answer {
+    let mut stream = house.chat(json!({"stream": true})).await;
+    assert_eq!(stream.status, 200);
+    stream.event().await.expect("the opening");
+    stream.event().await.expect("a token");
+    stream
+}
+
+async fn idle(house: &House) {
+    house
+        .eventually("the device is empty", |w| w.open_now() == 0)
+        .await;
+    assert!(house.watch.count(Call::Open) > 0);
+}
+
+#[tokio::test]
+async fn one_too_many_is_told_to_come_back() {
+    let house = narrow().open().await;
+    let running = occupy(&house).await;
+    let waiting = house.chat(json!({"stream": true, "max_tokens": 2})).await;
+    assert_eq!(waiting.status, 200, "headers go out while it waits");
+    let refused = house.chat(json!({"stream": true})).await;
+    assert_eq!(refused.status, 429);
+    assert!(refused.header("retry-after").is_some());
+    let error = refused.json().await;
+    assert_eq!(error["error"]["type"], "rate_limit_error");
+    assert_eq!(error["error"]["code"], "queue_full");
+    drop(running);
+    let chunks = waiting.chunks().await;
+    assert_eq!(
+        chunks[chunks.len() - 1]["choices"][0]["finish_reason"],
+        "length"
+    );
+    let next = house.chat(json!({"max_tokens": 1})).await;
+    assert_eq!(next.status, 200, "the place in the queue is free again");
+}
+
+#[tokio::test]
+async fn leaving_a_stream_frees_the_device() {
+    let house = narrow().open().await;
+    let stream = occupy(&house).await;
+    assert_eq!(house.watch.open_now(), 1);
+    drop(stream);
+    idle(&house).await;
+}
+
+#[tokio::test]
+async fn leaving_while_waiting_for_a_whole_answer_frees_the_device() {
+    let house = narrow().open().await;
+    let address = house.address;
+    let asked = tokio::spawn(async move {
+        let body = chat_body(json!({})).to_string();
+        crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await
+    });
+    house
+        .eventually("it runs", |w| w.count(Call::Verify) > 3)
+        .await;
+    asked.abort();
+    idle(&house).await;
+}
+
+#[tokio::test]
+async fn leaving_during_prefill_stops_it_before_its_end() {
+    let house = narrow().open().await;
+    let mut body = chat_body(json!({"stream": true}));
+    body["messages"][0]["content"] = json!("x".repeat(6400));
+    house.watch.gate.hold();
+    let stream = house.post(CHAT, &body).await;
+    house
+        .eventually("it has its place", |w| w.open_now() == 1)
+        .await;
+    drop(stream);
+    // The server notices by itself; nothing is written that could fail.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    house.watch.gate.release();
+    idle(&house).await;
+    assert!(house.watch.count(Call::Prefill) < 10);
+    assert_eq!(house.watch.count(Call::Verify), 0);
+}
+
+#[tokio::test]
+async fn leaving_the_queue_does_not_touch_who_runs() {
+    let house = narrow().open().await;
+    let mut running = occupy(&house).await;
+    let waiting = house.chat(json!({"stream": true})).await;
+    drop(waiting);
+    for _ in 0..50 {
+        let event = running.event().await.expect("it goes on");
+        assert!(event.contains("\"content\""), "{event}");
+    }
+    let retry = async {
+        while house.chat(json!({"stream": true})).await.status == 429 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let patience = crate::client::PATIENCE;
+    tokio::time::timeout(patience, retry)
+        .await
+        .expect("the place is given back");
+}
+
+#[tokio::test]
+async fn silence_is_filled_with_comments() {
+    let mut plan = Plan::saying("ok");
+    plan.config.times.ping = Duration::from_millis(30);
+    let house = plan.open().await;
+    house.watch.gate.hold();
+    let mut stream = house.chat(json!({"stream": true})).await;
+    assert!(stream.event().await.unwrap().starts_with("data: "));
+    for _ in 0..3 {
+        assert_eq!(stream.event().await.unwrap(), ": keepalive");
+    }
+    house.watch.gate.release();
+    let chunks = stream.chunks().await;
+    let text: String = chunks
+        .iter()
+        .filter_map(|c| c["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(text, "ok");
+}
+
+#[tokio::test]
+async fn waiting_too_long_is_refused_or_told_in_the_stream() {
+    let mut plan = narrow();
+    plan.config.queue_limit = 8;
+    plan.config.times.queue = Some(Duration::from_millis(100));
+    let house = plan.open().await;
+    let running = occupy(&house).await;
+    let late = house.chat(json!({})).await;
+    assert_eq!(late.status, 503);
+    let error = late.json().await;
+    assert_eq!(error["error"]["code"], "unavailable");
+    let stream = house.chat(json!({"stream": true})).await;
+    assert_eq!(stream.status, 200);
+    let chunks = stream.chunks().await;
+    let error = &chunks[chunks.len() - 1]["error"];
+    assert_eq!(error["type"], "server_error");
+    drop(running);
+}
+
+#[tokio::test]
+async fn a_request_out_of_time_ends_as_if_at_its_limit() {
+    let mut plan = narrow();
+    plan.config.times.request = Some(Duration::from_millis(200));
+    let house = plan.open().await;
+    let body = house.chat(json!({})).await.json().await;
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    assert!(
+        choice["message"]["content"]
+            .as_str()
+            .unwrap()
+            .starts_with("abc ")
+    );
+    idle(&house).await;
+    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    let last = &chunks[chunks.len() - 1];
+    assert_eq!(last["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn leaving_is_counted_by_how_far_the_request_had_come() {
+    let house = narrow().open().await;
+    drop(occupy(&house).await);
+    idle(&house).await;
+    let text = house.get("/metrics").await.text().await;
+    let line = "hearth_request_cancelled_total{phase=\"decode\"} 1";
+    assert!(text.lines().any(|l| l == line), "{text}");
+}
+
+#[tokio::test]
+async fn higher_priority_goes_first() {
+    let mut plan = narrow();
+    plan.config.queue_limit = 8;
+    let house = plan.open().await;
+    let running = occupy(&house).await;
+    let ask = |priority: i32| {
+        let fields = json!({"max_tokens": 200, "priority": priority});
+        let house = &house;
+        async move {
+            house.chat(fields).await.json().await;
+            std::time::Instant::now()
+        }
+    };
+    let (low, high, ()) = tokio::join!(
+        ask(0),
+        async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            ask(5).await
+        },
+        async {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            drop(running);
+        }
+    );
+    assert!(high < low);
+}

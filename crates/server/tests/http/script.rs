@@ -1,0 +1,231 @@
+//! A fake runner that says what a test wrote down, and lets the test hold it, break it and watch it.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use conformance::fake::{Call, FakeRunner, FakeSpec, Handle, Language, answer};
+use contract::{
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem,
+};
+
+/// The next token, given how many were generated so far.
+pub(crate) type Script = Arc<dyn Fn(usize) -> TokenId + Send + Sync>;
+
+/// Lets a test stop the device in its tracks.
+#[derive(Default)]
+pub(crate) struct Gate {
+    held: Mutex<bool>,
+    released: Condvar,
+    panics: AtomicBool,
+}
+
+impl Gate {
+    /// Makes the next prefill or verify wait until `release`.
+    pub(crate) fn hold(&self) {
+        *self.held.lock().unwrap() = true;
+    }
+
+    pub(crate) fn release(&self) {
+        *self.held.lock().unwrap() = false;
+        self.released.notify_all();
+    }
+
+    /// Makes the next prefill or verify panic.
+    pub(crate) fn panic_next(&self) {
+        self.panics.store(true, Ordering::SeqCst);
+    }
+
+    fn pass(&self) {
+        let mut held = self.held.lock().unwrap();
+        while *held {
+            held = self.released.wait(held).unwrap();
+        }
+        drop(held);
+        if self.panics.swap(false, Ordering::SeqCst) {
+            panic!("the test says so");
+        }
+    }
+}
+
+/// What a test holds of a runner that is boxed away on the engine thread.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) fake: Handle,
+}
+
+impl Watch {
+    /// How often a method was called.
+    pub(crate) fn count(&self, call: Call) -> u64 {
+        self.fake.record().count(call)
+    }
+
+    /// Sequences open on the device.
+    pub(crate) fn open_now(&self) -> u64 {
+        self.count(Call::Open) - self.count(Call::Close)
+    }
+}
+
+/// See the module.
+pub(crate) struct ScriptRunner {
+    inner: FakeRunner,
+    /// Without one the fake speaks its own language.
+    script: Option<Script>,
+    generated: HashMap<SeqId, usize>,
+    saved: HashMap<SnapshotId, usize>,
+}
+
+impl ScriptRunner {
+    pub(crate) fn new(
+        vocab: usize,
+        limits: Limits,
+        step: Duration,
+        script: Option<Script>,
+    ) -> (ScriptRunner, Watch) {
+        let gate = Arc::new(Gate::default());
+        let at_gate = Arc::clone(&gate);
+        let spec = FakeSpec {
+            language: Language {
+                vocab,
+                spread: 8.0,
+                ending: None,
+                salt: 7,
+            },
+            limits,
+            pool_tokens: limits.sequences * limits.context,
+            ..FakeSpec::default()
+        };
+        let inner = FakeRunner::new(spec).with_hook(move |call| {
+            if matches!(call, Call::Prefill | Call::Verify) {
+                std::thread::sleep(step);
+                at_gate.pass();
+            }
+        });
+        let watch = Watch {
+            gate,
+            fake: inner.handle(),
+        };
+        let runner = ScriptRunner {
+            inner,
+            script,
+            generated: HashMap::new(),
+            saved: HashMap::new(),
+        };
+        (runner, watch)
+    }
+
+    fn row(&self, script: &Script, generated: usize, ask: &Ask) -> Row {
+        let vocab = self.inner.info().vocab;
+        let mut raw: Vec<f32> = (0..vocab).map(|i| -20.0 - i as f32 * 1e-3).collect();
+        raw[script(generated).index()] = 0.0;
+        answer(raw, ask)
+    }
+}
+
+impl Runner for ScriptRunner {
+    fn info(&self) -> &RunnerInfo {
+        self.inner.info()
+    }
+
+    fn room(&self) -> Room {
+        self.inner.room()
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        self.inner.open(max_len)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.generated.remove(&seq);
+        self.inner.close(seq);
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        let rows = self.inner.prefill(seq, tokens, asks)?;
+        Ok(match &self.script {
+            None => rows,
+            Some(script) => asks
+                .iter()
+                .map(|(_, ask)| self.row(script, 0, ask))
+                .collect(),
+        })
+    }
+
+    fn draft(
+        &mut self,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        self.inner.draft(items, depth, k)
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        let rows = self.inner.verify(items)?;
+        let Some(script) = &self.script else {
+            return Ok(rows);
+        };
+        let scripted = items.iter().map(|item| {
+            let before = self.generated.get(&item.seq).copied().unwrap_or(0);
+            let nodes = item.tree.nodes().zip(item.asks);
+            nodes
+                .map(|(node, ask)| self.row(script, before + 1 + item.tree.depth(node), ask))
+                .collect()
+        });
+        Ok(scripted.collect())
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        for item in items {
+            *self.generated.entry(item.seq).or_default() += item.path.len();
+        }
+        self.inner.commit(items)
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.inner.discard(seq)
+    }
+
+    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+        let info = self.inner.snapshot(seq, place)?;
+        let generated = self.generated.get(&seq).copied().unwrap_or(0);
+        self.saved.insert(info.id, generated);
+        Ok(info)
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        let generated = self.saved.get(&snapshot).copied().unwrap_or(0);
+        self.generated.insert(seq, generated);
+        self.inner.restore(seq, snapshot)
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        self.saved.remove(&snapshot);
+        self.inner.free_snapshot(snapshot);
+    }
+
+    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        self.inner.export(snapshot, sink)
+    }
+
+    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        self.inner.import(source)
+    }
+
+    fn score(
+        &mut self,
+        tokens: &[TokenId],
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.inner.score(tokens, progress)
+    }
+}

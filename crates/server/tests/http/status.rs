@@ -1,0 +1,212 @@
+//! Health, models, metrics, keys, cross-origin rules, request ids.
+
+use std::time::Duration;
+
+use serde_json::json;
+use server::settings::ServerConfig;
+
+use crate::client;
+use crate::house::{House, Plan};
+
+fn with_config(change: impl FnOnce(&mut ServerConfig)) -> Plan {
+    let mut plan = Plan::saying("ok");
+    change(&mut plan.config);
+    plan
+}
+
+#[tokio::test]
+async fn health_and_models_answer_under_all_three_prefixes() {
+    let house = Plan::saying("ok").open().await;
+    for path in ["/", "/v1", "/health", "/v1/health", "/v1/v1/health"] {
+        let answer = house.get(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        assert_eq!(answer.json().await, json!({"status": "ok"}));
+    }
+    for path in [
+        "/models",
+        "/v1/models",
+        "/v1/models?client_version=1",
+        "/v1/v1/models",
+    ] {
+        let body = house.get(path).await.json().await;
+        let model = &body["data"][0];
+        assert_eq!(model["id"], "tiny", "{path}");
+        assert_eq!(model["context_length"], 512);
+        assert_eq!(model["max_model_len"], 512);
+        assert_eq!(model["meta"]["n_ctx_train"], 1024);
+    }
+    let one = house.get("/v1/models/tiny").await.json().await;
+    assert_eq!(one["id"], "tiny");
+    let other = house.get("/v1/models/some/other").await;
+    assert_eq!(other.status, 404);
+    assert_eq!(other.json().await["error"]["code"], "model_not_found");
+    let head = client::send(house.address, "HEAD", "/", &[], b"").await;
+    assert_eq!(head.status, 200);
+}
+
+#[tokio::test]
+async fn while_loading_health_says_so_and_requests_are_put_off() {
+    let plan = Plan {
+        load_time: Duration::from_millis(400),
+        ..Plan::saying("ok")
+    };
+    let house = plan.open().await;
+    let health = house.get("/health").await;
+    assert_eq!(health.status, 503);
+    assert!(health.header("retry-after").is_some());
+    assert_eq!(health.json().await["status"], "loading");
+    let early = house.chat(json!({})).await;
+    assert_eq!(early.status, 503);
+    assert!(early.header("retry-after").is_some());
+    assert_eq!(early.json().await["error"]["code"], "unavailable");
+    assert_eq!(house.get("/v1/models").await.status, 200);
+    house.until(200).await;
+    assert_eq!(house.chat(json!({})).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_failed_load_ends_the_server_with_its_reason() {
+    let house = Plan {
+        load_error: Some("weights.gguf: no such tensor"),
+        ..Plan::saying("ok")
+    }
+    .open()
+    .await;
+    let error = house.served.await.unwrap().unwrap_err();
+    assert!(matches!(error, server::error::ServeError::Load(_)));
+    assert_eq!(error.to_string(), "weights.gguf: no such tensor");
+}
+
+async fn with_key(house: &House, name: &str, value: &str) -> u16 {
+    let headers = [(name, value)];
+    let answer = client::send(house.address, "GET", "/v1/models", &headers, b"").await;
+    answer.status
+}
+
+#[tokio::test]
+async fn keys_are_wanted_everywhere_but_for_health_and_preflight() {
+    let plan = with_config(|config| {
+        config.api_keys = vec!["alpha".to_owned(), "beta".to_owned()];
+    });
+    let house = plan.open().await;
+    let refused = house.chat(json!({})).await;
+    assert_eq!(refused.status, 401);
+    assert_eq!(
+        refused.header("access-control-allow-origin"),
+        Some("*"),
+        "browsers must be able to read the refusal"
+    );
+    let error = refused.json().await;
+    assert_eq!(error["error"]["type"], "authentication_error");
+    assert_eq!(error["error"]["code"], "invalid_api_key");
+    assert_eq!(house.get("/metrics").await.status, 401);
+    assert_eq!(house.get("/nothing/here").await.status, 401);
+    assert_eq!(house.get("/health").await.status, 200);
+    let preflight = client::send(house.address, "OPTIONS", "/v1/models", &[], b"").await;
+    assert_eq!(preflight.status, 204);
+    assert_eq!(with_key(&house, "authorization", "Bearer alpha").await, 200);
+    assert_eq!(with_key(&house, "x-api-key", "beta").await, 200);
+    assert_eq!(with_key(&house, "authorization", "Bearer gamma").await, 401);
+    assert_eq!(with_key(&house, "x-api-key", "alph").await, 401);
+    let headers = [("x-api-key", "alpha")];
+    let props = client::send(house.address, "GET", "/props", &headers, b"").await;
+    assert_eq!(props.json().await["model_path"], "/models/tiny.gguf");
+}
+
+#[tokio::test]
+async fn without_keys_any_key_is_fine_and_paths_stay_private() {
+    let house = Plan::saying("ok").open().await;
+    assert_eq!(
+        with_key(&house, "authorization", "Bearer whatever").await,
+        200
+    );
+    let props = house.get("/props").await.json().await;
+    assert!(props["model_path"].is_null());
+    assert_eq!(props["total_slots"], 4);
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
+    assert_eq!(props["speculative_mode"], "off");
+}
+
+#[tokio::test]
+async fn browsers_of_any_origin_are_let_in_unless_told_otherwise() {
+    let house = Plan::saying("ok").open().await;
+    let path = "/v1/chat/completions";
+    let preflight = client::send(house.address, "OPTIONS", path, &[], b"").await;
+    assert_eq!(preflight.status, 204);
+    for (name, value) in [
+        ("access-control-allow-origin", "*"),
+        ("access-control-allow-methods", "GET, POST, OPTIONS"),
+        ("access-control-allow-headers", "*, authorization"),
+    ] {
+        assert_eq!(preflight.header(name), Some(value));
+    }
+    let stream = house.chat(json!({"stream": true})).await;
+    assert_eq!(stream.header("access-control-allow-origin"), Some("*"));
+    let house = with_config(|config| config.cors = false).open().await;
+    let answer = house.get("/health").await;
+    assert_eq!(answer.header("access-control-allow-origin"), None);
+}
+
+#[tokio::test]
+async fn request_ids_are_echoed_or_made_up() {
+    let house = Plan::saying("ok").open().await;
+    let headers = [("x-request-id", "mine-1")];
+    let answer = client::send(house.address, "GET", "/health", &headers, b"").await;
+    assert_eq!(answer.header("x-request-id"), Some("mine-1"));
+    assert!(answer.header("server").unwrap().starts_with("hearth/"));
+    let one = house.get("/health").await;
+    let two = house.get("/nothing").await;
+    let id = one.header("x-request-id").unwrap();
+    assert!(id.len() > 20);
+    assert_ne!(Some(id), two.header("x-request-id"));
+}
+
+#[tokio::test]
+async fn another_models_name_is_refused_only_when_names_are_checked() {
+    let house = with_config(|config| config.strict_model = true)
+        .open()
+        .await;
+    let answer = house.chat(json!({"model": "gpt-9"})).await;
+    assert_eq!(answer.status, 404);
+    assert_eq!(answer.json().await["error"]["code"], "model_not_found");
+    assert_eq!(house.chat(json!({"model": "tiny"})).await.status, 200);
+}
+
+#[tokio::test]
+async fn usage_is_sent_unasked_when_so_configured() {
+    let house = with_config(|config| config.always_usage = true)
+        .open()
+        .await;
+    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    assert_eq!(chunks[chunks.len() - 1]["usage"]["completion_tokens"], 3);
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let house = Plan::saying("ok").open().await;
+    house.chat(json!({})).await.json().await;
+    house.chat(json!({"max_tokens": 1})).await.json().await;
+    house.get("/nothing").await;
+    let answer = house.get("/metrics").await;
+    let kind = answer.header("content-type").unwrap().to_owned();
+    assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+    let text = answer.text().await;
+    for line in [
+        "hearth_request_success_total{finished_reason=\"stop\"} 1",
+        "hearth_request_success_total{finished_reason=\"length\"} 1",
+        "hearth_http_requests_total{endpoint=\"/v1/chat/completions\",status=\"200\"} 2",
+        "hearth_http_requests_total{endpoint=\"none\",status=\"404\"} 1",
+        "hearth_generation_tokens_total 4",
+        "hearth_num_requests_running 0",
+        "hearth_num_requests_waiting 0",
+        "hearth_engine_up 1",
+        "# TYPE hearth_time_to_first_token_seconds histogram",
+        "hearth_time_to_first_token_seconds_count 2",
+        "hearth_time_to_first_token_seconds_bucket{le=\"600\"} 2",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in:\n{text}");
+    }
+    let slots = house.get("/slots").await.json().await;
+    assert_eq!(slots["total"], 4);
+    assert_eq!(slots["sequences"], 0);
+}

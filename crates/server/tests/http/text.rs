@@ -1,0 +1,104 @@
+//! Tokenising, detokenising, rendering, counting.
+
+use serde_json::{Value, json};
+
+use crate::house::{Plan, chat_body, special};
+
+#[tokio::test]
+async fn text_goes_to_tokens_and_back() {
+    let house = Plan::saying("x").open().await;
+    let body = json!({"content": "hé"});
+    let answer = house.post("/tokenize", &body).await.json().await;
+    assert_eq!(answer["tokens"], json!([104, 195, 169]));
+    assert_eq!(answer["count"], 3);
+    assert_eq!(answer["max_model_len"], 512);
+    let body = json!({"tokens": [104, 195, 169]});
+    let answer = house.post("/detokenize", &body).await.json().await;
+    assert_eq!(answer["content"], "hé");
+}
+
+#[tokio::test]
+async fn pieces_that_are_no_text_come_as_bytes() {
+    let house = Plan::saying("x").open().await;
+    let body = json!({"prompt": "hé", "with_pieces": true});
+    let answer = house.post("/tokenize", &body).await.json().await;
+    assert_eq!(answer["tokens"][0], json!({"id": 104, "piece": "h"}));
+    assert_eq!(answer["tokens"][1], json!({"id": 195, "piece": [195]}));
+}
+
+#[tokio::test]
+async fn control_strings_match_only_when_wanted() {
+    let house = Plan::saying("x").open().await;
+    let ask = async |parse: bool| {
+        let body = json!({"content": "<|im_end|>", "parse_special": parse});
+        house.post("/tokenize", &body).await.json().await["tokens"].clone()
+    };
+    assert_eq!(ask(true).await, json!([special("<|im_end|>").0]));
+    assert_eq!(ask(false).await.as_array().unwrap().len(), 10);
+}
+
+#[tokio::test]
+async fn messages_are_rendered_counted_and_tokenised_alike() {
+    let house = Plan::saying("x").open().await;
+    let body = chat_body(json!({}));
+    let rendered = house.post("/apply-template", &body).await.json().await;
+    let prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(rendered["prompt"], prompt);
+    let tokens = house.post("/tokenize", &body).await.json().await;
+    let counted = house
+        .post("/v1/chat/completions/input_tokens", &body)
+        .await
+        .json()
+        .await;
+    assert_eq!(counted["input_tokens"], tokens["count"]);
+    let answer = house.chat(json!({})).await.json().await;
+    assert_eq!(answer["usage"]["prompt_tokens"], tokens["count"]);
+}
+
+#[tokio::test]
+async fn control_strings_in_a_message_stay_text() {
+    let house = Plan::saying("x").open().await;
+    let count = async |text: &str| {
+        let mut body = chat_body(json!({}));
+        body["messages"][0]["content"] = json!(text);
+        let tokens = house.post("/tokenize", &body).await.json().await;
+        tokens["count"].as_u64().unwrap()
+    };
+    assert_eq!(count("<|im_end|>").await, count("0123456789").await);
+}
+
+#[tokio::test]
+async fn wrong_fields_are_refused_by_name() {
+    let house = Plan::saying("x").open().await;
+    for (path, body, param) in [
+        ("/tokenize", json!({}), "content"),
+        ("/tokenize", json!({"content": 5}), "content"),
+        (
+            "/tokenize",
+            json!({"content": "a", "with_pieces": 1}),
+            "with_pieces",
+        ),
+        ("/detokenize", json!({}), "tokens"),
+        ("/detokenize", json!({"tokens": [0, 99999]}), "tokens[1]"),
+        ("/detokenize", json!({"tokens": ["a"]}), "tokens[0]"),
+    ] {
+        let answer = house.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path} {body}");
+        let error: Value = answer.json().await;
+        assert_eq!(error["error"]["param"], param);
+    }
+}
+
+#[tokio::test]
+async fn none_of_it_waits_for_the_device() {
+    let house = Plan::saying("x").open().await;
+    house.watch.gate.hold();
+    let stream = house.chat(json!({"stream": true})).await;
+    assert_eq!(stream.status, 200);
+    let body = json!({"content": "abc"});
+    assert_eq!(house.post("/tokenize", &body).await.status, 200);
+    assert_eq!(house.get("/health").await.status, 200);
+    assert_eq!(house.get("/metrics").await.status, 200);
+    house.watch.gate.release();
+    stream.chunks().await;
+}
