@@ -3,12 +3,28 @@
 
 use std::sync::Arc;
 
-use gguf::{Array, GgufFile, GgufWriter, Mapped, TensorType, Value};
+use contract::QuantType;
+use gguf::{Array, GgufFile, GgufWriter, Mapped, TensorType, Text, Value};
 use model::synth::SynthSpec;
 use model::{Loaded, ModelError};
 
 /// The tiny synthetic file with changed metadata and without some tensors.
 fn changed(set: &[(&str, Option<Value>)], drop: &[&str]) -> Result<Loaded, ModelError> {
+    rewritten(set, |name| (!drop.contains(&name)).then(|| name.to_owned()))
+}
+
+/// The tiny synthetic file with one tensor under another name.
+fn renamed(from: &str, to: &str) -> Result<Loaded, ModelError> {
+    rewritten(&[], |name| {
+        Some(if name == from { to } else { name }.to_owned())
+    })
+}
+
+/// The tiny synthetic file with changed metadata and other tensor names; `None` drops a tensor.
+fn rewritten(
+    set: &[(&str, Option<Value>)],
+    rename: impl Fn(&str) -> Option<String>,
+) -> Result<Loaded, ModelError> {
     let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
         .unwrap()
         .bytes()
@@ -27,16 +43,16 @@ fn changed(set: &[(&str, Option<Value>)], drop: &[&str]) -> Result<Loaded, Model
             writer.meta(key, value.clone()).unwrap();
         }
     }
-    let kept: Vec<_> = file
-        .tensors()
-        .iter()
-        .filter(|t| !drop.contains(&&**t.name()))
-        .collect();
-    for tensor in &kept {
+    let mut kept = Vec::new();
+    for tensor in file.tensors() {
+        let Some(name) = rename(tensor.name()) else {
+            continue;
+        };
         let TensorType::Known(ty) = tensor.ty() else {
             unreachable!("synthetic types are known")
         };
-        writer.tensor(tensor.name(), ty, tensor.dims()).unwrap();
+        writer.tensor(&name, ty, tensor.dims()).unwrap();
+        kept.push(tensor);
     }
     let mut body = writer.start(Vec::new()).unwrap();
     for tensor in kept {
@@ -205,4 +221,116 @@ fn bad_vocabularies_are_refused_with_key_and_index() {
     for (key, value, parts) in cases {
         check_refused(changed(&[(key, value)], &[]), parts);
     }
+}
+
+#[test]
+fn variants_of_a_family_are_refused_by_the_tensor_that_shows_them() {
+    // Block 3 attends, block 0 does not.
+    check_refused(
+        renamed("blk.3.attn_q.weight", "blk.3.attn_qkv.weight"),
+        &["blk.3.attn_qkv.weight", "fused", "full-attention block"],
+    );
+    check_refused(
+        renamed("blk.0.ssm_beta.weight", "blk.0.ssm_ba.weight"),
+        &["blk.0.ssm_ba.weight", "Qwen3-Next"],
+    );
+}
+
+#[test]
+fn a_tensor_of_the_trunk_that_nobody_knows_is_refused() {
+    let extra = |name: &str| {
+        let mut writer = GgufWriter::new();
+        let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
+            .unwrap()
+            .bytes()
+            .unwrap();
+        let file = GgufFile::from_bytes("base", Mapped::shared(Arc::from(bytes))).unwrap();
+        for (key, value) in file.meta().iter() {
+            writer.meta(key, value.clone()).unwrap();
+        }
+        for tensor in file.tensors() {
+            let ty = tensor.weight().unwrap().ty;
+            writer.tensor(tensor.name(), ty, tensor.dims()).unwrap();
+        }
+        writer.tensor(name, QuantType::F32, &[1]).unwrap();
+        let mut body = writer.start(Vec::new()).unwrap();
+        for tensor in file.tensors() {
+            body.write(file.data(tensor)).unwrap();
+        }
+        body.write(&[0; 4]).unwrap();
+        let bytes = body.finish().unwrap();
+        model::load_bytes("changed.gguf", Mapped::shared(Arc::from(bytes)))
+    };
+    for name in [
+        "blk.1.attn_q.bias",
+        "blk.0.ssm_out.scale",
+        "rope_freqs.weight",
+    ] {
+        check_refused(extra(name), &[name, "would change the result"]);
+    }
+    let loaded = extra("mm.0.weight").unwrap();
+    assert_eq!(loaded.facts.ignored.len(), 1);
+}
+
+#[test]
+fn a_file_of_nothing_but_prediction_blocks_is_refused() {
+    let set = [
+        ("qwen35.block_count", Some(Value::U32(5))),
+        ("qwen35.nextn_predict_layers", Some(Value::U32(1))),
+    ];
+    let result = rewritten(&set, |name| {
+        let rest = name.strip_prefix("blk.3.");
+        match rest {
+            Some(rest) => Some(format!("blk.4.{rest}")),
+            None if name.starts_with("blk.") => None,
+            None => Some(name.to_owned()),
+        }
+    });
+    check_refused(
+        result,
+        &["multi-token prediction", "file of the model itself"],
+    );
+}
+
+#[test]
+fn per_block_keys_may_be_arrays_of_the_right_length() {
+    let heads = |counts: Vec<u32>| {
+        let counts = Value::Array(Array::U32(counts));
+        changed(&[("qwen35.attention.head_count", Some(counts))], &[])
+    };
+    let loaded = heads(vec![0, 0, 0, 2]).unwrap();
+    assert_eq!(loaded.spec.attention_layers().next().unwrap().n_heads, 2);
+    check_refused(
+        heads(vec![2, 2]),
+        &["attention.head_count", "2 numbers for 4 blocks"],
+    );
+    check_refused(
+        heads(vec![2, 2, 2, 0]),
+        &["attention.head_count", "block 3", "0 query heads"],
+    );
+}
+
+#[test]
+fn scaled_rotations_are_refused_rather_than_ignored() {
+    let scaling = |name: &str| {
+        changed(
+            &[("qwen35.rope.scaling.type", Some(Value::from(name)))],
+            &[],
+        )
+    };
+    assert!(scaling("none").is_ok());
+    check_refused(scaling("yarn"), &["qwen35.rope.scaling.type", "yarn"]);
+}
+
+#[test]
+fn a_token_that_is_not_utf8_is_named_by_its_index() {
+    let mut tokens: Vec<Text> = (0..1024)
+        .map(|i| Text::from(format!("t{i}").as_str()))
+        .collect();
+    tokens[700] = Text::from(&b"\xe2\x28"[..]);
+    let tokens = Value::Array(Array::String(tokens));
+    check_refused(
+        changed(&[("tokenizer.ggml.tokens", Some(tokens))], &[]),
+        &["key tokenizer.ggml.tokens[700]", "not UTF-8"],
+    );
 }
