@@ -11,7 +11,7 @@ use crate::tokenizer::Tokenizer;
 /// A token may end inside a code point: its bytes wait for the next token. Bytes that can no longer
 /// become valid UTF-8 turn into U+FFFD, one for each maximal invalid stretch, as
 /// [`String::from_utf8_lossy`] does on the whole text.
-/// Control tokens and fillers give no text.
+/// Control tokens, end tokens and fillers give no text.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -32,7 +32,7 @@ impl Detokenizer {
     pub fn push(&mut self, tokens: &[TokenId]) -> String {
         let mut text = String::new();
         for token in tokens {
-            if is_visible(self.tokenizer.kind(*token)) {
+            if is_visible(&self.tokenizer, *token) {
                 self.tail.extend_from_slice(self.tokenizer.bytes(*token));
                 take_certain(&mut self.tail, &mut text);
             }
@@ -45,7 +45,7 @@ impl Detokenizer {
         String::from_utf8_lossy(&std::mem::take(&mut self.tail)).into_owned()
     }
 
-    /// Adds text that stands for a token whatever its kind; used for tags the reply parser needs.
+    /// Adds a token's text whatever its kind, for tags the reply parser needs to see.
     pub(crate) fn push_visible(&mut self, token: TokenId, text: &mut String) {
         self.tail.extend_from_slice(self.tokenizer.bytes(token));
         take_certain(&mut self.tail, text);
@@ -57,12 +57,13 @@ impl Detokenizer {
     }
 }
 
-/// Whether a token of this kind shows in the output.
-pub(crate) fn is_visible(kind: TokenKind) -> bool {
-    !matches!(
-        kind,
+/// Whether a token shows in the output: by its kind, and never if it ends a generation.
+pub(crate) fn is_visible(tokenizer: &Tokenizer, token: TokenId) -> bool {
+    let hidden = matches!(
+        tokenizer.kind(token),
         TokenKind::Control | TokenKind::Unused | TokenKind::Unknown
-    )
+    );
+    !hidden && !tokenizer.eos().contains(&token)
 }
 
 /// Moves everything of `bytes` that is certain to `text`.

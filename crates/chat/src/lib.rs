@@ -19,6 +19,7 @@ pub mod detokenize;
 mod error;
 mod normalise;
 pub mod openai;
+pub mod reasoning;
 pub mod reply;
 #[cfg(test)]
 mod sample;

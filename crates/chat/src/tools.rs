@@ -1,8 +1,18 @@
 //! Tool declarations, and tool calls in the model's output.
 
+mod call;
+mod json_call;
+mod relaxed;
+mod schema;
+mod xml_call;
+mod xml_value;
+
 use std::collections::HashMap;
 
 use serde_json::Value;
+
+pub use self::call::End;
+pub(crate) use self::call::{CallEvent, CallParser, Opening, Outcome};
 
 /// A declared tool.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,0 +1,132 @@
+//! Whether a place in the text is inside quoted code.
+
+/// Follows Markdown code fences and inline code as text goes by.
+#[derive(Debug, Clone)]
+pub(super) struct Markdown {
+    /// The mark and length of the fence that is open.
+    fence: Option<(char, usize)>,
+    /// Only blanks on this line so far.
+    line_is_blank: bool,
+    /// The run of fence marks the line begins with.
+    run: Option<(char, usize)>,
+    /// The run is followed by something else than itself.
+    run_ended: bool,
+    /// Only blanks behind the run.
+    rest_is_blank: bool,
+    /// Backticks on this line so far.
+    n_ticks: usize,
+}
+
+impl Default for Markdown {
+    fn default() -> Markdown {
+        Markdown {
+            fence: None,
+            line_is_blank: true,
+            run: None,
+            run_ended: false,
+            rest_is_blank: true,
+            n_ticks: 0,
+        }
+    }
+}
+
+impl Markdown {
+    pub(super) fn advance(&mut self, text: &str) {
+        for letter in text.chars() {
+            if letter == '\n' {
+                self.end_line();
+                continue;
+            }
+            if letter == '`' {
+                self.n_ticks += 1;
+            }
+            match &mut self.run {
+                Some((mark, length)) if *mark == letter && !self.run_ended => *length += 1,
+                Some(_) => {
+                    self.run_ended = true;
+                    self.rest_is_blank &= letter.is_whitespace();
+                }
+                None if self.line_is_blank && matches!(letter, '`' | '~') => {
+                    self.run = Some((letter, 1));
+                }
+                None => {}
+            }
+            self.line_is_blank &= letter.is_whitespace();
+        }
+    }
+
+    fn end_line(&mut self) {
+        if let Some((mark, length)) = self.run.filter(|(_, length)| *length >= 3) {
+            self.fence = match self.fence {
+                // Backticks behind an opening run make it inline code.
+                None if mark == '~' || self.n_ticks == length => Some((mark, length)),
+                Some((open, least)) if open == mark && length >= least && self.rest_is_blank => {
+                    None
+                }
+                unchanged => unchanged,
+            };
+        }
+        *self = Markdown {
+            fence: self.fence,
+            ..Markdown::default()
+        };
+    }
+
+    /// A new block begins here, whatever the line held.
+    pub(super) fn begin_block(&mut self) {
+        *self = Markdown {
+            fence: self.fence,
+            ..Markdown::default()
+        };
+    }
+
+    /// Inside a fence, or inside inline code on this line.
+    pub(super) fn is_code(&self) -> bool {
+        self.fence.is_some() || self.n_ticks % 2 == 1
+    }
+
+    /// Only blanks stand before this place on its line.
+    pub(super) fn begins_line(&self) -> bool {
+        self.line_is_blank
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, is_code: bool, begins_line: bool) {
+        let mut markdown = Markdown::default();
+        markdown.advance(text);
+        assert_eq!(
+            (markdown.is_code(), markdown.begins_line()),
+            (is_code, begins_line),
+            "{text:?}"
+        );
+    }
+
+    #[test]
+    fn fences_and_inline_code_are_code() {
+        check("", false, true);
+        check("text ", false, false);
+        check("text\n  ", false, true);
+        check("```rust\n", true, true);
+        check("```rust\ncode\n```\n", false, true);
+        check("~~~\n```\n", true, true);
+        check("~~~~\n~~~\n", true, true);
+        check("````\n```\n", true, true);
+        check("```\n``` not closed\n", true, true);
+        check("say `", true, false);
+        check("say `x` ", false, false);
+        check("```inline```\n", false, true);
+    }
+
+    #[test]
+    fn pieces_count_as_the_whole() {
+        let mut markdown = Markdown::default();
+        for piece in ["`", "`", "`\nco", "de\n``", "`", "\n"] {
+            markdown.advance(piece);
+        }
+        assert!(!markdown.is_code());
+    }
+}

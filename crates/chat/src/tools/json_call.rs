@@ -1,0 +1,318 @@
+//! A call written as a JSON object with a name and arguments.
+
+use serde_json::Value;
+
+use super::ToolSet;
+use super::call::{CallEvent, End, Outcome, Starts, blank_len, starts, starts_any};
+use super::relaxed::RelaxedJson;
+
+/// Names longer than this are not names.
+const MAX_NAME_BYTES: usize = 256;
+
+/// A call of the form `{"name": .., "arguments": {..}}`.
+///
+/// In that order the arguments stream as they come. In any other, or with arguments as a string or a
+/// wrapper around both, the object is read to its end first.
+#[derive(Debug)]
+pub(super) struct JsonCall {
+    /// The tag that ends the call, if there was one to begin it.
+    closing: Option<&'static str>,
+    phase: Phase,
+    mended: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The object begins at this offset of text that is not consumed yet.
+    Head { start: usize },
+    /// The object's parts come in another order; read up to `scanned`.
+    Whole {
+        json: RelaxedJson,
+        out: String,
+        scanned: usize,
+    },
+    /// Inside the arguments.
+    Arguments(RelaxedJson),
+    /// Behind the arguments, before the end of the object.
+    Rest(Option<RelaxedJson>),
+    /// Behind the object.
+    Closing,
+    /// Behind broken arguments: everything up to the closing tag is dropped.
+    Skip,
+}
+
+/// What the beginning of an object shows.
+enum Head {
+    /// Name and arguments in the usual order; where the arguments begin.
+    Usual {
+        name: String,
+        arguments: usize,
+    },
+    TooShort,
+    Unusual,
+}
+
+impl JsonCall {
+    /// A call whose object begins at byte `start`. Without a `closing` tag only the usual order counts.
+    pub(super) fn new(start: usize, closing: Option<&'static str>) -> JsonCall {
+        JsonCall {
+            closing,
+            phase: Phase::Head { start },
+            mended: false,
+        }
+    }
+
+    pub(super) fn feed(
+        &mut self,
+        text: &str,
+        end: Option<End>,
+        tools: &ToolSet,
+        events: &mut Vec<CallEvent>,
+    ) -> (usize, Outcome) {
+        let mut at = 0;
+        loop {
+            let rest = &text[at..];
+            match &mut self.phase {
+                Phase::Head { start } => match read_head(&text[*start..]) {
+                    Head::Usual { name, arguments } => match tools.find(&name) {
+                        Some(tool) => {
+                            events.push(CallEvent::Name(tool.name.clone()));
+                            at = *start + arguments;
+                            self.phase = Phase::Arguments(RelaxedJson::default());
+                        }
+                        None => return (0, Outcome::NotACall),
+                    },
+                    Head::TooShort if end.is_none() => return (0, Outcome::More),
+                    Head::TooShort => return (0, Outcome::NotACall),
+                    Head::Unusual if self.closing.is_none() => return (0, Outcome::NotACall),
+                    Head::Unusual => {
+                        let (json, out) = Default::default();
+                        self.phase = Phase::Whole {
+                            json,
+                            out,
+                            scanned: *start,
+                        };
+                    }
+                },
+                Phase::Whole { json, out, scanned } => {
+                    match json.push(&text[*scanned..], out) {
+                        Ok(n_bytes) => *scanned += n_bytes,
+                        Err(_) => return (0, Outcome::NotACall),
+                    }
+                    if !json.is_done() {
+                        let outcome = if end.is_none() {
+                            Outcome::More
+                        } else {
+                            Outcome::NotACall
+                        };
+                        return (0, outcome);
+                    }
+                    let Some((name, arguments)) = read_whole(out) else {
+                        return (0, Outcome::NotACall);
+                    };
+                    let Some(tool) = tools.find(&name) else {
+                        return (0, Outcome::NotACall);
+                    };
+                    events.push(CallEvent::Name(tool.name.clone()));
+                    events.push(CallEvent::Arguments(arguments));
+                    at = *scanned;
+                    self.phase = Phase::Closing;
+                }
+                Phase::Arguments(json) => {
+                    let mut out = String::new();
+                    match json.push(rest, &mut out) {
+                        Ok(n_bytes) => {
+                            at += n_bytes;
+                            if json.is_done() {
+                                self.phase = Phase::Rest(None);
+                            } else if end == Some(End::Eos) {
+                                json.close(&mut out);
+                                self.mended = true;
+                                self.phase = Phase::Closing;
+                            }
+                        }
+                        Err(_) => {
+                            json.close(&mut out);
+                            self.mended = true;
+                            self.phase = Phase::Skip;
+                        }
+                    }
+                    if !out.is_empty() {
+                        events.push(CallEvent::Arguments(out));
+                    }
+                    if let Phase::Arguments(_) = self.phase {
+                        let outcome = if end.is_none() {
+                            Outcome::More
+                        } else {
+                            Outcome::Unfinished
+                        };
+                        return (at, outcome);
+                    }
+                }
+                Phase::Rest(further) => match read_rest(rest, further) {
+                    Some(n_bytes) => {
+                        at += n_bytes;
+                        self.phase = Phase::Closing;
+                    }
+                    None if end.is_some() => return (text.len(), self.complete()),
+                    None => return (text.len(), Outcome::More),
+                },
+                Phase::Closing => return self.read_closing(text, at, end),
+                Phase::Skip => return self.skip(text, at, end),
+            }
+        }
+    }
+
+    fn complete(&self) -> Outcome {
+        Outcome::Complete {
+            mended: self.mended,
+        }
+    }
+
+    fn read_closing(&mut self, text: &str, at: usize, end: Option<End>) -> (usize, Outcome) {
+        let Some(closing) = self.closing else {
+            return (at, self.complete());
+        };
+        // A brace too many is a frequent slip.
+        let mut behind = at + blank_len(&text[at..]);
+        while text[behind..].starts_with('}') {
+            behind += 1;
+            behind += blank_len(&text[behind..]);
+        }
+        match starts(&text[behind..], closing) {
+            Starts::Yes => (behind + closing.len(), self.complete()),
+            Starts::Perhaps if end.is_none() => (at, Outcome::More),
+            Starts::Perhaps => (text.len(), self.complete()),
+            Starts::No => (at, self.complete()),
+        }
+    }
+
+    fn skip(&mut self, text: &str, at: usize, end: Option<End>) -> (usize, Outcome) {
+        let Some(closing) = self.closing else {
+            return (at, self.complete());
+        };
+        for (offset, _) in text[at..].match_indices('<') {
+            let here = at + offset;
+            match (
+                starts(&text[here..], closing),
+                starts(&text[here..], "<tool_call>"),
+            ) {
+                (Starts::Yes, _) => return (here + closing.len(), self.complete()),
+                (_, Starts::Yes) => return (here, self.complete()),
+                (Starts::No, Starts::No) => {}
+                _ if end.is_none() => return (here, Outcome::More),
+                _ => {}
+            }
+        }
+        let outcome = if end.is_none() {
+            Outcome::More
+        } else {
+            self.complete()
+        };
+        (text.len(), outcome)
+    }
+}
+
+/// Reads `{"name": "..", "arguments": ` up to the brace that opens the arguments.
+fn read_head(text: &str) -> Head {
+    read_usual_head(text).unwrap_or_else(|other| other)
+}
+
+fn read_usual_head(text: &str) -> Result<Head, Head> {
+    let mut at = 0;
+    for word in ["{", "\"name\"", ":", "\""] {
+        expect(text, &mut at, &[word])?;
+    }
+    let name_end = match text[at..].find(['"', '\\', '\n']) {
+        Some(length) => at + length,
+        None if text.len() - at > MAX_NAME_BYTES => return Err(Head::Unusual),
+        None => return Err(Head::TooShort),
+    };
+    if !text[name_end..].starts_with('"') {
+        return Err(Head::Unusual);
+    }
+    let name = text[at..name_end].to_owned();
+    at = name_end + 1;
+    expect(text, &mut at, &[","])?;
+    expect(text, &mut at, &["\"arguments\"", "\"parameters\""])?;
+    expect(text, &mut at, &[":"])?;
+    at += blank_len(&text[at..]);
+    match text[at..].chars().next() {
+        None => Err(Head::TooShort),
+        Some('{') => Ok(Head::Usual {
+            name,
+            arguments: at,
+        }),
+        Some(_) => Err(Head::Unusual),
+    }
+}
+
+/// Skips blanks and one of `words` at `at`.
+fn expect(text: &str, at: &mut usize, words: &[&str]) -> Result<(), Head> {
+    *at += blank_len(&text[*at..]);
+    let rest = &text[*at..];
+    match words.iter().find(|word| rest.starts_with(**word)) {
+        Some(word) => {
+            *at += word.len();
+            Ok(())
+        }
+        None if starts_any(rest, words) == Starts::Perhaps => Err(Head::TooShort),
+        None => Err(Head::Unusual),
+    }
+}
+
+/// Name and arguments of a whole object, in any order, wrapped or with arguments as a string.
+fn read_whole(json: &str) -> Option<(String, String)> {
+    let value: Value = serde_json::from_str(json).ok()?;
+    let holder = match value.get("function") {
+        Some(Value::Object(_)) => value.get("function")?,
+        _ => &value,
+    };
+    let name = match holder.get("name") {
+        Some(name) => name.as_str()?,
+        // The wrapper may also be `{"function": "name", "arguments": ..}`.
+        None => value.get("function")?.as_str()?,
+    };
+    let arguments = holder.get("arguments").or_else(|| holder.get("parameters"));
+    let arguments = match arguments {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::Object(_)) => arguments?.to_string(),
+        Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
+        Some(Value::String(text)) => {
+            let mended = super::relaxed::mend(text)?;
+            serde_json::from_str::<Value>(&mended)
+                .ok()?
+                .is_object()
+                .then_some(mended)?
+        }
+        Some(_) => return None,
+    };
+    Some((name.to_owned(), arguments))
+}
+
+/// Bytes up to and including the brace that ends the object, or `None` if it has not come yet. What
+/// cannot be the end of the object leaves it at once.
+fn read_rest(text: &str, further: &mut Option<RelaxedJson>) -> Option<usize> {
+    let mut at = 0;
+    if further.is_none() {
+        at = blank_len(text);
+        match text[at..].chars().next() {
+            None => return None,
+            Some('}') => return Some(at + 1),
+            Some(',') => {
+                // More fields follow: read them as an object of their own and drop them.
+                let mut json = RelaxedJson::default();
+                json.push("{", &mut String::new()).ok()?;
+                *further = Some(json);
+                at += 1;
+            }
+            Some(_) => return Some(0),
+        }
+    }
+    let json = further.as_mut()?;
+    match json.push(&text[at..], &mut String::new()) {
+        Ok(n_bytes) if json.is_done() => Some(at + n_bytes),
+        Ok(_) => None,
+        Err(_) => Some(text.len()),
+    }
+}

@@ -1,0 +1,311 @@
+//! What a parameter's schema makes of the text a model wrote for it.
+
+use serde_json::Value;
+
+use super::relaxed;
+
+/// How many references and alternatives to follow.
+const MAX_DEPTH: usize = 16;
+
+/// A JSON type, as schemas name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Type {
+    Text,
+    Integer,
+    Number,
+    Boolean,
+    Null,
+    Object,
+    Array,
+}
+
+/// The parameters of one tool.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Parameters {
+    /// The whole schema; references point into it.
+    root: Value,
+}
+
+impl Parameters {
+    pub(crate) fn new(schema: Option<&Value>) -> Parameters {
+        Parameters {
+            root: schema.cloned().unwrap_or_default(),
+        }
+    }
+
+    /// The schema of one parameter.
+    fn schema(&self, key: &str) -> Option<&Value> {
+        resolve(&self.root, &self.root, 0)?
+            .get("properties")?
+            .get(key)
+    }
+
+    /// Whether the tool declares a parameter of that name.
+    pub(crate) fn declares(&self, key: &str) -> bool {
+        self.schema(key).is_some()
+    }
+
+    /// Whether the parameter is text and nothing else, so that it can be passed on as it comes.
+    pub(crate) fn is_text(&self, key: &str) -> bool {
+        let Some(schema) = self.schema(key) else {
+            return false;
+        };
+        let mut types = Vec::new();
+        collect_types(schema, &self.root, 0, &mut types);
+        !types.is_empty() && types.iter().all(|kind| *kind == Type::Text)
+    }
+
+    /// The text of a parameter as JSON.
+    ///
+    /// The types the schema allows are tried in its order; what fits none stays text. Without a
+    /// schema, text that is JSON is taken as such.
+    pub(crate) fn value(&self, key: &str, text: &str) -> String {
+        let mut types = Vec::new();
+        if let Some(schema) = self.schema(key) {
+            collect_types(schema, &self.root, 0, &mut types);
+        }
+        let trimmed = text.trim();
+        if types.is_empty() {
+            return match serde_json::from_str::<Value>(trimmed) {
+                Ok(_) => trimmed.to_owned(),
+                Err(_) => quoted(text),
+            };
+        }
+        if types.contains(&Type::Null) && matches!(trimmed, "null" | "None") {
+            return "null".to_owned();
+        }
+        types
+            .iter()
+            .find_map(|kind| kind.read(text))
+            .unwrap_or_else(|| quoted(text))
+    }
+}
+
+impl Type {
+    fn of(name: &str) -> Option<Type> {
+        Some(match name {
+            "string" => Type::Text,
+            "integer" => Type::Integer,
+            "number" => Type::Number,
+            "boolean" => Type::Boolean,
+            "null" => Type::Null,
+            "object" => Type::Object,
+            "array" => Type::Array,
+            _ => return None,
+        })
+    }
+
+    fn of_value(value: &Value) -> Type {
+        match value {
+            Value::Null => Type::Null,
+            Value::Bool(_) => Type::Boolean,
+            Value::Number(number) if number.is_f64() => Type::Number,
+            Value::Number(_) => Type::Integer,
+            Value::String(_) => Type::Text,
+            Value::Array(_) => Type::Array,
+            Value::Object(_) => Type::Object,
+        }
+    }
+
+    /// `text` as a JSON value of this type, if it is one.
+    fn read(self, text: &str) -> Option<String> {
+        let trimmed = text.trim();
+        let json = || serde_json::from_str::<Value>(trimmed).ok();
+        match self {
+            Type::Text => Some(quoted(text)),
+            Type::Integer => match json()? {
+                Value::Number(number) if !number.is_f64() => Some(trimmed.to_owned()),
+                Value::Number(number) => {
+                    let whole = number.as_f64()?;
+                    // Up to 2^53 every whole number is exact.
+                    (whole.fract() == 0.0 && whole.abs() <= 9_007_199_254_740_992.0)
+                        .then(|| format!("{whole:.0}"))
+                }
+                _ => None,
+            },
+            Type::Number => json()?.is_number().then(|| trimmed.to_owned()),
+            Type::Boolean => match trimmed {
+                "true" | "True" | "1" => Some("true".to_owned()),
+                "false" | "False" | "0" => Some("false".to_owned()),
+                _ => None,
+            },
+            Type::Null => None,
+            Type::Object | Type::Array => {
+                let open = if self == Type::Object { '{' } else { '[' };
+                if !trimmed.starts_with(open) {
+                    return None;
+                }
+                match json() {
+                    Some(_) => Some(trimmed.to_owned()),
+                    None => relaxed::mend(trimmed),
+                }
+            }
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    relaxed::write_text(text, &mut out);
+    out.push('"');
+    out
+}
+
+/// The schema a reference stands for; references outside the document stand for nothing.
+fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a Value> {
+    match schema.get("$ref").and_then(Value::as_str) {
+        None => Some(schema),
+        Some(_) if depth >= MAX_DEPTH => None,
+        Some(reference) => {
+            let target = root.pointer(reference.strip_prefix('#')?)?;
+            resolve(target, root, depth + 1)
+        }
+    }
+}
+
+/// Adds the types `schema` allows, in its order, each once.
+fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<Type>) {
+    let Some(schema) = resolve(schema, root, depth) else {
+        return;
+    };
+    if depth >= MAX_DEPTH {
+        return;
+    }
+    let mut add = |kind: Option<Type>| {
+        if let Some(kind) = kind
+            && !types.contains(&kind)
+        {
+            types.push(kind);
+        }
+    };
+    match schema.get("type") {
+        Some(Value::String(name)) => return add(Type::of(name)),
+        Some(Value::Array(names)) => {
+            return names
+                .iter()
+                .filter_map(Value::as_str)
+                .for_each(|name| add(Type::of(name)));
+        }
+        _ => {}
+    }
+    if let Some(value) = schema.get("const") {
+        return add(Some(Type::of_value(value)));
+    }
+    if let Some(Value::Array(values)) = schema.get("enum") {
+        // Text would swallow every other type, so it is tried last.
+        let (texts, others): (Vec<Type>, Vec<Type>) = values
+            .iter()
+            .map(Type::of_value)
+            .partition(|kind| *kind == Type::Text);
+        return others
+            .into_iter()
+            .chain(texts)
+            .for_each(|kind| add(Some(kind)));
+    }
+    let mut found = false;
+    for key in ["anyOf", "oneOf", "allOf"] {
+        for alternative in schema
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+        {
+            collect_types(alternative, root, depth + 1, types);
+            found = true;
+        }
+    }
+    if found {
+        return;
+    }
+    let implied = match schema {
+        Value::Object(map) if map.contains_key("properties") => Some(Type::Object),
+        Value::Object(map) if map.contains_key("items") => Some(Type::Array),
+        _ => None,
+    };
+    if let Some(kind) = implied
+        && !types.contains(&kind)
+    {
+        types.push(kind);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(schema: Value, text: &str, expected: &str) {
+        let root = json!({
+            "type": "object",
+            "properties": {"p": schema},
+            "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}},
+        });
+        let parameters = Parameters::new(Some(&root));
+        assert_eq!(parameters.value("p", text), expected, "{root} {text}");
+    }
+
+    #[test]
+    fn text_stays_as_it_is() {
+        check(json!({"type": "string"}), " 5\n", "\" 5\\n\"");
+        check(json!({"type": "string"}), "null", "\"null\"");
+        check(json!({"type": "string"}), "a \"b\" \\", r#""a \"b\" \\""#);
+    }
+
+    #[test]
+    fn values_take_the_type_of_their_schema() {
+        check(json!({"type": "integer"}), "42", "42");
+        check(json!({"type": "integer"}), "42.0", "42");
+        check(json!({"type": "integer"}), "4.5", "\"4.5\"");
+        check(json!({"type": "integer"}), "many", "\"many\"");
+        check(json!({"type": "number"}), "1e3", "1e3");
+        check(json!({"type": "boolean"}), "True", "true");
+        check(json!({"type": "boolean"}), "0", "false");
+        check(json!({"type": "boolean"}), "perhaps", "\"perhaps\"");
+        check(json!({"type": "object"}), "{'a': None}", "{\"a\": null}");
+        check(json!({"type": "array"}), "[1, 2]", "[1, 2]");
+        check(json!({"type": "array"}), "[oops", "\"[oops\"");
+        check(json!({"items": {}}), "[1]", "[1]");
+    }
+
+    #[test]
+    fn null_needs_a_schema_that_permits_it() {
+        check(json!({"type": ["string", "null"]}), "null", "null");
+        check(json!({"type": "integer"}), "null", "\"null\"");
+        check(
+            json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+            "None",
+            "null",
+        );
+    }
+
+    #[test]
+    fn alternatives_are_tried_in_order() {
+        check(json!({"type": ["integer", "string"]}), "5", "5");
+        check(json!({"type": ["string", "integer"]}), "5", "\"5\"");
+        check(
+            json!({"oneOf": [{"type": "boolean"}, {"type": "string"}]}),
+            "yes",
+            "\"yes\"",
+        );
+        check(json!({"enum": ["auto", 1]}), "1", "1");
+        check(json!({"enum": ["auto", 1]}), "auto", "\"auto\"");
+        check(json!({"const": 3}), "3", "3");
+    }
+
+    #[test]
+    fn references_are_followed_and_circles_end() {
+        check(json!({"$ref": "#/$defs/count"}), "7", "7");
+        check(json!({"$ref": "#/$defs/loop"}), "7", "7");
+        check(json!({"$ref": "http://elsewhere"}), "x", "\"x\"");
+    }
+
+    #[test]
+    fn without_a_schema_json_is_json_and_the_rest_is_text() {
+        let parameters = Parameters::new(None);
+        assert_eq!(parameters.value("p", "5"), "5");
+        assert_eq!(parameters.value("p", "five"), "\"five\"");
+        assert!(!parameters.is_text("p"));
+    }
+}

@@ -1,0 +1,419 @@
+//! A call written as a function tag with a tag for each parameter.
+
+use super::ToolSet;
+use super::call::{CallEvent, End, Outcome, Starts, blank_len, starts_any};
+use super::relaxed::{RelaxedJson, write_text};
+use super::schema::Parameters;
+use super::xml_value::{
+    Place, ValueEnd, find_end, line_is_blank, without_first_break, without_last_break,
+};
+
+/// Names and keys longer than this are not names and keys.
+const MAX_NAME_BYTES: usize = 256;
+/// Arguments inside the function tag longer than this are not arguments.
+const MAX_INLINE_BYTES: usize = 65_536;
+
+/// A call of the form `<function=NAME>` `<parameter=KEY>` value `</parameter>` .. `</function>`.
+///
+/// Parameters that are text by their schema stream as they come; others are read to their end and
+/// given the type their schema asks for.
+#[derive(Debug)]
+pub(super) struct XmlCall {
+    phase: Phase,
+    parameters: Parameters,
+    /// A tag that ends the call besides `</function>`.
+    own_closing: Option<String>,
+    /// Parameters given so far.
+    keys: Vec<String>,
+    mended: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The function tag begins at this offset of text that is not consumed yet.
+    Head { start: usize, named: Option<String> },
+    /// Between parameters.
+    Body,
+    /// Behind a parameter's tag.
+    ValueStart,
+    /// Inside a parameter. Tags before byte `judged` are part of the value; `begins_line` says whether
+    /// only blanks were consumed of its current line.
+    Value { judged: usize, begins_line: bool },
+    /// Behind the end of the function.
+    Tail,
+}
+
+impl XmlCall {
+    /// A call whose function tag begins at byte `start`.
+    pub(super) fn function(start: usize) -> XmlCall {
+        XmlCall::new(Phase::Head { start, named: None }, None)
+    }
+
+    /// A call whose tag is the tool's name; its parameters begin at byte `start`.
+    pub(super) fn named(name: String, start: usize) -> XmlCall {
+        let own_closing = Some(format!("</{name}>"));
+        XmlCall::new(
+            Phase::Head {
+                start,
+                named: Some(name),
+            },
+            own_closing,
+        )
+    }
+
+    fn new(phase: Phase, own_closing: Option<String>) -> XmlCall {
+        let parameters = Parameters::default();
+        XmlCall {
+            phase,
+            parameters,
+            own_closing,
+            keys: Vec::new(),
+            mended: false,
+        }
+    }
+
+    pub(super) fn feed(
+        &mut self,
+        text: &str,
+        end: Option<End>,
+        tools: &ToolSet,
+        events: &mut Vec<CallEvent>,
+    ) -> (usize, Outcome) {
+        let mut at = 0;
+        let mut out = String::new();
+        let outcome = loop {
+            let step = match &self.phase {
+                Phase::Head { .. } => self.head(text, end, tools, events, &mut out),
+                Phase::Body => self.body(&text[at..], end, &mut out),
+                Phase::ValueStart => self.value_start(&text[at..], end),
+                Phase::Value { .. } => self.value(&text[at..], end, &mut out),
+                Phase::Tail => self.tail(&text[at..], end),
+            };
+            at += step.0;
+            if let Some(outcome) = step.1 {
+                break outcome;
+            }
+        };
+        if !out.is_empty() {
+            events.push(CallEvent::Arguments(out));
+        }
+        (at, outcome)
+    }
+
+    /// Reads the tag with the function's name.
+    fn head(
+        &mut self,
+        text: &str,
+        end: Option<End>,
+        tools: &ToolSet,
+        events: &mut Vec<CallEvent>,
+        out: &mut String,
+    ) -> Step {
+        let Phase::Head { start, named } = &self.phase else {
+            return (0, None);
+        };
+        let mut inline = None;
+        let (name, consumed) = match named {
+            Some(name) => (name.clone(), *start),
+            None => {
+                let inside = *start + "<function=".len();
+                let Some(rest) = text.get(inside..) else {
+                    return (0, unsure(end));
+                };
+                let Some(close) = rest.find('>') else {
+                    let most = if rest.contains('(') {
+                        MAX_INLINE_BYTES
+                    } else {
+                        MAX_NAME_BYTES
+                    };
+                    let hopeless = rest.len() > most;
+                    return (
+                        0,
+                        if hopeless {
+                            Some(Outcome::NotACall)
+                        } else {
+                            unsure(end)
+                        },
+                    );
+                };
+                match rest.find('(') {
+                    Some(open) if open < close => {
+                        let Some(close) = rest.find(")>") else {
+                            let hopeless = rest.len() > MAX_INLINE_BYTES;
+                            return (
+                                0,
+                                if hopeless {
+                                    Some(Outcome::NotACall)
+                                } else {
+                                    unsure(end)
+                                },
+                            );
+                        };
+                        let Some(fields) = inline_fields(&rest[open + 1..close]) else {
+                            return (0, Some(Outcome::NotACall));
+                        };
+                        inline = Some(fields);
+                        (rest[..open].to_owned(), inside + close + 2)
+                    }
+                    _ => (rest[..close].to_owned(), inside + close + 1),
+                }
+            }
+        };
+        let name = name.trim().trim_matches(['"', '\'']);
+        let Some(tool) = tools.find(name) else {
+            return (0, Some(Outcome::NotACall));
+        };
+        events.push(CallEvent::Name(tool.name.clone()));
+        self.parameters = Parameters::new(tool.parameters.as_ref());
+        out.push('{');
+        for (key, json) in inline.into_iter().flatten() {
+            self.write_key(&key, out);
+            out.push_str(&json);
+        }
+        self.phase = Phase::Body;
+        (consumed, None)
+    }
+
+    fn write_key(&mut self, key: &str, out: &mut String) {
+        if !self.keys.is_empty() {
+            out.push_str(", ");
+        }
+        out.push('"');
+        write_text(key, out);
+        out.push_str("\": ");
+        self.keys.push(key.to_owned());
+    }
+
+    /// Between parameters: the next one, or the end; stray closing tags and other text are dropped.
+    fn body(&mut self, text: &str, end: Option<End>, out: &mut String) -> Step {
+        let at = blank_len(text);
+        let rest = &text[at..];
+        if let Some(inside) = rest.strip_prefix("<parameter=") {
+            let Some(close) = inside.find(['>', '\n']) else {
+                if inside.len() <= MAX_NAME_BYTES {
+                    return self.wait(at, end, out);
+                }
+                return (at + 1, None);
+            };
+            if inside[close..].starts_with('>') {
+                let key = inside[..close].trim().trim_matches(['"', '\'']).to_owned();
+                self.write_key(&key, out);
+                if self.is_text() {
+                    out.push('"');
+                }
+                self.phase = Phase::ValueStart;
+                return (at + "<parameter=".len() + close + 1, None);
+            }
+            return (at + 1, None);
+        }
+        if let Some(length) = self.closing_len(rest) {
+            out.push('}');
+            self.phase = Phase::Tail;
+            return (at + length, None);
+        }
+        if rest.starts_with("</tool_call>") {
+            out.push('}');
+            return (at + "</tool_call>".len(), Some(self.complete()));
+        }
+        if rest.starts_with("<tool_call>") || rest.starts_with("<function=") {
+            out.push('}');
+            self.mended = true;
+            return (at, Some(self.complete()));
+        }
+        if rest.starts_with("</parameter>") {
+            self.mended = true;
+            return (at + "</parameter>".len(), None);
+        }
+        let own = self.own_closing.as_deref().unwrap_or("</function>");
+        let tags = [
+            "<parameter=",
+            "</function>",
+            own,
+            "</tool_call>",
+            "<tool_call>",
+            "<function=",
+            "</parameter>",
+        ];
+        if starts_any(rest, &tags) == Starts::Perhaps {
+            return self.wait(at, end, out);
+        }
+        // Text between parameters means nothing: go to the next tag.
+        let first = rest.chars().next().map_or(0, char::len_utf8);
+        let next = rest[first..]
+            .find('<')
+            .map_or(rest.len(), |offset| first + offset);
+        (at + next, None)
+    }
+
+    fn is_text(&self) -> bool {
+        self.keys
+            .last()
+            .is_some_and(|key| self.parameters.is_text(key))
+    }
+
+    fn closing_len(&self, text: &str) -> Option<usize> {
+        let tags = [Some("</function>"), self.own_closing.as_deref()];
+        tags.into_iter()
+            .flatten()
+            .find(|tag| text.starts_with(tag))
+            .map(str::len)
+    }
+
+    /// The text ran out between parameters.
+    fn wait(&mut self, at: usize, end: Option<End>, out: &mut String) -> Step {
+        match end {
+            None => (at, Some(Outcome::More)),
+            Some(End::Eos) => {
+                out.push('}');
+                self.mended = true;
+                (at, Some(self.complete()))
+            }
+            Some(_) => (at, Some(Outcome::Unfinished)),
+        }
+    }
+
+    /// Drops the line break behind a parameter's tag.
+    fn value_start(&mut self, text: &str, end: Option<End>) -> Step {
+        if end.is_none() && (text.is_empty() || text == "\r") {
+            return (0, Some(Outcome::More));
+        }
+        self.phase = Phase::Value {
+            judged: 0,
+            begins_line: true,
+        };
+        (text.len() - without_first_break(text).len(), None)
+    }
+
+    fn value(&mut self, text: &str, end: Option<End>, out: &mut String) -> Step {
+        let Phase::Value {
+            judged,
+            begins_line,
+        } = self.phase
+        else {
+            return (0, None);
+        };
+        let place = Place {
+            text,
+            judged,
+            begins_line,
+            own_closing: self.own_closing.as_deref(),
+            at_end: end == Some(End::Eos),
+        };
+        let may_follow = |key: &str| {
+            let key = key.trim().trim_matches(['"', '\'']);
+            self.parameters.declares(key) && !self.keys.iter().any(|given| given == key)
+        };
+        match find_end(&place, may_follow) {
+            ValueEnd::Found {
+                value,
+                next,
+                implied,
+            } => {
+                let value = without_last_break(&text[..value]);
+                self.mended |= implied;
+                if self.is_text() {
+                    write_text(value, out);
+                    out.push('"');
+                } else {
+                    let key = self.keys.last().map_or("", String::as_str);
+                    out.push_str(&self.parameters.value(key, value));
+                }
+                self.phase = Phase::Body;
+                (next, None)
+            }
+            ValueEnd::Open { safe, judged } => {
+                let outcome = if end.is_none() {
+                    Outcome::More
+                } else {
+                    Outcome::Unfinished
+                };
+                // Only text can be passed on before its end is known.
+                let safe = if self.is_text() { safe } else { 0 };
+                write_text(&text[..safe], out);
+                self.phase = Phase::Value {
+                    judged: judged.saturating_sub(safe),
+                    begins_line: line_is_blank(begins_line, &text[..safe]),
+                };
+                (safe, Some(outcome))
+            }
+        }
+    }
+
+    /// Behind the function: closing tags that belong to it.
+    fn tail(&mut self, text: &str, end: Option<End>) -> Step {
+        let mut at = 0;
+        loop {
+            let here = at + blank_len(&text[at..]);
+            let rest = &text[here..];
+            if rest.starts_with("</tool_call>") {
+                return (here + "</tool_call>".len(), Some(self.complete()));
+            }
+            let stray = ["</function>", "</parameter>"];
+            match stray.iter().find(|tag| rest.starts_with(**tag)) {
+                Some(tag) => {
+                    self.mended = true;
+                    at = here + tag.len();
+                }
+                None => {
+                    let perhaps = starts_any(rest, &["</tool_call>", stray[0], stray[1]]);
+                    return match (perhaps, end) {
+                        (Starts::Perhaps, None) => (at, Some(Outcome::More)),
+                        (Starts::Perhaps, Some(_)) => (text.len(), Some(self.complete())),
+                        _ => (at, Some(self.complete())),
+                    };
+                }
+            }
+        }
+    }
+
+    fn complete(&self) -> Outcome {
+        Outcome::Complete {
+            mended: self.mended,
+        }
+    }
+}
+
+/// Bytes consumed, and the outcome if the text has to be left.
+type Step = (usize, Option<Outcome>);
+
+fn unsure(end: Option<End>) -> Option<Outcome> {
+    Some(if end.is_none() {
+        Outcome::More
+    } else {
+        Outcome::NotACall
+    })
+}
+
+/// The fields of `k="v", n=1` as keys and JSON.
+fn inline_fields(text: &str) -> Option<Vec<(String, String)>> {
+    let mut fields = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (key, after) = rest.split_once('=')?;
+        let key = key.trim();
+        if key.is_empty()
+            || !key
+                .chars()
+                .all(|letter| letter.is_alphanumeric() || letter == '_')
+        {
+            return None;
+        }
+        let mut value = RelaxedJson::default();
+        let mut json = String::new();
+        // A blank behind it ends a number.
+        let after = format!("{} ", after.trim_start());
+        let read = value.push(&after, &mut json).ok()?;
+        if !value.is_done() {
+            return None;
+        }
+        fields.push((key.to_owned(), json));
+        let consumed = rest.len() - (after.len() - 1) + read.min(after.len() - 1);
+        rest = rest[consumed..].trim_start();
+        rest = match rest.strip_prefix(',') {
+            Some(next) => next.trim_start(),
+            None if rest.is_empty() => rest,
+            None => return None,
+        };
+    }
+    Some(fields)
+}
