@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use contract::{QuantType, Row};
+use contract::{KvFormat, QuantType, Row};
 
 /// How far a value may be from what is expected: `absolute + relative * |expected|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,20 +26,44 @@ impl Tolerance {
         relative: 1e-4,
     };
 
-    /// Logits of two correct devices over weights of this type, one of which may round activations to eight
-    /// bits as the block formats' integer products do.
+    /// Logits of two correct evaluations over weights of this type, on a specimen whose logits spread by 2.
+    ///
+    /// Block formats may round activations to eight bits, and then a last digit can move a value by a whole
+    /// step: twice the worst that the CPU's two routes, reading and speaking, were seen to differ by.
     pub fn of_logits(ty: QuantType) -> Tolerance {
         match ty {
             QuantType::F32 => Tolerance::REORDERED,
-            // Activations may be rounded to the weights' own half precision.
             QuantType::F16 | QuantType::BF16 => Tolerance {
+                absolute: 0.005,
+                relative: 0.002,
+            },
+            _ => Tolerance {
+                absolute: 0.2,
+                relative: 0.02,
+            },
+        }
+    }
+
+    /// The same over a cache in this format, where a last digit can move a key or a value by a whole step.
+    pub fn of_cache(format: KvFormat) -> Tolerance {
+        match format {
+            KvFormat::F32 => Tolerance::REORDERED,
+            KvFormat::F16 | KvFormat::Bf16 => Tolerance {
+                absolute: 0.005,
+                relative: 0.002,
+            },
+            _ => Tolerance {
                 absolute: 0.05,
                 relative: 0.01,
             },
-            _ => Tolerance {
-                absolute: 0.4,
-                relative: 0.05,
-            },
+        }
+    }
+
+    /// What either of two causes allows.
+    pub fn or(self, other: Tolerance) -> Tolerance {
+        Tolerance {
+            absolute: self.absolute.max(other.absolute),
+            relative: self.relative.max(other.relative),
         }
     }
 

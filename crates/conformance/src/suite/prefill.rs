@@ -67,7 +67,9 @@ pub(super) fn reading_is_speaking(subject: &Subject<'_>) -> Result<(), Broken> {
     let read = stand.read_rows(seq, &text)?;
     let seq = stand.open()?;
     let spoken = stand.speak(seq, &text)?;
-    let tolerance = Tolerance::of_logits(subject.specimen.ty);
+    let tolerance = Tolerance::of_logits(subject.specimen.ty)
+        .or(Tolerance::of_cache(subject.kv.k))
+        .or(Tolerance::of_cache(subject.kv.v));
     let what = "spoken instead of read";
     same_rows(what, &spoken, &read, Exactness::Within(tolerance))?;
     // Single values may be far off where activations are rounded; on the whole they may not.
