@@ -34,7 +34,7 @@ pub type EngineFactory =
 pub struct Loaded {
     /// The opened device; owned, and dropped, by the engine thread.
     pub runner: Box<dyn Runner>,
-    /// How the scheduler is to work.
+    /// How the scheduler is to work; its queue limit is replaced by the engine's.
     pub scheduler: SchedulerConfig,
     /// The text side of the same model.
     pub model: ServedModel,
@@ -194,8 +194,13 @@ fn run(
         model: loaded.model,
         info,
     });
+    let scheduler = SchedulerConfig {
+        // The handle's places bound what waits; a second bound here could refuse what was admitted there.
+        queue_limit: usize::MAX,
+        ..loaded.scheduler
+    };
     let mut turns = Turns {
-        scheduler: Scheduler::new(loaded.runner, loaded.scheduler),
+        scheduler: Scheduler::new(loaded.runner, scheduler),
         live: HashMap::new(),
         published: &published,
         drain_until: None,

@@ -8,14 +8,11 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
+use tracing::Instrument;
 
 use crate::error::ApiError;
 use crate::ids;
 use crate::state::App;
-
-/// The name under which a request can be found in the log.
-#[derive(Debug, Clone)]
-pub struct RequestId(pub String);
 
 const REQUEST_ID: &str = "x-request-id";
 /// Longer ids from clients are replaced rather than echoed.
@@ -73,7 +70,7 @@ impl Keys {
 }
 
 /// The outermost layer.
-pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let id = request_id(request.headers());
     let route = match request.extensions().get::<MatchedPath>() {
@@ -86,8 +83,9 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
     } else if let Err(error) = allow(&app, &request) {
         error.into_response()
     } else {
-        request.extensions_mut().insert(RequestId(id.clone()));
-        match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        let span = tracing::info_span!("request", id, endpoint = route);
+        let answer = next.run(request).instrument(span);
+        match AssertUnwindSafe(answer).catch_unwind().await {
             Ok(response) => response,
             Err(_) => {
                 tracing::error!(request = %id, route, "a route panicked");

@@ -21,8 +21,10 @@ pub struct Meter {
     pub completion_tokens: usize,
     /// Of these, thinking.
     pub reasoning_tokens: usize,
-    /// Tool calls begun.
+    /// Complete tool calls.
     pub tool_calls: usize,
+    /// Calls that had to be mended, and text that only began like one.
+    pub malformed_calls: usize,
     /// Draft tokens proposed.
     pub drafted_tokens: usize,
     /// Of these, kept.
@@ -42,6 +44,7 @@ impl Meter {
             completion_tokens: 0,
             reasoning_tokens: 0,
             tool_calls: 0,
+            malformed_calls: 0,
             drafted_tokens: 0,
             accepted_tokens: 0,
         }
@@ -53,12 +56,11 @@ impl Meter {
         self.cached_tokens = cached;
     }
 
-    /// Tokens came; gives the time since the ones before.
-    pub fn tokens(&mut self, at: Instant, count: usize) -> Option<Duration> {
+    /// Tokens came.
+    pub fn tokens(&mut self, at: Instant, count: usize) {
         self.completion_tokens += count;
         self.first_token.get_or_insert(at);
-        let before = self.last_token.replace(at);
-        before.map(|before| at.saturating_duration_since(before))
+        self.last_token = Some(at);
     }
 
     /// How far the request has come.
@@ -127,6 +129,7 @@ impl Meter {
             completion_tokens: self.completion_tokens,
             reasoning_tokens: self.reasoning_tokens,
             tool_calls: self.tool_calls,
+            malformed_calls: self.malformed_calls,
             queue: self.queue(),
             prefill: self.prefill(),
             decode: self.decode(),
@@ -151,9 +154,8 @@ mod tests {
         let mut meter = Meter::new(10);
         let at = Instant::now();
         meter.start(at, 4);
-        assert_eq!(meter.tokens(at, 2), None);
-        let later = at + Duration::from_millis(50);
-        assert_eq!(meter.tokens(later, 3), Some(Duration::from_millis(50)));
+        meter.tokens(at, 2);
+        meter.tokens(at + Duration::from_millis(50), 3);
         let usage = meter.usage();
         assert_eq!(usage.total_tokens, 15);
         assert_eq!(usage.prompt_tokens_details.cached_tokens, 4);

@@ -65,8 +65,10 @@ pub struct RequestSummary {
     pub completion_tokens: usize,
     /// Of these, thinking.
     pub reasoning_tokens: usize,
-    /// Tool calls in the reply.
+    /// Complete tool calls in the reply.
     pub tool_calls: usize,
+    /// Calls that had to be mended, and text that only began like one.
+    pub malformed_calls: usize,
     /// From hand-over to start.
     pub queue: Duration,
     /// From start to the first token.
@@ -86,6 +88,7 @@ pub struct Metrics {
     generation_tokens: Counter,
     reasoning_tokens: Counter,
     tool_calls: Counter,
+    malformed_calls: Counter,
     running: Gauge,
     waiting: Gauge,
     up: Gauge,
@@ -132,7 +135,11 @@ impl Metrics {
                 "hearth_reasoning_tokens_total",
                 "Tokens generated while thinking.",
             ),
-            tool_calls: make.counter("hearth_tool_calls_total", "Tool calls in replies."),
+            tool_calls: make.counter("hearth_tool_calls_total", "Complete tool calls in replies."),
+            malformed_calls: make.counter(
+                "hearth_tool_calls_malformed_total",
+                "Tool calls that had to be mended, and text that only began like one.",
+            ),
             running: make.gauge("hearth_num_requests_running", "Requests on the device."),
             waiting: make.gauge(
                 "hearth_num_requests_waiting",
@@ -235,6 +242,8 @@ impl Metrics {
         self.reasoning_tokens
             .increment(summary.reasoning_tokens as u64);
         self.tool_calls.increment(summary.tool_calls as u64);
+        self.malformed_calls
+            .increment(summary.malformed_calls as u64);
         self.queue_time.record(summary.queue);
         self.prefill_time.record(summary.prefill);
         self.time_to_first_token

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
+use chat::reply::call_opening_token;
 use contract::TokenId;
 
 use crate::error::ApiError;
@@ -47,10 +48,8 @@ pub fn chat(
     })
 }
 
-/// Tokens that a request with tools but without leave to call must not begin a call with.
-pub fn barred_tokens(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
+/// The token that opens a call, for a request that shows tools but forbids calling them.
+pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
     let barred = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
-    barred
-        .then(|| model.tokenizer.id_of("<tool_call>"))
-        .flatten()
+    barred.then(|| call_opening_token(&model.tokenizer)).flatten()
 }

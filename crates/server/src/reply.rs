@@ -3,31 +3,21 @@
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::detokenize::Detokenizer;
 use chat::openai::response::{ChatLogprobs, FinishReason};
-use chat::reply::{Piece, Reply};
-use chat::stop::StopMatcher;
-use chat::tools::ToolSet;
+use chat::reply::{End, Piece, Reply, ReplyConfig, ReplyParser, Summary};
 use contract::TokenId;
 use decode::{FinishReason as Ended, OutToken};
 
+use crate::ids;
 use crate::logprobs::{Pending, Shown};
 
-/// What all choices of a chat request have in common.
+/// What all choices of a request have in common.
 #[derive(Clone)]
 pub struct ChoicePlan {
     /// Turns tokens into text.
     pub tokenizer: Arc<Tokenizer>,
-    /// Whether the prompt left a thinking block open.
-    pub opens_reasoning: bool,
-    /// Whether tags stay in the text instead of being read.
-    pub raw: bool,
-    /// Tools whose calls are read.
-    pub tools: ToolSet,
-    /// Whether a reply may hold several calls.
-    pub parallel_tools: bool,
-    /// Strings that end the text.
-    pub stops: Vec<String>,
+    /// What is told apart in the text, and what ends it. The seed of call ids is each choice's own.
+    pub reading: ReplyConfig,
     /// Tokens that end the text and are not shown.
     pub stop_tokens: Vec<TokenId>,
     /// Whether logprobs were asked for.
@@ -45,58 +35,29 @@ pub struct Part {
 
 /// One choice.
 pub struct Choice {
-    voice: Voice,
+    parser: ReplyParser,
     stop_tokens: Vec<TokenId>,
     pending: Option<Pending>,
-    n_tokens: usize,
     over: bool,
     /// Whether a stop token came.
     stopped: bool,
 }
 
-/// How tokens are read.
-enum Voice {
-    /// All is text.
-    Plain(Plain),
-}
-
-struct Plain {
-    detokenizer: Detokenizer,
-    stops: StopMatcher,
-}
-
 impl Choice {
-    /// A chat reply that has not begun.
-    pub fn chat(plan: &ChoicePlan) -> Choice {
-        let stops = plan.stops.clone();
-        let plain = Choice::plain(&plan.tokenizer, stops, &plan.stop_tokens);
-        plain.with_logprobs(&plan.tokenizer, plan.logprobs)
-    }
-
-    /// A text without structure that has not begun.
-    pub fn plain(
-        tokenizer: &Arc<Tokenizer>,
-        stops: Vec<String>,
-        stop_tokens: &[TokenId],
-    ) -> Choice {
-        let plain = Plain {
-            detokenizer: Detokenizer::new(Arc::clone(tokenizer)),
-            stops: StopMatcher::new(stops),
+    /// A choice that has not begun.
+    pub fn new(plan: &ChoicePlan) -> Choice {
+        let reading = ReplyConfig {
+            call_id_seed: ids::random_seed(),
+            ..plan.reading.clone()
         };
+        let tokenizer = &plan.tokenizer;
         Choice {
-            voice: Voice::Plain(plain),
-            stop_tokens: stop_tokens.to_vec(),
-            pending: None,
-            n_tokens: 0,
+            parser: ReplyParser::new(Arc::clone(tokenizer), reading),
+            stop_tokens: plan.stop_tokens.clone(),
+            pending: plan.logprobs.then(|| Pending::new(Arc::clone(tokenizer))),
             over: false,
             stopped: false,
         }
-    }
-
-    /// Keeps track of which tokens stand behind which text, if `wanted`.
-    pub fn with_logprobs(mut self, tokenizer: &Arc<Tokenizer>, wanted: bool) -> Choice {
-        self.pending = wanted.then(|| Pending::new(Arc::clone(tokenizer)));
-        self
     }
 
     /// Whether its end was told.
@@ -106,29 +67,17 @@ impl Choice {
 
     /// Whether nothing that may still be generated would be shown.
     pub fn wants_no_more(&self) -> bool {
-        self.stopped
-            || match &self.voice {
-                Voice::Plain(plain) => plain.stops.hit().is_some(),
-            }
+        self.stopped || self.parser.stopped().is_some()
     }
 
-    /// Tokens generated.
+    /// Tokens generated, up to the end of the text.
     pub fn n_tokens(&self) -> usize {
-        self.n_tokens
+        self.parser.summary().tokens + usize::from(self.stopped)
     }
 
-    /// Of these, thinking.
-    pub fn reasoning_tokens(&self) -> usize {
-        match &self.voice {
-            Voice::Plain(_) => 0,
-        }
-    }
-
-    /// Calls begun.
-    pub fn n_tool_calls(&self) -> usize {
-        match &self.voice {
-            Voice::Plain(_) => 0,
-        }
+    /// What it has come to.
+    pub fn summary(&self) -> Summary {
+        self.parser.summary()
     }
 
     /// Takes new tokens and gives what became certain with them.
@@ -136,10 +85,9 @@ impl Choice {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
         for token in tokens {
-            if self.stopped {
+            if self.wants_no_more() {
                 break;
             }
-            self.n_tokens += 1;
             if self.stop_tokens.contains(&token.id) {
                 self.stopped = true;
                 break;
@@ -150,12 +98,12 @@ impl Choice {
                     // One by one, so that each text meets no more tokens than it could be made of.
                     let id = token.id;
                     pending.push(token);
-                    let pieces = self.voice.push(&[id]);
+                    let pieces = self.parser.push(&[id]);
                     self.attribute(pieces, &mut parts);
                 }
             }
         }
-        let pieces = self.voice.push(&ids);
+        let pieces = self.parser.push(&ids);
         self.attribute(pieces, &mut parts);
         parts
     }
@@ -163,18 +111,16 @@ impl Choice {
     /// Ends the choice and gives what was held back, and the reason to tell.
     pub fn finish(&mut self, ended: Ended) -> (Vec<Part>, FinishReason) {
         self.over = true;
-        let reason = match ended {
-            Ended::Eos => FinishReason::Stop,
-            Ended::Length | Ended::ContextFull => FinishReason::Length,
-            // A choice is cancelled from here only after its text was complete.
-            Ended::Cancelled => FinishReason::Stop,
+        let end = match ended {
+            _ if self.wants_no_more() => End::Stopped,
+            Ended::Eos => End::Eos,
+            Ended::Length | Ended::ContextFull => End::Length,
+            Ended::Cancelled => End::Stopped,
         };
-        let (pieces, reason) = match &mut self.voice {
-            Voice::Plain(plain) => (plain.finish(), reason),
-        };
+        let pieces = self.parser.finish(end);
         let mut parts = Vec::new();
         self.attribute(pieces, &mut parts);
-        (parts, reason)
+        (parts, self.parser.summary().finish_reason(end))
     }
 
     fn attribute(&mut self, pieces: Vec<Piece>, parts: &mut Vec<Part>) {
@@ -199,39 +145,6 @@ impl Choice {
             Piece::ToolCall { .. } | Piece::ToolArguments { .. } => return None,
         }
         Some(logprobs)
-    }
-}
-
-impl Voice {
-    fn push(&mut self, ids: &[TokenId]) -> Vec<Piece> {
-        if ids.is_empty() {
-            return Vec::new();
-        }
-        match self {
-            Voice::Plain(plain) => {
-                let text = plain.detokenizer.push(ids);
-                content(plain.stops.push(&text))
-            }
-        }
-    }
-}
-
-impl Plain {
-    fn finish(&mut self) -> Vec<Piece> {
-        if self.stops.hit().is_some() {
-            return Vec::new();
-        }
-        let rest = self.detokenizer.finish();
-        let mut text = self.stops.push(&rest);
-        text.push_str(&self.stops.finish());
-        content(text)
-    }
-}
-
-fn content(text: String) -> Vec<Piece> {
-    match text.is_empty() {
-        true => Vec::new(),
-        false => vec![Piece::Content(text)],
     }
 }
 

@@ -1,5 +1,7 @@
 //! One request while it runs: events of the engine in, news for the client out.
 
+use std::time::Instant;
+
 use chat::openai::response::FinishReason;
 use decode::{Event, FinishReason as Ended, Logprobs, OutToken};
 
@@ -43,12 +45,16 @@ pub struct Run {
     events: Events,
     choices: Vec<Choice>,
     choices_left: usize,
+    /// When each choice last got tokens.
+    last_step: Vec<Option<Instant>>,
     meter: Meter,
     /// An error that came right behind news; it is told after them.
     fault: Option<ApiError>,
     /// Whether it ended by itself, well or not; else its client left.
     settled: bool,
     last_reason: &'static str,
+    /// The request's, for what is logged after its response has begun.
+    span: tracing::Span,
 }
 
 impl Run {
@@ -60,11 +66,13 @@ impl Run {
             app: app.clone(),
             events,
             choices_left: choices.len(),
+            last_step: vec![None; choices.len()],
             choices,
             meter,
             fault: None,
             settled: false,
             last_reason: "stop",
+            span: tracing::Span::current(),
         })
     }
 
@@ -130,11 +138,7 @@ impl Run {
                 if self.choices[choice].is_over() {
                     return Ok(());
                 }
-                let since = self.meter.tokens(stamped.at, tokens.len());
-                if let Some(since) = since {
-                    self.app.metrics().step(since, tokens.len());
-                }
-                self.tokens(choice, tokens, news);
+                self.tokens(choice, tokens, stamped.at, news);
             }
             Event::Finished {
                 choice,
@@ -155,9 +159,17 @@ impl Run {
         Ok(())
     }
 
-    fn tokens(&mut self, choice: usize, tokens: Vec<OutToken>, news: &mut Vec<News>) {
+    fn tokens(&mut self, choice: usize, tokens: Vec<OutToken>, at: Instant, news: &mut Vec<News>) {
         let state = &mut self.choices[choice];
+        let before = state.n_tokens();
         let parts = state.push(tokens);
+        // Tokens behind a stop string are not billed.
+        let count = state.n_tokens() - before;
+        self.meter.tokens(at, count);
+        if let Some(last) = self.last_step[choice].replace(at) {
+            let since = at.saturating_duration_since(last);
+            self.app.metrics().step(since, count);
+        }
         if !parts.is_empty() {
             news.push(News::Parts { choice, parts });
         }
@@ -174,8 +186,10 @@ impl Run {
         if !parts.is_empty() {
             news.push(News::Parts { choice, parts });
         }
-        self.meter.reasoning_tokens += state.reasoning_tokens();
-        self.meter.tool_calls += state.n_tool_calls();
+        let summary = state.summary();
+        self.meter.reasoning_tokens += summary.reasoning_tokens;
+        self.meter.tool_calls += summary.calls;
+        self.meter.malformed_calls += summary.malformed;
         self.choices_left -= 1;
         self.last_reason = match reason {
             FinishReason::Stop => "stop",
@@ -189,14 +203,17 @@ impl Run {
         self.settled = true;
         let summary = self.meter.summary();
         self.app.metrics().finished(self.last_reason, &summary);
+        let _entered = self.span.enter();
         tracing::info!(
             prompt_tokens = summary.prompt_tokens,
             cached_tokens = summary.cached_tokens,
             completion_tokens = summary.completion_tokens,
             reasoning_tokens = summary.reasoning_tokens,
             queue_ms = summary.queue.as_secs_f64() * 1e3,
-            prefill_ms = summary.prefill.as_secs_f64() * 1e3,
+            first_token_ms = (summary.queue + summary.prefill).as_secs_f64() * 1e3,
             tokens_per_second = self.meter.timings().decode_tokens_per_sec,
+            drafted_tokens = self.meter.drafted_tokens,
+            accepted_tokens = self.meter.accepted_tokens,
             finish = self.last_reason,
             "request finished"
         );
@@ -208,6 +225,7 @@ impl Drop for Run {
         if !self.settled {
             let stage = self.meter.stage();
             self.app.metrics().cancelled(stage);
+            let _entered = self.span.enter();
             tracing::info!(
                 stage = stage.name(),
                 completion_tokens = self.meter.completion_tokens,

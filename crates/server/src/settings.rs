@@ -28,7 +28,7 @@ pub struct ServerConfig {
     pub body_limit_bytes: usize,
     /// Send the usage chunk of a stream even when it was not asked for.
     pub always_usage: bool,
-    /// Write prompts and replies into the log.
+    /// Write prompts into the log.
     pub log_prompts: bool,
     /// What becomes of a system message in the middle of a conversation.
     pub late_system: LateSystem,

@@ -7,8 +7,7 @@ use anyhow::bail;
 use chat::conversation::{Conversation, Message};
 use chat::openai::request::SamplingFields;
 use chat::openai::response::FinishReason;
-use chat::reply::{Piece, Reply};
-use chat::tools::ToolSet;
+use chat::reply::{Piece, Reply, ReplyConfig};
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig};
 
@@ -60,7 +59,12 @@ impl Answerer {
             eos: model.eos.clone(),
             ..SchedulerConfig::default()
         };
-        Answerer { scheduler: Scheduler::new(runner, config), model, wanted, next_job: 0 }
+        Answerer {
+            scheduler: Scheduler::new(runner, config),
+            model,
+            wanted,
+            next_job: 0,
+        }
     }
 
     /// Answers a conversation. `say` gets each piece as it becomes certain; `cut` is asked between steps
@@ -80,13 +84,13 @@ impl Answerer {
         })?;
         let prompt = self.model.tokenizer.encode_rendered(&rendered)?;
         let n_prompt = prompt.len();
-        let mut choice = Choice::chat(&ChoicePlan {
+        let mut choice = Choice::new(&ChoicePlan {
             tokenizer: Arc::clone(&self.model.tokenizer),
-            opens_reasoning: rendered.opens_reasoning(),
-            raw: false,
-            tools: ToolSet::default(),
-            parallel_tools: false,
-            stops: Vec::new(),
+            reading: ReplyConfig {
+                starts_in_reasoning: rendered.opens_reasoning(),
+                split_reasoning: true,
+                ..ReplyConfig::default()
+            },
             stop_tokens: Vec::new(),
             logprobs: false,
         });
@@ -165,7 +169,12 @@ impl Answerer {
         };
         let usual = self.model.defaults.max_tokens.unwrap_or(room);
         let most = self.wanted.max_tokens.unwrap_or(usual).min(room);
-        Ok(order::settings(&fields, &self.model.defaults, most, info.vocab)?)
+        Ok(order::settings(
+            &fields,
+            &self.model.defaults,
+            most,
+            info.vocab,
+        )?)
     }
 }
 
@@ -183,10 +192,21 @@ mod tests {
         let plan = OpenPlan {
             target: loaded.spec,
             weights: loaded.weights,
-            kv: KvFormats { k: KvFormat::F16, v: KvFormat::F16 },
-            limits: Limits { sequences: 1, context: 256, tree_nodes: 1, prefill_chunk: 64 },
+            kv: KvFormats {
+                k: KvFormat::F16,
+                v: KvFormat::F16,
+            },
+            limits: Limits {
+                sequences: 1,
+                context: 256,
+                tree_nodes: 1,
+                prefill_chunk: 64,
+            },
         };
-        let cpu = cpu::CpuBackend::new(cpu::Options { reference: false, threads: Some(1) });
+        let cpu = cpu::CpuBackend::new(cpu::Options {
+            reference: false,
+            threads: Some(1),
+        });
         Answerer::new(cpu.open(plan, &mut |_| {}).unwrap(), model, wanted)
     }
 
@@ -196,7 +216,11 @@ mod tests {
 
     #[test]
     fn what_is_said_joined_is_the_answer_and_a_seed_repeats_it() {
-        let wanted = Wanted { max_tokens: Some(12), seed: Some(3), ..Wanted::default() };
+        let wanted = Wanted {
+            max_tokens: Some(12),
+            seed: Some(3),
+            ..Wanted::default()
+        };
         let mut answerer = answerer(wanted);
         let mut said = Reply::default();
         let mut say = |piece: &Piece| {
@@ -207,13 +231,18 @@ mod tests {
         assert_eq!(first.ended, Some(FinishReason::Length));
         assert_eq!((first.generated.0, first.prompt.0 > 0), (11, true));
         assert_eq!(first.reply, said);
-        let again = answerer.answer(&hello(), &mut |_| Ok(()), &|| false).unwrap();
+        let again = answerer
+            .answer(&hello(), &mut |_| Ok(()), &|| false)
+            .unwrap();
         assert_eq!(again.reply, first.reply);
     }
 
     #[test]
     fn an_answer_that_is_cut_ends_early_and_the_next_one_comes() {
-        let mut answerer = answerer(Wanted { max_tokens: Some(100), ..Wanted::default() });
+        let mut answerer = answerer(Wanted {
+            max_tokens: Some(100),
+            ..Wanted::default()
+        });
         let asked = std::cell::Cell::new(0);
         let cut = || {
             asked.set(asked.get() + 1);
@@ -222,7 +251,9 @@ mod tests {
         let answer = answerer.answer(&hello(), &mut |_| Ok(()), &cut).unwrap();
         assert_eq!(answer.ended, None);
         assert!(answer.generated.0 < 10);
-        let next = answerer.answer(&hello(), &mut |_| Ok(()), &|| false).unwrap();
+        let next = answerer
+            .answer(&hello(), &mut |_| Ok(()), &|| false)
+            .unwrap();
         assert_eq!(next.generated.0, 99);
     }
 
@@ -230,7 +261,10 @@ mod tests {
     fn a_conversation_that_outgrows_the_context_is_refused_with_both_numbers() {
         let mut answerer = answerer(Wanted::default());
         let long = vec![Message::new(Role::User, "word ".repeat(400))];
-        let error = answerer.answer(&long, &mut |_| Ok(()), &|| false).unwrap_err().to_string();
+        let error = answerer
+            .answer(&long, &mut |_| Ok(()), &|| false)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("256"), "{error}");
     }
 }

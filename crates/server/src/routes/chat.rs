@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use chat::openai::request::{ChatRequest, ReasoningFormat};
 use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails, FinishReason};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
+use chat::reply::ReplyConfig;
 use serde_json::{Value, json};
 
 use crate::body;
@@ -76,21 +77,25 @@ fn start(app: &App, ready: &Ready, request: &ChatRequest, prompt: Prompt) -> Res
     let max_tokens = wanted.unwrap_or(room).min(room);
     let mut settings = order::settings(fields, &model.defaults, max_tokens, ready.info.vocab)?;
     settings.logprobs = request.logprobs;
-    if let Some(token) = prepare::barred_tokens(model, request) {
+    if let Some(token) = prepare::barred_token(model, request) {
         settings.sampling.bias.retain(|(other, _)| *other != token);
         settings.sampling.bias.push((token, f32::NEG_INFINITY));
     }
     let plan = ChoicePlan {
         tokenizer: Arc::clone(&model.tokenizer),
-        opens_reasoning: prompt.opens_reasoning,
-        raw: request.reasoning_format == ReasoningFormat::Raw,
-        tools: request.callable_tools(),
-        parallel_tools: request.parallel_tool_calls,
-        stops: fields.stop.clone(),
+        reading: ReplyConfig {
+            starts_in_reasoning: prompt.opens_reasoning,
+            split_reasoning: request.reasoning_format == ReasoningFormat::Split,
+            tools: request.callable_tools(),
+            parallel_tool_calls: request.parallel_tool_calls,
+            stop: fields.stop.clone(),
+            min_tokens: settings.min_tokens,
+            call_id_seed: 0,
+        },
         stop_tokens: fields.stop_token_ids.clone(),
         logprobs: request.logprobs.is_some(),
     };
-    let choices = (0..fields.n).map(|_| Choice::chat(&plan)).collect();
+    let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
     let order = Order {
         prompt: prompt.ids,
         choices: fields.n,
@@ -139,11 +144,11 @@ impl Envelope {
             return None;
         }
         let choice = run.choice(choice);
-        let (thinking, total) = (choice.reasoning_tokens(), choice.n_tokens());
+        let (thinking, total) = (choice.summary().reasoning_tokens, choice.n_tokens());
         Some(FinishDetails {
             close_kind: CloseKind::Natural,
             thinking_tokens: thinking,
-            content_tokens: total - thinking,
+            content_tokens: total.saturating_sub(thinking),
             total_tokens: total,
         })
     }

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::CompletionRequest;
 use chat::openai::response::{FinishReason, LegacyLogprobs, TextChoice, TextCompletion, Usage};
+use chat::reply::{Piece, ReplyConfig};
 use contract::TokenId;
 use futures::{Stream, StreamExt, stream};
 
@@ -20,7 +21,7 @@ use crate::ids;
 use crate::legacy::Columns;
 use crate::meter::Meter;
 use crate::order;
-use crate::reply::{Choice, Part};
+use crate::reply::{Choice, ChoicePlan, Part};
 use crate::run::{News, Run};
 use crate::sse::{self, Encoder, Gone, Writer};
 use crate::state::App;
@@ -142,9 +143,15 @@ impl Job {
         settings.logprobs = request.logprobs;
         settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
         let tokenizer = &model.tokenizer;
-        let choice = || {
-            let choice = Choice::plain(tokenizer, fields.stop.clone(), &fields.stop_token_ids);
-            choice.with_logprobs(tokenizer, request.logprobs.is_some())
+        let plan = ChoicePlan {
+            tokenizer: Arc::clone(tokenizer),
+            reading: ReplyConfig {
+                stop: fields.stop.clone(),
+                min_tokens: settings.min_tokens,
+                ..ReplyConfig::default()
+            },
+            stop_tokens: fields.stop_token_ids.clone(),
+            logprobs: request.logprobs.is_some(),
         };
         let order = Order {
             prompt: Arc::clone(ids),
@@ -152,7 +159,7 @@ impl Job {
             settings,
             priority: request.priority,
         };
-        let choices = (0..fields.n).map(|_| choice()).collect();
+        let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
         let columns = || {
             request
                 .logprobs
@@ -223,7 +230,7 @@ impl Line {
             columns.shown(&part.shown);
         }
         let text = match &part.piece {
-            chat::reply::Piece::Content(text) => text.as_str(),
+            Piece::Content(text) => text.as_str(),
             _ => "",
         };
         self.step(job, choice, text, None)

@@ -225,3 +225,16 @@ async fn higher_priority_goes_first() {
     );
     assert!(high < low);
 }
+
+#[tokio::test]
+async fn more_choices_than_places_are_all_answered() {
+    let house = narrow().open().await;
+    let answer = house.chat(json!({"n": 4, "max_tokens": 5})).await;
+    assert_eq!(answer.status, 200);
+    let body = answer.json().await;
+    for choice in body["choices"].as_array().unwrap() {
+        assert_eq!(choice["message"]["content"], "abc a");
+        assert_eq!(choice["finish_reason"], "length");
+    }
+    assert_eq!(body["choices"].as_array().unwrap().len(), 4);
+}
