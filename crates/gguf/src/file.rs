@@ -35,7 +35,7 @@ impl GgufFile {
         let name = path.display().to_string();
         let first = Mapped::open(path)?;
         let parsed = parse(&name, &first, 0)?;
-        let facts = SplitFacts::read(&parsed.meta)?;
+        let facts = SplitFacts::read(&name, &parsed.meta)?;
         if facts.no != 0 {
             let detail = format!(
                 "this is part {} of {}; open part 1",
@@ -74,7 +74,7 @@ impl GgufFile {
     /// As [`GgufFile::open`].
     pub fn from_bytes(name: &str, bytes: Mapped) -> Result<GgufFile, GgufError> {
         let parsed = parse(name, &bytes, 0)?;
-        let facts = SplitFacts::read(&parsed.meta)?;
+        let facts = SplitFacts::read(name, &parsed.meta)?;
         if facts.no != 0 || facts.count > 1 {
             let detail = "a part of a split file cannot be read from memory".to_owned();
             return Err(GgufError::Split {
@@ -112,7 +112,7 @@ impl GgufFile {
         let name = path.display().to_string();
         let bytes = Mapped::open(path)?;
         let parsed = parse(&name, &bytes, part)?;
-        let facts = SplitFacts::read(&parsed.meta)?;
+        let facts = SplitFacts::read(&name, &parsed.meta)?;
         let refuse = |detail| {
             Err(GgufError::Split {
                 file: name.clone(),

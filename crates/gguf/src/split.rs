@@ -16,11 +16,21 @@ pub(crate) struct SplitFacts {
 }
 
 impl SplitFacts {
-    pub(crate) fn read(meta: &Meta) -> Result<SplitFacts, GgufError> {
+    /// Reads the keys of `file`.
+    ///
+    /// # Errors
+    /// [`GgufError::Split`] when one of them holds no whole number.
+    pub(crate) fn read(file: &str, meta: &Meta) -> Result<SplitFacts, GgufError> {
+        let number = |key: &str| {
+            meta.integer(key).map_err(|e| GgufError::Split {
+                file: file.to_owned(),
+                detail: e.to_string(),
+            })
+        };
         Ok(SplitFacts {
-            no: meta.integer("split.no")?.unwrap_or(0),
-            count: meta.integer("split.count")?.unwrap_or(1).max(1),
-            tensors: meta.integer("split.tensors.count")?,
+            no: number("split.no")?.unwrap_or(0),
+            count: number("split.count")?.unwrap_or(1).max(1),
+            tensors: number("split.tensors.count")?,
         })
     }
 }

@@ -118,6 +118,23 @@ fn parts_that_are_missing_or_do_not_fit_are_named() {
         },
     );
     refused(&first, &["split.tensors.count is 4", "hold 5 tensors"]);
+    let mut writer = GgufWriter::new();
+    writer.meta("split.no", Value::from("one")).unwrap();
+    let body = writer.start(Vec::new()).unwrap();
+    fs::write(&second, body.finish().unwrap()).unwrap();
+    refused(
+        &first,
+        &["m-00002-of-00003.gguf", "key split.no holds string (one)"],
+    );
+    write(
+        &second,
+        &Part {
+            no: 1,
+            count: 3,
+            total: 4,
+            tensors: &["c", "x"],
+        },
+    );
     let bytes = fs::read(&second).unwrap();
     fs::write(&second, &bytes[..bytes.len() / 2]).unwrap();
     refused(&first, &["m-00002-of-00003.gguf"]);
