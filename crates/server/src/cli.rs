@@ -10,7 +10,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
 /// A local LLM server with an OpenAI-compatible API.
 #[derive(Debug, Parser)]
-#[command(name = "hearth", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "hearth",
+    version,
+    about,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
 #[command(after_help = "Example:\n  hearth serve qwen3.5-0.8b-q4_k_m.gguf\n  \
     curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\\n    \
     -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
@@ -19,10 +25,22 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// How much to log: error, warn, info, debug, trace, or a filter such as `server=debug`.
-    #[arg(long, global = true, env = "HEARTH_LOG", default_value = "info", value_name = "FILTER")]
+    #[arg(
+        long,
+        global = true,
+        env = "HEARTH_LOG",
+        default_value = "info",
+        value_name = "FILTER"
+    )]
     pub log: String,
     /// How log lines look.
-    #[arg(long, global = true, env = "HEARTH_LOG_FORMAT", value_enum, default_value = "text")]
+    #[arg(
+        long,
+        global = true,
+        env = "HEARTH_LOG_FORMAT",
+        value_enum,
+        default_value = "text"
+    )]
     pub log_format: LogFormat,
     /// Write no colours, whatever standard output is.
     #[arg(long, global = true, env = "NO_COLOR", value_parser = FalseyValueParser::new())]
@@ -42,18 +60,22 @@ pub enum LogFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a model over HTTP.
-    #[command(after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
+    #[command(
+        after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
         hearth serve model.gguf --dry-run        (prints what it would take, starts nothing)\n\n\
         Without MODEL a tiny synthetic model with random weights is served: its answers are noise.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
         Stops on SIGINT or SIGTERM once running requests have ended; a second signal stops at once.\n\
-        Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal.")]
+        Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal."
+    )]
     Serve(Box<ServeArgs>),
     /// Answer one prompt on the terminal, or chat when no prompt is given.
-    #[command(after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
+    #[command(
+        after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
         hearth run model.gguf < question.txt\n  \
         hearth run model.gguf            (interactive; an empty line or ctrl-D ends it)\n\n\
-        Ctrl-C ends the answer. The answer goes to standard output, figures to standard error.")]
+        Ctrl-C ends the answer. The answer goes to standard output, figures to standard error."
+    )]
     Run(RunArgs),
     /// Show what a GGUF file holds and what it would take to run.
     #[command(after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0")]
@@ -62,12 +84,16 @@ pub enum Command {
     #[command(after_help = "Example:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m")]
     Quantize(QuantizeArgs),
     /// Write a GGUF file of a real model's exact shapes with random weights.
-    #[command(after_help = "Examples:\n  hearth synth qwen3.5-0.8b:q4_k_m synthetic.gguf\n  \
-        hearth synth tiny-hybrid:q8_0 tiny.gguf --seed 7")]
+    #[command(
+        after_help = "Examples:\n  hearth synth qwen3.5-0.8b:q4_k_m synthetic.gguf\n  \
+        hearth synth tiny-hybrid:q8_0 tiny.gguf --seed 7"
+    )]
     Synth(SynthArgs),
     /// Run given tokens through a model and write the logits, for people who check models.
-    #[command(after_help = "Examples:\n  hearth eval model.gguf --ids ids.json --logits logits.npy\n  \
-        hearth eval model.gguf --ids ids.json --greedy 64 --out-ids continuation.json")]
+    #[command(
+        after_help = "Examples:\n  hearth eval model.gguf --ids ids.json --logits logits.npy\n  \
+        hearth eval model.gguf --ids ids.json --greedy 64 --out-ids continuation.json"
+    )]
     Eval(EvalArgs),
     /// Read text on stdin and print its token ids as a JSON array.
     #[command(after_help = "Example:\n  printf 'Hello world' | hearth tokenize model.gguf")]
@@ -78,7 +104,12 @@ pub enum Command {
 #[derive(Debug, Clone, Args)]
 pub struct DeviceArgs {
     /// `auto`, `cpu`, or `cuda:N`.
-    #[arg(long, alias = "target-device", env = "HEARTH_DEVICE", default_value = "auto")]
+    #[arg(
+        long,
+        alias = "target-device",
+        env = "HEARTH_DEVICE",
+        default_value = "auto"
+    )]
     pub device: String,
     /// Run the scalar reference on the CPU: slow, the judge of every other path.
     #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
@@ -141,13 +172,23 @@ pub struct ServeArgs {
     #[arg(long, env = "HEARTH_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
     /// Whether requests think when they do not say; by default the chat template decides.
-    #[arg(long, env = "HEARTH_THINKING_DEFAULT", value_enum, value_name = "WHETHER")]
+    #[arg(
+        long,
+        env = "HEARTH_THINKING_DEFAULT",
+        value_enum,
+        value_name = "WHETHER"
+    )]
     pub thinking_default: Option<OnOff>,
     /// What to do with a system message after the first turn.
     #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
     pub late_system: LateSystemArg,
     /// A key clients must send; may be given several times. By default none is needed.
-    #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "HEARTH_API_KEY",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
     pub api_key: Vec<String>,
     /// A file of keys, one a line.
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
@@ -166,24 +207,45 @@ pub struct ServeArgs {
         value_parser = at_least_one)]
     pub queue_limit: usize,
     /// Longest wait in the queue, in seconds; 0 for no limit.
-    #[arg(long, env = "HEARTH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 600)]
+    #[arg(
+        long,
+        env = "HEARTH_QUEUE_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = 600
+    )]
     pub queue_timeout: u64,
     /// Longest time a request may take, in seconds; 0 for no limit.
-    #[arg(long, env = "HEARTH_REQUEST_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
+    #[arg(
+        long,
+        env = "HEARTH_REQUEST_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = 0
+    )]
     pub request_timeout: u64,
     /// How long a reader may take nothing before it is cut off, in seconds.
     #[arg(long, env = "HEARTH_WRITE_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
         value_parser = value_parser!(u64).range(1..))]
     pub write_timeout: u64,
     /// How long running requests may go on after a stop signal, in seconds.
-    #[arg(long, env = "HEARTH_SHUTDOWN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
+    #[arg(
+        long,
+        env = "HEARTH_SHUTDOWN_TIMEOUT",
+        value_name = "SECONDS",
+        default_value_t = 30
+    )]
     pub shutdown_timeout: u64,
     /// Silence in a stream after which a keep-alive is sent, in seconds.
     #[arg(long, env = "HEARTH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 10,
         value_parser = value_parser!(u64).range(1..))]
     pub sse_ping_interval: u64,
     /// Serve Prometheus metrics at /metrics.
-    #[arg(long, env = "HEARTH_METRICS", value_enum, value_name = "WHETHER", default_value = "on")]
+    #[arg(
+        long,
+        env = "HEARTH_METRICS",
+        value_enum,
+        value_name = "WHETHER",
+        default_value = "on"
+    )]
     pub metrics: OnOff,
     /// The longest request body, in MiB.
     #[arg(long, env = "HEARTH_MAX_BODY", value_name = "MIB", default_value_t = 64,

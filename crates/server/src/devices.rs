@@ -60,8 +60,10 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
                 .strip_prefix("cuda:")
                 .and_then(|n| n.parse::<u32>().ok())
                 .ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
-            let no_card =
-                |detail: String| DeviceChoiceError::NoCard { name: name.to_owned(), detail };
+            let no_card = |detail: String| DeviceChoiceError::NoCard {
+                name: name.to_owned(),
+                detail,
+            };
             let cards = cuda::probe().map_err(|absence| no_card(absence.to_string()))?;
             let count = cards.len();
             let card = cards
@@ -85,27 +87,39 @@ mod tests {
     use super::*;
 
     fn choice(name: &str) -> DeviceChoice {
-        DeviceChoice { name: name.to_owned(), ..DeviceChoice::default() }
+        DeviceChoice {
+            name: name.to_owned(),
+            ..DeviceChoice::default()
+        }
     }
 
     #[test]
     fn unknown_names_are_refused_with_what_to_use() {
         for name in ["gpu", "cuda", "cuda:x", "metal"] {
             let error = choose(&choice(name)).err().unwrap();
-            assert!(error.to_string().contains("use auto, cpu or cuda:N"), "{error}");
+            assert!(
+                error.to_string().contains("use auto, cpu or cuda:N"),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_card_that_is_not_there_is_named() {
         let error = choose(&choice("cuda:977")).err().unwrap();
-        assert!(error.to_string().starts_with("--device cuda:977: "), "{error}");
+        assert!(
+            error.to_string().starts_with("--device cuda:977: "),
+            "{error}"
+        );
     }
 
     #[test]
     fn the_reference_runs_on_the_cpu_only() {
         let mut wrong = choice("cuda:0");
         wrong.cpu_reference = true;
-        assert!(matches!(choose(&wrong), Err(DeviceChoiceError::ReferenceElsewhere(_))));
+        assert!(matches!(
+            choose(&wrong),
+            Err(DeviceChoiceError::ReferenceElsewhere(_))
+        ));
     }
 }

@@ -15,11 +15,18 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let ids = read_ids(args, loaded.spec.vocab)?;
     let steps = args.greedy.unwrap_or(0);
     let backend = open::device(&args.device)?;
-    let wish = Wish { sequences: 1, context: Some(ids.len() + steps), tree_nodes: 1 };
+    let wish = Wish {
+        sequences: 1,
+        context: Some(ids.len() + steps),
+        tree_nodes: 1,
+    };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
     let context = fitted.plan.limits.context;
     if ids.len() + steps > context {
-        bail!("{} ids and {steps} steps are more than --max-ctx {context}", ids.len());
+        bail!(
+            "{} ids and {steps} steps are more than --max-ctx {context}",
+            ids.len()
+        );
     }
     let chunk = fitted.plan.limits.prefill_chunk;
     let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
@@ -36,10 +43,14 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let mut last = Row::default();
     for (at, tokens) in ids.chunks(chunk).enumerate() {
         let first_asked = if npy.is_some() { 0 } else { tokens.len() - 1 };
-        let asks: Vec<_> = (first_asked..tokens.len()).map(|i| (i, Ask::full())).collect();
+        let asks: Vec<_> = (first_asked..tokens.len())
+            .map(|i| (i, Ask::full()))
+            .collect();
         let rows = runner.prefill(seq, tokens, &asks)?;
         if let Some(npy) = &mut npy {
-            rows.iter().try_for_each(|row| npy.row(&row.raw)).context("cannot write logits")?;
+            rows.iter()
+                .try_for_each(|row| npy.row(&row.raw))
+                .context("cannot write logits")?;
         }
         last = rows.into_iter().last().context("the device gave no row")?;
         progress.set((at * chunk + tokens.len()) as u64, ids.len() as u64);
@@ -63,7 +74,11 @@ fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {
     if ids.is_empty() {
         bail!("{name} holds no ids");
     }
-    if let Some((at, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+    if let Some((at, id)) = ids
+        .iter()
+        .enumerate()
+        .find(|(_, id)| **id as usize >= vocab)
+    {
         bail!("{name}: id {id} at index {at} is beyond the vocabulary of {vocab}");
     }
     Ok(ids.into_iter().map(TokenId).collect())
@@ -84,10 +99,18 @@ fn greedy(
             break;
         }
         let tree = Tree::root(next);
-        let rows = runner.verify(&[VerifyItem { seq, tree: &tree, asks: &[Ask::top(1)] }])?;
+        let rows = runner.verify(&[VerifyItem {
+            seq,
+            tree: &tree,
+            asks: &[Ask::top(1)],
+        }])?;
         let path = tree.path_to(NodeIdx::ROOT);
         runner.commit(&[CommitItem { seq, path: &path }])?;
-        next = likeliest(rows.first().and_then(|rows| rows.first()).context("no row")?)?;
+        next = likeliest(
+            rows.first()
+                .and_then(|rows| rows.first())
+                .context("no row")?,
+        )?;
     }
     Ok(out)
 }
@@ -99,5 +122,6 @@ fn likeliest(row: &Row) -> anyhow::Result<TokenId> {
             best = Some((id, logit));
         }
     }
-    best.map(|(id, _)| id).context("the device gave an empty row")
+    best.map(|(id, _)| id)
+        .context("the device gave an empty row")
 }

@@ -7,6 +7,7 @@ use gguf::GgufFile;
 use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
+use crate::commands::all_causes;
 use crate::commands::open::{self, Fitted, Wish, count_text};
 use crate::commands::progress::bytes_text;
 use crate::commands::shape;
@@ -114,21 +115,39 @@ impl Report {
         let mut rows: Vec<(String, Share)> = shares.into_iter().collect();
         rows.sort_by_key(|(_, share)| std::cmp::Reverse(share.bytes));
         for (ty, share) in rows {
-            let Share { tensors, values, bytes } = share;
-            self.text.push_str(&format!("  {ty:<20}{tensors:>6}  {:>12}\n", bytes_text(bytes)));
-            types.insert(ty, json!({ "tensors": tensors, "values": values, "bytes": bytes }));
+            let Share {
+                tensors,
+                values,
+                bytes,
+            } = share;
+            self.text.push_str(&format!(
+                "  {ty:<20}{tensors:>6}  {:>12}\n",
+                bytes_text(bytes)
+            ));
+            types.insert(
+                ty,
+                json!({ "tensors": tensors, "values": values, "bytes": bytes }),
+            );
         }
         self.json.insert("types".to_owned(), Value::Object(types));
     }
 
     fn plan(&mut self, loaded: &model::Loaded, args: &InspectArgs) -> anyhow::Result<()> {
         let backend = open::device(&args.device)?;
-        let wish = Wish { sequences: args.max_sequences, context: None, tree_nodes: 1 };
+        let wish = Wish {
+            sequences: args.max_sequences,
+            context: None,
+            tree_nodes: 1,
+        };
         let fitted = open::fit(backend.as_ref(), loaded, &args.device, wish);
-        let Fitted { plan, memory, device } = match fitted {
+        let Fitted {
+            plan,
+            memory,
+            device,
+        } = match fitted {
             Ok(fitted) => fitted,
             Err(error) => {
-                let why = format!("{error:#}");
+                let why = all_causes(&error);
                 self.section("plan", vec![shape::fact("does_not_fit", why)]);
                 return Ok(());
             }
@@ -160,7 +179,8 @@ impl Report {
         let mut all = Vec::new();
         for tensor in file.tensors() {
             let (name, ty, shape) = (tensor.name(), tensor.ty().to_string(), tensor.shape());
-            self.text.push_str(&format!("  {name:<40} {ty:<8} {shape}\n"));
+            self.text
+                .push_str(&format!("  {name:<40} {ty:<8} {shape}\n"));
             all.push(json!({ "name": &**name, "type": ty, "dims": tensor.dims() }));
         }
         self.json.insert("tensors".to_owned(), Value::Array(all));
@@ -171,8 +191,12 @@ impl Report {
         let mut all = Map::new();
         for (key, value) in file.meta().iter() {
             let shown = shape::metadata(value);
-            self.text.push_str(&format!("  {key}: {} = {shown}\n", value.type_name()));
-            all.insert(key.to_owned(), json!({ "type": value.type_name(), "value": shown }));
+            self.text
+                .push_str(&format!("  {key}: {} = {shown}\n", value.type_name()));
+            all.insert(
+                key.to_owned(),
+                json!({ "type": value.type_name(), "value": shown }),
+            );
         }
         self.json.insert("metadata".to_owned(), Value::Object(all));
     }

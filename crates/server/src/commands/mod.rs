@@ -70,8 +70,21 @@ pub fn main() -> ExitCode {
 fn fail(error: &anyhow::Error) -> ExitCode {
     let mut err = std::io::stderr().lock();
     // Nothing can be done if even standard error is closed.
-    let _ = writeln!(err, "error: {error:#}");
+    let _ = writeln!(err, "error: {}", all_causes(error));
     ExitCode::FAILURE
+}
+
+/// An error and its causes in one line; a cause that the one above it has told already is left away.
+fn all_causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -87,11 +100,33 @@ fn start_logging(filter: &str, format: LogFormat, no_color: bool) -> anyhow::Res
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| anyhow::anyhow!("--log {filter}: {error}"))?;
     let colours = std::io::stderr().is_terminal() && !no_color;
-    let logs =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogWriter).with_ansi(colours);
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogWriter)
+        .with_ansi(colours);
     match format {
         LogFormat::Text => logs.with_target(false).init(),
         LogFormat::Json => logs.json().init(),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let io = || std::io::Error::other("no such file");
+        let twice = Err::<(), _>(io())
+            .context("a.gguf: no such file")
+            .unwrap_err();
+        assert_eq!(all_causes(&twice), "a.gguf: no such file");
+        let once = Err::<(), _>(io())
+            .context("a.gguf")
+            .context("loading")
+            .unwrap_err();
+        assert_eq!(all_causes(&once), "loading: a.gguf: no such file");
+    }
 }

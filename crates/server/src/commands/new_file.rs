@@ -26,15 +26,22 @@ impl NewFile {
         let partial = path.with_file_name(partial);
         let file = File::create(&partial)
             .with_context(|| format!("cannot write {}", partial.display()))?;
-        let new = NewFile { path: path.to_owned(), partial, is_kept: false };
+        let new = NewFile {
+            path: path.to_owned(),
+            partial,
+            is_kept: false,
+        };
         Ok((new, BufWriter::with_capacity(1 << 20, file)))
     }
 
     /// Puts what was written in its place.
     pub(super) fn keep(mut self, written: BufWriter<File>) -> anyhow::Result<()> {
         let name = self.path.display();
-        let file = written.into_inner().with_context(|| format!("cannot write {name}"))?;
-        file.sync_all().with_context(|| format!("cannot write {name}"))?;
+        let file = written
+            .into_inner()
+            .with_context(|| format!("cannot write {name}"))?;
+        file.sync_all()
+            .with_context(|| format!("cannot write {name}"))?;
         fs::rename(&self.partial, &self.path).with_context(|| format!("cannot write {name}"))?;
         self.is_kept = true;
         Ok(())
@@ -53,7 +60,10 @@ impl Drop for NewFile {
 /// An error if a file would be replaced that nobody agreed to lose.
 pub(super) fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     if path.exists() && !force {
-        bail!("{} exists already; use --force to replace it", path.display());
+        bail!(
+            "{} exists already; use --force to replace it",
+            path.display()
+        );
     }
     Ok(())
 }
@@ -72,7 +82,9 @@ mod tests {
 
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]

@@ -18,7 +18,11 @@ impl NpyWriter {
     pub(super) fn create(path: &Path, rows: usize, cols: usize) -> io::Result<NpyWriter> {
         let mut file = BufWriter::new(File::create(path)?);
         file.write_all(&header(rows, cols))?;
-        Ok(NpyWriter { file, cols, rows_left: rows })
+        Ok(NpyWriter {
+            file,
+            cols,
+            rows_left: rows,
+        })
     }
 
     /// Appends one row of `cols` values.
@@ -36,7 +40,10 @@ impl NpyWriter {
     /// Flushes the file; an error if rows are missing.
     pub(super) fn finish(mut self) -> io::Result<()> {
         if self.rows_left != 0 {
-            return Err(io::Error::other(format!("{} rows are missing", self.rows_left)));
+            return Err(io::Error::other(format!(
+                "{} rows are missing",
+                self.rows_left
+            )));
         }
         self.file.flush()
     }
@@ -48,7 +55,10 @@ fn header(rows: usize, cols: usize) -> Vec<u8> {
     let mut dict =
         format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
     let unpadded = PREFIX + dict.len() + 1;
-    dict.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
+    dict.extend(std::iter::repeat_n(
+        ' ',
+        unpadded.next_multiple_of(64) - unpadded,
+    ));
     dict.push('\n');
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     let length = u16::try_from(dict.len()).expect("two numbers fit a short header");
@@ -66,7 +76,10 @@ mod tests {
         for (rows, cols) in [(1, 1), (200, 248_320), (4096, 7)] {
             let bytes = header(rows, cols);
             assert_eq!(bytes.len() % 64, 0);
-            assert_eq!(usize::from(bytes[8]) + 256 * usize::from(bytes[9]) + 10, bytes.len());
+            assert_eq!(
+                usize::from(bytes[8]) + 256 * usize::from(bytes[9]) + 10,
+                bytes.len()
+            );
             assert_eq!(bytes.last(), Some(&b'\n'));
         }
     }

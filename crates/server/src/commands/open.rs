@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
-use contract::{Backend, DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Runner};
+use contract::{
+    Backend, DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Runner,
+};
 
 use crate::cli::DeviceArgs;
 use crate::commands::progress::{Progress, bytes_text};
@@ -43,12 +45,13 @@ pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
 /// Loads a model file, or makes the synthetic model when there is none.
 pub(super) fn load(path: Option<&Path>) -> anyhow::Result<model::Loaded> {
     match path {
-        Some(path) => {
-            model::load(path).with_context(|| format!("cannot load {}", path.display()))
-        }
+        Some(path) => Ok(model::load(path)?),
         None => {
             let bytes = model::synth::SynthSpec::parse(SYNTHETIC)?.bytes()?;
-            Ok(model::load_bytes("tiny synthetic model", gguf::Mapped::shared(bytes.into()))?)
+            Ok(model::load_bytes(
+                "tiny synthetic model",
+                gguf::Mapped::shared(bytes.into()),
+            )?)
         }
     }
 }
@@ -88,12 +91,17 @@ pub(super) fn text_side(
 pub(super) fn kv_formats(args: &DeviceArgs) -> anyhow::Result<KvFormats> {
     let parse = |flag: &str, name: Option<&String>| -> anyhow::Result<Option<KvFormat>> {
         let Some(name) = name else { return Ok(None) };
-        let known = KvFormat::ALL.into_iter().find(|format| format.name() == name);
+        let known = KvFormat::ALL
+            .into_iter()
+            .find(|format| format.name() == name);
         match known {
             Some(format) => Ok(Some(format)),
             None => {
                 let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
-                bail!("{flag} {name}: unknown type, use one of {}", names.join(", "))
+                bail!(
+                    "{flag} {name}: unknown type, use one of {}",
+                    names.join(", ")
+                )
             }
         }
     };
@@ -152,10 +160,16 @@ pub(super) fn fit(
     let free = device.free_bytes;
     if let Some(context) = args.max_ctx.or(wish.context) {
         if context > MOST_CONTEXT {
-            bail!("--max-ctx {context}: use at most {MOST_CONTEXT}; the model was trained for {trained}");
+            bail!(
+                "--max-ctx {context}: use at most {MOST_CONTEXT}; the model was trained for {trained}"
+            );
         }
         if context > trained {
-            tracing::warn!(context, trained, "the context is longer than the model was trained for");
+            tracing::warn!(
+                context,
+                trained,
+                "the context is longer than the model was trained for"
+            );
         }
         let plan = plan_for(context);
         let memory = backend.estimate(&plan)?;
@@ -168,7 +182,11 @@ pub(super) fn fit(
                 bytes_text(free)
             );
         }
-        return Ok(Fitted { plan, memory, device });
+        return Ok(Fitted {
+            plan,
+            memory,
+            device,
+        });
     }
     let mut context = trained.min(AUTO_CONTEXT);
     loop {
@@ -176,7 +194,11 @@ pub(super) fn fit(
         let memory = backend.estimate(&plan)?;
         // A fifth stays free for the rest of the machine and for the mapped file's pages.
         if memory.total_bytes() <= free / 5 * 4 {
-            return Ok(Fitted { plan, memory, device });
+            return Ok(Fitted {
+                plan,
+                memory,
+                device,
+            });
         }
         if context <= LEAST_CONTEXT {
             bail!(
@@ -204,7 +226,11 @@ pub(super) fn open(
 
 /// The plan in three lines: model, device, memory.
 pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3] {
-    let Fitted { plan, memory, device } = fitted;
+    let Fitted {
+        plan,
+        memory,
+        device,
+    } = fitted;
     let facts = &loaded.facts;
     [
         format!(
@@ -266,7 +292,11 @@ mod tests {
         let args = device_args(words);
         let loaded = load(None).unwrap();
         let backend = device(&args).unwrap();
-        let wish = Wish { sequences: 4, context: None, tree_nodes: 1 };
+        let wish = Wish {
+            sequences: 4,
+            context: None,
+            tree_nodes: 1,
+        };
         let Err(error) = fit(backend.as_ref(), &loaded, &args, wish) else {
             panic!("{words:?} was taken");
         };
@@ -278,17 +308,41 @@ mod tests {
     #[test]
     fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
         let kv = kv_formats(&device_args(&["--kv-type", "q8_0"])).unwrap();
-        assert_eq!(kv, KvFormats { k: KvFormat::Q8_0, v: KvFormat::Q8_0 });
-        let kv = kv_formats(&device_args(&["--kv-type", "q8_0", "--cache-type-v", "f16"])).unwrap();
-        assert_eq!(kv, KvFormats { k: KvFormat::Q8_0, v: KvFormat::F16 });
+        assert_eq!(
+            kv,
+            KvFormats {
+                k: KvFormat::Q8_0,
+                v: KvFormat::Q8_0
+            }
+        );
+        let kv = kv_formats(&device_args(&[
+            "--kv-type",
+            "q8_0",
+            "--cache-type-v",
+            "f16",
+        ]))
+        .unwrap();
+        assert_eq!(
+            kv,
+            KvFormats {
+                k: KvFormat::Q8_0,
+                v: KvFormat::F16
+            }
+        );
     }
 
     #[test]
     fn what_cannot_be_planned_is_refused_by_its_flag() {
         check_refused(&["--kv-type", "q7"], &["--kv-type q7", "q8_0"]);
         check_refused(&["--chunk", "100"], &["--chunk 100", "multiple of 64"]);
-        check_refused(&["--max-ctx", "99999999999"], &["--max-ctx 99999999999", "at most"]);
-        check_refused(&["--max-ctx", "16777216", "--kv-type", "f16"], &["--max-ctx 16777216", "free"]);
+        check_refused(
+            &["--max-ctx", "99999999999"],
+            &["--max-ctx 99999999999", "at most"],
+        );
+        check_refused(
+            &["--max-ctx", "16777216", "--kv-type", "f16"],
+            &["--max-ctx 16777216", "free"],
+        );
     }
 
     #[test]
@@ -296,7 +350,11 @@ mod tests {
         let args = device_args(&[]);
         let loaded = load(None).unwrap();
         let backend = device(&args).unwrap();
-        let wish = Wish { sequences: 1, context: None, tree_nodes: 1 };
+        let wish = Wish {
+            sequences: 1,
+            context: None,
+            tree_nodes: 1,
+        };
         let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
         assert_eq!(fitted.plan.limits.context, loaded.spec.trained_context);
         let runner = open(backend.as_ref(), fitted.plan, &mut |_| {}).unwrap();

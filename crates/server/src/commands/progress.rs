@@ -36,7 +36,11 @@ impl Progress {
             bar.set_message(what.clone());
             bar
         });
-        Progress { what, bar, last_line: Cell::new(Instant::now()) }
+        Progress {
+            what,
+            bar,
+            last_line: Cell::new(Instant::now()),
+        }
     }
 
     /// Sets how far it has come.
@@ -67,7 +71,9 @@ impl Drop for Progress {
 
 /// A whole percentage, 100 of nothing.
 pub(super) fn percent(done: u64, total: u64) -> u64 {
-    u64::try_from(u128::from(done) * 100 / u128::from(total.max(1))).unwrap_or(100).min(100)
+    u64::try_from(u128::from(done) * 100 / u128::from(total.max(1)))
+        .unwrap_or(100)
+        .min(100)
 }
 
 /// Standard error, for log lines: bars step aside while one is written.
@@ -93,7 +99,11 @@ pub(super) fn bytes_text(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.2} {}", UNITS[unit])
+    }
 }
 
 #[cfg(test)]

@@ -14,11 +14,18 @@ use crate::commands::progress::{Progress, bytes_text};
 pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let Some(recipe) = Recipe::parse(&args.recipe) else {
         let known: Vec<&str> = Recipe::ALL.iter().map(|recipe| recipe.name()).collect();
-        bail!("recipe {}: unknown, use one of {}", args.recipe, known.join(", "));
+        bail!(
+            "recipe {}: unknown, use one of {}",
+            args.recipe,
+            known.join(", ")
+        );
     };
     refuse_existing(&args.output, args.force)?;
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let options = Options { recipe, threads: args.threads.unwrap_or(cores) };
+    let options = Options {
+        recipe,
+        threads: args.threads.unwrap_or(cores),
+    };
     let progress = Progress::new(format!("quantizing to {}", recipe.name()));
     let report = model::quantize::quantize(&args.input, &args.output, &options, &mut |at| {
         progress.set(at.done_bytes, at.total_bytes);

@@ -10,6 +10,7 @@ use chat::conversation::{Message, Role};
 use chat::openai::response::FinishReason;
 
 use crate::cli::RunArgs;
+use crate::commands::all_causes;
 use crate::commands::answer::{Answer, Answerer, Wanted};
 use crate::commands::open::{self, SYNTHETIC_NOTE, Wish};
 use crate::commands::terminal::{self, Input, Interrupts, Screen};
@@ -39,7 +40,9 @@ fn words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
         [] => (None, None),
         [one] => {
             let path = Path::new(one);
-            let is_model = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+            let is_model = path
+                .extension()
+                .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
             if is_model || path.is_file() {
                 (Some(path.to_owned()), None)
             } else {
@@ -52,7 +55,10 @@ fn words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
 
 fn prompt_from_stdin() -> anyhow::Result<String> {
     let mut text = String::new();
-    io::stdin().lock().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+    io::stdin()
+        .lock()
+        .read_to_string(&mut text)
+        .context("cannot read the prompt from standard input")?;
     let text = text.trim();
     if text.is_empty() {
         bail!("standard input holds no prompt; give one as the last word");
@@ -71,12 +77,20 @@ fn speaker(
         tracing::warn!("{SYNTHETIC_NOTE}");
     }
     let facts = &loaded.facts;
-    let found = card::find(&facts.name, &facts.architecture, args.model_cards_dir.as_deref());
+    let found = card::find(
+        &facts.name,
+        &facts.architecture,
+        args.model_cards_dir.as_deref(),
+    );
     let synthetic_limit = path.is_none().then_some(SYNTHETIC_MAX_TOKENS);
     let (defaults, _) = card::generation_defaults(GenerationFlags::default(), &found);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
-    let wish = Wish { sequences: 1, context: None, tree_nodes: 1 };
+    let wish = Wish {
+        sequences: 1,
+        context: None,
+        tree_nodes: 1,
+    };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
     let runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
     let wanted = Wanted {
@@ -85,7 +99,10 @@ fn speaker(
         seed: args.seed,
         thinking: args.thinking.map(is_on),
     };
-    let system = args.system.iter().map(|text| Message::new(Role::System, text.as_str()));
+    let system = args
+        .system
+        .iter()
+        .map(|text| Message::new(Role::System, text.as_str()));
     let dims = io::stdout().is_terminal() && !no_color;
     Ok(Speaker {
         answerer: Answerer::new(runner, model, wanted),
@@ -123,7 +140,9 @@ impl<W: Write> Speaker<W> {
         loop {
             write!(io::stderr(), "> ")?;
             // The watching thread holds a sender for as long as the process lives.
-            let Ok(Input::Line(line)) = self.inputs.recv() else { break };
+            let Ok(Input::Line(line)) = self.inputs.recv() else {
+                break;
+            };
             if line.trim().is_empty() {
                 break;
             }
@@ -140,7 +159,7 @@ impl<W: Write> Speaker<W> {
                 // The conversation goes on from where it was, unless the device is gone.
                 Err(error) if !error.is::<contract::DeviceError>() => {
                     self.history.truncate(before);
-                    writeln!(io::stderr(), "error: {error:#}")?;
+                    writeln!(io::stderr(), "error: {}", all_causes(&error))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -150,9 +169,17 @@ impl<W: Write> Speaker<W> {
     }
 
     fn answer(&mut self) -> anyhow::Result<Answer> {
-        let Speaker { answerer, history, screen, interrupts, .. } = self;
+        let Speaker {
+            answerer,
+            history,
+            screen,
+            interrupts,
+            ..
+        } = self;
         interrupts.answer_begins();
-        let answer = answerer.answer(history, &mut |piece| screen.show(piece), &|| interrupts.asked());
+        let answer = answerer.answer(history, &mut |piece| screen.show(piece), &|| {
+            interrupts.asked()
+        });
         interrupts.answer_ends();
         screen.end()?;
         answer
@@ -200,7 +227,11 @@ mod tests {
         check(&[], None, None);
         check(&["not there.gguf"], Some("not there.gguf"), None);
         check(&["X.GGUF"], Some("X.GGUF"), None);
-        check(&["Why is the sky blue?"], None, Some("Why is the sky blue?"));
+        check(
+            &["Why is the sky blue?"],
+            None,
+            Some("Why is the sky blue?"),
+        );
         check(&["model", "a prompt"], Some("model"), Some("a prompt"));
     }
 

@@ -1,7 +1,7 @@
 //! `hearth serve`: a listener, an engine thread that loads the model, and signals.
 
 use std::io::{ErrorKind, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use decode::SchedulerConfig;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use crate::cli::ServeArgs;
 use crate::commands::open::{self, Fitted, SYNTHETIC_NOTE, Wish};
 use crate::commands::progress::percent;
-use crate::commands::supervisor;
+use crate::commands::{all_causes, supervisor};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, Told};
@@ -22,6 +22,8 @@ use crate::shutdown::Stop;
 
 /// HTTP work is light, and the cores belong to the device.
 const MOST_WORKERS: usize = 4;
+/// How often a service manager hears of loading.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(args: ServeArgs, told: &[Told]) -> anyhow::Result<()> {
     let config = server_config(&args)?;
@@ -99,16 +101,15 @@ async fn announce_stop(stop: Stop) {
 /// Everything that happens on the engine thread before it takes requests.
 fn factory(args: ServeArgs) -> EngineFactory {
     Box::new(move |progress| {
-        let mut last = None;
+        let mut last: Option<Instant> = None;
         let mut also = |at: contract::LoadProgress| {
             progress(at);
-            let percent = percent(at.done_bytes, at.total_bytes);
-            if last != Some(percent) {
-                last = Some(percent);
-                supervisor::loading(percent);
+            if last.is_none_or(|told| told.elapsed() >= STATUS_EVERY) {
+                last = Some(Instant::now());
+                supervisor::loading(percent(at.done_bytes, at.total_bytes));
             }
         };
-        load(&args, &mut also).map_err(|error| BoxError::from(format!("{error:#}")))
+        load(&args, &mut also).map_err(|error| BoxError::from(all_causes(&error)))
     })
 }
 
@@ -122,7 +123,11 @@ fn load(
         tracing::warn!("{SYNTHETIC_NOTE}");
     }
     let facts = &loaded.facts;
-    let found = card::find(&facts.name, &facts.architecture, args.model_cards_dir.as_deref());
+    let found = card::find(
+        &facts.name,
+        &facts.architecture,
+        args.model_cards_dir.as_deref(),
+    );
     tracing::info!("model card: {}", found.place);
     let flags = GenerationFlags {
         max_tokens: args.default_max_tokens.or(args.max_tokens),
@@ -145,7 +150,11 @@ fn load(
         ..SchedulerConfig::default()
     };
     let runner = open::open(backend.as_ref(), fitted.plan, progress)?;
-    Ok(Loaded { runner, scheduler, model })
+    Ok(Loaded {
+        runner,
+        scheduler,
+        model,
+    })
 }
 
 fn fit(
@@ -153,7 +162,11 @@ fn fit(
     backend: &dyn contract::Backend,
     loaded: &model::Loaded,
 ) -> anyhow::Result<Fitted> {
-    let wish = Wish { sequences: args.max_sequences, context: None, tree_nodes: 1 };
+    let wish = Wish {
+        sequences: args.max_sequences,
+        context: None,
+        tree_nodes: 1,
+    };
     open::fit(backend, loaded, &args.device, wish)
 }
 

@@ -26,7 +26,11 @@ pub(super) fn fact(key: &'static str, value: impl Into<Value>) -> Fact {
 
 /// A fact that people read in other words.
 pub(super) fn shown(key: &'static str, value: impl Into<Value>, shown: String) -> Fact {
-    Fact { key, value: value.into(), shown }
+    Fact {
+        key,
+        value: value.into(),
+        shown,
+    }
 }
 
 /// The sizes of a model.
@@ -42,7 +46,11 @@ pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
         fact("attention_layers", n_attention),
         fact("delta_layers", n_delta),
         fact("head", if tied { "the embedding" } else { "its own" }),
-        shown("norm_epsilon", spec.norm_eps, format!("{:e}", spec.norm_eps)),
+        shown(
+            "norm_epsilon",
+            spec.norm_eps,
+            format!("{:e}", spec.norm_eps),
+        ),
     ];
     if let Some(FeedForward::Dense { gate, .. }) = spec.layers.first().map(|layer| &layer.ffn) {
         facts.push(fact("feed_forward", gate.rows));
@@ -102,10 +110,15 @@ pub(super) fn of_vocabulary(vocab: &Vocab) -> Vec<Fact> {
         facts.push(fact("put_before_text", name(bos)));
     }
     facts.push(match &vocab.chat_template {
-        Some(template) => {
-            shown("chat_template", template.len(), format!("{} bytes", template.len()))
-        }
-        None => fact("chat_template", "none; the built-in one of the family is used"),
+        Some(template) => shown(
+            "chat_template",
+            template.len(),
+            format!("{} bytes", template.len()),
+        ),
+        None => fact(
+            "chat_template",
+            "none; the built-in one of the family is used",
+        ),
     });
     facts
 }
@@ -182,7 +195,11 @@ mod tests {
         assert_eq!(of_key(&facts, "rope_dims"), 64);
         let facts = of_vocabulary(&loaded.vocab);
         assert_eq!(of_key(&facts, "cut"), "qwen35");
-        assert!(of_key(&facts, "end_tokens").to_string().contains("<|im_end|>"));
+        assert!(
+            of_key(&facts, "end_tokens")
+                .to_string()
+                .contains("<|im_end|>")
+        );
     }
 
     #[test]
@@ -190,6 +207,11 @@ mod tests {
         let numbers = gguf::Value::Array(gguf::Array::U32((0..100).collect()));
         assert_eq!(metadata(&numbers), "[0, 1, 2, 3, 4, 5, 6, 7, …]");
         let text = "é".repeat(200);
-        assert_eq!(metadata(&gguf::Value::String(text.as_str().into())).chars().count(), 101);
+        assert_eq!(
+            metadata(&gguf::Value::String(text.as_str().into()))
+                .chars()
+                .count(),
+            101
+        );
     }
 }

@@ -18,12 +18,18 @@ fn tell(states: &[NotifyState<'_>]) {
 /// Loading has come this far.
 pub(super) fn loading(percent: u64) {
     let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
-    tell(&[NotifyState::Status(&format!("loading {percent}%")), NotifyState::ExtendTimeoutUsec(more)]);
+    tell(&[
+        NotifyState::Status(&format!("loading {percent}%")),
+        NotifyState::ExtendTimeoutUsec(more),
+    ]);
 }
 
 /// The port is bound and the model answers.
 pub(super) fn ready(url: &str) {
-    tell(&[NotifyState::Ready, NotifyState::Status(&format!("serving at {url}"))]);
+    tell(&[
+        NotifyState::Ready,
+        NotifyState::Status(&format!("serving at {url}")),
+    ]);
 }
 
 /// Running requests are being finished.
@@ -33,7 +39,9 @@ pub(super) fn stopping() {
 
 /// Feeds the watchdog, if one is on, for as long as no turn of the engine takes longer than `stall`.
 pub(super) async fn feed_watchdog(engine: EngineHandle, stall: Duration) {
-    let Some(period) = sd_notify::watchdog_enabled() else { return };
+    let Some(period) = sd_notify::watchdog_enabled() else {
+        return;
+    };
     let mut ticks = tokio::time::interval((period / 2).max(Duration::from_millis(1)));
     loop {
         ticks.tick().await;

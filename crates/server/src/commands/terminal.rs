@@ -60,44 +60,53 @@ impl Interrupts {
 pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, Receiver<Input>)> {
     let (sender, receiver) = mpsc::channel();
     let interrupts = Arc::new(Interrupts::default());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     // Registered here, so that no interrupt is lost to the thread's start.
     let mut signals = {
         let _inside = runtime.enter();
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
     };
     let (watched, inputs) = (Arc::clone(&interrupts), sender.clone());
-    thread::Builder::new().name("interrupts".to_owned()).spawn(move || {
-        runtime.block_on(async {
-            while signals.recv().await.is_some() {
-                if !watched.take(&inputs) {
-                    leave();
+    thread::Builder::new()
+        .name("interrupts".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                while signals.recv().await.is_some() {
+                    if !watched.take(&inputs) {
+                        leave();
+                    }
                 }
-            }
-        });
-    })?;
+            });
+        })?;
     Ok((interrupts, sender, receiver))
 }
 
 /// Ends the process where it stands: asked twice, a person does not wait for a long step.
-#[expect(clippy::exit, reason = "the main thread may be in the middle of a long step")]
+#[expect(
+    clippy::exit,
+    reason = "the main thread may be in the middle of a long step"
+)]
 fn leave() {
     process::exit(i32::from(INTERRUPTED));
 }
 
 /// Reads lines from standard input, without their ends, on a thread of its own.
 pub(super) fn read_lines(inputs: Sender<Input>) -> io::Result<()> {
-    thread::Builder::new().name("lines".to_owned()).spawn(move || {
-        for line in io::stdin().lock().lines() {
-            // A line that is not UTF-8 ends the conversation like a closed input.
-            let Ok(line) = line else { break };
-            if inputs.send(Input::Line(line)).is_err() {
-                return;
+    thread::Builder::new()
+        .name("lines".to_owned())
+        .spawn(move || {
+            for line in io::stdin().lock().lines() {
+                // A line that is not UTF-8 ends the conversation like a closed input.
+                let Ok(line) = line else { break };
+                if inputs.send(Input::Line(line)).is_err() {
+                    return;
+                }
             }
-        }
-        // The receiver's end of the program needs no telling.
-        let _ = inputs.send(Input::End);
-    })?;
+            // The receiver's end of the program needs no telling.
+            let _ = inputs.send(Input::End);
+        })?;
     Ok(())
 }
 
@@ -117,7 +126,12 @@ const PLAIN: &str = "\x1b[0m";
 impl<W: Write> Screen<W> {
     /// Shows on `out`; `dims` if it understands control sequences.
     pub(super) fn new(out: W, dims: bool) -> Screen<W> {
-        Screen { out, dims, is_thinking: false, in_line: false }
+        Screen {
+            out,
+            dims,
+            is_thinking: false,
+            in_line: false,
+        }
     }
 
     /// Shows the next piece at once.
@@ -131,7 +145,8 @@ impl<W: Write> Screen<W> {
         if thinks != self.is_thinking {
             self.is_thinking = thinks;
             if self.dims {
-                self.out.write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
+                self.out
+                    .write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
             }
             if !thinks {
                 self.out.write_all(b"\n\n")?;

@@ -12,10 +12,21 @@ pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
     let loaded = open::load(Some(&args.model))?;
     let tokenizer = Tokenizer::new(&loaded.vocab)?;
     let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
+    std::io::stdin()
+        .lock()
+        .read_to_end(&mut bytes)
+        .context("cannot read standard input")?;
     let text = String::from_utf8(bytes).context("standard input is not UTF-8")?;
-    let special = if args.no_special { Special::Literal } else { Special::Match };
-    let ids: Vec<u32> = tokenizer.encode(&text, special)?.into_iter().map(|id| id.0).collect();
+    let special = if args.no_special {
+        Special::Literal
+    } else {
+        Special::Match
+    };
+    let ids: Vec<u32> = tokenizer
+        .encode(&text, special)?
+        .into_iter()
+        .map(|id| id.0)
+        .collect();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(&ids)?)?;
     Ok(())

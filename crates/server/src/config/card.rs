@@ -41,7 +41,9 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
         match std::fs::read_to_string(&path) {
             Ok(json) => return read(&json, architecture, &path.display().to_string()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(card = %path.display(), %error, "a model card cannot be read"),
+            Err(error) => {
+                tracing::warn!(card = %path.display(), %error, "a model card cannot be read")
+            }
         }
     }
     if let Some((name, json)) = BUILT_IN.iter().find(|(name, _)| *name == stem) {
@@ -62,16 +64,27 @@ fn read(json: &str, architecture: &str, place: &str) -> Found {
     for warning in warnings {
         tracing::warn!(card = place, "model card: {warning}");
     }
-    Found { card, place: place.to_owned(), origin: Origin::Card }
+    Found {
+        card,
+        place: place.to_owned(),
+        origin: Origin::Card,
+    }
 }
 
 /// What a request gets that does not say, each value with its origin: flag, then card, then neutral.
-pub fn generation_defaults(flags: GenerationFlags, found: &Found) -> (GenerationDefaults, Vec<Told>) {
+pub fn generation_defaults(
+    flags: GenerationFlags,
+    found: &Found,
+) -> (GenerationDefaults, Vec<Told>) {
     let neutral = GenerationDefaults::default();
     let sampling = &found.card.sampling;
     let mut told = Vec::new();
     let mut tell = |name: &str, value: String, origin| {
-        told.push(Told { name: name.to_owned(), value, origin });
+        told.push(Told {
+            name: name.to_owned(),
+            value,
+            origin,
+        });
     };
     fn chosen<T: Copy + ToString>(
         name: &str,
@@ -80,14 +93,23 @@ pub fn generation_defaults(flags: GenerationFlags, found: &Found) -> (Generation
         tell: &mut impl FnMut(&str, String, Origin),
     ) -> T {
         let value = card.unwrap_or(neutral);
-        let origin = if card.is_some() { Origin::Card } else { Origin::Default };
+        let origin = if card.is_some() {
+            Origin::Card
+        } else {
+            Origin::Default
+        };
         tell(name, value.to_string(), origin);
         value
     }
     let defaults = GenerationDefaults {
         max_tokens: Some(flags.max_tokens.unwrap_or(found.card.max_tokens)),
         thinking: flags.thinking,
-        temperature: chosen("temperature", sampling.temperature, neutral.temperature, &mut tell),
+        temperature: chosen(
+            "temperature",
+            sampling.temperature,
+            neutral.temperature,
+            &mut tell,
+        ),
         top_p: chosen("top_p", sampling.top_p, neutral.top_p, &mut tell),
         top_k: chosen("top_k", sampling.top_k, neutral.top_k, &mut tell),
         min_p: chosen("min_p", sampling.min_p, neutral.min_p, &mut tell),
@@ -106,7 +128,11 @@ pub fn generation_defaults(flags: GenerationFlags, found: &Found) -> (Generation
         ..neutral
     };
     if flags.max_tokens.is_none() {
-        tell("max_tokens", found.card.max_tokens.to_string(), found.origin);
+        tell(
+            "max_tokens",
+            found.card.max_tokens.to_string(),
+            found.origin,
+        );
     }
     (defaults, told)
 }
@@ -125,7 +151,10 @@ mod tests {
         let found = find("A Model_1B", "qwen35", Some(dir.path()));
         assert_eq!((found.card.max_tokens, found.origin), (100, Origin::Card));
         let none = find("B", "qwen35", Some(dir.path()));
-        assert_eq!((none.card, none.origin), (Card::of_architecture("qwen35"), Origin::Default));
+        assert_eq!(
+            (none.card, none.origin),
+            (Card::of_architecture("qwen35"), Origin::Default)
+        );
     }
 
     #[test]
@@ -134,21 +163,33 @@ mod tests {
         std::fs::write(dir.path().join("secret.json"), CARD).unwrap();
         let inner = dir.path().join("cards");
         std::fs::create_dir(&inner).unwrap();
-        assert_eq!(find("../secret", "qwen35", Some(&inner)).origin, Origin::Default);
+        assert_eq!(
+            find("../secret", "qwen35", Some(&inner)).origin,
+            Origin::Default
+        );
     }
 
     #[test]
     fn flags_win_over_the_card_and_the_card_over_neutral_values() {
         let found = read(CARD, "qwen35", "a file");
         let (by_card, told) = generation_defaults(GenerationFlags::default(), &found);
-        assert_eq!((by_card.temperature, by_card.top_k, by_card.top_p), (0.25, 20, 1.0));
+        assert_eq!(
+            (by_card.temperature, by_card.top_k, by_card.top_p),
+            (0.25, 20, 1.0)
+        );
         assert_eq!(by_card.max_tokens, Some(100));
         let origin = |name: &str| told.iter().find(|told| told.name == name).unwrap().origin;
         assert_eq!(origin("temperature"), Origin::Card);
         assert_eq!(origin("top_p"), Origin::Default);
-        let flags = GenerationFlags { max_tokens: Some(7), thinking: Some(false) };
+        let flags = GenerationFlags {
+            max_tokens: Some(7),
+            thinking: Some(false),
+        };
         let (by_flag, _) = generation_defaults(flags, &found);
-        assert_eq!((by_flag.max_tokens, by_flag.thinking), (Some(7), Some(false)));
+        assert_eq!(
+            (by_flag.max_tokens, by_flag.thinking),
+            (Some(7), Some(false))
+        );
     }
 
     #[test]

@@ -21,7 +21,10 @@ const NOT_IN_FILES: [&str; 4] = ["config", "dry-run", "help", "version"];
 
 /// Reads the file; every key must be a flag of `command`.
 pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigError> {
-    let wrong = |detail: String| ConfigError::File { path: path.to_owned(), detail };
+    let wrong = |detail: String| ConfigError::File {
+        path: path.to_owned(),
+        detail,
+    };
     let table: Table = read_text("--config", path)?
         .parse()
         .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
@@ -34,7 +37,10 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
     for (key, value) in table {
         let name = key.replace('_', "-");
         let Some((_, id)) = flags.iter().find(|(long, _)| *long == name) else {
-            let near = flags.iter().map(|(long, _)| *long).min_by_key(|long| distance(&name, long));
+            let near = flags
+                .iter()
+                .map(|(long, _)| *long)
+                .min_by_key(|long| distance(&name, long));
             let near = near.filter(|long| distance(&name, long) <= 3);
             let hint = near.map_or(String::new(), |long| format!("; did you mean {long}?"));
             return Err(wrong(format!("{key} is not a setting{hint}")));
@@ -45,7 +51,10 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
         };
         let values = values
             .ok_or_else(|| wrong(format!("{key} must be a string, a number, true or false")))?;
-        entries.push(Entry { id: (*id).to_owned(), values });
+        entries.push(Entry {
+            id: (*id).to_owned(),
+            values,
+        });
     }
     Ok(entries)
 }
@@ -92,7 +101,12 @@ mod tests {
 
     #[test]
     fn distances_count_edits() {
-        for (a, b, edits) in [("port", "port", 0), ("prot", "port", 2), ("", "abc", 3), ("kv", "kw-type", 6)] {
+        for (a, b, edits) in [
+            ("port", "port", 0),
+            ("prot", "port", 2),
+            ("", "abc", 3),
+            ("kv", "kw-type", 6),
+        ] {
             assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
         }
     }

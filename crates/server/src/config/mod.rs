@@ -60,8 +60,13 @@ pub enum Origin {
 
 impl Origin {
     /// All origins, strongest first.
-    pub const ALL: [Origin; 5] =
-        [Origin::Flag, Origin::Environment, Origin::File, Origin::Card, Origin::Default];
+    pub const ALL: [Origin; 5] = [
+        Origin::Flag,
+        Origin::Environment,
+        Origin::File,
+        Origin::Card,
+        Origin::Default,
+    ];
 }
 
 impl fmt::Display for Origin {
@@ -119,7 +124,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigEr
 }
 
 fn serve_command(command: &Command) -> &Command {
-    command.find_subcommand("serve").expect("the command line defines it")
+    command
+        .find_subcommand("serve")
+        .expect("the command line defines it")
 }
 
 /// Every argument that has a value.
@@ -140,7 +147,11 @@ fn told(command: &Command, matches: &ArgMatches, from_file: &[file::Entry]) -> V
         let secret = id == "api_key";
         told.push(Told {
             name: arg.get_long().unwrap_or("model").to_owned(),
-            value: if secret { format!("{} keys", values.len()) } else { values.join(",") },
+            value: if secret {
+                format!("{} keys", values.len())
+            } else {
+                values.join(",")
+            },
             origin,
         });
     }
@@ -199,16 +210,27 @@ mod tests {
 
     #[test]
     fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
-        let file = config_file("port = 9001\nmax_ctx = 512\nno-cors = true\napi-key = [\"a\", \"b\"]\n");
+        let file =
+            config_file("port = 9001\nmax_ctx = 512\nno-cors = true\napi-key = [\"a\", \"b\"]\n");
         let path = file.path().to_str().unwrap();
         let typed = typed(&["serve", "--config", path, "--port", "9002"]).unwrap();
-        let origin = |name: &str| typed.told.iter().find(|told| told.name == name).unwrap().clone();
+        let origin = |name: &str| {
+            typed
+                .told
+                .iter()
+                .find(|told| told.name == name)
+                .unwrap()
+                .clone()
+        };
         assert_eq!(origin("port").origin, Origin::Flag);
         assert_eq!(origin("max-ctx").origin, Origin::File);
         assert_eq!(origin("host").origin, Origin::Default);
         assert_eq!(origin("api-key").value, "2 keys");
         let args = serve(typed);
-        assert_eq!((args.port, args.device.max_ctx, args.no_cors), (9002, Some(512), true));
+        assert_eq!(
+            (args.port, args.device.max_ctx, args.no_cors),
+            (9002, Some(512), true)
+        );
         assert_eq!(args.api_key, ["a", "b"]);
     }
 

@@ -78,12 +78,17 @@ fn api_keys(args: &ServeArgs) -> Result<Vec<String>, ConfigError> {
     if let Some(path) = &args.api_key_file {
         let text = read_text("--api-key-file", path)?;
         let lines = text.lines().map(str::trim);
-        let found: Vec<String> =
-            lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect();
+        let found: Vec<String> = lines
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+            .map(str::to_owned)
+            .collect();
         if found.is_empty() {
             // Whoever names a file wants a closed door; an open one would be a nasty surprise.
             let detail = "holds no keys; write one a line".to_owned();
-            return Err(ConfigError::File { path: path.clone(), detail });
+            return Err(ConfigError::File {
+                path: path.clone(),
+                detail,
+            });
         }
         keys.extend(found);
     }
@@ -110,17 +115,29 @@ mod tests {
         let config = config(&[]).unwrap();
         let own = ServerConfig::default();
         assert_eq!((config.host, config.port), (own.host, own.port));
-        assert_eq!((config.times, config.queue_limit), (own.times, own.queue_limit));
-        assert_eq!((config.cors, config.metrics, config.body_limit_bytes), (true, true, own.body_limit_bytes));
+        assert_eq!(
+            (config.times, config.queue_limit),
+            (own.times, own.queue_limit)
+        );
+        assert_eq!(
+            (config.cors, config.metrics, config.body_limit_bytes),
+            (true, true, own.body_limit_bytes)
+        );
         assert_eq!(config.defaults, own.defaults);
         assert_eq!(config.model_name, UNNAMED);
     }
 
     #[test]
     fn a_model_is_named_after_its_file_unless_told_otherwise() {
-        assert_eq!(config(&["dir/Qwen3.5-0.8B.Q4.gguf"]).unwrap().model_name, "Qwen3.5-0.8B.Q4");
+        assert_eq!(
+            config(&["dir/Qwen3.5-0.8B.Q4.gguf"]).unwrap().model_name,
+            "Qwen3.5-0.8B.Q4"
+        );
         assert_eq!(config(&["--model", "a.gguf"]).unwrap().model_name, "a");
-        assert_eq!(config(&["a.gguf", "--model-name", "b"]).unwrap().model_name, "b");
+        assert_eq!(
+            config(&["a.gguf", "--model-name", "b"]).unwrap().model_name,
+            "b"
+        );
     }
 
     #[test]

@@ -1,0 +1,236 @@
+use std::fs;
+
+use crate::process::{hearth, ids, model, models};
+
+/// A command line that must be refused, with words of why; what it was about is among them.
+fn refused(args: &[&str], code: i32, parts: &[&str]) {
+    let done = hearth(args);
+    assert_eq!(done.code, Some(code), "{args:?}: {}", done.err);
+    assert_eq!(done.out, "", "{args:?}");
+    let first = done.err.lines().find(|line| line.starts_with("error: "));
+    let first = first.unwrap_or_else(|| panic!("{args:?}: {}", done.err));
+    assert!(!done.err.contains("panicked"), "{}", done.err);
+    for part in parts {
+        assert!(done.err.contains(part), "{part} in {first}");
+    }
+}
+
+#[test]
+fn bad_files_are_named_with_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let whole = fs::read(model()).unwrap();
+    let missing = dir.path().join("missing.gguf");
+    let cases = [
+        (
+            missing.to_str().unwrap().to_owned(),
+            vec!["missing.gguf", "No such file"],
+        ),
+        (write("empty.gguf", b""), vec!["empty.gguf"]),
+        (write("cut.gguf", &whole[..100]), vec!["cut.gguf"]),
+        (
+            write("cut-late.gguf", &whole[..whole.len() - 100_000]),
+            vec!["cut-late.gguf", "tensor"],
+        ),
+        (
+            write("picture.gguf", b"\x89PNG\r\n\x1a\n and more"),
+            vec!["picture.gguf", "not a GGUF file"],
+        ),
+        (
+            dir.path().to_str().unwrap().to_owned(),
+            vec!["not a plain file"],
+        ),
+    ];
+    for (path, parts) in &cases {
+        refused(&["inspect", path], 1, parts);
+        refused(&["run", path, "Hello"], 1, parts);
+        refused(&["serve", path, "--dry-run"], 1, parts);
+        refused(&["quantize", path, "out.gguf", "q8_0"], 1, parts);
+        refused(&["tokenize", path], 1, parts);
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_of_model_is_shown_and_then_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other.gguf");
+    let whole = fs::read(model()).unwrap();
+    // The architecture's name stands in the key-value pairs; another of equal length keeps all offsets.
+    let at = whole
+        .windows(6)
+        .position(|bytes| bytes == b"qwen35")
+        .unwrap();
+    let mut other = whole;
+    other[at..at + 6].copy_from_slice(b"llamas");
+    fs::write(&path, other).unwrap();
+    let done = hearth(&["inspect", path.to_str().unwrap()]);
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.out.contains("architecture        llamas"),
+        "{}",
+        done.out
+    );
+    assert!(
+        done.err.contains("llamas") && done.err.contains("not supported"),
+        "{}",
+        done.err
+    );
+}
+
+#[test]
+fn unknown_names_come_back_with_the_known_ones() {
+    let model = model();
+    let name = model.to_str().unwrap();
+    refused(
+        &["quantize", name, "out.gguf", "q4_k_x"],
+        1,
+        &["recipe q4_k_x", "q4_k_m"],
+    );
+    refused(
+        &["synth", "qwen9-1b:q8_0", "out.gguf"],
+        1,
+        &["qwen9-1b", "qwen3.5-0.8b"],
+    );
+    refused(&["synth", "tiny-dense:q9", "out.gguf"], 1, &["q9", "q8_0"]);
+    refused(
+        &["run", name, "Hello", "--device", "gpu"],
+        1,
+        &["--device gpu", "cuda:N"],
+    );
+    refused(
+        &["run", name, "Hello", "--kv-type", "q9"],
+        1,
+        &["--kv-type q9", "q8_0"],
+    );
+    refused(&["serve", "--prot", "1"], 2, &["--prot", "--port"]);
+    refused(&["server"], 2, &["server", "serve"]);
+    refused(
+        &["serve", "--late-system", "maybe"],
+        2,
+        &["--late-system", "hoist"],
+    );
+}
+
+#[test]
+fn numbers_out_of_range_name_their_flag() {
+    let model = model();
+    let name = model.to_str().unwrap();
+    let huge = [
+        "serve",
+        name,
+        "--dry-run",
+        "--max-ctx",
+        "16777216",
+        "--max-sequences",
+        "4096",
+    ];
+    refused(&huge, 1, &["--max-ctx 16777216", "4096 sequences", "free"]);
+    refused(
+        &["run", name, "Hi", "--max-ctx", "99999999999999"],
+        1,
+        &["--max-ctx", "at most"],
+    );
+    refused(
+        &["run", name, "Hi", "--max-ctx", "0"],
+        2,
+        &["--max-ctx", "at least 1"],
+    );
+    refused(
+        &["run", name, "Hi", "--max-ctx", "8"],
+        1,
+        &["maximum context length", "8 tokens"],
+    );
+    refused(
+        &["run", name, "Hi", "--chunk", "100"],
+        1,
+        &["--chunk 100", "64"],
+    );
+    refused(
+        &["run", name, "Hi", "--temperature", "3"],
+        2,
+        &["--temperature", "0 to 2"],
+    );
+    refused(&["serve", "--port", "70000"], 2, &["--port"]);
+    refused(
+        &["serve", "--sse-ping-interval", "0"],
+        2,
+        &["--sse-ping-interval"],
+    );
+}
+
+#[test]
+fn ids_that_cannot_be_evaluated_are_named_with_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model();
+    let name = model.to_str().unwrap();
+    let check = |text: &str, parts: &[&str]| {
+        let path = dir.path().join("bad.json");
+        fs::write(&path, text).unwrap();
+        refused(
+            &[
+                "eval",
+                name,
+                "--ids",
+                path.to_str().unwrap(),
+                "--logits",
+                "no.npy",
+            ],
+            1,
+            parts,
+        );
+    };
+    check(
+        "[1, 2, 1024]",
+        &["bad.json", "id 1024 at index 2", "vocabulary of 1024"],
+    );
+    check("[]", &["bad.json", "no ids"]);
+    check("[1, -2]", &["bad.json", "JSON array of token ids"]);
+    check("{\"ids\": [1]}", &["bad.json", "JSON array of token ids"]);
+    let ids = ids();
+    let ids = ids.to_str().unwrap();
+    refused(&["eval", name, "--ids", ids], 2, &["--logits"]);
+    refused(
+        &["eval", name, "--ids", ids, "--greedy", "3"],
+        2,
+        &["--out-ids"],
+    );
+    refused(
+        &[
+            "eval",
+            name,
+            "--ids",
+            ids,
+            "--logits",
+            "x.npy",
+            "--max-ctx",
+            "64",
+        ],
+        1,
+        &["70 ids", "--max-ctx 64"],
+    );
+    let nowhere = models().join("no-such-dir/l.npy");
+    refused(
+        &[
+            "eval",
+            name,
+            "--ids",
+            ids,
+            "--logits",
+            nowhere.to_str().unwrap(),
+        ],
+        1,
+        &["no-such-dir", "cannot write"],
+    );
+}
+
+#[test]
+fn input_that_is_no_text_is_refused() {
+    let model = model();
+    let done = crate::process::hearth_with(b"\xff\xfe", &["tokenize", model.to_str().unwrap()]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.err.contains("not UTF-8"), "{}", done.err);
+}

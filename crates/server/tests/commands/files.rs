@@ -1,0 +1,146 @@
+use std::fs;
+
+use serde_json::Value;
+
+use crate::process::{good, hearth, hearth_with, model};
+
+fn inspected(path: &std::path::Path) -> Value {
+    serde_json::from_str(&good("inspect {} --json --tensors --metadata", &[path]).out).unwrap()
+}
+
+#[test]
+fn a_quantized_file_is_smaller_and_says_what_it_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small.gguf");
+    let done = good("quantize {} {} q4_k_m", &[&model(), &small]);
+    assert!(done.err.contains("small.gguf: 56 tensors"), "{}", done.err);
+    let (before, after) = (inspected(&model()), inspected(&small));
+    assert!(before["types"]["BF16"]["tensors"].as_u64() > Some(20));
+    assert!(
+        after["types"]["Q4_K"]["tensors"].as_u64() > Some(10),
+        "{}",
+        after["types"]
+    );
+    assert!(after["types"]["Q6_K"]["tensors"].as_u64() > Some(0));
+    assert!(after["types"].get("BF16").is_none());
+    for key in ["weights", "tensors", "architecture"] {
+        assert_eq!(before["file"][key], after["file"][key], "{key}");
+    }
+    assert_eq!(before["model"], after["model"]);
+    assert_eq!(before["vocabulary"], after["vocabulary"]);
+    assert!(after["file"]["bits_per_weight"].as_f64() < Some(7.0));
+    let sum: u64 = after["types"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|ty| ty["tensors"].as_u64().unwrap())
+        .sum();
+    assert_eq!(sum, after["tensors"].as_array().unwrap().len() as u64);
+    let names: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["small.gguf"], "nothing is left beside it");
+}
+
+#[test]
+fn inspect_tells_people_sizes_types_and_the_plan() {
+    let text = good(
+        "inspect {} --max-ctx 2048 --kv-type q8_0 --tensors --metadata",
+        &[&model()],
+    )
+    .out;
+    for part in [
+        "architecture        qwen35",
+        "BF16",
+        "layers              4",
+        "delta value heads   6",
+        "tokens              1024",
+        "context             2048",
+        "keys                q8_0",
+        "blk.0.ssm_conv1d.weight",
+        "qwen35.context_length: u32 = 8192",
+    ] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+}
+
+#[test]
+fn the_plan_grows_with_the_context_and_says_when_it_does_not_fit() {
+    let plan = |flags: &str| -> Value {
+        let done = good(&format!("inspect {{}} --json {flags}"), &[&model()]);
+        serde_json::from_str::<Value>(&done.out).unwrap()["plan"].clone()
+    };
+    let short = plan("--max-ctx 1024");
+    let long = plan("--max-ctx 4096");
+    let bytes = |plan: &Value| plan["cache_bytes"].as_u64().unwrap();
+    // Keys and values of one attention layer with one head of 256 halves, for four sequences.
+    assert_eq!(bytes(&long) - bytes(&short), 3072 * 4 * 2 * 256 * 2);
+    let too_long = plan("--max-ctx 16777216 --max-sequences 64");
+    assert!(
+        too_long["does_not_fit"]
+            .as_str()
+            .unwrap()
+            .contains("--max-ctx"),
+        "{too_long}"
+    );
+}
+
+#[test]
+fn the_same_seed_writes_the_same_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (name, seed) in [("a", 7), ("b", 7), ("c", 8)] {
+        good(
+            &format!("synth tiny-dense:q8_0 {{}} --seed {seed}"),
+            &[&path(name)],
+        );
+    }
+    let read = |name: &str| fs::read(path(name)).unwrap();
+    assert!(read("a") == read("b"));
+    assert!(read("a") != read("c"));
+}
+
+#[test]
+fn no_command_replaces_a_file_unasked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.gguf");
+    fs::write(&path, "precious").unwrap();
+    let (name, model) = (path.to_str().unwrap(), model());
+    for args in [
+        vec!["synth", "tiny-dense:q8_0", name],
+        vec!["quantize", model.to_str().unwrap(), name, "q8_0"],
+    ] {
+        let done = hearth(&args);
+        assert_eq!(done.code, Some(1));
+        assert!(
+            done.err.contains("mine.gguf") && done.err.contains("--force"),
+            "{}",
+            done.err
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+    good("synth tiny-dense:q8_0 {} --force", &[&path]);
+    assert!(fs::read(&path).unwrap().starts_with(b"GGUF"));
+}
+
+fn tokens(text: &str, flags: &[&str]) -> Vec<u32> {
+    let model = model();
+    let mut args = vec!["tokenize", model.to_str().unwrap()];
+    args.extend(flags);
+    let done = hearth_with(text.as_bytes(), &args);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    serde_json::from_str(&done.out).unwrap()
+}
+
+#[test]
+fn special_strings_are_one_token_unless_told_otherwise() {
+    let text = "Hello world<|im_end|>";
+    let matched = tokens(text, &[]);
+    let literal = tokens(text, &["--no-special"]);
+    assert_eq!(matched.last(), Some(&1007));
+    assert!(!literal.contains(&1007) && literal.len() > matched.len());
+    let n = matched.len() - 1;
+    assert_eq!(matched[..n], literal[..n]);
+    assert_eq!(tokens("", &[]), Vec::<u32>::new());
+}

@@ -1,0 +1,58 @@
+use crate::process::hearth;
+
+const COMMANDS: [&str; 7] = [
+    "serve", "run", "inspect", "quantize", "synth", "eval", "tokenize",
+];
+
+#[test]
+fn every_command_explains_itself_with_a_worked_example() {
+    let all = hearth(&["--help"]);
+    assert_eq!(all.code, Some(0));
+    for name in COMMANDS {
+        assert!(
+            all.out.contains(&format!("\n  {name} ")),
+            "{name} is not listed"
+        );
+        let help = hearth(&[name, "--help"]);
+        assert_eq!(help.code, Some(0), "{}", help.err);
+        let example = help.out.split_once("Example").expect(name).1;
+        assert!(
+            example.contains(&format!("hearth {name} ")),
+            "{name}: {example}"
+        );
+        assert_eq!(help.err, "");
+    }
+}
+
+#[test]
+fn every_flag_of_serve_has_its_environment_variable() {
+    let help = hearth(&["serve", "--help"]).out;
+    // What to do now, and what has its variable under another name.
+    let without = ["--help", "--dry-run", "--model", "--no-color"];
+    let flags: Vec<&str> = help
+        .lines()
+        .filter_map(|line| {
+            line.trim_start()
+                .split_whitespace()
+                .find(|word| word.starts_with("--"))
+        })
+        .filter(|flag| !without.contains(flag))
+        .collect();
+    assert!(flags.len() > 25, "{flags:?}");
+    for flag in flags {
+        let variable = format!("HEARTH_{}", flag[2..].to_uppercase().replace('-', "_"));
+        assert!(
+            help.contains(&format!("[env: {variable}")),
+            "{flag} lacks {variable}"
+        );
+    }
+}
+
+#[test]
+fn without_a_command_the_help_comes_and_the_status_says_wrong_use() {
+    let nothing: [&str; 0] = [];
+    let done = hearth(&nothing);
+    assert_eq!(done.code, Some(2));
+    assert!(done.err.contains("Usage: hearth"), "{}", done.err);
+    assert!(hearth(&["--version"]).out.starts_with("hearth "));
+}

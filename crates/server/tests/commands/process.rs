@@ -1,0 +1,92 @@
+//! Running the executable, and a tiny model for it to work on.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+/// What a run of the executable left behind.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// The executable with nothing of this process's settings.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("HEARTH_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs the executable to its end, with `input` on its standard input.
+pub(crate) fn hearth_with<S: AsRef<std::ffi::OsStr>>(input: &[u8], args: &[S]) -> Done {
+    let mut child = command()
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that reads nothing may have ended already.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    let output = child.wait_with_output().unwrap();
+    Done {
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Runs the executable with an empty standard input.
+pub(crate) fn hearth<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Done {
+    hearth_with(b"", args)
+}
+
+/// Runs a command line that must succeed, its words separated by blanks; a path goes in by `{}`.
+pub(crate) fn good(line: &str, paths: &[&Path]) -> Done {
+    let mut paths = paths.iter();
+    let words: Vec<String> = line
+        .split(' ')
+        .map(|word| match word {
+            "{}" => paths.next().unwrap().display().to_string(),
+            word => word.to_owned(),
+        })
+        .collect();
+    let done = hearth(&words);
+    assert_eq!(done.code, Some(0), "{line}: {}", done.err);
+    done
+}
+
+/// A directory with `bf16.gguf`, a tiny hybrid with random weights, and `ids.json`.
+pub(crate) fn models() -> &'static Path {
+    static DIR: OnceLock<TempDir> = OnceLock::new();
+    DIR.get_or_init(|| {
+        let dir = TempDir::new().unwrap();
+        good(
+            "synth tiny-hybrid:bf16 {}",
+            &[&dir.path().join("bf16.gguf")],
+        );
+        let ids: Vec<u32> = (0..70).map(|i| i * 7 % 1000).collect();
+        std::fs::write(dir.path().join("ids.json"), format!("{ids:?}")).unwrap();
+        dir
+    })
+    .path()
+}
+
+/// The tiny model's file.
+pub(crate) fn model() -> PathBuf {
+    models().join("bf16.gguf")
+}
+
+/// The ids to evaluate.
+pub(crate) fn ids() -> PathBuf {
+    models().join("ids.json")
+}

@@ -1,0 +1,137 @@
+use std::fs;
+use std::path::Path;
+
+use crate::process::{good, hearth, hearth_with, ids, model};
+
+/// Reads a NumPy file of f32 `[rows, cols]`.
+fn npy(path: &Path) -> (usize, usize, Vec<f32>) {
+    let bytes = fs::read(path).unwrap();
+    assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
+    let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let header = std::str::from_utf8(&bytes[10..start]).unwrap();
+    assert!(
+        header.contains("'descr': '<f4', 'fortran_order': False"),
+        "{header}"
+    );
+    let shape = header.split(['(', ')']).nth(1).unwrap();
+    let sizes: Vec<usize> = shape.split(", ").map(|n| n.parse().unwrap()).collect();
+    let (values, rest) = bytes[start..].as_chunks::<4>();
+    assert!(rest.is_empty() && values.len() == sizes[0] * sizes[1]);
+    (
+        sizes[0],
+        sizes[1],
+        values.iter().map(|v| f32::from_le_bytes(*v)).collect(),
+    )
+}
+
+fn likeliest(row: &[f32]) -> usize {
+    (0..row.len())
+        .max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a)))
+        .unwrap()
+}
+
+#[test]
+fn eval_gives_a_row_for_each_id_and_the_fast_path_agrees_with_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let (fast, reference) = (
+        dir.path().join("fast.npy"),
+        dir.path().join("reference.npy"),
+    );
+    good("eval {} --ids {} --logits {}", &[&model(), &ids(), &fast]);
+    good(
+        "eval {} --cpu-reference --ids {} --logits {}",
+        &[&model(), &ids(), &reference],
+    );
+    let (rows, cols, fast) = npy(&fast);
+    assert_eq!((rows, cols), (70, 1024));
+    let (_, _, reference) = npy(&reference);
+    let spread = reference.iter().map(|x| f64::from(x.abs())).sum::<f64>() / reference.len() as f64;
+    let error = |i: usize| f64::from((fast[i] - reference[i]).abs());
+    let mean = (0..fast.len()).map(error).sum::<f64>() / fast.len() as f64;
+    assert!(spread > 0.1, "the logits say nothing: {spread}");
+    assert!(mean < 0.06, "mean error {mean} at a spread of {spread}");
+}
+
+#[test]
+fn eval_does_not_depend_on_the_chunk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a.npy"), dir.path().join("b.npy"));
+    good(
+        "eval {} --ids {} --logits {} --chunk 64",
+        &[&model(), &ids(), &a],
+    );
+    good("eval {} --ids {} --logits {}", &[&model(), &ids(), &b]);
+    assert!(fs::read(a).unwrap() == fs::read(b).unwrap());
+}
+
+#[test]
+fn greedy_begins_with_the_likeliest_token_of_the_last_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let (logits, out) = (dir.path().join("l.npy"), dir.path().join("o.json"));
+    good(
+        "eval {} --ids {} --logits {} --greedy 5 --out-ids {}",
+        &[&model(), &ids(), &logits, &out],
+    );
+    let (_, cols, values) = npy(&logits);
+    let greedy: Vec<usize> = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
+    assert_eq!(greedy.len(), 5);
+    assert_eq!(greedy[0], likeliest(&values[values.len() - cols..]));
+    // Fed again as ids, each continuation comes out as the likeliest one.
+    let mut all: Vec<usize> = serde_json::from_slice(&fs::read(ids()).unwrap()).unwrap();
+    let n = all.len();
+    all.extend(&greedy);
+    let longer = dir.path().join("ids.json");
+    fs::write(&longer, format!("{all:?}")).unwrap();
+    good(
+        "eval {} --ids {} --logits {}",
+        &[&model(), &longer, &logits],
+    );
+    let (_, _, values) = npy(&logits);
+    for (i, expected) in greedy.iter().enumerate() {
+        let row = &values[(n - 1 + i) * cols..][..cols];
+        assert_eq!(likeliest(row), *expected, "step {i}");
+    }
+}
+
+#[test]
+fn run_answers_on_standard_output_and_tells_figures_on_standard_error() {
+    let model = model();
+    let args = [
+        "run",
+        model.to_str().unwrap(),
+        "Hello",
+        "-n",
+        "8",
+        "--seed",
+        "1",
+    ];
+    let first = hearth(&args);
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    assert!(!first.out.trim().is_empty() && first.out.ends_with('\n'));
+    assert!(
+        !first.out.contains('\x1b'),
+        "no colours where there is no terminal"
+    );
+    assert!(
+        first.err.contains("tokens/s") && first.err.contains("8 tokens"),
+        "{}",
+        first.err
+    );
+    assert_eq!(hearth(&args).out, first.out, "a seed repeats the answer");
+}
+
+#[test]
+fn run_reads_the_prompt_from_standard_input_and_needs_no_file() {
+    let model = model();
+    let name = model.to_str().unwrap();
+    let flags = ["-n", "8", "--seed", "1", "--temperature", "0"];
+    let by_word = hearth(&[&["run", name, "Hello"], &flags[..]].concat());
+    let by_input = hearth_with(b"Hello\n", &[&["run", name], &flags[..]].concat());
+    assert_eq!(by_input.out, by_word.out);
+    let without = hearth(&["run", "Hello", "-n", "4"]);
+    assert_eq!(without.code, Some(0), "{}", without.err);
+    assert!(without.err.contains("noise"), "{}", without.err);
+    let empty = hearth(&["run", name]);
+    assert_eq!(empty.code, Some(1));
+    assert!(empty.err.contains("no prompt"), "{}", empty.err);
+}
