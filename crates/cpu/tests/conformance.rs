@@ -1,66 +1,79 @@
-//! The CPU keeps the laws every device keeps, bit for bit: on every head layout, every weight type and every
-//! pair of cache formats, by the oracle and by the fast path.
+//! The suite every device must pass, on the CPU: each block layout and weight type, each pair of cache
+//! formats, the oracle and every instruction set this machine has.
 
 use conformance::compare::Exactness;
 use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{Subject, run};
-use contract::{KvFormat, KvFormats, QuantType};
+use conformance::suite::{self, Subject};
+use contract::{Backend, KvFormat, KvFormats, QuantType};
+use cpu::dispatch::Dispatch;
 use cpu::{CpuBackend, Options};
 
-const ORACLE: Options = Options {
-    reference: true,
-    threads: Some(2),
-};
-const FAST: Options = Options {
-    reference: false,
-    threads: Some(2),
-};
-const FORMATS: [KvFormat; 3] = [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32];
-
-fn check(options: Options, layout: Layout, ty: QuantType, (k, v): (KvFormat, KvFormat)) {
+fn check(backend: &dyn Backend, specimen: &Specimen, k: KvFormat, v: KvFormat) {
     let subject = Subject {
-        backend: &CpuBackend::new(options),
-        specimen: &Specimen::new(layout, ty, 7),
+        backend,
+        specimen,
         kv: KvFormats { k, v },
         exactness: Exactness::Bits,
     };
-    if let Err(breach) = run(&subject) {
-        panic!("{options:?}: {breach}");
+    if let Err(breach) = suite::run(&subject) {
+        panic!("{breach}");
+    }
+}
+
+fn fast() -> CpuBackend {
+    CpuBackend::new(Options {
+        reference: false,
+        threads: Some(2),
+    })
+}
+
+fn oracle() -> CpuBackend {
+    CpuBackend::new(Options {
+        reference: true,
+        threads: Some(2),
+    })
+}
+
+#[test]
+fn every_layout_keeps_every_law() {
+    for layout in Layout::ALL {
+        let specimen = Specimen::new(layout, QuantType::Q4_K, 1);
+        check(&fast(), &specimen, KvFormat::F16, KvFormat::F16);
     }
 }
 
 #[test]
-fn the_fast_path_keeps_the_laws_on_every_layout() {
-    for (i, layout) in Layout::ALL.into_iter().enumerate() {
-        check(
-            FAST,
-            layout,
-            QuantType::Q4_K,
-            (FORMATS[i % 3], FORMATS[i / 2 % 3]),
-        );
+fn every_weight_type_keeps_every_law() {
+    for ty in QuantType::ALL {
+        let specimen = Specimen::new(Layout::HybridTiled, ty, 2);
+        check(&fast(), &specimen, KvFormat::F16, KvFormat::F16);
     }
 }
 
 #[test]
-fn the_oracle_keeps_the_laws_on_every_layout() {
-    for (i, layout) in Layout::ALL.into_iter().enumerate() {
-        check(
-            ORACLE,
-            layout,
-            QuantType::Q8_0,
-            (FORMATS[i / 2 % 3], FORMATS[i % 3]),
-        );
+fn every_pair_of_cache_formats_keeps_every_law() {
+    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0];
+    let specimen = Specimen::new(Layout::HybridEven, QuantType::Q6_K, 3);
+    for k in formats {
+        for v in formats {
+            check(&fast(), &specimen, k, v);
+        }
     }
 }
 
 #[test]
-fn the_fast_path_keeps_the_laws_with_every_weight_type() {
-    for (i, ty) in QuantType::ALL.into_iter().enumerate() {
-        check(
-            FAST,
-            Layout::Plain,
-            ty,
-            (FORMATS[i % 3], FORMATS[i / 3 % 3]),
-        );
+fn every_instruction_set_keeps_every_law() {
+    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q5_K, 4);
+    for dispatch in Dispatch::all_fast() {
+        let backend = CpuBackend::with_dispatch(dispatch, 3);
+        check(&backend, &specimen, KvFormat::Q8_0, KvFormat::F16);
+    }
+}
+
+#[test]
+fn the_oracle_keeps_every_law() {
+    for layout in Layout::ALL {
+        let specimen = Specimen::new(layout, QuantType::Q8_0, 5);
+        check(&oracle(), &specimen, KvFormat::F32, KvFormat::F32);
     }
 }
