@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use contract::{LoadProgress, Runner, RunnerInfo};
 use decode::{Event, Job, JobId, Scheduler, SchedulerConfig, Stats};
-use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use crate::handle::{EngineHandle, Fault, Stamped, Update};
@@ -83,18 +83,22 @@ pub struct Published {
 /// What the engine thread can be told.
 pub(crate) enum Message {
     /// Take a request.
-    Submit {
-        job: Job,
-        sink: mpsc::Sender<Stamped>,
-        /// A place in the queue, given back once the request has started.
-        place: OwnedSemaphorePermit,
-    },
+    Submit(Box<Submission>),
     /// Drop a request; its reader has gone.
     Cancel(JobId),
     /// Drop one choice of a request.
     CancelChoice(JobId, usize),
     /// Take nothing more, finish what runs within the given time, and end.
     Drain(Duration),
+}
+
+/// A request on its way to the scheduler.
+pub(crate) struct Submission {
+    pub(crate) job: Job,
+    /// Where its events go.
+    pub(crate) sink: mpsc::Sender<Stamped>,
+    /// A place in the queue, given back once the request has started.
+    pub(crate) place: OwnedSemaphorePermit,
 }
 
 /// When the present turn began; lets others see that a turn does not end.
@@ -286,11 +290,8 @@ impl Turns<'_> {
                     None => return Ok(()),
                 }
             }
-            loop {
-                match inbox.try_recv() {
-                    Ok(message) => self.take(message),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
+            while let Ok(message) = inbox.try_recv() {
+                self.take(message);
             }
             if self
                 .drain_until
@@ -318,7 +319,7 @@ impl Turns<'_> {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Submit { job, sink, place } => self.submit(job, sink, place),
+            Message::Submit(submission) => self.submit(*submission),
             Message::Cancel(id) => {
                 if self.live.remove(&id).is_some() {
                     self.scheduler.cancel(id);
@@ -333,7 +334,8 @@ impl Turns<'_> {
         }
     }
 
-    fn submit(&mut self, job: Job, sink: mpsc::Sender<Stamped>, place: OwnedSemaphorePermit) {
+    fn submit(&mut self, submission: Submission) {
+        let Submission { job, sink, place } = submission;
         if self.drain_until.is_some() {
             // A failed send means that the reader has gone, which needs no answer; so in all of this file.
             let _ = sink.try_send(Stamped::now(Update::Fault(Fault::Draining)));

@@ -9,7 +9,7 @@ use contract::TokenId;
 use decode::{Event, FinishReason, Job, JobId, Reject, Settings};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::engine::{Beat, Message, Phase, Published, Ready};
+use crate::engine::{Beat, Message, Phase, Published, Ready, Submission};
 use crate::settings::Times;
 
 /// A request as the engine takes it: all text is tokens by now.
@@ -128,8 +128,8 @@ impl EngineHandle {
             settings: order.settings,
             priority: order.priority,
         };
-        let message = Message::Submit { job, sink, place };
-        if self.inbox.send(message).is_err() {
+        let submission = Box::new(Submission { job, sink, place });
+        if self.inbox.send(Message::Submit(submission)).is_err() {
             return Err(Refusal::NotReady(self.phase()));
         }
         let now = tokio::time::Instant::now();
