@@ -38,6 +38,9 @@ pub(crate) fn normalise(
             continue;
         }
         let text = without_billing_lines(&message.content);
+        if text.trim().is_empty() && text != message.content {
+            continue;
+        }
         if rest.is_empty() || late_system == LateSystem::Hoist {
             append_system(&mut front, message, text);
         } else if late_system == LateSystem::Refuse {
@@ -45,7 +48,7 @@ pub(crate) fn normalise(
                 format!("messages[{index}].role"),
                 "a system message must stand at the beginning",
             ));
-        } else if !text.trim().is_empty() {
+        } else {
             rest.push(Message::new(
                 Role::User,
                 format!("{LATE_SYSTEM_MARKER}\n{text}"),
@@ -54,16 +57,13 @@ pub(crate) fn normalise(
     }
     let has_user = rest.iter().any(|message| message.role == Role::User);
     let has_result = rest.iter().any(|message| message.role == Role::Tool);
-    let mut normalised: Vec<Message> = front
-        .into_iter()
-        .filter(|system| !system.content.is_empty())
-        .collect();
+    let mut normalised: Vec<Message> = front.into_iter().collect();
     if has_result && !has_user {
         normalised.push(Message::new(Role::User, ""));
     }
     normalised.append(&mut rest);
     if normalised.is_empty() {
-        // Only empty system messages: let the template say what it thinks of that.
+        // Nothing but billing lines: let the template say what it thinks of that.
         normalised.push(Message::new(Role::System, ""));
     }
     Ok(normalised)

@@ -1,6 +1,6 @@
 //! A small vocabulary and the published fixtures, for tests.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
 use serde_json::Value;
@@ -68,8 +68,11 @@ pub(crate) fn vocab() -> Vocab {
     }
 }
 
+static TOKENIZER: LazyLock<Arc<Tokenizer>> =
+    LazyLock::new(|| Arc::new(Tokenizer::new(&vocab()).unwrap()));
+
 pub(crate) fn tokenizer() -> Arc<Tokenizer> {
-    Arc::new(Tokenizer::new(&vocab()).unwrap())
+    TOKENIZER.clone()
 }
 
 /// A file of the conformance fixtures.

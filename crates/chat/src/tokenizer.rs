@@ -49,6 +49,8 @@ pub struct Tokenizer {
     bytes: Vec<u8>,
     /// Where each token's bytes lie in `bytes`.
     spans: Vec<Range<u32>>,
+    /// Bytes of the longest token.
+    longest_bytes: usize,
     kinds: Vec<TokenKind>,
     eos: Vec<TokenId>,
     prefix: Option<TokenId>,
@@ -91,7 +93,9 @@ impl Tokenizer {
                 )));
             }
         }
+        let longest_bytes = spans.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         Ok(Tokenizer {
+            longest_bytes,
             bpe,
             cutter: Cutter::new(vocab.pre)?,
             alphabet,
@@ -165,6 +169,18 @@ impl Tokenizer {
             ids.extend(tokens.iter().map(|token| TokenId(token.id)));
         }
         Ok(())
+    }
+
+    /// A bound below the number of tokens `text` has, without encoding it: enough to refuse a text that
+    /// is far too long at once.
+    pub fn fewest_tokens(&self, text: &str) -> usize {
+        // Composing may shorten text, by a factor of three at most.
+        let shortest = if text.is_ascii() {
+            text.len()
+        } else {
+            text.len() / 3
+        };
+        shortest / self.longest_bytes.max(1)
     }
 
     /// The bytes a token stands for; empty for an id outside the vocabulary. A control token has the

@@ -315,6 +315,7 @@ impl Machine {
             Outcome::More | Outcome::NotACall | Outcome::Unfinished => {
                 self.ignore_before = self.base + 1;
                 self.malformed += 1;
+                tracing::debug!("what began like a tool call in thinking is thinking");
                 self.go(State::Reasoning)
             }
         }
@@ -335,6 +336,7 @@ impl Machine {
         if outcome == Outcome::NotACall {
             self.ignore_before = self.base + *lead + 1;
             self.malformed += 1;
+            tracing::debug!("what began like a tool call is text");
             return self.go(State::Content);
         }
         if !events.is_empty() || *is_certain {

@@ -30,8 +30,8 @@ impl Cutter {
     /// The pieces of `text`, which joined give `text` again.
     ///
     /// The expressions match at every position, so the matches lie end to end. The regex engine ends
-    /// its iteration early when it exceeds its step budget; since the expressions never look behind,
-    /// cutting then resumes at that point, and only a point without progress is an error.
+    /// its iteration early when it exceeds its step budget, which blanks by the million make it do: such
+    /// a run is cut by hand. Since the expressions never look behind, cutting then resumes after it.
     pub(super) fn cut<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, ChatError> {
         let mut pieces = Vec::with_capacity(text.len() / 4 + 1);
         let mut done = 0;
@@ -45,6 +45,12 @@ impl Cutter {
                 pieces.push(&rest[start..end]);
                 done = before + end;
             }
+            if done == before
+                && let Some(length) = long_blank_len(rest)
+            {
+                pieces.push(&rest[..length]);
+                done += length;
+            }
             if done == before {
                 return Err(ChatError::invalid(format!(
                     "the text cannot be tokenised: a run without word boundaries begins at byte {done} and is too long"
@@ -52,5 +58,60 @@ impl Cutter {
             }
         }
         Ok(pieces)
+    }
+}
+
+/// Length of the piece that the expressions cut from a run of at least two blanks at the beginning of
+/// `text`: up to the last line break if there is one; else all of it at the end of the text, and all but
+/// the last blank before a word.
+fn long_blank_len(text: &str) -> Option<usize> {
+    let run = &text[..text.len() - text.trim_start().len()];
+    let (last, _) = run.char_indices().next_back().filter(|(at, _)| *at > 0)?;
+    Some(match run.rfind(['\r', '\n']) {
+        Some(at) => at + 1,
+        None if run.len() == text.len() => run.len(),
+        None => last,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cut_by_hand_is_the_one_of_the_expression() {
+        let blanks = [
+            " ",
+            "  ",
+            " \t ",
+            "\n",
+            " \n  ",
+            "\r\n \r\n",
+            "\u{3000} \u{a0}",
+        ];
+        for pre in [PreTokenizer::Qwen2, PreTokenizer::Qwen35] {
+            let cutter = Cutter::new(pre).unwrap();
+            for blank in blanks.iter().filter(|blank| blank.chars().count() > 1) {
+                for after in ["", "x", "5", "!", "\u{301}"] {
+                    let text = format!("{blank}{after}");
+                    let first = cutter.cut(&text).unwrap()[0].len();
+                    assert_eq!(long_blank_len(&text), Some(first), "{text:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blanks_by_the_million_are_cut() {
+        let cutter = Cutter::new(PreTokenizer::Qwen35).unwrap();
+        let n_blanks = 3_000_000;
+        let text = format!("a{}x", " ".repeat(n_blanks));
+        let lengths: Vec<usize> = cutter
+            .cut(&text)
+            .unwrap()
+            .iter()
+            .map(|piece| piece.len())
+            .collect();
+        assert_eq!(lengths, [1, n_blanks - 1, 2]);
     }
 }

@@ -80,9 +80,10 @@ fn only_the_strings_inside_a_literal_range_lose_their_meaning() {
     let tokenizer = sample::tokenizer();
     let text = "<|im_start|>x<|im_end|>y<|im_end|>".to_owned();
     let typed = text.find("<|im_end|>").unwrap();
+    let literal = typed..typed + "<|im_end|>".len();
     let rendered = Rendered {
         text,
-        literals: vec![typed..typed + 10],
+        literals: vec![literal],
     };
     let ids = tokenizer.encode_rendered(&rendered).unwrap();
     let marker = tokenizer.id_of("<|im_end|>").unwrap();
@@ -139,6 +140,23 @@ fn long_runs_without_boundaries_are_encoded_whole() {
             text.chars().next()
         );
     }
+}
+
+#[test]
+fn the_bound_below_the_number_of_tokens_holds_and_is_of_use() {
+    let tokenizer = sample::tokenizer();
+    for text in [
+        "",
+        "hello world",
+        "<|im_start|>",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{1112}\u{1161}\u{11ab}",
+    ] {
+        let n_tokens = tokenizer.encode(text, Special::Match).unwrap().len();
+        assert!(tokenizer.fewest_tokens(text) <= n_tokens, "{text:?}");
+    }
+    assert!(tokenizer.fewest_tokens(&"a".repeat(100_000)) > 1_000);
 }
 
 fn refusal(change: impl FnOnce(&mut Vocab)) -> String {

@@ -90,23 +90,17 @@ impl RelaxedJson {
 
     /// Completes what is unfinished with as little as possible.
     pub(crate) fn close(&mut self, out: &mut String) {
-        match self.state {
-            State::Word { .. } | State::Number => {
-                if self.end_partial(out).is_err() {
-                    self.write_comma(out);
-                    out.push_str("null");
-                    self.partial.clear();
-                    self.end_value();
-                }
-            }
-            State::Text { is_key, .. }
-            | State::Escape { is_key, .. }
-            | State::Unicode { is_key, .. } => {
-                self.partial.clear();
-                self.flush_high(out);
-                self.end_text(is_key, out);
-            }
-            _ => {}
+        if let State::Text { is_key, .. }
+        | State::Escape { is_key, .. }
+        | State::Unicode { is_key, .. } = self.state
+        {
+            self.partial.clear();
+            self.flush_high(out);
+            self.end_text(is_key, out);
+        } else if self.end_partial(out).is_err() {
+            self.write_comma(out);
+            out.push_str("null");
+            self.end_value();
         }
         match self.state {
             State::Colon => out.push_str(": null"),

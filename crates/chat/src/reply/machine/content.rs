@@ -153,8 +153,11 @@ impl Machine {
         if self.config.split_reasoning {
             held = held.max(held_back(text, &[CLOSE]));
         }
-        for (opening, _) in &self.openings {
-            held = held.max(held_back(text, &[opening]));
+        // All openings that are longer than one letter begin with this one.
+        if text.contains('<') {
+            for (opening, _) in &self.openings {
+                held = held.max(held_back(text, &[opening]));
+            }
         }
         let certain = text.len() - held;
         if self.openings.is_empty() {

@@ -1,0 +1,53 @@
+//! Text completion requests.
+
+use super::*;
+
+fn completion(fields: Value) -> Result<CompletionRequest, ChatError> {
+    CompletionRequest::from_json(fields.to_string().as_bytes())
+}
+
+#[test]
+fn prompts_come_in_four_forms() {
+    let prompts = |value: Value| completion(json!({"prompt": value})).unwrap().prompts;
+    let ids = |ids: &[u32]| Prompt::Tokens(ids.iter().copied().map(contract::TokenId).collect());
+    assert_eq!(prompts(json!("a")), [Prompt::Text("a".into())]);
+    assert_eq!(
+        prompts(json!(["a", "b"])),
+        [Prompt::Text("a".into()), Prompt::Text("b".into())]
+    );
+    assert_eq!(prompts(json!([1, 2])), [ids(&[1, 2])]);
+    assert_eq!(prompts(json!([[1], [2, 3]])), [ids(&[1]), ids(&[2, 3])]);
+    for (bad, param) in [
+        (json!([]), "prompt"),
+        (json!(3), "prompt"),
+        (json!([1, "a"]), "prompt[1]"),
+        (json!([[1], []]), "prompt[1]"),
+        (json!([[1.5]]), "prompt[0][0]"),
+        (json!(vec!["a"; 129]), "prompt"),
+    ] {
+        let fault = completion(json!({"prompt": bad})).unwrap_err();
+        assert_eq!(fault.param.as_deref(), Some(param), "{bad}");
+    }
+    assert!(completion(json!({"prompt": "a", "best_of": 2})).is_err());
+    assert_eq!(
+        completion(json!({"prompt": "a", "logprobs": 0}))
+            .unwrap()
+            .logprobs,
+        Some(0)
+    );
+}
+
+#[test]
+fn token_ids_outside_the_vocabulary_are_refused() {
+    let tokenizer = crate::sample::tokenizer();
+    let request = completion(json!({"prompt": [1, 99999]})).unwrap();
+    let fault = request
+        .token_ids(&request.prompts[0], &tokenizer)
+        .unwrap_err();
+    assert!(fault.message.contains("99999"));
+    let request = completion(json!({"prompt": "a", "suffix": "b"})).unwrap();
+    let fault = request
+        .token_ids(&request.prompts[0], &tokenizer)
+        .unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("suffix"));
+}
