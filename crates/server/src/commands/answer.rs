@@ -96,6 +96,7 @@ impl Answerer {
         });
         let id = JobId(self.next_job);
         self.next_job += 1;
+        tracing::debug!(prompt_tokens = n_prompt, "answering");
         let begun = Instant::now();
         self.scheduler.submit(Job {
             id,
@@ -179,14 +180,14 @@ impl Answerer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::commands::open;
     use crate::settings::GenerationDefaults;
     use chat::conversation::Role;
     use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
 
-    fn answerer(wanted: Wanted) -> Answerer {
+    pub(in crate::commands) fn answerer(wanted: Wanted) -> Answerer {
         let loaded = open::load(None).unwrap();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         let plan = OpenPlan {

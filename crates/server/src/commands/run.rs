@@ -2,12 +2,15 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use chat::ChatError;
 use chat::conversation::{Message, Role};
 use chat::openai::response::FinishReason;
+use decode::Reject;
 
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
@@ -16,6 +19,7 @@ use crate::commands::open::{self, SYNTHETIC_NOTE, Wish};
 use crate::commands::terminal::{self, Input, Interrupts, Screen};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
+use crate::error::ApiError;
 
 /// Noise is not worth many tokens.
 const SYNTHETIC_MAX_TOKENS: usize = 64;
@@ -30,7 +34,10 @@ pub(super) fn run(args: &RunArgs, no_color: bool) -> anyhow::Result<()> {
     let mut speaker = speaker(args, path.as_deref(), no_color)?;
     match prompt {
         Some(prompt) => speaker.one(prompt),
-        None => speaker.converse(),
+        None => {
+            terminal::read_lines(speaker.sender.clone())?;
+            speaker.converse()
+        }
     }
 }
 
@@ -120,8 +127,8 @@ struct Speaker<W: Write> {
     /// All messages so far.
     history: Vec<Message>,
     screen: Screen<W>,
-    interrupts: std::sync::Arc<Interrupts>,
-    sender: std::sync::mpsc::Sender<Input>,
+    interrupts: Arc<Interrupts>,
+    sender: Sender<Input>,
     inputs: Receiver<Input>,
 }
 
@@ -136,11 +143,9 @@ impl<W: Write> Speaker<W> {
 
     /// Answers line by line until an empty one, the end of input, or an interrupt between answers.
     fn converse(&mut self) -> anyhow::Result<()> {
-        terminal::read_lines(self.sender.clone())?;
         loop {
             write!(io::stderr(), "> ")?;
-            // The watching thread holds a sender for as long as the process lives.
-            let Ok(Input::Line(line)) = self.inputs.recv() else {
+            let Input::Line(line) = self.interrupts.listen(&self.inputs) else {
                 break;
             };
             if line.trim().is_empty() {
@@ -156,8 +161,8 @@ impl<W: Write> Speaker<W> {
                         Some(answer.reply.reasoning).filter(|thinking| !thinking.is_empty());
                     self.history.push(message);
                 }
-                // The conversation goes on from where it was, unless the device is gone.
-                Err(error) if !error.is::<contract::DeviceError>() => {
+                // Refused before anything ran, so the conversation can go on from where it was.
+                Err(error) if is_refusal(&error) => {
                     self.history.truncate(before);
                     writeln!(io::stderr(), "error: {}", all_causes(&error))?;
                 }
@@ -184,6 +189,11 @@ impl<W: Write> Speaker<W> {
         screen.end()?;
         answer
     }
+}
+
+/// Whether the conversation itself was at fault.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    error.is::<ApiError>() || error.is::<ChatError>() || error.is::<Reject>()
 }
 
 /// How fast it went.
@@ -233,6 +243,53 @@ mod tests {
             Some("Why is the sky blue?"),
         );
         check(&["model", "a prompt"], Some("model"), Some("a prompt"));
+    }
+
+    fn conversation(lines: &[&str]) -> (Vec<Message>, String) {
+        let (sender, inputs) = std::sync::mpsc::channel();
+        for line in lines {
+            sender.send(Input::Line((*line).to_owned())).unwrap();
+        }
+        sender.send(Input::End).unwrap();
+        let wanted = Wanted {
+            max_tokens: Some(4),
+            ..Wanted::default()
+        };
+        let mut shown = Vec::new();
+        let mut speaker = Speaker {
+            answerer: crate::commands::answer::tests::answerer(wanted),
+            history: vec![Message::new(Role::System, "Be brief.")],
+            screen: Screen::new(&mut shown, false),
+            interrupts: Arc::new(Interrupts::default()),
+            sender,
+            inputs,
+        };
+        speaker.converse().unwrap();
+        let history = speaker.history;
+        (history, String::from_utf8(shown).unwrap())
+    }
+
+    #[test]
+    fn a_conversation_keeps_its_history_until_an_empty_line() {
+        let (history, shown) = conversation(&["Hello", "And you?", "", "not read"]);
+        let roles: Vec<Role> = history.iter().map(|message| message.role).collect();
+        use Role::{Assistant, System, User};
+        assert_eq!(roles, [System, User, Assistant, User, Assistant]);
+        assert_eq!(history[3].content, "And you?");
+        for answer in [&history[2], &history[4]] {
+            assert!(shown.contains(&answer.content), "{answer:?} in {shown}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_does_not_fit_is_refused_and_the_conversation_goes_on() {
+        let (history, _) = conversation(&["Hello", &"word ".repeat(400), "again"]);
+        let asked: Vec<&str> = history
+            .iter()
+            .filter(|message| message.role == Role::User)
+            .map(|message| message.content.as_str())
+            .collect();
+        assert_eq!(asked, ["Hello", "again"]);
     }
 
     #[test]

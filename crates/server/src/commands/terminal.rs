@@ -22,10 +22,15 @@ pub(super) enum Input {
     Interrupt,
 }
 
-/// Ctrl-C, which ends the answer that is being given, or else the program.
+/// Ctrl-C: ends the answer that is being given, or the conversation between answers; while a model loads,
+/// and when a person asks twice, the program ends at once.
 #[derive(Debug, Default)]
 pub(super) struct Interrupts {
+    /// An answer is being given.
     answering: AtomicBool,
+    /// The program waits for what a person types.
+    listening: AtomicBool,
+    /// The answer is to end.
     asked: AtomicBool,
 }
 
@@ -46,13 +51,21 @@ impl Interrupts {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Takes one interrupt; `false` if the person has asked before and would not wait.
+    /// What a person does next; an interrupt is one of the things.
+    pub(super) fn listen(&self, inputs: &Receiver<Input>) -> Input {
+        self.listening.store(true, Ordering::SeqCst);
+        // Nobody is left who could type.
+        let input = inputs.recv().unwrap_or(Input::End);
+        self.listening.store(false, Ordering::SeqCst);
+        input
+    }
+
+    /// Takes one interrupt; `false` if it is not to be waited for.
     fn take(&self, inputs: &Sender<Input>) -> bool {
         if self.answering.load(Ordering::SeqCst) {
             return !self.asked.swap(true, Ordering::SeqCst);
         }
-        // Nobody may be listening: then the program is at its end anyway.
-        inputs.send(Input::Interrupt).is_ok()
+        self.listening.load(Ordering::SeqCst) && inputs.send(Input::Interrupt).is_ok()
     }
 }
 
@@ -207,20 +220,26 @@ mod tests {
     }
 
     #[test]
-    fn the_first_interrupt_ends_the_answer_and_the_second_is_not_waited_for() {
+    fn an_interrupt_ends_the_answer_or_the_conversation_or_else_the_program() {
         let (sender, receiver) = mpsc::channel();
         let interrupts = Interrupts::default();
+        assert!(
+            !interrupts.take(&sender),
+            "nothing goes on yet that could be ended alone"
+        );
         interrupts.answer_begins();
         assert!(interrupts.take(&sender) && interrupts.asked());
-        assert!(!interrupts.take(&sender));
+        assert!(!interrupts.take(&sender), "the second is not waited for");
         interrupts.answer_ends();
-        assert!(receiver.try_recv().is_err());
+        assert_eq!(receiver.try_recv().ok(), None);
+        interrupts.listening.store(true, Ordering::SeqCst);
         assert!(interrupts.take(&sender));
-        assert_eq!(receiver.try_recv(), Ok(Input::Interrupt));
+        assert_eq!(interrupts.listen(&receiver), Input::Interrupt);
+        assert!(!interrupts.take(&sender), "nobody listens any more");
         interrupts.answer_begins();
-        assert!(!interrupts.asked());
-        drop(receiver);
-        interrupts.answer_ends();
-        assert!(!interrupts.take(&sender));
+        assert!(
+            !interrupts.asked(),
+            "what ended one answer leaves the next alone"
+        );
     }
 }

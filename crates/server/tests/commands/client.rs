@@ -44,7 +44,10 @@ impl Server {
     }
 
     /// As `start`, after `change` has had the command.
-    pub(crate) fn start_with(args: &[&str], change: impl FnOnce(&mut Command) -> &mut Command) -> Server {
+    pub(crate) fn start_with(
+        args: &[&str],
+        change: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Server {
         let mut command = command();
         command
             .args(["serve", "--port", "0"])

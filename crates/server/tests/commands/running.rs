@@ -1,7 +1,9 @@
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use crate::process::{good, hearth, hearth_with, ids, model};
+use crate::process::{command, good, hearth, hearth_with, ids, model};
 
 /// Reads a NumPy file of f32 `[rows, cols]`.
 fn npy(path: &Path) -> (usize, usize, Vec<f32>) {
@@ -134,4 +136,44 @@ fn run_reads_the_prompt_from_standard_input_and_needs_no_file() {
     let empty = hearth(&["run", name]);
     assert_eq!(empty.code, Some(1));
     assert!(empty.err.contains("no prompt"), "{}", empty.err);
+}
+
+#[test]
+fn an_interrupt_ends_the_answer_and_not_the_program() {
+    let model = model();
+    let mut child = command()
+        .args([
+            "run",
+            model.to_str().unwrap(),
+            "--cpu-reference",
+            "--chunk",
+            "64",
+        ])
+        .args(["--log", "debug", &"word ".repeat(2500)])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut told = Vec::new();
+    // The prompt takes far longer to read than a signal to arrive.
+    for line in lines.map(Result::unwrap) {
+        if line.contains("answering") {
+            let kill = format!("kill -INT {}", child.id());
+            assert!(
+                Command::new("sh")
+                    .args(["-c", &kill])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        told.push(line);
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{told:?}");
+    assert!(
+        told.last().unwrap().contains("0 tokens, cut off"),
+        "{told:?}"
+    );
 }
