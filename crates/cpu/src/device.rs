@@ -71,7 +71,7 @@ impl CpuBackend {
     ) -> Result<CpuRunner, DeviceError> {
         let memory = self.estimate(&plan)?;
         memory::require(memory.total_bytes())?;
-        let info = RunnerInfo {
+        let mut info = RunnerInfo {
             device: self.info(),
             vocab: plan.target.vocab,
             limits: plan.limits,
@@ -84,6 +84,7 @@ impl CpuBackend {
         };
         let pool = Pool::new(self.threads);
         let weights = Weights::load(plan, &self.dispatch, &pool, progress)?;
+        info.memory.weights_bytes = weights.owned_bytes();
         let kernels = Kernels::of(self.dispatch);
         Ok(CpuRunner::new(info, weights, pool, kernels))
     }
@@ -96,7 +97,7 @@ impl Backend for CpuBackend {
 
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
         check::plan(plan, "the cpu")?;
-        Ok(memory::plan(plan, &self.dispatch))
+        Ok(memory::plan(plan, &self.dispatch, self.threads))
     }
 
     fn open(

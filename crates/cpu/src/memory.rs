@@ -1,13 +1,18 @@
 //! How much memory there is, and how much a plan takes of it.
 
-use contract::{DeviceError, MemoryPlan, OpenPlan, WeightRef};
+use contract::{
+    DeviceError, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, WeightRef,
+};
 
-use crate::blocks::head;
+use crate::blocks::{attention, delta, head};
 use crate::dispatch::Dispatch;
 use crate::forward::Widths;
 use crate::matmul::layout::{Format, TILE_ROWS};
 use crate::runner::rows_per_pass;
 use crate::state::sequence_bytes;
+
+/// Bytes of 32 inputs of a product, rounded to eight bits with a scale and sums.
+const ROUNDED_BLOCK: usize = 44;
 
 /// Memory of the machine or of the container the process lives in, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,52 +62,65 @@ pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
     }
 }
 
-/// What opening a checked plan takes.
-pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch) -> MemoryPlan {
+/// What opening a checked plan takes, with `threads` threads.
+pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> MemoryPlan {
     let (spec, limits) = (&plan.target, plan.limits);
     let sequences = limits.sequences as u64;
     let (kv, state, pending) = sequence_bytes(spec, plan.kv, limits, limits.context);
-    let rows = rows_per_pass(limits);
-    let arena = 4 * (Widths::of(spec).total() * rows) as u64;
-    let head = 4 * head::buffer_floats(spec.hidden, spec.vocab) as u64;
-    let (mut owned, mut products) = (0, 0);
-    for weight in spec.weights() {
-        if weight.name == spec.embedding.name {
-            continue;
-        }
-        owned += loaded_bytes(weight, dispatch);
-        products = products.max(rounded_bytes(weight, rows));
-    }
-    // A tied head is the embedding again, in the form products want it.
-    if spec.head.name == spec.embedding.name {
-        owned += loaded_bytes(&spec.head, dispatch);
-    }
     // No machine has so much; the sum of the parts stays a number.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
-        weights_bytes: owned,
+        weights_bytes: weights_bytes(spec, dispatch),
         mapped_bytes: spec.embedding.bytes() as u64,
         kv_bytes: all(kv),
         state_bytes: all(state),
-        scratch_bytes: arena + head + products + all(pending),
+        scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
     }
 }
 
-/// Bytes a loaded weight takes: a vector as f32, a matrix as its tiles.
-fn loaded_bytes(weight: &WeightRef, dispatch: &Dispatch) -> u64 {
-    let bytes = if weight.rows == 1 {
-        4 * weight.values()
-    } else if dispatch.is_reference() {
-        weight.bytes()
-    } else {
-        Format::of(weight.ty).tile_bytes(weight.cols) * weight.rows.div_ceil(TILE_ROWS)
+/// Bytes of the weights as they are loaded: vectors as f32, matrices as their tiles.
+fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
+    let vector = |weight: &WeightRef| 4 * weight.values();
+    let matrix = |weight: &WeightRef| match dispatch.is_reference() {
+        true => weight.bytes(),
+        false => Format::of(weight.ty).tile_bytes(weight.cols) * weight.rows.div_ceil(TILE_ROWS),
     };
+    // A tied head is the embedding again, in the form products want it.
+    let mut bytes = vector(&spec.final_norm) + matrix(&spec.head);
+    for layer in &spec.layers {
+        bytes += vector(&layer.mixer_norm) + vector(&layer.ffn_norm);
+        bytes += match &layer.mixer {
+            Mixer::Attention(a) => {
+                let norms = a.q_norm.iter().chain(&a.k_norm).map(vector);
+                norms.sum::<usize>() + [&a.q, &a.k, &a.v, &a.o].map(matrix).iter().sum::<usize>()
+            }
+            Mixer::GatedDelta(d) => {
+                let vectors = [&d.a, &d.dt, &d.conv, &d.norm].map(vector);
+                let matrices = [&d.qkv, &d.z, &d.beta, &d.alpha, &d.out].map(matrix);
+                vectors.iter().chain(&matrices).sum::<usize>()
+            }
+        };
+        let FeedForward::Dense { gate, up, down } = &layer.ffn;
+        bytes += [gate, up, down].map(matrix).iter().sum::<usize>();
+    }
     bytes as u64
 }
 
-/// Bytes of `n` rows of inputs of a matrix, rounded to eight bits with a scale and sums per 32.
-fn rounded_bytes(weight: &WeightRef, n: usize) -> u64 {
-    (n * weight.cols.next_multiple_of(256) / 32 * 44) as u64
+/// Bytes a pass works in: its rows, the rounded inputs of a product, logits, and what each thread borrows.
+fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
+    let rows = rows_per_pass(limits);
+    let floats = Widths::of(spec).total() * rows + head::buffer_floats(spec.hidden, spec.vocab);
+    let matrices = spec.weights().into_iter().map(|w| w.cols);
+    let rounded = rows * matrices.max().unwrap_or(0).next_multiple_of(256) / 32 * ROUNDED_BLOCK;
+    // A tree needs a state for each fork on the way down to a node, and every fork takes two nodes.
+    let forks = limits.tree_nodes / 2 + 1;
+    let delta = spec.delta_layers().map(|d| {
+        let tree = forks * d.k_dim * d.v_dim;
+        tree.max(delta::chunk_floats(d.k_dim, d.v_dim))
+    });
+    let attention = spec.attention_layers().map(attention::scratch_floats);
+    let borrowed = delta.chain(attention).max().unwrap_or(0) * threads;
+    (4 * (floats + borrowed) + rounded) as u64
 }
 
 #[cfg(test)]

@@ -132,6 +132,12 @@ impl Weights {
         })
     }
 
+    /// Bytes held in memory of our own.
+    pub(crate) fn owned_bytes(&self) -> u64 {
+        let layers = self.layers.iter().map(Layer::owned_bytes).sum::<usize>();
+        (layers + vector_bytes(&self.final_norm) + self.head.owned_bytes()) as u64
+    }
+
     /// Writes the embedding of each token to a row of `out` `[n, hidden]`.
     ///
     /// `tokens` must be below the vocabulary's size.
@@ -144,6 +150,32 @@ impl Weights {
             dequantize_row(weight.ty, row, out);
         }
         Ok(())
+    }
+}
+
+fn vector_bytes(vector: &[f32]) -> usize {
+    size_of_val(vector)
+}
+
+impl Layer {
+    fn owned_bytes(&self) -> usize {
+        let (vectors, matrices): (Vec<&[f32]>, Vec<&Linear>) = match &self.mixer {
+            LayerMixer::Attention(w) => (
+                w.q_norm.iter().chain(&w.k_norm).map(|v| &**v).collect(),
+                vec![&w.q, &w.k, &w.v, &w.o],
+            ),
+            LayerMixer::Delta(w) => (
+                vec![&w.a, &w.dt, &w.conv, &w.norm],
+                vec![&w.qkv, &w.z, &w.beta, &w.alpha, &w.out],
+            ),
+        };
+        let vectors = vectors
+            .into_iter()
+            .chain([&*self.mixer_norm, &*self.ffn_norm]);
+        let matrices = matrices
+            .into_iter()
+            .chain([&self.gate, &self.up, &self.down]);
+        vectors.map(vector_bytes).sum::<usize>() + matrices.map(Linear::owned_bytes).sum::<usize>()
     }
 }
 

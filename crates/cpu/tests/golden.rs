@@ -46,14 +46,14 @@ impl Golden {
         ids.map(|id| TokenId(id as u32)).collect()
     }
 
-    fn open(&self, options: Options) -> Box<dyn InspectedRunner> {
+    fn plan(&self, options: Options) -> OpenPlan {
         let loaded = model::load(&path(&self.stem, "gguf")).unwrap();
         // Half precision in the cache alone costs the oracle 1e-3.
         let kv = match options.reference {
             true => KvFormat::F32,
             false => KvFormat::F16,
         };
-        let plan = OpenPlan {
+        OpenPlan {
             target: loaded.spec,
             weights: loaded.weights,
             kv: KvFormats { k: kv, v: kv },
@@ -63,9 +63,12 @@ impl Golden {
                 tree_nodes: 8,
                 prefill_chunk: 256,
             },
-        };
+        }
+    }
+
+    fn open(&self, options: Options) -> Box<dyn InspectedRunner> {
         CpuBackend::new(options)
-            .open_inspected(plan, &mut |_| {})
+            .open_inspected(self.plan(options), &mut |_| {})
             .unwrap()
     }
 }
@@ -226,28 +229,17 @@ fn greedy_decoding_gives_the_published_ids() {
 }
 
 #[test]
-fn a_backend_opens_what_it_estimated() {
-    let golden = &Golden::all()[0];
-    let loaded = model::load(&path(&golden.stem, "gguf")).unwrap();
-    let plan = OpenPlan {
-        target: loaded.spec,
-        weights: loaded.weights,
-        kv: KvFormats {
-            k: KvFormat::F16,
-            v: KvFormat::Q8_0,
-        },
-        limits: Limits {
-            sequences: 1,
-            context: 64,
-            tree_nodes: 1,
-            prefill_chunk: 64,
-        },
-    };
-    let backend = CpuBackend::new(FAST);
-    let estimate = backend.estimate(&plan).unwrap();
-    let mut last = None;
-    let runner = backend.open(plan, &mut |p| last = Some(p)).unwrap();
-    assert_eq!(runner.info().memory, estimate);
-    let last = last.unwrap();
-    assert_eq!(last.done_bytes, last.total_bytes);
+fn a_runner_holds_what_was_estimated_and_tells_how_far_loading_is() {
+    for golden in Golden::all() {
+        for options in [FAST, ORACLE] {
+            let plan = golden.plan(options);
+            let backend = CpuBackend::new(options);
+            let estimate = backend.estimate(&plan).unwrap();
+            let mut last = None;
+            let runner = backend.open(plan, &mut |p| last = Some(p)).unwrap();
+            assert_eq!(runner.info().memory, estimate, "{}", golden.stem);
+            let last = last.unwrap();
+            assert_eq!(last.done_bytes, last.total_bytes);
+        }
+    }
 }

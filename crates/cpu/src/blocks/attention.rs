@@ -350,6 +350,12 @@ fn attend_node(
     }
 }
 
+/// Floats that one tile of rows is worked in.
+pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
+    let m = TILE * spec.n_heads / spec.n_kv_heads;
+    m * (2 * spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim
+}
+
 /// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
 ///
 /// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does not
@@ -370,8 +376,7 @@ fn attend_tile(
     let kernels = compute.kernels;
     let decode_key = decode_of(kernels, cache.shape.k);
     let decode_value = decode_of(kernels, cache.shape.v);
-    let len = m * (2 * dim + BLOCK + 2) + 2 * BLOCK * dim;
-    compute.scratch.with(len, |mut scratch| {
+    compute.scratch.with(scratch_floats(spec), |mut scratch| {
         let queries = take(&mut scratch, m * dim);
         let outputs = take(&mut scratch, m * dim);
         let scores = take(&mut scratch, m * BLOCK);

@@ -360,12 +360,16 @@ fn run_tree(
     });
 }
 
+/// Floats that one head's chunks are worked in.
+pub(crate) fn chunk_floats(k_dim: usize, v_dim: usize) -> usize {
+    CHUNK * (2 * k_dim + v_dim + 2) + chunk::scratch_len(k_dim, v_dim)
+}
+
 /// Chunk by chunk, cut at absolute multiples of [`CHUNK`].
 fn run_chunks(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>) {
     let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
     let n = item.o.len() / v_dim;
-    let own = CHUNK * (2 * k_dim + v_dim + 2);
-    let all = own + chunk::scratch_len(k_dim, v_dim);
+    let all = chunk_floats(k_dim, v_dim);
     compute.scratch.with(all, |mut scratch| {
         let mut lend = |len| take(&mut scratch, len);
         let (q, k, v) = (
