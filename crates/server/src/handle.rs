@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use contract::TokenId;
 use decode::{Event, FinishReason, Job, JobId, Reject, Settings};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::engine::{Beat, Message, Phase, Published, Ready, Submission};
 use crate::settings::Times;
@@ -108,16 +108,40 @@ impl EngineHandle {
 
     /// Hands a request over. Refuses at once when the queue is full or the engine does not take requests.
     pub fn submit(&self, order: Order, times: Times) -> Result<Events, Refusal> {
-        let phase = self.phase();
-        if phase != Phase::Ready {
-            return Err(Refusal::NotReady(phase));
-        }
+        self.check_ready()?;
         let place =
             Arc::clone(&self.places)
                 .try_acquire_owned()
                 .map_err(|_| Refusal::QueueFull {
                     waiting: self.queue_limit,
                 })?;
+        self.hand_over(order, times, place)
+    }
+
+    /// As [`submit`](EngineHandle::submit), but waits for a place in the queue, for further parts of a
+    /// request whose first part was taken.
+    pub async fn submit_later(&self, order: Order, times: Times) -> Result<Events, Refusal> {
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        self.check_ready()?;
+        let place = place.map_err(|_| Refusal::QueueFull {
+            waiting: self.queue_limit,
+        })?;
+        self.hand_over(order, times, place)
+    }
+
+    fn check_ready(&self) -> Result<(), Refusal> {
+        match self.phase() {
+            Phase::Ready => Ok(()),
+            phase => Err(Refusal::NotReady(phase)),
+        }
+    }
+
+    fn hand_over(
+        &self,
+        order: Order,
+        times: Times,
+        place: OwnedSemaphorePermit,
+    ) -> Result<Events, Refusal> {
         let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (sink, events) = mpsc::channel(room_for(&order));
         let choices = order.choices;

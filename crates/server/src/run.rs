@@ -62,7 +62,22 @@ impl Run {
     pub fn start(app: &App, order: Order, choices: Vec<Choice>) -> Result<Run, ApiError> {
         let meter = Meter::new(order.prompt.len());
         let events = app.engine().submit(order, app.config().times)?;
-        Ok(Run {
+        Ok(Run::following(app, events, choices, meter))
+    }
+
+    /// As [`start`](Run::start), but waits for a place in the queue instead of being refused.
+    pub async fn start_later(
+        app: &App,
+        order: Order,
+        choices: Vec<Choice>,
+    ) -> Result<Run, ApiError> {
+        let meter = Meter::new(order.prompt.len());
+        let events = app.engine().submit_later(order, app.config().times).await?;
+        Ok(Run::following(app, events, choices, meter))
+    }
+
+    fn following(app: &App, events: Events, choices: Vec<Choice>, meter: Meter) -> Run {
+        Run {
             app: app.clone(),
             events,
             choices_left: choices.len(),
@@ -73,7 +88,7 @@ impl Run {
             settled: false,
             last_reason: "stop",
             span: tracing::Span::current(),
-        })
+        }
     }
 
     /// Counts and times so far.

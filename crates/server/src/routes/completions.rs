@@ -129,7 +129,7 @@ struct Step {
 type Steps = Pin<Box<dyn Stream<Item = Result<Step, ApiError>> + Send>>;
 
 impl Job {
-    fn start(&self, prompt: usize) -> Result<Line, ApiError> {
+    fn order(&self, prompt: usize) -> Result<(Order, Vec<Choice>), ApiError> {
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
         let ids = &self.prompts[prompt];
@@ -142,9 +142,8 @@ impl Job {
         let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
         settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
-        let tokenizer = &model.tokenizer;
         let plan = ChoicePlan {
-            tokenizer: Arc::clone(tokenizer),
+            tokenizer: Arc::clone(&model.tokenizer),
             reading: ReplyConfig {
                 stop: fields.stop.clone(),
                 min_tokens: settings.min_tokens,
@@ -160,17 +159,35 @@ impl Job {
             priority: request.priority,
         };
         let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
+        Ok((order, choices))
+    }
+
+    fn line_of(&self, prompt: usize, run: Run) -> Line {
+        let (request, n) = (&self.request, self.request.sampling.n);
+        let tokenizer = &self.ready.model.tokenizer;
         let columns = || {
             request
                 .logprobs
                 .map(|_| Columns::new(Arc::clone(tokenizer)))
         };
-        Ok(Line {
-            run: Run::start(&self.app, order, choices)?,
+        Line {
+            run,
             prompt,
-            columns: (0..fields.n).map(|_| columns()).collect(),
-            echo: vec![request.echo; fields.n],
-        })
+            columns: (0..n).map(|_| columns()).collect(),
+            echo: vec![request.echo; n],
+        }
+    }
+
+    fn start(&self, prompt: usize) -> Result<Line, ApiError> {
+        let (order, choices) = self.order(prompt)?;
+        let run = Run::start(&self.app, order, choices)?;
+        Ok(self.line_of(prompt, run))
+    }
+
+    async fn start_later(&self, prompt: usize) -> Result<Line, ApiError> {
+        let (order, choices) = self.order(prompt)?;
+        let run = Run::start_later(&self.app, order, choices).await?;
+        Ok(self.line_of(prompt, run))
     }
 
     /// All prompts' steps as they come; no more prompts at once than the device has places.
@@ -178,9 +195,15 @@ impl Job {
         let places = self.ready.info.limits.sequences.max(1);
         let prompts = self.prompts.len();
         let job = Arc::clone(&self);
-        let later = stream::iter(1..prompts).map(move |prompt| match job.start(prompt) {
-            Ok(line) => Arc::clone(&job).line(line),
-            Err(error) => Box::pin(stream::iter([Err(error)])) as Steps,
+        let later = stream::iter(1..prompts).map(move |prompt| {
+            let job = Arc::clone(&job);
+            let started = stream::once(async move {
+                match job.start_later(prompt).await {
+                    Ok(line) => Arc::clone(&job).line(line),
+                    Err(error) => Box::pin(stream::iter([Err(error)])) as Steps,
+                }
+            });
+            Box::pin(started.flatten()) as Steps
         });
         let first = stream::iter([self.line(first)]);
         first.chain(later).flatten_unordered(places)

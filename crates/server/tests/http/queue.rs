@@ -238,3 +238,30 @@ async fn more_choices_than_places_are_all_answered() {
     }
     assert_eq!(body["choices"].as_array().unwrap().len(), 4);
 }
+
+#[tokio::test]
+async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
+    let mut plan = narrow();
+    plan.limits.sequences = 4;
+    let house = plan.open().await;
+    let prompts: Vec<String> = (0..40).map(|i| format!("p{i}")).collect();
+    let ask = || async {
+        let body = json!({"prompt": prompts, "max_tokens": 3});
+        house.post("/v1/completions", &body).await
+    };
+    let both = tokio::join!(ask(), async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        ask().await
+    });
+    for answer in [both.0, both.1] {
+        match answer.status {
+            200 => {
+                let body = answer.json().await;
+                assert_eq!(body["choices"].as_array().unwrap().len(), 40);
+            }
+            // Only the first prompt can meet a full queue.
+            429 => {}
+            status => panic!("{status}"),
+        }
+    }
+}
