@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let bandwidth = streaming_read(&pool);
     say(json!({"bench": "streaming_read", "threads": threads, "gb_per_s": bandwidth}))?;
     say(json!({"bench": "empty_region", "threads": threads, "us": empty_region(&pool)}))?;
-    for dispatch in Dispatch::all_fast() {
+    for dispatch in Dispatch::all_fast().into_iter().rev() {
         if dispatch == Dispatch::Scalar {
             continue;
         }

@@ -56,6 +56,15 @@ impl Activations {
         self.minus_32.resize(2 * blocks, 0);
     }
 
+    /// Asserts that every array is as long as its shape says; kernels rely on it.
+    pub fn check(&self) {
+        let blocks = self.n * self.cols / BLOCK;
+        assert_eq!(self.values.len(), self.n * self.cols);
+        assert!(self.scales.len() == blocks && self.sums.len() == blocks);
+        assert!(self.minus_8.len() == blocks && self.minus_128.len() == blocks);
+        assert_eq!(self.minus_32.len(), 2 * blocks);
+    }
+
     /// The rows, to be written.
     pub fn rows_mut(&mut self) -> impl ExactSizeIterator<Item = RowMut<'_>> + Send {
         let blocks = self.cols / BLOCK;

@@ -33,6 +33,9 @@ pub(super) trait Lanes: Copy {
     /// `at` points at `N` readable halves, in any alignment.
     unsafe fn load_f16(at: *const u8) -> Self;
     /// # Safety
+    /// `at` points at `N` readable upper halves of f32, in any alignment.
+    unsafe fn load_bf16(at: *const u8) -> Self;
+    /// # Safety
     /// `at` points at `N` readable signed bytes.
     unsafe fn load_i8(at: *const u8) -> Self;
     /// # Safety

@@ -10,6 +10,8 @@ pub mod crew;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 #[cfg(target_arch = "x86_64")]
+mod offset;
+#[cfg(target_arch = "x86_64")]
 mod table;
 pub mod tiles;
 #[cfg(test)]
@@ -43,6 +45,8 @@ pub fn quantize(dispatch: Dispatch, x: &[f32], row: &mut RowMut<'_>) {
     match dispatch {
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx512(kernels) => kernels.quantize(x, row),
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx2(kernels) => kernels.quantize(x, row),
         _ => activations::quantize(x, row),
     }
 }
@@ -58,6 +62,8 @@ pub fn tile(
     match dispatch {
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx512(kernels) => kernels.tile(packed, tile, acts, out),
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx2(kernels) => kernels.tile(packed, tile, acts, out),
         _ => scalar::tile(packed, tile, acts, out),
     }
 }
@@ -73,6 +79,8 @@ pub fn float_tile(
     match dispatch {
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx512(kernels) => kernels.float_tile(packed, tile, x, out),
+        #[cfg(target_arch = "x86_64")]
+        Dispatch::Avx2(kernels) => kernels.float_tile(packed, tile, x, out),
         _ => scalar::float_tile(packed, tile, x, out),
     }
 }

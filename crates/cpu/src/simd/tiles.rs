@@ -29,6 +29,11 @@ pub struct TileOut<'a> {
 }
 
 impl TileOut<'_> {
+    /// Rows of the output.
+    pub fn rows(&self) -> usize {
+        self.n
+    }
+
     /// Columns that exist: 16 but for the last tile.
     pub fn width(&self) -> usize {
         self.width

@@ -70,6 +70,14 @@ impl Lanes for F32x8 {
         F32x8(unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) })
     }
     #[inline(always)]
+    unsafe fn load_bf16(at: *const u8) -> Self {
+        // SAFETY: see above.
+        F32x8(unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
+    }
+    #[inline(always)]
     unsafe fn load_i8(at: *const u8) -> Self {
         // SAFETY: see above.
         F32x8(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })

@@ -1,9 +1,17 @@
 //! 256-bit kernels.
 
 #[cfg(target_arch = "x86_64")]
+mod float_matmul;
+#[cfg(target_arch = "x86_64")]
 mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod matmul;
+#[cfg(target_arch = "x86_64")]
+mod quantize;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
 
 /// Proof that the processor has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

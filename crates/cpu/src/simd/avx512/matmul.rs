@@ -3,10 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::Avx512;
-use super::unpack::{Block, Offset, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
+use super::unpack::{Block, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
 use super::unpack::{UnpackS8W, UnpackU8M};
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::{BLOCK, Format, Packed};
+use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
 
 /// How far ahead of its use a single row of activations asks for weights, in bytes.
@@ -16,11 +17,7 @@ impl Avx512 {
     /// All rows of `acts` against tile `tile` of `packed`, which must be of an integer format.
     pub fn tile(self, packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
         assert_eq!(packed.cols, acts.cols);
-        assert!(acts.values.len() == acts.n * acts.cols);
-        let blocks = acts.n * acts.cols / BLOCK;
-        assert!(acts.scales.len() == blocks && acts.sums.len() == blocks);
-        assert!(acts.minus_8.len() == blocks && acts.minus_128.len() == blocks);
-        assert!(acts.minus_32.len() == 2 * blocks);
+        acts.check();
         let bytes = packed.tile(tile);
         // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format with as many
         // columns as `acts`, whose arrays were just measured.
@@ -52,7 +49,7 @@ unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'
         // SAFETY: the caller's, and `first` plus the strip's width never passes `acts.n`.
         first += unsafe {
             match acts.n - first {
-                16.. => strip::<U, 16>(bytes, acts, first, out),
+                12.. if !U::TWO_SCALES => strip::<U, 12>(bytes, acts, first, out),
                 8.. => strip::<U, 8>(bytes, acts, first, out),
                 4.. => strip::<U, 4>(bytes, acts, first, out),
                 2.. => strip::<U, 2>(bytes, acts, first, out),
@@ -102,38 +99,52 @@ unsafe fn strip<U: Unpack, const N: usize>(
                 if N == 1 {
                     U::prefetch(group, j, AHEAD);
                 }
+                let at = block + j;
+                // The products of the first and second half block; one chain serves both where that is allowed
+                // and there are enough rows to hide its latency. Rows are interleaved for the same reason.
+                let mut low = [_mm512_setzero_si512(); N];
+                let mut high = [_mm512_setzero_si512(); N];
                 for c in 0..N {
-                    let at = c * blocks + block + j;
-                    let a = values.add(at * BLOCK).cast::<i32>();
-                    let (mut low, mut high) = match U::OFFSET {
-                        Offset::None => (_mm512_setzero_si512(), _mm512_setzero_si512()),
+                    let at = c * blocks + at;
+                    match U::OFFSET {
+                        Offset::None => {}
                         Offset::Minus8 | Offset::Minus128 => {
-                            (_mm512_set1_epi32(*whole.add(at)), _mm512_setzero_si512())
+                            low[c] = _mm512_set1_epi32(*whole.add(at));
                         }
-                        Offset::Minus32Halves => (
-                            _mm512_set1_epi32(*halves.add(2 * at)),
-                            _mm512_set1_epi32(*halves.add(2 * at + 1)),
-                        ),
-                    };
-                    let two_chains = N < 4 || U::TWO_SCALES;
-                    for i in 0..4 {
-                        let a = _mm512_set1_epi32(a.add(i).read_unaligned());
-                        low = _mm512_dpbusd_epi32(low, lines[i], a);
+                        Offset::Minus32Halves => {
+                            low[c] = _mm512_set1_epi32(*halves.add(2 * at));
+                            high[c] = _mm512_set1_epi32(*halves.add(2 * at + 1));
+                        }
                     }
-                    for i in 4..8 {
-                        let a = _mm512_set1_epi32(a.add(i).read_unaligned());
+                }
+                let two_chains = N < 4 || U::TWO_SCALES;
+                for i in 0..4 {
+                    for c in 0..N {
+                        let a = values.add((c * blocks + at) * BLOCK + 4 * i);
+                        let a = _mm512_set1_epi32(a.cast::<i32>().read_unaligned());
+                        low[c] = _mm512_dpbusd_epi32(low[c], lines[i], a);
+                    }
+                }
+                for i in 4..8 {
+                    for c in 0..N {
+                        let a = values.add((c * blocks + at) * BLOCK + 4 * i);
+                        let a = _mm512_set1_epi32(a.cast::<i32>().read_unaligned());
                         if two_chains {
-                            high = _mm512_dpbusd_epi32(high, lines[i], a);
+                            high[c] = _mm512_dpbusd_epi32(high[c], lines[i], a);
                         } else {
-                            low = _mm512_dpbusd_epi32(low, lines[i], a);
+                            low[c] = _mm512_dpbusd_epi32(low[c], lines[i], a);
                         }
                     }
+                }
+                for c in 0..N {
+                    let at = c * blocks + at;
+                    let mut dot = low[c];
                     if two_chains && !U::TWO_SCALES {
-                        low = _mm512_add_epi32(low, high);
+                        dot = _mm512_add_epi32(dot, high[c]);
                     }
-                    let mut m = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
+                    let mut m = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
                     if U::TWO_SCALES {
-                        m = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), extra, m);
+                        m = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high[c]), extra, m);
                     } else if U::MINIMUM {
                         m = _mm512_fnmadd_ps(extra, _mm512_set1_ps(*act_sums.add(at)), m);
                     }

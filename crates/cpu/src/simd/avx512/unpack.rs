@@ -2,17 +2,7 @@
 
 use std::arch::x86_64::*;
 
-/// What the products of a block start from, to take the excess of unsigned codes away.
-pub(super) enum Offset {
-    /// Codes are the values.
-    None,
-    /// Codes are 8 too high.
-    Minus8,
-    /// Codes are 128 too high.
-    Minus128,
-    /// Codes are 32 too high, and the halves of a block are summed apart.
-    Minus32Halves,
-}
+use crate::simd::offset::Offset;
 
 /// One block of sixteen rows.
 pub(super) struct Block {

@@ -7,6 +7,7 @@
 pub(super) mod activation;
 pub(super) mod conv;
 pub(super) mod delta;
+pub(super) mod float_tile;
 pub(super) mod kv;
 pub(super) mod matmul;
 pub(super) mod norm;

@@ -1,0 +1,166 @@
+//! Tiles of a repacked matrix times rows of activations, 256 bits wide: half a tile at a time.
+
+use std::arch::x86_64::*;
+
+use super::Avx2;
+use super::unpack::{Block, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
+use super::unpack::{UnpackS8W, UnpackU8M};
+use crate::matmul::activations::Activations;
+use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
+use crate::simd::offset::Offset;
+use crate::simd::tiles::TileOut;
+
+/// Rows of a half tile: the lanes of a vector.
+const HALF: usize = TILE_ROWS / 2;
+
+impl Avx2 {
+    /// All rows of `acts` against tile `tile` of `packed`, which must be of an integer format.
+    pub fn tile(self, packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
+        assert_eq!(packed.cols, acts.cols);
+        acts.check();
+        let bytes = packed.tile(tile);
+        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format with as many
+        // columns as `acts`, whose arrays were just measured.
+        unsafe {
+            match packed.format {
+                Format::Q4K => sweep::<UnpackQ4K>(bytes, acts, out),
+                Format::Q5K => sweep::<UnpackQ5K>(bytes, acts, out),
+                Format::Q6K => sweep::<UnpackQ6K>(bytes, acts, out),
+                Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
+                Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
+                Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
+                Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
+                Format::F32 | Format::F16 | Format::BF16 => {
+                    unreachable!("float formats take f32 activations")
+                }
+            }
+        }
+    }
+}
+
+/// Cuts the activation rows into strips that fit the registers.
+///
+/// # Safety
+/// AVX2, FMA and F16C; `bytes` is a tile of `U`'s format with `acts.cols` columns.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'_>) {
+    let mut first = 0;
+    while first < acts.n {
+        let n = match acts.n - first {
+            4.. => 4,
+            2.. => 2,
+            _ => 1,
+        };
+        let mut sums = [[0.0; TILE_ROWS]; 4];
+        for half in 0..2 {
+            // SAFETY: the caller's, and `first + n` never passes `acts.n`.
+            unsafe {
+                match n {
+                    4 => strip::<U, 4>(bytes, half, acts, first, &mut sums),
+                    2 => strip::<U, 2>(bytes, half, acts, first, &mut sums),
+                    _ => strip::<U, 1>(bytes, half, acts, first, &mut sums),
+                }
+            }
+        }
+        for (c, sums) in sums[..n].iter().enumerate() {
+            out.store(first + c, sums);
+        }
+        first += n;
+    }
+}
+
+/// Sums of neighbouring pairs of products, 16 bits each.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn products(line: __m256i, a: __m256i, signed: bool) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        if signed {
+            // The instruction wants one unsigned side: move the weight's sign to the activation.
+            _mm256_maddubs_epi16(_mm256_abs_epi8(line), _mm256_sign_epi8(a, line))
+        } else {
+            _mm256_maddubs_epi16(line, a)
+        }
+    }
+}
+
+/// Rows `first..first + N` of the activations against rows `8 * half..` of the tile.
+///
+/// # Safety
+/// As [`sweep`], and `first + N <= acts.n`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn strip<U: Unpack, const N: usize>(
+    bytes: &[u8],
+    half: usize,
+    acts: &Activations,
+    first: usize,
+    out: &mut [[f32; TILE_ROWS]; 4],
+) {
+    let blocks = acts.cols / BLOCK;
+    let mut sums = [_mm256_setzero_ps(); N];
+    let ones = _mm256_set1_epi16(1);
+    let signed = U::OFFSET == Offset::Minus128;
+    // SAFETY: every pointer below stays inside the arrays that `Avx2::tile` measured: rows `first..first + N` of
+    // `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the tile.
+    unsafe {
+        let values = acts.values.as_ptr().add(first * acts.cols);
+        let scales = acts.scales.as_ptr().add(first * blocks);
+        let act_sums = acts.sums.as_ptr().add(first * blocks);
+        let minus_8 = acts.minus_8.as_ptr().add(first * blocks);
+        let minus_32 = acts.minus_32.as_ptr().add(2 * first * blocks);
+        for block in 0..blocks {
+            let group = bytes.as_ptr().add(block / U::BLOCKS * U::BYTES);
+            let Block {
+                lines,
+                scale,
+                extra,
+            } = U::block(group, half, block % U::BLOCKS);
+            for c in 0..N {
+                let at = c * blocks + block;
+                let a = values.add(at * BLOCK).cast::<i32>();
+                let mut dots = match U::OFFSET {
+                    Offset::None | Offset::Minus128 => [_mm256_setzero_si256(); 2],
+                    Offset::Minus8 => [_mm256_set1_epi32(*minus_8.add(at)), _mm256_setzero_si256()],
+                    Offset::Minus32Halves => [
+                        _mm256_set1_epi32(*minus_32.add(2 * at)),
+                        _mm256_set1_epi32(*minus_32.add(2 * at + 1)),
+                    ],
+                };
+                for pair in 0..4 {
+                    let i = 2 * pair;
+                    let a0 = _mm256_set1_epi32(a.add(i).read_unaligned());
+                    let a1 = _mm256_set1_epi32(a.add(i + 1).read_unaligned());
+                    let p0 = products(lines[i], a0, signed);
+                    let p1 = products(lines[i + 1], a1, signed);
+                    let dot = if signed {
+                        // 128 * 127 twice fills 16 bits: widen before adding.
+                        _mm256_add_epi32(_mm256_madd_epi16(p0, ones), _mm256_madd_epi16(p1, ones))
+                    } else {
+                        // Codes below 64 leave room for two pairs: 63 * 127 * 4 < 2^15.
+                        _mm256_madd_epi16(_mm256_add_epi16(p0, p1), ones)
+                    };
+                    let total = &mut dots[pair / 2];
+                    *total = _mm256_add_epi32(*total, dot);
+                }
+                let [low, high] = dots;
+                let mut m;
+                if U::TWO_SCALES {
+                    m = _mm256_mul_ps(_mm256_cvtepi32_ps(low), scale);
+                    m = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high), extra, m);
+                } else {
+                    let dot = _mm256_add_epi32(low, high);
+                    m = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), scale);
+                    if U::MINIMUM {
+                        m = _mm256_fnmadd_ps(extra, _mm256_set1_ps(*act_sums.add(at)), m);
+                    }
+                }
+                sums[c] = _mm256_fmadd_ps(m, _mm256_set1_ps(*scales.add(at)), sums[c]);
+            }
+        }
+        for (out, sum) in out.iter_mut().zip(sums) {
+            _mm256_storeu_ps(out.as_mut_ptr().add(HALF * half), sum);
+        }
+    }
+}

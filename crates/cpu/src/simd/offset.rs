@@ -1,0 +1,14 @@
+//! How the excess of unsigned codes is taken away.
+
+/// What the products of a block start from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Offset {
+    /// Codes are the values.
+    None,
+    /// Codes are 8 too high.
+    Minus8,
+    /// Codes are 128 too high.
+    Minus128,
+    /// Codes are 32 too high, and the halves of a block are summed apart.
+    Minus32Halves,
+}
