@@ -44,6 +44,9 @@ pub struct CardSampling {
 }
 
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
+/// Tokens of a reply by the beginning of an architecture's name, and for all others.
+const FAMILIES: [(&str, usize); 3] = [("qwen3", 32_768), ("laguna", 32_768), ("gemma4", 16_384)];
+const FALLBACK_TOKENS: usize = 16_000;
 /// Reply tokens kept when nothing else is said.
 const REPLY_BUDGET: usize = 4096;
 const LEAST_REPLY_BUDGET: usize = 256;
@@ -65,11 +68,10 @@ const KNOWN_KEYS: [&str; 12] = [
 impl Card {
     /// What is assumed of a family without a card.
     pub fn of_architecture(architecture: &str) -> Card {
-        let max_tokens = if architecture.starts_with("qwen3") {
-            32_768
-        } else {
-            16_000
-        };
+        let max_tokens = FAMILIES
+            .iter()
+            .find(|(prefix, _)| architecture.starts_with(prefix))
+            .map_or(FALLBACK_TOKENS, |&(_, tokens)| tokens);
         Card {
             name: format!("{architecture} defaults"),
             max_tokens,
@@ -260,6 +262,18 @@ mod tests {
         }
         assert_eq!(Card::parse("[", "x").0.max_tokens, 16_000);
         assert_eq!(Card::parse("[]", "x").1, ["the card is not a JSON object"]);
+    }
+
+    #[test]
+    fn families_have_their_own_length_of_reply() {
+        for (architecture, tokens) in [
+            ("qwen35", 32_768),
+            ("laguna", 32_768),
+            ("gemma4", 16_384),
+            ("other", 16_000),
+        ] {
+            assert_eq!(Card::of_architecture(architecture).max_tokens, tokens);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which weight type each tensor of a file gets, by the name of the whole file's recipe.
 //!
-//! The Q4_K_M and Q5_K_M recipes choose as llama.cpp's quantiser does without an importance matrix, so that
-//! files and figures can be compared; see section 4.2 of the format notes and the fixtures of `recipe`'s tests.
+//! Every recipe chooses as llama.cpp's quantiser does without an importance matrix, so that files and figures
+//! can be compared; `conformance/fixtures/recipe` holds its choices.
 
 use contract::QuantType;
 
