@@ -1,0 +1,265 @@
+//! The server of the overhead bench: the real HTTP side and engine thread over a device that only sleeps.
+//!
+//! Each device call takes 20 ms, and the token it gives is the time at which it returned, in microseconds
+//! since 1970 modulo 2^16, written as text. So a client on the same machine can tell, from the text alone,
+//! how long each token took from the device to the client.
+//!
+//! Prints its address, then serves until it is killed or its standard input closes.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "the address goes to the process that started this one"
+)]
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use chat::Tokenizer;
+use chat::template::ChatTemplate;
+use conformance::fake::{FakeRunner, FakeSpec, Language};
+use contract::{
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, TokenKind, VerifyItem, Vocab, Want,
+};
+use decode::SchedulerConfig;
+use server::engine::{EngineFactory, Loaded};
+use server::served::{ModelFacts, ServedModel};
+use server::settings::{GenerationDefaults, ServerConfig};
+use server::shutdown::Stop;
+
+/// What one device call takes.
+const STEP: Duration = Duration::from_millis(20);
+const BYTES: usize = 256;
+const STAMPS: usize = 1 << 16;
+const VOCAB: usize = BYTES + STAMPS + 1;
+const END: TokenId = TokenId((VOCAB - 1) as u32);
+
+const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
+
+struct StampRunner {
+    /// Keeps the books of sequences and positions; its rows are not used.
+    books: FakeRunner,
+}
+
+impl StampRunner {
+    fn new() -> StampRunner {
+        let limits = Limits {
+            sequences: 64,
+            context: 8192,
+            tree_nodes: 1,
+            prefill_chunk: 512,
+        };
+        let language = Language {
+            vocab: VOCAB,
+            spread: 1.0,
+            ending: None,
+            salt: 0,
+        };
+        StampRunner {
+            books: FakeRunner::new(FakeSpec {
+                language,
+                limits,
+                pool_tokens: limits.sequences * limits.context,
+                ..FakeSpec::default()
+            }),
+        }
+    }
+}
+
+/// The row that makes `best` the only sensible choice.
+fn row(best: TokenId, ask: &Ask) -> Row {
+    let ids: Vec<TokenId> = match ask.want {
+        Want::Nothing => return Row::default(),
+        Want::Full => (0..VOCAB as u32).map(TokenId).collect(),
+        Want::Top(k) => {
+            let others = (0..VOCAB as u32).map(TokenId).filter(|id| *id != best);
+            std::iter::once(best).chain(others).take(k).collect()
+        }
+    };
+    let logits: Vec<f32> = ids
+        .iter()
+        .map(|id| if *id == best { 0.0 } else { -1000.0 })
+        .collect();
+    Row {
+        raw: logits.clone(),
+        logits,
+        ids,
+        lse: 0.0,
+        raw_lse: 0.0,
+    }
+}
+
+/// The token that says when the device returned.
+fn stamp() -> TokenId {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros());
+    TokenId((BYTES as u128 + now % STAMPS as u128) as u32)
+}
+
+fn sleep_until(begun: Instant) {
+    std::thread::sleep((begun + STEP).saturating_duration_since(Instant::now()));
+}
+
+impl Runner for StampRunner {
+    fn info(&self) -> &RunnerInfo {
+        self.books.info()
+    }
+
+    fn room(&self) -> Room {
+        self.books.room()
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        self.books.open(max_len)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.books.close(seq);
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        let begun = Instant::now();
+        self.books.prefill(seq, tokens, &[])?;
+        sleep_until(begun);
+        let best = stamp();
+        Ok(asks.iter().map(|(_, ask)| row(best, ask)).collect())
+    }
+
+    fn draft(
+        &mut self,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        self.books.draft(items, depth, k)
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        let begun = Instant::now();
+        let silent = [Ask::NOTHING];
+        let unasked: Vec<VerifyItem<'_>> = items
+            .iter()
+            .map(|item| VerifyItem {
+                asks: &silent,
+                ..*item
+            })
+            .collect();
+        self.books.verify(&unasked)?;
+        sleep_until(begun);
+        let best = stamp();
+        let rows = items
+            .iter()
+            .map(|item| item.asks.iter().map(|ask| row(best, ask)).collect());
+        Ok(rows.collect())
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        self.books.commit(items)
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.books.discard(seq)
+    }
+
+    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+        self.books.snapshot(seq, place)
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        self.books.restore(seq, snapshot)
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        self.books.free_snapshot(snapshot);
+    }
+
+    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        self.books.export(snapshot, sink)
+    }
+
+    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        self.books.import(source)
+    }
+
+    fn score(
+        &mut self,
+        tokens: &[TokenId],
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.books.score(tokens, progress)
+    }
+}
+
+/// A token for each byte, one for each stamp, and an end that never comes.
+fn vocab() -> Vocab {
+    let mut tokens = Vec::with_capacity(VOCAB);
+    let mut beyond = 256;
+    for byte in 0..=255_u8 {
+        let letter = match byte {
+            b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+            _ => {
+                beyond += 1;
+                char::from_u32(beyond - 1).unwrap_or('\u{fffd}')
+            }
+        };
+        tokens.push(letter.to_string());
+    }
+    tokens.extend((0..STAMPS).map(|stamp| format!("{stamp:05};")));
+    tokens.push("<|end|>".to_owned());
+    let mut kinds = vec![TokenKind::Normal; VOCAB];
+    kinds[END.index()] = TokenKind::Control;
+    Vocab {
+        tokens,
+        kinds,
+        eos: vec![END],
+        eos_token: Some(END),
+        chat_template: Some(TEMPLATE.to_owned()),
+        ..Vocab::default()
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let factory: EngineFactory = Box::new(|_| {
+        let vocab = vocab();
+        Ok(Loaded {
+            runner: Box::new(StampRunner::new()),
+            scheduler: SchedulerConfig {
+                max_sequences: 64,
+                eos: vocab.eos.clone(),
+                ..SchedulerConfig::default()
+            },
+            model: ServedModel {
+                tokenizer: Arc::new(Tokenizer::new(&vocab)?),
+                template: ChatTemplate::from_vocab(&vocab)?,
+                eos: vocab.eos.clone(),
+                defaults: GenerationDefaults::default(),
+                facts: ModelFacts::default(),
+            },
+        })
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        println!("{}", listener.local_addr()?);
+        let (switch, stop) = Stop::new();
+        std::thread::spawn(move || {
+            // Ends with the client, whatever became of it.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            switch.ask();
+            switch.ask();
+        });
+        match server::serve(ServerConfig::default(), factory, listener, stop).await {
+            Ok(()) | Err(server::error::ServeError::Forced) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    })
+}
