@@ -1,6 +1,6 @@
 //! Where the bytes of a file are: in a map of it, or already in memory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl Mapped {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(io)?;
-        let facts = file.metadata().map_err(io)?;
+        // Asked before opening: opening a pipe waits for somebody to write into it.
+        let facts = fs::metadata(path).map_err(io)?;
         if !facts.is_file() {
             return Err(io(std::io::Error::new(
                 std::io::ErrorKind::InvalidInput,
@@ -48,6 +48,7 @@ impl Mapped {
             // There is nothing to map, and systems differ in whether they allow it.
             return Ok(Mapped(Backing::Static(&[])));
         }
+        let file = File::open(path).map_err(io)?;
         Ok(Mapped(Backing::Map(map(&file).map_err(io)?)))
     }
 

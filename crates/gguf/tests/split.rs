@@ -154,6 +154,14 @@ fn what_cannot_be_opened_is_named() {
     let dir = tempfile::tempdir().unwrap();
     refused(&dir.path().join("absent.gguf"), &["absent.gguf"]);
     refused(dir.path(), &["not a plain file"]);
+    #[cfg(unix)]
+    {
+        refused(Path::new("/dev/null"), &["/dev/null", "not a plain file"]);
+        let pipe = dir.path().join("pipe.gguf");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        refused(&pipe, &["pipe.gguf", "not a plain file"]);
+    }
     let empty = dir.path().join("empty.gguf");
     fs::write(&empty, []).unwrap();
     let error = GgufFile::open(&empty).unwrap_err();
