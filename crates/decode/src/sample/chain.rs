@@ -5,10 +5,9 @@
 //! and in id order where nothing was, so that an uncut row need not be sorted. Masses are summed in f64 in
 //! those same orders; nothing depends on what else the device was doing.
 
-use std::cmp::Ordering;
-
 use contract::{Row, TokenId};
 
+use super::{mass, rank};
 use crate::Sampling;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,10 +20,16 @@ struct Candidate {
 
 /// The token that `draw`, from `[0, 1)`, picks out of a row. A row must have at least one token.
 pub(crate) fn choose(row: &Row, sampling: &Sampling, draw: f64) -> TokenId {
-    if sampling.is_greedy() {
+    let max = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if sampling.is_greedy() || max == f32::NEG_INFINITY {
         return best(row);
     }
-    let candidates = candidates(row, sampling);
+    let uncut = sampling.top_k == 0 && sampling.top_p >= 1.0 && sampling.min_p <= 0.0;
+    if uncut {
+        let at = mass::pick(&row.logits, max, sampling.temperature, draw);
+        return at.map_or_else(|| best(row), |at| row.ids[at]);
+    }
+    let candidates = candidates(row, max, sampling);
     let total: f64 = candidates.iter().map(|c| c.mass).sum();
     let target = draw * total;
     let mut reached = 0.0;
@@ -34,7 +39,7 @@ pub(crate) fn choose(row: &Row, sampling: &Sampling, draw: f64) -> TokenId {
             return candidate.id;
         }
     }
-    // Only rounding, or a row without any mass, leads here.
+    // Only rounding leads here.
     let possible = candidates.iter().rfind(|c| c.mass > 0.0);
     possible.map_or_else(|| best(row), |c| c.id)
 }
@@ -51,89 +56,91 @@ fn best(row: &Row) -> TokenId {
     best.map(|(_, id)| id).unwrap_or_default()
 }
 
-/// What is left of a row to draw from, with its mass.
-fn candidates(row: &Row, sampling: &Sampling) -> Vec<Candidate> {
-    let mut left: Vec<Candidate> = row
-        .ids
-        .iter()
-        .zip(&row.logits)
-        .map(|(id, logit)| Candidate {
-            id: *id,
-            logit: *logit,
-            mass: 0.0,
-        })
-        .collect();
-    let cut_k = sampling.top_k > 0;
-    if cut_k {
-        keep_best(&mut left, sampling.top_k);
+/// What the cuts leave of a row, ranked, with its mass; the best logit is `max`.
+fn candidates(row: &Row, max: f32, sampling: &Sampling) -> Vec<Candidate> {
+    let weigh = |at: usize| {
+        let (id, logit) = (row.ids[at], row.logits[at]);
+        let below = f64::from(logit) - f64::from(max);
+        // Equal infinities give no number; the best is the best.
+        let mass = match below {
+            0.0 => 1.0,
+            below if below.is_nan() => f64::from(u8::from(logit == max)),
+            below => (below / f64::from(sampling.temperature)).exp(),
+        };
+        Candidate { id, logit, mass }
+    };
+    let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
+    let (mut left, total): (Vec<Candidate>, f64) = if sampling.top_k > 0 {
+        let best = rank::best(&row.logits, &row.ids, sampling.top_k);
+        let left: Vec<Candidate> = best.into_iter().map(weigh).collect();
+        let total = left.iter().map(|c| c.mass).sum();
+        (left, total)
+    } else {
+        let total: f64 = mass::block_masses(&row.logits, max, sampling.temperature)
+            .iter()
+            .sum();
+        // All tokens below an even share of what top-p may leave out weigh no more than that together, so
+        // what it keeps lies among the others; half of that share leaves room for rounding.
+        let share = 0.5 * (1.0 - top_p).max(0.0) * total / row.ids.len() as f64;
+        let floor = share.min(1.0).max(min_p);
+        let mut left: Vec<Candidate> = above(&row.logits, max, floor, sampling.temperature)
+            .map(weigh)
+            .filter(|c| c.mass >= floor)
+            .collect();
+        rank_enough(
+            &mut left,
+            if top_p < 1.0 { top_p * total } else { f64::MAX },
+        );
+        (left, total)
+    };
+    if top_p < 1.0
+        && let Some(last) = reaching(&left, top_p * total)
+    {
+        left.truncate(last + 1);
     }
-    let total = spread_mass(&mut left, sampling.temperature);
-    if sampling.top_p < 1.0 {
-        keep_nucleus(&mut left, f64::from(sampling.top_p), total, cut_k);
-    }
-    if sampling.min_p > 0.0 {
-        // The best candidate has mass 1, whatever was cut off.
-        left.retain(|c| c.mass >= f64::from(sampling.min_p));
-        if !cut_k && sampling.top_p >= 1.0 {
-            left.sort_unstable_by(rank);
-        }
-    }
+    // The best has mass 1, whatever was cut off.
+    left.retain(|c| c.mass >= min_p);
     left
 }
 
-fn rank(a: &Candidate, b: &Candidate) -> Ordering {
-    // Adding zero makes the two zeros one, which `total_cmp` would tell apart.
-    (b.logit + 0.0)
-        .total_cmp(&(a.logit + 0.0))
-        .then(a.id.cmp(&b.id))
-}
-
-/// Leaves the `k` best, ranked.
-fn keep_best(left: &mut Vec<Candidate>, k: usize) {
-    if k < left.len() {
-        left.select_nth_unstable_by(k, rank);
-        left.truncate(k);
-    }
-    left.sort_unstable_by(rank);
-}
-
-/// Gives each candidate `exp((logit - best) / temperature)` and returns the sum, in the order they stand.
-fn spread_mass(left: &mut [Candidate], temperature: f32) -> f64 {
-    let logits = left.iter().map(|c| c.logit);
-    let max = f64::from(logits.fold(f32::NEG_INFINITY, f32::max));
-    let temperature = f64::from(temperature);
-    let mut total = 0.0;
-    for candidate in left.iter_mut() {
-        let below = f64::from(candidate.logit) - max;
-        // Equal infinities give no number; the best is the best.
-        candidate.mass = if below == 0.0 {
-            1.0
-        } else {
-            (below / temperature).exp()
-        };
-        if candidate.mass.is_nan() {
-            candidate.mass = 0.0;
-        }
-        total += candidate.mass;
-    }
-    total
-}
-
-/// Leaves the fewest best candidates whose mass reaches `p * total`, ranked; at least one.
-fn keep_nucleus(left: &mut Vec<Candidate>, p: f64, total: f64, ranked: bool) {
-    if !ranked {
-        // All candidates below an even share of `1 - p` weigh `1 - p` together at most, so the nucleus lies
-        // among the others; half of that share leaves room for rounding. The best has mass 1.
-        let share = (0.5 * (1.0 - p) * total / left.len() as f64).min(1.0);
-        left.retain(|c| c.mass >= share);
-        left.sort_unstable_by(rank);
-    }
+/// Where the cumulative mass of ranked candidates reaches `target`.
+fn reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
     let mut reached = 0.0;
-    let enough = left.iter().position(|c| {
+    ranked.iter().position(|c| {
         reached += c.mass;
-        reached >= p * total
-    });
-    left.truncate(enough.map_or(left.len(), |at| at + 1));
+        reached >= target
+    })
+}
+
+/// Leaves the best candidates, ranked, until their mass reaches `target`; all of them where it does not.
+/// Ranks a few first, since a few are most often enough.
+fn rank_enough(left: &mut Vec<Candidate>, target: f64) {
+    let by_rank = |a: &Candidate, b: &Candidate| rank::by_rank(&(a.logit, a.id), &(b.logit, b.id));
+    let mut few = 128;
+    while few < left.len() {
+        left.select_nth_unstable_by(few, by_rank);
+        left[..few].sort_unstable_by(by_rank);
+        if let Some(last) = reaching(&left[..few], target) {
+            left.truncate(last + 1);
+            return;
+        }
+        few *= 8;
+    }
+    left.sort_unstable_by(by_rank);
+}
+
+/// Places of the logits whose mass may be `floor` or more; a few lighter ones may be among them.
+fn above(
+    logits: &[f32],
+    max: f32,
+    floor: f64,
+    temperature: f32,
+) -> impl Iterator<Item = usize> + '_ {
+    // A little below the exact bound, for its own rounding.
+    let bound = f64::from(max) + f64::from(temperature) * (floor.ln() - 1e-6);
+    let bound = (bound - 1e-6 * bound.abs()) as f32;
+    let places = logits.iter().enumerate();
+    places.filter_map(move |(at, logit)| (*logit >= bound || floor == 0.0).then_some(at))
 }
 
 #[cfg(test)]
@@ -175,6 +182,22 @@ mod tests {
         }
     }
 
+    /// Whether top-p cuts so close to a token's edge that rounding decides.
+    fn cuts_an_edge(logits: &[f32], s: &Sampling) -> bool {
+        let uncut = Sampling {
+            top_p: 1.0,
+            min_p: 0.0,
+            ..s.clone()
+        };
+        let mut p = exact(logits, &uncut);
+        p.sort_by(|a, b| b.total_cmp(a));
+        let mut reached = 0.0;
+        p.iter().any(|p| {
+            reached += p;
+            (reached - f64::from(s.top_p)).abs() < 1e-5
+        })
+    }
+
     /// The distribution by its definition: everything sorted, everything in f64, cut after cut.
     fn exact(logits: &[f32], s: &Sampling) -> Vec<f64> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -202,15 +225,9 @@ mod tests {
             .filter(|i| p[*i] >= floor)
             .collect();
         let mass: f64 = survivors.iter().map(|i| p[*i]).sum();
-        (0..p.len())
-            .map(|i| {
-                if survivors.contains(&i) {
-                    p[i] / mass
-                } else {
-                    0.0
-                }
-            })
-            .collect()
+        let mut left = vec![0.0; p.len()];
+        survivors.iter().for_each(|i| left[*i] = p[*i] / mass);
+        left
     }
 
     const N: u64 = 40_000;
@@ -328,7 +345,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_can_come_out_is_what_the_definition_allows(
-            logits in prop::collection::vec(-8.0_f32..8.0, 1..40),
+            logits in prop_oneof![
+                prop::collection::vec(-8.0_f32..8.0, 1..40),
+                prop::collection::vec(-2.0_f32..2.0, 300..900),
+            ],
             top_k in 0..12_usize,
             top_p in 0.0_f32..=1.0,
             min_p in prop::sample::select(vec![0.0_f32, 0.05, 0.5]),
@@ -336,7 +356,9 @@ mod tests {
             draw in 0.0..1.0_f64,
         ) {
             let s = sampling(temperature, top_k, top_p, min_p);
-            let left = candidates(&row(&logits), &s);
+            prop_assume!(!cuts_an_edge(&logits, &s));
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let left = candidates(&row(&logits), max, &s);
             let total: f64 = left.iter().map(|c| c.mass).sum();
             let expected = exact(&logits, &s);
             for c in &left {

@@ -1,7 +1,9 @@
 //! Which token comes next: what is asked of the device, and how the answer is drawn from.
 
 mod chain;
+mod mass;
 mod penalty;
+mod rank;
 mod rng;
 
 use std::sync::Arc;
@@ -129,30 +131,11 @@ fn logprobs(row: &Row, token: TokenId, n: usize) -> Logprobs {
     let logprob = |i: usize| row.raw[i] - row.raw_lse;
     Logprobs {
         logprob: at.map_or(f32::NEG_INFINITY, logprob),
-        top: best_raw(row, n)
+        top: rank::best(&row.raw, &row.ids, n)
             .into_iter()
             .map(|i| (row.ids[i], logprob(i)))
             .collect(),
     }
-}
-
-/// Where in the row the `n` best raw logits stand, best first, ties to the lower id.
-fn best_raw(row: &Row, n: usize) -> Vec<usize> {
-    let rank = |a: &usize, b: &usize| {
-        // Adding zero makes the two zeros one.
-        let (x, y) = (row.raw[*a] + 0.0, row.raw[*b] + 0.0);
-        y.total_cmp(&x).then(row.ids[*a].cmp(&row.ids[*b]))
-    };
-    let mut order: Vec<usize> = (0..row.ids.len()).collect();
-    if n == 0 {
-        return Vec::new();
-    }
-    if n < order.len() {
-        order.select_nth_unstable_by(n, rank);
-        order.truncate(n);
-    }
-    order.sort_unstable_by(rank);
-    order
 }
 
 /// What to ask at a prompt position to learn the logprob of the token that follows it, and the `n` best.

@@ -1,0 +1,70 @@
+//! The best few of many values, without sorting the many.
+
+use std::cmp::Ordering;
+
+use contract::TokenId;
+
+/// Compares two `(value, id)`: the higher value first, ties to the lower id.
+pub(super) fn by_rank(a: &(f32, TokenId), b: &(f32, TokenId)) -> Ordering {
+    // Adding zero makes the two zeros one, which `total_cmp` would tell apart.
+    (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
+}
+
+/// Places of the `k` best of `values` with their `ids`, best first, ties to the lower id.
+pub(super) fn best(values: &[f32], ids: &[TokenId], k: usize) -> Vec<usize> {
+    let rank = |a: &usize, b: &usize| by_rank(&(values[*a], ids[*a]), &(values[*b], ids[*b]));
+    let len = values.len().min(ids.len());
+    if k == 0 {
+        return Vec::new();
+    }
+    if k >= len {
+        let mut all: Vec<usize> = (0..len).collect();
+        all.sort_unstable_by(rank);
+        return all;
+    }
+    // What has been met so far and may still be among the best; cut down to `k` whenever it has doubled,
+    // which sets the bar for what comes.
+    let mut met: Vec<usize> = Vec::with_capacity(2 * k);
+    let mut bar = f32::NEG_INFINITY;
+    for (at, value) in values[..len].iter().enumerate() {
+        if *value < bar {
+            continue;
+        }
+        met.push(at);
+        if met.len() == 2 * k {
+            met.select_nth_unstable_by(k - 1, rank);
+            met.truncate(k);
+            bar = values[met[k - 1]];
+        }
+    }
+    met.sort_unstable_by(rank);
+    met.truncate(k);
+    met
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_best_are_the_head_of_everything_sorted(
+            // Few different values, so that ties are common; ids in any order.
+            entries in prop::collection::btree_map(0..500_u32, 0..9_i32, 1..200),
+            reversed in any::<bool>(), k in 0..40_usize,
+        ) {
+            let mut entries: Vec<(u32, i32)> = entries.into_iter().collect();
+            if reversed {
+                entries.reverse();
+            }
+            let values: Vec<f32> = entries.iter().map(|(_, v)| *v as f32 - 4.0).collect();
+            let ids: Vec<TokenId> = entries.iter().map(|(id, _)| TokenId(*id)).collect();
+            let found: Vec<TokenId> = best(&values, &ids, k).into_iter().map(|i| ids[i]).collect();
+            entries.sort_by_key(|(id, value)| (-value, *id));
+            let expected: Vec<TokenId> =
+                entries.iter().take(k).map(|(id, _)| TokenId(*id)).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
