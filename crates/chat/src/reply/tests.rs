@@ -71,8 +71,13 @@ fn run(config: &ReplyConfig, parts: &[&str], end: End) -> Got {
     }
 }
 
+/// The reply of a whole text, which must also be that of its letters one by one.
 fn whole(text: &str) -> Reply {
-    run(&config(), &[text], End::Eos).reply
+    let reply = run(&config(), &[text], End::Eos).reply;
+    let letters: Vec<String> = text.chars().map(String::from).collect();
+    let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
+    assert_eq!(run(&config(), &letters, End::Eos).reply, reply, "{text}");
+    reply
 }
 
 /// Name and parsed arguments of each call.
@@ -156,6 +161,11 @@ fn a_stop_string_of_blanks_does_not_wait_for_text() {
 /// Stretches that texts of the laws below are made of.
 fn stretches() -> Vec<&'static str> {
     vec![
+        "<tool_call>\n<function=get>\n<parameter=s>\n",
+        "<function=put_file>\n<parameter=content>\n",
+        "\n</parameter>\n<parameter=n>\n",
+        "\n</parameter>\n",
+        "\n</function>\n</tool_call>",
         "<tool_call>",
         "</tool_call>",
         "\n",
