@@ -10,7 +10,7 @@ use crate::kernels::Kernels;
 use crate::pool::Pool;
 use crate::reference::rope;
 use crate::scratch::Scratch;
-use crate::state::Sequence;
+use crate::state::{LayerState, Sequence};
 use crate::weights::{LayerMixer, Weights};
 
 /// The rows of one sequence in a pass.
@@ -23,6 +23,7 @@ pub(crate) struct Segment<'a> {
 }
 
 /// What the rows of a segment are to each other.
+#[derive(Clone, Copy)]
 pub(crate) enum Work<'a> {
     /// Consecutive positions, committed by the pass.
     Chunk,
@@ -30,12 +31,23 @@ pub(crate) enum Work<'a> {
     Tree(&'a TreePlan),
 }
 
-/// Who computes.
+/// One layer's part of a segment: the rows, and what the layer holds of their sequence.
+pub(crate) struct Share<'a, S> {
+    pub(crate) state: &'a mut S,
+    pub(crate) work: Work<'a>,
+    pub(crate) first_row: usize,
+    pub(crate) n_rows: usize,
+    /// Committed tokens of the sequence.
+    pub(crate) position: usize,
+}
+
+/// Who computes, and how small a mean square counts as nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Compute<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) kernels: &'a Kernels,
     pub(crate) scratch: &'a Scratch,
+    pub(crate) norm_eps: f32,
 }
 
 /// The buffers of a pass, one row after another; kept from pass to pass.
@@ -165,6 +177,24 @@ impl Segment<'_> {
     }
 }
 
+/// The shares of layer `layer`; `pick` finds its state.
+fn shares<'s, S>(
+    segments: &'s mut [Segment<'_>],
+    layer: usize,
+    pick: impl Fn(&mut LayerState) -> Option<&mut S>,
+) -> Vec<Share<'s, S>> {
+    let share = |segment: &'s mut Segment<'_>| {
+        Some(Share {
+            work: segment.work,
+            first_row: segment.first_row,
+            n_rows: segment.n_rows,
+            position: segment.seq.position,
+            state: pick(segment.seq.layers.get_mut(layer)?)?,
+        })
+    };
+    segments.iter_mut().filter_map(share).collect()
+}
+
 impl Compute<'_> {
     /// Rows that one parallel item takes, so that every thread finds a few items.
     pub(crate) fn grain(&self, n_rows: usize) -> usize {
@@ -172,19 +202,19 @@ impl Compute<'_> {
     }
 
     /// `y = rms(x)`, all rows.
-    fn norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32], eps: f32) {
+    fn norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32]) {
         let size = self.grain(n_rows) * hidden;
         let x = arena.x[..n_rows * hidden].chunks(size);
         let y = arena.y[..n_rows * hidden].chunks_mut(size);
         self.pool.for_each_item(x.zip(y), |(x, y)| {
             for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
-                (self.kernels.rms)(x, weight, eps, y);
+                (self.kernels.rms)(x, weight, self.norm_eps, y);
             }
         });
     }
 
     /// `x += update`, then `y = rms(x)`, all rows.
-    fn add_norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32], eps: f32) {
+    fn add_norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32]) {
         let size = self.grain(n_rows) * hidden;
         let all = n_rows * hidden;
         let x = arena.x[..all].chunks_mut(size);
@@ -194,7 +224,7 @@ impl Compute<'_> {
         self.pool.for_each_item(rows, |((x, update), y)| {
             (self.kernels.add)(x, update);
             for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
-                (self.kernels.rms)(x, weight, eps, y);
+                (self.kernels.rms)(x, weight, self.norm_eps, y);
             }
         });
     }
@@ -211,21 +241,27 @@ impl Compute<'_> {
         seen: &mut dyn FnMut(usize, &[f32]),
     ) {
         let n_rows = segments.iter().map(|s| s.n_rows).sum();
-        let (hidden, eps) = (weights.spec.hidden, weights.spec.norm_eps);
+        let hidden = weights.spec.hidden;
         arena.turn(weights, segments, n_rows);
         if let Some(first) = weights.layers.first() {
-            self.norm(arena, n_rows, hidden, &first.mixer_norm, eps);
+            self.norm(arena, n_rows, hidden, &first.mixer_norm);
         }
         for (i, layer) in weights.layers.iter().enumerate() {
             match &layer.mixer {
-                LayerMixer::Attention(a) => attention::mix(*self, a, eps, i, arena, segments),
-                LayerMixer::Delta(d) => delta::mix(*self, d, eps, i, arena, segments),
+                LayerMixer::Attention(a) => {
+                    let mut shares = shares(segments, i, LayerState::attention);
+                    attention::mix(*self, a, arena, &mut shares);
+                }
+                LayerMixer::Delta(d) => {
+                    let mut shares = shares(segments, i, LayerState::delta);
+                    delta::mix(*self, d, arena, &mut shares);
+                }
             }
-            self.add_norm(arena, n_rows, hidden, &layer.ffn_norm, eps);
+            self.add_norm(arena, n_rows, hidden, &layer.ffn_norm);
             ffn::apply(*self, layer, arena, n_rows);
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);
-            self.add_norm(arena, n_rows, hidden, norm, eps);
+            self.add_norm(arena, n_rows, hidden, norm);
             seen(i, &arena.x[..n_rows * hidden]);
         }
     }

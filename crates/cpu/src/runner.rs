@@ -128,6 +128,7 @@ impl CpuRunner {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
         };
         let sequence = self
             .sequences
@@ -210,6 +211,7 @@ impl CpuRunner {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
         };
         let rows = self.pool.enter(|| {
             compute.forward(

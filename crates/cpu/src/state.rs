@@ -151,6 +151,24 @@ impl Sequence {
     }
 }
 
+impl LayerState {
+    /// The cache, if this is an attention layer's.
+    pub(crate) fn attention(&mut self) -> Option<&mut KvCache> {
+        match self {
+            LayerState::Attention(cache) => Some(cache),
+            LayerState::Delta(_) => None,
+        }
+    }
+
+    /// The state, if this is a delta layer's.
+    pub(crate) fn delta(&mut self) -> Option<&mut DeltaState> {
+        match self {
+            LayerState::Delta(delta) => Some(delta),
+            LayerState::Attention(_) => None,
+        }
+    }
+}
+
 impl KvShape {
     /// The storage of a layer's rows.
     pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats) -> KvShape {

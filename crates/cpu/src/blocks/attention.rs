@@ -1,14 +1,14 @@
 //! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output projection.
 
-use contract::{AttentionSpec, OutputGate, QuantType};
+use contract::{AttentionSpec, NodeIdx, OutputGate, QuantType};
 
 use crate::blocks::softmax::{BLOCK, Running};
-use crate::forward::{Angles, Arena, Compute, Segment, TreePlan, Work, angles_of};
+use crate::forward::{Angles, Arena, Compute, Share, Work, angles_of};
 use crate::kernels::Kernels;
 use crate::linear::apply_all;
 use crate::reference::{kv, rope};
 use crate::scratch::take;
-use crate::state::{KvCache, KvShape, LayerState};
+use crate::state::{KvCache, KvShape};
 use crate::weights::Attention;
 
 use super::chunk::transpose;
@@ -20,13 +20,11 @@ const TILE: usize = 32;
 pub(crate) fn mix(
     compute: Compute<'_>,
     weights: &Attention,
-    eps: f32,
-    layer: usize,
     arena: &mut Arena,
-    segments: &mut [Segment<'_>],
+    shares: &mut [Share<'_, KvCache>],
 ) {
     let spec = &weights.spec;
-    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
+    let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
     let (q_width, kv_width) = (weights.q.rows(), weights.k.rows());
     let (parts, angles) = arena.split();
     let q = &mut parts.a[..n_rows * q_width];
@@ -43,16 +41,14 @@ pub(crate) fn mix(
         ],
     );
     let rows = Projected {
-        layer,
-        eps,
         angles: angles_of(angles, spec.rope),
         q: &mut *q,
         k,
         v,
     };
-    store(compute, weights, segments, rows);
+    store(compute, weights, shares, rows);
     let heads = &mut parts.heads[..n_rows * spec.n_heads * spec.head_dim];
-    attend(compute, weights, layer, segments, q, heads);
+    attend(compute, weights, shares, q, heads);
     let update = &mut parts.update[..n_rows * weights.o.rows()];
     weights.o.apply(compute.pool, heads, n_rows, update);
 }
@@ -70,8 +66,6 @@ struct StoreItem<'a> {
 
 /// The projections of all rows of a pass, and what is to be done to them.
 struct Projected<'a> {
-    layer: usize,
-    eps: f32,
     angles: &'a Angles,
     /// `[n, n_heads, head_dim]`, each head followed by its gate where there is one.
     q: &'a mut [f32],
@@ -85,12 +79,10 @@ struct Projected<'a> {
 fn store(
     compute: Compute<'_>,
     weights: &Attention,
-    segments: &mut [Segment<'_>],
+    shares: &mut [Share<'_, KvCache>],
     rows: Projected<'_>,
 ) {
     let Projected {
-        layer,
-        eps,
         angles,
         mut q,
         mut k,
@@ -99,11 +91,8 @@ fn store(
     let spec = &weights.spec;
     let grain = compute.grain(v.len() / weights.k.rows());
     let mut items = Vec::new();
-    for segment in segments {
-        let (n, position) = (segment.n_rows, segment.seq.position);
-        let LayerState::Attention(cache) = &mut segment.seq.layers[layer] else {
-            unreachable!("an attention layer has a cache");
-        };
+    for share in shares {
+        let (n, position, cache) = (share.n_rows, share.position, &mut *share.state);
         let shape = cache.shape;
         let slots = |bytes: usize| position * bytes..(position + n) * bytes;
         let keys = &mut cache.keys[slots(shape.k_bytes())];
@@ -118,7 +107,7 @@ fn store(
             .zip(values.chunks_mut(grain * shape.v_bytes()));
         for (i, ((((q, k), v), keys), values)) in rows.enumerate() {
             items.push(StoreItem {
-                first_row: segment.first_row + i * grain,
+                first_row: share.first_row + i * grain,
                 q,
                 k,
                 v,
@@ -134,7 +123,7 @@ fn store(
             for (i, head) in heads.chunks_exact_mut(stride).enumerate() {
                 let head = &mut head[..dim];
                 if let Some(norm) = norm {
-                    (compute.kernels.rms_in_place)(head, norm, eps);
+                    (compute.kernels.rms_in_place)(head, norm, compute.norm_eps);
                 }
                 let at = (item.first_row + i / per_row) * half;
                 rope::rotate(head, &angles.cos[at..][..half], &angles.sin[at..][..half]);
@@ -161,105 +150,75 @@ fn encode_rows(ty: QuantType, dim: usize, rows: &[f32], bytes: &mut [u8]) {
 
 /// Output heads that one parallel item computes.
 enum Item<'a> {
-    /// The query heads of one key head at one node of a tree.
-    Node {
-        cache: &'a KvCache,
-        committed: usize,
-        plan: &'a TreePlan,
-        node: usize,
-        kv_head: usize,
-        q: &'a [f32],
-        out: &'a mut [f32],
-    },
-    /// All heads of consecutive rows.
-    Tile {
-        cache: &'a KvCache,
-        first_position: usize,
-        q: &'a [f32],
-        out: &'a mut [f32],
-    },
+    Node(Node<'a>),
+    Tile(Tile<'a>),
+}
+
+/// The query heads of one key head at one node of a tree.
+struct Node<'a> {
+    keys: Keys<'a>,
+    /// The node's row of the projection.
+    q: &'a [f32],
+    out: &'a mut [f32],
+}
+
+/// All heads of up to [`TILE`] consecutive rows.
+struct Tile<'a> {
+    cache: &'a KvCache,
+    first_position: usize,
+    q: &'a [f32],
+    out: &'a mut [f32],
 }
 
 /// `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
 fn attend(
     compute: Compute<'_>,
     weights: &Attention,
-    layer: usize,
-    segments: &[Segment<'_>],
+    shares: &[Share<'_, KvCache>],
     q: &[f32],
     mut out: &mut [f32],
 ) {
     let spec = &weights.spec;
     let (q_width, out_width) = (weights.q.rows(), spec.n_heads * spec.head_dim);
     let mut items = Vec::new();
-    for segment in segments {
-        let LayerState::Attention(cache) = &segment.seq.layers[layer] else {
-            unreachable!("an attention layer has a cache");
-        };
-        let q = &q[segment.first_row * q_width..][..segment.n_rows * q_width];
-        let out = take(&mut out, segment.n_rows * out_width);
-        let committed = segment.seq.position;
-        match segment.work {
+    for share in shares {
+        let cache = &*share.state;
+        let q = &q[share.first_row * q_width..][..share.n_rows * q_width];
+        let out = take(&mut out, share.n_rows * out_width);
+        match share.work {
             Work::Tree(plan) => {
                 let group = out_width / spec.n_kv_heads;
                 for (i, out) in out.chunks_exact_mut(group).enumerate() {
                     let node = i / spec.n_kv_heads;
-                    items.push(Item::Node {
+                    let keys = Keys {
                         cache,
-                        committed,
-                        plan,
-                        node,
                         kv_head: i % spec.n_kv_heads,
-                        q: &q[node * q_width..][..q_width],
-                        out,
-                    });
+                        committed: share.position,
+                        path: plan.path(node),
+                    };
+                    let q = &q[node * q_width..][..q_width];
+                    items.push(Item::Node(Node { keys, q, out }));
                 }
             }
             Work::Chunk => {
                 let tiles = out.chunks_mut(TILE * out_width);
                 for (i, (out, q)) in tiles.zip(q.chunks(TILE * q_width)).enumerate() {
-                    items.push(Item::Tile {
+                    items.push(Item::Tile(Tile {
                         cache,
-                        first_position: committed + i * TILE,
+                        first_position: share.position + i * TILE,
                         q,
                         out,
-                    });
+                    }));
                 }
             }
         }
     }
     // The longest come last; begun first, they do not leave one thread working alone.
-    compute
-        .pool
-        .for_each_item(items.into_iter().rev(), |item| match item {
-            Item::Node {
-                cache,
-                committed,
-                plan,
-                node,
-                kv_head,
-                q,
-                out,
-            } => {
-                let path = plan.path(node);
-                let slot = |at: usize| match at.checked_sub(committed) {
-                    None => at,
-                    Some(depth) => committed + path[depth].index(),
-                };
-                let keys = Keys {
-                    cache,
-                    kv_head,
-                    n: committed + path.len(),
-                };
-                attend_node(compute, spec, keys, slot, q, out);
-            }
-            Item::Tile {
-                cache,
-                first_position,
-                q,
-                out,
-            } => attend_tile(compute, spec, cache, first_position, q, out),
-        });
+    let items = items.into_iter().rev();
+    compute.pool.for_each_item(items, |item| match item {
+        Item::Node(node) => attend_node(compute, spec, node),
+        Item::Tile(tile) => attend_tile(compute, spec, tile),
+    });
 }
 
 /// The stored rows of one key head.
@@ -267,11 +226,26 @@ fn attend(
 struct Keys<'a> {
     cache: &'a KvCache,
     kv_head: usize,
-    /// How many there are.
-    n: usize,
+    /// Committed positions, which are stored in order.
+    committed: usize,
+    /// Nodes after them, each stored as many slots after the committed ones as its index says.
+    path: &'a [NodeIdx],
 }
 
 impl<'a> Keys<'a> {
+    /// How many keys there are.
+    fn n(&self) -> usize {
+        self.committed + self.path.len()
+    }
+
+    /// Where the key of position `at` is stored.
+    fn slot(&self, at: usize) -> usize {
+        match at.checked_sub(self.committed) {
+            None => at,
+            Some(depth) => self.committed + self.path[depth].index(),
+        }
+    }
+
     fn key(&self, slot: usize) -> &'a [u8] {
         let KvShape {
             k,
@@ -305,16 +279,10 @@ fn q_stride(spec: &AttentionSpec) -> usize {
 
 /// The query heads that share a key head, at one node.
 ///
-/// `slot` tells where the key of each position of the node's path is stored. Keys are taken in path order in
-/// blocks at absolute positions, so a node's result is that of the same path fed one by one.
-fn attend_node(
-    compute: Compute<'_>,
-    spec: &AttentionSpec,
-    keys: Keys<'_>,
-    slot: impl Fn(usize) -> usize,
-    q: &[f32],
-    out: &mut [f32],
-) {
+/// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the same path
+/// fed one by one.
+fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
+    let Node { keys, q, out } = node;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
     let group = spec.n_heads / spec.n_kv_heads;
     let kernels = compute.kernels;
@@ -327,12 +295,12 @@ fn attend_node(
         let values = take(&mut scratch, BLOCK * dim);
         let scores = take(&mut scratch, group * BLOCK);
         let mut running = Running::new(take(&mut scratch, 2 * group), out);
-        for begin in (0..keys.n).step_by(BLOCK) {
-            let n = BLOCK.min(keys.n - begin);
+        for begin in (0..keys.n()).step_by(BLOCK) {
+            let n = BLOCK.min(keys.n() - begin);
             let scores = &mut scores[..group * n];
             let values = &mut values[..n * dim];
             for (i, value) in values.chunks_exact_mut(dim).enumerate() {
-                let slot = slot(begin + i);
+                let slot = keys.slot(begin + i);
                 let key = keys.key(slot);
                 for (head, q) in q.chunks_exact(stride).enumerate() {
                     scores[head * n + i] = dot(&q[..dim], key) * spec.scale;
@@ -360,14 +328,13 @@ pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
 ///
 /// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does not
 /// depend on which rows share its tile or on how far the cache is filled.
-fn attend_tile(
-    compute: Compute<'_>,
-    spec: &AttentionSpec,
-    cache: &KvCache,
-    first_position: usize,
-    q: &[f32],
-    out: &mut [f32],
-) {
+fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
+    let Tile {
+        cache,
+        first_position,
+        q,
+        out,
+    } = tile;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
     let (q_width, out_width) = (spec.n_heads * stride, spec.n_heads * dim);
     let group = spec.n_heads / spec.n_kv_heads;
@@ -387,15 +354,16 @@ fn attend_tile(
             let keys = Keys {
                 cache,
                 kv_head,
-                n: first_position + n_rows,
+                committed: first_position + n_rows,
+                path: &[],
             };
             for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
                 let at = (i / group) * q_width + (kv_head * group + i % group) * stride;
                 query.copy_from_slice(&q[at..][..dim]);
             }
             let mut running = Running::new(sums, outputs);
-            for begin in (0..keys.n).step_by(BLOCK) {
-                let n = BLOCK.min(keys.n - begin);
+            for begin in (0..keys.n()).step_by(BLOCK) {
+                let n = BLOCK.min(keys.n() - begin);
                 for (i, row) in block.chunks_exact_mut(dim).take(n).enumerate() {
                     decode_key(keys.key(begin + i), row);
                 }

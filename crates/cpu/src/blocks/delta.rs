@@ -3,28 +3,26 @@
 use contract::{GatedDeltaSpec, NodeIdx};
 
 use crate::blocks::chunk::{self, CHUNK};
-use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
+use crate::forward::{Arena, Compute, Share, TreePlan, Work};
 use crate::linear::apply_all;
 use crate::reference::activation::{sigmoid, softplus};
 use crate::reference::delta::{Token, Tokens};
 use crate::scratch::take;
-use crate::state::{DeltaState, Kept, LayerState};
+use crate::state::{DeltaState, Kept};
 use crate::weights::Delta;
 
 /// Added to the sum of squares when queries and keys are normalised.
 const L2_EPS: f32 = 1e-6;
 
-/// Reads `arena.y`, writes `arena.update`, and leaves each segment's new state (chunks) or factors (trees).
+/// Reads `arena.y`, writes `arena.update`, and leaves each share's new state (chunks) or factors (trees).
 pub(crate) fn mix(
     compute: Compute<'_>,
     weights: &Delta,
-    eps: f32,
-    layer: usize,
     arena: &mut Arena,
-    segments: &mut [Segment<'_>],
+    shares: &mut [Share<'_, DeltaState>],
 ) {
     let spec = &weights.spec;
-    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
+    let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
     let (channels, values) = (spec.channels(), spec.n_v_heads * spec.v_dim);
     let (parts, _) = arena.split();
     let inputs = &mut parts.a[..n_rows * channels];
@@ -51,20 +49,19 @@ pub(crate) fn mix(
             *g = a * softplus(*g + dt);
         }
     }
-    convolve(compute, weights, layer, segments, inputs, mixed);
+    convolve(compute, weights, shares, inputs, mixed);
     let rows = Rows {
         spec,
         norm: &weights.norm,
-        eps,
         mixed,
         beta,
         g,
         z,
     };
     let heads = &mut parts.heads[..n_rows * values];
-    recur(compute, rows, layer, segments, inputs, heads);
+    recur(compute, rows, shares, inputs, heads);
     let by_row = &mut parts.rows[..n_rows * values];
-    turn(compute, segments, spec, heads, by_row);
+    turn(compute, spec, shares, heads, by_row);
     let update = &mut parts.update[..n_rows * weights.out.rows()];
     weights.out.apply(compute.pool, by_row, n_rows, update);
 }
@@ -75,7 +72,6 @@ struct Rows<'a> {
     spec: &'a GatedDeltaSpec,
     /// `[v_dim]`.
     norm: &'a [f32],
-    eps: f32,
     /// `[n, channels]`: q and k normalised, q scaled, behind the convolution.
     mixed: &'a [f32],
     /// `[n, n_v_heads]`.
@@ -90,8 +86,7 @@ struct Rows<'a> {
 fn convolve(
     compute: Compute<'_>,
     weights: &Delta,
-    layer: usize,
-    segments: &[Segment<'_>],
+    shares: &[Share<'_, DeltaState>],
     inputs: &[f32],
     mixed: &mut [f32],
 ) {
@@ -99,10 +94,10 @@ fn convolve(
     let channels = spec.channels();
     let n_rows = inputs.len() / channels;
     let of_row = |row: usize| {
-        segments
+        shares
             .iter()
             .find(|s| row < s.first_row + s.n_rows)
-            .expect("segments cover all rows")
+            .expect("shares cover all rows")
     };
     let pieces = if spec.k_dim == spec.v_dim && n_rows < 2 * compute.pool.threads() {
         // One row holds `2 n_k + n_v` heads of one width: cut it so that every thread has work.
@@ -117,12 +112,15 @@ fn convolve(
         .pool
         .for_each_item(mixed.chunks_exact_mut(width).enumerate(), |(item, out)| {
             let (row, begin) = (item / pieces, item % pieces * width);
-            let segment = of_row(row);
-            let LayerState::Delta(state) = &segment.seq.layers[layer] else {
-                unreachable!("a delta layer has a delta state");
+            let share = of_row(row);
+            let own = &inputs[share.first_row * channels..];
+            let taps = Taps {
+                work: share.work,
+                window: &share.state.window,
+                rows: own,
+                row: row - share.first_row,
+                channels,
             };
-            let own = &inputs[segment.first_row * channels..];
-            let taps = Taps::of(segment, state, own, row - segment.first_row, channels);
             let mut at = begin;
             while at < begin + width {
                 let (head, scale) = head_at(spec, at);
@@ -153,31 +151,15 @@ fn head_at(spec: &GatedDeltaSpec, at: usize) -> (usize, Option<f32>) {
 
 /// Where the inputs of one row's convolution are.
 struct Taps<'a> {
-    work: &'a Work<'a>,
+    work: Work<'a>,
     window: &'a [f32],
-    /// The segment's rows.
+    /// The share's rows.
     rows: &'a [f32],
     row: usize,
     channels: usize,
 }
 
-impl<'a> Taps<'a> {
-    fn of(
-        segment: &'a Segment<'a>,
-        state: &'a DeltaState,
-        rows: &'a [f32],
-        row: usize,
-        channels: usize,
-    ) -> Taps<'a> {
-        Taps {
-            work: &segment.work,
-            window: &state.window,
-            rows,
-            row,
-            channels,
-        }
-    }
-
+impl Taps<'_> {
     /// Calls `work` with `n_taps` slices of `width` channels from `begin`, oldest first, the row's own last.
     fn with(&self, n_taps: usize, begin: usize, width: usize, work: impl FnOnce(&[&[f32]])) {
         const MOST: usize = 8;
@@ -211,27 +193,35 @@ impl<'a> Taps<'a> {
     }
 }
 
-/// One value head of one segment.
+/// One value head of one share.
 struct HeadItem<'a> {
     head: usize,
     first_row: usize,
     state: &'a mut [f32],
     kept: Kept<'a>,
-    /// Factors to leave behind, for a tree: `(plan, u, decay)`.
-    tree: Option<(&'a TreePlan, &'a mut [f32], &'a mut [f32])>,
+    /// For a tree, its shape and the factors to leave behind.
+    tree: Option<Pending<'a>>,
     /// `[n, v_dim]`.
     o: &'a mut [f32],
     /// The sequence's position, which aligns chunks.
     position: usize,
 }
 
-/// The recurrence and the gated norm, heads in parallel; `heads` gets, segment by segment,
+/// One value head's factors of a pending tree.
+struct Pending<'a> {
+    plan: &'a TreePlan,
+    /// `[n_nodes, v_dim]`.
+    u: &'a mut [f32],
+    /// `[n_nodes]`.
+    decay: &'a mut [f32],
+}
+
+/// The recurrence and the gated norm, heads in parallel; `heads` gets, share by share,
 /// `[n_v_heads, n, v_dim]`.
 fn recur(
     compute: Compute<'_>,
     rows: Rows<'_>,
-    layer: usize,
-    segments: &mut [Segment<'_>],
+    shares: &mut [Share<'_, DeltaState>],
     inputs: &[f32],
     mut heads: &mut [f32],
 ) {
@@ -239,14 +229,12 @@ fn recur(
     let channels = spec.channels();
     let keys = spec.n_k_heads * spec.k_dim;
     let size = spec.k_dim * spec.v_dim;
-    let mut items: Vec<HeadItem<'_>> = Vec::with_capacity(segments.len() * spec.n_v_heads);
-    for segment in &mut *segments {
-        let LayerState::Delta(state) = &mut segment.seq.layers[layer] else {
-            unreachable!("a delta layer has a delta state");
-        };
-        let (n, first_row, position) = (segment.n_rows, segment.first_row, segment.seq.position);
+    let mut items: Vec<HeadItem<'_>> = Vec::with_capacity(shares.len() * spec.n_v_heads);
+    for share in &mut *shares {
+        let (n, first_row, position) = (share.n_rows, share.first_row, share.position);
+        let state = &mut *share.state;
         let own = first_row * channels..(first_row + n) * channels;
-        let plan = match segment.work {
+        let plan = match share.work {
             Work::Tree(plan) => {
                 state.prepare(n);
                 state.rows.copy_from_slice(&inputs[own.clone()]);
@@ -266,7 +254,13 @@ fn recur(
         let states = state.chunks_exact_mut(size);
         let outputs = states.zip(o.chunks_exact_mut(n * spec.v_dim));
         for (head, (state, o)) in outputs.enumerate() {
-            let tree = plan.and_then(|plan| Some((plan, u.next()?, decay.next()?)));
+            let tree = plan.and_then(|plan| {
+                Some(Pending {
+                    plan,
+                    u: u.next()?,
+                    decay: decay.next()?,
+                })
+            });
             items.push(HeadItem {
                 head,
                 first_row,
@@ -281,24 +275,21 @@ fn recur(
     compute.pool.for_each_item(items.into_iter(), |mut item| {
         item.kept.fold(compute.kernels, item.head, item.state);
         match item.tree.take() {
-            Some((plan, u, decay)) => run_tree(compute, rows, &mut item, plan, u, decay),
+            Some(tree) => run_tree(compute, rows, &mut item, tree),
             None => run_chunks(compute, rows, &mut item),
         }
         let values = spec.n_v_heads * spec.v_dim;
         for (i, o) in item.o.chunks_exact_mut(spec.v_dim).enumerate() {
             let at = (item.first_row + i) * values + item.head * spec.v_dim;
             let z = &rows.z[at..][..spec.v_dim];
-            (compute.kernels.gated_rms)(o, rows.norm, z, rows.eps);
+            (compute.kernels.gated_rms)(o, rows.norm, z, compute.norm_eps);
         }
     });
-    for segment in segments {
-        let n = segment.n_rows;
-        if let LayerState::Delta(state) = &mut segment.seq.layers[layer] {
-            state.settled();
-            if let Work::Chunk = segment.work {
-                let own = segment.first_row * channels..(segment.first_row + n) * channels;
-                state.slide(&inputs[own]);
-            }
+    for share in shares {
+        share.state.settled();
+        if let Work::Chunk = share.work {
+            let own = share.first_row * channels..(share.first_row + share.n_rows) * channels;
+            share.state.slide(&inputs[own]);
         }
     }
 }
@@ -321,14 +312,8 @@ impl<'a> Rows<'a> {
 }
 
 /// Node by node along parents. A node's state exists only while it has children to serve.
-fn run_tree(
-    compute: Compute<'_>,
-    rows: Rows<'_>,
-    item: &mut HeadItem<'_>,
-    plan: &TreePlan,
-    u: &mut [f32],
-    decay: &mut [f32],
-) {
+fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree: Pending<'_>) {
+    let Pending { plan, u, decay } = tree;
     let v_dim = rows.spec.v_dim;
     let size = item.state.len();
     let node_of = |node: NodeIdx| node.index() * v_dim..(node.index() + 1) * v_dim;
@@ -409,26 +394,26 @@ fn run_chunks(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>) {
 /// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads * v_dim]`.
 fn turn(
     compute: Compute<'_>,
-    segments: &[Segment<'_>],
     spec: &GatedDeltaSpec,
+    shares: &[Share<'_, DeltaState>],
     heads: &[f32],
     by_row: &mut [f32],
 ) {
     let values = spec.n_v_heads * spec.v_dim;
-    for segment in segments {
-        let all = segment.first_row * values..(segment.first_row + segment.n_rows) * values;
+    for share in shares {
+        let all = share.first_row * values..(share.first_row + share.n_rows) * values;
         let (heads, by_row) = (&heads[all.clone()], &mut by_row[all]);
-        if segment.n_rows == 1 {
+        if share.n_rows == 1 {
             by_row.copy_from_slice(heads);
             continue;
         }
-        let grain = compute.grain(segment.n_rows);
+        let grain = compute.grain(share.n_rows);
         let items = by_row.chunks_mut(grain * values).enumerate();
         compute.pool.for_each_item(items, |(item, rows)| {
             for (i, row) in rows.chunks_exact_mut(values).enumerate() {
                 let row_idx = item * grain + i;
                 for (head, out) in row.chunks_exact_mut(spec.v_dim).enumerate() {
-                    let at = (head * segment.n_rows + row_idx) * spec.v_dim;
+                    let at = (head * share.n_rows + row_idx) * spec.v_dim;
                     out.copy_from_slice(&heads[at..][..spec.v_dim]);
                 }
             }

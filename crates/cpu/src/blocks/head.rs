@@ -204,6 +204,7 @@ mod tests {
                 pool: &pool,
                 kernels: &Kernels::scalar(),
                 scratch: &scratch,
+                norm_eps: 1e-6,
             },
             maxima: &mut Vec::new(),
             sums: &mut Vec::new(),
