@@ -304,6 +304,7 @@ impl Turns<'_> {
                 continue;
             }
             beat.turn();
+            let begun = Instant::now();
             let outcome = self.scheduler.step(&mut events);
             if let Err(error) = &outcome {
                 // Before anyone is told, so that whoever was told and asks for health gets the same answer.
@@ -311,7 +312,7 @@ impl Turns<'_> {
                 self.published
                     .send_modify(|p| p.phase = Phase::Failed(detail));
             }
-            self.deliver(&mut events);
+            self.deliver(&mut events, begun);
             self.publish();
             outcome?;
         }
@@ -403,8 +404,9 @@ impl Turns<'_> {
         }
     }
 
-    fn deliver(&mut self, events: &mut Vec<(JobId, Event)>) {
-        let at = Instant::now();
+    /// Sends what a step that began at `begun` gave rise to.
+    fn deliver(&mut self, events: &mut Vec<(JobId, Event)>, begun: Instant) {
+        let ended = Instant::now();
         for (id, event) in events.drain(..) {
             let Some(live) = self.live.get_mut(&id) else {
                 continue;
@@ -418,6 +420,11 @@ impl Turns<'_> {
                 Event::Failed { .. } => live.choices_left = 0,
                 _ => {}
             }
+            // Admission comes first in a step, everything else at its end.
+            let at = match &event {
+                Event::Started { .. } => begun,
+                _ => ended,
+            };
             let over = live.choices_left == 0;
             let update = Update::Event(event);
             let gone = match live.sink.try_send(Stamped { at, update }) {

@@ -28,7 +28,7 @@ pub struct Order {
 /// What happened, and when the engine saw it happen.
 #[derive(Debug)]
 pub struct Stamped {
-    /// End of the engine turn that gave rise to it.
+    /// End of the engine's step that gave rise to it; its beginning for a start.
     pub at: Instant,
     /// What happened.
     pub update: Update,

@@ -372,6 +372,22 @@ async fn timings_come_with_each_event_when_asked_for() {
 }
 
 #[tokio::test]
+async fn timings_tell_how_long_the_device_took() {
+    let house = Plan {
+        step: std::time::Duration::from_millis(20),
+        ..Plan::saying("abcd")
+    }
+    .open()
+    .await;
+    let body = house.chat(json!({})).await.json().await;
+    let ms = |name: &str| body["timings"][name].as_f64().unwrap();
+    assert!(ms("prefill_ms") >= 20.0, "{body}");
+    assert!(ms("decode_ms") >= 4.0 * 20.0, "{body}");
+    let rate = ms("decode_tokens_per_sec");
+    assert!(rate > 0.0 && rate <= 50.0, "{body}");
+}
+
+#[tokio::test]
 async fn ignoring_the_end_goes_on_to_the_limit() {
     let house = Plan::saying("ab").open().await;
     let fields = json!({"ignore_eos": true, "max_tokens": 10});
