@@ -3,6 +3,11 @@
 Tasks come from the generator of the bundled model, with values of its held-out split only: operand pairs, tool
 names and argument values of these tasks occur nowhere in its training (`disjoint.py` checks that).
 
+Tool tasks come in two sorts. In "tool" and "tool-long" a name says what the tool does, as names in real agents do
+(`fetch_invoice`, `fetchInvoice`, `invoice-fetch`, one server's prefix before all of its tools). In "tool-hard" and
+"tool-long-hard" every name has a style of its own, and one in ten is two invented words, so that it must be found
+through the description; no target is set for these.
+
 A task is {"id", "kind", "think", "messages", "tools", "expect"}; `expect` is one of {"calls": [...]}, {"json": value},
 {"number": n} or {"closed": true}. Usage: python tasks.py OUT.jsonl [--scale 1.0]
 """
@@ -20,7 +25,7 @@ import gen_tools
 from words import World, load_common
 
 SEED = "quality-1"
-COUNTS = {"tool": 240, "tool-long": 60, "json": 240, "sum": 400, "think": 300}
+COUNTS = {"tool": 240, "tool-hard": 120, "tool-long": 60, "tool-long-hard": 30, "json": 240, "sum": 400, "think": 300}
 LONG_CHARS = 67_000  # about 16,000 tokens of the bundled model
 
 
@@ -29,13 +34,24 @@ def strip(sample):
     return sample["messages"][:-1], sample["messages"][-1]
 
 
+def plain_names(w):
+    """One naming style for a whole set of tools."""
+    style, server = w.randint(0, 4), w.noun()
+
+    def name(w, parts):
+        camel = parts[0] + "".join(p.capitalize() for p in parts[1:])
+        return ("_".join(parts), camel, "-".join(parts), "_".join(parts[1:] + parts[:1]), server + "__" + "_".join(parts))[style]
+    return name
+
+
 def make(kind, index, notes=()):
     w = World(f"{SEED}/{kind}/{index}", "heldout")
     think = index % 2 == 0
-    if kind == "tool":
-        sample = gen_tools.tool_sample(w, think, turns=1, no_fit=0, answer=0, parallel=0.2)
-    elif kind == "tool-long":
-        sample = gen_tools.agent_sample(w, LONG_CHARS, notes, think, requests=1, no_fit=0, answer=0, parallel=0)
+    naming = None if kind.endswith("hard") else plain_names(w)
+    if kind in ("tool", "tool-hard"):
+        sample = gen_tools.tool_sample(w, think, turns=1, no_fit=0, answer=0, parallel=0.2, naming=naming)
+    elif kind in ("tool-long", "tool-long-hard"):
+        sample = gen_tools.agent_sample(w, LONG_CHARS, notes, think, requests=1, no_fit=0, answer=0, parallel=0, naming=naming)
     elif kind == "json":
         messages, _ = gen_chat.json_task(w)
         sample = {"messages": messages, "tools": None}

@@ -1,4 +1,6 @@
 """Exact copying and looking up: dense practice for arguments, JSON values and long prompts."""
+import json
+
 from gen_chat import answer, sum_steps, user
 
 KINDS = ("invented", "ident", "path", "email", "url", "date", "number", "person", "city", "phrase", "word", "full_name")
@@ -47,4 +49,20 @@ def sum_list(w):
             answer("\n".join(sum_steps(a, b) for a, b in pairs), f"There are {len(pairs)} sums. I add digit by digit.")], "sums"
 
 
-MAKERS = ((repeat_lines, 4), (lookup, 5), (reverse_lookup, 2), (sum_list, 2))
+def json_lists(w):
+    """Words into quotes, again and again: the step that JSON answers and list arguments need."""
+    out = []
+    for i in range(w.randint(1, 4)):
+        items = [w.word() if w.chance(0.7) else a_value(w) for _ in range(w.randint(3, 10))]
+        if w.chance(0.5):
+            out += [user(w.choice(("As a JSON array: ", "JSON list of ", "Quote each of these: ")) + ", ".join(items)),
+                    answer(json.dumps(items), f"The array has {len(items)} strings.")]
+        else:
+            pairs = {w.word(): x for x in items[:5]}
+            text = ", ".join(f"{k} {v}" for k, v in pairs.items()) if w.chance(0.6) else "\n".join(f"{k}: {v}" for k, v in pairs.items())
+            out += [user(w.choice(("As a JSON object: ", "JSON object with ", "Make an object of ")) + text),
+                    answer(json.dumps(pairs), f"The object has {len(pairs)} keys.")]
+    return out, "json-list"
+
+
+MAKERS = ((json_lists, 6), (repeat_lines, 4), (lookup, 5), (reverse_lookup, 2), (sum_list, 2))

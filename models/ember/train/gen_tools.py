@@ -29,8 +29,7 @@ PARAMS = {
     "format": ("enum", "Format of the result"), "status": ("enum", "State to use"), "order": ("enum", "Order of the result"),
     "urgent": ("bool", "Whether it is urgent"), "recursive": ("bool", "Whether to go deeper"),
     "notify": ("bool", "Whether to tell people"), "dry_run": ("bool", "Only pretend"),
-    "tags": ("list", "Tags to set"), "items": ("list", "Items to use"), "labels": ("list", "Labels"),
-    "options": ("object", "Further options"), "filter": ("object", "Fields to match"),
+    "tags": ("list", "Tags to set"), "items": ("list", "Items to use"), "filter": ("object", "Fields to match"),
 }
 TYPES = {"integer": "integer", "number": "number", "bool": "boolean", "list": "array", "object": "object"}
 
@@ -39,22 +38,26 @@ def spoken(name):
     return name.replace("_", " ")
 
 
-def make_tool(w, used, noun=None, verb=None):
-    """A tool and what its tasks need: {"schema", "name", "verb", "noun", "params": [(name, kind, enum, required)]}."""
+def make_tool(w, used, noun=None, verb=None, naming=None):
+    """A tool and what its tasks need: {"schema", "name", "verb", "noun", "params": [(name, kind, enum, required)]}.
+
+    `naming` turns (world, words of the name) into the name; without it any of the styles below.
+    """
     while True:
         v, n = verb or w.choice(VERBS), noun or w.choice(NOUNS)
         if w.chance(0.25):
             n = w.choice(NOUNS) + "_" + n
-        style = w.randint(0, 9)
+        style = w.randint(0, 19)
         parts = [v] + n.split("_")
-        if style < 6:
-            name = "_".join(parts)
-        elif style < 8:
-            name = parts[0] + "".join(p.capitalize() for p in parts[1:])
-        elif style < 9:
-            name = w.choice(NOUNS) + "__" + "_".join(parts)
-        else:
-            name = w.invented() + "_" + w.invented()
+        camel = parts[0] + "".join(p.capitalize() for p in parts[1:])
+        name = ("_".join(parts) if style < 7 else camel if style < 10
+                else w.choice(NOUNS) + "__" + "_".join(parts) if style < 13
+                else w.invented() + "_" + w.invented() if style < 15
+                else "_".join(parts[1:] + parts[:1]) if style < 17
+                else "-".join(parts) if style < 18
+                else "_".join(parts) + w.choice(("_v2", "_tool", "_now", "_by_id", "_" + w.choice(NOUNS))))
+        if naming:
+            name = naming(w, parts)
         if w.own_ok(name) and name not in used and not any(v == o["verb"] and n == o["noun"] for o in used.values()):
             break
     params = []
@@ -172,15 +175,15 @@ def result(w, tool):
     return json.dumps(pairs), f"Done. The {noun} has {listed}."
 
 
-def toolset(w, n):
+def toolset(w, n, naming=None):
     used = {}
     for _ in range(n):
         # Now and then a neighbour that shares the verb or the noun, so that one word is not enough.
         other = w.choice(list(used.values())) if used and w.chance(0.25) else None
         if other and w.chance(0.5):
-            make_tool(w, used, noun=other["noun"].split("_")[-1])
+            make_tool(w, used, noun=other["noun"].split("_")[-1], naming=naming)
         else:
-            make_tool(w, used, verb=other["verb"] if other else None)
+            make_tool(w, used, verb=other["verb"] if other else None, naming=naming)
     tools = list(used.values())
     w.shuffle(tools)
     return tools
@@ -202,7 +205,7 @@ def refusal(w, tools, known):
             f"None of the functions can {v} the {n}. I can use {names}.")
 
 
-def exchange(w, tools, think, out, parallel=0.15, no_fit=0.12, answer=0.5):
+def exchange(w, tools, think, out, parallel=0.2, no_fit=0.12, answer=0.5):
     """Appends one request with its calls, and perhaps the results and the answer about them."""
     if w.chance(no_fit):
         text, why, sorry = refusal(w, tools, ())
@@ -226,14 +229,14 @@ def exchange(w, tools, think, out, parallel=0.15, no_fit=0.12, answer=0.5):
     return "parallel" if len(calls) > 1 else "call"
 
 
-def tool_sample(w, think=None, turns=None, n_tools=None, **rates):
+def tool_sample(w, think=None, turns=None, n_tools=None, naming=None, **rates):
     """A short conversation with tools."""
     think = w.chance(0.5) if think is None else think
-    tools = toolset(w, n_tools or w.choice((1, 2, 2, 3, 3, 4, 5, 6, 8)))
+    tools = toolset(w, n_tools or w.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8)), naming)
     messages = []
     if w.chance(0.3):
         messages.append({"role": "system", "content": w.choice(SYSTEMS)})
-    turns = turns or w.choice((1, 1, 2, 3))
+    turns = turns or w.choice((1, 2, 3, 4, 6, 8))
     for i in range(turns):
         r = dict(rates)
         if i + 1 < turns:
@@ -271,10 +274,10 @@ def agent_system(w, chars, passages):
     return "\n".join(out)
 
 
-def agent_sample(w, chars, passages, think=None, requests=None, tool_share=0.6, **rates):
+def agent_sample(w, chars, passages, think=None, requests=None, tool_share=0.6, naming=None, **rates):
     """A long agent prompt (about `chars` characters) with many tools, then several requests."""
     think = w.chance(0.5) if think is None else think
-    tools = toolset(w, max(3, int(chars * tool_share / 400)))
+    tools = toolset(w, max(3, int(chars * tool_share / 400)), naming)
     system = agent_system(w, int(chars * (1 - tool_share)), passages)
     messages = [{"role": "system", "content": system}]
     requests = requests or max(1, min(24, chars // 1500))

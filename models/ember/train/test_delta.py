@@ -79,6 +79,7 @@ def the_target_equals_transformers():
 
 
 if __name__ == "__main__":
+    delta.KERNELS = DEVICE == "cuda"
     chunks_equal_the_recurrence()
     if DEVICE == "cpu" and not delta.INTERPRETED:
         the_target_equals_transformers()

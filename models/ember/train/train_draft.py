@@ -32,13 +32,13 @@ from parts import load_parts, save_parts
 from shipped import load_config, load_target
 
 SEED = 777_000
-NEW = 192
-BUCKETS = (256, 512, 1024, 2048)
+NEW = 160
+BUCKETS = (256, 1024)
 ANCHORS = 24
 GAMMA = 7.0
 ROWS_PER_STEP = 24_576  # context tokens of a training step
 RAW_SHARE = 0.08
-MIX = {"chat": 22, "prose": 27, "code": 31, "tools": 17, "copy": 3}
+MIX = {"chat": 22, "prose": 25, "code": 31, "tools": 18, "copy": 4}
 
 
 def make_prompts(job):
@@ -63,9 +63,9 @@ def self_text(args, target, stops, workers):
     if not os.path.exists(path):
         start = time.time()
         per = min(250, args.samples)
-        prompts = [p for ps in workers.map(make_prompts, [(SEED + i, per) for i in range(max(1, args.samples // per))]) for p in ps]
+        prompts = [p for ps in workers.map(make_prompts, [(SEED + i, per) for i in range(max(1, args.samples // per))], chunksize=1) for p in ps]
         print(f"{len(prompts)} prompts, {sum(map(len, prompts)) / 1e6:.2f} M tokens, {time.time() - start:.1f} s", flush=True)
-        texts = generate(target, prompts, args.new, stops, batch=args.batch)
+        texts = generate(target, prompts, args.new, stops, args.batch, 1_200_000)
         np.savez(path, prompts=np.concatenate([np.array(p, np.uint16) for p in prompts]), prompt_lengths=[len(p) for p in prompts],
                  texts=np.concatenate([np.array(t, np.uint16) for t in texts]), text_lengths=[len(t) for t in texts])
         print(f"{sum(map(len, texts)) / 1e6:.2f} M tokens generated, {time.time() - start:.1f} s", flush=True)
@@ -148,7 +148,10 @@ def train(args, target, config, buckets, device):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss, kept = run(draft, *batch_of(bucket, batch, config, gpu), embed)
         loss.backward()
-        optimiser.step(min(1.0, (step + 1) / 50) * max(0.02, min(1.0, (args.steps - step) / (0.6 * args.steps))))
+        left = (args.steps - step) / args.steps
+        if args.seconds_limit:  # a machine slower than expected still ends with a small rate
+            left = min(left, 1 - (time.time() - start) / args.seconds_limit)
+        optimiser.step(min(1.0, (step + 1) / 50) * max(0.02, min(1.0, left / 0.6)))
         optimiser.zero_grad()
         if (step + 1) % 50 == 0 or args.steps < 20:
             line = dict(step=step + 1, loss=round(loss.item(), 4), kept=round(kept.item(), 3), length=bucket[0].shape[1],
@@ -159,9 +162,9 @@ def train(args, target, config, buckets, device):
             if line["loss"] != line["loss"]:
                 raise SystemExit("the loss is not a number")
         if args.seconds_limit and time.time() - start > args.seconds_limit:
-            torch.save({"model": draft.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}, path)
-            raise SystemExit(f"time limit reached at step {step + 1}; start again to continue")
-    torch.save({"model": draft.state_dict(), "optimiser": optimiser.state_dict(), "step": args.steps}, path)
+            print(f"time limit reached at step {step + 1}; start again to continue", flush=True)
+            break
+    torch.save({"model": draft.state_dict(), "optimiser": optimiser.state_dict(), "step": step + 1}, path)
     save_parts({k: v.to(torch.bfloat16) for k, v in draft.state_dict().items()}, os.path.join(args.work, "draft-bf16"))
     with open(os.path.join(args.work, "draft.json"), "w") as file:
         json.dump(config.as_dict(), file)
@@ -217,10 +220,10 @@ def main():
     args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     args.add_argument("data")
     args.add_argument("work")
-    args.add_argument("--samples", type=int, default=24_000)
-    args.add_argument("--steps", type=int, default=3000)
+    args.add_argument("--samples", type=int, default=10_000)
+    args.add_argument("--steps", type=int, default=1700)
     args.add_argument("--rows", type=int, default=ROWS_PER_STEP)
-    args.add_argument("--batch", type=int, default=1536)
+    args.add_argument("--batch", type=int, default=3072)
     args.add_argument("--workers", type=int, default=12)
     args.add_argument("--seed", type=int, default=11)
     args.add_argument("--muon-lr", type=float, default=0.01)
@@ -231,6 +234,7 @@ def main():
     args.add_argument("--seconds-limit", type=float, default=0)
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--measure-only", action="store_true")
+    args.add_argument("--no-measure", action="store_true")
     args = args.parse_args()
     start = time.time()
     paths = [os.path.join(args.data, f) for f in ("tokenizer.json", "words.json", "corpus.jsonl.xz")]
@@ -257,7 +261,8 @@ def main():
         del buckets
         print(f"trained after {time.time() - start:.1f} s", flush=True)
     draft.eval().requires_grad_(False)
-    measure(args, target, draft, tokenizer, stops, device)
+    if not args.no_measure:
+        measure(args, target, draft, tokenizer, stops, device)
     print(f"done in {time.time() - start:.1f} s", flush=True)
 
 

@@ -1,13 +1,13 @@
-"""Trains the target: a short-context stage, a long-context stage, and one that polishes tools and copying.
+"""Trains the target: a short-context stage, then a long-context stage.
 
-The rate falls linearly over the last part of the first two stages; the third has a schedule of its own. From
-QUANT_FROM on the forward pass sees the weights as Q4_K_M will round them.
+The rate falls linearly over the last part of all steps. From QUANT_FROM on the forward pass sees the weights as
+Q4_K_M will round them.
 
 Usage: python train_target.py DATA_DIR WORK_DIR [--stage NAME] [--seconds-limit S] [--toy]
 
 WORK_DIR/target.pt is the running checkpoint (weights, optimiser, step); starting again continues from it.
 After each stage WORK_DIR/target-bf16-*.safetensors hold the weights in parts of at most 15 MB; with --stage a
-single stage starts from those, without the optimiser state of the one before (so the shipped files were made).
+single stage starts from those, without the optimiser state of the one before.
 """
 import argparse
 import json
@@ -17,6 +17,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+import delta
 import kquant
 from optim import Optimiser
 from parts import load_parts, save_parts
@@ -24,20 +25,19 @@ from rows import Rows, WEIGHTS
 from target import Target, TargetConfig
 
 SEED = 20261120
+MIX = {"chat": 22, "prose": 13, "code": 18, "tools": 29, "copy": 18}
 STAGES = (
-    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.16, raw_chars=(1200, 5000), steps=2700),
+    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.10, raw_chars=(1200, 5000), mix=MIX, steps=2760),
     dict(name="long", seed=SEED, length=18432, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.12,
-         agent_chars=(6000, 64000), steps=540),
-    dict(name="polish", seed=SEED, length=8192, batch=8, rows=8, raw=0.05, raw_chars=(1200, 5000), agent=0.06,
-         agent_chars=(6000, 30000), steps=720, rate=0.4, mix={"chat": 22, "prose": 10, "code": 16, "tools": 38, "copy": 14}),
+         agent_chars=(6000, 64000), mix=MIX, steps=440),
 )
 TOY = (
-    dict(name="short", seed=SEED, length=256, batch=2, rows=4, raw=0.2, raw_chars=(300, 800), steps=6),
+    dict(name="short", seed=SEED, length=256, batch=2, rows=4, raw=0.2, raw_chars=(300, 800), steps=2),
     dict(name="long", seed=SEED, length=512, batch=1, rows=2, raw=0.1, raw_chars=(300, 800), agent=0.5,
-         agent_chars=(2500, 3000), steps=3),
+         agent_chars=(2500, 3000), steps=1),
 )
 WARMUP = 60
-DECAY_FROM = 0.55   # share of all steps' tokens after which the rate falls linearly
+DECAY_FROM = 0.50   # share of all steps' tokens after which the rate falls linearly
 QUANT_FROM = 0.70   # from here on weights are rounded to their shipped types in the forward pass
 FLOOR = 0.02
 
@@ -84,6 +84,7 @@ def main():
     start = time.time()
     rows = Rows(args.data, args.workers)  # forks before CUDA starts
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    delta.KERNELS = device == "cuda"
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(SEED)
     os.makedirs(args.work, exist_ok=True)
