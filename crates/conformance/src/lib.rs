@@ -1,8 +1,8 @@
 //! What every device must pass, and what the algorithm is tested on. Dev only.
 //!
 //! [`fake`] is a runner whose next token is a hash of the history: the algorithm's judge. [`suite`] holds the
-//! laws every device keeps, tried on the tiny models of [`specimen`]; [`compare`] is the one comparison of
-//! numbers.
+//! laws every device keeps, tried on the tiny models of [`specimen`]; [`golden`] is what an independent
+//! implementation says of a few more; [`compare`] is the one comparison of numbers.
 //!
 //! What this crate must not know: any device. Its laws are generic over `contract::Backend`.
 
@@ -10,5 +10,6 @@
 
 pub mod compare;
 pub mod fake;
+pub mod golden;
 pub mod specimen;
 pub mod suite;

@@ -74,7 +74,7 @@ impl Scheduler {
     /// A place on the device, or `None` where there is none now.
     fn open(&mut self, max_len: usize) -> Result<Option<SeqId>, DeviceError> {
         let room = self.runner.room();
-        let busy = self.open_sequences() >= self.config.max_sequences;
+        let busy = self.open_sequences() >= self.config.max_sequences.max(1);
         if busy || room.sequences == 0 || room.tokens < max_len {
             return Ok(None);
         }
@@ -103,7 +103,9 @@ impl Scheduler {
         let Some(prefill) = &mut running.prefill else {
             return Ok(Attempt::Nothing);
         };
-        let last = (running.settings.max_tokens > 0).then(|| {
+        let asks =
+            running.settings.max_tokens > 0 && prefill.ends_next(running.prompt.len(), self.chunk);
+        let last = asks.then(|| {
             let history = History::new(&running.prompt, &running.settings.sampling);
             sampler.ask(&history, &[])
         });

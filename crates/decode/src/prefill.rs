@@ -43,6 +43,16 @@ impl Prefill {
         }
     }
 
+    /// Whether the next chunk is the last of a prompt of `len` tokens.
+    pub(crate) fn ends_next(&self, len: usize, size: usize) -> bool {
+        self.next_end(len, size) == len
+    }
+
+    /// Where the next chunk ends: at the next absolute multiple of `size`, or with the prompt.
+    fn next_end(&self, len: usize, size: usize) -> usize {
+        ((self.done / size + 1) * size).min(len)
+    }
+
     /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes
     /// back once the prompt is read, empty where nothing was asked.
     pub(crate) fn chunk(
@@ -52,7 +62,7 @@ impl Prefill {
         size: usize,
         last: Option<&Ask>,
     ) -> Result<Option<Row>, DeviceError> {
-        let end = ((self.done / size + 1) * size).min(prompt.len());
+        let end = self.next_end(prompt.len(), size);
         let tokens = &prompt[self.done..end];
         let mut asks: Vec<(usize, Ask)> = Vec::new();
         let followers = prompt[self.done + 1..].iter().take(tokens.len());

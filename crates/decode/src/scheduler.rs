@@ -18,7 +18,7 @@ use crate::{Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
 /// How a scheduler works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Sequences decoded at once; the runner's own limit applies too. A job takes one per choice.
+    /// Sequences decoded at once, at least 1; the runner's own limit applies too. A job takes one per choice.
     pub max_sequences: usize,
     /// Jobs that may wait; one more is refused.
     pub queue_limit: usize,
