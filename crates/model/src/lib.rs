@@ -26,4 +26,4 @@ mod vocab;
 pub use card::{Card, CardSampling};
 pub use error::ModelError;
 pub use gguf::Mapped;
-pub use load::{Facts, Loaded, TypeShare, load, load_bytes};
+pub use load::{Facts, Loaded, TypeShare, load, load_bytes, load_vocab};

@@ -79,6 +79,18 @@ pub fn load_bytes(name: &str, bytes: Mapped) -> Result<Loaded, ModelError> {
     from_file(GgufFile::from_bytes(name, bytes)?, name)
 }
 
+/// Reads the vocabulary alone, of any file that has one: a model that cannot be run, or no model at all.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_vocab(path: &Path) -> Result<Vocab, ModelError> {
+    let file = GgufFile::open(path)?;
+    let rows = file
+        .tensor(EMBEDDING)
+        .and_then(|t| t.dims().get(1).copied());
+    vocab::read(&file, rows)
+}
+
 fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
     let reader = Reader::new(&file)?;
     let architecture = reader.architecture.to_owned();

@@ -126,7 +126,8 @@ pub struct DeviceArgs {
     /// How cached values are stored.
     #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
-    /// How cached keys and values are stored, where the two flags above say nothing [default: f16].
+    /// How cached keys and values are stored, where the two flags above say nothing
+    /// [default: f16, and f32 with --cpu-reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU].

@@ -105,7 +105,12 @@ pub(super) fn kv_formats(args: &DeviceArgs) -> anyhow::Result<KvFormats> {
             }
         }
     };
-    let both = parse("--kv-type", args.kv_type.as_ref())?.unwrap_or(KvFormat::F16);
+    // The reference judges others, so it rounds nothing unless it is told to.
+    let usual = match args.cpu_reference {
+        true => KvFormat::F32,
+        false => KvFormat::F16,
+    };
+    let both = parse("--kv-type", args.kv_type.as_ref())?.unwrap_or(usual);
     let k = parse("--cache-type-k", args.cache_type_k.as_ref())?.unwrap_or(both);
     let v = parse("--cache-type-v", args.cache_type_v.as_ref())?.unwrap_or(both);
     Ok(KvFormats { k, v })
@@ -329,6 +334,8 @@ mod tests {
                 v: KvFormat::F16
             }
         );
+        let kv = kv_formats(&device_args(&["--cpu-reference"])).unwrap();
+        assert_eq!((kv.k, kv.v), (KvFormat::F32, KvFormat::F32));
     }
 
     #[test]

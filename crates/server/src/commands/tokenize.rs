@@ -6,11 +6,9 @@ use anyhow::Context;
 use chat::{Special, Tokenizer};
 
 use crate::cli::TokenizeArgs;
-use crate::commands::open;
 
 pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
-    let loaded = open::load(Some(&args.model))?;
-    let tokenizer = Tokenizer::new(&loaded.vocab)?;
+    let tokenizer = Tokenizer::new(&model::load_vocab(&args.model)?)?;
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

@@ -55,7 +55,7 @@ fn bad_files_are_named_with_what_is_wrong() {
 }
 
 #[test]
-fn a_file_of_another_kind_of_model_is_shown_and_then_refused() {
+fn a_file_of_another_kind_of_model_is_shown_and_tokenizes_but_does_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.gguf");
     let whole = fs::read(model()).unwrap();
@@ -79,6 +79,9 @@ fn a_file_of_another_kind_of_model_is_shown_and_then_refused() {
         "{}",
         done.err
     );
+    let ids = crate::process::hearth_with(b"Hello", &["tokenize", path.to_str().unwrap()]);
+    assert_eq!(ids.code, Some(0), "{}", ids.err);
+    refused(&["run", path.to_str().unwrap(), "Hello"], 1, &["llamas"]);
 }
 
 #[test]

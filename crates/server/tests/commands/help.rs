@@ -31,6 +31,7 @@ fn every_flag_of_serve_has_its_environment_variable() {
     let without = ["--help", "--dry-run", "--model", "--no-color"];
     let flags: Vec<&str> = help
         .lines()
+        .filter(|line| line.trim_start().starts_with('-'))
         .filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")))
         .filter(|flag| !without.contains(flag))
         .collect();
