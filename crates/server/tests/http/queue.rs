@@ -265,3 +265,55 @@ async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_reader_that_takes_nothing_is_given_up() {
+    let mut plan = narrow();
+    plan.step = Duration::ZERO;
+    plan.config.times.write = Duration::from_millis(200);
+    let house = plan.open().await;
+    // Headers only; what follows is never read and fills the socket's buffers.
+    let stream = house.chat(json!({"stream": true})).await;
+    assert_eq!(stream.status, 200);
+    house
+        .eventually("it runs", |w| w.count(Call::Verify) > 0)
+        .await;
+    idle(&house).await;
+    let text = house.get("/metrics").await.text().await;
+    let line = "hearth_request_cancelled_total{phase=\"decode\"} 1";
+    assert!(text.lines().any(|l| l == line), "{text}");
+    drop(stream);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
+    let mut plan = narrow();
+    plan.limits.sequences = 3;
+    plan.config.queue_limit = 16;
+    let house = plan.open().await;
+    let address = house.address;
+    let guests = (0..60_u64).map(|i| {
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(i * 7 % 90)).await;
+            let fields = json!({"stream": i % 3 != 0, "max_tokens": 5 + i, "n": 1 + i % 2});
+            let body = chat_body(fields).to_string();
+            let stay = Duration::from_millis(i * 13 % 110);
+            let visit = async {
+                let mut answer =
+                    crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await;
+                while answer.event().await.is_some() {}
+            };
+            // Some stay to the end, some leave in the queue, in prefill or while reading.
+            let _ = tokio::time::timeout(stay, visit).await;
+        })
+    });
+    for guest in guests.collect::<Vec<_>>() {
+        guest.await.unwrap();
+    }
+    idle(&house).await;
+    let slots = house.get("/slots").await.json().await;
+    assert_eq!(slots["sequences"], 0, "{slots}");
+    assert_eq!(slots["requests_waiting"], 0, "{slots}");
+    assert_eq!(slots["requests_running"], 0, "{slots}");
+    assert_eq!(house.chat(json!({"max_tokens": 1})).await.status, 200);
+}
