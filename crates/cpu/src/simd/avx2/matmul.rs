@@ -117,7 +117,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
                 scale,
                 extra,
             } = U::block(group, half, block % U::BLOCKS);
-            for c in 0..N {
+            for (c, sum) in sums.iter_mut().enumerate() {
                 let at = c * blocks + block;
                 let a = values.add(at * BLOCK).cast::<i32>();
                 let mut dots = match U::OFFSET {
@@ -156,7 +156,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
                         m = _mm256_fnmadd_ps(extra, _mm256_set1_ps(*act_sums.add(at)), m);
                     }
                 }
-                sums[c] = _mm256_fmadd_ps(m, _mm256_set1_ps(*scales.add(at)), sums[c]);
+                *sum = _mm256_fmadd_ps(m, _mm256_set1_ps(*scales.add(at)), *sum);
             }
         }
         for (out, sum) in out.iter_mut().zip(sums) {

@@ -64,6 +64,10 @@ unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'
 /// # Safety
 /// As [`sweep`], and `first + N <= acts.n`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the arrays are registers and every index is a number after unrolling"
+)]
 unsafe fn strip<U: Unpack, const N: usize>(
     bytes: &[u8],
     acts: &Activations,

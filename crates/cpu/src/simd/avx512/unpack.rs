@@ -239,9 +239,8 @@ impl Unpack for UnpackQ6K {
     #[inline(always)]
     unsafe fn open(group: *const u8) -> Self {
         // SAFETY: the caller's.
-        UnpackQ6K {
-            d: unsafe { halves(group) },
-        }
+        let d = unsafe { halves(group) };
+        UnpackQ6K { d }
     }
 
     #[inline(always)]

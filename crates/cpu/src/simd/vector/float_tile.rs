@@ -99,6 +99,10 @@ impl Widen for BF16 {
 /// The instruction set of `L`; `bytes` is a tile of `cols` columns, a multiple of 4, of `W`'s format; `x` has at
 /// least `R` rows and `out` room for them.
 #[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the arrays are registers and every index is a number after unrolling"
+)]
 unsafe fn strip<L: Lanes, W: Widen, const R: usize>(
     bytes: &[u8],
     cols: usize,
