@@ -234,6 +234,7 @@ def main():
     args.add_argument("--seconds-limit", type=float, default=0)
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--measure-only", action="store_true")
+    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="measure these files instead (CPU)")
     args.add_argument("--no-measure", action="store_true")
     args = args.parse_args()
     start = time.time()
@@ -245,11 +246,16 @@ def main():
     tokenizer = Tokenizer.from_file(paths[0])
     words.load_common(paths[1])
     stops = {tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}
+    if args.gguf:
+        device = "cpu"
     target = load_target(args.work, "q4_k_m", device)
     shape = load_config(args.work)
     taps = DraftConfig.taps if shape.layers == 12 else (0, 1, 2)
     config = DraftConfig(target_layers=shape.layers, taps=taps, mask_token=tokenizer.token_to_id("<|draft_mask|>"))
-    if args.measure_only:
+    if args.gguf:
+        from from_gguf import load_pair
+        target, draft = load_pair(*args.gguf)
+    elif args.measure_only:
         draft = Draft(config).to(device)
         draft.load_state_dict({k: v.float() for k, v in load_parts(os.path.join(args.work, "draft-bf16")).items()})
     else:
