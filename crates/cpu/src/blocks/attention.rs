@@ -154,11 +154,12 @@ enum Item<'a> {
     Tile(Tile<'a>),
 }
 
-/// The query heads of one key head at one node of a tree.
+/// Query heads of one key head at one node of a tree.
 struct Node<'a> {
     keys: Keys<'a>,
-    /// The node's row of the projection.
+    /// The heads' part of the node's projection.
     q: &'a [f32],
+    /// `[heads, head_dim]`.
     out: &'a mut [f32],
 }
 
@@ -187,16 +188,22 @@ fn attend(
         let out = take(&mut out, share.n_rows * out_width);
         match share.work {
             Work::Tree(plan) => {
-                let group = out_width / spec.n_kv_heads;
-                for (i, out) in out.chunks_exact_mut(group).enumerate() {
-                    let node = i / spec.n_kv_heads;
+                let group = spec.n_heads / spec.n_kv_heads;
+                // Heads of a group share the reading of keys, unless that leaves threads without work.
+                let heads = match share.n_rows * spec.n_kv_heads < compute.pool.threads() {
+                    true => 1,
+                    false => group,
+                };
+                let q = q.chunks_exact(heads * q_stride(spec));
+                let out = out.chunks_exact_mut(heads * spec.head_dim);
+                for (i, (q, out)) in q.zip(out).enumerate() {
+                    let (node, head) = (i * heads / spec.n_heads, i * heads % spec.n_heads);
                     let keys = Keys {
                         cache,
-                        kv_head: i % spec.n_kv_heads,
+                        kv_head: head / group,
                         committed: share.position,
                         path: plan.path(node),
                     };
-                    let q = &q[node * q_width..][..q_width];
                     items.push(Item::Node(Node { keys, q, out }));
                 }
             }
@@ -277,27 +284,26 @@ fn q_stride(spec: &AttentionSpec) -> usize {
     }
 }
 
-/// The query heads that share a key head, at one node.
+/// Query heads that share a key head, at one node.
 ///
 /// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the same path
 /// fed one by one.
 fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
     let Node { keys, q, out } = node;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
-    let group = spec.n_heads / spec.n_kv_heads;
+    let heads = out.len() / dim;
     let kernels = compute.kernels;
-    let q = &q[keys.kv_head * group * stride..][..group * stride];
     let shape = keys.cache.shape;
     let dot = dot_of(kernels, shape.k);
     let decode = decode_of(kernels, shape.v);
-    let len = BLOCK * dim + group * (BLOCK + 2);
+    let len = BLOCK * dim + heads * (BLOCK + 2);
     compute.scratch.with(len, |mut scratch| {
         let values = take(&mut scratch, BLOCK * dim);
-        let scores = take(&mut scratch, group * BLOCK);
-        let mut running = Running::new(take(&mut scratch, 2 * group), out);
+        let scores = take(&mut scratch, heads * BLOCK);
+        let mut running = Running::new(take(&mut scratch, 2 * heads), out);
         for begin in (0..keys.n()).step_by(BLOCK) {
             let n = BLOCK.min(keys.n() - begin);
-            let scores = &mut scores[..group * n];
+            let scores = &mut scores[..heads * n];
             let values = &mut values[..n * dim];
             for (i, value) in values.chunks_exact_mut(dim).enumerate() {
                 let slot = keys.slot(begin + i);
