@@ -27,6 +27,10 @@ pub(super) struct Machine {
     base: usize,
     /// Openings before this place turned out to be text.
     ignore_before: usize,
+    /// No closing tag of thinking begins before this place.
+    close_from: usize,
+    /// No stop string begins before this place.
+    stop_from: usize,
     markdown: Markdown,
     /// Some text was given out already.
     content_begun: bool,
@@ -104,6 +108,8 @@ impl Machine {
             text: String::new(),
             base: 0,
             ignore_before: 0,
+            close_from: 0,
+            stop_from: 0,
             markdown: Markdown::default(),
             content_begun: false,
             n_tokens: 0,
@@ -233,7 +239,7 @@ impl Machine {
         ledger: &mut Ledger,
         pieces: &mut Vec<Piece>,
     ) -> Progress {
-        let close = self.text.find(CLOSE);
+        let close = self.find_close();
         let call = self.call_in_reasoning();
         if let Some(at) = call
             && close.is_none_or(|close| at + CALL_TAG.len() < close + CLOSE.len())
@@ -261,6 +267,15 @@ impl Machine {
         Progress::Stuck
     }
 
+    /// Where thinking is closed. What was searched once is not searched again.
+    fn find_close(&mut self) -> Option<usize> {
+        let from = self.close_from.saturating_sub(self.base);
+        let found = self.text[from..].find(CLOSE).map(|at| from + at);
+        let next = found.unwrap_or(self.text.len() - reasoning::possible_close(&self.text));
+        self.close_from = self.base + next;
+        found
+    }
+
     /// A call tag at the beginning of a line of thinking.
     fn call_in_reasoning(&self) -> Option<usize> {
         if self.config.tools.is_empty() {
@@ -286,6 +301,7 @@ impl Machine {
         ledger: &mut Ledger,
         pieces: &mut Vec<Piece>,
     ) -> Progress {
+        let close = self.find_close();
         let State::ReasoningCall {
             parser,
             read,
@@ -294,7 +310,6 @@ impl Machine {
         else {
             return Progress::Stuck;
         };
-        let close = self.text.find(CLOSE);
         let limit = match (close, end) {
             (Some(close), _) => close,
             (None, Some(_)) => self.text.len(),

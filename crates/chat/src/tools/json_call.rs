@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::ToolSet;
 use super::call::{CallEvent, End, Outcome, Starts, blank_len, starts, starts_any};
-use super::relaxed::RelaxedJson;
+use super::relaxed::{BrokenAt, RelaxedJson};
 
 /// Names longer than this are not names.
 const MAX_NAME_BYTES: usize = 256;
@@ -131,7 +131,8 @@ impl JsonCall {
                                 self.phase = Phase::Closing;
                             }
                         }
-                        Err(_) => {
+                        Err(BrokenAt(read)) => {
+                            at += read;
                             json.close(&mut out);
                             self.mended = true;
                             self.phase = Phase::Skip;
@@ -313,6 +314,6 @@ fn read_rest(text: &str, further: &mut Option<RelaxedJson>) -> Option<usize> {
     match json.push(&text[at..], &mut String::new()) {
         Ok(n_bytes) if json.is_done() => Some(at + n_bytes),
         Ok(_) => None,
-        Err(_) => Some(text.len()),
+        Err(BrokenAt(read)) => Some(at + read),
     }
 }

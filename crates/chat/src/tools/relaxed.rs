@@ -61,7 +61,11 @@ enum State {
 
 /// The text cannot be mended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Broken;
+struct Broken;
+
+/// The text cannot be mended from this byte on; what stands before it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BrokenAt(pub(crate) usize);
 
 impl RelaxedJson {
     /// Whether the value is complete.
@@ -71,16 +75,16 @@ impl RelaxedJson {
 
     /// Reads `text` up to the end of the value and writes strict JSON to `out`; gives the bytes read.
     /// A number or word at the top ends only with the letter behind it, which is not read.
-    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Result<usize, Broken> {
+    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Result<usize, BrokenAt> {
         for (at, letter) in text.char_indices() {
             // A number or word ends at a letter that then counts for what surrounds it.
             if self.ends_before(letter) {
-                self.end_partial(out)?;
+                self.end_partial(out).map_err(|Broken| BrokenAt(at))?;
             }
             if self.is_done() {
                 return Ok(at);
             }
-            self.step(letter, out)?;
+            self.step(letter, out).map_err(|Broken| BrokenAt(at))?;
             if self.is_done() {
                 return Ok(at + letter.len_utf8());
             }

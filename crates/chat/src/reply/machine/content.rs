@@ -71,76 +71,77 @@ impl Machine {
     }
 
     /// Where a stop string begins, and which, if they count yet.
-    pub(super) fn stop_hit(&self) -> Option<(usize, usize)> {
-        if self.n_tokens < self.config.min_tokens {
+    pub(super) fn stop_hit(&mut self) -> Option<(usize, usize)> {
+        if self.n_tokens < self.config.min_tokens || self.config.stop.is_empty() {
             return None;
         }
-        find_first(&self.text, &self.config.stop)
+        let from = self.stop_from.saturating_sub(self.base);
+        let found = find_first(&self.text[from..], &self.config.stop);
+        if found.is_none() {
+            let held = held_back(&self.text[from..], &self.config.stop);
+            self.stop_from = self.base + self.text.len() - held;
+        }
+        found.map(|(start, which)| (from + start, which))
     }
 
-    fn first_mark(&self) -> Option<Mark> {
+    fn first_mark(&mut self) -> Option<Mark> {
         let mut best: Option<(usize, Mark)> = None;
-        let mut offer = |end: usize, mark: Mark| {
-            if best.as_ref().is_none_or(|(other, _)| end < *other) {
-                best = Some((end, mark));
-            }
-        };
         if let Some((start, which)) = self.stop_hit() {
-            offer(
+            best = Some((
                 start + self.config.stop[which].len(),
                 Mark::Stop { start, which },
-            );
+            ));
         }
         if self.config.split_reasoning
-            && let Some(start) = self.text.find(CLOSE)
+            && let Some(start) = self.find_close()
         {
-            offer(start + CLOSE.len(), Mark::Stray { start });
+            let end = start + CLOSE.len();
+            if best.as_ref().is_none_or(|(other, _)| end < *other) {
+                best = Some((end, Mark::Stray { start }));
+            }
         }
-        if let Some((start, end, opening)) = self.first_opening() {
-            offer(
-                end,
-                Mark::Call {
-                    start,
-                    opening: opening.clone(),
-                },
-            );
+        let limit = best.as_ref().map_or(self.text.len() + 1, |(end, _)| *end);
+        match self.first_opening(limit) {
+            Some((start, opening)) => Some(Mark::Call {
+                start,
+                opening: opening.clone(),
+            }),
+            None => best.map(|(_, mark)| mark),
         }
-        best.map(|(_, mark)| mark)
     }
 
-    /// The opening that is complete first, of those that stand where a call may begin.
-    fn first_opening(&self) -> Option<(usize, usize, &Opening)> {
-        if self.openings.is_empty() || !self.text.contains(['<', '{']) {
+    /// The opening that is complete first, of those that stand where a call may begin, if it is complete
+    /// before byte `limit`.
+    fn first_opening(&self, mut limit: usize) -> Option<(usize, &Opening)> {
+        if self.openings.is_empty() {
             return None;
         }
-        let mut found: Vec<(usize, usize, &Opening)> = Vec::new();
-        for (text, opening) in &self.openings {
-            for (start, _) in self.text.match_indices(text.as_str()) {
-                if self.base + start >= self.ignore_before {
-                    found.push((start, start + text.len(), opening));
-                }
-                if *opening == Opening::Bare {
-                    // Only the very first thing of a reply can be a bare call.
-                    break;
-                }
-            }
-        }
-        found.sort_by_key(|(start, ..)| *start);
+        let mut best = None;
         let mut markdown = self.markdown.clone();
         let mut seen = 0;
-        let mut valid: Vec<(usize, usize, &Opening)> = Vec::new();
-        for (start, end, opening) in found {
+        for (start, _) in self.text.match_indices(['<', '{']) {
+            // A longer opening may be overtaken by a shorter one inside it, but by none behind it.
+            if start >= limit {
+                break;
+            }
             markdown.advance(&self.text[seen..start]);
             seen = start;
-            let fits = match opening {
-                Opening::Bare => !self.content_begun && self.text[..start].trim().is_empty(),
-                opening => !opening.needs_line_start() || markdown.begins_line(),
-            };
-            if fits && !markdown.is_code() {
-                valid.push((start, end, opening));
+            if self.base + start < self.ignore_before || markdown.is_code() {
+                continue;
+            }
+            let rest = &self.text[start..];
+            for (text, opening) in &self.openings {
+                let fits = match opening {
+                    Opening::Bare => !self.content_begun && self.text[..start].trim().is_empty(),
+                    opening => !opening.needs_line_start() || markdown.begins_line(),
+                };
+                if fits && rest.starts_with(text.as_str()) && start + text.len() < limit {
+                    limit = start + text.len();
+                    best = Some((start, opening));
+                }
             }
         }
-        valid.into_iter().min_by_key(|(_, end, _)| *end)
+        best
     }
 
     /// Bytes of text that can be nothing else any more.

@@ -267,6 +267,20 @@ fn broken_arguments_are_mended_or_closed() {
 }
 
 #[test]
+fn text_behind_broken_arguments_does_not_depend_on_cuts() {
+    check(
+        "{\"name\": \"get\", \"arguments\": {\"s\": \"a\" oops",
+        json!([["get", {"s": "a"}]]),
+        "oops",
+    );
+    check(
+        "<tool_call>{\"name\": \"get\", \"arguments\": {}, \"id\" oops</tool_call>",
+        json!([["get", {}]]),
+        "oops</tool_call>",
+    );
+}
+
+#[test]
 fn a_complete_call_inside_thinking_ends_it() {
     let config = ReplyConfig {
         starts_in_reasoning: true,
