@@ -85,6 +85,13 @@ impl CpuBackend {
         let pool = Pool::new(self.threads);
         let weights = Weights::load(plan, &self.dispatch, &pool, progress)?;
         info.memory.weights_bytes = weights.owned_bytes();
+        tracing::info!(
+            kernels = self.dispatch.name(),
+            threads = pool.threads(),
+            weights_bytes = info.memory.weights_bytes,
+            kv_bytes = info.memory.kv_bytes,
+            "model opened on the cpu"
+        );
         let kernels = Kernels::of(self.dispatch);
         Ok(CpuRunner::new(info, weights, pool, kernels))
     }

@@ -1,11 +1,10 @@
 //! The suite every device must pass, on the CPU: each block layout and weight type, each pair of cache
 //! formats, the oracle and every instruction set this machine has.
 
-use conformance::compare::{Exactness, Tolerance};
-use conformance::golden::Golden;
+use conformance::compare::Exactness;
 use conformance::specimen::{Layout, Specimen};
 use conformance::suite::{self, Subject};
-use contract::{Backend, KvFormat, KvFormats, Limits, QuantType};
+use contract::{Backend, KvFormat, KvFormats, QuantType};
 use cpu::dispatch::Dispatch;
 use cpu::{CpuBackend, Options};
 
@@ -76,31 +75,5 @@ fn the_oracle_keeps_every_law() {
     for layout in Layout::ALL {
         let specimen = Specimen::new(layout, QuantType::Q8_0, 5);
         check(&oracle(), &specimen, KvFormat::F32, KvFormat::F32);
-    }
-}
-
-#[test]
-fn the_oracle_continues_as_the_independent_implementation_does() {
-    for golden in Golden::all().unwrap() {
-        let kv = KvFormats {
-            k: KvFormat::F32,
-            v: KvFormat::F32,
-        };
-        let limits = Limits {
-            sequences: 1,
-            context: 256,
-            tree_nodes: 1,
-            prefill_chunk: 256,
-        };
-        let plan = golden.plan(kv, limits).unwrap();
-        let backend = oracle();
-        let mut runner = backend.open(plan, &mut |_| {}).unwrap();
-        let close = Tolerance {
-            absolute: 1e-4,
-            relative: 0.0,
-        };
-        golden.check_logits(&mut *runner, close).unwrap();
-        let steps = golden.check_greedy(&mut *runner, 1e-4).unwrap();
-        assert!(steps + 2 >= golden.greedy_ids.len(), "{steps} clear steps");
     }
 }
