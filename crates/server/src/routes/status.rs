@@ -4,6 +4,8 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use chat::Tokenizer;
+use contract::TokenId;
 use serde_json::{Value, json};
 
 use crate::engine::{Phase, Ready};
@@ -92,7 +94,7 @@ fn entry(app: &App) -> Value {
 pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let Ready { model, info } = &*ready;
-    let defaults = &model.defaults;
+    let (defaults, can) = (&model.defaults, model.template.capabilities());
     let alive = app.engine().phase() == Phase::Ready;
     // Where files lie is for those who hold a key; without keys, everyone may read this page.
     let path = match app.config().api_keys.is_empty() {
@@ -133,10 +135,23 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "speculative_mode": if info.draft_depth.is_some() { "dflash" } else { "off" },
         "capabilities": {
             "speculative_supported": info.draft_depth.is_some(),
-            "tools_supported": true,
-            "reasoning_supported": true,
+            "tools_supported": can.tools,
+            "reasoning_supported": can.thinking_switch || can.opens_reasoning,
         },
+        "chat_template_caps": {
+            "supports_system_role": can.system,
+            "supports_tools": can.tools,
+            "supports_tool_responses": can.tool_results,
+            "supports_enable_thinking": can.thinking_switch,
+            "supports_reasoning_effort": can.effort,
+        },
+        "eos_token": special(&model.tokenizer, &model.eos),
     })))
+}
+
+/// The text of the first of `ids`.
+fn special(tokenizer: &Tokenizer, ids: &[TokenId]) -> Option<String> {
+    ids.first().map(|id| tokenizer.decode(&[*id]))
 }
 
 /// Who is on the device now.

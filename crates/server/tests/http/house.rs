@@ -21,6 +21,7 @@ use crate::script::{Script, ScriptRunner, Watch};
 
 pub(crate) const TEMPLATE: &str = "{%- for message in messages %}\
 {%- if message.content == 'template, break' %}{{ raise_exception('no such talk') }}{% endif %}\
+{%- if message.content == 'template, fall' %}{{ no_such_function() }}{% endif %}\
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
 {%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}\

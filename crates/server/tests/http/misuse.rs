@@ -117,6 +117,16 @@ async fn what_the_template_raises_is_the_clients_fault() {
 }
 
 #[tokio::test]
+async fn what_breaks_the_template_is_our_fault() {
+    let house = Plan::saying("x").open().await;
+    let messages = json!([{"role": "user", "content": "template, fall"}]);
+    let answer = house.chat(json!({"messages": messages})).await;
+    assert_eq!(answer.status, 500);
+    let error = answer.json().await;
+    assert_eq!(error["error"]["type"], "server_error");
+}
+
+#[tokio::test]
 async fn a_hundred_megabytes_are_read_away_and_refused() {
     let house = Plan::saying("x").open().await;
     let mut body = b"{\"messages\": [{\"role\": \"user\", \"content\": \"".to_vec();

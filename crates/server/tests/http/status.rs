@@ -125,6 +125,10 @@ async fn without_keys_any_key_is_fine_and_paths_stay_private() {
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
     assert_eq!(props["speculative_mode"], "off");
+    assert_eq!(props["eos_token"], "<|im_end|>");
+    // The test's template shows no tools, but it does open a thinking block when told to.
+    assert_eq!(props["capabilities"]["tools_supported"], false);
+    assert_eq!(props["capabilities"]["reasoning_supported"], true);
 }
 
 #[tokio::test]
