@@ -71,7 +71,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
         for task, verdict, got in pool.map(one, todo):
             verdicts.append((task, verdict))
-            if len(verdicts) % 20 == 0:
+            if len(verdicts) % 5 == 0:
                 print(f"{len(verdicts)} of {len(todo)}, {sum(v['right'] for _, v in verdicts)} right, {time.time() - start:.0f} s", flush=True)
             if not verdict["right"]:
                 wrong.append({"id": task["id"], "asked": task["messages"][-1]["content"][-300:], "expect": task["expect"], "got": got})

@@ -185,7 +185,7 @@ def held_out_prompts(tokenizer, folder, per_family):
             out[name].append(tokenizer.encode(gen.task(sample)[0], add_special_tokens=False).ids)
     sources = [t for s, t in texts if s != "rust-docs"]
     out["raw-code"] = [tokenizer.encode(sources[i % len(sources)][:1200 + 40 * (i // len(sources))], add_special_tokens=False).ids
-                       for i in range(min(per_family, 60))]
+                       for i in range(min(per_family, 20))]
     return out
 
 
