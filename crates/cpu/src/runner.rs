@@ -232,11 +232,10 @@ impl CpuRunner {
             segment.seq.pending = Some(plan.tree.clone());
         }
         let mut rows = rows.into_iter();
-        let per_node = |ask: &Ask| match ask.want {
+        let mut per_node = |ask: &Ask| match ask.want {
             Want::Nothing => Row::default(),
             _ => rows.next().expect("every row asked for was computed"),
         };
-        let mut per_node = per_node;
         Ok(items
             .iter()
             .map(|item| item.asks.iter().map(&mut per_node).collect())

@@ -145,10 +145,18 @@ impl Snapshot {
                 _ => None,
             }
         };
+        let kinds = [
+            SectionKind::Keys,
+            SectionKind::Values,
+            SectionKind::DeltaState,
+            SectionKind::ConvWindow,
+        ];
+        let of_layer = |i| kinds.into_iter().filter_map(move |kind| expected(kind, i));
+        let all: usize = (0..spec.layers.len() as u32).flat_map(of_layer).sum();
+        memory::require(all as u64)?;
         let mut layers: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; spec.layers.len()];
         for _ in 0..header.sections {
             let section = read_section(source, expected)?;
-            memory::require(section.bytes.len() as u64)?;
             let half = match section.kind {
                 SectionKind::Keys | SectionKind::DeltaState => 0,
                 _ => 1,
