@@ -125,6 +125,34 @@ mod tests {
     }
 
     #[test]
+    fn regions_inside_regions_are_whole() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        pool.for_each(8, |_| {
+            pool.for_each(8, |i| {
+                sum.fetch_add(i, Ordering::SeqCst);
+            });
+        });
+        assert_eq!(sum.into_inner(), 8 * 28);
+    }
+
+    #[test]
+    fn helpers_that_went_to_sleep_are_woken_by_the_next_pass() {
+        let pool = Pool::new(2);
+        for _ in 0..3 {
+            // Two items that wait for each other need two threads.
+            let met = AtomicUsize::new(0);
+            pool.for_each(2, |_| {
+                met.fetch_add(1, Ordering::SeqCst);
+                while met.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    }
+
+    #[test]
     fn a_panic_inside_a_region_reaches_the_caller_and_leaves_the_pool_usable() {
         let pool = Pool::new(2);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -85,6 +85,8 @@ impl Crew {
         if self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
             return run();
         }
+        // What a helper threw in a region whose owner threw too is nobody's any more.
+        self.shared.take_panic();
         let work = Work { run };
         {
             let _recall = Recall(&self.shared);
@@ -93,8 +95,7 @@ impl Crew {
             self.shared.work.store(lent.cast_mut().cast(), SeqCst);
             run();
         }
-        let panic = self.shared.panic.lock();
-        if let Some(payload) = panic.unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(payload) = self.shared.take_panic() {
             resume_unwind(payload);
         }
     }
@@ -144,6 +145,11 @@ fn pause(turns: u32) {
 }
 
 impl Shared {
+    fn take_panic(&self) -> Option<Box<dyn Any + Send>> {
+        let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+        panic.take()
+    }
+
     /// The life of a helper.
     fn help(&self) {
         let mut last_region = 0;
