@@ -63,7 +63,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
         hearth serve model.gguf --dry-run        (prints what it would take, starts nothing)\n\n\
-        Without MODEL a tiny synthetic model with random weights is served: its answers are noise.\n\
+        Without MODEL the bundled model is served: a toy for trying things out.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
         Stops on SIGINT or SIGTERM once running requests have ended; a second signal stops at once.\n\
         Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal."

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod body;
+pub mod bundled;
 pub mod cli;
 pub mod commands;
 pub mod config;

@@ -2,6 +2,14 @@
 
 use std::process::ExitCode;
 
+use server::bundled::Bundled;
+
+/// See `models/README.md` for where it comes from.
+const EMBER: Bundled = Bundled {
+    name: "ember",
+    gguf: include_bytes!("../../../models/ember/ember.gguf"),
+};
+
 fn main() -> ExitCode {
-    server::commands::main()
+    server::commands::main(EMBER)
 }

@@ -1,6 +1,8 @@
 //! The dependency table of `crates/README.md`, enforced: which of our crates may use which, and in which
 //! crate an outside package has its home.
 
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
@@ -14,7 +16,10 @@ const OURS: [(&str, &[&str]); 9] = [
     ("cpu", &["contract"]),
     ("cuda", &["contract"]),
     ("conformance", &["contract", "gguf", "model"]),
-    ("server", &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda"]),
+    (
+        "server",
+        &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda"],
+    ),
 ];
 
 /// What a crate may use of ours in its tests, beyond what it ships with.
@@ -54,14 +59,39 @@ const HOMES: [(&str, &[&str]); 39] = [
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),
     ("serde_json", &["chat", "model", "server"]),
-    ("thiserror", &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda", "conformance", "server"]),
+    (
+        "thiserror",
+        &[
+            "contract",
+            "gguf",
+            "model",
+            "chat",
+            "decode",
+            "cpu",
+            "cuda",
+            "conformance",
+            "server",
+        ],
+    ),
     ("tokenizers", &["chat"]),
     ("tokio", &["server"]),
     ("tokio-stream", &["server"]),
     ("toml", &["server"]),
     ("tower", &["server"]),
     ("tower-http", &["server"]),
-    ("tracing", &["model", "chat", "decode", "cpu", "cuda", "conformance", "server", "gguf"]),
+    (
+        "tracing",
+        &[
+            "model",
+            "chat",
+            "decode",
+            "cpu",
+            "cuda",
+            "conformance",
+            "server",
+            "gguf",
+        ],
+    ),
     ("tracing-subscriber", &["server"]),
     ("unicode-normalization", &["chat"]),
     ("utoipa", &["server"]),
@@ -77,11 +107,21 @@ struct Arrow {
 /// `crate -> what it names as a dependency`, from the manifests alone.
 fn arrows() -> BTreeMap<String, Vec<Arrow>> {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--no-deps",
+            "--offline",
+        ])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let mut all = BTreeMap::new();
@@ -89,7 +129,10 @@ fn arrows() -> BTreeMap<String, Vec<Arrow>> {
         let mut arrows = Vec::new();
         for dependency in package["dependencies"].as_array().unwrap() {
             let ships = dependency["kind"].as_str() != Some("dev");
-            arrows.push(Arrow { to: text(&dependency["name"]), ships });
+            arrows.push(Arrow {
+                to: text(&dependency["name"]),
+                ships,
+            });
         }
         all.insert(text(&package["name"]), arrows);
     }
@@ -97,7 +140,10 @@ fn arrows() -> BTreeMap<String, Vec<Arrow>> {
 }
 
 fn allowed<'a>(table: &'a [(&str, &'a [&'a str])], key: &str) -> Option<&'a [&'a str]> {
-    table.iter().find(|(name, _)| *name == key).map(|(_, list)| *list)
+    table
+        .iter()
+        .find(|(name, _)| *name == key)
+        .map(|(_, list)| *list)
 }
 
 /// Every arrow that the tables do not allow, as a sentence.
@@ -112,8 +158,8 @@ fn violations(arrows: &BTreeMap<String, Vec<Arrow>>) -> Vec<String> {
         for Arrow { to, ships } in list {
             if ours.contains(to.as_str()) {
                 let shipped = allowed(&OURS, name).is_some_and(|l| l.contains(&to.as_str()));
-                let tested =
-                    !ships && allowed(&OURS_IN_TESTS, name).is_some_and(|l| l.contains(&to.as_str()));
+                let tested = !ships
+                    && allowed(&OURS_IN_TESTS, name).is_some_and(|l| l.contains(&to.as_str()));
                 if !shipped && !tested {
                     found.push(format!("{name} must not use {to}"));
                 }
@@ -139,9 +185,21 @@ fn every_dependency_arrow_is_in_the_table() {
 fn a_forbidden_arrow_is_noticed() {
     let mut arrows = arrows();
     let decode = arrows.get_mut("decode").unwrap();
-    decode.push(Arrow { to: "cpu".to_owned(), ships: true });
-    decode.push(Arrow { to: "tokio".to_owned(), ships: true });
+    decode.push(Arrow {
+        to: "cpu".to_owned(),
+        ships: true,
+    });
+    decode.push(Arrow {
+        to: "tokio".to_owned(),
+        ships: true,
+    });
     let found = violations(&arrows);
-    assert!(found.contains(&"decode must not use cpu".to_owned()), "{found:?}");
-    assert!(found.iter().any(|line| line.starts_with("tokio lives in")), "{found:?}");
+    assert!(
+        found.contains(&"decode must not use cpu".to_owned()),
+        "{found:?}"
+    );
+    assert!(
+        found.iter().any(|line| line.starts_with("tokio lives in")),
+        "{found:?}"
+    );
 }

@@ -1,12 +1,22 @@
 //! House rules that a compiler does not know: what stands at the top level, how long a file may be, which
 //! words and which `unsafe` may stand where.
 
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TOP_LEVEL: [&str; 9] = [
-    "Cargo.toml", "Cargo.lock", "crates", "kernels", "models", "harness", "benches", "README.md", "LICENSE",
+    "Cargo.toml",
+    "Cargo.lock",
+    "crates",
+    "kernels",
+    "models",
+    "harness",
+    "benches",
+    "README.md",
+    "LICENSE",
 ];
 const MAX_LINES: usize = 600;
 const VAGUE_NAMES: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
@@ -14,18 +24,35 @@ const VAGUE_NAMES: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
 const VAGUE_EXCEPTIONS: [&str; 1] = ["kernels/common"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .unwrap()
 }
 
 /// Files that git tracks, relative to the root, with forward slashes.
 fn tracked() -> Vec<String> {
-    let output =
-        Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("git")
+        .args(["ls-files", "-z"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let names = String::from_utf8(output.stdout).unwrap();
-    let files: Vec<String> = names.split('\0').filter(|n| !n.is_empty()).map(str::to_owned).collect();
+    let files: Vec<String> = names
+        .split('\0')
+        .filter(|n| !n.is_empty())
+        .map(str::to_owned)
+        .collect();
     // A file may be deleted in the tree and not yet in the index.
-    files.into_iter().filter(|name| root().join(name).exists()).collect()
+    files
+        .into_iter()
+        .filter(|name| root().join(name).exists())
+        .collect()
 }
 
 fn read(name: &str) -> String {
@@ -33,7 +60,9 @@ fn read(name: &str) -> String {
 }
 
 fn is_code(name: &str) -> bool {
-    [".rs", ".cu", ".cuh", ".py", ".sh", ".c"].iter().any(|ending| name.ends_with(ending))
+    [".rs", ".cu", ".cuh", ".py", ".sh", ".c"]
+        .iter()
+        .any(|ending| name.ends_with(ending))
 }
 
 fn check(rule: &str, offenders: Vec<String>) {
@@ -52,7 +81,11 @@ fn the_top_level_is_the_agreed_list() {
     let files = tracked();
     let missing = TOP_LEVEL
         .iter()
-        .filter(|top| !files.iter().any(|f| f == *top || f.starts_with(&format!("{top}/"))))
+        .filter(|top| {
+            !files
+                .iter()
+                .any(|f| f == *top || f.starts_with(&format!("{top}/")))
+        })
         .map(|top| (*top).to_owned())
         .collect();
     check("every agreed name is there", missing);
@@ -75,7 +108,11 @@ fn no_code_file_is_longer_than_the_limit() {
 fn no_file_or_folder_has_a_vague_name() {
     let vague = tracked()
         .into_iter()
-        .filter(|name| !VAGUE_EXCEPTIONS.iter().any(|allowed| name.starts_with(allowed)))
+        .filter(|name| {
+            !VAGUE_EXCEPTIONS
+                .iter()
+                .any(|allowed| name.starts_with(allowed))
+        })
         .filter(|name| {
             name.split('/').any(|part| {
                 let stem = part.split('.').next().unwrap_or(part);
@@ -102,23 +139,37 @@ fn unsafe_stands_only_where_it_is_allowed() {
         .filter(|name| {
             read(name).lines().any(|line| {
                 let code = line.split("//").next().unwrap_or("");
-                ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|word| code.contains(word))
+                ["unsafe {", "unsafe fn", "unsafe impl"]
+                    .iter()
+                    .any(|word| code.contains(word))
                     && !code.contains('"')
             })
         })
         .collect();
     check("unsafe is for gguf, cpu's SIMD files and cuda", offenders);
-    let open: Vec<String> = ["contract", "model", "chat", "decode", "conformance", "server"]
-        .iter()
-        .map(|name| format!("crates/{name}/src/lib.rs"))
-        .filter(|lib| !read(lib).contains("#![forbid(unsafe_code)]"))
-        .collect();
+    let open: Vec<String> = [
+        "contract",
+        "model",
+        "chat",
+        "decode",
+        "conformance",
+        "server",
+    ]
+    .iter()
+    .map(|name| format!("crates/{name}/src/lib.rs"))
+    .filter(|lib| !read(lib).contains("#![forbid(unsafe_code)]"))
+    .collect();
     check("these crates forbid unsafe", open);
 }
 
 #[test]
 fn devices_and_the_algorithm_name_no_family() {
-    let blind = ["crates/decode/src", "crates/cpu/src", "crates/cuda/src", "kernels/"];
+    let blind = [
+        "crates/decode/src",
+        "crates/cpu/src",
+        "crates/cuda/src",
+        "kernels/",
+    ];
     let families = ["qwen", "llama", "gemma"];
     let offenders = tracked()
         .into_iter()
@@ -128,14 +179,22 @@ fn devices_and_the_algorithm_name_no_family() {
             families.iter().any(|family| text.contains(family))
         })
         .collect();
-    check("a family's name stands only in model, models and harness", offenders);
+    check(
+        "a family's name stands only in model, models and harness",
+        offenders,
+    );
 }
 
 #[test]
 fn no_unfinished_work_is_checked_in() {
     // Spelled in pieces so that this file does not match itself.
-    let marks = [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["todo", "!("].concat(),
-        ["unimplemented", "!("].concat(), ["#[ig", "nore"].concat()];
+    let marks = [
+        ["TO", "DO"].concat(),
+        ["FIX", "ME"].concat(),
+        ["todo", "!("].concat(),
+        ["unimplemented", "!("].concat(),
+        ["#[ig", "nore"].concat(),
+    ];
     let offenders = tracked()
         .into_iter()
         .filter(|name| is_code(name))
@@ -146,15 +205,25 @@ fn no_unfinished_work_is_checked_in() {
 
 #[test]
 fn no_machine_path_is_checked_in() {
-    let paths = [["/ho", "me/"].concat(), ["/ro", "ot/"].concat(), ["/wo", "rk/"].concat(), ["/t", "mp/"].concat()];
+    let paths = [
+        ["/ho", "me/"].concat(),
+        ["/ro", "ot/"].concat(),
+        ["/wo", "rk/"].concat(),
+        ["/t", "mp/"].concat(),
+    ];
     let text = |name: &str| {
-        is_code(name) || [".md", ".toml", ".json", ".jsonl", ".txt", ".log"].iter().any(|e| name.ends_with(e))
+        is_code(name)
+            || [".md", ".toml", ".json", ".jsonl", ".txt", ".log"]
+                .iter()
+                .any(|e| name.ends_with(e))
     };
     let offenders = tracked()
         .into_iter()
         .filter(|name| text(name) && !name.starts_with("crates/conformance/fixtures/templates/"))
         .filter(|name| {
-            let Ok(text) = fs::read_to_string(root().join(name)) else { return false };
+            let Ok(text) = fs::read_to_string(root().join(name)) else {
+                return false;
+            };
             paths.iter().any(|path| text.contains(path))
         })
         .collect();

@@ -188,7 +188,7 @@ pub(super) mod tests {
     use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
 
     pub(in crate::commands) fn answerer(wanted: Wanted) -> Answerer {
-        let loaded = open::load(None).unwrap();
+        let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         let plan = OpenPlan {
             target: loaded.spec,

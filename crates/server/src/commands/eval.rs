@@ -11,7 +11,7 @@ use crate::commands::open::{self, Wish};
 use crate::commands::progress::Progress;
 
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
-    let loaded = open::load(Some(&args.model))?;
+    let loaded = open::load(&args.model)?;
     let ids = read_ids(args, loaded.spec.vocab)?;
     let steps = args.greedy.unwrap_or(0);
     let backend = open::device(&args.device)?;

@@ -17,7 +17,7 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     let mut report = Report::default();
     report.file(&file, args);
     // Whatever cannot be run can still be looked at; the error comes after what is known.
-    let model = open::load(Some(&args.file));
+    let model = open::load(&args.file);
     let error = match model {
         Ok(loaded) => {
             report.section("model", shape::of(&loaded.spec));

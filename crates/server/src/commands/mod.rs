@@ -21,6 +21,7 @@ mod tokenize;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use crate::bundled::Bundled;
 use crate::cli::{Command, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
@@ -29,8 +30,8 @@ use progress::LogWriter;
 /// What a shell shows for a process that a signal ended; here, a second one.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the command line of this process.
-pub fn main() -> ExitCode {
+/// Runs the command line of this process; `bundled` is run where no file is named.
+pub fn main(bundled: Bundled) -> ExitCode {
     let typed = match config::parse(std::env::args_os()) {
         Ok(typed) => typed,
         Err(ConfigError::Usage(usage)) => {
@@ -45,8 +46,8 @@ pub fn main() -> ExitCode {
         return fail(&error);
     }
     let result = match cli.command {
-        Command::Serve(args) => serve::serve(*args, &typed.told),
-        Command::Run(args) => run::run(&args, cli.no_color),
+        Command::Serve(args) => serve::serve(*args, &typed.told, bundled),
+        Command::Run(args) => run::run(&args, bundled, cli.no_color),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Quantize(args) => quantize::quantize(&args),
         Command::Synth(args) => synth::synth(&args),

@@ -10,6 +10,7 @@ use contract::{
     Backend, DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Runner,
 };
 
+use crate::bundled::Bundled;
 use crate::cli::DeviceArgs;
 use crate::commands::progress::{Progress, bytes_text};
 use crate::config;
@@ -24,13 +25,6 @@ const LEAST_CONTEXT: usize = 1_024;
 /// No model comes near this; a longer context is a slip of the keyboard.
 const MOST_CONTEXT: usize = 1 << 24;
 const DEFAULT_CHUNK: usize = 512;
-/// What is used when no file is named: noise, but with everything a real model has.
-const SYNTHETIC: &str = "tiny-hybrid:q8_0";
-
-/// Told whenever the synthetic model stands in for a real one.
-pub(super) const SYNTHETIC_NOTE: &str = "no model was named, so this is a tiny synthetic one with random \
-    weights: its answers are noise; name a GGUF file of Qwen3.5, Qwen3.6 or Qwen3 for real answers, or write \
-    one of real size with `hearth synth qwen3.5-0.8b:q4_k_m model.gguf`";
 
 /// The device that the flags mean.
 pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
@@ -42,18 +36,28 @@ pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
     Ok(devices::choose(&choice)?)
 }
 
-/// Loads a model file, or makes the synthetic model when there is none.
-pub(super) fn load(path: Option<&Path>) -> anyhow::Result<model::Loaded> {
+/// Loads a model file.
+pub(super) fn load(path: &Path) -> anyhow::Result<model::Loaded> {
+    Ok(model::load(path)?)
+}
+
+/// Loads a model file, or the bundled model when there is none.
+pub(super) fn load_or(path: Option<&Path>, bundled: Bundled) -> anyhow::Result<model::Loaded> {
     match path {
-        Some(path) => Ok(model::load(path)?),
+        Some(path) => load(path),
         None => {
-            let bytes = model::synth::SynthSpec::parse(SYNTHETIC)?.bytes()?;
-            Ok(model::load_bytes(
-                "tiny synthetic model",
-                gguf::Mapped::shared(bytes.into()),
-            )?)
+            let bytes = gguf::Mapped::embedded(bundled.gguf);
+            Ok(model::load_bytes(bundled.name, bytes)?)
         }
     }
+}
+
+/// A tiny model with random weights.
+#[cfg(test)]
+pub(super) fn tiny() -> model::Loaded {
+    let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
+    let bytes = gguf::Mapped::shared(spec.bytes().unwrap().into());
+    model::load_bytes("tiny synthetic model", bytes).unwrap()
 }
 
 /// The text side of a loaded model.
@@ -295,7 +299,7 @@ mod tests {
 
     fn check_refused(words: &[&str], parts: &[&str]) {
         let args = device_args(words);
-        let loaded = load(None).unwrap();
+        let loaded = tiny();
         let backend = device(&args).unwrap();
         let wish = Wish {
             sequences: 4,
@@ -353,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn the_synthetic_model_opens_with_the_context_it_was_trained_for() {
+    fn a_tiny_model_opens_with_the_context_it_was_trained_for() {
         let args = device_args(&[]);
-        let loaded = load(None).unwrap();
+        let loaded = tiny();
         let backend = device(&args).unwrap();
         let wish = Wish {
             sequences: 1,

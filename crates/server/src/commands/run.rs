@@ -12,26 +12,24 @@ use chat::conversation::{Message, Role};
 use chat::openai::response::FinishReason;
 use decode::Reject;
 
+use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::answer::{Answer, Answerer, Wanted};
-use crate::commands::open::{self, SYNTHETIC_NOTE, Wish};
+use crate::commands::open::{self, Wish};
 use crate::commands::terminal::{self, Input, Interrupts, Screen};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
 
-/// Noise is not worth many tokens.
-const SYNTHETIC_MAX_TOKENS: usize = 64;
-
-pub(super) fn run(args: &RunArgs, no_color: bool) -> anyhow::Result<()> {
+pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
     let (path, prompt) = words(&args.words);
     let prompt = match prompt {
         Some(prompt) => Some(prompt),
         None if io::stdin().is_terminal() => None,
         None => Some(prompt_from_stdin()?),
     };
-    let mut speaker = speaker(args, path.as_deref(), no_color)?;
+    let mut speaker = speaker(args, path.as_deref(), bundled, no_color)?;
     match prompt {
         Some(prompt) => speaker.one(prompt),
         None => {
@@ -76,12 +74,13 @@ fn prompt_from_stdin() -> anyhow::Result<String> {
 fn speaker(
     args: &RunArgs,
     path: Option<&Path>,
+    bundled: Bundled,
     no_color: bool,
 ) -> anyhow::Result<Speaker<io::Stdout>> {
     let (interrupts, sender, inputs) = terminal::watch_interrupts()?;
-    let loaded = open::load(path)?;
+    let loaded = open::load_or(path, bundled)?;
     if path.is_none() {
-        tracing::warn!("{SYNTHETIC_NOTE}");
+        tracing::warn!("{BUNDLED_NOTE}");
     }
     let facts = &loaded.facts;
     let found = card::find(
@@ -89,7 +88,6 @@ fn speaker(
         &facts.architecture,
         args.model_cards_dir.as_deref(),
     );
-    let synthetic_limit = path.is_none().then_some(SYNTHETIC_MAX_TOKENS);
     let (defaults, _) = card::generation_defaults(GenerationFlags::default(), &found);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
@@ -101,7 +99,7 @@ fn speaker(
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
     let runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
     let wanted = Wanted {
-        max_tokens: args.max_tokens.or(synthetic_limit),
+        max_tokens: args.max_tokens,
         temperature: args.temperature,
         seed: args.seed,
         thinking: args.thinking.map(is_on),

@@ -7,8 +7,9 @@ use anyhow::{Context, bail};
 use decode::SchedulerConfig;
 use tokio::net::TcpListener;
 
+use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::ServeArgs;
-use crate::commands::open::{self, Fitted, SYNTHETIC_NOTE, Wish};
+use crate::commands::open::{self, Fitted, Wish};
 use crate::commands::progress::percent;
 use crate::commands::{all_causes, supervisor};
 use crate::config::card::{self, GenerationFlags};
@@ -25,10 +26,10 @@ const MOST_WORKERS: usize = 4;
 /// How often a service manager hears of loading.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-pub(super) fn serve(args: ServeArgs, told: &[Told]) -> anyhow::Result<()> {
+pub(super) fn serve(args: ServeArgs, told: &[Told], bundled: Bundled) -> anyhow::Result<()> {
     let config = server_config(&args)?;
     if args.dry_run {
-        return dry_run(&args);
+        return dry_run(&args, bundled);
     }
     config::log(told);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -37,13 +38,17 @@ pub(super) fn serve(args: ServeArgs, told: &[Told]) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let served = runtime.block_on(listen_and_serve(args, config));
+    let served = runtime.block_on(listen_and_serve(args, config, bundled));
     // A second signal must not wait for anything.
     runtime.shutdown_background();
     served
 }
 
-async fn listen_and_serve(args: ServeArgs, config: ServerConfig) -> anyhow::Result<()> {
+async fn listen_and_serve(
+    args: ServeArgs,
+    config: ServerConfig,
+    bundled: Bundled,
+) -> anyhow::Result<()> {
     let stop = Stop::on_signals().context("cannot listen for signals")?;
     let listener = listen(&config).await?;
     let address = listener.local_addr().context("cannot tell the port")?;
@@ -54,7 +59,7 @@ async fn listen_and_serve(args: ServeArgs, config: ServerConfig) -> anyhow::Resu
         );
     }
     tracing::info!("listening on http://{address}; loading");
-    let (engine, handle) = Engine::start(factory(args), config.queue_limit)?;
+    let (engine, handle) = Engine::start(factory(args, bundled), config.queue_limit)?;
     let stall = config.times.stall;
     tokio::spawn(announce(handle.clone(), url));
     tokio::spawn(supervisor::feed_watchdog(handle.clone(), stall));
@@ -99,7 +104,7 @@ async fn announce_stop(stop: Stop) {
 }
 
 /// Everything that happens on the engine thread before it takes requests.
-fn factory(args: ServeArgs) -> EngineFactory {
+fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
     Box::new(move |progress| {
         let mut last: Option<Instant> = None;
         let mut also = |at: contract::LoadProgress| {
@@ -109,18 +114,19 @@ fn factory(args: ServeArgs) -> EngineFactory {
                 supervisor::loading(percent(at.done_bytes, at.total_bytes));
             }
         };
-        load(&args, &mut also).map_err(|error| BoxError::from(all_causes(&error)))
+        load(&args, bundled, &mut also).map_err(|error| BoxError::from(all_causes(&error)))
     })
 }
 
 fn load(
     args: &ServeArgs,
+    bundled: Bundled,
     progress: &mut dyn FnMut(contract::LoadProgress),
 ) -> anyhow::Result<Loaded> {
     let path = model_path(args).map(|path| path.as_path());
-    let loaded = open::load(path)?;
+    let loaded = open::load_or(path, bundled)?;
     if path.is_none() {
-        tracing::warn!("{SYNTHETIC_NOTE}");
+        tracing::warn!("{BUNDLED_NOTE}");
     }
     let facts = &loaded.facts;
     let found = card::find(
@@ -171,8 +177,8 @@ fn fit(
 }
 
 /// Prints the plan and starts nothing.
-fn dry_run(args: &ServeArgs) -> anyhow::Result<()> {
-    let loaded = open::load(model_path(args).map(|path| path.as_path()))?;
+fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
+    let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let backend = open::device(&args.device)?;
     let fitted = fit(args, backend.as_ref(), &loaded)?;
     let mut out = std::io::stdout().lock();

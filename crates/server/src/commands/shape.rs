@@ -187,8 +187,8 @@ mod tests {
     }
 
     #[test]
-    fn the_synthetic_model_is_described_as_it_was_made() {
-        let loaded = open::load(None).unwrap();
+    fn a_tiny_model_is_described_as_it_was_made() {
+        let loaded = open::tiny();
         let facts = of(&loaded.spec);
         assert_eq!(of_key(&facts, "order"), "dddA");
         assert_eq!(of_key(&facts, "delta_value_heads"), 6);

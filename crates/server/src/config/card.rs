@@ -10,7 +10,8 @@ use crate::settings::GenerationDefaults;
 /// Where cards lie in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards inside the executable, by stem.
-const BUILT_IN: [(&str, &str); 0] = [];
+const BUILT_IN: [(&str, &str); 1] =
+    [("ember", include_str!("../../../../models/cards/ember.json"))];
 
 /// A card and where it was found.
 #[derive(Debug, Clone, PartialEq)]

@@ -9,8 +9,8 @@ use crate::cli::{LateSystemArg, OnOff, ServeArgs};
 use crate::config::{ConfigError, read_text};
 use crate::settings::{GenerationDefaults, ServerConfig, Times};
 
-/// The name a model without a file is served under.
-const UNNAMED: &str = "tiny-synthetic";
+/// The name the bundled model is served under.
+const UNNAMED: &str = "ember";
 
 /// What the flags mean; what only the model's card can tell is left at its default.
 pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {

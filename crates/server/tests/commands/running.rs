@@ -132,7 +132,7 @@ fn run_reads_the_prompt_from_standard_input_and_needs_no_file() {
     assert_eq!(by_input.out, by_word.out);
     let without = hearth(&["run", "Hello", "-n", "4"]);
     assert_eq!(without.code, Some(0), "{}", without.err);
-    assert!(without.err.contains("noise"), "{}", without.err);
+    assert!(without.err.contains("a toy"), "{}", without.err);
     let empty = hearth(&["run", name]);
     assert_eq!(empty.code, Some(1));
     assert!(empty.err.contains("no prompt"), "{}", empty.err);

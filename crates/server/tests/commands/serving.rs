@@ -5,13 +5,13 @@ use crate::client::Server;
 use crate::process::{good, hearth, model};
 
 #[test]
-fn without_a_model_the_synthetic_one_is_served_with_a_plain_note() {
+fn without_a_model_the_bundled_one_is_served_and_called_a_toy() {
     let server = Server::start(&[]);
     for part in [
-        "random weights",
+        "a toy",
         "hearth synth",
         "device cpu",
-        "8192 tokens",
+        "32768 tokens",
         "memory ",
     ] {
         assert!(server.log.contains(part), "{part} in\n{}", server.log);
@@ -25,7 +25,7 @@ fn without_a_model_the_synthetic_one_is_served_with_a_plain_note() {
     assert_eq!(chat.status, 200, "{}", chat.body);
     let chat = chat.json();
     assert_eq!(chat["usage"]["completion_tokens"], 4);
-    assert_eq!(chat["model"], "tiny-synthetic");
+    assert_eq!(chat["model"], "ember");
     server.signal("TERM");
     let (code, log) = server.end();
     assert_eq!(code, Some(0), "{log}");
@@ -88,7 +88,7 @@ fn a_model_card_gives_the_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let card = r#"{"name": "x", "source": "s", "verified_at": "d", "max_tokens": 3,
         "sampling": {"temperature": 0.5}}"#;
-    fs::write(dir.path().join("tiny-hybrid-random-weights.json"), card).unwrap();
+    fs::write(dir.path().join("ember.json"), card).unwrap();
     let server = Server::start(&["--model-cards-dir", dir.path().to_str().unwrap()]);
     assert!(
         server
