@@ -51,5 +51,7 @@ pub fn chat(
 /// The token that opens a call, for a request that shows tools but forbids calling them.
 pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
     let barred = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
-    barred.then(|| call_opening_token(&model.tokenizer)).flatten()
+    barred
+        .then(|| call_opening_token(&model.tokenizer))
+        .flatten()
 }
