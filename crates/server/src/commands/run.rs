@@ -17,7 +17,7 @@ use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::answer::{Answer, Answerer, Wanted};
 use crate::commands::open::{self, Wish};
-use crate::commands::terminal::{self, Input, Interrupts, Screen};
+use crate::commands::terminal::{self, Input, Interrupts, Screen, Surface};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
@@ -108,11 +108,15 @@ fn speaker(
         .system
         .iter()
         .map(|text| Message::new(Role::System, text.as_str()));
-    let dims = io::stdout().is_terminal() && !no_color;
+    let surface = match (io::stdout().is_terminal(), no_color) {
+        (false, _) => Surface::File,
+        (true, true) => Surface::PlainTerminal,
+        (true, false) => Surface::Terminal,
+    };
     Ok(Speaker {
         answerer: Answerer::new(runner, model, wanted),
         history: system.collect(),
-        screen: Screen::new(io::stdout(), dims),
+        screen: Screen::new(io::stdout(), surface),
         interrupts,
         sender,
         inputs,
@@ -257,7 +261,7 @@ mod tests {
         let mut speaker = Speaker {
             answerer: crate::commands::answer::tests::answerer(wanted),
             history: vec![Message::new(Role::System, "Be brief.")],
-            screen: Screen::new(&mut shown, false),
+            screen: Screen::new(&mut shown, Surface::File),
             interrupts: Arc::new(Interrupts::default()),
             sender,
             inputs,

@@ -1,5 +1,6 @@
 //! The person at the terminal: lines typed, interrupts, and how an answer is shown.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, Write};
 use std::process;
 use std::sync::Arc;
@@ -123,11 +124,21 @@ pub(super) fn read_lines(inputs: Sender<Input>) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows an answer piece by piece: thinking dimmed where that can be seen, then the text.
+/// What an answer is shown on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Surface {
+    /// A terminal: thinking is dimmed.
+    Terminal,
+    /// A terminal whose user wants no colours.
+    PlainTerminal,
+    /// A file or a pipe, which gets the text as the model wrote it.
+    File,
+}
+
+/// Shows an answer piece by piece: thinking, then the text.
 pub(super) struct Screen<W: Write> {
     out: W,
-    /// Whether control sequences may be written.
-    dims: bool,
+    surface: Surface,
     is_thinking: bool,
     /// Whether anything was written since the last line's end.
     in_line: bool,
@@ -137,11 +148,11 @@ const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
 impl<W: Write> Screen<W> {
-    /// Shows on `out`; `dims` if it understands control sequences.
-    pub(super) fn new(out: W, dims: bool) -> Screen<W> {
+    /// Shows on `out`, which is such a surface.
+    pub(super) fn new(out: W, surface: Surface) -> Screen<W> {
         Screen {
             out,
-            dims,
+            surface,
             is_thinking: false,
             in_line: false,
         }
@@ -157,7 +168,7 @@ impl<W: Write> Screen<W> {
         };
         if thinks != self.is_thinking {
             self.is_thinking = thinks;
-            if self.dims {
+            if self.surface == Surface::Terminal {
                 self.out
                     .write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
             }
@@ -165,14 +176,18 @@ impl<W: Write> Screen<W> {
                 self.out.write_all(b"\n\n")?;
             }
         }
-        self.out.write_all(text.as_bytes())?;
+        if self.surface == Surface::File {
+            self.out.write_all(text.as_bytes())?;
+        } else {
+            self.out.write_all(harmless(text).as_bytes())?;
+        }
         self.in_line = !text.ends_with('\n');
         self.out.flush()
     }
 
     /// Ends the answer with the end of a line.
     pub(super) fn end(&mut self) -> io::Result<()> {
-        if self.is_thinking && self.dims {
+        if self.is_thinking && self.surface == Surface::Terminal {
             self.out.write_all(PLAIN.as_bytes())?;
         }
         self.is_thinking = false;
@@ -183,13 +198,27 @@ impl<W: Write> Screen<W> {
     }
 }
 
+/// Text whose control characters, through which a model could command the terminal, are only pictures.
+fn harmless(text: &str) -> Cow<'_, str> {
+    let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(commands) {
+        return Cow::Borrowed(text);
+    }
+    let picture = |c: char| match u32::from(c) {
+        _ if !commands(c) => c,
+        code @ 0..0x20 => char::from_u32(0x2400 + code).unwrap_or('\u{fffd}'),
+        _ => '\u{fffd}',
+    };
+    Cow::Owned(text.chars().map(picture).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn shown(dims: bool, pieces: &[Piece]) -> String {
+    fn shown(surface: Surface, pieces: &[Piece]) -> String {
         let mut bytes = Vec::new();
-        let mut screen = Screen::new(&mut bytes, dims);
+        let mut screen = Screen::new(&mut bytes, surface);
         for piece in pieces {
             screen.show(piece).unwrap();
         }
@@ -208,15 +237,27 @@ mod tests {
     #[test]
     fn thinking_is_dimmed_only_where_it_can_be_seen() {
         let pieces = [thought("a"), thought("b"), said("c"), said("d")];
-        assert_eq!(shown(true, &pieces), "\x1b[2mab\x1b[0m\n\ncd\n");
-        assert_eq!(shown(false, &pieces), "ab\n\ncd\n");
-        assert_eq!(shown(true, &[thought("cut")]), "\x1b[2mcut\x1b[0m\n");
+        let dimmed = shown(Surface::Terminal, &pieces);
+        assert_eq!(dimmed, "\x1b[2mab\x1b[0m\n\ncd\n");
+        assert_eq!(shown(Surface::PlainTerminal, &pieces), "ab\n\ncd\n");
+        assert_eq!(shown(Surface::File, &pieces), "ab\n\ncd\n");
+        let cut = shown(Surface::Terminal, &[thought("cut")]);
+        assert_eq!(cut, "\x1b[2mcut\x1b[0m\n");
+    }
+
+    #[test]
+    fn a_model_cannot_command_the_terminal() {
+        let piece = [said("a\x1b[2J\tb\u{9b}31m\n")];
+        let harmless = "a\u{241b}[2J\tb\u{fffd}31m\n";
+        assert_eq!(shown(Surface::Terminal, &piece), harmless);
+        assert_eq!(shown(Surface::PlainTerminal, &piece), harmless);
+        assert_eq!(shown(Surface::File, &piece), "a\x1b[2J\tb\u{9b}31m\n");
     }
 
     #[test]
     fn an_answer_ends_with_one_line_end() {
-        assert_eq!(shown(false, &[said("x\n")]), "x\n");
-        assert_eq!(shown(false, &[]), "");
+        assert_eq!(shown(Surface::File, &[said("x\n")]), "x\n");
+        assert_eq!(shown(Surface::File, &[]), "");
     }
 
     #[test]
