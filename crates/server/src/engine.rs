@@ -5,7 +5,7 @@
 //! only when the reader has gone, which is cancellation. Health and counts are published as a watch value.
 //!
 //! A fault of the device, or a panic in here, ends the thread: every live request is told, health turns to
-//! failing, and [`serve`](crate::serve) ends the process. A broken context is not repaired in place.
+//! failing, and [`serve`](crate::serve()) ends the process. A broken context is not repaired in place.
 
 use std::any::Any;
 use std::collections::HashMap;

@@ -6,7 +6,7 @@
 //! What this crate must not know: how anything is computed. What no other crate may know: sockets, clocks,
 //! statuses and settings.
 //!
-//! Start reading at [`serve`].
+//! Start reading at [`serve()`].
 
 #![forbid(unsafe_code)]
 
