@@ -1,6 +1,6 @@
 """Scores a target in PyTorch: task quality, bits per byte of held-out text, and what rounding costs.
 
-Usage: python eval_target.py DATA_DIR WORK_DIR [--scale 0.5] [--weights q4_k_m|bf16] [--out FILE]
+Usage: python eval_target.py DATA_DIR WORK_DIR [--scale 0.5] [--weights q4_k_m|bf16] [--gguf TARGET DRAFT] [--out FILE]
 """
 import argparse
 import json
@@ -75,6 +75,7 @@ def main():
     args.add_argument("--new", type=int, default=320)
     args.add_argument("--batch", type=int, default=512)
     args.add_argument("--no-losses", action="store_true")
+    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="score these files, without the losses")
     args.add_argument("--out")
     args = args.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,9 +85,13 @@ def main():
     tokenizer = Tokenizer.from_file(os.path.join(args.data, "tokenizer.json"))
     words.load_common(os.path.join(args.data, "words.json"))
     corpus = os.path.join(args.data, "corpus.jsonl.xz")
-    model = load_target(args.work, args.weights, device)
-    report = {"weights": args.weights}
-    if not args.no_losses:
+    if args.gguf:
+        from from_gguf import load_pair
+        model = load_pair(*args.gguf)[0].to(device)
+    else:
+        model = load_target(args.work, args.weights, device)
+    report = {"weights": args.gguf[0] if args.gguf else args.weights}
+    if not args.no_losses and not args.gguf:
         for kind in ("bf16", "q4_k_m"):
             other = model if kind == args.weights else load_target(args.work, kind, device)
             bpb, raw = bits_per_byte(other, tokenizer, corpus, device)

@@ -177,8 +177,8 @@ def held_out_prompts(tokenizer, folder, per_family):
     notes = []
     with lzma.open(os.path.join(folder, "corpus.jsonl.xz"), "rt", encoding="utf-8") as file:
         texts = [(e["source"], e["text"]) for e in map(json.loads, file) if e["split"] == "heldout"]
-    for name, family, think in (("code", "code", False), ("code-think", "code", True), ("chat", "prose", False),
-                                ("chat-think", "prose", True), ("short", "chat", None), ("tools", "tools", None)):
+    for name, family, think in (("code", "code", False), ("chat", "prose", False), ("code-think", "code", True),
+                                ("chat-think", "prose", True), ("tools", "tools", None), ("short", "chat", None)):
         out[name] = []
         for i in range(per_family):
             sample = gen.conversation(words.World(f"accept/{name}/{i}", "heldout"), family, think, notes)
@@ -212,8 +212,8 @@ def measure(args, target, draft, tokenizer, stops, device):
                         "hit_rate_by_depth": [round(a / max(1, b), 3) for a, b in sums["hits"].tolist()],
                         "distinct_4_grams": round(own, 3), "distinct_4_grams_pooled": round(pooled, 3)}
         print(name, json.dumps(report[name]), flush=True)
-    with open(os.path.join(args.work, "acceptance.json"), "w") as file:
-        json.dump(report, file, indent=1)
+        with open(os.path.join(args.work, "acceptance.json"), "w") as file:
+            json.dump(report, file, indent=1)
 
 
 def main():
@@ -234,7 +234,7 @@ def main():
     args.add_argument("--seconds-limit", type=float, default=0)
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--measure-only", action="store_true")
-    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="measure these files instead (CPU)")
+    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="only measure these files")
     args.add_argument("--no-measure", action="store_true")
     args = args.parse_args()
     start = time.time()
@@ -247,15 +247,16 @@ def main():
     words.load_common(paths[1])
     stops = {tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}
     if args.gguf:
-        device = "cpu"
+        from from_gguf import load_pair
+        workers.terminate()
+        target, draft = (m.to(device) for m in load_pair(*args.gguf))
+        measure(args, target, draft, tokenizer, stops, device)
+        return
     target = load_target(args.work, "q4_k_m", device)
     shape = load_config(args.work)
     taps = DraftConfig.taps if shape.layers == 12 else (0, 1, 2)
     config = DraftConfig(target_layers=shape.layers, taps=taps, mask_token=tokenizer.token_to_id("<|draft_mask|>"))
-    if args.gguf:
-        from from_gguf import load_pair
-        target, draft = load_pair(*args.gguf)
-    elif args.measure_only:
+    if args.measure_only:
         draft = Draft(config).to(device)
         draft.load_state_dict({k: v.float() for k, v in load_parts(os.path.join(args.work, "draft-bf16")).items()})
     else:
