@@ -173,7 +173,9 @@ impl<W: Write> Screen<W> {
                     .write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
             }
             if !thinks {
-                self.out.write_all(b"\n\n")?;
+                // One empty line between thinking and text, however the thinking ended.
+                let gap: &[u8] = if self.in_line { b"\n\n" } else { b"\n" };
+                self.out.write_all(gap)?;
             }
         }
         if self.surface == Surface::File {
@@ -241,6 +243,8 @@ mod tests {
         assert_eq!(dimmed, "\x1b[2mab\x1b[0m\n\ncd\n");
         assert_eq!(shown(Surface::PlainTerminal, &pieces), "ab\n\ncd\n");
         assert_eq!(shown(Surface::File, &pieces), "ab\n\ncd\n");
+        let ended = [thought("a\n"), said("b")];
+        assert_eq!(shown(Surface::File, &ended), "a\n\nb\n");
         let cut = shown(Surface::Terminal, &[thought("cut")]);
         assert_eq!(cut, "\x1b[2mcut\x1b[0m\n");
     }
