@@ -1,0 +1,222 @@
+//! The bundled model against its golden files: the text side renders and tokenises as its makers' tools do,
+//! and every device says what an independent implementation in f32 says on the same dequantised weights.
+
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use chat::Tokenizer;
+use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
+use chat::template::ChatTemplate;
+use contract::{Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Row, TokenId};
+use cpu::{CpuBackend, Options};
+use serde_json::{Value, json};
+
+const ORACLE: Options = Options {
+    reference: true,
+    threads: Some(2),
+};
+const FAST: Options = Options {
+    reference: false,
+    threads: Some(2),
+};
+
+fn ember(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models/ember")
+        .join(name)
+}
+
+fn cases() -> Vec<Value> {
+    let text = fs::read(ember("golden/golden.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&text).unwrap();
+    golden["cases"].as_array().unwrap().clone()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|n| n.as_f64().unwrap())
+        .collect()
+}
+
+fn ids(value: &Value) -> Vec<TokenId> {
+    numbers(value)
+        .into_iter()
+        .map(|n| TokenId(n as u32))
+        .collect()
+}
+
+/// Tensors of the golden file by name, integers as floats.
+fn tensors() -> HashMap<String, Vec<f32>> {
+    let bytes = fs::read(ember("golden/golden.safetensors")).unwrap();
+    let (head, data) =
+        bytes[8..].split_at(u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize);
+    let head: Value = serde_json::from_slice(head).unwrap();
+    let mut all = HashMap::new();
+    for (name, entry) in head
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| *name != "__metadata__")
+    {
+        let range = numbers(&entry["data_offsets"]);
+        let words = data[range[0] as usize..range[1] as usize].chunks_exact(4);
+        let word = |bytes: &[u8]| -> [u8; 4] { bytes.try_into().unwrap() };
+        let values = match entry["dtype"].as_str().unwrap() {
+            "F32" => words.map(|w| f32::from_le_bytes(word(w))).collect(),
+            "I32" => words.map(|w| i32::from_le_bytes(word(w)) as f32).collect(),
+            other => panic!("{name} is {other}"),
+        };
+        all.insert(name.clone(), values);
+    }
+    all
+}
+
+/// What a device says after each token of a case: the prompt and the greedy tokens together.
+fn rows(loaded: &model::Loaded, options: Options, tokens: &[TokenId]) -> Vec<Row> {
+    let asks: Vec<_> = (0..tokens.len()).map(|i| (i, Ask::full())).collect();
+    let mut runner = CpuBackend::new(options)
+        .open(plan(loaded, options), &mut |_| {})
+        .unwrap();
+    let seq = runner.open(tokens.len()).unwrap();
+    runner.prefill(seq, tokens, &asks).unwrap()
+}
+
+fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
+    let format = if options.reference {
+        KvFormat::F32
+    } else {
+        KvFormat::F16
+    };
+    OpenPlan {
+        target: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        kv: KvFormats {
+            k: format,
+            v: format,
+        },
+        limits: Limits {
+            sequences: 1,
+            context: 1024,
+            tree_nodes: 1,
+            prefill_chunk: 512,
+        },
+    }
+}
+
+/// Mean and worst distance from the golden logits over all cases, and greedy tokens that differ although the
+/// judge led by more than `sure`.
+fn distance(options: Options, sure: f64) -> (f64, f64) {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let golden = tensors();
+    let (mut sum, mut count, mut worst) = (0.0, 0_usize, 0.0_f64);
+    for case in cases() {
+        let name = case["name"].as_str().unwrap();
+        let prompt = ids(&case["prompt_ids"]);
+        let greedy = ids(&case["greedy_ids"]);
+        let rows = rows(&loaded, options, &[prompt.clone(), greedy.clone()].concat());
+        let best = &golden[&format!("{name}.top_ids")];
+        let logits = &golden[&format!("{name}.top_logits")];
+        assert_eq!(best.len(), 8 * rows.len(), "{name}");
+        for (i, (&id, &expected)) in best.iter().zip(logits).enumerate() {
+            let off = f64::from((rows[i / 8].raw[id as usize] - expected).abs());
+            (sum, count, worst) = (sum + off, count + 1, worst.max(off));
+        }
+        for (row, &expected) in rows.iter().zip(&golden[&format!("{name}.log_sum_exp")]) {
+            worst = worst.max(f64::from((row.raw_lse - expected).abs()));
+        }
+        for (step, margin) in numbers(&case["margins"]).into_iter().enumerate() {
+            let row = &rows[prompt.len() - 1 + step].raw;
+            let top = (0..row.len())
+                .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+                .unwrap();
+            if margin > sure {
+                assert_eq!(
+                    TokenId(top as u32),
+                    greedy[step],
+                    "{name}, step {step}, margin {margin}"
+                );
+            }
+        }
+    }
+    assert!(count > 4000, "only {count} logits were compared");
+    (sum / count as f64, worst)
+}
+
+#[test]
+fn prompts_are_rendered_and_tokenised_as_the_makers_tools_do() {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
+    let template = ChatTemplate::from_vocab(&loaded.vocab).unwrap();
+    let policy = ConversationPolicy {
+        late_system: LateSystem::User,
+        thinking_default: None,
+        now_unix: 0,
+    };
+    for case in cases() {
+        let mut body = json!({ "messages": case["messages"] });
+        for field in ["tools", "enable_thinking"] {
+            if !case[field].is_null() {
+                body[field] = case[field].clone();
+            }
+        }
+        let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
+        let rendered = template
+            .render(&request.conversation(&policy).unwrap())
+            .unwrap();
+        assert_eq!(rendered.text, case["prompt"].as_str().unwrap());
+        assert_eq!(
+            tokenizer.encode_rendered(&rendered).unwrap(),
+            ids(&case["prompt_ids"])
+        );
+        assert_eq!(
+            tokenizer.decode(&ids(&case["greedy_ids"])),
+            case["greedy_text"].as_str().unwrap()
+        );
+    }
+}
+
+#[test]
+fn the_oracle_says_what_the_independent_implementation_says() {
+    let (mean, worst) = distance(ORACLE, 1e-3);
+    assert!(worst < 1e-3 && mean < 1e-4, "mean {mean}, worst {worst}");
+}
+
+#[test]
+fn the_fast_path_stays_within_the_error_of_eight_bit_activations() {
+    let (mean, worst) = distance(FAST, 1.5);
+    assert!(mean < 0.06, "mean {mean}, worst {worst}");
+}
+
+#[test]
+fn the_residual_stream_after_each_tap_is_right() {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let cases = cases();
+    let code = cases.iter().find(|case| case["name"] == "code").unwrap();
+    let tokens = [ids(&code["prompt_ids"]), ids(&code["greedy_ids"])].concat();
+    let mut runner = CpuBackend::new(ORACLE)
+        .open_inspected(plan(&loaded, ORACLE), &mut |_| {})
+        .unwrap();
+    let layers = runner.hidden_states(&tokens[..48]).unwrap();
+    let golden = &tensors()["code.taps"];
+    let per_tap = 48 * loaded.spec.hidden;
+    for (tap, expected) in [1, 3, 5, 7, 10]
+        .into_iter()
+        .zip(golden.chunks_exact(per_tap))
+    {
+        // The stream grows to thousands, where one unit in the last place is a thousandth.
+        for (found, expected) in layers[tap].iter().zip(expected) {
+            let allowed = 1e-4 + 1e-5 * expected.abs();
+            assert!(
+                (found - expected).abs() <= allowed,
+                "after layer {tap}: {found}, not {expected}"
+            );
+        }
+    }
+}
