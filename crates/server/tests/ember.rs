@@ -210,13 +210,18 @@ fn the_residual_stream_after_each_tap_is_right() {
         .into_iter()
         .zip(golden.chunks_exact(per_tap))
     {
-        // The stream grows to thousands, where one unit in the last place is a thousandth.
-        for (found, expected) in layers[tap].iter().zip(expected) {
-            let allowed = 1e-4 + 1e-5 * expected.abs();
-            assert!(
-                (found - expected).abs() <= allowed,
-                "after layer {tap}: {found}, not {expected}"
-            );
+        let hidden = loaded.spec.hidden;
+        for (found, expected) in layers[tap].chunks(hidden).zip(expected.chunks(hidden)) {
+            // A few channels of the stream grow to thousands, and their rounding reaches the others.
+            let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            let allowed = 1e-4 + 1e-5 * largest;
+            for (a, b) in found.iter().zip(expected) {
+                let off = (a - b).abs();
+                assert!(
+                    off <= allowed,
+                    "after layer {tap}: {a}, not {b}, of at most {largest}"
+                );
+            }
         }
     }
 }
