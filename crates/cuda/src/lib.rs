@@ -4,7 +4,7 @@
 //! What it must not know: families, requests, sampling, tree-building rules.
 //!
 //! As yet it only looks: [`probe`] opens the driver if there is one and says what it found, and
-//! [`CudaBackend::estimate`] refuses to open a model, by name. `libcuda` is opened at run time, so this
+//! [`CudaBackend`] refuses to open a model, by name. `libcuda` is opened at run time, so this
 //! crate builds and runs on machines without a card.
 //! Start with [`probe`].
 

@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// Outside packages and the only crates of ours that may ship with them.
-const HOMES: [(&str, &[&str]); 39] = [
+const HOMES: [(&str, &[&str]); 35] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["model", "server"]),
@@ -53,8 +53,6 @@ const HOMES: [(&str, &[&str]); 39] = [
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
     ("rand", &["server"]),
-    ("rayon", &["cpu"]),
-    ("rayon-core", &["cpu"]),
     ("safetensors", &["model"]),
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),
@@ -77,8 +75,6 @@ const HOMES: [(&str, &[&str]); 39] = [
     ("tokio", &["server"]),
     ("tokio-stream", &["server"]),
     ("toml", &["server"]),
-    ("tower", &["server"]),
-    ("tower-http", &["server"]),
     (
         "tracing",
         &[
