@@ -1,0 +1,264 @@
+//! The headers that carry what varies from step to step; mirror of `kernels/common/step.cuh`.
+//!
+//! The runner fills one of these per call and uploads its bytes; every other launch argument is fixed when a
+//! plan is built, which is what lets one captured graph serve every step of a bucket.
+
+use contract::{NodeIdx, TokenId, Tree};
+
+/// Rows of one step.
+pub(crate) const ROWS: usize = 64;
+/// Trees of one step.
+pub(crate) const TREES: usize = 4;
+/// Padded row counts that plans are built for.
+pub(crate) const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
+
+/// The bucket that holds `rows` rows, 1 to [`ROWS`].
+pub(crate) fn bucket(rows: usize) -> usize {
+    BUCKETS
+        .into_iter()
+        .find(|bucket| *bucket >= rows)
+        .unwrap_or(ROWS)
+}
+
+/// One tree of a [`Step`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub(crate) struct StepTree {
+    pub(crate) slot: i32,
+    pub(crate) committed: i32,
+    pub(crate) first: i32,
+    pub(crate) nodes: i32,
+}
+
+/// The nodes of up to four trees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Step {
+    pub(crate) rows: i32,
+    pub(crate) trees: i32,
+    pub(crate) asked: i32,
+    pad: i32,
+    pub(crate) tree: [StepTree; TREES],
+    pub(crate) token: [i32; ROWS],
+    pub(crate) position: [i32; ROWS],
+    pub(crate) tree_of: [i32; ROWS],
+    pub(crate) parent: [i32; ROWS],
+    pub(crate) depth: [i32; ROWS],
+    pub(crate) ancestors: [u64; ROWS],
+    pub(crate) asked_row: [i32; ROWS],
+}
+
+/// What stands before the tokens of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct ChunkHead {
+    pub(crate) rows: i32,
+    pub(crate) slot: i32,
+    pub(crate) committed: i32,
+    pub(crate) asked: i32,
+    pub(crate) asked_row: [i32; ROWS],
+}
+
+/// One path of a [`Commit`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct StepPath {
+    pub(crate) slot: i32,
+    pub(crate) committed: i32,
+    pub(crate) length: i32,
+    pad: i32,
+    pub(crate) node: [i32; ROWS],
+}
+
+/// Paths to keep.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Commit {
+    pub(crate) paths: i32,
+    pad: [i32; 3],
+    pub(crate) path: [StepPath; TREES],
+}
+
+/// A number of a header; everything in one is far below 2^31.
+fn int(value: usize) -> i32 {
+    i32::try_from(value)
+        .expect("contexts, rows and slots are refused by estimate before they reach 2^31")
+}
+
+impl Step {
+    /// A step without rows.
+    pub(crate) fn new() -> Step {
+        Step {
+            rows: 0,
+            trees: 0,
+            asked: 0,
+            pad: 0,
+            tree: [StepTree::default(); TREES],
+            token: [0; ROWS],
+            position: [0; ROWS],
+            tree_of: [-1; ROWS],
+            parent: [-1; ROWS],
+            depth: [0; ROWS],
+            ancestors: [0; ROWS],
+            asked_row: [0; ROWS],
+        }
+    }
+
+    /// Adds the tree of a sequence with `committed` tokens; at most [`TREES`] trees of [`ROWS`] nodes in all.
+    pub(crate) fn push(&mut self, slot: usize, committed: usize, tree: &Tree) {
+        let first = self.rows as usize;
+        let index = self.trees as usize;
+        self.tree[index] = StepTree {
+            slot: int(slot),
+            committed: int(committed),
+            first: self.rows,
+            nodes: int(tree.len()),
+        };
+        for node in tree.nodes() {
+            let row = first + node.index();
+            self.token[row] = int(tree.token(node).index());
+            self.position[row] = int(committed + tree.depth(node));
+            self.tree_of[row] = self.trees;
+            self.parent[row] = tree.parent(node).map_or(-1, |p| int(first + p.index()));
+            self.depth[row] = int(tree.depth(node));
+            self.ancestors[row] = tree.ancestor_mask(node);
+        }
+        self.rows += int(tree.len());
+        self.trees += 1;
+    }
+
+    /// Says that the head shall compute `row`.
+    pub(crate) fn ask(&mut self, row: usize) {
+        self.asked_row[self.asked as usize] = int(row);
+        self.asked += 1;
+    }
+}
+
+impl ChunkHead {
+    /// A chunk of `rows` tokens after `committed` ones.
+    pub(crate) fn new(slot: usize, committed: usize, rows: usize) -> ChunkHead {
+        ChunkHead {
+            rows: int(rows),
+            slot: int(slot),
+            committed: int(committed),
+            asked: 0,
+            asked_row: [0; ROWS],
+        }
+    }
+
+    /// Says which rows the head shall compute, at most [`ROWS`].
+    pub(crate) fn ask(&mut self, rows: impl Iterator<Item = usize>) {
+        self.asked = 0;
+        for (entry, row) in self.asked_row.iter_mut().zip(rows) {
+            *entry = int(row);
+            self.asked += 1;
+        }
+    }
+
+    /// Bytes of a chunk with room for `rows` tokens.
+    pub(crate) fn bytes(rows: usize) -> usize {
+        size_of::<ChunkHead>() + 4 * rows
+    }
+
+    /// Appends the header and its tokens to `out`.
+    pub(crate) fn write(&self, tokens: &[TokenId], out: &mut Vec<u8>) {
+        out.extend_from_slice(bytes_of(self));
+        for token in tokens {
+            out.extend_from_slice(&token.0.to_le_bytes());
+        }
+    }
+}
+
+impl Commit {
+    /// A commit of nothing.
+    pub(crate) fn new() -> Commit {
+        let path = StepPath {
+            slot: 0,
+            committed: 0,
+            length: 0,
+            pad: 0,
+            node: [0; ROWS],
+        };
+        Commit {
+            paths: 0,
+            pad: [0; 3],
+            path: [path; TREES],
+        }
+    }
+
+    /// Adds the path of a sequence with `committed` tokens.
+    pub(crate) fn push(&mut self, slot: usize, committed: usize, nodes: &[NodeIdx]) {
+        let path = &mut self.path[self.paths as usize];
+        path.slot = int(slot);
+        path.committed = int(committed);
+        path.length = int(nodes.len());
+        for (entry, node) in path.node.iter_mut().zip(nodes) {
+            *entry = int(node.index());
+        }
+        self.paths += 1;
+    }
+}
+
+/// Headers whose bytes are what the device reads.
+///
+/// # Safety
+/// The type is `repr(C)`, has no padding and no pointer.
+pub(crate) unsafe trait Header: Sized {}
+
+// SAFETY: `repr(C)`, 4-byte fields, then 8-byte ones at a multiple of 8, then 4-byte ones filling a multiple of 8.
+unsafe impl Header for Step {}
+// SAFETY: `repr(C)`, only 4-byte fields.
+unsafe impl Header for ChunkHead {}
+// SAFETY: `repr(C)`, only 4-byte fields.
+unsafe impl Header for Commit {}
+
+/// The bytes of a header.
+pub(crate) fn bytes_of<T: Header>(header: &T) -> &[u8] {
+    // SAFETY: a `Header` has no padding, so every byte of it is initialised; the slice borrows it.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(header).cast(), size_of::<T>()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn layouts_are_those_of_the_kernels() {
+        assert_eq!(size_of::<StepTree>(), 16);
+        assert_eq!(offset_of!(Step, tree), 16);
+        assert_eq!(offset_of!(Step, token), 80);
+        assert_eq!(offset_of!(Step, ancestors), 80 + 5 * 256);
+        assert_eq!(offset_of!(Step, asked_row), 1360 + 512);
+        assert_eq!(size_of::<Step>(), 2128);
+        assert_eq!(size_of::<ChunkHead>(), 16 + 256);
+        assert_eq!(size_of::<StepPath>(), 16 + 256);
+        assert_eq!(size_of::<Commit>(), 16 + 4 * 272);
+    }
+
+    #[test]
+    fn a_second_tree_stands_after_the_first() {
+        let tokens: Vec<TokenId> = [5, 6, 7].map(TokenId).to_vec();
+        let fork = Tree::new(&tokens, &[NodeIdx(0), NodeIdx(0)]).unwrap();
+        let mut step = Step::new();
+        step.push(3, 10, &fork);
+        step.push(1, 20, &Tree::chain(&tokens).unwrap());
+        step.ask(4);
+        assert_eq!((step.rows, step.trees, step.asked), (6, 2, 1));
+        assert_eq!(step.parent[..7], [-1, 0, 0, -1, 3, 4, -1]);
+        assert_eq!(step.position[..6], [10, 11, 11, 20, 21, 22]);
+        assert_eq!(step.tree_of[..7], [0, 0, 0, 1, 1, 1, -1]);
+        assert_eq!(step.ancestors[..6], [1, 3, 5, 1, 3, 7]);
+        assert_eq!(step.tree[1].first, 3);
+        assert_eq!(step.asked_row[0], 4);
+    }
+
+    #[test]
+    fn every_row_count_has_the_smallest_bucket_that_holds_it() {
+        assert_eq!(
+            [1, 2, 8, 9, 23, 25, 33, 49, 64].map(bucket),
+            [1, 8, 8, 16, 24, 32, 48, 64, 64]
+        );
+    }
+}

@@ -1,0 +1,63 @@
+// What varies from step to step. Everything else a kernel needs is a define or a launch argument that never
+// changes, so one captured graph serves every step of its bucket.
+//
+// The host writes one `Step`, `Chunk` or `Commit` into device memory before the launches that read it.
+// crates/cuda/src/step.rs mirrors these layouts and tests their sizes.
+#pragma once
+
+// Rows of one step, and trees among them.
+#define STEP_ROWS 64
+#define STEP_TREES 4
+
+// One tree: the sequence in `slot` has `committed` tokens, and its nodes are rows `first .. first + nodes`.
+// Keys and values of node i are written at cache position `committed + i`; its rotary position is
+// `committed + depth`, already computed in `position`.
+struct Tree {
+    int slot;
+    int committed;
+    int first;
+    int nodes;
+};
+
+// A step of the small path: the nodes of 1 to 4 trees, padded to the bucket of the plan.
+struct Step {
+    int rows;    // true rows; rows .. bucket are padding: nothing may be written for them
+    int trees;
+    int asked;   // entries of asked_row
+    int _pad;
+    Tree tree[STEP_TREES];
+    int token[STEP_ROWS];
+    int position[STEP_ROWS];   // committed + depth
+    int tree_of[STEP_ROWS];    // index into tree; -1 for padding
+    int parent[STEP_ROWS];     // row index; -1 for a root and for padding
+    int depth[STEP_ROWS];      // 0 for a root
+    unsigned long long ancestors[STEP_ROWS];  // bit j: row tree.first + j is an ancestor or the row itself
+    int asked_row[STEP_ROWS];  // rows the head computes, in order
+};
+
+// A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.
+// Its keys, values, states and window are committed by the chunk itself.
+struct Chunk {
+    int rows;
+    int slot;
+    int committed;
+    int asked;                 // entries of asked_row
+    int asked_row[STEP_ROWS];  // rows the head computes, in order; more are asked in further head passes
+    int token[1];              // [rows]
+};
+
+// A path of the tree last verified in `slot`: entry i is a node index of that tree, node[0] = 0.
+// Keys and values move from `committed + node[i]` to `committed + i`; states go past the nodes in order.
+struct Path {
+    int slot;
+    int committed;
+    int length;
+    int _pad;
+    int node[STEP_ROWS];
+};
+
+struct Commit {
+    int paths;
+    int _pad[3];
+    Path path[STEP_TREES];
+};
