@@ -40,6 +40,8 @@ fn main() -> Result<()> {
     let plan = OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
+        draft: None,
+        exact: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,

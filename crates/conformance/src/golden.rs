@@ -174,6 +174,8 @@ impl Golden {
         Ok(OpenPlan {
             target: Arc::clone(&loaded.spec),
             weights: loaded.weights,
+            draft: None,
+            exact: false,
             kv,
             limits,
         })

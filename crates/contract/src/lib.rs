@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checked;
+pub mod draft;
 pub mod error;
 pub mod ids;
 #[cfg(feature = "inspect")]
@@ -26,6 +27,7 @@ pub mod tree;
 pub mod vocab;
 pub mod weights;
 
+pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use plan::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{ModelSpec, WeightSource};
+use crate::{DraftPlan, ModelSpec, WeightSource};
 
 /// Everything a device needs to open one loaded set. All parts open together, because a draft reads the
 /// target's features, embedding and head on the device.
@@ -12,10 +12,15 @@ pub struct OpenPlan {
     pub target: Arc<ModelSpec>,
     /// Where its bytes are.
     pub weights: Arc<dyn WeightSource>,
+    /// What proposes tokens, if anything does.
+    pub draft: Option<DraftPlan>,
     /// How keys and values are stored.
     pub kv: KvFormats,
     /// How much of everything.
     pub limits: Limits,
+    /// Whether a tree must give bit for bit what its tokens give one by one. A device on which that is always
+    /// so has nothing to choose.
+    pub exact: bool,
 }
 
 /// Storage of cached keys and values.
@@ -136,12 +141,18 @@ pub struct MemoryPlan {
     pub state_bytes: u64,
     /// Scratch: activations, pending tree work, logits.
     pub scratch_bytes: u64,
+    /// All of the draft: weights, cached keys and values of all sequences, scratch.
+    pub draft_bytes: u64,
 }
 
 impl MemoryPlan {
     /// Bytes to be allocated in all.
     pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes + self.kv_bytes + self.state_bytes + self.scratch_bytes
+        self.weights_bytes
+            + self.kv_bytes
+            + self.state_bytes
+            + self.scratch_bytes
+            + self.draft_bytes
     }
 }
 
@@ -167,7 +178,8 @@ pub struct RunnerInfo {
     pub kv: KvFormats,
     /// Identity of the target.
     pub model: crate::ModelHash,
-    /// Depth of the draft, or `None` without one; then `draft` must not be called.
+    /// Positions the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth)), or `None` without
+    /// a draft; then `draft` must not be called.
     pub draft_depth: Option<usize>,
     /// Whether `score` may be called.
     pub scorer: bool,

@@ -56,7 +56,8 @@ pub trait Runner {
         asks: &[(usize, Ask)],
     ) -> Result<Vec<Row>, DeviceError>;
 
-    /// Drafts `depth` positions after each item's root, with `k` candidates a position.
+    /// Drafts `depth` positions after each item's root, with `k` candidates a position. The context is what is
+    /// committed. `k` may be anything up to the vocabulary; the whole of it is asked for by people who check.
     fn draft(
         &mut self,
         items: &[DraftItem],
@@ -124,6 +125,8 @@ pub struct Candidates {
     pub ids: Vec<TokenId>,
     /// Log-probabilities over the whole vocabulary, as `ids`.
     pub log_probs: Vec<f32>,
+    /// `[depth]`: log-sum-exp of each position's logits; added to a log-probability it gives the logit.
+    pub lse: Vec<f32>,
     /// Candidates per position.
     pub k: usize,
 }

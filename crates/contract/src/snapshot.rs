@@ -2,20 +2,22 @@
 //!
 //! ```text
 //! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each)
+//! draft hash 16 B, draft format 8 B (both NUL without a draft)
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
 //! ```
 //! Little-endian throughout. The checksum is FNV-1a over the section's bytes, eight at a time; it guards
 //! against damage, not against malice. Section bytes: keys and values as stored rows in position order
 //! `[position, n_kv_heads, row]`, delta states `[n_v_heads, k_dim, v_dim]` f32, windows
-//! `[conv_taps - 1, channels]` f32.
+//! `[conv_taps - 1, channels]` f32; draft keys and values as stored rows `[n, n_kv_heads, row]` of the last `n`
+//! positions in position order, `n` the smaller of the position and the layer's window.
 
 use std::io::{self, Read, Write};
 
-use crate::{DeviceError, KvFormats, ModelHash};
+use crate::{DeviceError, KvFormat, KvFormats, ModelHash};
 
 /// Changes whenever the meaning of any byte does.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 const MAGIC: &[u8; 8] = b"HRTHSNAP";
 /// Far above any real model; a larger count is damage.
 const MAX_SECTIONS: u32 = 1 << 16;
@@ -47,13 +49,22 @@ impl SectionKind {
     }
 }
 
-/// What a snapshot belongs to and where it stands.
+/// Whose state a snapshot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
-    /// Identity of the model.
+pub struct Owner {
+    /// Identity of the target.
     pub model: ModelHash,
     /// Storage of keys and values.
     pub kv: KvFormats,
+    /// Identity of the draft and storage of its keys and values, if there is one.
+    pub draft: Option<(ModelHash, KvFormat)>,
+}
+
+/// What a snapshot belongs to and where it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Whose it is.
+    pub owner: Owner,
     /// Committed tokens.
     pub position: u64,
     /// Number of sections that follow.
@@ -75,9 +86,13 @@ pub struct Section {
 pub fn write_header(sink: &mut dyn Write, header: &Header) -> io::Result<()> {
     sink.write_all(MAGIC)?;
     sink.write_all(&LAYOUT.to_le_bytes())?;
-    sink.write_all(&header.model.0)?;
-    sink.write_all(&padded(header.kv.k.name()))?;
-    sink.write_all(&padded(header.kv.v.name()))?;
+    let owner = header.owner;
+    sink.write_all(&owner.model.0)?;
+    sink.write_all(&padded(owner.kv.k.name()))?;
+    sink.write_all(&padded(owner.kv.v.name()))?;
+    let (draft, format) = owner.draft_bytes();
+    sink.write_all(&draft)?;
+    sink.write_all(&format)?;
     sink.write_all(&header.position.to_le_bytes())?;
     sink.write_all(&header.sections.to_le_bytes())
 }
@@ -96,12 +111,18 @@ pub fn write_section(
     sink.write_all(bytes)
 }
 
-/// Reads a header and refuses what does not belong to `model` and `kv`.
-pub fn read_header(
-    source: &mut dyn Read,
-    model: ModelHash,
-    kv: KvFormats,
-) -> Result<Header, DeviceError> {
+impl Owner {
+    fn draft_bytes(&self) -> ([u8; 16], [u8; 8]) {
+        match self.draft {
+            Some((hash, format)) => (hash.0, padded(format.name())),
+            None => ([0; 16], [0; 8]),
+        }
+    }
+}
+
+/// Reads a header and refuses what does not belong to `owner`.
+pub fn read_header(source: &mut dyn Read, owner: Owner) -> Result<Header, DeviceError> {
+    let Owner { model, kv, .. } = owner;
     let refuse = |detail: &str| DeviceError::SnapshotRefused {
         detail: detail.to_owned(),
     };
@@ -130,14 +151,19 @@ pub fn read_header(
             ),
         });
     }
+    let draft: ([u8; 16], [u8; 8]) = (take(source)?, take(source)?);
+    if draft != owner.draft_bytes() {
+        return Err(refuse(
+            "it was made with another draft, without one, or with other draft storage",
+        ));
+    }
     let position = u64::from_le_bytes(take(source)?);
     let sections = u32::from_le_bytes(take(source)?);
     if sections > MAX_SECTIONS {
         return Err(refuse("its section count is damaged"));
     }
     Ok(Header {
-        model,
-        kv,
+        owner,
         position,
         sections,
     })
@@ -220,17 +246,19 @@ mod tests {
     use super::*;
     use crate::KvFormat;
 
-    const KV: KvFormats = KvFormats {
-        k: KvFormat::F16,
-        v: KvFormat::Q8_0,
+    const OWNER: Owner = Owner {
+        model: ModelHash([7; 16]),
+        kv: KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::Q8_0,
+        },
+        draft: Some((ModelHash([9; 16]), KvFormat::F16)),
     };
-    const MODEL: ModelHash = ModelHash([7; 16]);
 
     fn sample() -> Vec<u8> {
         let mut bytes = Vec::new();
         let header = Header {
-            model: MODEL,
-            kv: KV,
+            owner: OWNER,
             position: 3,
             sections: 1,
         };
@@ -241,7 +269,7 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<(Header, Section), DeviceError> {
         let mut source = bytes;
-        let header = read_header(&mut source, MODEL, KV)?;
+        let header = read_header(&mut source, OWNER)?;
         let expected = |kind, layer| (kind == SectionKind::Keys && layer == 1).then_some(11);
         Ok((header, read_section(&mut source, expected)?))
     }
@@ -252,8 +280,7 @@ mod tests {
         assert_eq!(
             header,
             Header {
-                model: MODEL,
-                kv: KV,
+                owner: OWNER,
                 position: 3,
                 sections: 1
             }
@@ -271,7 +298,7 @@ mod tests {
             ));
         }
         // Position and section count carry no redundancy of their own; the device checks them by use.
-        let unguarded = 44..56;
+        let unguarded = 68..80;
         for bit in 0..good.len() * 8 {
             if unguarded.contains(&(bit / 8)) {
                 continue;

@@ -75,6 +75,7 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
         kv_bytes: all(kv),
         state_bytes: all(state),
         scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
+        draft_bytes: 0,
     }
 }
 

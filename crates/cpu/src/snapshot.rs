@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use contract::snapshot::{
-    Header, SectionKind, read_header, read_section, write_header, write_section,
+    Header, Owner, SectionKind, read_header, read_section, write_header, write_section,
 };
 use contract::{DeviceError, Mixer, ModelSpec, RunnerInfo};
 
@@ -87,8 +87,7 @@ impl Snapshot {
         write_header(
             sink,
             &Header {
-                model: info.model,
-                kv: info.kv,
+                owner: owner(info),
                 position: self.position as u64,
                 sections: 2 * self.layers.len() as u32,
             },
@@ -116,7 +115,7 @@ impl Snapshot {
         source: &mut dyn Read,
     ) -> Result<Snapshot, DeviceError> {
         let refuse = |detail: String| DeviceError::SnapshotRefused { detail };
-        let header = read_header(source, info.model, info.kv)?;
+        let header = read_header(source, owner(info))?;
         let context = info.limits.context;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
@@ -187,6 +186,14 @@ impl Snapshot {
             position,
             layers: layers.collect::<Result<_, _>>()?,
         })
+    }
+}
+
+fn owner(info: &RunnerInfo) -> Owner {
+    Owner {
+        model: info.model,
+        kv: info.kv,
+        draft: None,
     }
 }
 

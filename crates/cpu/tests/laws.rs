@@ -54,6 +54,8 @@ impl Setup {
         OpenPlan {
             target: loaded.spec,
             weights: loaded.weights,
+            draft: None,
+            exact: false,
             kv: KvFormats {
                 k: self.kv.0,
                 v: self.kv.1,

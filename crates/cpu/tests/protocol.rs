@@ -25,6 +25,8 @@ fn plan() -> OpenPlan {
     OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
+        draft: None,
+        exact: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,

@@ -182,6 +182,7 @@ mod tests {
         Candidates {
             ids: (0..log_probs.len() as u32).map(TokenId).collect(),
             log_probs: log_probs.to_vec(),
+            lse: vec![0.0; log_probs.len() / k],
             k,
         }
     }

@@ -97,6 +97,8 @@ fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
     OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
+        draft: None,
+        exact: false,
         kv: KvFormats {
             k: format,
             v: format,

@@ -10,7 +10,7 @@ mod script;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 
-use contract::snapshot::{self, Header, SectionKind};
+use contract::snapshot::{self, Header, Owner, SectionKind};
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
     ModelHash, NodeIdx, Place, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
@@ -329,6 +329,7 @@ impl Runner for FakeRunner {
             let mut candidates = Candidates {
                 ids: Vec::with_capacity(depth * k),
                 log_probs: Vec::with_capacity(depth * k),
+                lse: vec![0.0; depth],
                 k,
             };
             for _ in 0..depth {
@@ -464,8 +465,7 @@ impl Runner for FakeRunner {
         let ids = saved.history.iter().map(|token| token.0);
         let bytes: Vec<u8> = ids.flat_map(u32::to_le_bytes).collect();
         let header = Header {
-            model: self.info.model,
-            kv: self.info.kv,
+            owner: self.owner(),
             position: saved.history.len() as u64,
             sections: 1,
         };
@@ -501,6 +501,14 @@ impl Runner for FakeRunner {
 }
 
 impl FakeRunner {
+    fn owner(&self) -> Owner {
+        Owner {
+            model: self.info.model,
+            kv: self.info.kv,
+            draft: None,
+        }
+    }
+
     fn replayed(&self, history: &[TokenId]) -> Committed {
         Committed {
             history: history.to_vec(),
@@ -512,7 +520,7 @@ impl FakeRunner {
         let refuse = |detail: &str| DeviceError::SnapshotRefused {
             detail: detail.to_owned(),
         };
-        let header = snapshot::read_header(source, self.info.model, self.info.kv)?;
+        let header = snapshot::read_header(source, self.owner())?;
         let position = usize::try_from(header.position)
             .ok()
             .filter(|p| *p <= self.info.limits.context)

@@ -43,6 +43,8 @@ impl Subject<'_> {
         let plan = OpenPlan {
             target: self.specimen.spec.clone(),
             weights: self.specimen.weights.clone(),
+            draft: None,
+            exact: false,
             kv: self.kv,
             limits: LIMITS,
         };

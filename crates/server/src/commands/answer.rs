@@ -193,6 +193,8 @@ pub(super) mod tests {
         let plan = OpenPlan {
             target: loaded.spec,
             weights: loaded.weights,
+            draft: None,
+            exact: false,
             kv: KvFormats {
                 k: KvFormat::F16,
                 v: KvFormat::F16,

@@ -157,6 +157,8 @@ pub(super) fn fit(
     let plan_for = |context: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
+        draft: None,
+        exact: false,
         kv,
         limits: Limits {
             sequences: wish.sequences,
