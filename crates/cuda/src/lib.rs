@@ -3,12 +3,16 @@
 //! What it is for: running a model on an NVIDIA card behind [`contract::Runner`].
 //! What it must not know: families, requests, sampling, tree-building rules.
 //!
-//! As yet it only looks: [`probe`] opens the driver if there is one and says what it found, and
-//! [`CudaBackend`] refuses to open a model, by name. `libcuda` is opened at run time, so this
-//! crate builds and runs on machines without a card.
-//! Start with [`probe`].
+//! From the bottom up: [`driver`] is the card, its memory and its streams; [`compile`] turns the embedded
+//! sources into loaded modules; [`launch`] says for each kernel what is compiled and launched for given
+//! shapes. `libcuda` and `libnvrtc` are opened at run time, so this crate builds and runs on machines
+//! without a card; [`probe`] says what is there.
+//! Start with [`launch`], which needs no card to read.
 
 mod backend;
+pub mod compile;
+pub mod driver;
+pub mod launch;
 mod probe;
 
 pub use backend::CudaBackend;

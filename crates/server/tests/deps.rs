@@ -32,10 +32,10 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// Outside packages and the only crates of ours that may ship with them.
-const HOMES: [(&str, &[&str]); 35] = [
+const HOMES: [(&str, &[&str]); 36] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
-    ("blake3", &["model", "server"]),
+    ("blake3", &["cuda", "model", "server"]),
     ("bytes", &["server"]),
     ("clap", &["server"]),
     ("clap_complete", &["server"]),
@@ -45,6 +45,7 @@ const HOMES: [(&str, &[&str]); 35] = [
     ("half", &["contract", "cpu", "cuda"]),
     ("http-body-util", &["server"]),
     ("indicatif", &["server"]),
+    ("libloading", &["cuda"]),
     ("llguidance", &["decode"]),
     ("memmap2", &["gguf"]),
     ("metrics", &["server"]),

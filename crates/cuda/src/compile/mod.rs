@@ -1,0 +1,19 @@
+//! From sources to loaded modules: expansion, NVRTC, and the table that finds a launch's function.
+//!
+//! One [`Unit`](crate::launch::Unit) is one file with defines and becomes one CUBIN for the exact card,
+//! compiled on as many threads as the machine has, one program a thread.
+
+mod build;
+mod error;
+mod library;
+mod modules;
+mod nvrtc;
+mod report;
+mod source;
+
+pub use build::{Compiled, Options, Progress, compile};
+pub use error::CompileError;
+pub use library::Library;
+pub use modules::Modules;
+pub use report::{EntryReport, entry_reports};
+pub use source::{expand, hot, sources};

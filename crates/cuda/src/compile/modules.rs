@@ -1,0 +1,69 @@
+//! The loaded modules, by unit.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use contract::DeviceError;
+
+use super::build::{Options, Progress, compile};
+use crate::driver::{Function, Gpu, Module};
+use crate::launch::{Launch, Unit};
+
+/// Every unit of a plan, compiled and loaded on one card.
+#[derive(Debug)]
+pub struct Modules {
+    modules: HashMap<Unit, Arc<Module>>,
+    /// Functions that were looked up before.
+    functions: RefCell<HashMap<(Unit, &'static str), Function>>,
+}
+
+impl Modules {
+    /// Compiles `units` for the card and loads them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] when one does not compile, [`DeviceError::Lost`] when it does not load.
+    pub fn compile(
+        gpu: &Gpu,
+        units: &[Unit],
+        options: &Options,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Modules, DeviceError> {
+        let mut modules = HashMap::new();
+        for compiled in compile(gpu.arch(), units, options, progress)? {
+            let module = Module::load(gpu, &compiled.cubin, &compiled.unit.to_string())?;
+            modules.insert(compiled.unit, module);
+        }
+        Ok(Modules {
+            modules,
+            functions: RefCell::default(),
+        })
+    }
+
+    /// The function of a launch, after its arguments and shared memory were checked against it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] for a unit that was not compiled, or arguments the function does not take.
+    pub fn function(&self, gpu: &Gpu, launch: &Launch) -> Result<Function, DeviceError> {
+        let key = (launch.unit.clone(), launch.entry);
+        let known = self.functions.borrow().get(&key).cloned();
+        let function = match known {
+            Some(function) => function,
+            None => {
+                let module = self
+                    .modules
+                    .get(&launch.unit)
+                    .ok_or_else(|| DeviceError::Misuse {
+                        call: "a kernel launch",
+                        detail: format!("{} is not among the compiled units", launch.unit),
+                    })?;
+                let function = Function::find(gpu, module, launch.entry)?;
+                self.functions.borrow_mut().insert(key, function.clone());
+                function
+            }
+        };
+        function.accept(&launch.args.sizes())?;
+        function.allow_shared(gpu, launch.shared)?;
+        Ok(function)
+    }
+}

@@ -1,0 +1,116 @@
+//! The embedded sources and their expansion.
+//!
+//! NVRTC finds no header by itself, so `#include "common/prelude.cuh"` is replaced by the file's text, the
+//! path being relative to `kernels/`, each file once. `#line` keeps file and line in the compiler's messages.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+
+use super::error::CompileError;
+
+/// `(path under kernels/, text)`, sorted by path; written by the build script.
+const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
+
+/// All embedded files, as `(path under kernels/, text)`, sorted by path.
+pub fn sources() -> &'static [(&'static str, &'static str)] {
+    SOURCES
+}
+
+/// Whether a file says `// hot` on a line of its own, so that a spill in it fails the gate.
+pub fn hot(file: &str) -> bool {
+    text(file).is_some_and(|text| text.lines().any(|line| line.trim() == "// hot"))
+}
+
+fn text(file: &str) -> Option<&'static str> {
+    SOURCES
+        .iter()
+        .find(|(name, _)| *name == file)
+        .map(|(_, text)| *text)
+}
+
+/// The text of `file` with everything it includes.
+///
+/// # Errors
+/// [`CompileError::NoSource`] for a name that is not embedded.
+pub fn expand(file: &str) -> Result<String, CompileError> {
+    let mut out = String::new();
+    let mut seen = HashSet::from([file.to_owned()]);
+    append(file, "the launch table", &text, &mut seen, &mut out)?;
+    Ok(out)
+}
+
+/// Appends a file, its includes in their places.
+fn append(
+    file: &str,
+    from: &str,
+    find: &dyn Fn(&str) -> Option<&'static str>,
+    seen: &mut HashSet<String>,
+    out: &mut String,
+) -> Result<(), CompileError> {
+    let text = find(file).ok_or_else(|| CompileError::NoSource {
+        from: from.to_owned(),
+        name: file.to_owned(),
+    })?;
+    let _ = writeln!(out, "#line 1 \"{file}\"");
+    for (index, line) in text.lines().enumerate() {
+        match included(line) {
+            Some(name) => {
+                if seen.insert(name.to_owned()) {
+                    append(name, file, find, seen, out)?;
+                }
+                let _ = writeln!(out, "#line {} \"{file}\"", index + 2);
+            }
+            None => {
+                out.push_str(line);
+                out.push('\n');
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The name in `#include "name"`.
+fn included(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start();
+    let rest = rest.strip_prefix("include")?.trim_start();
+    rest.strip_prefix('"')?.split('"').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_include_stands_once_and_lines_keep_their_numbers() {
+        let find = |name: &str| match name {
+            "a.cu" => Some("#include \"b.cuh\"\n#include \"c.cuh\"\nint a;\n"),
+            "b.cuh" => Some("#pragma once\n#include \"c.cuh\"\nint b;\n"),
+            "c.cuh" => Some("int c;\n"),
+            _ => None,
+        };
+        let mut out = String::new();
+        let mut seen = HashSet::from(["a.cu".to_owned()]);
+        append("a.cu", "", &find, &mut seen, &mut out).unwrap();
+        assert_eq!(out.matches("int c;").count(), 1);
+        assert!(out.contains("#line 3 \"b.cuh\"\nint b;\n"), "{out}");
+        assert!(out.ends_with("#line 3 \"a.cu\"\nint a;\n"), "{out}");
+    }
+
+    #[test]
+    fn a_missing_include_names_both_files() {
+        let find = |name: &str| (name == "a.cu").then_some("#include \"gone.cuh\"\n");
+        let mut out = String::new();
+        let error = append("a.cu", "", &find, &mut HashSet::new(), &mut out).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("a.cu") && text.contains("gone.cuh"), "{text}");
+    }
+
+    #[test]
+    fn every_embedded_file_expands() {
+        assert!(!sources().is_empty());
+        for (file, _) in sources() {
+            let text = expand(file).unwrap();
+            assert!(text.contains(file), "{file}");
+        }
+    }
+}

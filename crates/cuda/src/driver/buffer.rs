@@ -1,0 +1,323 @@
+//! Memory: on the card, and page-locked on the host.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::ops::Range;
+use std::sync::Arc;
+
+use contract::DeviceError;
+use cudarc::driver::{result, sys};
+
+use super::error::failed;
+use super::gpu::{Context, Gpu};
+use super::stream::Stream;
+
+/// A value whose bytes are all there is to it: any bit pattern is one, and it has no padding.
+///
+/// # Safety
+/// Implementors must be inhabited by every bit pattern and hold no pointers, references or padding.
+pub unsafe trait Plain: Copy + 'static {}
+
+macro_rules! plain {
+    ($($ty:ty),*) => {$(
+        // SAFETY: every bit pattern is a value, and there is no padding.
+        unsafe impl Plain for $ty {}
+    )*};
+}
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+plain!(half::f16, half::bf16);
+
+/// `len` values of device memory. Freed on drop; the free waits for the card to be done with it.
+#[derive(Debug)]
+pub struct Buffer<T: Plain> {
+    ptr: sys::CUdeviceptr,
+    len: usize,
+    context: Arc<Context>,
+    holds: PhantomData<T>,
+}
+
+// SAFETY: a device address may be used from any thread.
+unsafe impl<T: Plain> Send for Buffer<T> {}
+
+impl<T: Plain> Buffer<T> {
+    pub(super) fn new(gpu: &Gpu, len: usize) -> Result<Buffer<T>, DeviceError> {
+        gpu.context.enter()?;
+        let bytes = len * size_of::<T>();
+        let ptr = if bytes == 0 {
+            0
+        } else {
+            // SAFETY: contents stay undefined until written; only kernels and copies see them.
+            unsafe { result::malloc_sync(bytes) }.map_err(|error| {
+                if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                    DeviceError::NoRoom {
+                        what: "device memory bytes",
+                        wanted: bytes as u64,
+                        free: gpu.memory().map_or(0, |(free, _)| free),
+                    }
+                } else {
+                    failed("cuMemAlloc", &format!("{bytes} bytes"), error)
+                }
+            })?
+        };
+        Ok(Buffer {
+            ptr,
+            len,
+            context: Arc::clone(&gpu.context),
+            holds: PhantomData,
+        })
+    }
+
+    /// The device address, as kernels take it.
+    pub fn ptr(&self) -> u64 {
+        self.ptr
+    }
+
+    /// The device address of value `index`.
+    ///
+    /// # Panics
+    /// If `index` is beyond the end.
+    pub fn ptr_at(&self, index: usize) -> u64 {
+        assert!(index <= self.len, "{index} of {}", self.len);
+        self.ptr + (index * size_of::<T>()) as u64
+    }
+
+    /// Values it holds.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// Writes `host` over the front, in order with the main stream, and waits.
+    ///
+    /// # Panics
+    /// If `host` is longer than the buffer.
+    pub fn upload(&mut self, gpu: &Gpu, host: &[T]) -> Result<(), DeviceError> {
+        self.upload_at(gpu, 0, host)
+    }
+
+    /// Writes `host` from value `start` on, in order with the main stream, and waits.
+    ///
+    /// # Panics
+    /// If that runs past the end.
+    pub fn upload_at(&mut self, gpu: &Gpu, start: usize, host: &[T]) -> Result<(), DeviceError> {
+        assert!(start + host.len() <= self.len, "upload past the end");
+        if host.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range lies in the buffer; `host` lives until the wait below.
+        unsafe { result::memcpy_htod_async(self.ptr_at(start), host, gpu.stream().raw()) }
+            .map_err(|e| failed("cuMemcpyHtoDAsync", "", e))?;
+        gpu.sync()
+    }
+
+    /// All values, after everything queued on the main stream.
+    pub fn download(&self, gpu: &Gpu) -> Result<Vec<T>, DeviceError> {
+        self.download_range(gpu, 0..self.len)
+    }
+
+    /// The values of `range`, after everything queued on the main stream.
+    ///
+    /// # Panics
+    /// If that runs past the end.
+    pub fn download_range(&self, gpu: &Gpu, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
+        assert!(range.end <= self.len, "download past the end");
+        let len = range.len();
+        let mut host: Vec<T> = Vec::with_capacity(len);
+        if len == 0 {
+            gpu.sync()?;
+            return Ok(host);
+        }
+        // SAFETY: the range lies in the buffer; the vector has room for `len` values, which the copy has
+        // filled when the wait returns, and every bit pattern is a value.
+        unsafe {
+            sys::cuMemcpyDtoHAsync_v2(
+                host.as_mut_ptr().cast::<c_void>(),
+                self.ptr_at(range.start),
+                len * size_of::<T>(),
+                gpu.stream().raw(),
+            )
+            .result()
+            .map_err(|e| failed("cuMemcpyDtoHAsync", "", e))?;
+            gpu.sync()?;
+            host.set_len(len);
+        }
+        Ok(host)
+    }
+
+    /// Sets every byte, in order with the main stream; does not wait.
+    pub fn fill(&mut self, gpu: &Gpu, byte: u8) -> Result<(), DeviceError> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the whole buffer, alive at least until the stream is drained on free.
+        unsafe { result::memset_d8_async(self.ptr, byte, self.bytes(), gpu.stream().raw()) }
+            .map_err(|e| failed("cuMemsetD8Async", "", e))
+    }
+
+    /// Copies another buffer of the same length over this one, in order with the main stream.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn copy_from(&mut self, gpu: &Gpu, other: &Buffer<T>) -> Result<(), DeviceError> {
+        assert_eq!(self.len, other.len, "copy of another length");
+        gpu.copy_bytes(self.ptr, other.ptr, self.bytes())
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if self.ptr != 0 && self.context.enter().is_ok() {
+            // SAFETY: allocated in `new`, freed once. `cuMemFree` waits for work that uses it.
+            let _ = unsafe { result::free_sync(self.ptr) };
+        }
+    }
+}
+
+/// `len` values of page-locked host memory, mapped for the card. Freed on drop.
+#[derive(Debug)]
+pub struct Pinned<T: Plain> {
+    host: *mut T,
+    device: sys::CUdeviceptr,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: it owns its memory, like a boxed slice.
+unsafe impl<T: Plain + Send> Send for Pinned<T> {}
+
+impl<T: Plain> Pinned<T> {
+    pub(super) fn new(gpu: &Gpu, len: usize) -> Result<Pinned<T>, DeviceError> {
+        gpu.context.enter()?;
+        let bytes = (len * size_of::<T>()).max(1);
+        // SAFETY: the memory is zeroed below before anybody sees it.
+        let host = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(
+            |error| {
+                if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                    DeviceError::NoRoom {
+                        what: "page-locked host memory bytes",
+                        wanted: bytes as u64,
+                        free: 0,
+                    }
+                } else {
+                    failed("cuMemHostAlloc", &format!("{bytes} bytes"), error)
+                }
+            },
+        )?;
+        let mut device = 0;
+        // SAFETY: `host` has `bytes` bytes, allocated as mapped just above.
+        unsafe {
+            std::ptr::write_bytes(host.cast::<u8>(), 0, bytes);
+            sys::cuMemHostGetDevicePointer_v2(&raw mut device, host, 0)
+        }
+        .result()
+        .map_err(|e| failed("cuMemHostGetDevicePointer", "", e))?;
+        Ok(Pinned {
+            host: host.cast::<T>(),
+            device,
+            len,
+            context: Arc::clone(&gpu.context),
+        })
+    }
+
+    /// The values. Whoever queued a copy into this memory must have waited for it.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: `len` initialised values, owned by this.
+        unsafe { std::slice::from_raw_parts(self.host, self.len) }
+    }
+
+    /// The values, to write. Whoever queued a copy from this memory must have waited for it.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: `len` initialised values, owned by this and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.host, self.len) }
+    }
+
+    /// The address by which kernels reach it.
+    pub fn device_ptr(&self) -> u64 {
+        self.device
+    }
+
+    /// Values it holds.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T: Plain> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: allocated in `new`, freed once.
+            let _ = unsafe { result::free_host(self.host.cast::<c_void>()) };
+        }
+    }
+}
+
+impl Gpu {
+    /// Copies within the card, in order with the main stream; does not wait.
+    pub fn copy_bytes(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: device addresses only: a wrong one is a fault of the card, reported at the next wait.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream().raw()) }
+            .map_err(|e| failed("cuMemcpyDtoDAsync", &format!("{bytes} bytes"), e))
+    }
+
+    /// Queues a copy of `range` of page-locked memory to device address `to`.
+    ///
+    /// # Safety
+    /// `from` must stay alive and unwritten until `stream` has passed the copy.
+    ///
+    /// # Panics
+    /// If the range runs past the end.
+    pub unsafe fn copy_to_card<T: Plain>(
+        &self,
+        stream: &Stream,
+        to: u64,
+        from: &Pinned<T>,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: bounds are checked by slicing; liveness is the caller's word.
+        unsafe { result::memcpy_htod_async(to, &from.as_slice()[range], stream.raw()) }
+            .map_err(|e| failed("cuMemcpyHtoDAsync", "", e))
+    }
+
+    /// Queues a copy from device address `from` into `range` of page-locked memory.
+    ///
+    /// # Safety
+    /// `to` must stay alive and unread until `stream` has passed the copy.
+    ///
+    /// # Panics
+    /// If the range runs past the end.
+    pub unsafe fn copy_to_host<T: Plain>(
+        &self,
+        stream: &Stream,
+        to: &mut Pinned<T>,
+        range: Range<usize>,
+        from: u64,
+    ) -> Result<(), DeviceError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: bounds are checked by slicing; liveness is the caller's word.
+        unsafe { result::memcpy_dtoh_async(&mut to.as_mut_slice()[range], from, stream.raw()) }
+            .map_err(|e| failed("cuMemcpyDtoHAsync", "", e))
+    }
+}

@@ -1,0 +1,80 @@
+//! Driver errors in the seam's words.
+
+use contract::DeviceError;
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUresult;
+
+/// What a failed driver call means: the call, what it was about (a kernel, a size), and the cure.
+pub fn failed(call: &'static str, about: &str, error: DriverError) -> DeviceError {
+    let name = match error.error_name() {
+        Ok(name) => name.to_string_lossy().into_owned(),
+        Err(_) => format!("{:?}", error.0),
+    };
+    let about = if about.is_empty() {
+        String::new()
+    } else {
+        format!("{about}: ")
+    };
+    DeviceError::Lost {
+        during: call,
+        detail: format!("{about}{name}; {}", cure(error.0)),
+    }
+}
+
+/// What a person can do about an error code.
+fn cure(code: CUresult) -> &'static str {
+    use CUresult as R;
+    match code {
+        R::CUDA_ERROR_OUT_OF_MEMORY => {
+            "the card's memory is taken: close other programs on it, or lower --max-ctx"
+        }
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | R::CUDA_ERROR_INVALID_PC
+        | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | R::CUDA_ERROR_ASSERT => {
+            "a defect in a kernel: start again, and report the model and the card"
+        }
+        R::CUDA_ERROR_LAUNCH_TIMEOUT => {
+            "a display's watchdog ended the kernel: use a card without a display"
+        }
+        R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
+            "the kernel wants more registers or shared memory than this card has"
+        }
+        R::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE => {
+            "the grid has more blocks than the card can hold at once"
+        }
+        R::CUDA_ERROR_INVALID_VALUE => {
+            "a launch's grid, block, shared memory or arguments are out of bounds"
+        }
+        R::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | R::CUDA_ERROR_INVALID_IMAGE
+        | R::CUDA_ERROR_INVALID_PTX
+        | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            "the kernels were compiled for another card or by a newer toolkit than the driver \
+             knows: update the driver"
+        }
+        R::CUDA_ERROR_NOT_FOUND => "the compiled kernel has no function of this name",
+        R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | R::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "the driver was updated while running: restart the machine"
+        }
+        R::CUDA_ERROR_ECC_UNCORRECTABLE | R::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
+            "the card's memory has a fault: see nvidia-smi -q"
+        }
+        _ => "see nvidia-smi and the kernel log",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_call_kernel_and_cure() {
+        let code = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+        assert!(cure(code).contains("grid"), "{}", cure(code));
+        assert!(cure(CUresult::CUDA_ERROR_UNKNOWN).contains("nvidia-smi"));
+    }
+}

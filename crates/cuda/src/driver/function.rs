@@ -1,0 +1,202 @@
+//! Loaded modules and their functions.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use contract::DeviceError;
+use cudarc::driver::{result, sys};
+
+use super::error::failed;
+use super::gpu::{Context, Gpu};
+
+/// Shared memory that a block gets without asking.
+const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+/// The driver from which on a function's parameter list can be read.
+const PARAMETERS_READABLE: i32 = 12_040;
+
+/// A loaded CUBIN. Unloaded on drop.
+#[derive(Debug)]
+pub struct Module {
+    raw: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: a module handle may be used from any thread once its context is current there.
+unsafe impl Send for Module {}
+// SAFETY: as above, and nothing here changes after loading.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a CUBIN; `about` names it in errors.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lost`] if the driver does not take it.
+    pub fn load(gpu: &Gpu, cubin: &[u8], about: &str) -> Result<Arc<Module>, DeviceError> {
+        gpu.context.enter()?;
+        // SAFETY: a CUBIN is self-delimiting (ELF); the driver copies what it needs.
+        let raw = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+            .map_err(|e| failed("cuModuleLoadData", about, e))?;
+        Ok(Arc::new(Module {
+            raw,
+            context: Arc::clone(&gpu.context),
+        }))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: loaded in `load`, unloaded once; functions hold an `Arc` of this.
+            let _ = unsafe { result::module::unload(self.raw) };
+        }
+    }
+}
+
+/// What a function takes of a multiprocessor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resources {
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Local memory of a thread, in bytes: spills and arrays indexed at run time.
+    pub local_bytes: u32,
+    /// Shared memory fixed at compile time, in bytes.
+    pub shared_bytes: u32,
+    /// Most threads of a block.
+    pub max_threads: u32,
+}
+
+/// An entry of a module, ready to launch. Keeps its module loaded.
+#[derive(Debug, Clone)]
+pub struct Function {
+    raw: sys::CUfunction,
+    /// Holds the code; the field is never read.
+    _module: Arc<Module>,
+    name: &'static str,
+    resources: Resources,
+    /// Sizes of the parameters in bytes, where the driver tells.
+    parameters: Option<Vec<usize>>,
+}
+
+impl Function {
+    /// Looks up entry `name`.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lost`] if the module has no such entry.
+    pub fn find(
+        gpu: &Gpu,
+        module: &Arc<Module>,
+        name: &'static str,
+    ) -> Result<Function, DeviceError> {
+        let c_name = CString::new(name).map_err(|_| DeviceError::Misuse {
+            call: "Function::find",
+            detail: format!("{name:?} is no entry name"),
+        })?;
+        // SAFETY: the module is loaded while `module` lives.
+        let raw = unsafe { result::module::get_function(module.raw, c_name) }
+            .map_err(|e| failed("cuModuleGetFunction", name, e))?;
+        let get = |which| {
+            // SAFETY: `raw` is a function of a loaded module.
+            unsafe { result::function::get_function_attribute(raw, which) }
+                .map(i32::unsigned_abs)
+                .map_err(|e| failed("cuFuncGetAttribute", name, e))
+        };
+        use sys::CUfunction_attribute as A;
+        let resources = Resources {
+            registers: get(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local_bytes: get(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared_bytes: get(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            max_threads: get(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        };
+        let parameters = (gpu.driver_version() >= PARAMETERS_READABLE).then(|| parameters(raw));
+        Ok(Function {
+            raw,
+            _module: Arc::clone(module),
+            name,
+            resources,
+            parameters,
+        })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUfunction {
+        self.raw
+    }
+
+    /// What it takes of a multiprocessor.
+    pub fn resources(&self) -> Resources {
+        self.resources
+    }
+
+    /// Refuses a launch with other arguments than the function takes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] with both lists of sizes.
+    pub fn accept(&self, sizes: &[usize]) -> Result<(), DeviceError> {
+        match &self.parameters {
+            Some(wanted) if wanted != sizes => Err(DeviceError::Misuse {
+                call: "a kernel launch",
+                detail: format!(
+                    "{} takes arguments of {wanted:?} bytes and was given {sizes:?}",
+                    self.name
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets blocks have `bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Misuse`] beyond what the card has.
+    pub fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), DeviceError> {
+        if bytes + self.resources.shared_bytes <= SHARED_WITHOUT_ASKING {
+            return Ok(());
+        }
+        let most = gpu
+            .shared_per_block()
+            .saturating_sub(self.resources.shared_bytes);
+        if bytes > most {
+            return Err(DeviceError::Misuse {
+                call: "a kernel launch",
+                detail: format!(
+                    "{} asks for {bytes} bytes of shared memory a block and {} has {most}",
+                    self.name,
+                    gpu.arch()
+                ),
+            });
+        }
+        let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let value = i32::try_from(most).unwrap_or(i32::MAX);
+        // SAFETY: `raw` is a function of a loaded module.
+        unsafe { result::function::set_function_attribute(self.raw, which, value) }
+            .map_err(|e| failed("cuFuncSetAttribute", self.name, e))
+    }
+
+    /// Blocks of `threads` threads and `shared` bytes that one multiprocessor holds at once.
+    pub fn resident_blocks(&self, threads: u32, shared: u32) -> Result<u32, DeviceError> {
+        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        // SAFETY: `raw` is a function of a loaded module.
+        unsafe {
+            result::occupancy::max_active_block_per_multiprocessor(
+                self.raw,
+                threads,
+                shared as usize,
+            )
+        }
+        .map(i32::unsigned_abs)
+        .map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.name, e))
+    }
+}
+
+/// Sizes of a function's parameters, in order.
+fn parameters(function: sys::CUfunction) -> Vec<usize> {
+    let mut sizes = Vec::new();
+    let (mut offset, mut size) = (0_usize, 0_usize);
+    // SAFETY: the function is loaded; the driver answers an index past the end with an error and writes
+    // nothing then.
+    while unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) }
+        == sys::CUresult::CUDA_SUCCESS
+    {
+        sizes.push(size);
+    }
+    sizes
+}

@@ -1,0 +1,120 @@
+//! Streams and events.
+
+use std::sync::Arc;
+
+use contract::DeviceError;
+use cudarc::driver::{result, sys};
+
+use super::error::failed;
+use super::gpu::{Context, Gpu};
+
+/// A queue of work that runs in order. Destroyed on drop, after its work has ended.
+#[derive(Debug)]
+pub struct Stream {
+    raw: sys::CUstream,
+    context: Arc<Context>,
+}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Stream, DeviceError> {
+        context.enter()?;
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| failed("cuStreamCreate", "", e))?;
+        Ok(Stream {
+            raw,
+            context: Arc::clone(context),
+        })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// Waits until all its work is done.
+    pub fn sync(&self) -> Result<(), DeviceError> {
+        self.sync_after("a copy")
+    }
+
+    /// As [`Stream::sync`], naming what was queued last in the error.
+    pub(super) fn sync_after(&self, last: &str) -> Result<(), DeviceError> {
+        // SAFETY: the stream lives as long as `self`.
+        unsafe { result::stream::synchronize(self.raw) }.map_err(|e| {
+            failed(
+                "cuStreamSynchronize",
+                &format!("work since the last wait, ending with {last}"),
+                e,
+            )
+        })
+    }
+
+    /// Later work waits for `event`, wherever it was recorded.
+    pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        let default = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both handles are alive.
+        unsafe { result::stream::wait_event(self.raw, event.raw, default) }
+            .map_err(|e| failed("cuStreamWaitEvent", "", e))
+    }
+
+    /// Marks this point of the stream in `event`.
+    pub fn record(&self, event: &Event) -> Result<(), DeviceError> {
+        // SAFETY: both handles are alive and of one context.
+        unsafe { result::event::record(event.raw, self.raw) }
+            .map_err(|e| failed("cuEventRecord", "", e))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created in `new`, destroyed once; the wait keeps buffers in use alive until then.
+            unsafe {
+                let _ = result::stream::synchronize(self.raw);
+                let _ = result::stream::destroy(self.raw);
+            }
+        }
+    }
+}
+
+/// A point in a stream, with the time at which it was reached. Destroyed on drop.
+#[derive(Debug)]
+pub struct Event {
+    raw: sys::CUevent,
+    context: Arc<Context>,
+}
+
+impl Event {
+    /// An event that nothing has recorded yet.
+    pub fn new(gpu: &Gpu) -> Result<Event, DeviceError> {
+        gpu.context.enter()?;
+        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(|e| failed("cuEventCreate", "", e))?;
+        Ok(Event {
+            raw,
+            context: Arc::clone(&gpu.context),
+        })
+    }
+
+    /// Waits until the stream has passed it.
+    pub fn sync(&self) -> Result<(), DeviceError> {
+        // SAFETY: the event lives as long as `self`.
+        unsafe { result::event::synchronize(self.raw) }
+            .map_err(|e| failed("cuEventSynchronize", "", e))
+    }
+
+    /// Microseconds from `earlier` to this; both must have been reached.
+    pub fn us_since(&self, earlier: &Event) -> Result<f64, DeviceError> {
+        // SAFETY: both events are alive; the driver refuses unrecorded ones.
+        let ms = unsafe { result::event::elapsed(earlier.raw, self.raw) }
+            .map_err(|e| failed("cuEventElapsedTime", "", e))?;
+        Ok(f64::from(ms) * 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created in `new`, destroyed once.
+            let _ = unsafe { result::event::destroy(self.raw) };
+        }
+    }
+}

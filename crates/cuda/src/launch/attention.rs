@@ -1,0 +1,1 @@
+//! Attention over the cache: norm, rope and write; decode, tree and prefill.

@@ -1,0 +1,1 @@
+//! Quantised matrix products for few rows.

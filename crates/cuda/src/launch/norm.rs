@@ -1,0 +1,1 @@
+//! RMSNorm, residual and activation quantising.

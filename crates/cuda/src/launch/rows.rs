@@ -1,0 +1,1 @@
+//! The head's rows: argmax, candidates, log-sum-exp.
