@@ -1,0 +1,162 @@
+// Prefill matrix product for every card from sm_80: x[rows][K] · w[N][K]^T, both as f16 panels, f32 sums.
+//
+//   gemm_out     out = scale * x w^T             gemm_add     out += scale * x w^T
+//   gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//
+// in   x, w    panels (panel.cuh), x of rows_cap (a multiple of 128) rows, w of w_rows (a multiple of 256) rows
+// out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
+// grid persistent, one block of eight warps per multiprocessor, each 64 x 32 of a 128 x 128 tile; K in slices of 64
+//      through a ring of 3 filled by cp.async. Rows run fastest.
+// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu
+// ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
+#define CLUSTER 1
+#define TILE_ROWS 128
+#define TILE_COLUMNS 128
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "prefill/panel.cuh"
+#include "prefill/target.cuh"
+#include "prefill/units.cuh"
+
+#define STAGES 3
+#define THREADS 256
+#define TILE_BYTES (128 * 128)
+
+struct Sums {
+    float at[4][4][4]; // [16 rows][8 columns][mma]
+};
+
+// Begins to fetch slice `block` of the unit's rows and columns.
+__device__ __forceinline__ void fetch(const Work &work, const Unit &unit, int block, u32 to) {
+    const char *x = work.x + ((u64)block * work.rows_cap + unit.row) * 128;
+    const char *w = work.w + ((u64)block * work.w_rows + unit.column) * 128;
+#pragma unroll
+    for (int i = 0; i < TILE_BYTES / 16 / THREADS; i++) {
+        const u32 at = (threadIdx.x + i * THREADS) * 16;
+        cp_async_16(to + at, x + at);
+        cp_async_16(to + TILE_BYTES + at, w + at);
+    }
+}
+
+// Adds the slice in shared memory at `from`.
+__device__ __forceinline__ void multiply(Sums &sums, u32 from) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 x = from + (warp / 4 * 64 + lane % 16) * 128;
+    const u32 w = from + TILE_BYTES + (warp % 4 * 32 + lane / 16 * 8 + lane % 8) * 128;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 a[4][4], b[2][4];
+        const u32 x_chunk = ((2 * k + lane / 16) ^ (lane & 7)) << 4;
+        const u32 w_chunk = ((2 * k + lane / 8 % 2) ^ (lane & 7)) << 4;
+#pragma unroll
+        for (int i = 0; i < 4; i++) { ldmatrix_x4(a[i], x + i * 16 * 128 + x_chunk); }
+#pragma unroll
+        for (int j = 0; j < 2; j++) { ldmatrix_x4(b[j], w + j * 16 * 128 + w_chunk); }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) { mma_f16(sums.at[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]); }
+        }
+    }
+}
+
+template <class Store> __device__ __forceinline__ void gemm(const Work &work, const Store &store) {
+    extern __shared__ __align__(128) char memory[];
+    const u32 ring = shared_address(memory);
+    const Units units(work);
+    const int rows = work.chunk->rows;
+    for (int index = blockIdx.x; index < units.total; index += gridDim.x) {
+        const Unit unit = units.at(work, index, 0);
+        const int blocks = unit.end_block - unit.first_block;
+        Sums sums = {};
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < STAGES - 1; i++) {
+            if (i < blocks) { fetch(work, unit, unit.first_block + i, ring + i * 2 * TILE_BYTES); }
+            cp_async_commit();
+        }
+        int stage = 0, next = STAGES - 1;
+        for (int i = 0; i < blocks; i++) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+            if (i + STAGES - 1 < blocks) {
+                fetch(work, unit, unit.first_block + i + STAGES - 1, ring + next * 2 * TILE_BYTES);
+            }
+            cp_async_commit();
+            multiply(sums, ring + stage * 2 * TILE_BYTES);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            next = next + 1 == STAGES ? 0 : next + 1;
+        }
+        if (unit.part > 0) { await_turn(work.turns, unit.tile, unit.part); }
+        store(unit, rows, sums);
+        if (work.splits > 1) {
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) { pass_turn(work.turns, unit.tile, unit.part, work.splits); }
+        }
+    }
+}
+
+struct Columns {
+    Segments segments;
+    float scale;
+    bool add;
+
+    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        int column = unit.column;
+        const Segment to = segment_of(segments, column);
+        column += warp % 4 * 32 + lane % 4 * 2;
+        const bool onto = add || unit.part > 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
+            if (row >= rows) { break; }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float *pair = sums.at[i / 2][j] + i % 2 * 2;
+                store_pair(to, row, column + 8 * j, scale * pair[0], scale * pair[1], onto);
+            }
+        }
+    }
+};
+
+struct Gated {
+    char *h;
+    int rows_cap;
+    float scale, scale_out;
+
+    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int first = (unit.column + warp % 4 * 32) / 16;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
+            if (row >= rows) { break; }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float *gate = sums.at[i / 2][2 * j] + i % 2 * 2, *up = sums.at[i / 2][2 * j + 1] + i % 2 * 2;
+                const float a = silu(scale * gate[0]) * (scale * up[0]) * scale_out;
+                const float b = silu(scale * gate[1]) * (scale * up[1]) * scale_out;
+                *(u32 *)(h + panel_chunk(rows_cap, row, first + j) + lane % 4 * 4) = panel_pair(a, b);
+            }
+        }
+    }
+};
+
+#define ATTRIBUTES __global__ void __launch_bounds__(THREADS, 1)
+
+extern "C" ATTRIBUTES gemm_out(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                               int k_blocks, int splits, int *turns, float scale, Segments to) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, false});
+}
+
+extern "C" ATTRIBUTES gemm_add(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                               int k_blocks, int splits, int *turns, float scale, Segments to) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, true});
+}
+
+extern "C" ATTRIBUTES gemm_swiglu(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                  int k_blocks, float scale, float scale_out, char *h) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0, scale}, Gated{h, rows_cap, scale, scale_out});
+}

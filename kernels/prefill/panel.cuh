@@ -1,0 +1,22 @@
+// f16 panels: the layout in which prefill activations and dequantised weights stand in device memory.
+//
+// A matrix [rows][K] is cut into panels of 64 columns; a panel holds `rows_cap` rows of 128 bytes, and the eight
+// 16-byte chunks of a row stand at (chunk ^ (row & 7)): the 128-byte swizzle of the matrix units. Any run of rows of
+// one panel that starts at a multiple of 8 is therefore one contiguous piece of memory that can be copied as it is
+// into shared memory and read there by ldmatrix or by wgmma descriptors without bank conflicts.
+// Values are f16, multiplied by a power of two where their range asks for it, and saturate at 65504; NaN stays NaN.
+// K is padded to 64 with zeros; rows beyond the true ones may hold anything, since a row reaches only its own result.
+#pragma once
+#include "common/prelude.cuh"
+
+// Byte offset of the 16-byte chunk that holds columns [8 * chunk8, 8 * chunk8 + 8) of `row`.
+__device__ __forceinline__ u64 panel_chunk(int rows_cap, int row, int chunk8) {
+    return ((u64)(chunk8 >> 3) * rows_cap + row) * 128 + (((chunk8 & 7) ^ (row & 7)) << 4);
+}
+
+// Two f32 to a pair of f16, `low` in the low half; finite values beyond the range become +-65504, NaN stays.
+__device__ __forceinline__ u32 panel_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
