@@ -277,6 +277,16 @@ impl Gpu {
             .map_err(|e| failed("cuMemcpyDtoDAsync", &format!("{bytes} bytes"), e))
     }
 
+    /// Sets `bytes` bytes at a device address to zero, in order with the main stream; does not wait.
+    pub fn zero_bytes(&self, at: u64, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: a device address only: a wrong one is a fault of the card, reported at the next wait.
+        unsafe { result::memset_d8_async(at, 0, bytes, self.stream().raw()) }
+            .map_err(|e| failed("cuMemsetD8Async", &format!("{bytes} bytes"), e))
+    }
+
     /// Queues a copy of `range` of page-locked memory to device address `to`.
     ///
     /// # Safety
