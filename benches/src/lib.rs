@@ -1,1 +1,3 @@
 //! Benches; see README.md beside this package.
+
+pub mod cuda;

@@ -1,0 +1,48 @@
+//! Speed of the CUDA kernels beside the card's own memory, as a table and, if asked, JSON lines.
+//!
+//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [AREA...]
+//!
+//! Areas: matmul, prefill, delta, attention, rows; by default all. Lines are appended to FILE.
+
+use std::fs::OpenOptions;
+
+use anyhow::{Context, Result, bail};
+use benches::cuda::{Bench, attention, delta, matmul, prefill, rows};
+
+/// An area's name and what times it.
+type Area = (&'static str, fn(&mut Bench) -> Result<()>);
+
+const AREAS: [Area; 5] = [
+    ("matmul", matmul::run),
+    ("prefill", prefill::run),
+    ("delta", delta::run),
+    ("attention", attention::run),
+    ("rows", rows::run),
+];
+
+fn main() -> Result<()> {
+    let mut json = None;
+    let mut wanted = Vec::new();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        if word == "--json" {
+            let name = words.next().context("--json needs a file name")?;
+            let file = OpenOptions::new().create(true).append(true).open(&name);
+            json = Some(file.with_context(|| name)?);
+        } else if AREAS.iter().any(|(name, _)| *name == word) {
+            wanted.push(word);
+        } else {
+            bail!(
+                "{word} is no area; areas are {}",
+                AREAS.map(|(name, _)| name).join(", ")
+            );
+        }
+    }
+    let mut bench = Bench::open(json)?;
+    for (name, run) in AREAS {
+        if wanted.is_empty() || wanted.iter().any(|word| word == name) {
+            run(&mut bench).with_context(|| format!("area {name}"))?;
+        }
+    }
+    Ok(())
+}

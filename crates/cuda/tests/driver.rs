@@ -1,0 +1,113 @@
+//! The path from source to result: compile, load, run, capture, time.
+
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+mod card;
+
+use card::Random;
+use cuda::launch::{Args, bandwidth};
+
+#[test]
+fn a_kernel_reads_and_copies_every_byte() {
+    let Some(gpu) = card::gpu() else { return };
+    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let mut random = Random::new(1);
+    for words in [4, 1000, 4_194_300] {
+        let host: Vec<u32> = (0..words).map(|_| random.bits() as u32).collect();
+        let input = gpu.upload(&host).unwrap();
+        let output = card::poisoned::<u32>(&gpu, words);
+        let sums = card::poisoned::<u32>(&gpu, 7);
+        let bytes = input.bytes() as u64;
+        let copy = bandwidth::copy(input.ptr(), output.ptr(), bytes, 7);
+        let read = bandwidth::read(input.ptr(), sums.ptr(), bytes, 7);
+        gpu.run(&modules, &copy).unwrap();
+        gpu.run(&modules, &read).unwrap();
+        assert_eq!(output.download(&gpu).unwrap(), host);
+        let wanted = host.iter().fold(0_u32, |a, &b| a.wrapping_add(b));
+        let sums = sums.download(&gpu).unwrap();
+        assert_eq!(sums.iter().fold(0_u32, |a, &b| a.wrapping_add(b)), wanted);
+    }
+}
+
+#[test]
+fn a_captured_graph_does_what_the_launches_do() {
+    let Some(gpu) = card::gpu() else { return };
+    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let host = Random::new(2).normals(4096, 1.0);
+    let input = gpu.upload(&host).unwrap();
+    let middle = card::poisoned::<f32>(&gpu, host.len());
+    let output = card::poisoned::<f32>(&gpu, host.len());
+    let bytes = input.bytes() as u64;
+    let first = bandwidth::copy(input.ptr(), middle.ptr(), bytes, 2);
+    let second = bandwidth::copy(middle.ptr(), output.ptr(), bytes, 2);
+    let graph = gpu
+        .capture(|| {
+            gpu.run(&modules, &first)?;
+            gpu.run(&modules, &second)
+        })
+        .unwrap();
+    assert_eq!(graph.nodes().unwrap(), 2);
+    assert!(
+        output.download(&gpu).unwrap()[0].is_nan(),
+        "capturing ran it"
+    );
+    gpu.replay(&graph).unwrap();
+    assert_eq!(output.download(&gpu).unwrap(), host);
+    let eager = gpu.time_us(&modules, &[&first, &second], 3, 20).unwrap();
+    let replayed = gpu
+        .time_graph_us(&modules, &[&first, &second], 3, 20)
+        .unwrap();
+    assert!(
+        replayed > 0.1 && replayed < eager,
+        "{replayed} us replayed, {eager} us eager"
+    );
+}
+
+#[test]
+fn pinned_memory_goes_both_ways() {
+    let Some(gpu) = card::gpu() else { return };
+    let stream = gpu.new_stream().unwrap();
+    let mut pinned = gpu.pinned::<u32>(1000).unwrap();
+    for (index, value) in pinned.as_mut_slice().iter_mut().enumerate() {
+        *value = index as u32 * 3;
+    }
+    let buffer = card::poisoned::<u32>(&gpu, 1000);
+    gpu.sync().unwrap();
+    let mut back = gpu.pinned::<u32>(1000).unwrap();
+    // SAFETY: both stay alive and untouched until the wait below.
+    unsafe {
+        gpu.copy_to_card(&stream, buffer.ptr(), &pinned, 0..1000)
+            .unwrap();
+        gpu.copy_to_host(&stream, &mut back, 0..1000, buffer.ptr())
+            .unwrap();
+    }
+    stream.sync().unwrap();
+    assert_eq!(back.as_slice(), pinned.as_slice());
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_the_launch() {
+    let Some(gpu) = card::gpu() else { return };
+    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let mut launch = bandwidth::copy(0, 0, 16, 1);
+    launch.args = Args::new().ptr(0).ptr(0).i32(1);
+    let error = gpu.run(&modules, &launch).unwrap_err().to_string();
+    assert!(error.contains("bandwidth_copy takes"), "{error}");
+    let mut launch = bandwidth::copy(0, 0, 16, 1);
+    launch.shared = 1 << 20;
+    let error = gpu.run(&modules, &launch).unwrap_err().to_string();
+    assert!(error.contains("shared memory"), "{error}");
+    let mut launch = bandwidth::copy(0, 0, 16, 1);
+    launch.unit = launch.unit.define("OTHER", 1);
+    let error = gpu.run(&modules, &launch).unwrap_err().to_string();
+    assert!(error.contains("-DOTHER=1 is not among"), "{error}");
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused_with_both_figures() {
+    let Some(gpu) = card::gpu() else { return };
+    let (free, total) = gpu.memory().unwrap();
+    assert!(free <= total && total > 1 << 30);
+    let error = gpu.alloc::<u8>(1 << 45).unwrap_err().to_string();
+    assert!(error.contains("35184372088832 wanted"), "{error}");
+}
