@@ -1,1 +1,194 @@
-//! The gated delta rule and its convolution.
+//! The gated delta rule, its convolution, and its output norm.
+//!
+//! [`verify`] makes the launches of one layer for a step of trees, [`prefill`] those for a chunk of a prompt,
+//! and [`commit`] the one launch that brings all layers of a group past accepted paths. Key and value heads
+//! are 128 wide and the convolution has 4 taps; `kernels/delta/shape.cuh` has every layout.
+
+use contract::{GatedDeltaSpec, HeadMap};
+
+use super::{Args, Launch, Unit};
+
+pub mod chunk;
+pub mod norm;
+pub mod tree;
+
+pub use chunk::{prefill, prefill_scratch_bytes};
+pub use norm::Out;
+pub use tree::{Exactness, commit, verify, verify_scratch_bytes};
+
+/// Width of a key and of a value head.
+pub const DIM: usize = 128;
+/// Taps of the convolution.
+pub const TAPS: usize = 4;
+
+/// The heads of a layer. Layers of equal shape form a group, whose memory lies together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Key (and query) heads.
+    pub n_k_heads: usize,
+    /// Value heads.
+    pub n_v_heads: usize,
+    /// Which key head a value head uses.
+    pub head_map: HeadMap,
+}
+
+impl Shape {
+    /// The shape of a layer that `check` let through: heads 128 wide, 4 taps.
+    pub fn of(spec: &GatedDeltaSpec) -> Shape {
+        assert!(
+            spec.k_dim == DIM && spec.v_dim == DIM && spec.conv_taps == TAPS,
+            "delta heads of {} x {} and {} taps: the plan should have been refused",
+            spec.k_dim,
+            spec.v_dim,
+            spec.conv_taps
+        );
+        Shape {
+            n_k_heads: spec.n_k_heads,
+            n_v_heads: spec.n_v_heads,
+            head_map: spec.head_map,
+        }
+    }
+
+    /// Channels of the convolution: q, then k, then v.
+    pub fn channels(self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Values of all key heads.
+    pub fn keys(self) -> usize {
+        self.n_k_heads * DIM
+    }
+
+    /// Values of all value heads.
+    pub fn values(self) -> usize {
+        self.n_v_heads * DIM
+    }
+
+    /// Bytes of one slot's state in one layer: f32 `[n_v_heads][128 v][128 k]`.
+    pub fn state_bytes(self) -> usize {
+        4 * self.values() * DIM
+    }
+
+    /// Bytes of one slot's window in one layer: f32 `[3][channels]`, oldest first.
+    pub fn window_bytes(self) -> usize {
+        4 * (TAPS - 1) * self.channels()
+    }
+
+    /// Bytes of one slot's factors in one layer, for trees of up to `nodes` nodes. Need not be zeroed.
+    pub fn factor_bytes(self, nodes: usize) -> usize {
+        4 * nodes * self.node_floats()
+    }
+
+    fn node_floats(self) -> usize {
+        let gates = self.n_v_heads.next_multiple_of(32);
+        self.keys() + self.values() + gates + self.channels()
+    }
+
+    /// `file` with the defines that every delta kernel has.
+    fn unit(self, file: &'static str) -> Unit {
+        assert!(
+            self.n_k_heads > 0 && self.n_v_heads.is_multiple_of(self.n_k_heads),
+            "{} value heads cannot share {} key heads",
+            self.n_v_heads,
+            self.n_k_heads
+        );
+        let grouped = u8::from(self.head_map == HeadMap::Grouped);
+        Unit::new(file)
+            .define("NK", self.n_k_heads)
+            .define("NV", self.n_v_heads)
+            .define("GROUPED", grouped)
+    }
+}
+
+/// f32 rows in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Address of row 0; a multiple of 16.
+    pub at: u64,
+    /// Floats from a row to the next; a multiple of 4 where rows are wider than 64.
+    pub stride: usize,
+}
+
+/// Memory that has a piece for every slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// Address of slot 0's piece, 256-byte aligned.
+    pub at: u64,
+    /// Bytes from a slot to the next, a multiple of 256.
+    pub stride: u64,
+}
+
+/// One layer's memory and vectors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Layer {
+    /// [`Shape::state_bytes`] a slot.
+    pub state: Slots,
+    /// [`Shape::window_bytes`] a slot.
+    pub window: Slots,
+    /// [`Shape::factor_bytes`] a slot.
+    pub factors: Slots,
+    /// f32 `[channels][4]`, the last tap being the current row's.
+    pub conv: u64,
+    /// f32 `[n_v_heads]`, negative.
+    pub a: u64,
+    /// f32 `[n_v_heads]`.
+    pub dt: u64,
+    /// f32 `[128]`.
+    pub norm: u64,
+    /// Epsilon of the output norm.
+    pub eps: f32,
+}
+
+/// What the projections of a layer gave, row by row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inputs {
+    /// `[rows][channels]`.
+    pub qkv: Rows,
+    /// `[rows][n_v_heads * 128]`.
+    pub z: Rows,
+    /// `[rows][n_v_heads]`, before the softplus.
+    pub alpha: Rows,
+    /// `[rows][n_v_heads]`, before the sigmoid.
+    pub beta: Rows,
+}
+
+/// All layers of one shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// Layers of the group.
+    pub layers: usize,
+    /// Layer 0's memory.
+    pub state: Slots,
+    /// Layer 0's memory.
+    pub window: Slots,
+    /// Layer 0's memory.
+    pub factors: Slots,
+    /// Bytes from a layer to the next within `state`, `window` and `factors`.
+    pub layer_strides: [u64; 3],
+}
+
+fn dim(n: usize) -> u32 {
+    u32::try_from(n).expect("grids are bounded by heads, layers and rows")
+}
+
+fn row_args(args: Args, rows: Rows) -> Args {
+    args.ptr(rows.at).u32(dim(rows.stride))
+}
+
+fn slot_args(args: Args, slots: Slots) -> Args {
+    args.ptr(slots.at).u64(slots.stride)
+}
+
+/// A launch of `block` threads a block, one `extern "C"` entry per unit.
+fn launch(entry: &'static str, unit: Unit, grid: [usize; 3], block: u32, args: Args) -> Launch {
+    Launch {
+        entry,
+        unit,
+        grid: grid.map(dim),
+        block: [block, 1, 1],
+        shared: 0,
+        args,
+        cooperative: false,
+        overlap: true,
+    }
+}

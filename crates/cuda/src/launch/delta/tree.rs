@@ -1,0 +1,205 @@
+//! Steps of trees: what looks at states without changing them, and what commits a path.
+
+use super::norm::{Out, gated_norm};
+use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
+use crate::launch::{Args, Launch};
+
+/// Value columns of a block of the commit launch.
+const COMMIT_COLUMNS: usize = 32;
+/// Threads of a block of the commit launch.
+const COMMIT_THREADS: usize = 256;
+/// Heads of a block of the convolution launch, a warp each.
+const CONV_HEADS: usize = 4;
+
+/// In which order a tree's sums are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exactness {
+    /// All nodes at once from one read of the state; rounds differently from node by node.
+    Factors,
+    /// Node by node, states carried from parent to child: the same bits as one node a step.
+    Sequential,
+}
+
+/// Where the parts of the scratch begin, in bytes, and how long it is.
+struct Scratch {
+    mixed: usize,
+    gates: usize,
+    o: usize,
+    states: usize,
+    bytes: usize,
+}
+
+fn scratch(shape: Shape, rows: usize, exactness: Exactness) -> Scratch {
+    let piece = |floats: usize| (4 * floats).next_multiple_of(256);
+    let mixed = 0;
+    let gates = mixed + piece(rows * shape.channels());
+    let o = gates + piece(rows * 2 * shape.n_v_heads);
+    let states = o + piece(rows * shape.values());
+    let bytes = match exactness {
+        Exactness::Factors => states,
+        Exactness::Sequential => states + rows * shape.state_bytes(),
+    };
+    Scratch {
+        mixed,
+        gates,
+        o,
+        states,
+        bytes,
+    }
+}
+
+/// Bytes that [`verify`] works in; layers of a step may share them, and they need not be zeroed.
+pub fn verify_scratch_bytes(shape: Shape, rows: usize, exactness: Exactness) -> usize {
+    scratch(shape, rows, exactness).bytes
+}
+
+/// One layer of a step of up to `trees` trees in `rows` rows: convolution, delta rule, output norm.
+///
+/// The state and the window are only read; the factors of every node are written. `step` is the address of
+/// the `Step`, `at` that of [`verify_scratch_bytes`] bytes.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "shapes first, then addresses; every one is a concept of its own"
+)]
+pub fn verify(
+    shape: Shape,
+    rows: usize,
+    trees: usize,
+    exactness: Exactness,
+    step: u64,
+    layer: &Layer,
+    inputs: &Inputs,
+    at: u64,
+    out: &Out,
+) -> Vec<Launch> {
+    assert!(
+        (1..=64).contains(&rows) && (1..=4).contains(&trees),
+        "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
+    );
+    let parts = scratch(shape, rows, exactness);
+    let place = |offset: usize| at + offset as u64;
+    let o = Rows {
+        at: place(parts.o),
+        stride: shape.values(),
+    };
+    let (mixed, gates) = (place(parts.mixed), place(parts.gates));
+    let conv = conv_tree(shape, rows, step, layer, inputs, [mixed, gates]);
+    let delta = match exactness {
+        Exactness::Factors => tree(shape, rows, trees, step, layer, [mixed, gates, o.at]),
+        Exactness::Sequential => {
+            let buffers = [mixed, gates, o.at, place(parts.states)];
+            tree_persist(shape, trees, step, layer, buffers)
+        }
+    };
+    let norm = gated_norm(shape, rows, step, layer, o, inputs.z, out);
+    vec![conv, delta, norm]
+}
+
+/// Convolution, SiLU, norms of q and k, gates; leaves k, g and x of each node in the factors.
+///
+/// `buffers` are `mixed` and `gates`.
+pub fn conv_tree(
+    shape: Shape,
+    rows: usize,
+    step: u64,
+    layer: &Layer,
+    inputs: &Inputs,
+    [mixed, gates]: [u64; 2],
+) -> Launch {
+    let args = row_args(Args::new().ptr(step), inputs.qkv);
+    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
+    let args = slot_args(args, layer.window);
+    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
+    let args = slot_args(args, layer.factors).ptr(mixed).ptr(gates);
+    let heads = 2 * shape.n_k_heads + shape.n_v_heads;
+    // One block more for the gates.
+    let grid = [heads.div_ceil(CONV_HEADS) + 1, rows, 1];
+    let block = dim(CONV_HEADS * 32);
+    launch(
+        "conv_tree",
+        shape.unit("ssm/conv_tree.cu"),
+        grid,
+        block,
+        args,
+    )
+}
+
+/// Value columns of a block of the tree launch, and the tree's nodes rounded up to whole tiles.
+fn tree_tile(rows: usize) -> (usize, usize) {
+    (32, rows.next_multiple_of(8))
+}
+
+/// The factor form: u and o of all nodes of a tree from one read of its state.
+///
+/// `buffers` are `mixed`, `gates` and the output `[rows][n_v_heads * 128]`.
+pub fn tree(
+    shape: Shape,
+    rows: usize,
+    trees: usize,
+    step: u64,
+    layer: &Layer,
+    [mixed, gates, o]: [u64; 3],
+) -> Launch {
+    let (columns, nodes) = tree_tile(rows);
+    let args = Args::new().ptr(step).ptr(mixed).ptr(gates);
+    let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
+    let unit = shape
+        .unit("delta/tree.cu")
+        .define("NODES", nodes)
+        .define("COLUMNS", columns);
+    let grid = [DIM / columns, shape.n_v_heads, trees];
+    let mut launch = launch("tree", unit, grid, 256, args);
+    // q and k of the nodes, then the slice of the state.
+    launch.shared = dim(4 * DIM * (2 * nodes + columns) + 4 * nodes * columns);
+    launch
+}
+
+/// The sequential form: node by node, states carried from parent to child through `states`.
+///
+/// `buffers` are `mixed`, `gates`, the output `[rows][n_v_heads * 128]` and a state for every row.
+pub fn tree_persist(
+    shape: Shape,
+    trees: usize,
+    step: u64,
+    layer: &Layer,
+    [mixed, gates, o, states]: [u64; 4],
+) -> Launch {
+    let args = Args::new().ptr(step).ptr(mixed).ptr(gates);
+    let args = slot_args(slot_args(args, layer.state), layer.factors);
+    let args = args.ptr(o).ptr(states);
+    let grid = [DIM / 32, shape.n_v_heads, trees];
+    launch(
+        "tree_persist",
+        shape.unit("delta/tree_persist.cu"),
+        grid,
+        256,
+        args,
+    )
+}
+
+/// Brings the states and windows of all layers of a group past up to `paths` accepted paths.
+///
+/// `commit` is the address of the `Commit`. Nodes are folded one by one, in path order.
+pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch {
+    assert!(
+        (1..=4).contains(&paths) && group.layers > 0,
+        "a commit has 1 to 4 paths and a group at least a layer, not {paths} and {}",
+        group.layers
+    );
+    let args = slot_args(Args::new().ptr(commit), group.state);
+    let args = args.u64(group.layer_strides[0]);
+    let args = slot_args(args, group.window).u64(group.layer_strides[1]);
+    let args = slot_args(args, group.factors).u64(group.layer_strides[2]);
+    let states = shape.n_v_heads * (DIM / COMMIT_COLUMNS);
+    let windows = (shape.channels() / 4).div_ceil(COMMIT_THREADS);
+    let grid = [states + windows, group.layers, paths];
+    let mut launch = launch(
+        "commit",
+        shape.unit("delta/commit.cu"),
+        grid,
+        dim(COMMIT_THREADS),
+        args,
+    );
+    launch.overlap = false;
+    launch
+}

@@ -1,0 +1,63 @@
+// Brings states and windows of all layers past accepted paths, in one launch.
+//
+//   node by node along the path: S <- e^g S + k u^T;   window <- the last 3 of (window, x of the path)
+//
+// in:  commit (paths of node indices), factors [slot][layer][node][NODE_FLOATS]
+// i/o: state [slot][layer][NV][128 v][128 k], window [slot][layer][3][CHANNELS]
+// grid (NV * 4 + CHANNELS / 4 / 256, layers, paths), 256 threads: a block has 32 value columns of one head, a warp
+// four of them, a lane 4 k; the last blocks slide the window, a thread four channels
+// Nodes are folded one after the other, so that a path gives the bits of its nodes committed one by one.
+// shared memory: none. arch: sm_80. reference: cpu::reference::delta::fold; test: commit_*
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "delta/shape.cuh"
+#include "delta/fold.cuh"
+
+#define COLUMNS 32
+#define MINE (COLUMNS / 8)
+
+extern "C" __global__ void __launch_bounds__(256)
+commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, float* window, u64 window_stride,
+       u64 window_layer, const float* factors, u64 factor_stride, u64 factor_layer) {
+    pdl_wait();
+    if ((int)blockIdx.z >= commit->paths) return;
+    const Path* path = commit->path + blockIdx.z;
+    const int length = path->length, slot = path->slot, layer = blockIdx.y;
+    const float* nodes = of_slot(of_slot(factors, slot, factor_stride), layer, factor_layer);
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    if (blockIdx.x >= NV * (DIM / COLUMNS)) {
+        const int channel = ((blockIdx.x - NV * (DIM / COLUMNS)) * 256 + tid) * 4;
+        if (channel >= CHANNELS || length == 0) return;
+        float* own = of_slot(of_slot(window, slot, window_stride), layer, window_layer) + channel;
+        float4 kept[TAPS - 1];
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++) {
+            const int at = length + i - (TAPS - 1);
+            kept[i] = at >= 0 ? *(const float4*)(nodes + (u64)path->node[at] * NODE_FLOATS + NODE_X + channel)
+                              : *(const float4*)(own + (at + TAPS - 1) * CHANNELS);
+        }
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++) *(float4*)(own + i * CHANNELS) = kept[i];
+        return;
+    }
+    const int head = blockIdx.x / (DIM / COLUMNS);
+    const int column = blockIdx.x % (DIM / COLUMNS) * COLUMNS + warp * MINE;
+    float* own = of_slot(of_slot(state, slot, state_stride), layer, state_layer) + ((u64)head * DIM + column) * DIM;
+    float4 s[MINE];
+#pragma unroll
+    for (int c = 0; c < MINE; c++) s[c] = *(const float4*)(own + c * DIM + 4 * lane);
+    const int key = key_head(head);
+#pragma unroll 4
+    for (int i = 0; i < length; i++) {
+        const float* node = nodes + (u64)path->node[i] * NODE_FLOATS;
+        const float4 k = *(const float4*)(node + key * DIM + 4 * lane);
+        const float4 u = *(const float4*)(node + NODE_U + head * DIM + column);
+        const float decay = expf(node[NODE_G + head]);
+        fold(s[0], k, u.x, decay);
+        fold(s[1], k, u.y, decay);
+        fold(s[2], k, u.z, decay);
+        fold(s[3], k, u.w, decay);
+    }
+#pragma unroll
+    for (int c = 0; c < MINE; c++) *(float4*)(own + c * DIM + 4 * lane) = s[c];
+}
