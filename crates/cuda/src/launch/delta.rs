@@ -13,7 +13,7 @@ pub mod norm;
 pub mod tree;
 
 pub use chunk::{prefill, prefill_scratch_bytes};
-pub use norm::Out;
+pub use norm::{Out, Source};
 pub use tree::{Exactness, commit, verify, verify_scratch_bytes};
 
 /// Width of a key and of a value head.

@@ -1,6 +1,6 @@
 //! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window brought along.
 
-use super::norm::{Out, gated_norm};
+use super::norm::{Out, Source, gated_norm};
 use super::{DIM, Inputs, Layer, Rows, Shape, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
@@ -73,7 +73,7 @@ pub fn prefill(
         conv_chunk(shape, rows, chunk, layer, inputs, [mixed, gates]),
         chunk_prepare(shape, rows, chunk, [mixed, gates, inner]),
         chunk_scan(shape, chunk, layer, inputs, [mixed, gates, inner, o.at]),
-        gated_norm(shape, rows, chunk, layer, o, inputs.z, out),
+        gated_norm(shape, rows, Source::Chunk(chunk), layer, [o, inputs.z], out),
     ]
 }
 
@@ -94,11 +94,7 @@ pub fn conv_chunk(
     let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
     let args = args.ptr(mixed).ptr(gates);
     let heads = 2 * shape.n_k_heads + shape.n_v_heads;
-    let grid = [
-        heads.div_ceil(CONV_HEADS) + 1,
-        rows.div_ceil(CONV_ROWS),
-        1,
-    ];
+    let grid = [heads.div_ceil(CONV_HEADS) + 1, rows.div_ceil(CONV_ROWS), 1];
     launch(
         "conv_chunk",
         shape.unit("ssm/conv_chunk.cu"),
@@ -142,9 +138,7 @@ pub fn chunk_scan(
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
     let args = slot_args(args, layer.state).ptr(o);
     let args = slot_args(row_args(args, inputs.qkv), layer.window);
-    let unit = shape
-        .unit("delta/chunk_scan.cu")
-        .define("COLUMNS", columns);
+    let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
     // One block row more slides the window.
     let grid = [DIM / columns, shape.n_v_heads + 1, 1];
     launch("chunk_scan", unit, grid, 128, args)

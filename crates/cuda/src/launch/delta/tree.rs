@@ -1,6 +1,6 @@
 //! Steps of trees: what looks at states without changing them, and what commits a path.
 
-use super::norm::{Out, gated_norm};
+use super::norm::{Out, Source, gated_norm};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
@@ -91,7 +91,7 @@ pub fn verify(
             tree_persist(shape, trees, step, layer, buffers)
         }
     };
-    let norm = gated_norm(shape, rows, step, layer, o, inputs.z, out);
+    let norm = gated_norm(shape, rows, Source::Step(step), layer, [o, inputs.z], out);
     vec![conv, delta, norm]
 }
 

@@ -1,0 +1,44 @@
+// The output norm of the delta rule, head by head, in the forms of the output projection.
+//
+//   y[row, h, :] = rms(o[row, h, :]) * norm * silu(z[row, h, :]);   rms(x) = x / sqrt(mean(x^2) + eps)
+//
+// in   header, see norm/source.cuh     o [rows] rows of VALUES f32, LD_O apart     z likewise, LD_Z apart
+//      norm [128]
+// out  y [rows][VALUES] in any of the forms of norm/emit.cuh, or (OUT_PANEL) as f16 panels of prefill/panel.cuh
+// grid (groups of 256 / 4, rows) x 128: a warp per group, which is two heads, eight values a lane
+// arch sm_80 and up     reference cpu::reference::norm::gated_rms     test delta::gated_norm_equals_the_reference
+#include "common/prelude.cuh"
+#include "delta/shape.cuh"
+#define WIDTH VALUES
+#include "norm/source.cuh"
+#include "norm/emit.cuh"
+#include "prefill/panel.cuh"
+
+extern "C" __global__ void __launch_bounds__(128)
+gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, Out out,
+           char* panel, int rows_cap) {
+    const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float weight[8];
+    fetch<DIM * 2>(norm - lane / 16 * DIM, 0, weight);
+    pdl_wait();
+    pdl_launch();
+    if (row >= source_rows(header) || group >= OUT_GROUPS) return;
+    float y[8], gate[8];
+    fetch<WIDTH>(o + (u64)row * ld_o, group, y);
+    fetch<WIDTH>(z + (u64)row * ld_z, group, gate);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(y[i], y[i], sum);
+#pragma unroll
+    for (int gap = 8; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
+    const float scale = 1.0f / sqrtf(sum * (1.0f / DIM) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] * scale * weight[i] * silu(gate[i]);
+    emit(out, row, group, y);
+#if OUT_PANEL
+    const int chunk8 = group * 32 + lane;
+    if (chunk8 < (VALUES + 63) / 64 * 8)
+        *(uint4*)(panel + panel_chunk(rows_cap, row, chunk8)) =
+            make_uint4(panel_pair(y[0], y[1]), panel_pair(y[2], y[3]), panel_pair(y[4], y[5]), panel_pair(y[6], y[7]));
+#endif
+}
