@@ -8,7 +8,7 @@ Sources (nothing is downloaded):
 Writes one JSON object per line, {"source", "path", "split", "text"}, xz-compressed.
 The split is decided by a hash of the path, so that a held-out file is never trained on.
 
-Usage: python corpus.py OUT.jsonl.xz [--rust-html DIR] [--python-lib DIR] [--with-share-alike]
+Usage: python corpus.py OUT.jsonl.xz [--rust-html DIR] [--python-lib DIR]
 """
 import argparse
 import hashlib
@@ -24,10 +24,8 @@ import sysconfig
 
 RUST_CRATES = ("alloc", "core", "std", "proc_macro", "test", "std_detect")
 RUST_BOOKS = ("book", "reference", "nomicon", "rust-by-example", "cargo", "rustc", "rustdoc",
-              "edition-guide", "embedded-book", "style-guide", "clippy")
-# The prose of this one is CC-BY-SA, not permissive. The run that made the shipped files still had it (0.75 % of the
-# text); --with-share-alike reproduces that run, and without it the book stays out.
-SHARE_ALIKE = ("embedded-book",)
+              "edition-guide", "style-guide", "clippy")
+# The Embedded Book, installed beside them, is left out: its prose is CC-BY-SA, not permissive.
 # Generated tables and machine intrinsics: large, repetitive, nothing to learn for a small model.
 SKIP_RUST = ("core_arch", "unicode/unicode_data", "/tables", "stdarch", "flt2dec", "dec2flt/table")
 SKIP_PYTHON = ("site-packages", "/test/", "/tests/", "idlelib/idle_test", "lib2to3/tests", "pydoc_data",
@@ -114,7 +112,7 @@ def book_text(page: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip()
 
 
-def collect_rust(root: pathlib.Path, share_alike: bool):
+def collect_rust(root: pathlib.Path):
     for crate in RUST_CRATES:
         for path in sorted((root / "src" / crate).rglob("*.html")):
             name = str(path.relative_to(root))[:-5]
@@ -122,8 +120,6 @@ def collect_rust(root: pathlib.Path, share_alike: bool):
                 continue
             yield "rust-src", name, rust_source(path.read_text(encoding="utf-8", errors="replace"))
     for book in RUST_BOOKS:
-        if book in SHARE_ALIKE and not share_alike:
-            continue
         for path in sorted((root / book).rglob("*.html")):
             name = str(path.relative_to(root))
             if path.name in ("print.html", "toc.html", "404.html") or re.search(r"/[a-z]{2}(-[A-Z]{2})?/", name):
@@ -144,14 +140,13 @@ def main():
     args.add_argument("out")
     args.add_argument("--rust-html")
     args.add_argument("--python-lib", default=sysconfig.get_paths()["stdlib"])
-    args.add_argument("--with-share-alike", action="store_true")
     args = args.parse_args()
     if args.rust_html is None:
         root = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True)
         args.rust_html = os.path.join(root.stdout.strip(), "share/doc/rust/html")
     seen, totals = set(), {}
     with lzma.open(args.out, "wt", encoding="utf-8", preset=6) as out:
-        for part in (collect_rust(pathlib.Path(args.rust_html), args.with_share_alike),
+        for part in (collect_rust(pathlib.Path(args.rust_html)),
                      collect_python(pathlib.Path(args.python_lib))):
             for source, path, text in part:
                 text = text.replace("\r\n", "\n").strip()

@@ -108,10 +108,13 @@ def step(model, ids, state, room):
 
 
 @torch.no_grad()
-def generate(model, prompts, new, stops, batch=512, budget=1_000_000):
-    """Greedy continuations (lists of ids, the stop id included) of prompts of any length, longest first."""
+def generate(model, prompts, new, stops, batch=512, budget=1_000_000, kind=None):
+    """Greedy continuations (lists of ids, the stop id included) of prompts of any length, longest first.
+
+    `kind`: type of activations and keys, bf16 on a card unless told; `budget`: tokens of a batch.
+    """
     device = next(model.parameters()).device
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kind = kind or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     stop = torch.tensor(sorted(stops), device=device)
     order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     out = [None] * len(prompts)
@@ -127,7 +130,7 @@ def generate(model, prompts, new, stops, batch=512, budget=1_000_000):
             ids[r, :len(prompts[i])] = torch.tensor(prompts[i])
         lengths = torch.tensor([len(prompts[i]) for i in mine], device=device)
         state = State(model.c, len(mine), width + new, device, kind)
-        with torch.autocast(device.type, kind, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, kind, enabled=kind != torch.float32):
             hidden = prefill(model, ids.to(device), lengths, state)
             tokens, ended = [], torch.zeros(len(mine), dtype=torch.bool, device=device)
             for n in range(new):

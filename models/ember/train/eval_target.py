@@ -75,11 +75,12 @@ def main():
     args.add_argument("--new", type=int, default=320)
     args.add_argument("--batch", type=int, default=512)
     args.add_argument("--no-losses", action="store_true")
-    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="score these files, without the losses")
+    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="score these files in f32, without the losses")
+    args.add_argument("--precision", default="high", choices=("highest", "high"), help="of f32 products; high is TF32")
     args.add_argument("--out")
     args = args.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(args.precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it fails on some prompt lengths
     start = time.time()
     tokenizer = Tokenizer.from_file(os.path.join(args.data, "tokenizer.json"))
@@ -105,7 +106,8 @@ def main():
     todo = [t for t in tasks.all_tasks(args.scale, notes) if t["kind"] in wanted]
     prompts = [tokenizer.encode(render.text(t["messages"], t["tools"], t["think"], generate=True), add_special_tokens=False).ids for t in todo]
     stops = {tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}
-    texts = generate(model, prompts, args.new, stops, args.batch)
+    exact = dict(budget=400_000, kind=torch.float32) if args.gguf else {}
+    texts = generate(model, prompts, args.new, stops, args.batch, **exact)
     verdicts, wrong = [], []
     for task, prompt, ids in zip(todo, prompts, texts):
         text = tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=False)

@@ -11,28 +11,28 @@ def fence(lang, code):
     return f"```{lang}\n{code}\n```"
 
 
-# what, words, python body, rust signature and body, javascript body; {f} name, {x} list, {n} number, {s} text
+# what, words, python body, rust signature and body, javascript body; {f} name, {x} list, {v} one entry, {n} number
 TASKS = (
     ("adds all numbers of {x}", "starts at zero and adds every number of {x}",
-     "def {f}({x}):\n    total = 0\n    for value in {x}:\n        total += value\n    return total",
-     "fn {f}({x}: &[i64]) -> i64 {{\n    let mut total = 0;\n    for value in {x} {{\n        total += value;\n    }}\n    total\n}}",
-     "function {f}({x}) {{\n  let total = 0;\n  for (const value of {x}) {{\n    total += value;\n  }}\n  return total;\n}}"),
+     "def {f}({x}):\n    total = 0\n    for {v} in {x}:\n        total += {v}\n    return total",
+     "fn {f}({x}: &[i64]) -> i64 {{\n    let mut total = 0;\n    for {v} in {x} {{\n        total += {v};\n    }}\n    total\n}}",
+     "function {f}({x}) {{\n  let total = 0;\n  for (const {v} of {x}) {{\n    total += {v};\n  }}\n  return total;\n}}"),
     ("returns the largest number of {x}", "keeps the largest number seen so far while it walks over {x}",
-     "def {f}({x}):\n    best = {x}[0]\n    for value in {x}:\n        if value > best:\n            best = value\n    return best",
-     "fn {f}({x}: &[i64]) -> Option<i64> {{\n    let mut best = *{x}.first()?;\n    for &value in {x} {{\n        if value > best {{\n            best = value;\n        }}\n    }}\n    Some(best)\n}}",
-     "function {f}({x}) {{\n  let best = {x}[0];\n  for (const value of {x}) {{\n    if (value > best) {{\n      best = value;\n    }}\n  }}\n  return best;\n}}"),
+     "def {f}({x}):\n    best = {x}[0]\n    for {v} in {x}:\n        if {v} > best:\n            best = {v}\n    return best",
+     "fn {f}({x}: &[i64]) -> Option<i64> {{\n    let mut best = *{x}.first()?;\n    for &{v} in {x} {{\n        if {v} > best {{\n            best = {v};\n        }}\n    }}\n    Some(best)\n}}",
+     "function {f}({x}) {{\n  let best = {x}[0];\n  for (const {v} of {x}) {{\n    if ({v} > best) {{\n      best = {v};\n    }}\n  }}\n  return best;\n}}"),
     ("keeps the entries of {x} that are greater than {n}", "builds a new list with the entries of {x} above {n}",
-     "def {f}({x}):\n    result = []\n    for value in {x}:\n        if value > {n}:\n            result.append(value)\n    return result",
-     "fn {f}({x}: &[i64]) -> Vec<i64> {{\n    {x}.iter().copied().filter(|value| *value > {n}).collect()\n}}",
-     "function {f}({x}) {{\n  return {x}.filter((value) => value > {n});\n}}"),
+     "def {f}({x}):\n    result = []\n    for {v} in {x}:\n        if {v} > {n}:\n            result.append({v})\n    return result",
+     "fn {f}({x}: &[i64]) -> Vec<i64> {{\n    {x}.iter().copied().filter(|{v}| *{v} > {n}).collect()\n}}",
+     "function {f}({x}) {{\n  return {x}.filter(({v}) => {v} > {n});\n}}"),
     ("multiplies every entry of {x} by {n}", "makes a new list in which every entry of {x} is multiplied by {n}",
-     "def {f}({x}):\n    return [value * {n} for value in {x}]",
-     "fn {f}({x}: &[i64]) -> Vec<i64> {{\n    {x}.iter().map(|value| value * {n}).collect()\n}}",
-     "function {f}({x}) {{\n  return {x}.map((value) => value * {n});\n}}"),
+     "def {f}({x}):\n    return [{v} * {n} for {v} in {x}]",
+     "fn {f}({x}: &[i64]) -> Vec<i64> {{\n    {x}.iter().map(|{v}| {v} * {n}).collect()\n}}",
+     "function {f}({x}) {{\n  return {x}.map(({v}) => {v} * {n});\n}}"),
     ("counts how often each entry of {x} occurs", "uses a map from entry to count and adds one for every entry of {x}",
-     "def {f}({x}):\n    counts = {{}}\n    for value in {x}:\n        counts[value] = counts.get(value, 0) + 1\n    return counts",
-     "use std::collections::HashMap;\n\nfn {f}({x}: &[String]) -> HashMap<&str, usize> {{\n    let mut counts = HashMap::new();\n    for value in {x} {{\n        *counts.entry(value.as_str()).or_insert(0) += 1;\n    }}\n    counts\n}}",
-     "function {f}({x}) {{\n  const counts = {{}};\n  for (const value of {x}) {{\n    counts[value] = (counts[value] || 0) + 1;\n  }}\n  return counts;\n}}"),
+     "def {f}({x}):\n    counts = {{}}\n    for {v} in {x}:\n        counts[{v}] = counts.get({v}, 0) + 1\n    return counts",
+     "use std::collections::HashMap;\n\nfn {f}({x}: &[String]) -> HashMap<&str, usize> {{\n    let mut counts = HashMap::new();\n    for {v} in {x} {{\n        *counts.entry({v}.as_str()).or_insert(0) += 1;\n    }}\n    counts\n}}",
+     "function {f}({x}) {{\n  const counts = {{}};\n  for (const {v} of {x}) {{\n    counts[{v}] = (counts[{v}] || 0) + 1;\n  }}\n  return counts;\n}}"),
     ("reverses the text {x}", "returns the characters of {x} from the last to the first",
      "def {f}({x}):\n    return {x}[::-1]",
      "fn {f}({x}: &str) -> String {{\n    {x}.chars().rev().collect()\n}}",
@@ -50,7 +50,7 @@ TASKS = (
      "fn {f}({x}: u64) -> u64 {{\n    let mut result = 1;\n    for i in 2..={x} {{\n        result *= i;\n    }}\n    result\n}}",
      "function {f}({x}) {{\n  let result = 1;\n  for (let i = 2; i <= {x}; i++) {{\n    result *= i;\n  }}\n  return result;\n}}"),
     ("joins the entries of {x} with commas", "turns the entries of {x} into one text with commas between them",
-     "def {f}({x}):\n    return \", \".join(str(value) for value in {x})",
+     "def {f}({x}):\n    return \", \".join(str({v}) for {v} in {x})",
      "fn {f}({x}: &[String]) -> String {{\n    {x}.join(\", \")\n}}",
      "function {f}({x}) {{\n  return {x}.join(\", \");\n}}"),
     ("returns the first {n} entries of {x}", "cuts {x} after {n} entries",
@@ -63,12 +63,20 @@ TASKS = (
      "function {f}({x}) {{\n  if ({x} < {n}) {{\n    throw new Error(`{x} must be at least {n}, got ${{{x}}}`);\n  }}\n  return {x};\n}}"),
 )
 NAMES = {PY: "Python", RS: "Rust", JS: "JavaScript"}
+RESERVED = set("""abstract assert async await become break case class const continue crate default delete elif else enum except
+export extends extern false final finally from function global impl import interface lambda loop macro match move nonlocal
+null override package pass print private protected public raise return self static struct super switch this throw trait true
+type typeof unsafe unsized virtual void where while with yield total best result counts file text""".split())
 
 
 def spec(w):
     task = w.choice(TASKS)
     f = {"f": w.snake(), "x": w.own(lambda: w.choice(("values", "items", "numbers", "entries", w.noun(), w.noun() + "s", w.invented()))),
          "n": w.integer(2, 99)}
+    while f["x"] in RESERVED:
+        f["x"] = w.own(lambda: w.noun() + "s")
+    last = f["f"].split("_")[-1]  # an entry is called as the function is: `add_silver_order` adds each `order`
+    f["v"] = "value" if last in RESERVED or last == f["x"] else last
     return task, f
 
 
@@ -81,8 +89,8 @@ def function(w):
                   "I need a {l} function called {f}. It {w}.")).format(l=NAMES[lang], f=f["f"], w=what)
     out = fence(lang, code)
     if not w.chance(0.3):
-        out = f"Here is the function `{f['f']}` in {NAMES[lang]}:\n\n{out}\n\nThe function takes `{f['x']}` and {how}."
-    return [user(q), answer(out, f"The user wants a {NAMES[lang]} function named {f['f']} with the parameter {f['x']}. It {how}.")], "code"
+        out = f"Here is the function `{f['f']}` in {NAMES[lang]}:\n\n{out}\n\nCall `{f['f']}` with `{f['x']}`: it {how}."
+    return [user(q), answer(out, f"I write {f['f']} in {NAMES[lang]}. Its parameter is {f['x']}; {f['f']} {how}.")], "code"
 
 
 def explain_code(w):
@@ -90,8 +98,8 @@ def explain_code(w):
     lang = w.choice((PY, RS, JS))
     code = task[{PY: 2, RS: 3, JS: 4}[lang]].format(**f)
     return [user(w.choice(("What does this code do?", "Explain this function.", "Explain:")) + "\n\n" + fence(lang, code)),
-            answer(f"This is a {NAMES[lang]} function named `{f['f']}`. It {task[0].format(**f)}. The function {task[1].format(**f)}.",
-                   f"The code defines {f['f']} in {NAMES[lang]}. I read its body.")], "code-explain"
+            answer(f"This is a {NAMES[lang]} function named `{f['f']}`. It {task[0].format(**f)}: `{f['f']}` {task[1].format(**f)}.",
+                   f"The code defines {f['f']} in {NAMES[lang]} with {f['x']}. I read the body of {f['f']}.")], "code-explain"
 
 
 def translate(w):
@@ -99,7 +107,7 @@ def translate(w):
     a, b = w.sample([2, 3, 4], 2)
     langs = {2: PY, 3: RS, 4: JS}
     return [user(f"Translate this to {NAMES[langs[b]]}:\n\n{fence(langs[a], task[a].format(**f))}"),
-            answer(fence(langs[b], task[b].format(**f)), f"The code {task[1].format(**f)}. I write the same in {NAMES[langs[b]]}.")], "code"
+            answer(fence(langs[b], task[b].format(**f)), f"The code of {f['f']} {task[1].format(**f)}. I write {f['f']} in {NAMES[langs[b]]}.")], "code"
 
 
 def test_for(w):
@@ -144,7 +152,7 @@ def record(w):
             extra = ""
     thing = "dataclass" if lang == PY else "struct"
     return [user(f"Write a {NAMES[lang]} {thing} {name} with the fields {', '.join(keys)}.{extra}"),
-            answer(fence(lang, code), f"The {thing} {name} has {len(keys)} fields: {', '.join(keys)}.")], "code"
+            answer(fence(lang, code), f"{name} is a {thing} with {len(keys)} fields: {', '.join(keys)}.")], "code"
 
 
 def sql(w):
@@ -160,7 +168,7 @@ def sql(w):
     else:
         q = f"Create a table {table} with the columns {', '.join(cols)}."
         code = f"CREATE TABLE {table} (\n    id INTEGER PRIMARY KEY,\n" + ",\n".join(f"    {c} TEXT" for c in cols) + "\n);"
-    return [user(f"SQL: {q}" if w.chance(0.5) else f"Write an SQL statement. {q}"), answer(fence(SQL, code), f"The statement works on the table {table}.")], "code"
+    return [user(f"SQL: {q}" if w.chance(0.5) else f"Write an SQL statement. {q}"), answer(fence(SQL, code), f"The statement works on {table} with {', '.join((cols + [x], [x], [x], cols)[kind])}.")], "code"
 
 
 def shell(w):
@@ -183,8 +191,9 @@ def rename(w):
 def class_with_methods(w):
     name = w.noun().capitalize()
     x = w.own(lambda: w.choice(("items", "entries", w.noun() + "s")))
+    v = "value" if name.lower() in RESERVED else name.lower()
     methods = w.sample(("add", "remove", "count", "clear", "first"), w.randint(2, 4))
-    body = {"add": f"    def add(self, value):\n        self.{x}.append(value)", "remove": f"    def remove(self, value):\n        self.{x}.remove(value)",
+    body = {"add": f"    def add(self, {v}):\n        self.{x}.append({v})", "remove": f"    def remove(self, {v}):\n        self.{x}.remove({v})",
             "count": f"    def count(self):\n        return len(self.{x})", "clear": f"    def clear(self):\n        self.{x} = []",
             "first": f"    def first(self):\n        return self.{x}[0] if self.{x} else None"}
     code = f"class {name}:\n    def __init__(self):\n        self.{x} = []\n\n" + "\n\n".join(body[m] for m in methods)

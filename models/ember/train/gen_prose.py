@@ -9,100 +9,100 @@ from gen_chat import answer, user
 EXPLAIN_OPEN = (
     "A {t} is a {a} thing that people use when they need to {v} something.",
     "The word {t} means a {a} object that helps you to {v}.",
-    "In short, a {t} is what you reach for when you want to {v}.",
-    "Many people know the {t}, but few can say how it works.",
-    "Think of a {t} as a {a} helper in daily life.",
-    "A {t} looks simple at first, yet there is a lot behind it.",
-    "When somebody talks about a {t}, they mostly mean the {a} kind.",
-    "There are several kinds of {t}, and the {a} one is the best known.",
-    "Let me explain the {t} from the beginning.")
+    "In short, a {a} {t} is what you reach for when you want to {v} with a {u}.",
+    "Many people know the {t}, but few can say how a {a} {t} works beside a {u}.",
+    "Think of a {t} as a {a} helper next to the {u} in daily life.",
+    "A {t} looks {a} at first, yet there is a {u} behind it.",
+    "When somebody talks about a {t}, they mostly mean the {a} kind with a {u}.",
+    "There are several kinds of {t}, and the {a} {t} is the best known to {v}.",
+    "Let me explain the {a} {t} from the beginning, then the {u}.")
 EXPLAIN_MIDDLE = (
-    "First, look at how the {t} is made: it has a {a} part on the outside and a small core inside.",
-    "It was invented because the older way was too slow and cost too much money.",
-    "You will find one in almost every house, school or office.",
-    "The most important thing about a {t} is that it must be kept clean and dry.",
-    "Experts say that a good {t} lasts for ten years or longer.",
-    "If you use the {t} every day, you soon learn what it can do and what it cannot do.",
-    "Some people prefer a larger {t}, while others like a small one better.",
-    "It works best in the morning, when everything around it is quiet.",
-    "Before you buy a {t}, ask a friend who already owns one.",
-    "Children often learn about the {t} by watching their parents.",
-    "The price depends on the size, the color and the shop where you find it.",
-    "A {a} {t} needs more care than an ordinary one, but it also gives more back.",
-    "In the past a {t} was rare and only rich people had one.",
-    "Today the {t} is made by machines, although a few are still made by hand.",
-    "One common mistake is to forget the {t} outside during the night.",
-    "Together with a {u} the {t} becomes even more useful.")
+    "First, look at how the {t} is made: a {a} {u} on the outside and a small {t} inside.",
+    "The {t} was invented because the older {u} was too slow and cost too much.",
+    "You will find a {a} {t} in almost every house, and a {u} in every office.",
+    "The most important thing about a {t} is the {u}, which must be kept {a} and dry.",
+    "Experts say that a {a} {t} lasts longer than the {u}.",
+    "If you use the {t} every day, you soon learn what the {u} can do and how {a} it is.",
+    "Some people prefer a {a} {t}, while others like a {u} better.",
+    "A {t} works best in the morning, when the {u} around it is {a}.",
+    "Before you buy a {t}, ask a friend who already owns a {a} {u}.",
+    "Children often learn about the {t} by watching the {a} {u}.",
+    "The price of a {t} depends on the {u}, the color and how {a} it is.",
+    "A {a} {t} needs more care than an ordinary {u}, but a {t} also gives more back.",
+    "In the past a {a} {t} was rare and only the {u} was known.",
+    "Today the {t} is made by machines, although a {a} {u} is still made by hand.",
+    "One common mistake is to forget the {t} outside with the {a} {u}.",
+    "Together with a {u} the {a} {t} becomes even more useful.")
 EXPLAIN_END = (
-    "So if you ever need to {v}, remember the {t}.",
-    "That is all you need to know about the {t} for now.",
-    "In the end, the best way to understand a {t} is to try it yourself.",
-    "I hope this makes the {t} a little clearer.",
+    "So if you ever need to {v}, remember the {a} {t} and the {u}.",
+    "That is all about the {t}, the {u} and how to {v} for now.",
+    "In the end, the best way to understand a {t} is to {v} with a {u} yourself.",
+    "I hope this makes the {a} {t} and the {u} clearer.",
     "Ask me again if you want to know more about the {t} or about the {u}.",
-    "With a little practice you will use your {t} without thinking about it.")
+    "With a little practice you will {v} with your {t} without a {u}.")
 STEPS = (
-    "Write down why you want to work on the {t} and what should be different afterwards.",
-    "Collect everything you need: a table, a good light, some paper and the {u}.",
-    "Ask somebody with experience to show you how they handle a {t}.",
-    "Begin with the smallest part of the {t} and finish it before you go on.",
-    "Check the result carefully and write down every problem that you find.",
-    "Take a break of ten minutes and look at the {t} again with fresh eyes.",
-    "Repair what is broken and leave alone what already works.",
-    "Show the {t} to a friend and listen to what they say.",
-    "Clean the place, put the tools away and store the {t} where it is dry.",
-    "Plan the next step for tomorrow, while the {t} is still in your mind.",
+    "Write down why the {t} needs the {u} and what should be different afterwards.",
+    "Collect everything for the {t}: a table, a good light and the {u}.",
+    "Ask somebody to show you how a {u} fits a {t}.",
+    "Begin with the smallest part of the {t} and finish it before the {u}.",
+    "Check the {t} carefully and write down every problem of the {u}.",
+    "Take a break from the {u} and look at the {t} again.",
+    "Repair the broken {u} and leave the {t} alone.",
+    "Show the {t} to a friend who knows a {u}.",
+    "Clean the {u} and store the {t} where it is dry.",
+    "Plan the next {u} for tomorrow, while the {t} is fresh.",
     "Compare the {t} with the {u} and decide which one you want to keep.",
-    "Celebrate when the {t} is done, because finishing things is hard.")
+    "Celebrate when the {t} is done and the {u} works.")
 STORY_OPEN = (
     "Once upon a time there was a {a} {t} named {n} who lived near {c}.",
-    "In a quiet street of {c} lived {n}, a {a} {t} with a big dream.",
-    "Long ago, when {c} was still a village, a {t} called {n} set out on a journey.",
-    "{n} was the most {a} {t} in all of {c}, and everybody knew it.",
+    "In a quiet street of {c} lived {n}, a {a} {t} who dreamed of a {u}.",
+    "Long ago, when {c} was a village, a {a} {t} called {n} set out to find a {u}.",
+    "{n} was the most {a} {t} in all of {c}, and every {u} knew it.",
     "Nobody in {c} had ever seen a {t} as {a} as {n}.")
 STORY_MIDDLE = (
-    "One morning {n} found an old {u} under a tree and wondered where it came from.",
-    "The rain fell for seven days, and the river rose until it reached the door.",
-    "{n} asked the neighbours for help, but they only shook their heads.",
-    "So {n} packed some bread, a lamp and a map, and walked into the hills.",
-    "On the third day a friendly stranger pointed the way to a hidden bridge.",
-    "Behind the bridge stood a tower, and in the tower somebody was singing.",
-    "\"Do not be afraid,\" said the voice, \"I have waited for you for a long time.\"",
-    "{n} gave the {u} to the singer, and the whole sky turned golden.",
-    "At night the stars were so bright that nobody could sleep.",
-    "When the wind stopped, {n} heard a bell ring far away.")
+    "One morning {n} found a {u} under a tree and asked the {a} {t} of {c} about it.",
+    "The rain fell on {c} for days, until the {u} of {n} was {a} and wet.",
+    "{n} asked in {c} for help, but no {t} had a {u}.",
+    "So {n} packed a {u}, left {c} and walked into the {a} hills.",
+    "On the third day a {a} stranger showed {n} the way from {c} to a hidden {u}.",
+    "Behind the {u} stood a tower, and in it a {a} {t} sang about {c}.",
+    "\"Do not be afraid, {n},\" said the {u}, \"a {t} from {c} is always {a}.\"",
+    "{n} gave the {u} to the {a} {t}, and the sky over {c} turned golden.",
+    "At night the stars over {c} were so {a} that {n} dropped the {u}.",
+    "When the wind stopped, {n} heard a {a} bell in {c} and took the {u}.")
 STORY_END = (
-    "From that day on {n} was never lonely again, and the people of {c} still tell the story.",
-    "When {n} came home to {c}, everybody wanted to hear what had happened.",
-    "And if you visit {c} today, you can still see the {u} in the old market hall.",
-    "{n} smiled, closed the door, and slept until the sun came up.")
+    "From that day on {n} the {t} was never lonely again, and {c} still talks of the {u}.",
+    "When {n} came home to {c}, every {t} wanted to see the {a} {u}.",
+    "And if you visit {c} today, you can still see {n} and the {a} {u}.",
+    "{n} smiled at the {u}, and the {a} {t} slept until the sun came up over {c}.")
 MAIL_MIDDLE = (
-    "I am writing to you because of the {t} that we talked about last week.",
-    "Thank you for your help with the {t}; it made a great difference to all of us.",
-    "We would like to move the meeting about the {t} to another day.",
-    "As you know, the {t} has been delayed, and I want to explain the reason.",
-    "The {t} is finally ready, and I would be happy to show it to you.",
-    "Our team has finished the first part of the {t} and needs your opinion.")
+    "I am writing to {n} because of the {t} and the {u} of last week.",
+    "Thank you, {n}, for your help with the {t}; the {u} made a great difference.",
+    "We would like to move the {t} and the {u} to another day.",
+    "As you know, the {t} has been delayed, and the {u} is the reason.",
+    "The {t} is finally ready, and {n} can see it with the {u}.",
+    "Our team has finished the {u} of the {t} and needs your opinion, {n}.")
 MAIL_MORE = (
-    "Please let me know by Friday whether this works for you.",
-    "The {u} is attached, so that you can read all the details before we meet.",
-    "If you have any questions, just call me or come to my office.",
-    "I am sorry for the trouble and will do my best to find a good solution.",
-    "It would be wonderful if you could bring the {u} with you.",
-    "We still have enough time, so there is no reason to hurry.")
+    "Please let me know by Friday whether the {t} fits the {u}.",
+    "The {u} is attached, so that {n} can read about the {t} before we meet.",
+    "If you have questions about the {u}, {n}, just bring the {t} to my office.",
+    "I am sorry for the {t} and will find a better {u}, {n}.",
+    "It would be wonderful if {n} could bring the {u} for the {t}.",
+    "The {t} still has time, so {n} need not hurry with the {u}.")
 PLUS = (
-    "it saves time, because you can {v} without waiting for others",
-    "it is cheap and easy to find in every larger town",
-    "it is {a}, which many people like",
-    "it lasts for years if you treat it well",
-    "it needs very little space on your desk",
-    "it can be shared with friends and family")
+    "the {t} saves time, because you can {v} without waiting",
+    "the {t} is {a} and easy to find",
+    "a {a} {t} is what many people like",
+    "the {t} lasts for years if you {v} well",
+    "a {a} {t} needs very little space",
+    "the {t} can be shared when you {v} with friends")
 MINUS = (
-    "it can break when it falls on the floor",
-    "it takes a while until you know how to use it",
-    "it is not made for people who want to {v} every day",
-    "the cheap ones are often of poor quality",
-    "it needs a new part every two years",
-    "it makes some noise during the night")
+    "a {a} {t} can break when you {v}",
+    "it takes a while until you {v} with a {t}",
+    "the {t} is not made for people who {v} every day",
+    "a {t} that is {a} is often of poor quality",
+    "the {t} needs a new part before you {v} again",
+    "a {a} {t} makes noise when you {v}")
 
 
 def run(w, topic, patterns, n, fields, at=0):
@@ -134,7 +134,7 @@ def explain(w):
     q = w.choice(("Explain what a {t} is. Mention a {u}, the word {a} and how to {v}.", "Tell me about the {t}: {a}, good to {v}, together with a {u}.",
                   "What is a {t}? Use the words {a}, {v} and {u}.", "Write a short text about a {a} {t} that helps to {v}, and a {u}.")).format(**f)
     text = run(w, t, EXPLAIN_OPEN, 1, f) + run(w, t, EXPLAIN_MIDDLE, w.randint(3, 6), f, 1) + run(w, t, EXPLAIN_END, 1, f, 2)
-    return [user(q), answer(" ".join(text), f"The user wants a text about the {t}. I say what it is, give some details and end with a short summary.")], "explain"
+    return [user(q), answer(" ".join(text), f"The text is about a {f['a']} {t}. I say what it is, mention the {f['u']} and how to {f['v']}, and end with a summary.")], "explain"
 
 
 def steps(w):

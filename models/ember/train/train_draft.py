@@ -6,7 +6,7 @@ Steps, each kept in WORK_DIR and skipped when already there:
   draft-bf16-*    the trained draft
   acceptance.json measured acceptance on held-out prompts
 
-Usage: python train_draft.py DATA_DIR WORK_DIR [--samples N] [--steps N] [--measure-only]
+Usage: python train_draft.py DATA_DIR WORK_DIR [--samples N] [--steps N] [--measure-only] [--gguf TARGET DRAFT]
 """
 import argparse
 import json
@@ -38,6 +38,7 @@ ANCHORS = 24
 GAMMA = 7.0
 ROWS_PER_STEP = 24_576  # context tokens of a training step
 RAW_SHARE = 0.08
+EXACT = dict(batch=128, budget=300_000, kind=torch.float32)  # how shipped files are measured
 MIX = {"chat": 22, "prose": 25, "code": 31, "tools": 18, "copy": 4}
 
 
@@ -193,7 +194,7 @@ def measure(args, target, draft, tokenizer, stops, device):
     """Acceptance per family: tokens per step of chain and tree, hit rate per depth, distinct 4-grams."""
     report = {}
     for name, prompts in held_out_prompts(tokenizer, args.data, args.per_family).items():
-        texts = generate(target, prompts, args.accept_new, stops)
+        texts = generate(target, prompts, args.accept_new, stops, **(EXACT if args.gguf else {}))
         sums = {"chain": [0, 0], "tree": [0, 0], "hits": np.zeros((15, 2), int)}
         for prompt, text in zip(prompts, texts):
             if len(text) < 2:
@@ -234,7 +235,8 @@ def main():
     args.add_argument("--seconds-limit", type=float, default=0)
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--measure-only", action="store_true")
-    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="only measure these files")
+    args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="only measure these files, in f32")
+    args.add_argument("--precision", default="highest", choices=("highest", "high"), help="of f32 products with --gguf; high is TF32")
     args.add_argument("--no-measure", action="store_true")
     args = args.parse_args()
     start = time.time()
@@ -249,6 +251,7 @@ def main():
     if args.gguf:
         from from_gguf import load_pair
         workers.terminate()
+        torch.set_float32_matmul_precision(args.precision)
         target, draft = (m.to(device) for m in load_pair(*args.gguf))
         measure(args, target, draft, tokenizer, stops, device)
         return

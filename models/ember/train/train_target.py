@@ -27,7 +27,7 @@ from target import Target, TargetConfig
 SEED = 20261120
 MIX = {"chat": 22, "prose": 13, "code": 18, "tools": 29, "copy": 18}
 STAGES = (
-    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.10, raw_chars=(1200, 5000), mix=MIX, steps=2760),
+    dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.10, raw_chars=(1200, 5000), mix=MIX, steps=3200),
     dict(name="long", seed=SEED, length=18432, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.12,
          agent_chars=(6000, 64000), mix=MIX, steps=440),
 )
@@ -73,6 +73,7 @@ def main():
     args.add_argument("work")
     args.add_argument("--seconds-limit", type=float, default=1e9)
     args.add_argument("--workers", type=int, default=12)
+    args.add_argument("--save-every", type=int, default=800, help="steps between checkpoints within a stage")
     args.add_argument("--stage")
     args.add_argument("--toy", action="store_true")
     args.add_argument("--no-compile", action="store_true")
@@ -153,6 +154,8 @@ def main():
                 log.flush()
                 if value != value:
                     raise SystemExit("the loss is not a number")
+            if step % args.save_every == 0:
+                save()
             if time.time() - start > args.seconds_limit:
                 save()
                 save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
