@@ -11,6 +11,7 @@ pub mod attention;
 pub mod bandwidth;
 pub mod delta;
 pub mod draft;
+pub mod embed;
 pub mod ffn;
 pub mod matmul;
 pub mod norm;
