@@ -1,1 +1,37 @@
-//! The gated activation of the feed-forward.
+//! The gated unit between the projections of a feed-forward.
+
+use super::norm::{Out, Source};
+use super::{Args, Launch, Unit};
+
+/// `silu(gate) * up` into `out`, `width` values a row.
+///
+/// `gate` and `up` are f32 rows, `stride` floats apart: two matrices, or two halves of one.
+pub fn swiglu(
+    width: usize,
+    rows: usize,
+    source: Source,
+    (gate, up, stride): (u64, u64, usize),
+    out: Out,
+) -> Launch {
+    assert!(
+        stride >= width,
+        "rows of {width} values cannot be {stride} apart"
+    );
+    let unit = Unit::new("ffn/swiglu.cu")
+        .define("SOURCE", source.number())
+        .define("STRIDE", stride);
+    Launch {
+        entry: "ffn_swiglu",
+        unit: out.define(unit, width, rows),
+        grid: [width.div_ceil(1024) as u32, rows as u32, 1],
+        block: [128, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(gate)
+            .ptr(up)
+            .words(&out.words()),
+        cooperative: false,
+        overlap: true,
+    }
+}

@@ -1,1 +1,160 @@
-//! RMSNorm, residual and activation quantising.
+//! RMSNorm, residual, and the forms in which products read their inputs.
+
+use super::{Args, Launch, Unit};
+
+/// Device address of the header that says which rows there are, and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A `Step`: all its rows.
+    Step(u64),
+    /// A `Chunk`: all its rows.
+    Chunk(u64),
+    /// A `Step`: row `i` of the result is made from row `asked_row[i]`, `i < asked`.
+    AskedOfStep(u64),
+    /// A `Chunk`, alike.
+    AskedOfChunk(u64),
+}
+
+impl Source {
+    /// The header's address.
+    pub fn header(self) -> u64 {
+        match self {
+            Source::Step(at)
+            | Source::Chunk(at)
+            | Source::AskedOfStep(at)
+            | Source::AskedOfChunk(at) => at,
+        }
+    }
+
+    /// The define of `kernels/norm/source.cuh`.
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Source::Step(_) => 0,
+            Source::Chunk(_) => 1,
+            Source::AskedOfStep(_) => 2,
+            Source::AskedOfChunk(_) => 3,
+        }
+    }
+}
+
+/// Where a result goes, form by form; 0 where a form is not wanted.
+///
+/// The blocked forms are those of `kernels/matmul/a8.cuh`, laid out for as many rows as the launch is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Out {
+    /// Plain f32 rows.
+    pub f32: u64,
+    /// Signed bytes with scales.
+    pub a8: u64,
+    /// bf16.
+    pub bf16: u64,
+    /// f16.
+    pub f16: u64,
+}
+
+impl Out {
+    /// Only f32 rows.
+    pub fn f32(at: u64) -> Out {
+        Out {
+            f32: at,
+            ..Out::default()
+        }
+    }
+
+    /// Adds the defines of `kernels/norm/emit.cuh`.
+    pub(super) fn define(self, unit: Unit, width: usize, rows: usize) -> Unit {
+        let wanted = |at: u64| u32::from(at != 0);
+        unit.define("WIDTH", width)
+            .define("N_TILES", rows.div_ceil(8))
+            .define("OUT_F32", wanted(self.f32))
+            .define("OUT_A8", wanted(self.a8))
+            .define("OUT_BF16", wanted(self.bf16))
+            .define("OUT_F16", wanted(self.f16))
+    }
+
+    /// The `Out` of the kernels.
+    pub(super) fn words(self) -> [u64; 4] {
+        assert!(self != Out::default(), "a launch without a result");
+        [self.f32, self.a8, self.bf16, self.f16]
+    }
+}
+
+/// Shape of a norm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rms {
+    /// Values of a row.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `x += update` where `update` is not 0, then `rms(x) * weight` into `out`.
+///
+/// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With asked rows there is no update.
+pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, out: Out) -> Launch {
+    let gathers = source.number() >= 2;
+    assert!(
+        !(gathers && x.update != 0),
+        "a gathered norm writes nothing back"
+    );
+    let groups = shape.width.div_ceil(256);
+    assert!(
+        (1..=256).contains(&groups),
+        "rows of {} values are wider than a block holds",
+        shape.width
+    );
+    let warps = groups.div_ceil(groups.div_ceil(32));
+    let unit = Unit::new("norm/rms.cu")
+        .define("SOURCE", source.number())
+        .define("UPDATE", u32::from(x.update != 0))
+        .define("NORM_WARPS", warps);
+    Launch {
+        entry: "norm_rms",
+        unit: out.define(unit, shape.width, rows),
+        grid: [rows as u32, 1, 1],
+        block: [warps as u32 * 32, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(x.rows)
+            .ptr(x.update)
+            .ptr(weight)
+            .f32(shape.eps)
+            .words(&out.words()),
+        cooperative: false,
+        overlap: true,
+    }
+}
+
+/// The residual stream, and what is to be added to it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Residual {
+    /// f32 `[rows][width]`.
+    pub rows: u64,
+    /// f32 `[rows][width]`, or 0 for nothing.
+    pub update: u64,
+}
+
+impl Residual {
+    /// A stream with nothing to add.
+    pub fn of(rows: u64) -> Residual {
+        Residual { rows, update: 0 }
+    }
+}
+
+/// f32 rows `x` `[rows][width]` in other forms, unchanged otherwise.
+pub fn convert(width: usize, rows: usize, source: Source, x: u64, out: Out) -> Launch {
+    let unit = Unit::new("norm/rms.cu")
+        .define("SOURCE", source.number())
+        .define("NORM_WARPS", 0);
+    Launch {
+        entry: "norm_convert",
+        unit: out.define(unit, width, rows),
+        grid: [width.div_ceil(1024) as u32, rows as u32, 1],
+        block: [128, 1, 1],
+        shared: 0,
+        args: Args::new().ptr(source.header()).ptr(x).words(&out.words()),
+        cooperative: false,
+        overlap: true,
+    }
+}

@@ -1,1 +1,350 @@
-//! The head's rows: argmax, candidates, log-sum-exp.
+//! From rows of logits to what was asked of them: edits, the best tokens, log-sum-exps. And feature taps.
+
+use contract::Edits;
+
+use super::norm::Source;
+use super::{Args, Launch, Unit};
+
+/// Rows of one reduction, as many as a header can ask for.
+const ROWS: usize = 64;
+/// Logits that one warp reduces.
+const RUN: usize = 1024;
+
+/// Shape of a row reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reduce {
+    /// Logits of a row.
+    pub vocab: usize,
+    /// Floats between rows.
+    pub stride: usize,
+    /// How many of the best tokens are wanted, 1 to 64; a row of fewer logits gives them all.
+    pub k: usize,
+}
+
+/// What is read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// f32 `[asked][stride]`.
+    pub logits: u64,
+    /// f32 `[asked][stride]`: rows after their edits; 0 where no row has any.
+    pub edited: u64,
+    /// What [`edits`] made, on the card; 0 where no row has any.
+    pub edits: u64,
+    /// [`Reduce::scratch_bytes`].
+    pub scratch: u64,
+    /// [`Reduce::out_bytes`].
+    pub out: u64,
+}
+
+/// What a reduction says of one row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Best {
+    /// Log-sum-exp of the edited row.
+    pub lse: f32,
+    /// Log-sum-exp of the raw row.
+    pub raw_lse: f32,
+    /// The best tokens, best first.
+    pub ids: Vec<u32>,
+    /// Their edited logits.
+    pub logits: Vec<f32>,
+    /// Their raw logits.
+    pub raw: Vec<f32>,
+}
+
+impl Reduce {
+    /// Logits whose maximum is kept: small rows need small groups to have more of them than `k`.
+    fn group(self) -> usize {
+        if self.vocab <= 16 * RUN { 32 } else { 256 }
+    }
+
+    /// Bytes of scratch for `rows` rows. Need not be zeroed.
+    pub fn scratch_bytes(self, rows: usize) -> usize {
+        rows * 4 * (self.vocab.div_ceil(self.group()) + 4 * self.vocab.div_ceil(RUN))
+    }
+
+    /// Bytes of the result for `rows` rows.
+    pub fn out_bytes(self, rows: usize) -> usize {
+        rows * 4 * (4 + 3 * self.k)
+    }
+
+    /// Row `row` of a downloaded result.
+    ///
+    /// # Panics
+    /// If `bytes` is shorter than [`Reduce::out_bytes`] of `row + 1` rows.
+    pub fn read(self, bytes: &[u8], row: usize) -> Best {
+        let bytes = &bytes[self.out_bytes(row)..][..self.out_bytes(1)];
+        let word = |i: usize| -> [u8; 4] {
+            let word = bytes[4 * i..].first_chunk();
+            *word.expect("the slice above has all words of a row")
+        };
+        let n = u32::from_le_bytes(word(2)) as usize;
+        let floats = |begin: usize| {
+            (begin..begin + n)
+                .map(|i| f32::from_le_bytes(word(i)))
+                .collect()
+        };
+        Best {
+            lse: f32::from_le_bytes(word(0)),
+            raw_lse: f32::from_le_bytes(word(1)),
+            ids: (4..4 + n).map(|i| u32::from_le_bytes(word(i))).collect(),
+            logits: floats(4 + self.k),
+            raw: floats(4 + 2 * self.k),
+        }
+    }
+
+    fn unit(self, file: &'static str, source: Source) -> Unit {
+        assert!(
+            (1..=64).contains(&self.k) && self.stride >= self.vocab && self.vocab > 0,
+            "a reduction of {self:?}"
+        );
+        // Where the header says how many rows are asked for.
+        let asked_at = match source {
+            Source::Step(_) | Source::AskedOfStep(_) => 2,
+            Source::Chunk(_) | Source::AskedOfChunk(_) => 3,
+        };
+        Unit::new(file)
+            .define("ASKED_AT", asked_at)
+            .define("VOCAB", self.vocab)
+            .define("STRIDE", self.stride)
+            .define("GROUP", self.group())
+    }
+}
+
+/// The two launches that make the edited rows; to be run before [`reduce`] when some row has edits.
+pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2] {
+    assert!(
+        at.edited != 0 && at.edits != 0 && rows <= ROWS,
+        "edits need a place to go"
+    );
+    let unit = shape.unit("rows/edit.cu", source);
+    let dense = Launch {
+        entry: "rows_edit_dense",
+        unit: unit.clone(),
+        grid: [shape.vocab.div_ceil(4096) as u32, rows as u32, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(at.logits)
+            .ptr(at.edited)
+            .ptr(at.edits),
+        cooperative: false,
+        overlap: true,
+    };
+    let sparse = Launch {
+        entry: "rows_edit_sparse",
+        unit,
+        grid: [rows as u32, 1, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(at.edited)
+            .ptr(at.edits),
+        cooperative: false,
+        overlap: true,
+    };
+    [dense, sparse]
+}
+
+/// The two launches that reduce the asked rows of a header to [`Best`]s.
+pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2] {
+    assert!(
+        (at.edited == 0) == (at.edits == 0) && rows <= ROWS,
+        "edited rows and edits go together"
+    );
+    let runs = shape.vocab.div_ceil(RUN);
+    let scan = Launch {
+        entry: "rows_scan",
+        unit: shape.unit("rows/scan.cu", source),
+        grid: [
+            runs.div_ceil(8) as u32,
+            rows as u32,
+            if at.edits == 0 { 1 } else { 2 },
+        ],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(at.logits)
+            .ptr(at.edited)
+            .ptr(at.edits)
+            .ptr(at.scratch),
+        cooperative: false,
+        overlap: true,
+    };
+    let select = Launch {
+        entry: "rows_select",
+        unit: shape.unit("rows/select.cu", source).define("K", shape.k),
+        grid: [rows as u32, 1, 1],
+        block: [1024, 1, 1],
+        shared: 0,
+        args: scan.args.clone().ptr(at.out),
+        cooperative: false,
+        overlap: true,
+    };
+    [scan, select]
+}
+
+/// Bytes of one edit, as `kernels/rows/edits.cuh` has it.
+const EDIT_BYTES: usize = 32;
+
+/// The edits of asked rows as they are uploaded: `(index among the asked rows, edits)`, rows of `vocab` logits.
+///
+/// # Panics
+/// If a row is beyond the 64 that a header asks for.
+pub fn edits(items: &[(usize, &Edits)], vocab: usize) -> Vec<u8> {
+    let mut head = Vec::new();
+    let mut tail: Vec<u8> = Vec::new();
+    let mut which = [-1_i32; ROWS];
+    let begin = 4 * ROWS + EDIT_BYTES * ROWS;
+    for (index, &(row, edits)) in items.iter().enumerate() {
+        which[row] = index as i32;
+        let word = |tail: &Vec<u8>| ((begin + tail.len()) / 8) as i32;
+        let bias = word(&tail);
+        for (token, bias) in &edits.bias {
+            tail.extend_from_slice(&token.0.to_le_bytes());
+            tail.extend_from_slice(&bias.to_le_bytes());
+        }
+        let count = word(&tail);
+        for entry in &edits.counts {
+            let token = entry.token.0.min(i32::MAX as u32) | u32::from(entry.seen) << 31;
+            tail.extend_from_slice(&token.to_le_bytes());
+            tail.extend_from_slice(&entry.generated.to_le_bytes());
+        }
+        let mask = match &edits.allowed {
+            None => -1,
+            Some(allowed) => {
+                let at = word(&tail);
+                let words = allowed.words();
+                for i in 0..vocab.div_ceil(64) {
+                    let word = words.get(i).copied().unwrap_or(0);
+                    tail.extend_from_slice(&word.to_le_bytes());
+                }
+                at
+            }
+        };
+        for n in [
+            bias,
+            edits.bias.len() as i32,
+            count,
+            edits.counts.len() as i32,
+            mask,
+        ] {
+            head.extend_from_slice(&n.to_le_bytes());
+        }
+        for x in [edits.repetition, edits.frequency, edits.presence] {
+            head.extend_from_slice(&x.to_le_bytes());
+        }
+    }
+    let mut blob: Vec<u8> = which.iter().flat_map(|n| n.to_le_bytes()).collect();
+    blob.extend(head);
+    blob.resize(begin, 0);
+    blob.extend(tail);
+    blob
+}
+
+/// Where a tap puts its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tap {
+    /// f32 rows.
+    pub out: u64,
+    /// Floats between them.
+    pub stride: usize,
+    /// The tap's first column.
+    pub offset: usize,
+    /// 0 to keep the order of rows; else rows are `[slots][nodes]` and a step's rows go to their slot and node,
+    /// where they stay until the tree is committed.
+    pub nodes: usize,
+}
+
+/// Copies the residual stream `x` f32 `[rows][width]` to the columns of a tap.
+pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch {
+    assert!(
+        [width, to.stride, to.offset]
+            .iter()
+            .all(|n| n.is_multiple_of(4))
+            && to.offset + width <= to.stride
+            && (to.nodes == 0 || matches!(source, Source::Step(_))),
+        "a tap of {width} values of {source:?} at {to:?}"
+    );
+    Launch {
+        entry: "rows_tap",
+        unit: Unit::new("rows/tap.cu")
+            .define("WIDTH", width)
+            .define("STRIDE", to.stride)
+            .define("OFFSET", to.offset)
+            .define("NODES", to.nodes),
+        grid: [width.div_ceil(1024) as u32, rows as u32, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new().ptr(source.header()).ptr(x).ptr(to.out),
+        cooperative: false,
+        overlap: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::{TokenCount, TokenId, TokenMask};
+
+    use super::*;
+
+    fn int(blob: &[u8], at: usize) -> i32 {
+        i32::from_le_bytes(*blob[at..].first_chunk().unwrap())
+    }
+
+    #[test]
+    fn an_edit_points_at_its_parts() {
+        let edits_of_row = Edits {
+            allowed: Some(Arc::new(TokenMask::all(100))),
+            bias: vec![(TokenId(7), 0.5)],
+            counts: vec![TokenCount {
+                token: TokenId(9),
+                seen: true,
+                generated: 3,
+            }],
+            ..Edits::default()
+        };
+        let blob = edits(&[(5, &edits_of_row)], 100);
+        assert_eq!((int(&blob, 4 * 5), int(&blob, 4 * 4)), (0, -1));
+        let at = |i: usize| 8 * int(&blob, 256 + 4 * i) as usize;
+        assert_eq!((int(&blob, 256 + 4), int(&blob, 256 + 12)), (1, 1));
+        assert_eq!(int(&blob, at(0)), 7);
+        assert_eq!(int(&blob, at(2)) & i32::MAX, 9);
+        assert!(int(&blob, at(2)) < 0 && int(&blob, at(2) + 4) == 3);
+        assert_eq!(blob.len(), at(4) + 16);
+        assert!(blob[at(4)..].starts_with(&[255; 8]));
+    }
+
+    #[test]
+    fn a_result_is_read_back_as_it_is_written() {
+        let shape = Reduce {
+            vocab: 10,
+            stride: 10,
+            k: 2,
+        };
+        let words: [u32; 10] = [
+            1f32.to_bits(),
+            2f32.to_bits(),
+            2,
+            0,
+            8,
+            3,
+            5f32.to_bits(),
+            4f32.to_bits(),
+            7f32.to_bits(),
+            6f32.to_bits(),
+        ];
+        let mut bytes = vec![0; shape.out_bytes(1)];
+        bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        let best = shape.read(&bytes, 1);
+        assert_eq!((best.lse, best.raw_lse), (1.0, 2.0));
+        assert_eq!(
+            (best.ids, best.logits, best.raw),
+            (vec![8, 3], vec![5.0, 4.0], vec![7.0, 6.0])
+        );
+    }
+}

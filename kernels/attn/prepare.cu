@@ -1,0 +1,156 @@
+// What stands between the q, k, v projections and attention: per-head norm and rope of q and k, and the write of
+// keys and values into the cache.
+//
+//   q, k = rope(rms(head) * norm)      k, v -> the format of the cache, at the row's position
+//
+// in   header   POSITIONS 0: Step   rope at position[row], written at tree.committed + row - tree.first
+//               POSITIONS 1: Chunk  both at committed + row
+//               POSITIONS 2: Commit rows are the entries of the paths, both at path.committed + entry
+//      q        [rows][HEADS][Q_STRIDE] f32; the head is the first DIM values, a gate may follow
+//      k, v     [rows] rows of [KV_HEADS][DIM] f32, KV_STRIDE floats apart
+//      norms    [DIM] f32 each, with NORMED      frequency [ROPE / 2] f64
+// out  Q16: q16 [rows][HEADS][DIM] f16, else q in place;  the planes of keys and values
+// grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128, one warp per head
+// arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
+// test attention::prepare_equals_the_reference
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "rope/rotate.cuh"
+#include "attn/kv.cuh"
+
+#define BLOCKS (DIM / 32)
+#define HALF (ROPE / 2)
+
+#if POSITIONS == 0
+typedef Step Header;
+#elif POSITIONS == 1
+typedef Chunk Header;
+#else
+typedef Commit Header;
+#endif
+
+struct Place {
+    int slot, rope, write;
+};
+
+// Where row `row` belongs; false if there is no such row or it need not be kept.
+__device__ __forceinline__ bool place_of(const Header* header, int row, int ring, Place& place) {
+#if POSITIONS == 0
+    if (row >= header->rows) return false;
+    const Tree tree = header->tree[header->tree_of[row]];
+    place.slot = tree.slot;
+    place.rope = header->position[row];
+    place.write = tree.committed + row - tree.first;
+    return true;
+#elif POSITIONS == 1
+    if (row >= header->rows) return false;
+    place.slot = header->slot;
+    place.rope = place.write = header->committed + row;
+    // In a ring, a later row of this very chunk may stand in the same place.
+    return ring == 0 || row + ring * PAGE >= header->rows;
+#else
+    for (int p = 0; p < header->paths; p++) {
+        if (row < header->path[p].length) {
+            place.slot = header->path[p].slot;
+            place.rope = place.write = header->path[p].committed + row;
+            return true;
+        }
+        row -= header->path[p].length;
+    }
+    return false;
+#endif
+}
+
+__device__ __forceinline__ void normalise(float (&x)[BLOCKS], const float (&norm)[BLOCKS], float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) sum += x[b] * x[b];
+    const float scale = 1.0f / sqrtf(warp_sum(sum) / DIM + eps);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) x[b] = x[b] * scale * norm[b];
+}
+
+// Pairs (j, j + HALF): in one lane where HALF is a multiple of 32, else fetched from the lane that holds them.
+__device__ __forceinline__ void rotate(float (&x)[BLOCKS], int position, const double* frequency) {
+    const int lane = threadIdx.x % 32;
+#if HALF % 32 == 0
+#pragma unroll
+    for (int b = 0; b < HALF / 32; b++) {
+        float s, c;
+        sin_cos(position, frequency[32 * b + lane], s, c);
+        const float u = x[b], w = x[b + HALF / 32];
+        x[b] = u * c - w * s;
+        x[b + HALF / 32] = w * c + u * s;
+    }
+#else
+    float old[BLOCKS];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) old[b] = x[b];
+#pragma unroll
+    for (int b = 0; b < (ROPE + 31) / 32; b++) {
+        const int i = 32 * b + lane;
+        const int partner = i < HALF ? i + HALF : i < ROPE ? i - HALF : i;
+        float other = 0.0f;
+#pragma unroll
+        for (int from = 0; from < (ROPE + 31) / 32; from++) {
+            const float v = __shfl_sync(WARP_ALL, old[from], partner % 32);
+            if (partner / 32 == from) other = v;
+        }
+        if (i < ROPE) {
+            float s, c;
+            sin_cos(position, frequency[i < HALF ? i : i - HALF], s, c);
+            x[b] = i < HALF ? old[b] * c - other * s : old[b] * c + other * s;
+        }
+    }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(128) attn_prepare(
+    const Header* header, float* q, const float* k, const float* v, const float* __restrict__ q_norm,
+    const float* __restrict__ k_norm, const double* __restrict__ frequency, u16* q16, float eps, Plane keys,
+    Plane values, Pages pages) {
+    const int head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
+    float norm[BLOCKS];
+#if NORMED
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) norm[b] = (head < HEADS ? q_norm : k_norm)[32 * b + lane];
+#endif
+    pdl_wait();
+    pdl_launch();
+    Place place;
+    if (head >= HEADS + 2 * KV_HEADS || !place_of(header, row, pages.ring, place)) return;
+    float x[BLOCKS];
+    if (head < HEADS) {
+        float* from = q + ((size_t)row * HEADS + head) * Q_STRIDE;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) x[b] = from[32 * b + lane];
+#if NORMED
+        normalise(x, norm, eps);
+#endif
+        rotate(x, place.rope, frequency);
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+#if Q16
+            q16[((size_t)row * HEADS + head) * DIM + 32 * b + lane] = f32_to_f16(x[b]);
+#else
+            from[32 * b + lane] = x[b];
+#endif
+        }
+        return;
+    }
+    const bool is_key = head < HEADS + KV_HEADS;
+    const int kv_head = head - HEADS - (is_key ? 0 : KV_HEADS);
+    const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * DIM;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) x[b] = from[32 * b + lane];
+    const size_t at = kv_row(pages, place.slot, place.write, KV_HEADS, kv_head);
+    if (is_key) {
+#if NORMED
+        normalise(x, norm, eps);
+#endif
+        rotate(x, place.rope, frequency);
+        kv_store<K_FORMAT, BLOCKS>(keys, at, x);
+    } else {
+        kv_store<V_FORMAT, BLOCKS>(values, at, x);
+    }
+}

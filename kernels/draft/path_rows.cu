@@ -1,0 +1,29 @@
+// Rows of accepted nodes, one after the other, in the forms of the product behind them.
+//
+//   y[i] = x[path.slot][path.node[i]]        paths of a commit in order, i counted through them
+//
+// in   commit     x [slots][NODES][WIDTH] f32
+// out  y in any of the forms of norm/emit.cuh
+// grid (groups of 256 / 4, rows) x 128, one warp per group
+// arch sm_80 and up     reference a copy     test draft::path_rows_follow_the_paths
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "norm/emit.cuh"
+
+extern "C" __global__ void __launch_bounds__(128) draft_path_rows(const Commit* commit, const float* x, Out out) {
+    const int group = blockIdx.x * 4 + threadIdx.x / 32;
+    pdl_wait();
+    pdl_launch();
+    if (group >= OUT_GROUPS) return;
+    int row = blockIdx.y;
+    for (int p = 0; p < commit->paths; p++) {
+        const Path& path = commit->path[p];
+        if (row < path.length) {
+            float v[8];
+            fetch<WIDTH>(x + ((size_t)path.slot * NODES + path.node[row]) * WIDTH, group, v);
+            emit(out, blockIdx.y, group, v);
+            return;
+        }
+        row -= path.length;
+    }
+}

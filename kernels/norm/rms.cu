@@ -1,0 +1,74 @@
+// Root-mean-square norm of rows, with the residual add before it and the forms of the next product behind it.
+//
+//   UPDATE: x += update        y = x / sqrt(mean(x^2) + eps) * weight
+//   norm_convert: y = x in the wanted forms
+//
+// in   header, see norm/source.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
+// out  y in any of the forms of norm/emit.cuh
+// grid rms: rows, one block of NORM_WARPS warps, which holds the row in registers; convert (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
+// arch sm_80 and up     reference cpu::reference::norm::rms     test norm::rms_equals_the_reference
+#include "common/prelude.cuh"
+#include "norm/source.cuh"
+#include "norm/emit.cuh"
+
+#define PER_WARP ((OUT_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
+
+#if NORM_WARPS
+extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
+    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, Out out) {
+    __shared__ float room[NORM_WARPS];
+    const int row = blockIdx.x, warp = threadIdx.x / 32;
+    float w[PER_WARP][8], v[PER_WARP][8];
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(weight, warp + i * NORM_WARPS, w[i]);
+    pdl_wait();
+    pdl_launch();
+    if (row >= source_rows(header)) return;
+    float* from = x + (size_t)source_row(header, row) * WIDTH;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(from, warp + i * NORM_WARPS, v[i]);
+#if UPDATE
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) {
+        const int group = warp + i * NORM_WARPS, at = group * 256 + threadIdx.x % 32 * 8;
+        float u[8];
+        fetch<WIDTH>(update + (size_t)row * WIDTH, group, u);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] += u[j];
+        if (WIDTH % 8 == 0 && at < WIDTH) {
+            ((float4*)(from + at))[0] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            ((float4*)(from + at))[1] = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (at + j < WIDTH) from[at + j] = v[i][j];
+        }
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
+    sum = block_sum<NORM_WARPS>(sum, room);
+    const float scale = 1.0f / sqrtf(sum / WIDTH + eps);
+#pragma unroll
+    for (int i = 0; i < PER_WARP; i++) {
+        const int group = warp + i * NORM_WARPS;
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[i][j];
+        if (group < OUT_GROUPS) emit(out, row, group, v[i]);
+    }
+}
+#else
+
+extern "C" __global__ void __launch_bounds__(128) norm_convert(const Header* header, const float* x, Out out) {
+    const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
+    pdl_wait();
+    pdl_launch();
+    if (row >= source_rows(header) || group >= OUT_GROUPS) return;
+    float v[8];
+    fetch<WIDTH>(x + (size_t)source_row(header, row) * WIDTH, group, v);
+    emit(out, row, group, v);
+}
+#endif

@@ -1,0 +1,22 @@
+// Which rows a kernel works on: SOURCE says what the header in device memory is.
+//
+//   0  Step     all rows                2  Step     the asked rows: row i is made from row asked_row[i]
+//   1  Chunk    all rows                3  Chunk    the asked rows, alike
+#pragma once
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+
+#if SOURCE == 0 || SOURCE == 2
+typedef Step Header;
+#else
+typedef Chunk Header;
+#endif
+
+__device__ __forceinline__ int source_rows(const Header* header) {
+    return SOURCE < 2 ? header->rows : header->asked;
+}
+
+// The row that row `i` of the result is made from.
+__device__ __forceinline__ int source_row(const Header* header, int i) {
+    return SOURCE < 2 ? i : header->asked_row[i];
+}

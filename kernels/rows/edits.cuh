@@ -1,0 +1,56 @@
+// Edits of logits as they are uploaded, and where the parts of a blob and of the scratch are.
+//
+// The host writes one blob per step (crates/cuda/src/launch/rows.rs): an EditHead, its edits, then their bias
+// entries, counts and masks. Offsets are in 8-byte words from the begin of the blob.
+#pragma once
+
+#define EDIT_ROWS 64
+
+// Changes to one row, applied in the order: mask, bias, repetition, frequency and presence.
+struct Edit {
+    int bias, biases;      // first BiasEntry, how many
+    int count, counts;     // first CountEntry, how many
+    int mask;              // first word of the bit set of allowed tokens; -1: all are
+    float repetition, frequency, presence;
+};
+
+struct EditHead {
+    int of[EDIT_ROWS];     // which edit an asked row has; -1 for none
+    Edit edit[EDIT_ROWS];
+};
+
+struct BiasEntry {
+    int token;
+    float bias;
+};
+
+struct CountEntry {
+    unsigned token_seen;   // the token, its highest bit set when it stands in the repetition window
+    unsigned generated;
+};
+
+// Logits that one warp reduces, and the smallest unit whose maximum is kept.
+#define RUN 1024
+#ifndef GROUP
+#define GROUP 256
+#endif
+#define RUNS ((VOCAB + RUN - 1) / RUN)
+#define GROUPS ((VOCAB + GROUP - 1) / GROUP)
+// Floats of scratch per row: group maxima, then (max, sum) of every run of the values, then of the raw row.
+#define ROW_SCRATCH (GROUPS + 4 * RUNS)
+
+// A float as an unsigned number of the same order. Both zeros are one number, NaN is minus infinity.
+__device__ __forceinline__ unsigned order_of(float x) {
+    x = x != x ? __int_as_float(0xff800000) : x + 0.0f;
+    const unsigned bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float clean(float x) {
+    return x != x ? __int_as_float(0xff800000) : x;
+}
+
+// Which edit the asked row `i` has; -1 for none.
+__device__ __forceinline__ int edit_of(const EditHead* head, int i) {
+    return head ? head->of[i] : -1;
+}
