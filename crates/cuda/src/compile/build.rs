@@ -6,8 +6,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::cache::{Cache, Found};
 use super::error::CompileError;
-use super::library::Library;
+use super::library::{Library, Search};
 use super::nvrtc;
 use super::report::{EntryReport, entry_reports};
 use super::source::expand;
@@ -17,8 +18,10 @@ use crate::launch::Unit;
 /// How units are compiled.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The libnvrtc file to use, or `None` to look in the usual places.
-    pub nvrtc: Option<PathBuf>,
+    /// Where to look for libnvrtc.
+    pub nvrtc: Search,
+    /// The folder of the CUBIN cache, made when needed; `None` compiles anew every time.
+    pub cache: Option<PathBuf>,
     /// Threads; one program each.
     pub threads: usize,
     /// Whether kernels may begin before their predecessors end, where the architecture can (defines `PDL`).
@@ -30,7 +33,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            nvrtc: None,
+            nvrtc: Search::default(),
+            cache: None,
             threads: thread::available_parallelism().map_or(1, usize::from),
             overlap: true,
             extra: Vec::new(),
@@ -58,8 +62,10 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// What the assembler said about each entry.
     pub entries: Vec<EntryReport>,
-    /// How long it took.
+    /// How long it took to compile or to read.
     pub took: Duration,
+    /// The cache's file it was read from, or `None` if it was compiled now.
+    pub cached: Option<PathBuf>,
 }
 
 /// Compiles `units` for `arch`, in their order; a unit named twice is compiled once.
@@ -81,7 +87,13 @@ pub fn compile(
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    Library::open(options.nvrtc.as_deref())?;
+    // Without the library the cache may still have everything.
+    let library = Library::open(&options.nvrtc);
+    let cache = Cache::new(options.cache.as_deref(), library.as_ref().ok().copied());
+    if options.cache.is_none() {
+        library.as_ref().map_err(CompileError::clone)?;
+    }
+    let library = library.map(|_| ());
     let mut slots: Vec<Option<Result<Compiled, CompileError>>> =
         wanted.iter().map(|_| None).collect();
     let next = AtomicUsize::new(0);
@@ -89,10 +101,12 @@ pub fn compile(
         let (sender, receiver) = mpsc::channel();
         for _ in 0..options.threads.clamp(1, wanted.len()) {
             let (sender, next, wanted) = (sender.clone(), &next, &wanted);
+            let (cache, library) = (&cache, &library);
             scope.spawn(move || {
                 while let Some(unit) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = one(arch, unit, options, cache, library);
                     let index = wanted.iter().position(|other| other == unit);
-                    let _ = sender.send((index.unwrap_or(0), one(arch, unit, options)));
+                    let _ = sender.send((index.unwrap_or(0), result));
                 }
             });
         }
@@ -109,22 +123,32 @@ pub fn compile(
     slots.into_iter().flatten().collect()
 }
 
-/// Compiles one unit on this thread.
-fn one(arch: Arch, unit: &Unit, options: &Options) -> Result<Compiled, CompileError> {
+/// Reads one unit from the cache, or compiles it and puts it there.
+fn one(
+    arch: Arch,
+    unit: &Unit,
+    options: &Options,
+    cache: &Cache,
+    library: &Result<(), CompileError>,
+) -> Result<Compiled, CompileError> {
     let start = Instant::now();
     let source = expand(unit.file)?;
-    let (cubin, log) = nvrtc::cubin(
-        &source,
-        &unit.to_string(),
-        &arch.to_string(),
-        &flags(arch, unit, options),
-    )?;
-    Ok(Compiled {
+    let flags = flags(arch, unit, options);
+    let key = cache.key(&source, &flags);
+    let made = |cubin, log: &str, cached| Compiled {
         unit: unit.clone(),
         cubin,
-        entries: entry_reports(&log),
+        entries: entry_reports(log),
         took: start.elapsed(),
-    })
+        cached,
+    };
+    if let Some(Found { cubin, log, file }) = cache.get(&key) {
+        return Ok(made(cubin, &log, Some(file)));
+    }
+    library.clone()?;
+    let (cubin, log) = nvrtc::cubin(&source, &unit.to_string(), &arch.to_string(), &flags)?;
+    cache.put(&key, &cubin, &log);
+    Ok(made(cubin, &log, None))
 }
 
 /// The compiler's options for a unit, defines in rising order of name.

@@ -3,7 +3,7 @@
 use contract::DeviceError;
 
 /// An error between a unit and its CUBIN.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum CompileError {
     /// No libnvrtc could be opened.
     #[error(

@@ -7,6 +7,17 @@ use cudarc::nvrtc::sys;
 
 use super::error::CompileError;
 
+/// Where to look for libnvrtc, besides beside the executable and where the system looks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Search {
+    /// The file itself: the first to be tried.
+    pub file: Option<PathBuf>,
+    /// Folders of a CUDA toolkit, such as `/usr/local/cuda`, tried before the usual ones.
+    pub toolkits: Vec<PathBuf>,
+    /// Folders in which Python packages may be: an environment's prefix, or the packages' own folder.
+    pub python: Vec<PathBuf>,
+}
+
 /// An opened libnvrtc. It stays open until the process ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Library {
@@ -20,62 +31,95 @@ pub struct Library {
 static OPENED: OnceLock<Library> = OnceLock::new();
 
 impl Library {
-    /// Opens libnvrtc: the configured file if there is one, else wherever it usually is.
+    /// Opens libnvrtc: the file that was named, else beside the executable, by name, in a toolkit, in a
+    /// Python environment.
     ///
     /// # Errors
     /// [`CompileError::NoLibrary`] with every place that was looked at.
-    pub fn open(configured: Option<&Path>) -> Result<&'static Library, CompileError> {
+    pub fn open(search: &Search) -> Result<&'static Library, CompileError> {
         if let Some(library) = OPENED.get() {
             return Ok(library);
         }
         let mut looked = Vec::new();
-        for file in candidates(configured) {
-            looked.push(file.display().to_string());
-            if file.is_file() && preload(&file) && by_name() {
-                return Ok(OPENED.get_or_init(|| Library {
-                    path: Some(file),
-                    version: version(),
-                }));
+        let named: Vec<PathBuf> = search.file.iter().cloned().collect();
+        let mut first = |files: Vec<PathBuf>| {
+            files.into_iter().find(|file| {
+                looked.push(file.display().to_string());
+                file.is_file() && preload(file) && by_name()
+            })
+        };
+        let mut found = first(named).or_else(|| first(in_folders(&beside_executable())));
+        if found.is_none() && !by_name() {
+            found =
+                first(in_folders(&toolkits(search))).or_else(|| first(in_folders(&wheels(search))));
+            if found.is_none() {
+                // One line a folder is enough for a person.
+                looked.retain(|file| !file.ends_with(".so.12") && !file.ends_with(".so"));
+                looked.push("the system's library path".to_owned());
+                return Err(CompileError::NoLibrary { looked });
             }
         }
-        looked.push("the system's library path".to_owned());
-        if by_name() {
-            return Ok(OPENED.get_or_init(|| Library {
-                path: None,
-                version: version(),
-            }));
-        }
-        Err(CompileError::NoLibrary { looked })
+        Ok(OPENED.get_or_init(|| Library {
+            path: found,
+            version: version(),
+        }))
     }
 }
 
-/// Files to try, best first.
-fn candidates(configured: Option<&Path>) -> Vec<PathBuf> {
+/// The names of the library in each folder, newest first.
+fn in_folders(folders: &[PathBuf]) -> Vec<PathBuf> {
+    let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+    folders
+        .iter()
+        .flat_map(|folder| names.map(|name| folder.join(name)))
+        .collect()
+}
+
+fn beside_executable() -> Vec<PathBuf> {
+    let executable = std::env::current_exe().ok();
+    let folder = executable.as_deref().and_then(Path::parent);
+    folder.map_or(Vec::new(), |folder| {
+        vec![folder.to_path_buf(), folder.join("../lib")]
+    })
+}
+
+/// The library folders of CUDA toolkits, the newest version first.
+fn toolkits(search: &Search) -> Vec<PathBuf> {
+    let mut homes = search.toolkits.clone();
+    homes.push(PathBuf::from("/usr/local/cuda"));
+    let mut others = entries(Path::new("/usr/local"), |name| name.starts_with("cuda-"));
+    others.reverse();
+    homes.append(&mut others);
+    homes.push(PathBuf::from("/opt/cuda"));
+    homes
+        .iter()
+        .flat_map(|home| [home.join("lib64"), home.join("lib")])
+        .collect()
+}
+
+/// The library folders of NVIDIA's Python packages.
+fn wheels(search: &Search) -> Vec<PathBuf> {
+    let system = ["/usr", "/usr/local"].map(PathBuf::from);
     let mut folders = Vec::new();
-    if let Some(folder) = std::env::current_exe()
-        .ok()
-        .and_then(|exe| exe.parent().map(Path::to_path_buf))
-    {
-        folders.push(folder.clone());
-        folders.push(folder.join("../lib"));
-    }
-    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
-    folders.push(PathBuf::from("/usr/local/cuda/targets/x86_64-linux/lib"));
-    let mut files: Vec<PathBuf> = configured.map(Path::to_path_buf).into_iter().collect();
-    for folder in folders {
-        for name in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
-            files.push(folder.join(name));
+    for prefix in search.python.iter().chain(&system) {
+        let mut sites = vec![prefix.clone()];
+        for python in entries(&prefix.join("lib"), |name| name.starts_with("python3")) {
+            sites.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
+        }
+        for site in sites {
+            // `nvidia/cu13/lib` from version 13 on, `nvidia/cuda_nvrtc/lib` before.
+            for package in entries(&site.join("nvidia"), |_| true).into_iter().rev() {
+                folders.push(package.join("lib"));
+            }
         }
     }
-    files
+    folders.retain(|folder| folder.is_dir());
+    folders
 }
 
-/// Opens a library file and, before it, the builtins beside it, which the library of some Python wheels does
-/// not find by itself. The later look-up by name then meets the library that is already there.
-fn preload(file: &Path) -> bool {
-    let beside = file
-        .parent()
-        .and_then(|folder| std::fs::read_dir(folder).ok())
+/// Entries of a folder whose names are wanted, sorted; none where there is no such folder.
+fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
         .filter_map(Result::ok)
@@ -83,8 +127,19 @@ fn preload(file: &Path) -> bool {
         .filter(|path| {
             path.file_name()
                 .and_then(|name| name.to_str())
-                .is_some_and(|name| name.starts_with("libnvrtc-builtins.so"))
-        });
+                .is_some_and(&wanted)
+        })
+        .collect();
+    paths.sort();
+    paths
+}
+
+/// Opens a library file and, before it, the builtins beside it, which the library of some Python wheels does
+/// not find by itself. The later look-up by name then meets the library that is already there.
+fn preload(file: &Path) -> bool {
+    let beside = file.parent().map_or(Vec::new(), |folder| {
+        entries(folder, |name| name.starts_with("libnvrtc-builtins.so"))
+    });
     for builtins in beside {
         let _ = keep_open(&builtins);
     }
@@ -119,4 +174,34 @@ fn version() -> (i32, i32) {
     // SAFETY: writes two ints; the library was found just before.
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     (major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_is_looked_for_in_an_environment_and_in_a_plain_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let plain = root.path().join("plain");
+        let environment = root.path().join("venv");
+        let in_plain = plain.join("nvidia/cu13/lib");
+        let in_environment = environment.join("lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib");
+        std::fs::create_dir_all(&in_plain).unwrap();
+        std::fs::create_dir_all(&in_environment).unwrap();
+        let found = wheels(&Search {
+            python: vec![plain, environment],
+            ..Search::default()
+        });
+        assert_eq!(found[..2], [in_plain, in_environment]);
+    }
+
+    #[test]
+    fn a_toolkit_that_was_named_comes_first() {
+        let named = Search {
+            toolkits: vec![PathBuf::from("/named")],
+            ..Search::default()
+        };
+        assert_eq!(toolkits(&named)[0], Path::new("/named/lib64"));
+    }
 }

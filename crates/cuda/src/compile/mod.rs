@@ -4,6 +4,7 @@
 //! compiled on as many threads as the machine has, one program a thread.
 
 mod build;
+mod cache;
 mod error;
 mod library;
 mod modules;
@@ -13,7 +14,7 @@ mod source;
 
 pub use build::{Compiled, Options, Progress, compile};
 pub use error::CompileError;
-pub use library::Library;
+pub use library::{Library, Search};
 pub use modules::Modules;
 pub use report::{EntryReport, entry_reports};
 pub use source::{expand, hot, sources};

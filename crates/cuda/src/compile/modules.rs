@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use contract::DeviceError;
 
-use super::build::{Options, Progress, compile};
+use super::build::{Compiled, Options, Progress, compile};
 use crate::driver::{Function, Gpu, Module};
 use crate::launch::{Launch, Unit};
 
@@ -31,7 +31,7 @@ impl Modules {
     ) -> Result<Modules, DeviceError> {
         let mut modules = HashMap::new();
         for compiled in compile(gpu.arch(), units, options, progress)? {
-            let module = Module::load(gpu, &compiled.cubin, &compiled.unit.to_string())?;
+            let module = load(gpu, &compiled, options)?;
             modules.insert(compiled.unit, module);
         }
         Ok(Modules {
@@ -66,4 +66,27 @@ impl Modules {
         function.allow_shared(gpu, launch.shared)?;
         Ok(function)
     }
+}
+
+/// Loads a unit; one from the cache that the driver does not take is thrown away and compiled anew.
+fn load(gpu: &Gpu, compiled: &Compiled, options: &Options) -> Result<Arc<Module>, DeviceError> {
+    let name = compiled.unit.to_string();
+    let refused = match Module::load(gpu, &compiled.cubin, &name) {
+        Ok(module) => return Ok(module),
+        Err(error) => error,
+    };
+    let Some(file) = &compiled.cached else {
+        return Err(refused);
+    };
+    tracing::warn!(file = %file.display(), %refused, "a cached kernel does not load; compiling it anew");
+    // If it cannot be removed, the new one replaces it.
+    let _ = std::fs::remove_file(file);
+    let again = compile(
+        gpu.arch(),
+        std::slice::from_ref(&compiled.unit),
+        options,
+        &mut |_| (),
+    )?;
+    let again = again.first().ok_or(refused)?;
+    Module::load(gpu, &again.cubin, &name)
 }

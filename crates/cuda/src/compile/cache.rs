@@ -1,0 +1,235 @@
+//! CUBINs kept between starts, a file each.
+//!
+//! A file's name is the hash of everything that decides its bytes, and the compiler's version:
+//! `<hash of expanded source, options with defines and architecture, our layout>-<NVRTC version>.cubin`.
+//! It is written beside its place and renamed, so readers see all of it or nothing, and it ends with a
+//! checksum, so a damaged one counts as absent. A machine without NVRTC takes the newest version there is.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::library::Library;
+
+/// Another number makes every older file unknown.
+const LAYOUT: u32 = 1;
+/// How a file begins.
+const MAGIC: &[u8; 8] = b"HEARTHCU";
+/// Bytes of the checksum at the end.
+const CHECKSUM: usize = 32;
+
+/// A folder of CUBINs, or none.
+pub(super) struct Cache {
+    folder: Option<PathBuf>,
+    /// Version of the compiler at hand.
+    version: Option<(i32, i32)>,
+}
+
+/// What the cache had.
+pub(super) struct Found {
+    pub(super) cubin: Vec<u8>,
+    /// The compiler's log.
+    pub(super) log: String,
+    pub(super) file: PathBuf,
+}
+
+impl Cache {
+    /// A cache in `folder`, for what `library` compiles.
+    pub(super) fn new(folder: Option<&Path>, library: Option<&Library>) -> Cache {
+        Cache {
+            folder: folder.map(Path::to_path_buf),
+            version: library.map(|library| library.version),
+        }
+    }
+
+    /// The name of what `flags` make of `source`, without the compiler's version.
+    pub(super) fn key(&self, source: &str, flags: &[String]) -> String {
+        let mut hash = blake3::Hasher::new();
+        hash.update(&LAYOUT.to_le_bytes());
+        for part in flags.iter().map(String::as_str).chain([source]) {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.finalize().to_hex()[..40].to_owned()
+    }
+
+    /// The entry of `key`, if it is there and whole.
+    pub(super) fn get(&self, key: &str) -> Option<Found> {
+        let folder = self.folder.as_deref()?;
+        let file = match self.version {
+            Some(version) => folder.join(name(key, version)),
+            None => newest(folder, key)?,
+        };
+        let bytes = match fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!(file = %file.display(), %error, "a cached kernel cannot be read");
+                }
+                return None;
+            }
+        };
+        let Some((cubin, log)) = unpack(&bytes) else {
+            tracing::warn!(file = %file.display(), "a cached kernel is damaged; compiling it anew");
+            return None;
+        };
+        Some(Found { cubin, log, file })
+    }
+
+    /// Keeps an entry. A cache that cannot be written only costs time, so that is a warning.
+    pub(super) fn put(&self, key: &str, cubin: &[u8], log: &str) {
+        let (Some(folder), Some(version)) = (&self.folder, self.version) else {
+            return;
+        };
+        let file = folder.join(name(key, version));
+        if let Err(error) = write(folder, &file, &pack(cubin, log)) {
+            tracing::warn!(file = %file.display(), %error, "a compiled kernel cannot be kept");
+        }
+    }
+}
+
+fn name(key: &str, (major, minor): (i32, i32)) -> String {
+    format!("{key}-{major}.{minor}.cubin")
+}
+
+/// The entry of `key` by the newest compiler.
+fn newest(folder: &Path, key: &str) -> Option<PathBuf> {
+    let version = |path: &Path| -> Option<(i32, i32)> {
+        let name = path.file_name()?.to_str()?;
+        let (major, minor) = name
+            .strip_prefix(key)?
+            .strip_prefix('-')?
+            .strip_suffix(".cubin")?
+            .split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    fs::read_dir(folder)
+        .ok()?
+        .filter_map(Result::ok)
+        .filter_map(|entry| Some((version(&entry.path())?, entry.path())))
+        .max()
+        .map(|(_, path)| path)
+}
+
+/// Writes under another name and renames, so that nobody reads half of it.
+fn write(folder: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    fs::create_dir_all(folder)?;
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let draft = folder.join(format!(".{}-{count}.part", process::id()));
+    fs::write(&draft, bytes)?;
+    fs::rename(&draft, file).inspect_err(|_| {
+        // What is left over must not fill the disk; the error tells the rest.
+        let _ = fs::remove_file(&draft);
+    })
+}
+
+/// Magic, length of the CUBIN, CUBIN, log, checksum of all that.
+fn pack(cubin: &[u8], log: &str) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((cubin.len() as u64).to_le_bytes());
+    bytes.extend(cubin);
+    bytes.extend(log.as_bytes());
+    let checksum = *blake3::hash(&bytes).as_bytes();
+    bytes.extend(checksum);
+    bytes
+}
+
+/// The CUBIN and the log of a whole file.
+fn unpack(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
+    let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM)?)?;
+    if blake3::hash(body).as_bytes().as_slice() != checksum {
+        return None;
+    }
+    let body = body.strip_prefix(MAGIC.as_slice())?;
+    let (len, body) = body.split_first_chunk::<8>()?;
+    let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
+    let (cubin, log) = body.split_at_checked(len)?;
+    Some((cubin.to_vec(), String::from_utf8_lossy(log).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(folder: &Path, version: Option<(i32, i32)>) -> Cache {
+        Cache {
+            folder: Some(folder.to_path_buf()),
+            version,
+        }
+    }
+
+    #[test]
+    fn what_was_put_is_found_and_what_was_damaged_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path(), Some((13, 0)));
+        let key = cache.key("int a;", &["-DN=1".to_owned()]);
+        assert!(cache.get(&key).is_none());
+        cache.put(&key, b"machine code", "a log");
+        let found = cache.get(&key).unwrap();
+        assert_eq!(
+            (found.cubin.as_slice(), found.log.as_str()),
+            (&b"machine code"[..], "a log")
+        );
+        let whole = fs::read(&found.file).unwrap();
+        for cut in [0, 7, 31, whole.len() - 1] {
+            fs::write(&found.file, &whole[..cut]).unwrap();
+            assert!(cache.get(&key).is_none(), "cut at {cut}");
+        }
+        for at in 0..whole.len() {
+            let mut bad = whole.clone();
+            bad[at] ^= 1;
+            assert!(unpack(&bad).is_none(), "flipped at {at}");
+        }
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "no half-written file stays");
+    }
+
+    #[test]
+    fn everything_that_decides_the_bytes_is_in_the_key() {
+        let cache = cache(Path::new("nowhere"), None);
+        let flags = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let key = cache.key("a", &flags("sm_90a -DN=1"));
+        assert_eq!(key, cache.key("a", &flags("sm_90a -DN=1")));
+        for other in [
+            cache.key("b", &flags("sm_90a -DN=1")),
+            cache.key("a", &flags("sm_86 -DN=1")),
+            cache.key("a", &flags("sm_90a -DN=2")),
+            cache.key("a", &flags("sm_90a -DN= 1")),
+        ] {
+            assert_ne!(key, other);
+        }
+    }
+
+    #[test]
+    fn another_compiler_is_another_entry_and_none_takes_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |version| cache(folder.path(), version);
+        let key = of(None).key("a", &[]);
+        of(Some((12, 9))).put(&key, b"old", "");
+        of(Some((13, 0))).put(&key, b"new", "");
+        assert!(of(Some((12, 8))).get(&key).is_none());
+        assert_eq!(of(Some((12, 9))).get(&key).unwrap().cubin, b"old");
+        assert_eq!(of(None).get(&key).unwrap().cubin, b"new");
+    }
+
+    #[test]
+    fn readers_never_see_half_an_entry() {
+        let folder = tempfile::tempdir().unwrap();
+        let cubin = vec![7_u8; 1 << 20];
+        let writer = |_| {
+            let cache = cache(folder.path(), Some((13, 0)));
+            let key = cache.key("a", &[]);
+            for _ in 0..20 {
+                cache.put(&key, &cubin, "log");
+                assert_eq!(cache.get(&key).unwrap().cubin.len(), cubin.len());
+            }
+        };
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..4).map(|i| scope.spawn(move || writer(i))).collect();
+            all.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+}
