@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, Mixer, ModelSpec, OutputGate, Tree,
-    WeightError, WeightRef,
+    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, Mixer, ModelSpec,
+    OutputGate, Tree, WeightError, WeightRef,
 };
 use contract::{Limits, OpenPlan};
 
@@ -38,7 +38,54 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
             ));
         }
     }
+    let Some(draft) = &plan.draft else {
+        return Ok(());
+    };
+    if kv::block_type(draft.kv).is_none() {
+        return Err(unsupported(
+            format!("storing a draft's rows as {}", draft.kv.name()),
+            "use f16, q8_0 or f32",
+        ));
+    }
+    Ok(draft_spec(&draft.spec, &plan.target)?)
+}
+
+/// Checks a draft against its target as the passes need it.
+fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
+    let hidden = target.hidden;
+    let beyond = draft.taps.iter().any(|tap| *tap >= target.layers.len());
+    if draft.hidden != hidden || draft.mask.index() >= target.vocab || beyond {
+        let detail = "the draft is not one of this target";
+        return Err(mismatch(&draft.fc, detail));
+    }
+    if !(2..=Tree::MAX_NODES).contains(&draft.block) || draft.layers.is_empty() {
+        return Err(mismatch(&draft.fc, "a draft needs a layer and a block"));
+    }
+    shape(&draft.fc, hidden, draft.taps.len() * hidden)?;
+    values(&draft.hidden_norm, hidden)?;
+    values(&draft.final_norm, hidden)?;
+    for layer in &draft.layers {
+        values(&layer.attention_norm, hidden)?;
+        attention(&layer.attention, hidden)?;
+        let a = &layer.attention;
+        if a.gate != OutputGate::None || !a.head_dim.is_multiple_of(KV_BLOCK) || layer.window == 0 {
+            let detail = "a draft layer has no gate, whole blocks in a head and a window";
+            return Err(mismatch(&a.q, detail));
+        }
+        if a.rope.dims == 0 {
+            return Err(mismatch(&a.q, "a draft layer rotates its heads"));
+        }
+        values(&layer.ffn_norm, hidden)?;
+        ffn(&layer.ffn, hidden)?;
+    }
     Ok(())
+}
+
+fn ffn(spec: &FeedForward, hidden: usize) -> Result<(), WeightError> {
+    let FeedForward::Dense { gate, up, down } = spec;
+    shape(gate, gate.rows, hidden)?;
+    shape(up, gate.rows, hidden)?;
+    shape(down, hidden, gate.rows)
 }
 
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
@@ -76,10 +123,7 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
             Mixer::Attention(spec) => attention(spec, hidden)?,
             Mixer::GatedDelta(spec) => delta(spec, hidden)?,
         }
-        let FeedForward::Dense { gate, up, down } = &layer.ffn;
-        shape(gate, gate.rows, hidden)?;
-        shape(up, gate.rows, hidden)?;
-        shape(down, hidden, gate.rows)?;
+        ffn(&layer.ffn, hidden)?;
     }
     Ok(())
 }

@@ -6,9 +6,10 @@ use contract::{
 
 use crate::blocks::chunk::CHUNK;
 use crate::dispatch::Dispatch;
+use crate::draft::Draft;
 use crate::kernels::Kernels;
 use crate::pool::Pool;
-use crate::runner::CpuRunner;
+use crate::runner::{CpuRunner, Parts};
 use crate::weights::Weights;
 use crate::{check, memory};
 
@@ -77,13 +78,22 @@ impl CpuBackend {
             limits: plan.limits,
             kv: plan.kv,
             model: plan.target.hash,
-            draft_depth: None,
+            draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
             scorer: false,
             prefill_align: CHUNK,
             memory,
         };
         let pool = Pool::new(self.threads);
-        let weights = Weights::load(plan, &self.dispatch, &pool, progress)?;
+        let target = (plan.target, plan.weights);
+        let weights = Weights::load(target, &self.dispatch, &pool, progress)?;
+        let draft = match plan.draft {
+            Some(plan) => {
+                let kv = plan.kv;
+                let draft = Draft::new(plan, self.dispatch, &pool, &mut |_| {})?;
+                Some((draft, kv))
+            }
+            None => None,
+        };
         info.memory.weights_bytes = weights.owned_bytes();
         tracing::info!(
             kernels = self.dispatch.name(),
@@ -93,7 +103,13 @@ impl CpuBackend {
             "model opened on the cpu"
         );
         let kernels = Kernels::of(self.dispatch);
-        Ok(CpuRunner::new(info, weights, pool, kernels))
+        let parts = Parts {
+            weights,
+            draft,
+            pool,
+            kernels,
+        };
+        Ok(CpuRunner::new(info, parts))
     }
 }
 

@@ -201,32 +201,36 @@ impl Compute<'_> {
         (n_rows / (4 * self.pool.threads())).clamp(1, 16)
     }
 
-    /// `y = rms(x)`, all rows.
-    fn norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32]) {
-        let size = self.grain(n_rows) * hidden;
-        let x = arena.x[..n_rows * hidden].chunks(size);
-        let y = arena.y[..n_rows * hidden].chunks_mut(size);
-        self.pool.for_each_item(x.zip(y), |(x, y)| {
+    /// `y = rms(x)`, row by row; `x` and `y` are `[n, hidden]`, `weight` `[hidden]`.
+    pub(crate) fn norm(&self, x: &[f32], weight: &[f32], y: &mut [f32]) {
+        let hidden = weight.len();
+        let size = self.grain(x.len() / hidden) * hidden;
+        let rows = x.chunks(size).zip(y.chunks_mut(size));
+        self.pool.for_each_item(rows, |(x, y)| {
             for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
                 (self.kernels.rms)(x, weight, self.norm_eps, y);
             }
         });
     }
 
-    /// `x += update`, then `y = rms(x)`, all rows.
-    fn add_norm(&self, arena: &mut Arena, n_rows: usize, hidden: usize, weight: &[f32]) {
-        let size = self.grain(n_rows) * hidden;
-        let all = n_rows * hidden;
-        let x = arena.x[..all].chunks_mut(size);
-        let rows = x
-            .zip(arena.update[..all].chunks(size))
-            .zip(arena.y[..all].chunks_mut(size));
+    /// `x += update`, then `y = rms(x)`, row by row; all `[n, hidden]`.
+    pub(crate) fn add_norm(&self, x: &mut [f32], update: &[f32], weight: &[f32], y: &mut [f32]) {
+        let hidden = weight.len();
+        let size = self.grain(x.len() / hidden) * hidden;
+        let x = x.chunks_mut(size);
+        let rows = x.zip(update.chunks(size)).zip(y.chunks_mut(size));
         self.pool.for_each_item(rows, |((x, update), y)| {
             (self.kernels.add)(x, update);
             for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
                 (self.kernels.rms)(x, weight, self.norm_eps, y);
             }
         });
+    }
+
+    fn add_norm_of(&self, arena: &mut Arena, n_rows: usize, weight: &[f32]) {
+        let all = n_rows * weight.len();
+        let Arena { x, y, update, .. } = arena;
+        self.add_norm(&mut x[..all], &update[..all], weight, &mut y[..all]);
     }
 
     /// Runs the rows whose embeddings stand in `arena.x` through all layers, and leaves the residual stream
@@ -244,7 +248,8 @@ impl Compute<'_> {
         let hidden = weights.spec.hidden;
         arena.turn(weights, segments, n_rows);
         if let Some(first) = weights.layers.first() {
-            self.norm(arena, n_rows, hidden, &first.mixer_norm);
+            let Arena { x, y, .. } = &mut *arena;
+            self.norm(&x[..n_rows * hidden], &first.mixer_norm, y);
         }
         for (i, layer) in weights.layers.iter().enumerate() {
             match &layer.mixer {
@@ -257,11 +262,11 @@ impl Compute<'_> {
                     delta::mix(*self, d, arena, &mut shares);
                 }
             }
-            self.add_norm(arena, n_rows, hidden, &layer.ffn_norm);
+            self.add_norm_of(arena, n_rows, &layer.ffn_norm);
             ffn::apply(*self, layer, arena, n_rows);
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);
-            self.add_norm(arena, n_rows, hidden, norm);
+            self.add_norm_of(arena, n_rows, norm);
             seen(i, &arena.x[..n_rows * hidden]);
         }
     }

@@ -11,6 +11,7 @@ mod blocks;
 mod check;
 mod device;
 pub mod dispatch;
+mod draft;
 mod forward;
 #[cfg(feature = "inspect")]
 mod inspect;

@@ -1,11 +1,13 @@
 //! How much memory there is, and how much a plan takes of it.
 
 use contract::{
-    DeviceError, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, WeightRef,
+    DeviceError, DraftSpec, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, WeightRef,
 };
 
-use crate::blocks::{attention, delta, head};
+use crate::blocks::{attention, delta, draft, head};
 use crate::dispatch::Dispatch;
+use crate::draft::cache::cache_bytes;
+
 use crate::forward::Widths;
 use crate::matmul::layout::{Format, TILE_ROWS};
 use crate::runner::rows_per_pass;
@@ -75,17 +77,56 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
         kv_bytes: all(kv),
         state_bytes: all(state),
         scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
-        draft_bytes: 0,
+        draft_bytes: plan.draft.as_ref().map_or(0, |draft| {
+            let (rings, features) =
+                cache_bytes(&draft.spec, draft.kv, limits.context, limits.tree_nodes);
+            let pass = draft_pass_bytes(&draft.spec, limits);
+            draft_weights_bytes(&draft.spec, dispatch) + pass + all(rings + features)
+        }),
     }
 }
 
-/// Bytes of the weights as they are loaded: vectors as f32, matrices as their tiles.
-fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
-    let vector = |weight: &WeightRef| 4 * weight.values();
-    let matrix = |weight: &WeightRef| match dispatch.is_reference() {
+/// Bytes of a vector as it is loaded: f32.
+fn vector(weight: &WeightRef) -> usize {
+    4 * weight.values()
+}
+
+/// Bytes of a matrix as it is loaded: its tiles.
+fn matrix_bytes(weight: &WeightRef, dispatch: &Dispatch) -> usize {
+    match dispatch.is_reference() {
         true => weight.bytes(),
         false => Format::of(weight.ty).tile_bytes(weight.cols) * weight.rows.div_ceil(TILE_ROWS),
+    }
+}
+
+/// Bytes of a draft's weights as they are loaded.
+fn draft_weights_bytes(spec: &DraftSpec, dispatch: &Dispatch) -> u64 {
+    let bytes = |weight: &&WeightRef| match weight.rows {
+        1 => vector(weight),
+        _ => matrix_bytes(weight, dispatch),
     };
+    spec.weights().iter().map(bytes).sum::<usize>() as u64
+}
+
+/// Bytes a draft pass works in, beside the features of a target pass.
+fn draft_pass_bytes(spec: &DraftSpec, limits: Limits) -> u64 {
+    let rows = (limits.sequences * spec.block).max(rows_per_pass(limits));
+    let widths = spec.layers.iter().map(|layer| {
+        let FeedForward::Dense { gate, .. } = &layer.ffn;
+        let a = &layer.attention;
+        2 * a.q.rows + 3 * gate.rows + 2 * spec.layers.len() * a.k.rows + a.head_dim
+    });
+    let width = 3 * spec.hidden + widths.max().unwrap_or(0) + spec.fc.cols;
+    let attention = spec.layers.iter().map(|layer| {
+        let a = &layer.attention;
+        a.n_kv_heads * draft::scratch_floats(a, spec.block)
+    });
+    4 * (rows * width + limits.sequences * attention.max().unwrap_or(0)) as u64
+}
+
+/// Bytes of the weights as they are loaded.
+fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
+    let matrix = |weight: &WeightRef| matrix_bytes(weight, dispatch);
     // A tied head is the embedding again, in the form products want it.
     let mut bytes = vector(&spec.final_norm) + matrix(&spec.head);
     for layer in &spec.layers {

@@ -3,18 +3,21 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
+use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Place, Room, Row, Runner, RunnerInfo,
-    SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem, Want,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem, Want,
 };
 
 use crate::blocks::chunk::CHUNK;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
+use crate::draft::cache::{DraftCache, WAITING};
+use crate::draft::{Draft, DraftRoot, Reach, Taps};
 use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
 use crate::kernels::Kernels;
 use crate::pool::Pool;
 use crate::scratch::Scratch;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Imported, Snapshot};
 use crate::state::Sequence;
 use crate::weights::Weights;
 
@@ -27,12 +30,26 @@ pub(crate) struct CpuRunner {
     pub(crate) scratch: Scratch,
     pub(crate) arena: Arena,
     head: HeadBuffers,
+    draft: Option<Draft>,
+    /// Features of the rows of a pass, `[n, taps * hidden]`; empty without a draft.
+    features: Vec<f32>,
+    /// Whose states the snapshots hold.
+    owner: Owner,
     pub(crate) sequences: BTreeMap<SeqId, Sequence>,
     pub(crate) snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// Rows of the longest pass.
     max_rows: usize,
+}
+
+/// What a runner is made of.
+pub(crate) struct Parts {
+    pub(crate) weights: Weights,
+    /// The draft and how its keys and values are stored.
+    pub(crate) draft: Option<(Draft, KvFormat)>,
+    pub(crate) pool: Pool,
+    pub(crate) kernels: Kernels,
 }
 
 /// Rows of the longest pass that prefill or verify makes; longer calls take several.
@@ -49,16 +66,30 @@ pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
 
 impl CpuRunner {
     /// A runner with nothing open.
-    pub(crate) fn new(info: RunnerInfo, weights: Weights, pool: Pool, kernels: Kernels) -> Self {
+    pub(crate) fn new(info: RunnerInfo, parts: Parts) -> Self {
+        let Parts {
+            weights,
+            draft,
+            pool,
+            kernels,
+        } = parts;
         let max_rows = rows_per_pass(info.limits);
+        let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
         CpuRunner {
             arena: Arena::new(crate::forward::Widths::of(&weights.spec), max_rows),
+            owner: Owner {
+                model: info.model,
+                kv: info.kv,
+                draft: draft.as_ref().map(|(draft, kv)| (draft.spec().hash, *kv)),
+            },
             info,
             weights,
             pool,
             kernels,
             scratch: Scratch::default(),
             head: HeadBuffers::default(),
+            draft: draft.map(|(draft, _)| draft),
+            features: vec![0.0; max_rows * feature_width],
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
@@ -135,6 +166,7 @@ impl CpuRunner {
             .get_mut(&seq)
             .expect("the sequence was found above");
         while begin < tokens.len() {
+            let mut taps = Taps::new(self.draft.as_ref(), &mut self.features);
             // Pieces end at absolute multiples of a chunk, so that cutting changes no bit.
             let room = max_rows - sequence.position % CHUNK;
             let end = tokens.len().min(begin + room);
@@ -155,6 +187,10 @@ impl CpuRunner {
                 });
             }
             self.pool.enter(|| {
+                let seen = &mut |layer: usize, x: &[f32]| {
+                    taps.take(layer, x);
+                    seen(layer, x);
+                };
                 compute.forward(&self.weights, &mut self.arena, &mut segments, seen);
                 rows.append(&mut head::rows(
                     compute,
@@ -165,6 +201,14 @@ impl CpuRunner {
                 ));
             });
             sequence.position += piece.len();
+            if let Some(cache) = &mut sequence.draft {
+                cache.waiting.extend_from_slice(taps.rows(0..piece.len()));
+            }
+            if let (Some(draft), Some(cache)) = (&mut self.draft, &mut sequence.draft) {
+                let position = sequence.position;
+                self.pool
+                    .enter(|| draft.project(compute, cache, position))?;
+            }
             begin = end;
         }
         Ok(rows)
@@ -213,12 +257,13 @@ impl CpuRunner {
             scratch: &self.scratch,
             norm_eps: self.weights.spec.norm_eps,
         };
+        let mut taps = Taps::new(self.draft.as_ref(), &mut self.features);
         let rows = self.pool.enter(|| {
             compute.forward(
                 &self.weights,
                 &mut self.arena,
                 &mut segments,
-                &mut |_, _| {},
+                &mut |layer, x| taps.take(layer, x),
             );
             head::rows(
                 compute,
@@ -229,6 +274,11 @@ impl CpuRunner {
             )
         });
         for (segment, plan) in segments.into_iter().zip(plans.iter()) {
+            if let Some(cache) = &mut segment.seq.draft {
+                let rows = segment.first_row..segment.first_row + segment.n_rows;
+                cache.pending.clear();
+                cache.pending.extend_from_slice(taps.rows(rows));
+            }
             segment.seq.pending = Some(plan.tree.clone());
         }
         let mut rows = rows.into_iter();
@@ -282,7 +332,10 @@ impl Runner for CpuRunner {
                 free: limits.context as u64,
             });
         }
-        let sequence = Sequence::new(&self.weights.spec, self.info.kv, limits, max_len);
+        let mut sequence = Sequence::new(&self.weights.spec, self.info.kv, limits, max_len);
+        if let (Some(draft), Some((_, kv))) = (&self.draft, self.owner.draft) {
+            sequence.draft = Some(DraftCache::new(draft.spec(), kv, max_len));
+        }
         let id = SeqId(self.take_id());
         self.sequences.insert(id, sequence);
         Ok(id)
@@ -303,11 +356,26 @@ impl Runner for CpuRunner {
 
     fn draft(
         &mut self,
-        _items: &[DraftItem],
-        _depth: usize,
-        _k: usize,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
     ) -> Result<Vec<Candidates>, DeviceError> {
-        Err(misuse("draft", "there is no draft".to_owned()))
+        const CALL: &str = "draft";
+        let Some(most) = self.info.draft_depth else {
+            return Err(misuse(CALL, "there is no draft".to_owned()));
+        };
+        if depth == 0 || depth > most || k == 0 {
+            return Err(misuse(CALL, format!("depth {depth} of {most}, top {k}")));
+        }
+        for (i, item) in items.iter().enumerate() {
+            self.check_tokens(CALL, &[item.root])?;
+            self.settled(CALL, item.seq)?;
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse(CALL, detail));
+            }
+        }
+        self.draft_pass(items, Reach { depth, k })
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
@@ -367,8 +435,13 @@ impl Runner for CpuRunner {
             }
         }
         for item in items {
-            if let Some(sequence) = self.sequences.get_mut(&item.seq) {
-                sequence.commit(item.path.nodes());
+            let Some(sequence) = self.sequences.get_mut(&item.seq) else {
+                continue;
+            };
+            sequence.commit(item.path.nodes());
+            let waiting = sequence.draft.as_ref().map_or(0, DraftCache::n_waiting);
+            if waiting >= WAITING {
+                self.project(item.seq)?;
             }
         }
         Ok(())
@@ -387,6 +460,7 @@ impl Runner for CpuRunner {
 
     fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
         self.settled("snapshot", seq)?;
+        self.project(seq)?;
         let sequence = self
             .sequences
             .get_mut(&seq)
@@ -422,11 +496,17 @@ impl Runner for CpuRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        saved.export(&self.info, sink)
+        saved.export(self.owner, sink)
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        let snapshot = Snapshot::import(&self.info, &self.weights.spec, source)?;
+        let plan = Imported {
+            owner: self.owner,
+            spec: &self.weights.spec,
+            draft: self.draft.as_ref().map(Draft::spec),
+            context: self.info.limits.context,
+        };
+        let snapshot = Snapshot::import(plan, source)?;
         Ok(self.keep_snapshot(snapshot))
     }
 
@@ -440,6 +520,66 @@ impl Runner for CpuRunner {
 }
 
 impl CpuRunner {
+    /// Projects what a sequence's features wait for, if there is a draft.
+    fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        let compute = Compute {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let sequence = self.sequences.get_mut(&seq);
+        let Some(sequence) = sequence.filter(|s| s.draft.is_some()) else {
+            return Ok(());
+        };
+        match (&mut self.draft, &mut sequence.draft) {
+            (Some(draft), Some(cache)) => {
+                let position = sequence.position;
+                self.pool.enter(|| draft.project(compute, cache, position))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Drafts items that have been checked, in one pass.
+    fn draft_pass(
+        &mut self,
+        items: &[DraftItem],
+        reach: Reach,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        let compute = Compute {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let Some(draft) = &mut self.draft else {
+            return Ok(Vec::new());
+        };
+        let mut found: BTreeMap<SeqId, &mut Sequence> = self
+            .sequences
+            .iter_mut()
+            .map(|(id, seq)| (*id, seq))
+            .collect();
+        let mut roots = Vec::with_capacity(items.len());
+        for item in items {
+            let sequence = found.remove(&item.seq);
+            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
+            let position = sequence.position;
+            let Some(cache) = &mut sequence.draft else {
+                continue;
+            };
+            roots.push(DraftRoot {
+                cache,
+                position,
+                token: item.root,
+            });
+        }
+        let (weights, head) = (&self.weights, &mut self.head);
+        self.pool
+            .enter(|| draft.draft(compute, weights, &mut roots, reach, head))
+    }
+
     fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
         let id = SnapshotId(self.take_id());
         let info = SnapshotInfo {

@@ -5,8 +5,9 @@ use std::io::{Read, Write};
 use contract::snapshot::{
     Header, Owner, SectionKind, read_header, read_section, write_header, write_section,
 };
-use contract::{DeviceError, Mixer, ModelSpec, RunnerInfo};
+use contract::{DeviceError, DraftLayer, DraftSpec, KvFormats, Mixer, ModelSpec};
 
+use crate::draft::cache::DraftRing;
 use crate::memory;
 use crate::state::{KvShape, LayerState, Sequence};
 
@@ -14,6 +15,8 @@ use crate::state::{KvShape, LayerState, Sequence};
 pub(crate) struct Snapshot {
     pub(crate) position: usize,
     layers: Vec<SavedLayer>,
+    /// Stored keys and values of each draft layer, those positions that are in its sight.
+    draft: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// What was saved of one layer.
@@ -25,14 +28,17 @@ enum SavedLayer {
 }
 
 impl Snapshot {
-    /// Copies what is committed. The delta states must be settled.
+    /// Copies what is committed. The delta states must be settled, and no feature may wait to be projected.
     pub(crate) fn of(sequence: &Sequence) -> Result<Snapshot, DeviceError> {
         let n = sequence.position;
         let bytes = |layer: &LayerState| match layer {
             LayerState::Attention(c) => n * (c.shape.k_bytes() + c.shape.v_bytes()),
             LayerState::Delta(d) => 4 * (d.state.len() + d.window.len()),
         };
-        memory::require(sequence.layers.iter().map(|l| bytes(l) as u64).sum())?;
+        let rings = sequence.draft.iter().flat_map(|draft| &draft.rings);
+        let ring = |ring: &DraftRing| ring.keys.len() + ring.values.len();
+        let all = sequence.layers.iter().map(bytes).chain(rings.map(ring));
+        memory::require(all.map(|n| n as u64).sum())?;
         let save = |layer: &LayerState| match layer {
             LayerState::Attention(cache) => SavedLayer::Attention {
                 keys: cache.keys[..n * cache.shape.k_bytes()].to_vec(),
@@ -46,6 +52,7 @@ impl Snapshot {
         Ok(Snapshot {
             position: n,
             layers: sequence.layers.iter().map(save).collect(),
+            draft: sequence.draft.as_ref().map_or(Vec::new(), |d| d.save(n)),
         })
     }
 
@@ -65,6 +72,9 @@ impl Snapshot {
                 _ => unreachable!("snapshots and sequences of a runner have the model's layers"),
             }
         }
+        if let Some(draft) = &mut sequence.draft {
+            draft.restore(self.position, &self.draft);
+        }
         sequence.position = self.position;
         sequence.pending = None;
     }
@@ -75,21 +85,22 @@ impl Snapshot {
             SavedLayer::Attention { keys, values } => keys.len() + values.len(),
             SavedLayer::Delta { state, window } => 4 * (state.len() + window.len()),
         };
-        self.layers.iter().map(|layer| of(layer) as u64).sum()
+        let draft = self
+            .draft
+            .iter()
+            .map(|(keys, values)| keys.len() + values.len());
+        let all = self.layers.iter().map(of).chain(draft);
+        all.map(|bytes| bytes as u64).sum()
     }
 
     /// Writes the snapshot in the device-neutral layout, two sections a layer.
-    pub(crate) fn export(
-        &self,
-        info: &RunnerInfo,
-        sink: &mut dyn Write,
-    ) -> Result<(), DeviceError> {
+    pub(crate) fn export(&self, owner: Owner, sink: &mut dyn Write) -> Result<(), DeviceError> {
         write_header(
             sink,
             &Header {
-                owner: owner(info),
+                owner,
                 position: self.position as u64,
-                sections: 2 * self.layers.len() as u32,
+                sections: 2 * (self.layers.len() + self.draft.len()) as u32,
             },
         )?;
         for (i, layer) in self.layers.iter().enumerate() {
@@ -105,95 +116,134 @@ impl Snapshot {
                 }
             }
         }
+        for (i, (keys, values)) in self.draft.iter().enumerate() {
+            write_section(sink, SectionKind::DraftKeys, i as u32, keys)?;
+            write_section(sink, SectionKind::DraftValues, i as u32, values)?;
+        }
         Ok(())
     }
 
     /// Reads what [`Snapshot::export`] wrote, on this device or another.
     pub(crate) fn import(
-        info: &RunnerInfo,
-        spec: &ModelSpec,
+        plan: Imported<'_>,
         source: &mut dyn Read,
     ) -> Result<Snapshot, DeviceError> {
         let refuse = |detail: String| DeviceError::SnapshotRefused { detail };
-        let header = read_header(source, owner(info))?;
-        let context = info.limits.context;
+        let header = read_header(source, plan.owner)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
-        if position > context {
+        if position > plan.context {
             return Err(refuse(format!(
-                "it stands at position {position}, the context is {context}"
+                "it stands at position {position}, the context is {}",
+                plan.context
             )));
         }
-        if header.sections as usize != 2 * spec.layers.len() {
+        let (n_layers, n_draft) = (plan.spec.layers.len(), plan.draft_layers().len());
+        if header.sections as usize != 2 * (n_layers + n_draft) {
             return Err(refuse(format!(
                 "{} sections, {} expected",
                 header.sections,
-                2 * spec.layers.len()
+                2 * (n_layers + n_draft)
             )));
         }
-        let expected = |kind: SectionKind, layer: u32| {
-            let layer = spec.layers.get(layer as usize)?;
-            match (&layer.mixer, kind) {
-                (Mixer::Attention(a), SectionKind::Keys) => {
-                    Some(position * KvShape::new(a, info.kv).k_bytes())
-                }
-                (Mixer::Attention(a), SectionKind::Values) => {
-                    Some(position * KvShape::new(a, info.kv).v_bytes())
-                }
-                (Mixer::GatedDelta(d), SectionKind::DeltaState) => Some(4 * d.state_values()),
-                (Mixer::GatedDelta(d), SectionKind::ConvWindow) => Some(4 * d.window_values()),
-                _ => None,
-            }
-        };
-        let kinds = [
-            SectionKind::Keys,
-            SectionKind::Values,
-            SectionKind::DeltaState,
-            SectionKind::ConvWindow,
-        ];
-        let of_layer = |i| kinds.into_iter().filter_map(move |kind| expected(kind, i));
-        let all: usize = (0..spec.layers.len() as u32).flat_map(of_layer).sum();
-        memory::require(all as u64)?;
-        let mut layers: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; spec.layers.len()];
+        memory::require(plan.all_bytes(position) as u64)?;
+        // Layers of the target, then those of the draft, two halves each.
+        let mut halves: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; n_layers + n_draft];
         for _ in 0..header.sections {
-            let section = read_section(source, expected)?;
-            let half = match section.kind {
-                SectionKind::Keys | SectionKind::DeltaState => 0,
-                _ => 1,
+            let section = read_section(source, |kind, layer| plan.bytes(kind, layer, position))?;
+            let (first, half) = match section.kind {
+                SectionKind::Keys | SectionKind::DeltaState => (0, 0),
+                SectionKind::Values | SectionKind::ConvWindow => (0, 1),
+                SectionKind::DraftKeys => (n_layers, 0),
+                SectionKind::DraftValues => (n_layers, 1),
             };
-            let slot = &mut layers[section.layer as usize][half];
+            let slot = &mut halves[first + section.layer as usize][half];
             if slot.replace(section.bytes).is_some() {
                 let detail = format!("layer {} has a section twice", section.layer);
                 return Err(refuse(detail));
             }
         }
-        let layers = layers.into_iter().zip(&spec.layers).enumerate();
-        let layers = layers.map(|(i, (halves, layer))| {
+        let mut pairs = Vec::with_capacity(halves.len());
+        for (i, halves) in halves.into_iter().enumerate() {
             let [Some(first), Some(second)] = halves else {
                 return Err(refuse(format!("layer {i} lacks a section")));
             };
-            Ok(match layer.mixer {
-                Mixer::Attention(_) => SavedLayer::Attention {
-                    keys: first,
-                    values: second,
-                },
-                Mixer::GatedDelta(_) => SavedLayer::Delta {
-                    state: from_bytes(&first),
-                    window: from_bytes(&second),
-                },
-            })
+            pairs.push((first, second));
+        }
+        let draft = pairs.split_off(n_layers);
+        let layers = pairs.into_iter().zip(&plan.spec.layers);
+        let layers = layers.map(|((first, second), layer)| match layer.mixer {
+            Mixer::Attention(_) => SavedLayer::Attention {
+                keys: first,
+                values: second,
+            },
+            Mixer::GatedDelta(_) => SavedLayer::Delta {
+                state: from_bytes(&first),
+                window: from_bytes(&second),
+            },
         });
         Ok(Snapshot {
             position,
-            layers: layers.collect::<Result<_, _>>()?,
+            layers: layers.collect(),
+            draft,
         })
     }
 }
 
-fn owner(info: &RunnerInfo) -> Owner {
-    Owner {
-        model: info.model,
-        kv: info.kv,
-        draft: None,
+/// What an imported snapshot must be of.
+#[derive(Clone, Copy)]
+pub(crate) struct Imported<'a> {
+    pub(crate) owner: Owner,
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) draft: Option<&'a DraftSpec>,
+    /// The longest sequence.
+    pub(crate) context: usize,
+}
+
+impl Imported<'_> {
+    fn draft_layers(&self) -> &[DraftLayer] {
+        self.draft.map_or(&[], |draft| &draft.layers)
+    }
+
+    /// Bytes of a section of a snapshot at `position`; `None` where there is no such section.
+    fn bytes(&self, kind: SectionKind, layer: u32, position: usize) -> Option<usize> {
+        let kv = self.owner.kv;
+        match kind {
+            SectionKind::DraftKeys | SectionKind::DraftValues => {
+                let layer = self.draft_layers().get(layer as usize)?;
+                let (_, format) = self.owner.draft?;
+                let kv = KvFormats {
+                    k: format,
+                    v: format,
+                };
+                let rows = position.min(layer.window);
+                return Some(rows * KvShape::new(&layer.attention, kv).k_bytes());
+            }
+            _ => {}
+        }
+        let layer = self.spec.layers.get(layer as usize)?;
+        match (&layer.mixer, kind) {
+            (Mixer::Attention(a), SectionKind::Keys) => {
+                Some(position * KvShape::new(a, kv).k_bytes())
+            }
+            (Mixer::Attention(a), SectionKind::Values) => {
+                Some(position * KvShape::new(a, kv).v_bytes())
+            }
+            (Mixer::GatedDelta(d), SectionKind::DeltaState) => Some(4 * d.state_values()),
+            (Mixer::GatedDelta(d), SectionKind::ConvWindow) => Some(4 * d.window_values()),
+            _ => None,
+        }
+    }
+
+    /// Bytes of all sections of a snapshot at `position`.
+    fn all_bytes(&self, position: usize) -> usize {
+        use SectionKind::{ConvWindow, DeltaState, DraftKeys, DraftValues, Keys, Values};
+        let most = self.spec.layers.len().max(self.draft_layers().len()) as u32;
+        let kinds = [Keys, Values, DeltaState, ConvWindow, DraftKeys, DraftValues];
+        let of_layer = |i| {
+            let bytes = move |kind| self.bytes(kind, i, position);
+            kinds.into_iter().filter_map(bytes)
+        };
+        (0..most).flat_map(of_layer).sum()
     }
 }
 

@@ -4,6 +4,7 @@ use contract::{
     AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, QuantType, Tree,
 };
 
+use crate::draft::cache::DraftCache;
 use crate::kernels::Kernels;
 use crate::pool::Pool;
 use crate::reference::kv;
@@ -18,6 +19,8 @@ pub(crate) struct Sequence {
     pub(crate) layers: Vec<LayerState>,
     /// The tree verified last, until it is committed or discarded.
     pub(crate) pending: Option<Tree>,
+    /// What the draft reads of it, if there is a draft.
+    pub(crate) draft: Option<DraftCache>,
 }
 
 /// What one layer holds of one sequence.
@@ -125,6 +128,7 @@ impl Sequence {
             position: 0,
             layers: spec.layers.iter().map(|l| layer(&l.mixer)).collect(),
             pending: None,
+            draft: None,
         }
     }
 
@@ -145,6 +149,9 @@ impl Sequence {
                 LayerState::Attention(cache) => cache.compact(position, path),
                 LayerState::Delta(delta) => delta.keep(path),
             }
+        }
+        if let Some(draft) = &mut self.draft {
+            draft.commit(path);
         }
         self.position += path.len();
         self.pending = None;

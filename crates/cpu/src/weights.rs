@@ -5,7 +5,7 @@ use std::sync::Arc;
 use contract::quant::dequantize_row;
 use contract::{
     AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LoadProgress, Mixer, ModelSpec,
-    OpenPlan, TokenId, WeightError, WeightRef, WeightSource,
+    TokenId, WeightError, WeightRef, WeightSource,
 };
 
 use crate::dispatch::Dispatch;
@@ -30,6 +30,11 @@ pub(crate) struct Layer {
     pub(crate) mixer: LayerMixer,
     /// `[hidden]`.
     pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) ffn: Dense,
+}
+
+/// Weights of a dense feed-forward.
+pub(crate) struct Dense {
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -72,7 +77,7 @@ pub(crate) struct Delta {
 }
 
 /// Loads weights one by one and tells how far it is.
-struct Loader<'a> {
+pub(crate) struct Loader<'a> {
     source: &'a dyn WeightSource,
     dispatch: &'a Dispatch,
     pool: &'a Pool,
@@ -81,28 +86,17 @@ struct Loader<'a> {
 }
 
 impl Weights {
-    /// Loads every weight of a plan that [`crate::check::plan`] has passed.
+    /// Loads every weight of a model of a plan that [`crate::check::plan`] has passed.
     pub(crate) fn load(
-        plan: OpenPlan,
+        (spec, source): (Arc<ModelSpec>, Arc<dyn WeightSource>),
         dispatch: &Dispatch,
         pool: &Pool,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Weights, DeviceError> {
-        let (spec, source) = (plan.target, plan.weights);
         let total: u64 = spec.weights().iter().map(|w| w.bytes() as u64).sum();
-        let mut loader = Loader {
-            source: &*source,
-            dispatch,
-            pool,
-            progress,
-            state: LoadProgress {
-                done_bytes: 0,
-                total_bytes: total,
-            },
-        };
+        let mut loader = Loader::new(&*source, dispatch, pool, progress, total);
         check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
         let layers = spec.layers.iter().map(|layer| {
-            let FeedForward::Dense { gate, up, down } = &layer.ffn;
             Ok(Layer {
                 mixer_norm: loader.vector(&layer.mixer_norm)?,
                 mixer: match &layer.mixer {
@@ -114,9 +108,7 @@ impl Weights {
                     }
                 },
                 ffn_norm: loader.vector(&layer.ffn_norm)?,
-                gate: loader.matrix(gate)?,
-                up: loader.matrix(up)?,
-                down: loader.matrix(down)?,
+                ffn: Dense::load(&layer.ffn, &mut loader)?,
             })
         });
         let layers = layers.collect::<Result<Vec<Layer>, WeightError>>()?;
@@ -160,10 +152,7 @@ fn vector_bytes(vector: &[f32]) -> usize {
 impl Layer {
     fn owned_bytes(&self) -> usize {
         let (vectors, matrices): (Vec<&[f32]>, Vec<&Linear>) = match &self.mixer {
-            LayerMixer::Attention(w) => (
-                w.q_norm.iter().chain(&w.k_norm).map(|v| &**v).collect(),
-                vec![&w.q, &w.k, &w.v, &w.o],
-            ),
+            LayerMixer::Attention(w) => (w.vectors().collect(), w.matrices().to_vec()),
             LayerMixer::Delta(w) => (
                 vec![&w.a, &w.dt, &w.conv, &w.norm],
                 vec![&w.qkv, &w.z, &w.beta, &w.alpha, &w.out],
@@ -172,15 +161,39 @@ impl Layer {
         let vectors = vectors
             .into_iter()
             .chain([&*self.mixer_norm, &*self.ffn_norm]);
-        let matrices = matrices
-            .into_iter()
-            .chain([&self.gate, &self.up, &self.down]);
+        let matrices = matrices.into_iter().chain(self.ffn.matrices());
         vectors.map(vector_bytes).sum::<usize>() + matrices.map(Linear::owned_bytes).sum::<usize>()
     }
 }
 
+impl Dense {
+    pub(crate) fn load(spec: &FeedForward, loader: &mut Loader<'_>) -> Result<Dense, WeightError> {
+        let FeedForward::Dense { gate, up, down } = spec;
+        Ok(Dense {
+            gate: loader.matrix(gate)?,
+            up: loader.matrix(up)?,
+            down: loader.matrix(down)?,
+        })
+    }
+
+    pub(crate) fn matrices(&self) -> [&Linear; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
 impl Attention {
-    fn load(spec: &AttentionSpec, loader: &mut Loader<'_>) -> Result<Attention, WeightError> {
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &[f32]> {
+        self.q_norm.iter().chain(&self.k_norm).map(|v| &**v)
+    }
+
+    pub(crate) fn matrices(&self) -> [&Linear; 4] {
+        [&self.q, &self.k, &self.v, &self.o]
+    }
+
+    pub(crate) fn load(
+        spec: &AttentionSpec,
+        loader: &mut Loader<'_>,
+    ) -> Result<Attention, WeightError> {
         let mut norm = |weight: &Option<WeightRef>| match weight {
             Some(weight) => loader.vector(weight).map(Some),
             None => Ok(None),
@@ -234,9 +247,29 @@ fn conv_by_head(spec: &GatedDeltaSpec, stored: &[f32]) -> Vec<f32> {
     out
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    /// Nothing loaded of `total_bytes`.
+    pub(crate) fn new(
+        source: &'a dyn WeightSource,
+        dispatch: &'a Dispatch,
+        pool: &'a Pool,
+        progress: &'a mut dyn FnMut(LoadProgress),
+        total_bytes: u64,
+    ) -> Loader<'a> {
+        Loader {
+            source,
+            dispatch,
+            pool,
+            progress,
+            state: LoadProgress {
+                done_bytes: 0,
+                total_bytes,
+            },
+        }
+    }
+
     /// A small weight as f32 values in stored order.
-    fn vector(&mut self, weight: &WeightRef) -> Result<Vec<f32>, WeightError> {
+    pub(crate) fn vector(&mut self, weight: &WeightRef) -> Result<Vec<f32>, WeightError> {
         let bytes = self.source.bytes(weight)?;
         check_bytes(weight, bytes)?;
         let mut values = vec![0.0; weight.values()];
@@ -248,7 +281,7 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    fn matrix(&mut self, weight: &WeightRef) -> Result<Linear, WeightError> {
+    pub(crate) fn matrix(&mut self, weight: &WeightRef) -> Result<Linear, WeightError> {
         let bytes = self.source.bytes(weight)?;
         check_bytes(weight, bytes)?;
         let linear = Linear::load_on(self.pool, weight, bytes, self.dispatch)?;

@@ -38,6 +38,16 @@ pub enum ModelError {
         /// What was expected and what was found.
         detail: String,
     },
+    /// A draft and a target that do not belong together. Use the draft that was made for the target.
+    #[error("{draft} does not draft for {target}: {detail}")]
+    Misfit {
+        /// The draft's file.
+        draft: String,
+        /// The target's name.
+        target: String,
+        /// What does not fit, on both sides.
+        detail: String,
+    },
     /// There is no recipe or synthetic model of this name.
     #[error("{what} {given}: unknown, use one of {known}")]
     Unknown {

@@ -26,6 +26,35 @@ pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
         hasher.update(front);
         hasher.update(&back[back.len().saturating_sub(SAMPLE)..]);
     }
+    first_16(&hasher)
+}
+
+/// The same for tensors that are not in a GGUF file: a text about them all, and of each its name, shape and both
+/// ends.
+pub(crate) fn bytes_hash<'a>(
+    text: &[u8],
+    tensors: impl Iterator<Item = (String, &'a [u8], &'a [u8])>,
+) -> ModelHash {
+    let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
+    hasher.update(&(text.len() as u64).to_le_bytes());
+    hasher.update(text);
+    for (about, front, back) in tensors {
+        hasher.update(about.as_bytes());
+        hasher.update(front);
+        hasher.update(back);
+    }
+    first_16(&hasher)
+}
+
+/// The identity of one file read in one of several ways.
+pub(crate) fn combined(hash: ModelHash, reading: &[u8]) -> ModelHash {
+    let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
+    hasher.update(&hash.0);
+    hasher.update(reading);
+    first_16(&hasher)
+}
+
+fn first_16(hasher: &blake3::Hasher) -> ModelHash {
     let mut hash = [0; 16];
     hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     ModelHash(hash)

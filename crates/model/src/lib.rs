@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod card;
+mod draft;
 mod error;
 mod family;
 mod hash;
@@ -24,6 +25,9 @@ pub mod synth;
 mod vocab;
 
 pub use card::{Card, CardSampling};
+pub use draft::{
+    DraftFacts, DraftFile, DraftFormat, DraftOptions, LoadedDraft, load_draft, load_draft_bytes,
+};
 pub use error::ModelError;
 pub use gguf::Mapped;
 pub use load::{Facts, Loaded, TypeShare, load, load_bytes, load_vocab};

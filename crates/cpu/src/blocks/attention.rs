@@ -404,7 +404,7 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
     });
 }
 
-fn decode_of(kernels: &Kernels, ty: QuantType) -> fn(&[u8], &mut [f32]) {
+pub(super) fn decode_of(kernels: &Kernels, ty: QuantType) -> fn(&[u8], &mut [f32]) {
     match ty {
         QuantType::F32 => kv::decode_f32,
         QuantType::Q8_0 => kernels.decode_q8_0,

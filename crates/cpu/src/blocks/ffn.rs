@@ -2,29 +2,39 @@
 
 use crate::forward::{Arena, Compute};
 use crate::linear::apply_all;
-use crate::weights::Layer;
+use crate::weights::{Dense, Layer};
 
 /// Reads `arena.y`, writes `arena.update`; the projections go through the wide buffers.
 pub(crate) fn apply(compute: Compute<'_>, layer: &Layer, arena: &mut Arena, n_rows: usize) {
-    let (hidden, width) = (layer.gate.cols(), layer.gate.rows());
+    let (hidden, width) = (layer.ffn.gate.cols(), layer.ffn.gate.rows());
     let (parts, _) = arena.split();
-    let (gate, up) = (
-        &mut parts.a[..n_rows * width],
-        &mut parts.b[..n_rows * width],
-    );
-    let mixed = &mut parts.c[..n_rows * width];
-    apply_all(
-        compute.pool,
-        &parts.y[..n_rows * hidden],
-        n_rows,
-        &mut [(&layer.gate, &mut *gate), (&layer.up, &mut *up)],
-    );
-    let size = compute.grain(n_rows) * width;
+    let wide = n_rows * width;
+    let buffers = [
+        &mut parts.a[..wide],
+        &mut parts.b[..wide],
+        &mut parts.c[..wide],
+    ];
+    let y = &parts.y[..n_rows * hidden];
+    let update = &mut parts.update[..n_rows * hidden];
+    dense(compute, &layer.ffn, y, buffers, update);
+}
+
+/// The feed-forward of `y` `[n, hidden]` into `out`, through three buffers `[n, ffn]`.
+pub(crate) fn dense(
+    compute: Compute<'_>,
+    weights: &Dense,
+    y: &[f32],
+    [gate, up, mixed]: [&mut [f32]; 3],
+    out: &mut [f32],
+) {
+    let n_rows = y.len() / weights.gate.cols();
+    let parts = &mut [(&weights.gate, &mut *gate), (&weights.up, &mut *up)];
+    apply_all(compute.pool, y, n_rows, parts);
+    let size = compute.grain(n_rows) * weights.gate.rows();
     let rows = gate.chunks(size).zip(up.chunks(size));
     let rows = rows.zip(mixed.chunks_mut(size));
     compute.pool.for_each_item(rows, |((gate, up), mixed)| {
         (compute.kernels.swiglu)(gate, up, mixed);
     });
-    let update = &mut parts.update[..n_rows * hidden];
-    layer.down.apply(compute.pool, mixed, n_rows, update);
+    weights.down.apply(compute.pool, mixed, n_rows, out);
 }

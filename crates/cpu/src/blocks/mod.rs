@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod chunk;
 pub(crate) mod delta;
+pub(crate) mod draft;
 pub(crate) mod ffn;
 pub(crate) mod head;
 mod softmax;

@@ -8,6 +8,7 @@ pub mod activation;
 pub mod attention;
 pub mod conv;
 pub mod delta;
+pub mod draft;
 pub mod kv;
 pub mod matmul;
 pub mod norm;

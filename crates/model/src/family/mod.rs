@@ -127,10 +127,7 @@ fn heads(
         return Err(reader.refuse_key("attention.head_count", detail));
     }
     let head_dim = reader.count("attention.key_length")?;
-    if !head_dim.is_multiple_of(HEAD_STEP) || head_dim > MAX_HEAD {
-        let detail = format!("{head_dim}; a multiple of {HEAD_STEP} up to {MAX_HEAD} is expected");
-        return Err(reader.refuse_key("attention.key_length", detail));
-    }
+    check_head_dim(head_dim).map_err(|detail| reader.refuse_key("attention.key_length", detail))?;
     let value_dim = reader.count("attention.value_length")?;
     if head_dim != value_dim {
         let detail = format!("{value_dim}, but attention.key_length is {head_dim}");
@@ -170,8 +167,18 @@ fn dense_ffn(block: &Block<'_>, hidden: usize, ffn: usize) -> Result<FeedForward
     })
 }
 
+/// Refuses a head size that is not whole blocks, or is beyond any model.
+pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
+    if head_dim == 0 || !head_dim.is_multiple_of(HEAD_STEP) || head_dim > MAX_HEAD {
+        return Err(format!(
+            "{head_dim}; a multiple of {HEAD_STEP} up to {MAX_HEAD} is expected"
+        ));
+    }
+    Ok(())
+}
+
 /// The factor on `q · k`: one over the root of the head size.
-fn attention_scale(head_dim: usize) -> f32 {
+pub(crate) fn attention_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim as f64).sqrt()) as f32
 }
 

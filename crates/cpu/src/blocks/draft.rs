@@ -1,0 +1,157 @@
+//! Attention of draft blocks: [`crate::reference::draft::attend_block`] over stored context rows, all heads.
+//!
+//! Rows of a block and query heads of a group share one reading of the keys. Keys come in blocks counted from
+//! the first one that any row sees, the draft block itself last, so a row's result does not depend on which
+//! other sequences share the call.
+
+use contract::AttentionSpec;
+
+use crate::draft::cache::DraftRing;
+use crate::forward::Compute;
+use crate::reference::draft::Sight;
+use crate::scratch::take;
+
+use super::attention::decode_of;
+use super::chunk::transpose;
+use super::softmax::{BLOCK, Running};
+
+/// One sequence's block at one layer: `q` `[block, n_heads, head_dim]`, `k` and `v`
+/// `[block, n_kv_heads, head_dim]`, all prepared.
+pub(crate) struct Block<'a> {
+    pub(crate) ring: &'a DraftRing,
+    pub(crate) committed: usize,
+    pub(crate) q: &'a [f32],
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
+}
+
+/// One key head of one block, for some of its rows.
+struct Item<'a> {
+    block: &'a Block<'a>,
+    kv_head: usize,
+    first_row: usize,
+    /// `[rows, n_heads / n_kv_heads, head_dim]`.
+    out: Vec<f32>,
+}
+
+/// Writes `out` `[blocks, block, n_heads, head_dim]`.
+pub(crate) fn attend(
+    compute: Compute<'_>,
+    spec: &AttentionSpec,
+    blocks: &[Block<'_>],
+    sight: Sight,
+    out: &mut [f32],
+) {
+    let (dim, group) = (spec.head_dim, spec.n_heads / spec.n_kv_heads);
+    let width = spec.n_heads * dim;
+    let n_rows = out.len() / width / blocks.len().max(1);
+    // Every thread finds an item; more would read the keys more often.
+    let wanted = compute
+        .pool
+        .threads()
+        .div_ceil(blocks.len() * spec.n_kv_heads);
+    let rows_per_item = n_rows.div_ceil(wanted).max(1);
+    let mut items = Vec::new();
+    for block in blocks {
+        for kv_head in 0..spec.n_kv_heads {
+            for first_row in (0..n_rows).step_by(rows_per_item) {
+                let rows = rows_per_item.min(n_rows - first_row);
+                items.push(Item {
+                    block,
+                    kv_head,
+                    first_row,
+                    out: vec![0.0; rows * group * dim],
+                });
+            }
+        }
+    }
+    compute.pool.for_each_item(items.iter_mut(), |item| {
+        attend_item(compute, spec, sight, item);
+    });
+    let per_block = items.len() / blocks.len().max(1);
+    for (i, item) in items.iter().enumerate() {
+        let block_out = &mut out[i / per_block * n_rows * width..][..n_rows * width];
+        for (row, heads) in item.out.chunks_exact(group * dim).enumerate() {
+            let at = (item.first_row + row) * width + item.kv_head * group * dim;
+            block_out[at..at + group * dim].copy_from_slice(heads);
+        }
+    }
+}
+
+fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &mut Item<'_>) {
+    let Item {
+        block,
+        kv_head,
+        first_row,
+        out,
+    } = item;
+    let (kv_head, first_row) = (*kv_head, *first_row);
+    let (dim, group) = (spec.head_dim, spec.n_heads / spec.n_kv_heads);
+    let m = out.len() / dim;
+    let (kernels, ring, committed) = (compute.kernels, block.ring, block.committed);
+    let kv_width = spec.n_kv_heads * dim;
+    let n_block = block.k.len() / kv_width;
+    let decode_key = decode_of(kernels, ring.shape.k);
+    let decode_value = decode_of(kernels, ring.shape.v);
+    let len = m * (dim + BLOCK + 2) + 2 * BLOCK * dim;
+    compute.scratch.with(len, |mut scratch| {
+        let queries = take(&mut scratch, m * dim);
+        let scores = take(&mut scratch, m * BLOCK);
+        let sums = take(&mut scratch, 2 * m);
+        let rows = take(&mut scratch, BLOCK * dim);
+        let turned = take(&mut scratch, BLOCK * dim);
+        for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
+            let (row, head) = (first_row + i / group, kv_head * group + i % group);
+            query.copy_from_slice(&block.q[(row * spec.n_heads + head) * dim..][..dim]);
+        }
+        let mut running = Running::new(sums, out);
+        let mut absorb = |rows: &mut [f32],
+                          read: &dyn Fn(bool, usize, &mut [f32]),
+                          n: usize,
+                          seen: &dyn Fn(usize, usize) -> bool| {
+            for (i, row) in rows.chunks_exact_mut(dim).take(n).enumerate() {
+                read(true, i, row);
+            }
+            rows[n * dim..].fill(0.0);
+            transpose(rows, dim, turned);
+            scores.fill(0.0);
+            (kernels.accumulate)(queries, turned, BLOCK, scores);
+            for (i, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
+                for (key, score) in scores.iter_mut().enumerate() {
+                    *score = match key < n && seen(first_row + i / group, key) {
+                        true => *score * spec.scale,
+                        false => f32::NEG_INFINITY,
+                    };
+                }
+            }
+            for (i, row) in rows.chunks_exact_mut(dim).take(n).enumerate() {
+                read(false, i, row);
+            }
+            running.absorb(kernels, scores, rows, BLOCK);
+        };
+        let mut begin = sight.first(committed).max(ring.held(committed).start);
+        while begin < committed {
+            let n = BLOCK.min(committed - begin);
+            let read = |key: bool, i: usize, row: &mut [f32]| match key {
+                true => decode_key(ring.key(begin + i, kv_head), row),
+                false => decode_value(ring.value(begin + i, kv_head), row),
+            };
+            let seen = |row: usize, i: usize| sight.sees_context(committed + row, begin + i);
+            absorb(rows, &read, n, &seen);
+            begin += n;
+        }
+        // A block has at most as many rows as a tree has nodes, which is one block of keys.
+        let read = |key: bool, i: usize, row: &mut [f32]| {
+            let from = if key { block.k } else { block.v };
+            row.copy_from_slice(&from[i * kv_width + kv_head * dim..][..dim]);
+        };
+        absorb(rows, &read, n_block, &|row, i| sight.sees_row(row, i));
+        running.finish();
+    });
+}
+
+/// Floats that one item is worked in.
+pub(crate) fn scratch_floats(spec: &AttentionSpec, block: usize) -> usize {
+    let m = block * spec.n_heads / spec.n_kv_heads;
+    m * (spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim
+}

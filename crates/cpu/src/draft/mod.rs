@@ -1,0 +1,376 @@
+//! The draft on this device: features of committed tokens become keys and values, blocks of masks become
+//! candidates. [`contract::draft`] has the formulas.
+
+pub(crate) mod cache;
+pub(crate) mod weights;
+
+use contract::{Ask, Candidates, DeviceError, DraftPlan, DraftSpec, LoadProgress, Row, TokenId};
+
+use crate::blocks::draft::{Block, attend};
+use crate::blocks::ffn;
+use crate::blocks::head::{self, AskedRow, HeadBuffers};
+use crate::dispatch::Dispatch;
+use crate::forward::Compute;
+use crate::linear::{Linear, apply_all};
+use crate::pool::Pool;
+use crate::reference::draft::Sight;
+use crate::reference::{kv, rope};
+use crate::weights::{Attention, Weights};
+use cache::DraftCache;
+use weights::{DraftWeights, LazyWeights};
+
+/// An opened draft. Its sequences' side is [`DraftCache`].
+pub(crate) struct Draft {
+    weights: LazyWeights,
+    buffers: Buffers,
+}
+
+/// Buffers of a pass, kept from pass to pass and lengthened when a longer one comes.
+#[derive(Default)]
+struct Buffers {
+    /// `[n, hidden]` each: residual stream, the same behind a norm, what a layer adds.
+    x: Vec<f32>,
+    y: Vec<f32>,
+    update: Vec<f32>,
+    /// `[n, n_heads, head_dim]` each.
+    q: Vec<f32>,
+    heads: Vec<f32>,
+    /// `[n, n_kv_heads, head_dim]` each, of one layer in a block pass and of all in a projection.
+    kv: Vec<f32>,
+    /// `[n, ffn]` each.
+    wide: [Vec<f32>; 3],
+    /// `[n, head_dim / 2]` each.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+/// One sequence of a draft call.
+pub(crate) struct DraftRoot<'a> {
+    pub(crate) cache: &'a mut DraftCache,
+    /// Committed tokens.
+    pub(crate) position: usize,
+    pub(crate) token: TokenId,
+}
+
+/// How far a draft goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reach {
+    pub(crate) depth: usize,
+    pub(crate) k: usize,
+}
+
+/// The first `len` values of a buffer that is lengthened if it is shorter.
+fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
+
+/// Collects the features of a pass while the target's layers go by.
+pub(crate) struct Taps<'a> {
+    layers: &'a [usize],
+    hidden: usize,
+    /// `[n, taps, hidden]`.
+    features: &'a mut [f32],
+}
+
+impl<'a> Taps<'a> {
+    /// Into `features`, which is long enough for every pass; nothing is collected without a draft.
+    pub(crate) fn new(draft: Option<&'a Draft>, features: &'a mut [f32]) -> Taps<'a> {
+        let spec = draft.map(Draft::spec);
+        Taps {
+            layers: spec.map_or(&[], |spec| &spec.taps),
+            hidden: spec.map_or(0, |spec| spec.hidden),
+            features,
+        }
+    }
+
+    /// Takes the residual stream `[n, hidden]` after a layer, if it is one that the draft reads.
+    pub(crate) fn take(&mut self, layer: usize, x: &[f32]) {
+        let Some(tap) = self.layers.iter().position(|tap| *tap == layer) else {
+            return;
+        };
+        let rows = self
+            .features
+            .chunks_exact_mut(self.layers.len() * self.hidden);
+        for (row, x) in rows.zip(x.chunks_exact(self.hidden)) {
+            row[tap * self.hidden..][..self.hidden].copy_from_slice(x);
+        }
+    }
+
+    /// The features of some rows of the pass.
+    pub(crate) fn rows(&self, rows: std::ops::Range<usize>) -> &[f32] {
+        let width = self.layers.len() * self.hidden;
+        &self.features[rows.start * width..rows.end * width]
+    }
+}
+
+impl Draft {
+    pub(crate) fn new(
+        plan: DraftPlan,
+        dispatch: Dispatch,
+        pool: &Pool,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Draft, DeviceError> {
+        Ok(Draft {
+            weights: LazyWeights::new(plan, dispatch, pool, progress)?,
+            buffers: Buffers::default(),
+        })
+    }
+
+    pub(crate) fn spec(&self) -> &DraftSpec {
+        self.weights.spec()
+    }
+
+    /// Projects what waits in `cache`, whose sequence has `position` committed tokens.
+    pub(crate) fn project(
+        &mut self,
+        compute: Compute<'_>,
+        cache: &mut DraftCache,
+        position: usize,
+    ) -> Result<(), DeviceError> {
+        let n = cache.n_waiting();
+        if n == 0 {
+            return Ok(());
+        }
+        let compute = Compute {
+            norm_eps: self.weights.spec().norm_eps,
+            ..compute
+        };
+        let weights = self.weights.get(compute.pool)?;
+        project(compute, weights, &mut self.buffers, cache, position - n);
+        cache.waiting.clear();
+        Ok(())
+    }
+
+    /// Candidates after each root, `[depth, k]`.
+    pub(crate) fn draft(
+        &mut self,
+        compute: Compute<'_>,
+        target: &Weights,
+        roots: &mut [DraftRoot<'_>],
+        reach: Reach,
+        head_buffers: &mut HeadBuffers,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        for root in &mut *roots {
+            self.project(compute, root.cache, root.position)?;
+        }
+        let block = self.spec().block;
+        let mask = self.spec().mask;
+        let tokens: Vec<TokenId> = roots
+            .iter()
+            .flat_map(|root| (0..block).map(move |row| if row == 0 { root.token } else { mask }))
+            .collect();
+        let hidden = self.spec().hidden;
+        let x = sized(&mut self.buffers.x, tokens.len() * hidden);
+        target.embed(&tokens, x)?;
+        self.pass(compute, roots)?;
+        let ask = Ask::top(reach.k);
+        let firsts = (0..roots.len()).map(|i| i * block + 1);
+        let asked: Vec<AskedRow<'_>> = firsts
+            .flat_map(|first| first..first + reach.depth)
+            .map(|row| AskedRow { row, ask: &ask })
+            .collect();
+        let rows = head::rows(compute, &target.head, &self.buffers.y, &asked, head_buffers);
+        Ok(rows.chunks(reach.depth).map(candidates).collect())
+    }
+
+    /// Runs the blocks whose embeddings stand in `x`, and leaves them behind the final norm in `y`.
+    fn pass(&mut self, compute: Compute<'_>, roots: &[DraftRoot<'_>]) -> Result<(), DeviceError> {
+        let spec = self.weights.spec().clone();
+        let weights = self.weights.get(compute.pool)?;
+        let compute = Compute {
+            norm_eps: spec.norm_eps,
+            ..compute
+        };
+        let n = roots.len() * spec.block;
+        let Buffers {
+            x,
+            y,
+            update,
+            q,
+            heads,
+            kv,
+            wide,
+            cos,
+            sin,
+        } = &mut self.buffers;
+        let all = n * spec.hidden;
+        let (x, y, update) = (&mut x[..all], sized(y, all), sized(update, all));
+        let positions: Vec<usize> = roots
+            .iter()
+            .flat_map(|root| root.position..root.position + spec.block)
+            .collect();
+        if let Some(first) = weights.layers.first() {
+            compute.norm(x, &first.attention_norm, y);
+        }
+        for (i, (layer, of)) in weights.layers.iter().zip(&spec.layers).enumerate() {
+            let attention = &layer.attention;
+            let angles = turn(compute, attention, &positions, (&mut *cos, &mut *sin));
+            let (q_width, kv_width) = (attention.q.rows(), attention.k.rows());
+            let q = sized(q, n * q_width);
+            let (k, v) = sized(kv, 2 * n * kv_width).split_at_mut(n * kv_width);
+            apply_all(
+                compute.pool,
+                y,
+                n,
+                &mut [
+                    (&attention.q, &mut *q),
+                    (&attention.k, &mut *k),
+                    (&attention.v, &mut *v),
+                ],
+            );
+            prepare(compute, attention, attention.q_norm.as_deref(), q, angles);
+            prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
+            let sight = Sight {
+                window: of.window,
+                causal: of.block_mask == contract::BlockMask::Causal,
+            };
+            let heads = sized(heads, n * q_width);
+            let rows = spec.block * kv_width;
+            let mut blocks: Vec<Block<'_>> = Vec::with_capacity(roots.len());
+            for (at, root) in roots.iter().enumerate() {
+                blocks.push(Block {
+                    ring: &root.cache.rings[i],
+                    committed: root.position,
+                    q: &q[at * spec.block * q_width..][..spec.block * q_width],
+                    k: &k[at * rows..][..rows],
+                    v: &v[at * rows..][..rows],
+                });
+            }
+            attend(compute, &attention.spec, &blocks, sight, heads);
+            attention.o.apply(compute.pool, heads, n, update);
+            compute.add_norm(x, update, &layer.ffn_norm, y);
+            let width = n * layer.ffn.gate.rows();
+            let wide = wide.each_mut().map(|buffer| sized(buffer, width));
+            ffn::dense(compute, &layer.ffn, y, wide, update);
+            let next = weights.layers.get(i + 1);
+            let norm = next.map_or(&weights.final_norm, |next| &next.attention_norm);
+            compute.add_norm(x, update, norm, y);
+        }
+        Ok(())
+    }
+}
+
+/// From features of the tokens from `first` on to stored keys and values.
+fn project(
+    compute: Compute<'_>,
+    weights: &DraftWeights,
+    buffers: &mut Buffers,
+    cache: &mut DraftCache,
+    first: usize,
+) {
+    let n = cache.n_waiting();
+    let hidden = weights.fc.rows();
+    let (raw, f) = (
+        sized(&mut buffers.update, n * hidden),
+        sized(&mut buffers.y, n * hidden),
+    );
+    weights.fc.apply(compute.pool, &cache.waiting, n, raw);
+    compute.norm(raw, &weights.hidden_norm, f);
+    let parts = |layer: &'_ weights::DraftLayerWeights| {
+        let a = &layer.attention;
+        [a.k.rows(), a.v.rows()]
+    };
+    let width: usize = weights.layers.iter().flat_map(parts).sum();
+    let mut rest = sized(&mut buffers.kv, n * width);
+    let mut outputs: Vec<(&Linear, &mut [f32])> = Vec::new();
+    for layer in &weights.layers {
+        for linear in [&layer.attention.k, &layer.attention.v] {
+            let (out, later) = rest.split_at_mut(n * linear.rows());
+            outputs.push((linear, out));
+            rest = later;
+        }
+    }
+    apply_all(compute.pool, f, n, &mut outputs);
+    let positions: Vec<usize> = (first..first + n).collect();
+    let mut outputs = outputs.into_iter().map(|(_, out)| out);
+    for (layer, ring) in weights.layers.iter().zip(&mut cache.rings) {
+        let (Some(k), Some(v)) = (outputs.next(), outputs.next()) else {
+            return;
+        };
+        let attention = &layer.attention;
+        let angles = (&mut buffers.cos, &mut buffers.sin);
+        let angles = turn(compute, attention, &positions, angles);
+        prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
+        let shape = ring.shape;
+        let store = |ty: contract::QuantType, rows: &[f32], bytes: &mut [u8]| {
+            let (width, dim) = (shape.n_kv_heads * shape.head_dim, shape.head_dim);
+            let row_bytes = ty.row_bytes(dim);
+            let skip = n.saturating_sub(ring.slots);
+            for (row, position) in rows.chunks_exact(width).zip(first..).skip(skip) {
+                let slot = position % ring.slots * shape.n_kv_heads * row_bytes;
+                let slots = bytes[slot..].chunks_exact_mut(row_bytes);
+                for (head, bytes) in row.chunks_exact(dim).zip(slots) {
+                    kv::encode(ty, head, bytes);
+                }
+            }
+        };
+        store(shape.k, k, &mut ring.keys);
+        store(shape.v, v, &mut ring.values);
+    }
+}
+
+/// Cosines and sines of rows at these positions, `[n, rope dims / 2]` each.
+fn turn<'b>(
+    compute: Compute<'_>,
+    attention: &Attention,
+    positions: &[usize],
+    (cos, sin): (&'b mut Vec<f32>, &'b mut Vec<f32>),
+) -> (&'b [f32], &'b [f32]) {
+    let rope = attention.spec.rope;
+    let half = rope.dims / 2;
+    let (cos, sin) = (
+        sized(cos, positions.len() * half),
+        sized(sin, positions.len() * half),
+    );
+    let rows = positions
+        .iter()
+        .zip(cos.chunks_exact_mut(half))
+        .zip(sin.chunks_exact_mut(half));
+    compute.pool.for_each_item(rows, |((position, cos), sin)| {
+        rope::angles(*position, rope.theta, cos, sin);
+    });
+    (cos, sin)
+}
+
+/// Normalises and rotates the heads of rows `[n, heads, head_dim]` in place.
+fn prepare(
+    compute: Compute<'_>,
+    attention: &Attention,
+    norm: Option<&[f32]>,
+    rows: &mut [f32],
+    (cos, sin): (&[f32], &[f32]),
+) {
+    let (dim, half) = (attention.spec.head_dim, attention.spec.rope.dims / 2);
+    let width = rows.len() / (cos.len() / half);
+    let items = rows.chunks_exact_mut(width).enumerate();
+    compute.pool.for_each_item(items, |(row, heads)| {
+        let (cos, sin) = (&cos[row * half..][..half], &sin[row * half..][..half]);
+        for head in heads.chunks_exact_mut(dim) {
+            if let Some(norm) = norm {
+                (compute.kernels.rms_in_place)(head, norm, compute.norm_eps);
+            }
+            rope::rotate(head, cos, sin);
+        }
+    });
+}
+
+/// One sequence's rows, best first at each depth, as candidates.
+fn candidates(rows: &[Row]) -> Candidates {
+    let k = rows.first().map_or(0, |row| row.ids.len());
+    let mut all = Candidates {
+        ids: Vec::with_capacity(rows.len() * k),
+        log_probs: Vec::with_capacity(rows.len() * k),
+        lse: Vec::with_capacity(rows.len()),
+        k,
+    };
+    for row in rows {
+        all.ids.extend_from_slice(&row.ids);
+        all.log_probs
+            .extend(row.raw.iter().map(|logit| logit - row.raw_lse));
+        all.lse.push(row.raw_lse);
+    }
+    all
+}

@@ -1,0 +1,97 @@
+//! A draft's weights, loaded with the target's or by the first call that needs them.
+
+use contract::{
+    DeviceError, DraftLoad, DraftPlan, DraftSpec, LoadProgress, WeightError, WeightRef,
+};
+
+use crate::dispatch::Dispatch;
+use crate::linear::Linear;
+use crate::pool::Pool;
+use crate::weights::{Attention, Dense, Loader};
+
+/// Every weight of a draft in the form its pass uses.
+pub(crate) struct DraftWeights {
+    pub(crate) fc: Linear,
+    /// `[hidden]`.
+    pub(crate) hidden_norm: Vec<f32>,
+    pub(crate) layers: Vec<DraftLayerWeights>,
+    /// `[hidden]`.
+    pub(crate) final_norm: Vec<f32>,
+}
+
+/// One layer.
+pub(crate) struct DraftLayerWeights {
+    /// `[hidden]`.
+    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) attention: Attention,
+    /// `[hidden]`.
+    pub(crate) ffn_norm: Vec<f32>,
+    pub(crate) ffn: Dense,
+}
+
+/// A plan and, once they are loaded, its weights.
+pub(crate) struct LazyWeights {
+    plan: DraftPlan,
+    dispatch: Dispatch,
+    loaded: Option<DraftWeights>,
+}
+
+impl LazyWeights {
+    /// Loads now, unless the plan says later.
+    pub(crate) fn new(
+        plan: DraftPlan,
+        dispatch: Dispatch,
+        pool: &Pool,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<LazyWeights, DeviceError> {
+        let loaded = match plan.load {
+            DraftLoad::AtOpen => Some(load(&plan, &dispatch, pool, progress)?),
+            DraftLoad::AtFirstUse => None,
+        };
+        Ok(LazyWeights {
+            plan,
+            dispatch,
+            loaded,
+        })
+    }
+
+    pub(crate) fn spec(&self) -> &DraftSpec {
+        &self.plan.spec
+    }
+
+    /// The weights, loaded if they were not.
+    pub(crate) fn get(&mut self, pool: &Pool) -> Result<&DraftWeights, DeviceError> {
+        if self.loaded.is_none() {
+            self.loaded = Some(load(&self.plan, &self.dispatch, pool, &mut |_| {})?);
+            tracing::info!(draft = self.plan.spec.name, "draft loaded at its first use");
+        }
+        Ok(self.loaded.as_ref().expect("it was loaded just now"))
+    }
+}
+
+fn load(
+    plan: &DraftPlan,
+    dispatch: &Dispatch,
+    pool: &Pool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DraftWeights, DeviceError> {
+    let spec = &plan.spec;
+    let bytes = |weight: &&WeightRef| weight.bytes() as u64;
+    let total = spec.weights().iter().map(bytes).sum();
+    let mut loader = Loader::new(&*plan.weights, dispatch, pool, progress, total);
+    let layers = spec.layers.iter().map(|layer| {
+        Ok(DraftLayerWeights {
+            attention_norm: loader.vector(&layer.attention_norm)?,
+            attention: Attention::load(&layer.attention, &mut loader)?,
+            ffn_norm: loader.vector(&layer.ffn_norm)?,
+            ffn: Dense::load(&layer.ffn, &mut loader)?,
+        })
+    });
+    let layers = layers.collect::<Result<_, WeightError>>()?;
+    Ok(DraftWeights {
+        layers,
+        fc: loader.matrix(&spec.fc)?,
+        hidden_norm: loader.vector(&spec.hidden_norm)?,
+        final_norm: loader.vector(&spec.final_norm)?,
+    })
+}

@@ -1,0 +1,105 @@
+//! Attention of a draft's block: each row over the committed context and over its own block.
+
+use super::attention::attend;
+
+/// What the rows of a block see.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight {
+    /// A key at position `k` is seen from `q` while `q - k < window`.
+    pub window: usize,
+    /// Whether a row sees only itself and earlier rows of its block.
+    pub causal: bool,
+}
+
+impl Sight {
+    /// Whether the row at position `q` sees the context key at position `k < q`.
+    pub fn sees_context(self, q: usize, k: usize) -> bool {
+        q - k < self.window
+    }
+
+    /// Whether row `row` of a block sees row `other` of it.
+    pub fn sees_row(self, row: usize, other: usize) -> bool {
+        other <= row || !self.causal
+    }
+
+    /// The first context position that any row of a block at `committed` sees.
+    pub fn first(self, committed: usize) -> usize {
+        (committed + 1).saturating_sub(self.window)
+    }
+}
+
+/// One head: `out[i] = softmax(scale q[i] · K^T) V` over what row `i` sees, context first.
+///
+/// `q`, `block_keys`, `block_values` and `out` are `[block, dim]`, row `i` at position `committed + i`;
+/// `keys` and `values` are `[n, dim]`, the context at positions `committed - n ..`.
+pub fn attend_block(
+    q: &[f32],
+    (keys, values): (&[f32], &[f32]),
+    (block_keys, block_values): (&[f32], &[f32]),
+    (dim, committed, scale): (usize, usize, f32),
+    sight: Sight,
+    out: &mut [f32],
+) {
+    let first = committed - keys.len() / dim;
+    for (i, (q, out)) in q
+        .chunks_exact(dim)
+        .zip(out.chunks_exact_mut(dim))
+        .enumerate()
+    {
+        let (mut seen_keys, mut seen_values) = (Vec::new(), Vec::new());
+        for (at, key) in keys.chunks_exact(dim).enumerate() {
+            if sight.sees_context(committed + i, first + at) {
+                seen_keys.extend_from_slice(key);
+                seen_values.extend_from_slice(&values[at * dim..][..dim]);
+            }
+        }
+        for (row, key) in block_keys.chunks_exact(dim).enumerate() {
+            if sight.sees_row(i, row) {
+                seen_keys.extend_from_slice(key);
+                seen_values.extend_from_slice(&block_values[row * dim..][..dim]);
+            }
+        }
+        attend(q, &seen_keys, &seen_values, scale, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Mean of what each row sees, with scores all alike: values are one-hot by key.
+    fn seen(sight: Sight, committed: usize, n: usize, block: usize) -> Vec<Vec<usize>> {
+        let dim = n + block;
+        let one_hot = |i: usize| (0..dim).map(move |j| f32::from(u8::from(i == j)));
+        let values: Vec<f32> = (0..dim).flat_map(one_hot).collect();
+        let keys = vec![0.0; dim * dim];
+        let mut out = vec![0.0; block * dim];
+        attend_block(
+            &vec![0.0; block * dim],
+            (&keys[..n * dim], &values[..n * dim]),
+            (&keys[n * dim..], &values[n * dim..]),
+            (dim, committed, 1.0),
+            sight,
+            &mut out,
+        );
+        let of_row = |row: &[f32]| (0..dim).filter(|i| row[*i] > 0.0).collect();
+        out.chunks(dim).map(of_row).collect()
+    }
+
+    #[test]
+    fn windows_and_masks_are_per_row() {
+        let full = Sight {
+            window: 100,
+            causal: false,
+        };
+        assert_eq!(seen(full, 3, 3, 2), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]);
+        let sliding = Sight {
+            window: 3,
+            causal: true,
+        };
+        // Positions 7, 8, 9 are context; rows stand at 10 and 11 and see 8, 9 and 9, and their block's past.
+        assert_eq!(seen(sliding, 10, 3, 2), [vec![1, 2, 3], vec![2, 3, 4]]);
+        assert_eq!(sliding.first(10), 8);
+        assert_eq!(sliding.first(1), 0);
+    }
+}

@@ -1,0 +1,159 @@
+//! The three GGUF spellings of a DFlash draft.
+//!
+//! | | A `qwen35-dflash-draft` | B `dflash-draft` | C `dflash` |
+//! |---|---|---|---|
+//! | block size | `A.dflash.block_size` | `B.dflash.block_size` | `dflash.block_size` |
+//! | taps | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
+//! | mask | `A.dflash.mask_token_id` | `B.dflash.mask_token_id` | `tokenizer.ggml.mask_token_id` |
+//! | window | none | `B.attention.sliding_window`, `_pattern` | the same under `dflash` |
+//! | causal in the block | layers that slide | layers that slide | `dflash.attention.causal`, else layers that slide |
+//!
+//! `A.dflash.n_target_layers` is the number of taps in some files and of target layers in others, so it is not
+//! read: the width of `fc` tells the number of taps.
+
+use gguf::GgufFile;
+
+use super::{DraftFacts, DraftFormat};
+use crate::ModelError;
+use crate::reader::{Reader, key_error, missing};
+
+/// The most layers that are believed; published drafts have 1 to 8.
+const MAX_LAYERS: usize = 64;
+
+pub(super) fn read(file: &GgufFile) -> Result<DraftFacts, ModelError> {
+    let reader = Reader::new(file)?;
+    let format = match reader.architecture {
+        "qwen35-dflash-draft" => DraftFormat::GgufA,
+        "dflash-draft" => DraftFormat::GgufB,
+        "dflash" => DraftFormat::GgufC,
+        other => {
+            let what = format!("{} as a draft", other.escape_debug());
+            return Err(reader.unsupported(
+                what,
+                "give a DFlash draft: architecture dflash, dflash-draft or qwen35-dflash-draft",
+            ));
+        }
+    };
+    let layers = reader.count("block_count")?;
+    if layers > MAX_LAYERS {
+        let detail = format!("{layers} layers, drafts have at most {MAX_LAYERS}");
+        return Err(reader.refuse_key("block_count", detail));
+    }
+    if let Some(scaling) = reader.text("rope.scaling.type")?
+        && scaling != "none"
+    {
+        let detail = format!("{} is not supported, only none", scaling.escape_debug());
+        return Err(reader.refuse_key("rope.scaling.type", detail));
+    }
+    let (block_key, taps_key) = match format {
+        DraftFormat::GgufC => ("block_size", "target_layers"),
+        _ => ("dflash.block_size", "dflash.target_layer_ids"),
+    };
+    let window = reader.optional("attention.sliding_window")?;
+    let window = window.filter(|window| *window > 0);
+    Ok(DraftFacts {
+        format,
+        layers,
+        block: reader.count(block_key)?,
+        mask: mask(&reader, format)?,
+        taps: taps(&reader, format, taps_key)?,
+        theta: reader.float("rope.freq_base")?,
+        rope_dims: reader.optional("rope.dimension_count")?,
+        norm_eps: reader.float("attention.layer_norm_rms_epsilon")?,
+        sliding: sliding(&reader, layers, window)?,
+        window,
+        causal: causal(&reader, format)?,
+        vocab: vocab(&reader, format)?,
+        target_layers: None,
+        hidden: reader.optional("embedding_length")?,
+        ffn: reader.optional("feed_forward_length")?,
+        heads: reader.optional("attention.head_count")?,
+        kv_heads: reader.optional("attention.head_count_kv")?,
+        head_dim: reader.optional("attention.key_length")?,
+    })
+}
+
+fn mask(reader: &Reader<'_>, format: DraftFormat) -> Result<u32, ModelError> {
+    let file = reader.file;
+    let key = match format {
+        DraftFormat::GgufC => "tokenizer.ggml.mask_token_id".to_owned(),
+        _ => format!("{}.dflash.mask_token_id", reader.architecture),
+    };
+    let found = file.meta().integer(&key).map_err(|e| key_error(file, e))?;
+    let found = found.ok_or_else(|| missing(file, &key))?;
+    u32::try_from(found).map_err(|_| ModelError::Key {
+        file: file.name().to_owned(),
+        key,
+        detail: format!("{found} is beyond any vocabulary"),
+    })
+}
+
+fn taps(
+    reader: &Reader<'_>,
+    format: DraftFormat,
+    suffix: &str,
+) -> Result<Option<Vec<usize>>, ModelError> {
+    let file = reader.file;
+    let key = format!("{}.{suffix}", reader.architecture);
+    let found = file.meta().integers(&key).map_err(|e| key_error(file, e))?;
+    let Some(found) = found else { return Ok(None) };
+    // Dialect C names the entry of the list of hidden states, which begins with the embedding's.
+    let shift = u64::from(format == DraftFormat::GgufC);
+    let layer = |id: u64| {
+        let layer = id
+            .checked_sub(shift)
+            .and_then(|id| usize::try_from(id).ok());
+        layer.ok_or_else(|| reader.refuse_key(suffix, format!("{id} names no layer")))
+    };
+    found
+        .into_iter()
+        .map(layer)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+fn sliding(
+    reader: &Reader<'_>,
+    layers: usize,
+    window: Option<usize>,
+) -> Result<Vec<bool>, ModelError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Some(pattern) = reader.flags(PATTERN)? else {
+        // A window without a pattern: all layers but the last, as in the published drafts that slide.
+        return Ok((0..layers)
+            .map(|i| window.is_some() && i + 1 < layers)
+            .collect());
+    };
+    if pattern.len() != layers {
+        let detail = format!("{} flags for {layers} layers", pattern.len());
+        return Err(reader.refuse_key(PATTERN, detail));
+    }
+    if window.is_none() && pattern.contains(&true) {
+        let detail = "layers slide, but attention.sliding_window is missing".to_owned();
+        return Err(reader.refuse_key(PATTERN, detail));
+    }
+    Ok(pattern.to_vec())
+}
+
+fn causal(reader: &Reader<'_>, format: DraftFormat) -> Result<Option<bool>, ModelError> {
+    if format != DraftFormat::GgufC {
+        return Ok(None);
+    }
+    let key = format!("{}.attention.causal", reader.architecture);
+    let file = reader.file;
+    file.meta().boolean(&key).map_err(|e| key_error(file, e))
+}
+
+fn vocab(reader: &Reader<'_>, format: DraftFormat) -> Result<Option<usize>, ModelError> {
+    if let Some(vocab) = reader.optional("vocab_size")? {
+        return Ok(Some(vocab));
+    }
+    if format != DraftFormat::GgufC {
+        return Ok(None);
+    }
+    let tokens = reader.file.meta().get("tokenizer.ggml.tokens");
+    Ok(match tokens {
+        Some(gguf::Value::Array(tokens)) => Some(tokens.len()),
+        _ => None,
+    })
+}

@@ -1,0 +1,67 @@
+//! What a draft's file says of it beside its tensors, whatever the spelling.
+
+/// How a draft's file is spelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DraftFormat {
+    /// GGUF, architecture `qwen35-dflash-draft`.
+    GgufA,
+    /// GGUF, architecture `dflash-draft`.
+    GgufB,
+    /// GGUF, architecture `dflash`.
+    GgufC,
+    /// The publisher's safetensors.
+    Safetensors,
+}
+
+impl DraftFormat {
+    /// The name shown to people.
+    pub fn name(self) -> &'static str {
+        match self {
+            DraftFormat::GgufA => "qwen35-dflash-draft (GGUF)",
+            DraftFormat::GgufB => "dflash-draft (GGUF)",
+            DraftFormat::GgufC => "dflash (GGUF)",
+            DraftFormat::Safetensors => "safetensors",
+        }
+    }
+}
+
+/// What a file says. Sizes that its tensors show are kept only to be held against them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftFacts {
+    /// The spelling.
+    pub format: DraftFormat,
+    /// Number of layers.
+    pub layers: usize,
+    /// Rows of one pass, the root included.
+    pub block: usize,
+    /// The token that stands for those to be found.
+    pub mask: u32,
+    /// Target layers read, counted from 0; `None` where the file does not say.
+    pub taps: Option<Vec<usize>>,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
+    /// How many values of a head are rotated; `None` for all.
+    pub rope_dims: Option<usize>,
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// For each layer, whether it slides.
+    pub sliding: Vec<bool>,
+    /// The window of the layers that slide.
+    pub window: Option<usize>,
+    /// Whether rows see only earlier rows of their block; `None` for: in layers that slide.
+    pub causal: Option<bool>,
+    /// Length of the target's logits row.
+    pub vocab: Option<usize>,
+    /// Layers of the target.
+    pub target_layers: Option<usize>,
+    /// Width of the residual stream.
+    pub hidden: Option<usize>,
+    /// Width of the feed-forward.
+    pub ffn: Option<usize>,
+    /// Query heads.
+    pub heads: Option<usize>,
+    /// Key and value heads.
+    pub kv_heads: Option<usize>,
+    /// Values per head.
+    pub head_dim: Option<usize>,
+}

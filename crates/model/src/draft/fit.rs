@@ -1,0 +1,292 @@
+//! Holds a draft against its target and says how to run it.
+
+use contract::{
+    AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelSpec, OutputGate, RopeSpec,
+    TokenId, Tree, WeightRef,
+};
+
+use super::directory::{Directory, Inner, Outer};
+use super::{DraftFacts, DraftFile, DraftFormat, DraftOptions};
+use crate::ModelError;
+use crate::family::{attention_scale, check_head_dim};
+use crate::hash::combined;
+
+pub(super) fn fit(
+    draft: &DraftFile,
+    target: &ModelSpec,
+    options: DraftOptions,
+) -> Result<DraftSpec, ModelError> {
+    let (facts, directory) = (&draft.facts, &draft.directory);
+    let misfit = |detail: String| ModelError::Misfit {
+        draft: draft.file.clone(),
+        target: target.name.clone(),
+        detail,
+    };
+    let hidden = target.hidden;
+    let fc = directory.outer(facts.format, Outer::Fc)?;
+    if fc.rows != hidden {
+        let own = fc.rows;
+        return Err(misfit(format!(
+            "the draft is {own} wide, the target {hidden}"
+        )));
+    }
+    if !fc.cols.is_multiple_of(hidden) {
+        let detail = format!("{} columns, a multiple of {hidden} is expected", fc.cols);
+        return Err(directory.refuse(&fc.name, detail));
+    }
+    if let Some(vocab) = facts.vocab.filter(|vocab| *vocab != target.vocab) {
+        let own = target.vocab;
+        return Err(misfit(format!(
+            "the draft speaks {vocab} tokens, the target {own}"
+        )));
+    }
+    if let Some(layers) = facts.target_layers.filter(|n| *n != target.layers.len()) {
+        let own = target.layers.len();
+        return Err(misfit(format!(
+            "the draft was made for a target of {layers} layers, this one has {own}"
+        )));
+    }
+    if facts.mask as usize >= target.vocab {
+        let (mask, vocab) = (facts.mask, target.vocab);
+        return Err(misfit(format!(
+            "its mask is token {mask}, beyond the target's {vocab}"
+        )));
+    }
+    if !(2..=Tree::MAX_NODES).contains(&facts.block) {
+        let (block, most) = (facts.block, Tree::MAX_NODES);
+        return Err(misfit(format!(
+            "its blocks have {block} rows, 2 to {most} are supported"
+        )));
+    }
+    let taps = taps(facts, fc.cols / hidden, target.layers.len()).map_err(&misfit)?;
+    let rope = RopeSpec {
+        dims: 0,
+        theta: theta(facts, target),
+    };
+    let (sliding, window) = windows(facts, options).map_err(&misfit)?;
+    let mut layers = Vec::with_capacity(facts.layers);
+    for (index, slides) in sliding.into_iter().enumerate() {
+        let layer = Layer {
+            directory,
+            facts,
+            index,
+            hidden,
+        };
+        let causal = facts.causal.unwrap_or(slides);
+        layers.push(DraftLayer {
+            window: match slides {
+                true => window,
+                false => DraftSpec::FULL_WINDOW,
+            },
+            block_mask: match causal {
+                true => BlockMask::Causal,
+                false => BlockMask::Full,
+            },
+            attention_norm: layer.vector(Inner::AttentionNorm, hidden)?,
+            attention: layer.attention(rope)?,
+            ffn_norm: layer.vector(Inner::FfnNorm, hidden)?,
+            ffn: layer.ffn()?,
+        });
+    }
+    let norm = |tensor| directory.vector(directory.outer(facts.format, tensor)?, hidden);
+    let mut spec = DraftSpec {
+        name: draft.name.clone(),
+        hash: draft.hash,
+        hidden,
+        norm_eps: facts.norm_eps as f32,
+        block: facts.block,
+        mask: TokenId(facts.mask),
+        taps,
+        hidden_norm: norm(Outer::HiddenNorm)?,
+        layers,
+        final_norm: norm(Outer::FinalNorm)?,
+        fc,
+    };
+    directory.leftovers(target.vocab, hidden)?;
+    // Two readings of one file, with and without a window, are two drafts.
+    spec.hash = combined(draft.hash, format!("{spec:?}").as_bytes());
+    Ok(spec)
+}
+
+/// The list of the file, or the rule that its makers follow where they write none.
+fn taps(facts: &DraftFacts, n_taps: usize, n_layers: usize) -> Result<Vec<usize>, String> {
+    let taps = match &facts.taps {
+        Some(taps) => taps.clone(),
+        None => usual_taps(facts.layers, n_layers),
+    };
+    if taps.len() != n_taps {
+        let (listed, source) = match &facts.taps {
+            Some(_) => (taps.len(), "names"),
+            None => (taps.len(), "names none, by the usual rule it reads"),
+        };
+        return Err(format!(
+            "the draft {source} {listed} target layers, its fc has room for {n_taps}"
+        ));
+    }
+    if let Some(beyond) = taps.iter().find(|tap| **tap >= n_layers) {
+        return Err(format!(
+            "the draft reads target layer {beyond}, counted from 0, and the target has {n_layers}"
+        ));
+    }
+    if !taps.is_sorted_by(|a, b| a < b) {
+        return Err(format!("the target layers it reads do not rise: {taps:?}"));
+    }
+    Ok(taps)
+}
+
+/// Layers spread evenly from the second to the third from last, or the middle one.
+fn usual_taps(n_taps: usize, n_layers: usize) -> Vec<usize> {
+    if n_taps < 2 {
+        return vec![n_layers / 2];
+    }
+    let span = n_layers.saturating_sub(4) as f64;
+    (0..n_taps)
+        .map(|i| (1.0 + i as f64 * span / (n_taps - 1) as f64).round_ties_even() as usize)
+        .collect()
+}
+
+/// The base of the frequencies. Converters to dialect A write a default of theirs where the publisher's file
+/// has the base in a nested place; the truth is the target's.
+fn theta(facts: &DraftFacts, target: &ModelSpec) -> f64 {
+    let own = target.attention_layers().next().map(|a| a.rope.theta);
+    match own {
+        Some(own) if facts.format == DraftFormat::GgufA && own != facts.theta => {
+            tracing::warn!(
+                file = facts.theta,
+                used = own,
+                "the draft's rope base is not the target's, which is used"
+            );
+            own
+        }
+        _ => facts.theta,
+    }
+}
+
+/// Which layers slide, and how far.
+fn windows(facts: &DraftFacts, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
+    let (sliding, window) = match options.window {
+        Some(window) => {
+            let last = facts.layers - 1;
+            ((0..facts.layers).map(|i| i < last).collect(), Some(window))
+        }
+        None => (facts.sliding.clone(), facts.window),
+    };
+    let window = window.unwrap_or(DraftSpec::FULL_WINDOW);
+    // A wider window is cut, as that of full layers is.
+    let window = window.min(DraftSpec::FULL_WINDOW);
+    if window < facts.block {
+        let block = facts.block;
+        return Err(format!(
+            "its window of {window} tokens is shorter than a block of {block}"
+        ));
+    }
+    Ok((sliding, window))
+}
+
+/// One layer of the file.
+struct Layer<'a> {
+    directory: &'a Directory,
+    facts: &'a DraftFacts,
+    index: usize,
+    hidden: usize,
+}
+
+impl Layer<'_> {
+    fn get(&self, tensor: Inner) -> Result<WeightRef, ModelError> {
+        self.directory.inner(self.facts.format, self.index, tensor)
+    }
+
+    fn matrix(&self, tensor: Inner, rows: usize, cols: usize) -> Result<WeightRef, ModelError> {
+        self.directory.shaped(self.get(tensor)?, (rows, cols))
+    }
+
+    fn vector(&self, tensor: Inner, len: usize) -> Result<WeightRef, ModelError> {
+        self.directory.vector(self.get(tensor)?, len)
+    }
+
+    /// Refuses a weight whose rows are not whole heads, or not as many as the file says. Gives their number.
+    fn heads(
+        &self,
+        weight: &WeightRef,
+        head_dim: usize,
+        said: Option<usize>,
+    ) -> Result<usize, ModelError> {
+        let n = weight.rows / head_dim;
+        if !weight.rows.is_multiple_of(head_dim) || said.is_some_and(|said| said != n) {
+            let said = said.map_or("whole heads".to_owned(), |said| format!("{said} heads"));
+            let rows = weight.rows;
+            let detail = format!("{rows} rows, {said} of {head_dim} are expected");
+            return Err(self.directory.refuse(&weight.name, detail));
+        }
+        Ok(n)
+    }
+
+    fn attention(&self, rope: RopeSpec) -> Result<AttentionSpec, ModelError> {
+        let facts = self.facts;
+        // The norm of a head is exactly one head long.
+        let head_dim = self.get(Inner::QNorm)?.cols;
+        check_head_dim(head_dim)
+            .and_then(|()| match facts.head_dim {
+                Some(said) if said != head_dim => Err(format!("{head_dim} long, {said} expected")),
+                _ => Ok(()),
+            })
+            .map_err(|detail| {
+                let name = self.get(Inner::QNorm).map(|w| w.name.to_string());
+                self.directory.refuse(&name.unwrap_or_default(), detail)
+            })?;
+        let (q, k) = (self.get(Inner::Q)?, self.get(Inner::K)?);
+        let n_heads = self.heads(&q, head_dim, facts.heads)?;
+        let n_kv_heads = self.heads(&k, head_dim, facts.kv_heads)?;
+        if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
+            let detail = format!("{n_heads} query heads for {n_kv_heads} key heads");
+            return Err(self.directory.refuse(&q.name, detail));
+        }
+        let dims = facts.rope_dims.unwrap_or(head_dim);
+        if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
+            let detail = format!("{dims} rotary values in heads of {head_dim}");
+            return Err(self.directory.refuse(&q.name, detail));
+        }
+        let directory = self.directory;
+        let (q_rows, kv_rows) = (q.rows, k.rows);
+        Ok(AttentionSpec {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            rope: RopeSpec { dims, ..rope },
+            scale: attention_scale(head_dim),
+            gate: OutputGate::None,
+            q_norm: Some(self.vector(Inner::QNorm, head_dim)?),
+            k_norm: Some(self.vector(Inner::KNorm, head_dim)?),
+            q: directory.shaped(q, (q_rows, self.hidden))?,
+            k: directory.shaped(k, (kv_rows, self.hidden))?,
+            v: self.matrix(Inner::V, kv_rows, self.hidden)?,
+            o: self.matrix(Inner::O, self.hidden, q_rows)?,
+        })
+    }
+
+    fn ffn(&self) -> Result<FeedForward, ModelError> {
+        let gate = self.get(Inner::Gate)?;
+        let ffn = gate.rows;
+        if let Some(said) = self.facts.ffn.filter(|said| *said != ffn) {
+            let detail = format!("{ffn} rows, the file says {said}");
+            return Err(self.directory.refuse(&gate.name, detail));
+        }
+        Ok(FeedForward::Dense {
+            gate: self.directory.shaped(gate, (ffn, self.hidden))?,
+            up: self.matrix(Inner::Up, ffn, self.hidden)?,
+            down: self.matrix(Inner::Down, self.hidden, ffn)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::usual_taps;
+
+    #[test]
+    fn the_usual_taps_of_a_deep_target_are_the_published_ones() {
+        assert_eq!(usual_taps(5, 64), [1, 16, 31, 46, 61]);
+        assert_eq!(usual_taps(1, 36), [18]);
+        assert_eq!(usual_taps(4, 12), [1, 4, 6, 9]);
+    }
+}

@@ -1,0 +1,131 @@
+//! The bundled draft against its golden files: the independent implementation's candidates with a greedy token
+//! as root, for the draft as shipped and read with sliding windows, causal in the block.
+
+use contract::{
+    Ask, Backend, Candidates, CommitItem, DraftItem, DraftLoad, DraftPlan, KvFormat, NodeIdx,
+    OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
+use cpu::{CpuBackend, Options};
+use model::DraftOptions;
+
+use crate::golden::{ORACLE, cases, ember, ids, tensors};
+use crate::plan;
+
+/// Candidates a depth in the golden file.
+const K: usize = 8;
+/// Roots apart in the golden file of the sliding variant; the other one has every root.
+const STRIDE: usize = 6;
+/// Window of the sliding variant.
+const WINDOW: usize = 64;
+
+pub(crate) fn plan_with_draft(window: Option<usize>, options: Options) -> OpenPlan {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let path = ember("ember-draft.gguf");
+    let draft = model::load_draft(&path, &loaded.spec, DraftOptions { window }).unwrap();
+    let mut plan = plan(&loaded, options);
+    plan.limits.tree_nodes = 64;
+    plan.draft = Some(DraftPlan {
+        spec: draft.spec,
+        weights: draft.weights,
+        kv: match options.reference {
+            true => KvFormat::F32,
+            false => KvFormat::F16,
+        },
+        load: DraftLoad::AtFirstUse,
+    });
+    plan
+}
+
+/// Commits one token as plain decoding does.
+pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
+    let tree = Tree::root(token);
+    let asks = [Ask::NOTHING];
+    let item = VerifyItem {
+        seq,
+        tree: &tree,
+        asks: &asks,
+    };
+    runner.verify(&[item]).unwrap();
+    let path = tree.path_to(NodeIdx::ROOT);
+    runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+}
+
+/// Candidates of every [`STRIDE`]th greedy token of a case as root, told to `see` with the root's number.
+fn drafts(
+    plan: &OpenPlan,
+    options: Options,
+    name: &str,
+    k: usize,
+    see: &mut dyn FnMut(usize, Candidates),
+) {
+    let cases = cases();
+    let case = cases.iter().find(|case| case["name"] == name).unwrap();
+    let (prompt, greedy) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
+    let mut runner = CpuBackend::new(options)
+        .open(plan.clone(), &mut |_| {})
+        .unwrap();
+    let depth = runner.info().draft_depth.unwrap();
+    let seq = runner.open(prompt.len() + greedy.len()).unwrap();
+    for chunk in prompt.chunks(runner.info().limits.prefill_chunk) {
+        runner.prefill(seq, chunk, &[]).unwrap();
+    }
+    for (i, &root) in greedy.iter().enumerate() {
+        if i.is_multiple_of(STRIDE) {
+            let items = [DraftItem { seq, root }];
+            see(i, runner.draft(&items, depth, k).unwrap().remove(0));
+        }
+        feed(&mut *runner, seq, root);
+    }
+}
+
+/// The worst distance of a log-probability from the golden one, over the three cases that have them.
+fn worst(window: Option<usize>, options: Options) -> f32 {
+    let golden = tensors();
+    let plan = plan_with_draft(window, options);
+    let kind = if window.is_some() { "sliding." } else { "" };
+    let (mut worst, mut count) = (0.0_f32, 0);
+    for name in ["story", "code", "tool"] {
+        let best = &golden[&format!("{name}.{kind}draft_ids")];
+        let expected = &golden[&format!("{name}.{kind}draft_log_probs")];
+        // Twice as many candidates, since near ties may stand in another order.
+        drafts(&plan, options, name, 2 * K, &mut |root, found| {
+            let root = if window.is_some() {
+                root / STRIDE
+            } else {
+                root
+            };
+            let depth = found.lse.len();
+            for row in 0..depth {
+                for rank in 0..K {
+                    let at = (root * depth + row) * K + rank;
+                    let token = TokenId(best[at] as u32);
+                    let of_row = row * found.k..(row + 1) * found.k;
+                    let place = found.ids[of_row.clone()].iter().position(|id| *id == token);
+                    let place = place.unwrap_or_else(|| {
+                        panic!(
+                            "{name}, root {root}, depth {}: {token} is no candidate",
+                            row + 1
+                        )
+                    });
+                    let off = (found.log_probs[of_row][place] - expected[at]).abs();
+                    worst = worst.max(off);
+                    count += 1;
+                }
+            }
+        });
+    }
+    assert!(count > 4000, "only {count} candidates were compared");
+    worst
+}
+
+#[test]
+fn the_oracle_drafts_what_the_independent_implementation_drafts() {
+    let off = worst(None, ORACLE);
+    assert!(off < 1e-4, "{off}");
+}
+
+#[test]
+fn windows_and_causal_blocks_are_those_of_the_independent_implementation() {
+    let off = worst(Some(WINDOW), ORACLE);
+    assert!(off < 1e-4, "{off}");
+}
