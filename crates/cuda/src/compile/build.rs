@@ -1,5 +1,6 @@
 //! Compiling many units at once.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -54,7 +55,7 @@ pub struct Progress {
 }
 
 /// A compiled unit.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Compiled {
     /// What was compiled.
     pub unit: Unit,
@@ -66,6 +67,19 @@ pub struct Compiled {
     pub took: Duration,
     /// The cache's file it was read from, or `None` if it was compiled now.
     pub cached: Option<PathBuf>,
+}
+
+impl fmt::Debug for Compiled {
+    /// Without the machine code itself.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compiled")
+            .field("unit", &self.unit)
+            .field("cubin_bytes", &self.cubin.len())
+            .field("entries", &self.entries)
+            .field("took", &self.took)
+            .field("cached", &self.cached)
+            .finish()
+    }
 }
 
 /// Compiles `units` for `arch`, in their order; a unit named twice is compiled once.
@@ -164,7 +178,6 @@ fn flags(arch: Arch, unit: &Unit, options: &Options) -> Vec<String> {
         "--std=c++17".to_owned(),
         "-default-device".to_owned(),
         "--ptxas-options=-v".to_owned(),
-        "-lineinfo".to_owned(),
     ];
     if options.overlap && arch.overlaps() {
         flags.push("-DPDL=1".to_owned());

@@ -1,0 +1,149 @@
+//! Compiling with a real NVRTC, which needs no card: every standard unit's source, and the cache's life.
+//!
+//! NVRTC is looked for where CI puts it and where users have it; without one the tests say so and pass.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cuda::compile::{CompileError, Compiled, Library, Options, Search, compile};
+use cuda::driver::Arch;
+use cuda::launch::{Unit, bandwidth};
+
+/// Options with NVRTC, or `None` with a loud line.
+fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ci-tools/nvrtc");
+    let nvrtc = Search {
+        python: vec![tools],
+        ..Search::default()
+    };
+    match Library::open(&nvrtc) {
+        Ok(_) => Some(Options {
+            nvrtc,
+            cache,
+            ..Options::default()
+        }),
+        Err(error) => {
+            eprintln!("SKIPPED {test}: {error}");
+            None
+        }
+    }
+}
+
+fn arch(text: &str) -> Arch {
+    Arch::parse(text).unwrap()
+}
+
+fn quietly(units: &[Unit], options: &Options) -> Result<Vec<Compiled>, CompileError> {
+    compile(arch("sm_86"), units, options, &mut |_| ())
+}
+
+#[test]
+fn a_unit_becomes_machine_code_with_its_resources() {
+    let Some(options) = options("a_unit_becomes_machine_code", None) else {
+        return;
+    };
+    for target in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"] {
+        let units = [bandwidth::unit(), bandwidth::unit()];
+        let mut told = Vec::new();
+        let compiled = compile(arch(target), &units, &options, &mut |p| told.push(p)).unwrap();
+        assert_eq!(compiled.len(), 1, "a unit named twice is compiled once");
+        assert_eq!((told[0].done, told[0].total), (1, 1));
+        let unit = &compiled[0];
+        assert!(unit.cubin.starts_with(b"\x7fELF"), "{target}");
+        let names: Vec<&str> = unit.entries.iter().map(|e| e.entry.as_str()).collect();
+        assert!(names.contains(&"bandwidth_read") && names.contains(&"bandwidth_copy"));
+        for entry in &unit.entries {
+            assert!(entry.registers > 8 && entry.spill_bytes == 0, "{entry:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mistake_is_told_with_file_and_line() {
+    let Some(options) = options("a_mistake_is_told", None) else {
+        return;
+    };
+    let unit = bandwidth::unit().define("sums", "7");
+    let error = quietly(&[unit], &options).unwrap_err().to_string();
+    assert!(
+        error.contains("common/bandwidth.cu(") && error.contains("sm_86"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_cache_is_used_and_a_bad_entry_is_compiled_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("kernels");
+    let Some(options) = options("the_cache_is_used", Some(cache.clone())) else {
+        return;
+    };
+    let units = [bandwidth::unit()];
+    let first = quietly(&units, &options).unwrap().remove(0);
+    assert_eq!(first.cached, None);
+    let second = quietly(&units, &options).unwrap().remove(0);
+    let file = second.cached.unwrap();
+    assert_eq!(
+        (&second.cubin, &second.entries),
+        (&first.cubin, &first.entries)
+    );
+    assert!(
+        second.took < first.took,
+        "{:?} {:?}",
+        second.took,
+        first.took
+    );
+    let whole = fs::read(&file).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 4;
+    for bad in [&flipped[..], &whole[..whole.len() / 3], &[]] {
+        fs::write(&file, bad).unwrap();
+        let again = quietly(&units, &options).unwrap().remove(0);
+        assert_eq!(again.cached, None, "a damaged entry is not used");
+        assert_eq!(again.cubin, first.cubin);
+        let third = quietly(&units, &options).unwrap().remove(0);
+        assert_eq!(third.cached.as_ref(), Some(&file), "and is replaced");
+    }
+    let other = [bandwidth::unit().define("UNUSED", 1)];
+    assert_eq!(quietly(&other, &options).unwrap()[0].cached, None);
+    assert_eq!(fs::read_dir(&cache).unwrap().count(), 2);
+}
+
+#[test]
+fn many_at_once_share_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(options) = options("many_at_once", Some(folder.path().to_path_buf())) else {
+        return;
+    };
+    let units: Vec<Unit> = (0..6)
+        .map(|n| bandwidth::unit().define("UNUSED", n))
+        .collect();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert_eq!(quietly(&units, &options).unwrap().len(), 6));
+        }
+    });
+    let cached = quietly(&units, &options).unwrap();
+    assert!(cached.iter().all(|unit| unit.cached.is_some()));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 6);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_only_costs_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    fs::write(&taken, "a file, not a folder").unwrap();
+    let Some(options) = options("a_folder_that_cannot_be_written", Some(taken)) else {
+        return;
+    };
+    assert_eq!(
+        quietly(&[bandwidth::unit()], &options).unwrap()[0].cached,
+        None
+    );
+}
