@@ -19,7 +19,9 @@ typedef unsigned long long u64;
 #define NAN_F __int_as_float(0x7fc00000)
 #define WARP_ALL 0xffffffffu
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(NO_BULK)
+#define HAS_BULK 0
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define HAS_BULK 1
 #else
 #define HAS_BULK 0

@@ -13,6 +13,7 @@ mod backend;
 pub mod compile;
 pub mod driver;
 pub mod launch;
+pub mod pack;
 mod probe;
 
 pub use backend::CudaBackend;

@@ -1,1 +1,291 @@
 //! Quantised matrix products for few rows.
+//!
+//! [`launches`] multiplies the rows of one bucket by several matrices that share their input. All packed
+//! kinds go in one launch of `matmul/small.cu`; F32 matrices in one of `matmul/plain.cu`.
+
+use super::{Args, Launch, Unit};
+use crate::pack::{Input, Kind};
+
+/// Most matrices of one launch.
+pub const MAX_SEGMENTS: usize = 6;
+const WARPS: usize = 8;
+/// Rows of a row block of packed weights.
+const BLOCK_ROWS: usize = 128;
+/// Words that `Segment` of `matmul/small.cu` has.
+const SEGMENT_WORDS: usize = 9;
+
+/// What launches depend on besides shapes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Card {
+    /// Multiprocessors: blocks of a launch, which decide where sums are cut.
+    pub multiprocessors: u32,
+    /// Shared memory a block may have, in bytes.
+    pub shared: u32,
+}
+
+/// What a matrix does to its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// `out = W x`.
+    Store,
+    /// `out += W x`, such as the residual stream.
+    Add,
+}
+
+/// One matrix of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// How it lies on the card.
+    pub kind: Kind,
+    /// Rows of the matrix: values of a row of the output.
+    pub rows: usize,
+    /// Packed weights, 256-byte aligned.
+    pub weight: u64,
+    /// f32 `[bucket][stride]`.
+    pub out: u64,
+    /// Floats from a row of the output to the next.
+    pub stride: usize,
+    /// Store or add.
+    pub write: Write,
+}
+
+/// The rows all matrices are multiplied with, in the forms their kinds read; 0 where no kind reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Inputs {
+    /// Signed bytes ([`Input::A8`]).
+    pub a8: u64,
+    /// Halves.
+    pub f16: u64,
+    /// bfloat16.
+    pub bf16: u64,
+    /// f32 `[bucket][cols]`.
+    pub f32: u64,
+}
+
+impl Inputs {
+    fn of(self, input: Input) -> u64 {
+        match input {
+            Input::A8 => self.a8,
+            Input::F16 => self.f16,
+            Input::Bf16 => self.bf16,
+            Input::F32 => self.f32,
+        }
+    }
+}
+
+/// Memory that launches share, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scratch {
+    /// [`scratch_bytes`]; need not be zeroed.
+    pub partials: u64,
+    /// [`counter_bytes`] of the widest launch; zero before the first launch, and left zero.
+    pub counters: u64,
+}
+
+/// Bytes of [`Scratch::partials`] for buckets of up to `bucket` rows.
+pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
+    card.multiprocessors as usize * 2 * WARPS * 2 * bucket.div_ceil(8) * 512
+}
+
+/// Bytes of [`Scratch::counters`] for a launch whose matrices have these rows.
+pub fn counter_bytes(rows: impl IntoIterator<Item = usize>) -> usize {
+    let tiles: usize = rows.into_iter().map(|rows| rows.div_ceil(BLOCK_ROWS)).sum();
+    tiles * WARPS * 4
+}
+
+/// How a launch is cut; from shapes and card alone, never from the bucket, so that a row's bits do not
+/// depend on the rows beside it.
+fn row_blocks(_segments: &[Segment]) -> usize {
+    1
+}
+
+/// The compiled form of a product of packed kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Form {
+    bucket: usize,
+    /// Bit `i`: kind `i` occurs.
+    kinds: u32,
+    /// Row blocks of a block's tile.
+    row_blocks: usize,
+    stages: usize,
+}
+
+impl Form {
+    fn new(card: Card, bucket: usize, kinds: u32, row_blocks: usize) -> Form {
+        let form = Form {
+            bucket,
+            kinds,
+            row_blocks,
+            stages: 0,
+        };
+        // Two launches that overlap should fit a multiprocessor together, so half of what it has.
+        let room = (card.shared as usize).min(99 << 10) - 1024;
+        Form {
+            stages: (room / form.slot()).clamp(2, 8),
+            ..form
+        }
+    }
+
+    fn tiles(self) -> usize {
+        self.bucket.div_ceil(8)
+    }
+
+    /// Bytes of a turn of the ring, as `SLOT` of the kernel.
+    fn slot(self) -> usize {
+        let kinds = || Kind::ALL.into_iter().filter(|&kind| self.has(kind));
+        let tile = kinds().map(Kind::tile_bytes).max().unwrap_or(0);
+        let x = kinds().map(unit_x_bytes).max().unwrap_or(0);
+        self.row_blocks * WARPS * tile + self.tiles() * x
+    }
+
+    fn has(self, kind: Kind) -> bool {
+        self.kinds >> kind as u32 & 1 == 1
+    }
+
+    fn unit(self) -> Unit {
+        Unit::new("matmul/small.cu")
+            .define("ROWS", self.bucket)
+            .define("NT", self.tiles())
+            .define("MT", self.row_blocks)
+            .define("STAGES", self.stages)
+            .define("KINDS", self.kinds)
+            .define("SEGMENTS", MAX_SEGMENTS)
+            .define("RESIDENT", 1)
+    }
+}
+
+/// Bytes of activations of 8 rows for one unit.
+fn unit_x_bytes(kind: Kind) -> usize {
+    match kind.input() {
+        Input::A8 => crate::pack::activations::A8_TILE,
+        _ => crate::pack::activations::A16_TILE,
+    }
+}
+
+/// The launches that multiply the rows of `bucket` by every segment; `cols` is the width of the input.
+///
+/// # Panics
+/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, or an input that a
+/// kind reads is missing.
+pub fn launches(
+    card: Card,
+    bucket: usize,
+    cols: usize,
+    segments: &[Segment],
+    inputs: Inputs,
+    scratch: Scratch,
+) -> Vec<Launch> {
+    assert!((1..=64).contains(&bucket), "a bucket of {bucket} rows");
+    assert!(
+        (1..=MAX_SEGMENTS).contains(&segments.len()),
+        "{} matrices in one launch",
+        segments.len()
+    );
+    for segment in segments {
+        assert!(
+            inputs.of(segment.kind.input()) != 0,
+            "{:?} without its form of the input",
+            segment.kind
+        );
+        assert!(segment.stride >= segment.rows, "{segment:?}");
+    }
+    let (plain, packed): (Vec<Segment>, Vec<Segment>) =
+        segments.iter().partition(|s| s.kind == Kind::F32);
+    let mut launches = Vec::new();
+    if !plain.is_empty() {
+        launches.push(plain_launch(bucket, cols, &plain, inputs.f32));
+    }
+    if !packed.is_empty() {
+        launches.push(packed_launch(card, bucket, cols, &packed, inputs, scratch));
+    }
+    launches
+}
+
+fn packed_launch(
+    card: Card,
+    bucket: usize,
+    cols: usize,
+    segments: &[Segment],
+    inputs: Inputs,
+    scratch: Scratch,
+) -> Launch {
+    let kinds = segments.iter().fold(0, |bits, s| bits | 1 << s.kind as u32);
+    let form = Form::new(card, bucket, kinds, row_blocks(segments));
+    let mut words = Vec::new();
+    let (mut line, mut tiles) = (0, 0);
+    for segment in segments {
+        let kind = segment.kind;
+        let units = kind.units(cols);
+        let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * form.row_blocks);
+        let cost = form.row_blocks * WARPS * kind.tile_bytes() / 16;
+        words.extend([
+            segment.weight,
+            inputs.of(kind.input()),
+            segment.out,
+            pair(segment.rows, segment.stride),
+            pair(usize::from(segment.write == Write::Add), kind as usize),
+            pair(units, segment_tiles),
+            pair(kind.tile_bytes(), form.tiles() * unit_x_bytes(kind)),
+            pair(line, cost),
+            pair(tiles, 0),
+        ]);
+        line += units * segment_tiles * cost;
+        tiles += segment_tiles;
+    }
+    words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
+    let blocks = card.multiprocessors as usize;
+    words.extend([
+        scratch.partials,
+        scratch.counters,
+        pair(segments.len(), line / blocks),
+        pair(line % blocks, 0),
+    ]);
+    Launch {
+        entry: "matmul_small",
+        unit: form.unit(),
+        grid: [card.multiprocessors, 1, 1],
+        block: [WARPS as u32 * 32, 1, 1],
+        shared: narrow(form.stages * form.slot()),
+        args: Args::new().words(&words),
+        cooperative: false,
+        overlap: true,
+    }
+}
+
+/// Two 32-bit fields of a struct.
+fn pair(low: usize, high: usize) -> u64 {
+    u64::from(narrow(low)) | u64::from(narrow(high)) << 32
+}
+
+fn narrow(n: usize) -> u32 {
+    u32::try_from(n).expect("matrices have fewer than 2^36 values")
+}
+
+fn plain_launch(bucket: usize, cols: usize, segments: &[Segment], x: u64) -> Launch {
+    let tiles: Vec<usize> = segments.iter().map(|s| s.rows.div_ceil(8)).collect();
+    let mut words = Vec::new();
+    let mut first = 0;
+    for (segment, tiles) in segments.iter().zip(&tiles) {
+        words.extend([
+            segment.weight,
+            segment.out,
+            pair(segment.rows, segment.stride),
+            pair(usize::from(segment.write == Write::Add), first),
+        ]);
+        first += tiles;
+    }
+    words.resize(MAX_SEGMENTS * 4, 0);
+    words.extend([x, pair(segments.len(), cols)]);
+    Launch {
+        entry: "matmul_plain",
+        unit: Unit::new("matmul/plain.cu")
+            .define("ROWS", bucket)
+            .define("SEGMENTS", MAX_SEGMENTS),
+        grid: [narrow(first), 1, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new().words(&words),
+        cooperative: false,
+        overlap: true,
+    }
+}

@@ -1,0 +1,126 @@
+//! Codes and scales of the formats that have no kernel of their own, exactly as they are stored.
+
+use contract::QuantType;
+use contract::quant::{IQ4_LEVELS, scale_and_min};
+use half::f16;
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// Unsigned codes of 32 values: nibbles, then a fifth bit where `high` has one.
+fn nibbles_32(nibbles: &[u8], high: u32) -> [u8; 32] {
+    std::array::from_fn(|e| {
+        let nibble = nibbles[e % 16] >> (e / 16 * 4) & 15;
+        nibble | ((high >> e & 1) as u8) << 4
+    })
+}
+
+fn high_bits(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// The signed codes of a block of 32 whose value is code times the f16 in its first two bytes.
+pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
+    match ty {
+        QuantType::Q8_0 => std::array::from_fn(|e| block[2 + e].cast_signed()),
+        QuantType::Q4_0 => nibbles_32(&block[2..], 0).map(|q| q.cast_signed() - 8),
+        QuantType::Q5_0 => {
+            nibbles_32(&block[6..], high_bits(block, 2)).map(|q| q.cast_signed() - 16)
+        }
+        QuantType::IQ4_NL => nibbles_32(&block[2..], 0).map(|q| IQ4_LEVELS[usize::from(q)]),
+        other => unreachable!("{} has no single scale for 32 signed codes", other.name()),
+    }
+}
+
+/// 32 values `scale * code + offset`, scale and offset for each half.
+pub(super) struct Affine {
+    pub(super) values: [i8; 32],
+    pub(super) scale: [f32; 2],
+    pub(super) offset: [f32; 2],
+}
+
+/// The runs of 32 of one block.
+pub(super) fn affine(ty: QuantType, block: &[u8]) -> Vec<Affine> {
+    let whole = |values: [u8; 32], scale: f32, offset: f32| Affine {
+        values: values.map(u8::cast_signed),
+        scale: [scale; 2],
+        offset: [offset; 2],
+    };
+    match ty {
+        QuantType::Q4_1 => {
+            let values = nibbles_32(&block[4..], 0);
+            vec![whole(values, half_at(block, 0), half_at(block, 2))]
+        }
+        QuantType::Q5_1 => {
+            let values = nibbles_32(&block[8..], high_bits(block, 4));
+            vec![whole(values, half_at(block, 0), half_at(block, 2))]
+        }
+        QuantType::Q2_K => (0..8)
+            .map(|run| {
+                let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+                let byte = |half: usize| block[2 * run + half];
+                Affine {
+                    values: std::array::from_fn(|l| {
+                        (block[16 + 32 * (run / 4) + l] >> (run % 4 * 2) & 3).cast_signed()
+                    }),
+                    scale: [0, 1].map(|half| d * f32::from(byte(half) & 15)),
+                    offset: [0, 1].map(|half| -(dmin * f32::from(byte(half) >> 4))),
+                }
+            })
+            .collect(),
+        QuantType::IQ4_XS => (0..8)
+            .map(|run| {
+                let high = u16::from_le_bytes([block[2], block[3]]);
+                let low = block[4 + run / 2] >> (run % 2 * 4) & 15;
+                let scale = i16::from(low) + ((high >> (2 * run) & 3) << 4).cast_signed() - 32;
+                let codes = nibbles_32(&block[8 + 16 * run..24 + 16 * run], 0);
+                Affine {
+                    values: codes.map(|q| IQ4_LEVELS[usize::from(q)]),
+                    scale: [half_at(block, 0) * f32::from(scale); 2],
+                    offset: [0.0; 2],
+                }
+            })
+            .collect(),
+        other => unreachable!("{} has a kind of its own", other.name()),
+    }
+}
+
+/// A Q3_K block in the terms of Q6_K.
+pub(super) struct ThreeBits {
+    /// Codes plus 32.
+    pub(super) values: [u8; 256],
+    /// Signed scales of runs of 16.
+    pub(super) scales: [u8; 16],
+    /// The f16 factor.
+    pub(super) d: [u8; 2],
+}
+
+pub(super) fn three_bits(block: &[u8]) -> ThreeBits {
+    let packed = &block[96..108];
+    ThreeBits {
+        values: std::array::from_fn(|k| {
+            let byte = 32 + 32 * (k / 128) + k % 32;
+            let pair = block[byte] >> (k % 128 / 32 * 2) & 3;
+            let third = block[k % 32] >> (k / 32) & 1;
+            32 + (pair | third << 2) - 4
+        }),
+        scales: std::array::from_fn(|j| {
+            let low = packed[j % 8] >> (4 * (j / 8)) & 15;
+            let scale = low | (packed[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
+            scale.wrapping_sub(32)
+        }),
+        d: [block[108], block[109]],
+    }
+}
+
+/// Scale and minimum of run `run` of a Q4_K or Q5_K header of 16 bytes, times `d` and `dmin`.
+#[cfg(test)]
+pub(super) fn header(bytes: &[u8], run: usize) -> (f32, f32) {
+    let packed = bytes[4..16].as_array().expect("twelve bytes");
+    let (scale, min) = scale_and_min(packed, run);
+    (
+        half_at(bytes, 0) * f32::from(scale),
+        half_at(bytes, 2) * f32::from(min),
+    )
+}
