@@ -9,7 +9,6 @@
 //      through a ring of 3 filled by cp.async. Rows run fastest.
 // smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
-#define CLUSTER 1
 #define TILE_ROWS 128
 #define TILE_COLUMNS 128
 #include "common/prelude.cuh"
@@ -66,7 +65,7 @@ template <class Store> __device__ __forceinline__ void gemm(const Work &work, co
     const Units units(work);
     const int rows = work.chunk->rows;
     for (int index = blockIdx.x; index < units.total; index += gridDim.x) {
-        const Unit unit = units.at(work, index, 0);
+        const Unit unit = units.at(work, index);
         const int blocks = unit.end_block - unit.first_block;
         Sums sums = {};
         __syncthreads();
@@ -107,15 +106,30 @@ struct Columns {
         int column = unit.column;
         const Segment to = segment_of(segments, column);
         column += warp % 4 * 32 + lane % 4 * 2;
-        const bool onto = add || unit.part > 0;
+        const bool onto = add || unit.part > 0, whole = to.width - column >= 32 && to.stride % 2 == 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
             if (row >= rows) { break; }
+            float *at = to.out + (u64)row * to.stride + column;
+            if (whole) {
+                float2 old[4] = {};
+                if (onto) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) { old[j] = __ldcg((const float2 *)(at + 8 * j)); }
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float *pair = sums.at[i / 2][j] + i % 2 * 2;
+                    *(float2 *)(at + 8 * j) = make_float2(fmaf(scale, pair[0], old[j].x), fmaf(scale, pair[1], old[j].y));
+                }
+                continue;
+            }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float *pair = sums.at[i / 2][j] + i % 2 * 2;
-                store_pair(to, row, column + 8 * j, scale * pair[0], scale * pair[1], onto);
+                store_one(at + 8 * j, scale * pair[0], column + 8 * j < to.width, onto);
+                store_one(at + 8 * j + 1, scale * pair[1], column + 8 * j + 1 < to.width, onto);
             }
         }
     }

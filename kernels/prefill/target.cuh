@@ -33,20 +33,9 @@ __device__ __forceinline__ Segment segment_of(const Segments &segments, int &col
     return found;
 }
 
-// out[row][column, column + 1] = (add ? what is there : 0) + (a, b), where the columns exist.
-__device__ __forceinline__ void store_pair(const Segment &to, int row, int column, float a, float b, bool add) {
-    float *at = to.out + (u64)row * to.stride + column;
-    if (column + 1 < to.width && !(to.stride & 1)) {
-        if (add) {
-            const float2 old = __ldcg((const float2 *)at);
-            a += old.x;
-            b += old.y;
-        }
-        *(float2 *)at = make_float2(a, b);
-        return;
-    }
-    if (column < to.width) { at[0] = (add ? __ldcg(at) : 0.0f) + a; }
-    if (column + 1 < to.width) { at[1] = (add ? __ldcg(at + 1) : 0.0f) + b; }
+// *at = (onto ? *at : 0) + v, where it exists.
+__device__ __forceinline__ void store_one(float *at, float v, bool there, bool onto) {
+    if (there) { *at = onto ? __ldcg(at) + v : v; }
 }
 
 // Waits until `turn` parts of tile `tile` have been added.

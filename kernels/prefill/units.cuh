@@ -1,6 +1,6 @@
 // The tiles of a prefill product in the order in which persistent blocks take them.
 //
-// Before this file: TILE_ROWS, TILE_COLUMNS, and CLUSTER, the blocks that work at the same columns together.
+// Before this file: TILE_ROWS, TILE_COLUMNS.
 #pragma once
 
 // A product as its kernel was given it.
@@ -27,21 +27,20 @@ struct Units {
     int row_groups, tiles, total;
 
     __device__ __forceinline__ Units(const Work &work) {
-        row_groups = (work.chunk->rows + TILE_ROWS * CLUSTER - 1) / (TILE_ROWS * CLUSTER);
+        row_groups = (work.chunk->rows + TILE_ROWS - 1) / TILE_ROWS;
         tiles = row_groups * (work.w_rows / TILE_COLUMNS);
         total = tiles * work.splits;
     }
 
-    __device__ __forceinline__ Unit at(const Work &work, int index, int rank) const {
+    __device__ __forceinline__ Unit at(const Work &work, int index) const {
         Unit unit;
         unit.part = index / tiles;
-        const int tile = index % tiles;
-        const int band = 16 / CLUSTER, columns = work.w_rows / TILE_COLUMNS;
-        const int first = tile / (band * columns) * band;
-        const int height = min(band, row_groups - first), within = tile - first * columns;
-        unit.row = ((first + within % height) * CLUSTER + rank) * TILE_ROWS;
+        unit.tile = index % tiles;
+        const int band = 16, columns = work.w_rows / TILE_COLUMNS;
+        const int first = unit.tile / (band * columns) * band;
+        const int height = min(band, row_groups - first), within = unit.tile - first * columns;
+        unit.row = (first + within % height) * TILE_ROWS;
         unit.column = within / height * TILE_COLUMNS;
-        unit.tile = tile * CLUSTER + rank;
         const int share = (work.k_blocks + work.splits - 1) / work.splits;
         unit.first_block = unit.part * share;
         unit.end_block = min(work.k_blocks, unit.first_block + share);

@@ -1,6 +1,6 @@
-// Hopper only (sm_90a): bulk copies within a cluster, and the 64 x 256 x 16 matrix product.
+// Hopper only (sm_90a): bulk copies, vector additions in device memory, and the 64 x 256 x 16 matrix product.
 //
-// Source: PTX ISA 8.x, sections mbarrier, cp.async.bulk, wgmma. Shared addresses are 32-bit window addresses.
+// Source: PTX ISA 8.x, sections cp.async.bulk, red, wgmma. Shared addresses are 32-bit window addresses.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -11,25 +11,11 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void *from, u32 bytes, u
                  : "memory");
 }
 
-// The same to the same place in every block of the cluster that `blocks` names; each counts its own bytes.
-__device__ __forceinline__ void bulk_copy_to_all(u32 to, const void *from, u32 bytes, u32 bar,
-                                                 u16 blocks) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-        "%4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(bar), "h"(blocks)
-        : "memory");
-}
-
-// Arrives at the barrier of the same address in block `block` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(u32 bar, u32 block) {
-    asm volatile(
-        "{\n"
-        ".reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-        "}\n" ::"r"(bar), "r"(block)
-        : "memory");
+// Adds four floats to neighbouring ones in device memory, without waiting.
+__device__ __forceinline__ void add_four(float *at, const float4 &v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w)
+                 : "memory");
 }
 
 // Descriptor of a K-major operand of 128-byte rows in the 128-byte swizzle; `address` is a multiple of 1024.
