@@ -1,55 +1,236 @@
-//! The seam's view of the card: what it is, and that no model runs on it yet.
+//! The seam's view of the card: what it is, what a plan would take, and how a plan is opened.
 
-use contract::{Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner};
+use std::time::Instant;
 
+use contract::{
+    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
+};
+
+use crate::check;
+use crate::compile::{self, Modules};
+use crate::driver::Gpu;
+use crate::exec::{Engine, Mode, Regions, Runs};
+use crate::launch::attention::Card as Limits;
+use crate::memory::{Allowance, Carver};
+use crate::plan::Plans;
 use crate::probe::Card;
+use crate::runner::CudaRunner;
+use crate::state::State;
+use crate::weights::Weights;
+
+/// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
+const PREFILL_ALIGN: usize = 64;
+/// Devices of compute capability 8.0 and 9.0 give a block more shared memory than the others' 99 KiB.
+const SHARED_BYTES: [((u32, u32), usize); 3] = [
+    ((8, 0), 163 << 10),
+    ((8, 7), 163 << 10),
+    ((9, 0), 227 << 10),
+];
+
+/// How a card is to be used.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The most memory to take, in bytes; `None` for all that is free.
+    pub vram_limit: Option<u64>,
+    /// Run launch by launch instead of as captured graphs, to find faults.
+    pub eager: bool,
+    /// Fill everything but weights with NaNs before the first use, for tests.
+    pub poison: bool,
+    /// How kernels are compiled.
+    pub compile: compile::Options,
+}
 
 /// One card as a device.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
     card: Card,
+    options: Options,
+}
+
+/// Where everything of a plan lies, and what that takes.
+struct Layout {
+    weights: Weights,
+    state: State,
+    plans: Plans,
+    /// Bytes of weights, cached rows, states and scratch.
+    sizes: [u64; 4],
+}
+
+impl Layout {
+    fn new(plan: &OpenPlan, card: &Card, bases: [u64; 4]) -> Layout {
+        let [mut weights, mut kv, mut states, mut scratch] = bases.map(Carver::new);
+        let placed = Weights::new(&plan.target, &mut weights);
+        let regions = [&mut kv, &mut states, &mut scratch];
+        let state = State::new(&plan.target, plan.kv, plan.limits, regions);
+        let plans = Plans::new(
+            plan,
+            &placed,
+            &state,
+            limits(card, plan.exact),
+            &mut scratch,
+        );
+        Layout {
+            weights: placed,
+            state,
+            plans,
+            sizes: [weights, kv, states, scratch].map(|carver| carver.used()),
+        }
+    }
+
+    fn memory(&self) -> MemoryPlan {
+        let [weights, kv, states, scratch] = self.sizes;
+        MemoryPlan {
+            weights_bytes: weights,
+            kv_bytes: kv,
+            state_bytes: states,
+            scratch_bytes: scratch,
+            ..MemoryPlan::default()
+        }
+    }
+}
+
+/// What launches need to know of a card.
+fn limits(card: &Card, path_order: bool) -> Limits {
+    let known = SHARED_BYTES.iter().find(|(cc, _)| *cc == card.capability);
+    Limits {
+        multiprocessors: card.multiprocessors as usize,
+        shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
+        path_order,
+    }
 }
 
 impl CudaBackend {
-    /// A card that [`probe`](crate::probe()) found.
+    /// A card that [`probe`](crate::probe()) found, used as far as there is memory.
     pub fn new(card: Card) -> CudaBackend {
-        CudaBackend { card }
+        CudaBackend::with_options(card, Options::default())
     }
 
-    fn unsupported(&self) -> DeviceError {
-        DeviceError::Unsupported {
-            what: "running a model".to_owned(),
-            device: format!("cuda:{} ({})", self.card.ordinal, self.card.name),
-            instead: "this version has no CUDA kernels yet, use --device cpu".to_owned(),
+    /// The same, used as told.
+    pub fn with_options(card: Card, options: Options) -> CudaBackend {
+        CudaBackend { card, options }
+    }
+
+    fn name(&self) -> String {
+        format!("cuda:{} ({})", self.card.ordinal, self.card.name)
+    }
+
+    fn info(&self, free_bytes: u64) -> DeviceInfo {
+        let card = &self.card;
+        let mut features = vec![
+            card.arch(),
+            format!("{} multiprocessors", card.multiprocessors),
+        ];
+        if let Some(limit) = self.options.vram_limit {
+            features.push(format!("limited to {limit} bytes"));
         }
+        DeviceInfo {
+            id: format!("cuda:{}", card.ordinal),
+            name: card.name.clone(),
+            features,
+            total_bytes: card.total_bytes,
+            free_bytes,
+        }
+    }
+
+    fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
+        if plan.draft.is_some() {
+            return Err(DeviceError::Unsupported {
+                what: "a draft model".to_owned(),
+                device: self.name(),
+                instead: "leave --draft away".to_owned(),
+            });
+        }
+        check::plan(plan, &self.name())
+    }
+
+    /// Opens a runner by its own type, so that tests can look inside.
+    pub(crate) fn open_runner(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<CudaRunner, DeviceError> {
+        self.checked(&plan)?;
+        let planned = Layout::new(&plan, &self.card, [0; 4]);
+        let memory = planned.memory();
+        let gpu = Gpu::open(self.card.ordinal)?;
+        let allowance = Allowance {
+            free: gpu.memory()?.0,
+            limit: self.options.vram_limit,
+        };
+        let with_context = |context: usize| {
+            let mut other = plan.clone();
+            other.limits.context = context;
+            Layout::new(&other, &self.card, [0; 4])
+                .memory()
+                .total_bytes()
+        };
+        let context = plan.limits.context;
+        allowance.require(&memory, context, &self.name(), with_context)?;
+        let started = Instant::now();
+        let units = planned.plans.units();
+        let modules = Modules::compile(&gpu, &units, &self.options.compile, &mut |at| {
+            tracing::debug!(done = at.done, total = at.total, unit = %at.unit, "kernel ready");
+        })?;
+        let compiled = started.elapsed();
+        let byte = if self.options.poison { 0xff } else { 0 };
+        let regions = Regions::new(&gpu, planned.sizes, byte)?;
+        let layout = Layout::new(&plan, &self.card, regions.bases());
+        layout.weights.load(&gpu, &*plan.weights, progress)?;
+        let mode = match self.options.eager {
+            true => Mode::Eager,
+            false => Mode::Graph,
+        };
+        let runs = Runs::new(&gpu, modules, &layout.plans.all, mode)?;
+        let info = RunnerInfo {
+            device: self.info(gpu.memory()?.0),
+            vocab: plan.target.vocab,
+            limits: plan.limits,
+            kv: plan.kv,
+            model: plan.target.hash,
+            draft_depth: None,
+            scorer: false,
+            prefill_align: PREFILL_ALIGN,
+            memory,
+        };
+        tracing::info!(
+            device = %info.device.id,
+            kernels = units.len(),
+            compile_ms = compiled.as_millis() as u64,
+            load_ms = (started.elapsed() - compiled).as_millis() as u64,
+            weights_bytes = info.memory.weights_bytes,
+            kv_bytes = info.memory.kv_bytes,
+            "model opened on the card"
+        );
+        let target = plan.target.clone();
+        let made = (layout.plans, runs);
+        let engine = Engine::new(gpu, target, layout.state, regions, made)?;
+        Ok(CudaRunner::new(info, engine))
     }
 }
 
 impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
-        Ok(DeviceInfo {
-            id: format!("cuda:{}", self.card.ordinal),
-            name: self.card.name.clone(),
-            features: vec![
-                self.card.arch(),
-                format!("{} multiprocessors", self.card.multiprocessors),
-            ],
-            total_bytes: self.card.total_bytes,
-            // Asking for free memory needs a context, which costs hundreds of megabytes on the card.
-            free_bytes: self.card.total_bytes,
-        })
+        // Asking for free memory needs a context, which costs hundreds of megabytes on the card; whoever
+        // opens a plan asks then.
+        let total = self.card.total_bytes;
+        let free = self
+            .options
+            .vram_limit
+            .map_or(total, |limit| limit.min(total));
+        Ok(self.info(free))
     }
 
-    fn estimate(&self, _plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
-        Err(self.unsupported())
+    fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
+        self.checked(plan)?;
+        Ok(Layout::new(plan, &self.card, [0; 4]).memory())
     }
 
     fn open(
         &self,
-        _plan: OpenPlan,
-        _progress: &mut dyn FnMut(LoadProgress),
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
-        Err(self.unsupported())
+        Ok(Box::new(self.open_runner(plan, progress)?))
     }
 }
 
@@ -66,8 +247,13 @@ mod tests {
             multiprocessors: 82,
             total_bytes: 24 << 30,
         };
-        let info = CudaBackend::new(card).probe().unwrap();
+        let limit = Options {
+            vram_limit: Some(1 << 30),
+            ..Options::default()
+        };
+        let info = CudaBackend::with_options(card, limit).probe().unwrap();
         assert_eq!(info.id, "cuda:1");
-        assert_eq!(info.features, ["sm_86", "82 multiprocessors"]);
+        assert_eq!(info.features[..2], ["sm_86", "82 multiprocessors"]);
+        assert_eq!((info.total_bytes, info.free_bytes), (24 << 30, 1 << 30));
     }
 }

@@ -10,11 +10,24 @@
 //! Start with [`launch`], which needs no card to read.
 
 mod backend;
+mod check;
 pub mod compile;
 pub mod driver;
+mod exec;
+#[cfg(feature = "inspect")]
+mod inspect;
 pub mod launch;
+mod memory;
 pub mod pack;
+mod plan;
 mod probe;
+mod runner;
+mod snapshot;
+mod state;
+mod step;
+mod weights;
 
-pub use backend::CudaBackend;
+pub use backend::{CudaBackend, Options};
+#[cfg(feature = "inspect")]
+pub use inspect::InspectedRunner;
 pub use probe::{Absence, Card, probe};

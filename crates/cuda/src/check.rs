@@ -1,0 +1,189 @@
+//! What a plan must be for this device to run it: every refusal has its reason, before anything is loaded.
+
+use std::sync::Arc;
+
+use contract::{
+    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer, ModelSpec,
+    OpenPlan, OutputGate, Tree, WeightError, WeightRef,
+};
+
+use crate::step;
+
+/// Formats of cached rows that the attention kernels read and write.
+const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
+/// Values per scale in every block format of this device.
+const BLOCK: usize = 32;
+/// Head dimensions that the attention kernels are built for.
+const HEADS: [usize; 3] = [64, 128, 256];
+/// Width of a delta head; the tree and chunk kernels are built on it.
+const DELTA_HEAD: usize = 128;
+/// Taps of the convolution that the kernels unroll.
+const TAPS: usize = 4;
+/// Longest context: positions are 32-bit in the step header, with room for trees.
+const MOST_CONTEXT: usize = 1 << 30;
+
+/// Refuses, by name, a plan this device cannot run. `device` is its name.
+pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
+    let unsupported = |(what, instead): (String, &str)| DeviceError::Unsupported {
+        what,
+        device: device.to_owned(),
+        instead: instead.to_owned(),
+    };
+    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+        if !KV_FORMATS.contains(&format) {
+            let what = format!("storing {what} as {}", format.name());
+            return Err(unsupported((what, "use f16, q8_0, q4_0 or f32")));
+        }
+    }
+    limits(plan.limits).map_err(unsupported)?;
+    spec(&plan.target)?;
+    blocks(&plan.target).map_err(unsupported)
+}
+
+fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
+    let Limits {
+        sequences,
+        context,
+        tree_nodes,
+        prefill_chunk,
+    } = limits;
+    if sequences == 0 || context == 0 || tree_nodes == 0 || prefill_chunk == 0 {
+        return Err(("a limit of 0".to_owned(), "every limit is at least 1"));
+    }
+    if tree_nodes > Tree::MAX_NODES.min(step::ROWS) {
+        return Err((format!("a tree of {tree_nodes} nodes"), "use at most 64"));
+    }
+    if context > MOST_CONTEXT {
+        return Err((
+            format!("a context of {context} tokens"),
+            "use at most 1073741824",
+        ));
+    }
+    Ok(())
+}
+
+/// What the kernels are built for, where a well-formed spec may ask for more.
+fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
+    if !spec.hidden.is_multiple_of(BLOCK) {
+        return Err((
+            format!("a width of {}", spec.hidden),
+            "it must be a multiple of 32",
+        ));
+    }
+    for a in spec.attention_layers() {
+        if !HEADS.contains(&a.head_dim) {
+            return Err((
+                format!("a head dimension of {}", a.head_dim),
+                "it must be 64, 128 or 256",
+            ));
+        }
+    }
+    for d in spec.delta_layers() {
+        if (d.k_dim, d.v_dim) != (DELTA_HEAD, DELTA_HEAD) {
+            return Err((
+                format!("delta heads of {} x {}", d.k_dim, d.v_dim),
+                "use --device cpu",
+            ));
+        }
+        if d.conv_taps != TAPS {
+            return Err((
+                format!("a convolution of {} taps", d.conv_taps),
+                "use --device cpu",
+            ));
+        }
+    }
+    for layer in &spec.layers {
+        let FeedForward::Dense { gate, .. } = &layer.ffn;
+        if !gate.rows.is_multiple_of(BLOCK) {
+            return Err((
+                format!("a feed-forward of {}", gate.rows),
+                "it must be a multiple of 32",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every weight has the shape its place asks for.
+fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
+    let hidden = spec.hidden;
+    shape(&spec.embedding, spec.vocab, hidden)?;
+    shape(&spec.head, spec.vocab, hidden)?;
+    shape(&spec.final_norm, 1, hidden)?;
+    if i32::try_from(spec.vocab).is_err() {
+        return Err(mismatch(&spec.embedding, "the vocabulary is too large"));
+    }
+    for layer in &spec.layers {
+        shape(&layer.mixer_norm, 1, hidden)?;
+        shape(&layer.ffn_norm, 1, hidden)?;
+        match &layer.mixer {
+            Mixer::Attention(a) => attention(a, hidden)?,
+            Mixer::GatedDelta(d) => delta(d, hidden)?,
+        }
+        let FeedForward::Dense { gate, up, down } = &layer.ffn;
+        shape(gate, gate.rows, hidden)?;
+        shape(up, gate.rows, hidden)?;
+        shape(down, hidden, gate.rows)?;
+    }
+    Ok(())
+}
+
+fn attention(a: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {
+    let (heads, kv_heads, dim) = (a.n_heads, a.n_kv_heads, a.head_dim);
+    if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) || dim == 0 {
+        let detail = format!("{heads} query heads cannot share {kv_heads} key heads");
+        return Err(mismatch(&a.q, &detail));
+    }
+    if !a.rope.dims.is_multiple_of(2) || a.rope.dims > dim {
+        let detail = format!("{} of {dim} values cannot be rotated", a.rope.dims);
+        return Err(mismatch(&a.q, &detail));
+    }
+    let parts = match a.gate {
+        OutputGate::None => 1,
+        OutputGate::SigmoidPerHead => 2,
+    };
+    shape(&a.q, heads * dim * parts, hidden)?;
+    shape(&a.k, kv_heads * dim, hidden)?;
+    shape(&a.v, kv_heads * dim, hidden)?;
+    shape(&a.o, hidden, heads * dim)?;
+    let mut norms = a.q_norm.iter().chain(&a.k_norm);
+    norms.try_for_each(|norm| shape(norm, 1, dim))
+}
+
+fn delta(d: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
+    let (k_heads, v_heads) = (d.n_k_heads, d.n_v_heads);
+    if k_heads == 0 || v_heads == 0 || !v_heads.is_multiple_of(k_heads) {
+        let detail = format!("{v_heads} value heads cannot share {k_heads} key heads");
+        return Err(mismatch(&d.qkv, &detail));
+    }
+    shape(&d.qkv, d.channels(), hidden)?;
+    shape(&d.z, v_heads * d.v_dim, hidden)?;
+    shape(&d.beta, v_heads, hidden)?;
+    shape(&d.alpha, v_heads, hidden)?;
+    shape(&d.out, hidden, v_heads * d.v_dim)?;
+    shape(&d.conv, d.channels(), d.conv_taps)?;
+    shape(&d.a, 1, v_heads)?;
+    shape(&d.dt, 1, v_heads)?;
+    shape(&d.norm, 1, d.v_dim)
+}
+
+/// A matrix of exactly these dimensions, its rows whole blocks; a vector has one row.
+fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
+    if (weight.rows, weight.cols) != (rows, cols) {
+        let found = format!("[{}, {}] found", weight.rows, weight.cols);
+        let detail = format!("{found}, [{rows}, {cols}] expected");
+        return Err(mismatch(weight, &detail));
+    }
+    if rows == 0 || cols == 0 || !cols.is_multiple_of(weight.ty.block_values()) {
+        let detail = format!("[{rows}, {cols}] cannot be stored as {}", weight.ty.name());
+        return Err(mismatch(weight, &detail));
+    }
+    Ok(())
+}
+
+fn mismatch(weight: &WeightRef, detail: &str) -> WeightError {
+    WeightError::Mismatch {
+        name: Arc::clone(&weight.name),
+        detail: detail.to_owned(),
+    }
+}

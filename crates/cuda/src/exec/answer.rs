@@ -1,0 +1,103 @@
+//! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates than the
+//! card's reduction gives.
+
+use contract::{Ask, Row, TokenId, Want};
+
+/// Terms of a log-sum-exp added in f32; the runs are added in f64.
+const RUN: usize = 1024;
+
+/// The answer to `ask` from raw logits `[vocab]`: edits applied, ranked, both log-sum-exps taken. NaN counts as
+/// minus infinity wherever it comes from.
+pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>) -> Row {
+    clean(&mut raw);
+    let raw_lse = log_sum_exp(&raw);
+    let edited = ask.edits.as_ref().map(|edits| {
+        let mut row = raw.clone();
+        edits.apply(&mut row);
+        clean(&mut row);
+        row
+    });
+    let lse = edited.as_deref().map_or(raw_lse, log_sum_exp);
+    let values = edited.as_deref().unwrap_or(&raw);
+    let ids = match ask.want {
+        Want::Nothing => return Row::default(),
+        Want::Top(k) => top_k(values, k),
+        Want::Full => (0..values.len() as u32).map(TokenId).collect(),
+    };
+    let pick = |from: &[f32]| ids.iter().map(|id| from[id.index()]).collect();
+    Row {
+        logits: pick(values),
+        raw: pick(&raw),
+        lse,
+        raw_lse,
+        ids,
+    }
+}
+
+fn clean(row: &mut [f32]) {
+    for x in row.iter_mut().filter(|x| x.is_nan()) {
+        *x = f32::NEG_INFINITY;
+    }
+}
+
+fn log_sum_exp(row: &[f32]) -> f32 {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if max.is_infinite() {
+        return max;
+    }
+    let runs = row
+        .chunks(RUN)
+        .map(|run| f64::from(run.iter().map(|x| (x - max).exp()).sum::<f32>()));
+    max + runs.sum::<f64>().ln() as f32
+}
+
+/// The `k` largest, best first, ties to the lower id.
+fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
+    // Adding zero makes the two zeros one value.
+    let value = |i: u32| row[i as usize] + 0.0;
+    let order = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then(a.cmp(b));
+    let mut ids: Vec<u32> = (0..row.len() as u32).collect();
+    let k = k.min(ids.len());
+    if k > 0 && k < ids.len() {
+        ids.select_nth_unstable_by(k - 1, order);
+        ids.truncate(k);
+    }
+    ids.truncate(k);
+    ids.sort_unstable_by(order);
+    ids.into_iter().map(TokenId).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use contract::Edits;
+
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lower_id_and_nan_goes_last() {
+        let raw = vec![1.0, f32::NAN, 3.0, -0.0, 3.0, 0.0];
+        let ids = |k| from_logits(&Ask::top(k), raw.clone()).ids;
+        assert_eq!(ids(6), [2, 4, 0, 3, 5, 1].map(TokenId));
+        assert_eq!(ids(2), [2, 4].map(TokenId));
+        assert_eq!(ids(99).len(), 6);
+    }
+
+    #[test]
+    fn edits_change_the_order_and_leave_the_raw_values() {
+        let edits = Edits {
+            bias: vec![(TokenId(0), 5.0)],
+            ..Edits::default()
+        };
+        let ask = Ask {
+            want: Want::Top(2),
+            edits: Some(Arc::new(edits)),
+        };
+        let row = from_logits(&ask, vec![1.0, 2.0, 3.0]);
+        assert_eq!(row.ids, [0, 2].map(TokenId));
+        assert_eq!((row.logits, row.raw), (vec![6.0, 3.0], vec![1.0, 3.0]));
+        assert!((row.lse - (6.0 + (1.0_f32 + (-4_f32).exp() + (-3_f32).exp()).ln())).abs() < 1e-6);
+        assert!(row.raw_lse < 3.5 && row.raw_lse > 3.0);
+    }
+}

@@ -1,0 +1,38 @@
+//! Reading a prompt as chains of tree nodes, committed one chain after another: the route where there is no
+//! plan for chunks.
+
+use contract::{Ask, DeviceError, Path, Row, TokenId, Tree};
+
+use super::Engine;
+use crate::step::{Commit, ROWS, Step};
+
+impl Engine {
+    /// Runs and commits `tokens` of the sequence in `slot` after `committed` ones.
+    pub(crate) fn chain(
+        &mut self,
+        (slot, mut committed): (usize, usize),
+        tokens: &[TokenId],
+        asks: &[(usize, &Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        let mut rows = Vec::with_capacity(asks.len());
+        let mut asks = asks.iter().peekable();
+        let nodes = self.plans.tree_nodes().min(ROWS);
+        for (i, piece) in tokens.chunks(nodes).enumerate() {
+            let tree = Tree::chain(piece).expect("a piece is at most a tree");
+            let mut step = Step::new();
+            step.push(slot, committed, &tree);
+            let mut asked = Vec::new();
+            while let Some((row, ask)) = asks.next_if(|(row, _)| *row < (i + 1) * nodes) {
+                step.ask(row - i * nodes);
+                asked.push(*ask);
+            }
+            rows.append(&mut self.step(&step, &asked)?);
+            let path: Path = tree.path_to(contract::NodeIdx(piece.len() as u16 - 1));
+            let mut commit = Commit::new();
+            commit.push(slot, committed, path.nodes());
+            self.commit(&commit)?;
+            committed += piece.len();
+        }
+        Ok(rows)
+    }
+}

@@ -1,0 +1,80 @@
+//! The memory a loaded model lives in: one allocation by purpose.
+
+use contract::DeviceError;
+
+use crate::driver::{Buffer, Gpu};
+
+/// Allocations, freed on drop.
+pub(crate) struct Regions {
+    pub(crate) weights: Buffer<u8>,
+    pub(crate) kv: Buffer<u8>,
+    pub(crate) states: Buffer<u8>,
+    pub(crate) scratch: Buffer<u8>,
+}
+
+impl Regions {
+    /// Allocates regions of these sizes, in bytes. Everything but the weights is filled with `byte`.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        [weights, kv, states, scratch]: [u64; 4],
+        byte: u8,
+    ) -> Result<Regions, DeviceError> {
+        let alloc = |bytes: u64| {
+            let bytes = usize::try_from(bytes).expect("a plan that fits a card fits an address");
+            gpu.alloc::<u8>(bytes.max(1))
+        };
+        let mut regions = Regions {
+            weights: alloc(weights)?,
+            kv: alloc(kv)?,
+            states: alloc(states)?,
+            scratch: alloc(scratch)?,
+        };
+        for buffer in [&mut regions.kv, &mut regions.states, &mut regions.scratch] {
+            buffer.fill(gpu, byte)?;
+        }
+        Ok(regions)
+    }
+
+    /// First addresses, in the order of [`Regions::new`].
+    pub(crate) fn bases(&self) -> [u64; 4] {
+        [&self.weights, &self.kv, &self.states, &self.scratch].map(Buffer::ptr)
+    }
+
+    /// The region that holds `bytes` bytes at `address`, and where they begin in it.
+    ///
+    /// # Panics
+    /// If no region holds them all.
+    fn find(&self, address: u64, bytes: usize) -> (&Buffer<u8>, usize) {
+        let all = [&self.weights, &self.kv, &self.states, &self.scratch];
+        let found = all.into_iter().find_map(|buffer| {
+            let at = usize::try_from(address.checked_sub(buffer.ptr())?).ok()?;
+            (at + bytes <= buffer.len()).then_some((buffer, at))
+        });
+        found.expect("addresses come from layouts of these regions")
+    }
+
+    /// The bytes at an address, after everything queued on the main stream.
+    pub(crate) fn read(
+        &self,
+        gpu: &Gpu,
+        address: u64,
+        bytes: usize,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let (buffer, at) = self.find(address, bytes);
+        buffer.download_range(gpu, at..at + bytes)
+    }
+
+    /// Writes bytes at an address and waits.
+    pub(crate) fn write(&self, gpu: &Gpu, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.find(address, bytes.len());
+        let staged = gpu.upload(bytes)?;
+        gpu.copy_bytes(address, staged.ptr(), bytes.len())?;
+        gpu.sync()
+    }
+
+    /// Sets bytes at an address to zero; does not wait.
+    pub(crate) fn zero(&self, gpu: &Gpu, address: u64, bytes: usize) -> Result<(), DeviceError> {
+        self.find(address, bytes);
+        gpu.zero_bytes(address, bytes)
+    }
+}

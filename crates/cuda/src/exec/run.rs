@@ -1,0 +1,97 @@
+//! One plan as launches or as a captured graph.
+
+use std::collections::BTreeMap;
+
+use contract::DeviceError;
+
+use crate::compile::Modules;
+use crate::driver::{Function, Gpu, Graph};
+use crate::launch::Launch;
+use crate::plan::{Key, Plan};
+
+/// How plans run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Mode {
+    /// Launch by launch.
+    Eager,
+    /// Captured at first use, replayed from then on.
+    #[default]
+    Graph,
+}
+
+/// Every plan, ready to run. The graphs go before the modules they launch from.
+pub(crate) struct Runs {
+    graphs: BTreeMap<Key, Graph>,
+    lists: BTreeMap<Key, Vec<(Function, Launch)>>,
+    mode: Mode,
+    /// Keeps the functions loaded.
+    _modules: Modules,
+}
+
+impl Runs {
+    /// Looks up the function of every launch.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        modules: Modules,
+        plans: &BTreeMap<Key, Plan>,
+        mode: Mode,
+    ) -> Result<Runs, DeviceError> {
+        let mut lists = BTreeMap::new();
+        for (key, plan) in plans {
+            let ready = plan.launches.iter().map(|launch| {
+                let function = modules.function(gpu, launch)?;
+                Ok((function, launch.clone()))
+            });
+            lists.insert(*key, ready.collect::<Result<Vec<_>, DeviceError>>()?);
+        }
+        Ok(Runs {
+            graphs: BTreeMap::new(),
+            lists,
+            mode,
+            _modules: modules,
+        })
+    }
+
+    /// Queues `first` and then the launches of a plan.
+    ///
+    /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the card.
+    pub(crate) fn run(
+        &mut self,
+        gpu: &Gpu,
+        key: Key,
+        first: impl Fn(&Gpu) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let list = self.lists.get(&key).ok_or_else(|| DeviceError::Misuse {
+            call: "a plan",
+            detail: format!("{key:?} was not built for these limits"),
+        })?;
+        let queue = || {
+            first(gpu)?;
+            list.iter()
+                .try_for_each(|(function, launch)| gpu.run_function(function, launch))
+        };
+        if self.mode == Mode::Eager || matches!(key, Key::Chunk(_)) {
+            return queue();
+        }
+        if !self.graphs.contains_key(&key) {
+            self.graphs.insert(key, gpu.capture(queue)?);
+        }
+        match self.graphs.get(&key) {
+            Some(graph) => gpu.replay(graph),
+            None => Ok(()),
+        }
+    }
+
+    /// Queues the launches `range` of a plan one by one.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn run_part(
+        &self,
+        gpu: &Gpu,
+        key: Key,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), DeviceError> {
+        let list = self.lists.get(&key).map_or(&[][..], |list| &list[range]);
+        list.iter()
+            .try_for_each(|(function, launch)| gpu.run_function(function, launch))
+    }
+}

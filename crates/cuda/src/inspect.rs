@@ -1,0 +1,127 @@
+//! A look inside the runner, for conformance only.
+
+use contract::inspect::Inspect;
+use contract::quant::dequantize_row;
+use contract::{DeviceError, KvFormat, LoadProgress, OpenPlan, QuantType, Runner, SeqId, TokenId};
+
+use crate::backend::CudaBackend;
+use crate::runner::{CudaRunner, misuse};
+use crate::snapshot::{neutral_rows, neutral_states};
+use crate::state::{KvGroup, PAGE, Place, Rows};
+
+/// A runner that can be looked into.
+pub trait InspectedRunner: Runner + Inspect {}
+
+impl InspectedRunner for CudaRunner {}
+
+impl CudaBackend {
+    /// Opens a plan as [`Backend::open`](contract::Backend::open) does, and lets the runner be looked into.
+    pub fn open_inspected(
+        &self,
+        plan: OpenPlan,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn InspectedRunner>, DeviceError> {
+        Ok(Box::new(self.open_runner(plan, progress)?))
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.chunks_exact(4);
+    words
+        .map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+        .collect()
+}
+
+impl CudaRunner {
+    /// Slot and position of a sequence, once `layer` is known to exist.
+    fn place(&self, seq: SeqId, layer: usize) -> Result<(usize, usize), DeviceError> {
+        let sequence = self.sequence(seq)?;
+        let n_layers = self.engine.spec().layers.len();
+        if layer >= n_layers {
+            return Err(misuse("inspect", format!("layer {layer} of {n_layers}")));
+        }
+        Ok((sequence.slot, sequence.position))
+    }
+
+    /// One array of cached rows as f32, `[position, n_kv_heads, head_dim]`.
+    fn rows(
+        &self,
+        (group, index): (&KvGroup, usize),
+        array: &Rows,
+        (slot, position): (usize, usize),
+    ) -> Result<Vec<f32>, DeviceError> {
+        let state = self.engine.state();
+        let pages = position.div_ceil(PAGE);
+        let read = |base: u64, row_bytes: usize| {
+            let page = group.page_rows() * row_bytes;
+            let first = index * group.layer_bytes(row_bytes) + slot * state.slots.pages * page;
+            self.engine.read(base + first as u64, pages * page)
+        };
+        let values = read(array.values, array.value_bytes)?;
+        let scales = match array.scale_bytes {
+            0 => Vec::new(),
+            bytes => read(array.scales, bytes)?,
+        };
+        let stored = neutral_rows(group, array, position, &values, &scales);
+        let ty = match array.format {
+            KvFormat::F32 => QuantType::F32,
+            KvFormat::Q8_0 => QuantType::Q8_0,
+            KvFormat::Q4_0 => QuantType::Q4_0,
+            _ => QuantType::F16,
+        };
+        let mut out = vec![0.0; position * group.n_kv_heads * group.head_dim];
+        dequantize_row(ty, &stored, &mut out);
+        Ok(out)
+    }
+}
+
+impl Inspect for CudaRunner {
+    fn hidden_states(&mut self, tokens: &[TokenId]) -> Result<Vec<Vec<f32>>, DeviceError> {
+        let seq = self.open(tokens.len())?;
+        self.engine.watch_layers(true);
+        let mut layers = vec![Vec::new(); self.engine.spec().layers.len()];
+        let result = self.prefill_seen(seq, tokens, &[], &mut |engine, _| {
+            for (all, seen) in layers.iter_mut().zip(engine.take_layers()) {
+                all.extend(floats(&seen));
+            }
+            Ok(())
+        });
+        self.engine.watch_layers(false);
+        self.close(seq);
+        result.map(|_| layers)
+    }
+
+    fn delta_state(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError> {
+        let (slot, _) = self.place(seq, layer)?;
+        let Place::Delta(group, index) = self.engine.state().layer(layer) else {
+            return Ok(Vec::new());
+        };
+        let bytes = group.state_bytes;
+        let at = group.states + (slot * group.slot_bytes(bytes) + index * bytes) as u64;
+        Ok(floats(&neutral_states(
+            group,
+            &self.engine.read(at, bytes)?,
+        )))
+    }
+
+    fn conv_window(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError> {
+        let (slot, _) = self.place(seq, layer)?;
+        let Place::Delta(group, index) = self.engine.state().layer(layer) else {
+            return Ok(Vec::new());
+        };
+        let bytes = group.window_bytes;
+        let at = group.windows + (slot * group.slot_bytes(bytes) + index * bytes) as u64;
+        Ok(floats(&self.engine.read(at, bytes)?))
+    }
+
+    fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
+        let place = self.place(seq, layer)?;
+        let Place::Kv(group, index) = self.engine.state().layer(layer) else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        Ok((
+            self.rows((group, index), &group.k, place)?,
+            self.rows((group, index), &group.v, place)?,
+        ))
+    }
+}

@@ -1,0 +1,135 @@
+//! Where everything lies on the card: regions by purpose, carved up before a byte is allocated.
+//!
+//! A layout is worked out twice with the same code: at address 0 to learn its size, for the memory plan that
+//! may refuse, and at the real address once the region is allocated. So the plan is exact by construction.
+
+use contract::{DeviceError, MemoryPlan};
+
+/// Alignment of every array on the card, in bytes.
+pub(crate) const ALIGN: u64 = 256;
+
+/// Hands out pieces of a region, one after another.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Carver {
+    base: u64,
+    at: u64,
+}
+
+impl Carver {
+    /// Of a region that begins at address `base`, a multiple of [`ALIGN`].
+    pub(crate) fn new(base: u64) -> Carver {
+        Carver { base, at: 0 }
+    }
+
+    /// The address of the next `bytes` bytes.
+    pub(crate) fn take(&mut self, bytes: usize) -> u64 {
+        let address = self.base + self.at;
+        self.at = (self.at + bytes as u64).next_multiple_of(ALIGN);
+        address
+    }
+
+    /// Bytes taken so far.
+    pub(crate) fn used(&self) -> u64 {
+        self.at
+    }
+}
+
+/// What may be taken of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Allowance {
+    /// Free on the card now, in bytes.
+    pub(crate) free: u64,
+    /// The most the user lets us take, in bytes.
+    pub(crate) limit: Option<u64>,
+}
+
+impl Allowance {
+    /// Left to the driver for module code, graphs and local memory, in bytes.
+    const RESERVE: u64 = 256 << 20;
+
+    /// Bytes that a plan may take.
+    pub(crate) fn bytes(self) -> u64 {
+        let free = self.free.saturating_sub(Allowance::RESERVE);
+        self.limit.map_or(free, |limit| free.min(limit))
+    }
+
+    /// Refuses a plan that does not fit, with the longest context that would.
+    ///
+    /// `estimate` gives the bytes of the same plan with another context.
+    pub(crate) fn require(
+        self,
+        memory: &MemoryPlan,
+        context: usize,
+        device: &str,
+        estimate: impl Fn(usize) -> u64,
+    ) -> Result<(), DeviceError> {
+        let (wanted, allowed) = (memory.total_bytes(), self.bytes());
+        if wanted <= allowed {
+            return Ok(());
+        }
+        let what = format!(
+            "a context of {context} tokens, which takes {wanted} bytes of the {allowed} that may be used,"
+        );
+        let instead = match longest(context, |n| estimate(n) <= allowed) {
+            Some(fits) => format!("a context of {fits} tokens fits"),
+            None => "no context fits beside the weights: use a smaller model, fewer sequences or a higher \
+                     --vram-limit"
+                .to_owned(),
+        };
+        Err(DeviceError::Unsupported {
+            what,
+            device: device.to_owned(),
+            instead,
+        })
+    }
+}
+
+/// The longest context below `context` that fits, in steps of 256; memory grows with the context.
+fn longest(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+    const STEP: usize = 256;
+    let (mut low, mut high) = (0, context / STEP);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        match fits(middle * STEP) {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    (low > 0).then_some(low * STEP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_aligned_and_stand_apart() {
+        let mut carver = Carver::new(0x1000);
+        assert_eq!(carver.take(1), 0x1000);
+        assert_eq!(carver.take(256), 0x1100);
+        assert_eq!(carver.take(0), 0x1200);
+        assert_eq!(carver.used(), 512);
+    }
+
+    #[test]
+    fn a_refusal_names_the_longest_context_that_fits() {
+        let allowance = Allowance {
+            free: 10 << 30,
+            limit: Some(1 << 20),
+        };
+        let plan = |context: usize| 100 * context as u64;
+        let memory = MemoryPlan {
+            kv_bytes: plan(50_000),
+            ..MemoryPlan::default()
+        };
+        let refusal = allowance.require(&memory, 50_000, "cuda:0", plan);
+        let text = refusal.unwrap_err().to_string();
+        // 1 MiB / 100 bytes is 10,485 tokens; 40 steps of 256 below it.
+        assert!(text.contains("a context of 10240 tokens fits"), "{text}");
+        assert!(allowance.require(&memory, 50_000, "cuda:0", plan).is_err());
+        let small = MemoryPlan::default();
+        assert!(allowance.require(&small, 50_000, "cuda:0", plan).is_ok());
+        let text = allowance.require(&memory, 50_000, "cuda:0", |_| u64::MAX);
+        assert!(text.unwrap_err().to_string().contains("no context fits"));
+    }
+}

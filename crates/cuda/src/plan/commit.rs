@@ -1,0 +1,63 @@
+//! Keeping paths: cached rows move up, states and windows go past the nodes.
+
+use super::{Plan, Site};
+use crate::launch::attention::{self, Planes};
+use crate::launch::delta::{self, Group, Slots};
+use crate::plan::layers;
+use crate::state::{DeltaGroup, KvGroup};
+use crate::step::TREES;
+
+/// One launch per group of layers.
+pub(super) fn build(site: &Site<'_>) -> Plan {
+    let paths = site.state.slots.n.min(TREES);
+    let commit = site.addresses.commit;
+    let mut plan = Plan::default();
+    for group in &site.state.kv {
+        plan.launches.push(compact(site, group));
+    }
+    for group in &site.state.delta {
+        let shape = delta::Shape::of(&group.spec);
+        let launch = delta::commit(shape, &memory(group), paths, commit);
+        plan.launches.push(launch);
+    }
+    plan
+}
+
+fn compact(site: &Site<'_>, group: &KvGroup) -> crate::launch::Launch {
+    let a = site
+        .spec
+        .attention_layers()
+        .find(|a| (a.n_kv_heads, a.head_dim) == (group.n_kv_heads, group.head_dim))
+        .expect("a group has the shape of its layers");
+    let shape = layers::shape(a, site.open, site.spec.norm_eps);
+    let (k, v) = (&group.k, &group.v);
+    let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
+    let planes = Planes {
+        base: [k.values, k.scales, v.values, v.scales],
+        layer_stride: bytes.map(|bytes| group.layer_bytes(bytes) as u64),
+    };
+    let pages = (site.state.page_table, site.state.slots.pages);
+    attention::compact(
+        &shape,
+        group.layers.len(),
+        planes,
+        pages,
+        site.addresses.commit,
+    )
+}
+
+/// A group's arrays as the delta launches take them.
+fn memory(group: &DeltaGroup) -> Group {
+    let slots = |at: u64, layer_bytes: usize| Slots {
+        at,
+        stride: group.slot_bytes(layer_bytes) as u64,
+    };
+    let strides = [group.state_bytes, group.window_bytes, group.factor_bytes];
+    Group {
+        layers: group.layers.len(),
+        state: slots(group.states, group.state_bytes),
+        window: slots(group.windows, group.window_bytes),
+        factors: slots(group.factors, group.factor_bytes),
+        layer_strides: strides.map(|bytes| bytes as u64),
+    }
+}

@@ -1,0 +1,54 @@
+//! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
+
+use super::forms::Forms;
+use super::product::{self, Product};
+use super::{Plan, Site};
+use crate::launch::matmul::Write;
+use crate::launch::norm::{self, Residual, Rms, Source};
+use crate::launch::rows::{self, Rows};
+use crate::memory::Carver;
+
+/// The head over asked rows of the chunk before it.
+pub(super) fn of_chunk(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let mut plan = Plan::default();
+    let asked = Source::AskedOfChunk(site.addresses.chunk);
+    append(site, rows, asked, carver, &mut plan);
+    plan
+}
+
+/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream.
+pub(super) fn append(
+    site: &Site<'_>,
+    rows: usize,
+    asked: Source,
+    carver: &mut Carver,
+    plan: &mut Plan,
+) {
+    let (head, hidden) = (site.weights.head, site.spec.hidden);
+    let at = site.addresses;
+    let y = Forms::of([head.kind]).carve(carver, rows, hidden);
+    let rms = Rms {
+        width: hidden,
+        eps: site.spec.norm_eps,
+    };
+    let weight = site.weights.final_norm;
+    let x = Residual::of(at.residual);
+    plan.launches
+        .push(norm::rms(rms, rows, asked, x, weight, y));
+    let logits = Product {
+        matrix: head,
+        out: at.logits,
+        write: Write::Store,
+    };
+    plan.launches
+        .extend(product::launches(site, rows, &y, &[logits], carver));
+    let reduced = Rows {
+        logits: at.logits,
+        edited: 0,
+        edits: 0,
+        scratch: carver.take(site.reduce.scratch_bytes(rows)),
+        out: at.rows,
+    };
+    plan.launches
+        .extend(rows::reduce(site.reduce, rows, asked, reduced));
+}

@@ -1,0 +1,314 @@
+//! A step of trees: embedding, every layer, the head.
+
+use contract::{AttentionSpec, FeedForward, Mixer, OpenPlan, OutputGate};
+
+use super::forms::Forms;
+use super::product::{self, Product};
+use super::{Plan, Site, head};
+use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
+use crate::launch::delta::{self, Exactness, Layer, Slots};
+use crate::launch::matmul::Write;
+use crate::launch::norm::{self, Out, Residual, Rms, Source};
+use crate::launch::{embed, ffn};
+use crate::memory::Carver;
+use crate::state::{DeltaGroup, KvGroup, Place};
+use crate::step::TREES;
+use crate::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, MixerWeights};
+
+/// How the attention kernels see a layer.
+pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
+    Shape {
+        n_heads: a.n_heads,
+        n_kv_heads: a.n_kv_heads,
+        head_dim: a.head_dim,
+        rope: a.rope,
+        gate: a.gate == OutputGate::SigmoidPerHead,
+        normed: a.q_norm.is_some(),
+        k: open.kv.k,
+        v: open.kv.v,
+        eps,
+        scale: a.scale,
+        window: 0,
+        mask: Mask::Ancestors,
+        ring_pages: 0,
+    }
+}
+
+/// Where a layer's cached rows are.
+pub(super) fn cache(site: &Site<'_>, group: &KvGroup, index: usize) -> Cache {
+    let at = |base: u64, row_bytes: usize| match row_bytes {
+        0 => 0,
+        bytes => base + (index * group.layer_bytes(bytes)) as u64,
+    };
+    Cache {
+        k: at(group.k.values, group.k.value_bytes),
+        k_scale: at(group.k.scales, group.k.scale_bytes),
+        v: at(group.v.values, group.v.value_bytes),
+        v_scale: at(group.v.scales, group.v.scale_bytes),
+        page_table: site.state.page_table,
+        max_pages: site.state.slots.pages,
+    }
+}
+
+/// Where a delta layer's memory and vectors are.
+pub(super) fn delta_layer(
+    site: &Site<'_>,
+    group: &DeltaGroup,
+    index: usize,
+    weights: &DeltaWeights,
+) -> Layer {
+    let slots = |base: u64, layer_bytes: usize| Slots {
+        at: base + (index * layer_bytes) as u64,
+        stride: group.slot_bytes(layer_bytes) as u64,
+    };
+    Layer {
+        state: slots(group.states, group.state_bytes),
+        window: slots(group.windows, group.window_bytes),
+        factors: slots(group.factors, group.factor_bytes),
+        conv: weights.conv,
+        a: weights.a,
+        dt: weights.dt,
+        norm: weights.norm,
+        eps: site.spec.norm_eps,
+    }
+}
+
+/// The plan of a step of up to `rows` rows.
+pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let mut builder = Builder {
+        site,
+        rows,
+        trees: site.state.slots.n.min(TREES).min(rows),
+        source: Source::Step(site.addresses.step),
+        carver: *carver,
+        peak: *carver,
+        plan: Plan::default(),
+    };
+    let (x, table) = (site.addresses.residual, site.weights.embedding);
+    let hidden = site.spec.hidden;
+    let source = builder.source;
+    builder.push(embed::gather(table.ty, hidden, rows, source, (table.at, x)));
+    for i in 0..site.spec.layers.len() {
+        builder.layer(i);
+    }
+    let mut plan = builder.plan;
+    let mut tail = *carver;
+    let asked = Source::AskedOfStep(site.addresses.step);
+    head::append(site, rows, asked, &mut tail, &mut plan);
+    *carver = if tail.used() > builder.peak.used() {
+        tail
+    } else {
+        builder.peak
+    };
+    plan
+}
+
+/// Puts a step together, layer by layer. Each block's buffers begin at the same place of the arena.
+struct Builder<'a> {
+    site: &'a Site<'a>,
+    rows: usize,
+    trees: usize,
+    source: Source,
+    /// Where a block's buffers begin.
+    carver: Carver,
+    /// The furthest any block has come.
+    peak: Carver,
+    plan: Plan,
+}
+
+impl Builder<'_> {
+    fn push(&mut self, launch: crate::launch::Launch) {
+        self.plan.launches.push(launch);
+    }
+
+    /// Buffers of one block, given back when it is complete.
+    fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
+        let mut carver = self.carver;
+        build(self, &mut carver);
+        if carver.used() > self.peak.used() {
+            self.peak = carver;
+        }
+    }
+
+    fn layer(&mut self, i: usize) {
+        let site = self.site;
+        let weights = &site.weights.layers[i];
+        match (
+            &site.spec.layers[i].mixer,
+            &weights.mixer,
+            site.state.layer(i),
+        ) {
+            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
+                let cache = cache(site, group, index);
+                self.block(|b, carver| b.attention(a, w, weights.mixer_norm, cache, carver));
+            }
+            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
+                let layer = delta_layer(site, group, index, w);
+                self.block(|b, carver| b.delta(group, w, weights.mixer_norm, layer, carver));
+            }
+            _ => unreachable!("weights and state were laid out from this spec"),
+        }
+        let FeedForward::Dense { .. } = site.spec.layers[i].ffn;
+        self.block(|b, carver| b.ffn(weights, carver));
+        self.plan.layer_ends.push(self.plan.launches.len());
+    }
+
+    /// `rms(x)` in the forms that `readers` want.
+    fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
+        let hidden = self.site.spec.hidden;
+        let forms = Forms::of(readers.iter().map(|m| m.kind));
+        let out = forms.carve(carver, self.rows, hidden);
+        let rms = Rms {
+            width: hidden,
+            eps: self.site.spec.norm_eps,
+        };
+        let x = Residual::of(self.site.addresses.residual);
+        self.push(norm::rms(rms, self.rows, self.source, x, weight, out));
+        out
+    }
+
+    /// Products of one input, each with f32 rows of its own.
+    fn project(&mut self, input: &Out, matrices: &[Matrix], carver: &mut Carver) -> Vec<u64> {
+        let outs: Vec<u64> = matrices
+            .iter()
+            .map(|m| carver.take(4 * self.rows * m.rows))
+            .collect();
+        let products: Vec<Product> = matrices
+            .iter()
+            .zip(&outs)
+            .map(|(matrix, out)| Product {
+                matrix: *matrix,
+                out: *out,
+                write: Write::Store,
+            })
+            .collect();
+        self.products(input, &products, carver);
+        outs
+    }
+
+    /// `x += matrix · input`.
+    fn add(&mut self, input: &Out, matrix: Matrix, carver: &mut Carver) {
+        let product = Product {
+            matrix,
+            out: self.site.addresses.residual,
+            write: Write::Add,
+        };
+        self.products(input, &[product], carver);
+    }
+
+    fn products(&mut self, input: &Out, products: &[Product], carver: &mut Carver) {
+        let launches = product::launches(self.site, self.rows, input, products, carver);
+        self.plan.launches.extend(launches);
+    }
+
+    fn attention(
+        &mut self,
+        a: &AttentionSpec,
+        w: &AttentionWeights,
+        norm: u64,
+        cache: Cache,
+        carver: &mut Carver,
+    ) {
+        let (site, rows) = (self.site, self.rows);
+        let shape = shape(a, site.open, site.spec.norm_eps);
+        let readers = [w.q, w.k, w.v];
+        let y = self.normed(norm, &readers, carver);
+        let projected = self.project(&y, &readers, carver);
+        let &[q, k, v] = &projected[..] else {
+            unreachable!("three matrices give three outputs")
+        };
+        let half = match shape.wants_f16_queries(site.card) {
+            true => carver.take(2 * rows * a.n_heads * a.head_dim),
+            false => 0,
+        };
+        let from = Projections {
+            q,
+            k,
+            v,
+            kv_stride: w.k.rows,
+            q_norm: w.q_norm,
+            k_norm: w.k_norm,
+            frequencies: site.frequencies(a.rope),
+        };
+        let step = site.addresses.step;
+        let at = Positions::Step(step);
+        self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
+        let scratch = carver.take(shape.scratch_bytes(site.card, rows));
+        let query = if half == 0 { q } else { half };
+        let keys = (cache, scratch);
+        self.push(attention::tree(
+            &shape,
+            site.card,
+            rows,
+            (step, query),
+            keys,
+        ));
+        let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
+        let from = (step, q, scratch);
+        self.push(attention::combine(&shape, site.card, rows, from, out));
+        self.add(&out, w.o, carver);
+    }
+
+    fn delta(
+        &mut self,
+        group: &DeltaGroup,
+        w: &DeltaWeights,
+        norm: u64,
+        layer: Layer,
+        carver: &mut Carver,
+    ) {
+        let (site, rows) = (self.site, self.rows);
+        let shape = delta::Shape::of(&group.spec);
+        let readers = [w.qkv, w.z, w.beta, w.alpha];
+        let y = self.normed(norm, &readers, carver);
+        let projected = self.project(&y, &readers, carver);
+        let rows_of = |i: usize| delta::Rows {
+            at: projected[i],
+            stride: readers[i].rows,
+        };
+        let inputs = delta::Inputs {
+            qkv: rows_of(0),
+            z: rows_of(1),
+            beta: rows_of(2),
+            alpha: rows_of(3),
+        };
+        let exactness = match site.open.exact {
+            true => Exactness::Sequential,
+            false => Exactness::Factors,
+        };
+        let scratch = carver.take(delta::verify_scratch_bytes(shape, rows, exactness));
+        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
+        let out = delta::Out {
+            f32: forms.f32,
+            a8: forms.a8,
+            bf16: forms.bf16,
+            f16: forms.f16,
+            ..delta::Out::default()
+        };
+        let launches = delta::verify(
+            shape,
+            rows,
+            self.trees,
+            exactness,
+            site.addresses.step,
+            &layer,
+            &inputs,
+            scratch,
+            &out,
+        );
+        self.plan.launches.extend(launches);
+        self.add(&forms, w.out, carver);
+    }
+
+    fn ffn(&mut self, w: &LayerWeights, carver: &mut Carver) {
+        let readers = [w.gate, w.up];
+        let y = self.normed(w.ffn_norm, &readers, carver);
+        let width = w.gate.rows;
+        let projected = self.project(&y, &readers, carver);
+        let out = Forms::of([w.down.kind]).carve(carver, self.rows, width);
+        let (gate, up) = (projected[0], projected[1]);
+        let from = (gate, up, width);
+        self.push(ffn::swiglu(width, self.rows, self.source, from, out));
+        self.add(&out, w.down, carver);
+    }
+}

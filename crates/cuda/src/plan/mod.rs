@@ -1,0 +1,258 @@
+//! From a model to lists of launches with fixed buffers, once per bucket of rows.
+//!
+//! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
+//! complete. All plans share one arena, since one runs at a time on one stream.
+
+mod commit;
+mod forms;
+mod head;
+mod layers;
+mod product;
+
+use std::collections::BTreeMap;
+
+use contract::{FeedForward, Limits, Mixer, ModelSpec, OpenPlan, RopeSpec};
+
+use crate::launch::attention::Card;
+use crate::launch::{Launch, Unit, matmul, rows};
+use crate::memory::Carver;
+use crate::pack::BLOCK_ROWS;
+use crate::state::State;
+use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
+use crate::weights::Weights;
+
+/// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
+const CANDIDATES: usize = 64;
+/// Padded lengths that chunk plans are built for; the longest is the limit itself.
+const CHUNK_BUCKETS: [usize; 4] = [64, 256, 1024, 4096];
+
+/// Which plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    /// A step of up to so many rows, rows of logits included.
+    Step(usize),
+    /// A chunk of a prompt of up to so many rows, up to its residual stream.
+    Chunk(usize),
+    /// The head over up to so many asked rows of the chunk before it.
+    Head(usize),
+    /// The commit of paths.
+    Commit,
+}
+
+/// A list of launches.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Plan {
+    pub(crate) launches: Vec<Launch>,
+    /// Per layer, how many launches have run when its output stands in the residual stream.
+    pub(crate) layer_ends: Vec<usize>,
+}
+
+/// Fixed places that the runner and the kernels share.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Addresses {
+    pub(crate) step: u64,
+    pub(crate) chunk: u64,
+    pub(crate) commit: u64,
+    /// Reduced rows of the head, `[ROWS]`.
+    pub(crate) rows: u64,
+    /// Residual stream, f32 `[rows][hidden]`.
+    pub(crate) residual: u64,
+    /// Logits of the asked rows, f32 `[ROWS][stride]`.
+    pub(crate) logits: u64,
+    /// Counters of kernels that share out work; zero between launches.
+    pub(crate) counters: u64,
+}
+
+/// Every plan of a loaded model.
+pub(crate) struct Plans {
+    pub(crate) all: BTreeMap<Key, Plan>,
+    pub(crate) addresses: Addresses,
+    pub(crate) reduce: rows::Reduce,
+    /// Tables to be written once: address and values.
+    pub(crate) tables: Vec<(u64, Vec<f64>)>,
+    limits: Limits,
+}
+
+/// What plans are built over.
+pub(crate) struct Site<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) weights: &'a Weights,
+    pub(crate) state: &'a State,
+    pub(crate) open: &'a OpenPlan,
+    pub(crate) card: Card,
+    pub(crate) addresses: Addresses,
+    /// Inverse frequencies of each kind of rotation.
+    rotations: Vec<(RopeSpec, u64)>,
+    reduce: rows::Reduce,
+}
+
+impl Site<'_> {
+    fn frequencies(&self, rope: RopeSpec) -> u64 {
+        let found = self.rotations.iter().find(|(kind, _)| *kind == rope);
+        found.map_or(0, |(_, address)| *address)
+    }
+}
+
+impl Plans {
+    /// Builds every plan that `open` can call for, taking memory from `scratch`.
+    pub(crate) fn new(
+        open: &OpenPlan,
+        weights: &Weights,
+        state: &State,
+        card: Card,
+        scratch: &mut Carver,
+    ) -> Plans {
+        let (spec, limits) = (&*open.target, open.limits);
+        let reduce = rows::Reduce {
+            vocab: spec.vocab,
+            stride: spec.vocab,
+            k: CANDIDATES.min(spec.vocab),
+        };
+        let rows_of_pass = ROWS.max(limits.prefill_chunk);
+        let addresses = Addresses {
+            step: scratch.take(size_of::<Step>()),
+            chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
+            commit: scratch.take(size_of::<Commit>()),
+            rows: scratch.take(reduce.out_bytes(ROWS)),
+            residual: scratch.take(4 * rows_of_pass * spec.hidden),
+            logits: scratch.take(4 * ROWS * reduce.stride),
+            counters: scratch.take(counter_bytes(spec)),
+        };
+        let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
+        let mut tables = Vec::new();
+        for a in spec.attention_layers() {
+            if rotations.iter().all(|(kind, _)| *kind != a.rope) {
+                let table = layers::shape(a, open, spec.norm_eps).frequencies();
+                let at = scratch.take(8 * table.len());
+                rotations.push((a.rope, at));
+                tables.push((at, table));
+            }
+        }
+        let site = Site {
+            spec,
+            weights,
+            state,
+            open,
+            card,
+            addresses,
+            rotations,
+            reduce,
+        };
+        // Every plan begins at the same place of the arena; the arena is as long as the longest.
+        let mut all = BTreeMap::new();
+        let mut longest = scratch.used();
+        for key in keys(limits) {
+            let mut carver = *scratch;
+            let plan = match key {
+                Key::Step(rows) => layers::step(&site, rows, &mut carver),
+                Key::Chunk(_) => Plan::default(),
+                Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
+                Key::Commit => commit::build(&site),
+            };
+            longest = longest.max(carver.used());
+            all.insert(key, plan);
+        }
+        let arena = usize::try_from(longest - scratch.used()).expect("an arena fits an address");
+        scratch.take(arena);
+        Plans {
+            all,
+            addresses,
+            reduce,
+            tables,
+            limits,
+        }
+    }
+
+    /// Tokens of the longest chunk.
+    pub(crate) fn chunk_rows(&self) -> usize {
+        self.limits.prefill_chunk
+    }
+
+    /// The plan for a chunk of `rows` tokens.
+    pub(crate) fn chunk_bucket(&self, rows: usize) -> usize {
+        let mut buckets = chunk_buckets(self.limits.prefill_chunk);
+        buckets
+            .find(|bucket| *bucket >= rows)
+            .unwrap_or(self.limits.prefill_chunk)
+    }
+
+    /// Nodes of the widest tree.
+    pub(crate) fn tree_nodes(&self) -> usize {
+        self.limits.tree_nodes
+    }
+
+    /// Every unit that a launch is compiled from, each once.
+    pub(crate) fn units(&self) -> Vec<Unit> {
+        let launches = self.all.values().flat_map(|plan| &plan.launches);
+        let mut units: Vec<Unit> = launches.map(|launch| launch.unit.clone()).collect();
+        units.sort();
+        units.dedup();
+        units
+    }
+}
+
+/// Counters of the widest launch: one that holds every matrix of a layer, or the head.
+fn counter_bytes(spec: &ModelSpec) -> usize {
+    let layers = spec.layers.iter().map(|layer| {
+        let FeedForward::Dense { gate, up, down } = &layer.ffn;
+        let mixer: usize = match &layer.mixer {
+            Mixer::Attention(a) => [&a.q, &a.k, &a.v, &a.o].map(|w| w.rows).iter().sum(),
+            Mixer::GatedDelta(d) => {
+                let all = [&d.qkv, &d.z, &d.beta, &d.alpha, &d.out];
+                all.map(|w| w.rows).iter().sum()
+            }
+        };
+        mixer + gate.rows + up.rows + down.rows
+    });
+    // Rows are rounded up matrix by matrix; a block for each of a layer's matrices is room enough.
+    let most = layers.chain([spec.head.rows]).max().unwrap_or(0);
+    matmul::counter_bytes([most + 8 * BLOCK_ROWS])
+}
+
+fn chunk_buckets(limit: usize) -> impl Iterator<Item = usize> {
+    let below = CHUNK_BUCKETS.into_iter().filter(move |b| *b < limit);
+    below.chain([limit])
+}
+
+/// The plans that limits can call for.
+fn keys(limits: Limits) -> Vec<Key> {
+    let trees = limits.sequences.min(TREES);
+    let most = step::bucket((limits.tree_nodes * trees).min(ROWS));
+    let steps = BUCKETS.into_iter().filter(|b| *b <= most).map(Key::Step);
+    let asked = step::bucket(limits.prefill_chunk.min(ROWS));
+    let heads = BUCKETS.into_iter().filter(|b| *b <= asked).map(Key::Head);
+    let chunks = chunk_buckets(limits.prefill_chunk).map(Key::Chunk);
+    steps
+        .chain(heads)
+        .chain(chunks)
+        .chain([Key::Commit])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_bound_the_buckets() {
+        let limits = Limits {
+            sequences: 1,
+            context: 1024,
+            tree_nodes: 10,
+            prefill_chunk: 100,
+        };
+        let steps: Vec<Key> = keys(limits)
+            .into_iter()
+            .filter(|key| !matches!(key, Key::Head(_)))
+            .collect();
+        let expected = [
+            Key::Step(1),
+            Key::Step(8),
+            Key::Step(16),
+            Key::Chunk(64),
+            Key::Chunk(100),
+            Key::Commit,
+        ];
+        assert_eq!(steps, expected);
+    }
+}

@@ -1,0 +1,68 @@
+//! Products of a step's rows with matrices that share their input.
+
+use super::Site;
+use super::forms::inputs;
+use crate::launch::Launch;
+use crate::launch::matmul::{self, Card, Scratch, Segment, Write};
+use crate::launch::norm::Out;
+use crate::memory::Carver;
+use crate::weights::Matrix;
+
+/// One matrix and where its product goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Product {
+    pub(super) matrix: Matrix,
+    /// f32 `[rows][matrix.rows]`.
+    pub(super) out: u64,
+    pub(super) write: Write,
+}
+
+/// What of the card decides how products are cut.
+pub(super) fn card(site: &Site<'_>) -> Card {
+    let narrow = |n: usize| u32::try_from(n).expect("a card's figures are far below 2^32");
+    Card {
+        multiprocessors: narrow(site.card.multiprocessors),
+        shared: narrow(site.card.shared_bytes),
+    }
+}
+
+/// Multiplies `rows` rows of `input` by every matrix, six at a time.
+///
+/// # Panics
+/// If the matrices differ in their inputs.
+pub(super) fn launches(
+    site: &Site<'_>,
+    rows: usize,
+    input: &Out,
+    products: &[Product],
+    carver: &mut Carver,
+) -> Vec<Launch> {
+    let card = card(site);
+    let Some(first) = products.first() else {
+        return Vec::new();
+    };
+    let cols = first.matrix.cols;
+    assert!(
+        products.iter().all(|p| p.matrix.cols == cols),
+        "matrices of one launch share their input"
+    );
+    let scratch = Scratch {
+        partials: carver.take(matmul::scratch_bytes(card, rows)),
+        counters: site.addresses.counters,
+    };
+    let segments: Vec<Segment> = products
+        .iter()
+        .map(|product| Segment {
+            kind: product.matrix.kind,
+            rows: product.matrix.rows,
+            weight: product.matrix.at,
+            out: product.out,
+            stride: product.matrix.rows,
+            write: product.write,
+        })
+        .collect();
+    segments
+        .chunks(matmul::MAX_SEGMENTS)
+        .flat_map(|segments| matmul::launches(card, rows, cols, segments, inputs(input), scratch))
+        .collect()
+}

@@ -1,0 +1,450 @@
+//! The CUDA runner: books of what is open, and the calls of the seam in terms of the engine's passes.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+
+use contract::snapshot::Owner;
+use contract::{
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Path, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
+};
+
+use crate::exec::Engine;
+use crate::snapshot::{Snapshot, pieces};
+use crate::step::{self, ChunkHead, Commit, Step};
+
+/// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
+pub(crate) struct CudaRunner {
+    info: RunnerInfo,
+    pub(crate) engine: Engine,
+    sequences: BTreeMap<SeqId, Sequence>,
+    snapshots: BTreeMap<SnapshotId, Snapshot>,
+    /// Slots that no sequence owns; the last is given out next.
+    free_slots: Vec<usize>,
+    /// The next id of either kind; ids are never used twice.
+    next_id: u64,
+    /// The first fault of the card. Nothing runs after it.
+    fault: Option<(&'static str, String)>,
+}
+
+/// One open sequence.
+pub(crate) struct Sequence {
+    /// Where on the card it lives.
+    pub(crate) slot: usize,
+    /// Committed tokens it may grow to.
+    pub(crate) max_len: usize,
+    /// Committed tokens.
+    pub(crate) position: usize,
+    /// The tree verified last, until it is committed or discarded.
+    pub(crate) pending: Option<Tree>,
+}
+
+pub(crate) fn misuse(call: &'static str, detail: String) -> DeviceError {
+    DeviceError::Misuse { call, detail }
+}
+
+fn beyond(seq: SeqId, max_len: usize) -> String {
+    format!("{seq} would pass the {max_len} tokens it was opened for")
+}
+
+impl CudaRunner {
+    /// A runner with nothing open.
+    pub(crate) fn new(info: RunnerInfo, engine: Engine) -> CudaRunner {
+        CudaRunner {
+            free_slots: (0..info.limits.sequences).rev().collect(),
+            info,
+            engine,
+            sequences: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            next_id: 0,
+            fault: None,
+        }
+    }
+
+    fn take_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn owner(&self) -> Owner {
+        Owner {
+            model: self.info.model,
+            kv: self.info.kv,
+            draft: None,
+        }
+    }
+
+    /// Refuses every call once the card has failed.
+    fn alive(&self) -> Result<(), DeviceError> {
+        match &self.fault {
+            None => Ok(()),
+            Some((during, detail)) => Err(DeviceError::Lost {
+                during,
+                detail: detail.clone(),
+            }),
+        }
+    }
+
+    /// Remembers a fault of the card on its way out.
+    fn watched<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(DeviceError::Lost { during, detail }) = &result {
+            self.fault = Some((during, detail.clone()));
+        }
+        result
+    }
+
+    pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, DeviceError> {
+        self.sequences
+            .get(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))
+    }
+
+    /// The sequence, which must have nothing pending.
+    fn settled(&mut self, call: &'static str, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
+        self.alive()?;
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        if sequence.pending.is_some() {
+            return Err(misuse(call, format!("{seq} has a tree pending")));
+        }
+        Ok(sequence)
+    }
+
+    fn check_tokens(&self, call: &'static str, tokens: &[TokenId]) -> Result<(), DeviceError> {
+        let vocab = self.info.vocab;
+        match tokens.iter().find(|token| token.index() >= vocab) {
+            Some(token) => Err(misuse(
+                call,
+                format!("token {token} is beyond the {vocab} of the vocabulary"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with its rows.
+    pub(crate) fn prefill_seen(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+        seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
+    ) -> Result<Vec<Row>, DeviceError> {
+        const CALL: &str = "prefill";
+        self.check_tokens(CALL, tokens)?;
+        let in_order = asks.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        if !in_order || asks.last().is_some_and(|ask| ask.0 >= tokens.len()) {
+            return Err(misuse(
+                CALL,
+                "asks do not rise within the tokens".to_owned(),
+            ));
+        }
+        let sequence = self.settled(CALL, seq)?;
+        let (slot, mut position, max_len) = (sequence.slot, sequence.position, sequence.max_len);
+        if tokens.len() > max_len - position {
+            return Err(misuse(CALL, beyond(seq, max_len)));
+        }
+        let mut rows = Vec::with_capacity(asks.len());
+        let mut asks = asks.iter().peekable();
+        let mut begin = 0;
+        while begin < tokens.len() {
+            let end = tokens.len().min(begin + self.engine.chunk_rows());
+            let mut asked = Vec::new();
+            while let Some((at, ask)) = asks.next_if(|(at, _)| *at < end) {
+                if ask.want != Want::Nothing {
+                    asked.push((at - begin, ask));
+                }
+            }
+            let mut head = ChunkHead::new(slot, position, end - begin);
+            let result = self.engine.chunk(&mut head, &tokens[begin..end], &asked);
+            let result = result.and_then(|rows| {
+                seen(&mut self.engine, end - begin)?;
+                Ok(rows)
+            });
+            rows.append(&mut self.watched(result)?);
+            position += end - begin;
+            if let Some(sequence) = self.sequences.get_mut(&seq) {
+                sequence.position = position;
+            }
+            begin = end;
+        }
+        Ok(rows)
+    }
+
+    /// Verifies items whose nodes fit one step.
+    fn verify_pass(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        let mut step = Step::new();
+        let mut asks = Vec::new();
+        for item in items {
+            let sequence = self.sequence(item.seq)?;
+            let first = usize::try_from(step.rows).unwrap_or(0);
+            step.push(sequence.slot, sequence.position, item.tree);
+            for (node, ask) in item.asks.iter().enumerate() {
+                if ask.want != Want::Nothing {
+                    step.ask(first + node);
+                    asks.push(ask);
+                }
+            }
+        }
+        let rows = self.engine.step(&step, &asks);
+        let mut rows = self.watched(rows)?.into_iter();
+        for item in items {
+            if let Some(sequence) = self.sequences.get_mut(&item.seq) {
+                sequence.pending = Some(item.tree.clone());
+            }
+        }
+        let mut per_node = |ask: &Ask| match ask.want {
+            Want::Nothing => Row::default(),
+            _ => rows.next().expect("every row asked for was computed"),
+        };
+        Ok(items
+            .iter()
+            .map(|item| item.asks.iter().map(&mut per_node).collect())
+            .collect())
+    }
+
+    /// Checks one item of a commit against the books.
+    fn check_commit(&self, seq: SeqId, path: &Path) -> Result<(), DeviceError> {
+        const CALL: &str = "commit";
+        let sequence = self.sequence(seq)?;
+        let Some(tree) = &sequence.pending else {
+            return Err(misuse(CALL, format!("{seq} has nothing pending")));
+        };
+        tree.path(path.nodes())
+            .map_err(|error| misuse(CALL, error.to_string()))?;
+        if path.len() > sequence.max_len - sequence.position {
+            return Err(misuse(CALL, beyond(seq, sequence.max_len)));
+        }
+        Ok(())
+    }
+
+    fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
+        let id = SnapshotId(self.take_id());
+        let info = SnapshotInfo {
+            id,
+            position: snapshot.position,
+            bytes: snapshot.bytes(),
+        };
+        self.snapshots.insert(id, snapshot);
+        info
+    }
+}
+
+/// Items at the front of `rest` that fit one step.
+fn fitting(rest: &[VerifyItem<'_>]) -> usize {
+    let mut nodes = 0;
+    let fits = rest.iter().take(step::TREES).take_while(|item| {
+        nodes += item.tree.len();
+        nodes <= step::ROWS
+    });
+    fits.count().max(1)
+}
+
+impl Runner for CudaRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn room(&self) -> Room {
+        let limits = self.info.limits;
+        let given: usize = self.sequences.values().map(|s| s.max_len).sum();
+        Room {
+            sequences: self.free_slots.len(),
+            tokens: limits.sequences.saturating_mul(limits.context) - given,
+        }
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        self.alive()?;
+        let limits = self.info.limits;
+        if max_len > limits.context {
+            return Err(DeviceError::NoRoom {
+                what: "context tokens",
+                wanted: max_len as u64,
+                free: limits.context as u64,
+            });
+        }
+        let Some(slot) = self.free_slots.pop() else {
+            return Err(DeviceError::NoRoom {
+                what: "sequences",
+                wanted: 1,
+                free: 0,
+            });
+        };
+        let cleared = self.engine.clear_slot(slot);
+        self.watched(cleared)?;
+        let id = SeqId(self.take_id());
+        self.sequences.insert(
+            id,
+            Sequence {
+                slot,
+                max_len,
+                position: 0,
+                pending: None,
+            },
+        );
+        Ok(id)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        // Work under way on the slot ends before any work of its next owner begins: one stream.
+        if let Some(sequence) = self.sequences.remove(&seq) {
+            self.free_slots.push(sequence.slot);
+        }
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        self.prefill_seen(seq, tokens, asks, &mut |_, _| Ok(()))
+    }
+
+    fn draft(
+        &mut self,
+        _items: &[DraftItem],
+        _depth: usize,
+        _k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        Err(misuse("draft", "there is no draft".to_owned()))
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        const CALL: &str = "verify";
+        self.alive()?;
+        let limit = self.info.limits.tree_nodes;
+        for (i, item) in items.iter().enumerate() {
+            let nodes = item.tree.len();
+            if nodes > limit || item.asks.len() != nodes {
+                let asks = item.asks.len();
+                let detail = format!("{nodes} nodes of {limit}, {asks} asks");
+                return Err(misuse(CALL, detail));
+            }
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse(CALL, detail));
+            }
+            self.check_tokens(CALL, item.tree.tokens())?;
+            let sequence = self.settled(CALL, item.seq)?;
+            if sequence.position >= sequence.max_len {
+                return Err(misuse(CALL, format!("{} is full", item.seq)));
+            }
+        }
+        let mut rows = Vec::with_capacity(items.len());
+        let mut rest = items;
+        while !rest.is_empty() {
+            let (pass, later) = rest.split_at(fitting(rest));
+            rows.append(&mut self.verify_pass(pass)?);
+            rest = later;
+        }
+        Ok(rows)
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        self.alive()?;
+        for (i, item) in items.iter().enumerate() {
+            self.check_commit(item.seq, item.path)?;
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse("commit", detail));
+            }
+        }
+        for items in items.chunks(step::TREES) {
+            let mut commit = Commit::new();
+            for item in items {
+                let sequence = self.sequence(item.seq)?;
+                commit.push(sequence.slot, sequence.position, item.path.nodes());
+            }
+            let done = self.engine.commit(&commit);
+            self.watched(done)?;
+            for item in items {
+                if let Some(sequence) = self.sequences.get_mut(&item.seq) {
+                    sequence.position += item.path.len();
+                    sequence.pending = None;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.alive()?;
+        let sequence = self
+            .sequences
+            .get_mut(&seq)
+            .ok_or(DeviceError::UnknownSequence(seq))?;
+        match sequence.pending.take() {
+            Some(_) => Ok(()),
+            None => Err(misuse("discard", format!("{seq} has nothing pending"))),
+        }
+    }
+
+    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+        let sequence = self.settled("snapshot", seq)?;
+        let (slot, position) = (sequence.slot, sequence.position);
+        let layers = self.engine.spec().layers.len();
+        let pieces = pieces(self.engine.state(), layers, slot, position);
+        let saved = match place {
+            Place::Device => Snapshot::on_device(self.engine.gpu(), &pieces, position),
+            Place::Host => Snapshot::on_host(self.engine.gpu(), &pieces, position),
+        };
+        let saved = self.watched(saved)?;
+        Ok(self.keep_snapshot(saved))
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        let sequence = self.settled("restore", seq)?;
+        let (slot, max_len) = (sequence.slot, sequence.max_len);
+        let saved = self
+            .snapshots
+            .get(&snapshot)
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        let position = saved.position;
+        if position > max_len {
+            return Err(misuse("restore", beyond(seq, max_len)));
+        }
+        let layers = self.engine.spec().layers.len();
+        let pieces = pieces(self.engine.state(), layers, slot, position);
+        let restored = saved.restore(self.engine.gpu(), &pieces);
+        self.watched(restored)?;
+        if let Some(sequence) = self.sequences.get_mut(&seq) {
+            sequence.position = position;
+        }
+        Ok(())
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        self.snapshots.remove(&snapshot);
+    }
+
+    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        self.alive()?;
+        let saved = self
+            .snapshots
+            .get(&snapshot)
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        let engine = &self.engine;
+        let (state, spec) = (engine.state(), engine.spec());
+        let written = saved.export(engine.gpu(), self.owner(), state, spec, sink);
+        self.watched(written)
+    }
+
+    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        self.alive()?;
+        let context = self.info.limits.context;
+        let (state, spec) = (self.engine.state(), self.engine.spec());
+        let snapshot = Snapshot::import(self.owner(), context, state, spec, source)?;
+        Ok(self.keep_snapshot(snapshot))
+    }
+
+    fn score(
+        &mut self,
+        _tokens: &[TokenId],
+        _progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        Err(misuse("score", "there is no scorer".to_owned()))
+    }
+}

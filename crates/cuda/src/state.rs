@@ -1,0 +1,283 @@
+//! Where sequences live on the card: pages of keys and values, delta states, windows, tree factors.
+//!
+//! A sequence owns a *slot*. Layers of equal mixer shape form a group, whose arrays stand together so that one
+//! launch can work on all of them:
+//!
+//! ```text
+//! keys and values   [layer in group][page][kv head][256][bytes], page = page_table[slot][position / 256]
+//! scales            [layer in group][page][kv head][256][dim / 32] f16, for block formats
+//! delta states      [slot][layer in group][v head][v][k] f32
+//! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
+//! tree factors      [slot][layer in group][..], laid out by the delta kernels
+//! ```
+
+use contract::{AttentionSpec, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, ModelSpec};
+
+use crate::launch::delta;
+use crate::memory::{ALIGN, Carver};
+
+/// Positions of a page.
+pub(crate) const PAGE: usize = 256;
+/// Values per scale of a block format.
+const BLOCK: usize = 32;
+
+/// Pages and slots of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// Sequences open at once.
+    pub(crate) n: usize,
+    /// Pages of one sequence: the context and the nodes of a tree beyond it.
+    pub(crate) pages: usize,
+}
+
+/// One array of cached rows, all layers of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) format: KvFormat,
+    /// Address of the group's first layer.
+    pub(crate) values: u64,
+    /// Address of the scales; 0 where the format has none.
+    pub(crate) scales: u64,
+    /// Bytes of one head's values at one position, without scales.
+    pub(crate) value_bytes: usize,
+    /// Bytes of the scales belonging to them.
+    pub(crate) scale_bytes: usize,
+}
+
+/// Attention layers of one shape.
+#[derive(Debug, Clone)]
+pub(crate) struct KvGroup {
+    pub(crate) n_kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) k: Rows,
+    pub(crate) v: Rows,
+    /// Indices of its layers in the model.
+    pub(crate) layers: Vec<usize>,
+    /// Pages of one layer, all slots.
+    pub(crate) pages: usize,
+}
+
+/// Delta layers of one shape.
+#[derive(Debug, Clone)]
+pub(crate) struct DeltaGroup {
+    pub(crate) spec: GatedDeltaSpec,
+    pub(crate) states: u64,
+    pub(crate) windows: u64,
+    pub(crate) factors: u64,
+    /// Bytes of one layer of one slot.
+    pub(crate) state_bytes: usize,
+    pub(crate) window_bytes: usize,
+    pub(crate) factor_bytes: usize,
+    /// Indices of its layers in the model.
+    pub(crate) layers: Vec<usize>,
+}
+
+/// Everything that slots hold.
+#[derive(Debug, Clone)]
+pub(crate) struct State {
+    pub(crate) slots: Slots,
+    pub(crate) kv: Vec<KvGroup>,
+    pub(crate) delta: Vec<DeltaGroup>,
+    /// `[slots][pages]` int32.
+    pub(crate) page_table: u64,
+}
+
+/// What one layer has of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// An attention layer: its group and its index there.
+    Kv(&'a KvGroup, usize),
+    /// A delta layer: its group and its index there.
+    Delta(&'a DeltaGroup, usize),
+}
+
+impl Slots {
+    /// What limits ask for.
+    pub(crate) fn of(limits: Limits) -> Slots {
+        Slots {
+            n: limits.sequences,
+            pages: (limits.context + limits.tree_nodes).div_ceil(PAGE),
+        }
+    }
+}
+
+impl Rows {
+    pub(crate) fn new(format: KvFormat, head_dim: usize) -> Rows {
+        let blocks = head_dim / BLOCK;
+        let (value_bytes, scale_bytes) = match format {
+            KvFormat::F32 => (4 * head_dim, 0),
+            KvFormat::F16 | KvFormat::Bf16 => (2 * head_dim, 0),
+            KvFormat::Q8_0 => (head_dim, 2 * blocks),
+            _ => (head_dim / 2, 2 * blocks),
+        };
+        Rows {
+            format,
+            values: 0,
+            scales: 0,
+            value_bytes,
+            scale_bytes,
+        }
+    }
+
+    fn carve(&mut self, carver: &mut Carver, rows: usize) {
+        self.values = carver.take(rows * self.value_bytes);
+        if self.scale_bytes > 0 {
+            self.scales = carver.take(rows * self.scale_bytes);
+        }
+    }
+}
+
+impl KvGroup {
+    fn new(a: &AttentionSpec, kv: KvFormats, slots: Slots) -> KvGroup {
+        KvGroup {
+            n_kv_heads: a.n_kv_heads,
+            head_dim: a.head_dim,
+            k: Rows::new(kv.k, a.head_dim),
+            v: Rows::new(kv.v, a.head_dim),
+            layers: Vec::new(),
+            pages: slots.n * slots.pages,
+        }
+    }
+
+    /// Rows of one page: kv heads times positions.
+    pub(crate) fn page_rows(&self) -> usize {
+        self.n_kv_heads * PAGE
+    }
+
+    /// Bytes from one layer's values to the next layer's.
+    pub(crate) fn layer_bytes(&self, row_bytes: usize) -> usize {
+        self.pages * self.page_rows() * row_bytes
+    }
+}
+
+impl DeltaGroup {
+    fn new(d: &GatedDeltaSpec, nodes: usize) -> DeltaGroup {
+        let shape = delta::Shape::of(d);
+        DeltaGroup {
+            spec: d.clone(),
+            states: 0,
+            windows: 0,
+            factors: 0,
+            state_bytes: shape.state_bytes(),
+            window_bytes: shape.window_bytes(),
+            factor_bytes: shape.factor_bytes(nodes).next_multiple_of(ALIGN as usize),
+            layers: Vec::new(),
+        }
+    }
+
+    fn same_shape(&self, d: &GatedDeltaSpec) -> bool {
+        let of = |d: &GatedDeltaSpec| (d.n_k_heads, d.n_v_heads, d.k_dim, d.v_dim, d.head_map);
+        of(&self.spec) == of(d)
+    }
+
+    /// Bytes from one slot's states to the next slot's; likewise for the other arrays.
+    pub(crate) fn slot_bytes(&self, layer_bytes: usize) -> usize {
+        self.layers.len() * layer_bytes
+    }
+}
+
+impl State {
+    /// Groups the layers and carves cached rows from `kv_region`, states and windows from `state_region`, and
+    /// tree factors from `scratch`.
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        kv: KvFormats,
+        limits: Limits,
+        [kv_region, state_region, scratch]: [&mut Carver; 3],
+    ) -> State {
+        let slots = Slots::of(limits);
+        let (mut attention, mut delta): (Vec<KvGroup>, Vec<DeltaGroup>) = (Vec::new(), Vec::new());
+        for (i, layer) in spec.layers.iter().enumerate() {
+            match &layer.mixer {
+                Mixer::Attention(a) => {
+                    let shape = (a.n_kv_heads, a.head_dim);
+                    let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
+                    let at = attention.iter().position(same).unwrap_or_else(|| {
+                        attention.push(KvGroup::new(a, kv, slots));
+                        attention.len() - 1
+                    });
+                    attention[at].layers.push(i);
+                }
+                Mixer::GatedDelta(d) => {
+                    let same = |g: &DeltaGroup| g.same_shape(d);
+                    let at = delta.iter().position(same).unwrap_or_else(|| {
+                        delta.push(DeltaGroup::new(d, limits.tree_nodes));
+                        delta.len() - 1
+                    });
+                    delta[at].layers.push(i);
+                }
+            }
+        }
+        for group in &mut attention {
+            let rows = group.layers.len() * group.pages * group.page_rows();
+            group.k.carve(kv_region, rows);
+            group.v.carve(kv_region, rows);
+        }
+        for group in &mut delta {
+            let n = slots.n * group.layers.len();
+            group.states = state_region.take(n * group.state_bytes);
+            group.windows = state_region.take(n * group.window_bytes);
+            group.factors = scratch.take(n * group.factor_bytes);
+        }
+        State {
+            slots,
+            kv: attention,
+            delta,
+            page_table: kv_region.take(4 * slots.n * slots.pages),
+        }
+    }
+
+    /// The place of a layer.
+    ///
+    /// # Panics
+    /// If the model has no such layer.
+    pub(crate) fn layer(&self, layer: usize) -> Place<'_> {
+        let index = |layers: &[usize]| layers.iter().position(|l| *l == layer);
+        let kv = self
+            .kv
+            .iter()
+            .find_map(|g| Some(Place::Kv(g, index(&g.layers)?)));
+        let delta = || {
+            self.delta
+                .iter()
+                .find_map(|g| Some(Place::Delta(g, index(&g.layers)?)))
+        };
+        kv.or_else(delta)
+            .expect("every layer of the model is in a group")
+    }
+
+    /// The page table as long as every slot owns its own run of pages.
+    pub(crate) fn identity_pages(&self) -> Vec<i32> {
+        (0..i32::try_from(self.slots.n * self.slots.pages).expect("pages are far below 2^31"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_formats_take_what_the_format_says() {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+            let rows = Rows::new(format, 128);
+            assert_eq!(
+                rows.value_bytes + rows.scale_bytes,
+                format.bytes(128),
+                "{}",
+                format.name()
+            );
+        }
+    }
+
+    #[test]
+    fn the_last_page_has_room_for_a_tree() {
+        let limits = Limits {
+            sequences: 3,
+            context: 256,
+            tree_nodes: 1,
+            prefill_chunk: 64,
+        };
+        assert_eq!(Slots::of(limits), Slots { n: 3, pages: 2 });
+    }
+}

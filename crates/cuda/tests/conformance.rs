@@ -1,0 +1,382 @@
+//! The card against the suite every device must pass, and against the CPU's oracle row by row and layer by
+//! layer. Without a card every test says SKIPPED and passes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+
+use conformance::compare::{Exactness, Tolerance, compare};
+use conformance::specimen::{Layout, Specimen};
+use conformance::suite::{self, Subject};
+use contract::inspect::Inspect;
+use contract::{
+    Ask, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, QuantType, Row, Runner,
+    TokenId, Tree, VerifyItem,
+};
+use cpu::CpuBackend;
+use cuda::driver::Gpu;
+use cuda::{CudaBackend, Options};
+
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    context: 600,
+    tree_nodes: 64,
+    prefill_chunk: 192,
+};
+
+/// The card, kept open so that opening a runner does not begin with a new context.
+struct Bench {
+    backend: CudaBackend,
+    _gpu: Gpu,
+}
+
+fn bench(eager: bool) -> Option<Bench> {
+    let gpu = card::gpu()?;
+    let options = Options {
+        eager,
+        poison: true,
+        ..Options::default()
+    };
+    Some(Bench {
+        backend: CudaBackend::with_options(gpu.card().clone(), options),
+        _gpu: gpu,
+    })
+}
+
+fn tolerance(specimen: &Specimen, kv: KvFormats) -> Tolerance {
+    Tolerance::of_logits(specimen.ty)
+        .or(Tolerance::of_cache(kv.k))
+        .or(Tolerance::of_cache(kv.v))
+}
+
+fn keep_laws(bench: &Bench, specimen: &Specimen, k: KvFormat, v: KvFormat) {
+    let kv = KvFormats { k, v };
+    let subject = Subject {
+        backend: &bench.backend,
+        specimen,
+        kv,
+        exactness: Exactness::Within(tolerance(specimen, kv)),
+    };
+    if let Err(breach) = suite::run(&subject) {
+        panic!("{breach}");
+    }
+}
+
+#[test]
+fn every_layout_keeps_every_law() {
+    for eager in [true, false] {
+        let Some(bench) = bench(eager) else { return };
+        for layout in Layout::ALL {
+            let specimen = Specimen::new(layout, QuantType::Q4_K, 1);
+            keep_laws(&bench, &specimen, KvFormat::F16, KvFormat::F16);
+        }
+    }
+}
+
+#[test]
+fn every_weight_type_keeps_every_law() {
+    let Some(bench) = bench(false) else { return };
+    for ty in QuantType::ALL {
+        let specimen = Specimen::new(Layout::HybridTiled, ty, 2);
+        keep_laws(&bench, &specimen, KvFormat::F16, KvFormat::F16);
+    }
+}
+
+#[test]
+fn every_pair_of_cache_formats_keeps_every_law() {
+    let Some(bench) = bench(false) else { return };
+    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
+    let specimen = Specimen::new(Layout::HybridEven, QuantType::Q6_K, 3);
+    for k in formats {
+        for v in formats {
+            keep_laws(&bench, &specimen, k, v);
+        }
+    }
+}
+
+fn plan(specimen: &Specimen, kv: KvFormats) -> OpenPlan {
+    OpenPlan {
+        target: specimen.spec.clone(),
+        weights: specimen.weights.clone(),
+        draft: None,
+        exact: false,
+        kv,
+        limits: LIMITS,
+    }
+}
+
+fn oracle() -> CpuBackend {
+    CpuBackend::new(cpu::Options {
+        reference: true,
+        threads: None,
+    })
+}
+
+fn text(vocab: usize, n: usize, salt: usize) -> Vec<TokenId> {
+    let ids = (0..n).map(|i| (i * i * 3 + (5 + salt) * i + 17 * salt + 1) % vocab);
+    ids.map(|id| TokenId(id as u32)).collect()
+}
+
+/// What two runners are compared in.
+struct Pair {
+    /// What is tried, for messages.
+    what: String,
+    tolerance: Tolerance,
+    /// The largest difference seen, in units of what is allowed.
+    worst: f32,
+}
+
+impl Pair {
+    fn rows(&mut self, step: &str, found: &[Row], expected: &[Row]) {
+        assert_eq!(found.len(), expected.len(), "{} {step}", self.what);
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            self.values(&format!("{step}, row {i}"), &found.raw, &expected.raw);
+        }
+    }
+
+    fn values(&mut self, step: &str, found: &[f32], expected: &[f32]) {
+        match compare(found, expected, self.tolerance) {
+            Ok(agreement) => self.worst = self.worst.max(agreement.worst / self.tolerance.absolute),
+            Err(difference) => panic!("{}, {step}: {difference}", self.what),
+        }
+    }
+}
+
+/// A tree of `n` nodes whose node `i` hangs below node `parent(i)`.
+fn tree(vocab: usize, n: usize, parent: impl Fn(usize) -> usize) -> Tree {
+    let tokens: Vec<TokenId> = (0..n)
+        .map(|i| TokenId(((i * 7 + 3) % vocab) as u32))
+        .collect();
+    let parents: Vec<NodeIdx> = (1..n).map(|i| NodeIdx(parent(i) as u16)).collect();
+    Tree::new(&tokens, &parents).unwrap()
+}
+
+fn verify(runner: &mut dyn Runner, seq: contract::SeqId, tree: &Tree) -> Vec<Row> {
+    let asks = vec![Ask::full(); tree.len()];
+    let item = VerifyItem {
+        seq,
+        tree,
+        asks: &asks,
+    };
+    runner.verify(&[item]).unwrap().pop().unwrap()
+}
+
+/// Reads a prompt, verifies and commits trees of many shapes, and compares every row and state on the way.
+fn follows_the_oracle(bench: &Bench, specimen: &Specimen, kv: KvFormats, tolerance: Tolerance) {
+    let vocab = specimen.spec.vocab;
+    let mut pair = Pair {
+        what: format!(
+            "{}, keys {}, values {}",
+            specimen.spec.name,
+            kv.k.name(),
+            kv.v.name()
+        ),
+        tolerance,
+        worst: 0.0,
+    };
+    // The oracle keeps f32 where it does not know the format.
+    let known = |format| match format {
+        KvFormat::Q4_0 => KvFormat::F32,
+        format => format,
+    };
+    let oracle_kv = KvFormats {
+        k: known(kv.k),
+        v: known(kv.v),
+    };
+    let mut ours = bench
+        .backend
+        .open_inspected(plan(specimen, kv), &mut |_| {})
+        .unwrap();
+    let mut judge = oracle()
+        .open_inspected(plan(specimen, oracle_kv), &mut |_| {})
+        .unwrap();
+    let prompt = text(vocab, 150, 1);
+    let found = ours.hidden_states(&prompt).unwrap();
+    let expected = judge.hidden_states(&prompt).unwrap();
+    for (layer, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        pair.values(&format!("after layer {layer}"), found, expected);
+    }
+    let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
+    let asks: Vec<(usize, Ask)> = (0..prompt.len()).map(|i| (i, Ask::full())).collect();
+    let found = ours.prefill(a, &prompt, &asks).unwrap();
+    let expected = judge.prefill(b, &prompt, &asks).unwrap();
+    pair.rows("prompt", &found, &expected);
+    states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+    let shapes: Vec<(&str, Tree)> = vec![
+        ("a root", tree(vocab, 1, |_| 0)),
+        ("a chain of 5", tree(vocab, 5, |i| i - 1)),
+        ("a star of 8", tree(vocab, 8, |_| 0)),
+        ("a bush of 23", tree(vocab, 23, |i| (i - 1) / 2)),
+        ("a comb of 31", tree(vocab, 31, |i| i.saturating_sub(2))),
+        ("a chain of 64", tree(vocab, 64, |i| i - 1)),
+        ("a bush of 64", tree(vocab, 64, |i| i * 2 / 3)),
+        ("a second root", tree(vocab, 1, |_| 0)),
+    ];
+    for (name, tree) in shapes {
+        let found = verify(&mut *ours, a, &tree);
+        let expected = verify(&mut *judge, b, &tree);
+        pair.rows(name, &found, &expected);
+        let path = tree.path_to(NodeIdx(tree.len() as u16 - 1));
+        ours.commit(&[CommitItem {
+            seq: a,
+            path: &path,
+        }])
+        .unwrap();
+        judge
+            .commit(&[CommitItem {
+                seq: b,
+                path: &path,
+            }])
+            .unwrap();
+        states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+    }
+    // A prompt goes on after what was spoken.
+    let more = text(vocab, 70, 5);
+    let asks = [(69, Ask::full())];
+    let found = ours.prefill(a, &more, &asks).unwrap();
+    let expected = judge.prefill(b, &more, &asks).unwrap();
+    pair.rows("a second prompt", &found, &expected);
+    eprintln!(
+        "  {}: worst difference {:.3} of what is allowed",
+        pair.what, pair.worst
+    );
+}
+
+/// Compares what both hold of a sequence.
+fn states(
+    pair: &mut Pair,
+    (ours, a): (&mut dyn Inspect, contract::SeqId),
+    (judge, b): (&mut dyn Inspect, contract::SeqId),
+    specimen: &Specimen,
+) {
+    for layer in 0..specimen.spec.layers.len() {
+        let found = ours.conv_window(a, layer).unwrap();
+        let expected = judge.conv_window(b, layer).unwrap();
+        pair.values(&format!("window of layer {layer}"), &found, &expected);
+        let found = ours.delta_state(a, layer).unwrap();
+        let expected = judge.delta_state(b, layer).unwrap();
+        pair.values(&format!("state of layer {layer}"), &found, &expected);
+        let found = ours.kv_rows(a, layer).unwrap();
+        let expected = judge.kv_rows(b, layer).unwrap();
+        pair.values(&format!("keys of layer {layer}"), &found.0, &expected.0);
+        pair.values(&format!("values of layer {layer}"), &found.1, &expected.1);
+    }
+}
+
+const HALF: KvFormats = KvFormats {
+    k: KvFormat::F16,
+    v: KvFormat::F16,
+};
+const WHOLE: KvFormats = KvFormats {
+    k: KvFormat::F32,
+    v: KvFormat::F32,
+};
+
+/// The card rounds activations where the oracle rounds nothing, so a state or a logit may be further off than
+/// two routes of one device.
+fn against_the_oracle(ty: QuantType) -> Tolerance {
+    match ty {
+        QuantType::F32 => Tolerance {
+            absolute: 0.01,
+            relative: 0.005,
+        },
+        QuantType::F16 | QuantType::BF16 => Tolerance {
+            absolute: 0.05,
+            relative: 0.01,
+        },
+        _ => Tolerance {
+            absolute: 0.3,
+            relative: 0.05,
+        },
+    }
+}
+
+#[test]
+fn every_layout_follows_the_oracle() {
+    for eager in [true, false] {
+        let Some(bench) = bench(eager) else { return };
+        for layout in Layout::ALL {
+            let specimen = Specimen::new(layout, QuantType::F32, 6);
+            let tolerance = against_the_oracle(QuantType::F32);
+            follows_the_oracle(&bench, &specimen, WHOLE, tolerance);
+        }
+    }
+}
+
+#[test]
+fn every_weight_type_follows_the_oracle() {
+    let Some(bench) = bench(false) else { return };
+    for ty in QuantType::ALL {
+        let specimen = Specimen::new(Layout::HybridEven, ty, 7);
+        follows_the_oracle(&bench, &specimen, HALF, against_the_oracle(ty));
+    }
+}
+
+#[test]
+fn every_cache_format_follows_the_oracle() {
+    let Some(bench) = bench(false) else { return };
+    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+        for layout in [Layout::Plain, Layout::HybridTiled] {
+            let specimen = Specimen::new(layout, QuantType::F32, 8);
+            let kv = KvFormats {
+                k: format,
+                v: format,
+            };
+            let tolerance = match format {
+                KvFormat::F16 => against_the_oracle(QuantType::F16),
+                KvFormat::Q8_0 => against_the_oracle(QuantType::Q8_0),
+                // Judged against f32 rows: sixteen levels are what they are.
+                _ => Tolerance {
+                    absolute: 1.0,
+                    relative: 0.2,
+                },
+            };
+            follows_the_oracle(&bench, &specimen, kv, tolerance);
+        }
+    }
+}
+
+#[test]
+fn two_hundred_steps_do_not_drift() {
+    let Some(bench) = bench(false) else { return };
+    for layout in [Layout::HybridEven, Layout::HybridGrouped] {
+        let specimen = Specimen::new(layout, QuantType::F32, 9);
+        let mut ours = bench
+            .backend
+            .open_inspected(plan(&specimen, WHOLE), &mut |_| {})
+            .unwrap();
+        let mut judge = oracle()
+            .open_inspected(plan(&specimen, WHOLE), &mut |_| {})
+            .unwrap();
+        let mut pair = Pair {
+            what: specimen.spec.name.clone(),
+            tolerance: against_the_oracle(QuantType::F32),
+            worst: 0.0,
+        };
+        let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
+        for (i, token) in text(specimen.spec.vocab, 200, 3).into_iter().enumerate() {
+            let tree = Tree::root(token);
+            let found = verify(&mut *ours, a, &tree);
+            let expected = verify(&mut *judge, b, &tree);
+            pair.rows(&format!("step {i}"), &found, &expected);
+            let path = tree.path_to(NodeIdx::ROOT);
+            ours.commit(&[CommitItem {
+                seq: a,
+                path: &path,
+            }])
+            .unwrap();
+            judge
+                .commit(&[CommitItem {
+                    seq: b,
+                    path: &path,
+                }])
+                .unwrap();
+        }
+        states(&mut pair, (&mut *ours, a), (&mut *judge, b), &specimen);
+        eprintln!("  {}: {:.3} of what is allowed", pair.what, pair.worst);
+    }
+}
