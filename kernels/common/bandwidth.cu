@@ -6,7 +6,8 @@
 // in   in   [n] uint4, n a multiple of 8 * grid * block is fastest, any n is right
 // out  out  [n] uint4 (copy), sums [grid] u32 (read: the wrapping sum of each block's words)
 // grid any number of blocks of any whole number of warps up to 1024 threads, grid-stride, 8 loads in flight
-// smem 32 words     arch sm_80 and up (sm_75 compiles)
+// smem 32 words     arch sm_75 and up
+// floor sm_75
 // reference: a wrapping sum on the host     test crates/cuda/tests/driver.rs
 
 static __device__ __forceinline__ uint4 load_once(const uint4* p) {

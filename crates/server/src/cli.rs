@@ -98,6 +98,13 @@ pub enum Command {
     /// Read text on stdin and print its token ids as a JSON array.
     #[command(after_help = "Example:\n  printf 'Hello world' | hearth tokenize model.gguf")]
     Tokenize(TokenizeArgs),
+    /// Compile the CUDA kernels ahead of time, or show what each takes of a card.
+    #[command(
+        after_help = "Examples:\n  hearth kernels build                 (for the cards of this machine)\n  \
+        hearth kernels build --arch sm_86,sm_89,sm_90a,sm_120a\n  hearth kernels list --arch sm_86\n\n\
+        Needs libnvrtc but no card; `pip install nvidia-cuda-nvrtc` has it."
+    )]
+    Kernels(KernelsArgs),
 }
 
 /// Where and how a model runs.
@@ -133,6 +140,17 @@ pub struct DeviceArgs {
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU].
     #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
     pub chunk: Option<usize>,
+}
+
+/// How CUDA kernels are compiled.
+#[derive(Debug, Clone, Args)]
+pub struct CompilerArgs {
+    /// The libnvrtc file to compile CUDA kernels with [default: looked for in the usual places].
+    #[arg(long, env = "HEARTH_NVRTC", value_name = "FILE")]
+    pub nvrtc: Option<PathBuf>,
+    /// Where compiled CUDA kernels are kept [default: hearth/kernels in the user's cache folder].
+    #[arg(long, env = "HEARTH_KERNEL_CACHE", value_name = "DIR")]
+    pub kernel_cache: Option<PathBuf>,
 }
 
 /// `hearth serve`.
@@ -390,6 +408,54 @@ pub struct EvalArgs {
     /// Where the continuation's ids go, as a JSON array.
     #[arg(long, value_name = "FILE", requires = "greedy")]
     pub out_ids: Option<PathBuf>,
+}
+
+/// `hearth kernels`.
+#[derive(Debug, Args)]
+pub struct KernelsArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: KernelsCommand,
+}
+
+/// What `hearth kernels` does.
+#[derive(Debug, Subcommand)]
+pub enum KernelsCommand {
+    /// Compile the standard kernels into the cache.
+    Build(KernelsBuildArgs),
+    /// Show registers, spills and shared memory of the standard kernels.
+    List(KernelsListArgs),
+}
+
+/// `hearth kernels build`.
+#[derive(Debug, Args)]
+pub struct KernelsBuildArgs {
+    /// Architectures, such as `sm_86,sm_90a` [default: the cards of this machine].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub arch: Vec<String>,
+    /// Fail if a kernel that every step runs spills registers.
+    #[arg(long)]
+    pub deny_spills: bool,
+    /// Threads that compile; by default one per core.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// How they are compiled.
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
+}
+
+/// `hearth kernels list`.
+#[derive(Debug, Args)]
+pub struct KernelsListArgs {
+    /// The architecture [default: the first card of this machine].
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// How they are compiled.
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
 }
 
 /// `hearth tokenize`.

@@ -17,4 +17,4 @@ pub use error::CompileError;
 pub use library::{Library, Search};
 pub use modules::Modules;
 pub use report::{EntryReport, entry_reports};
-pub use source::{expand, hot, sources};
+pub use source::{expand, hot, lowest, sources};

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use super::error::CompileError;
+use crate::driver::Arch;
 
 /// `(path under kernels/, text)`, sorted by path; written by the build script.
 const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
@@ -19,6 +20,15 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
 /// Whether a file says `// hot` on a line of its own, so that a spill in it fails the gate.
 pub fn hot(file: &str) -> bool {
     text(file).is_some_and(|text| text.lines().any(|line| line.trim() == "// hot"))
+}
+
+/// The oldest architecture a file is written for: what it says as `// floor sm_75`, else sm_80.
+pub fn lowest(file: &str) -> Arch {
+    let said = text(file).and_then(|text| {
+        text.lines()
+            .find_map(|line| Arch::parse(line.trim().strip_prefix("// floor ")?))
+    });
+    said.unwrap_or(Arch { number: 80 })
 }
 
 fn text(file: &str) -> Option<&'static str> {
@@ -103,6 +113,13 @@ mod tests {
         let error = append("a.cu", "", &find, &mut HashSet::new(), &mut out).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("a.cu") && text.contains("gone.cuh"), "{text}");
+    }
+
+    #[test]
+    fn a_file_says_what_it_runs_on() {
+        assert_eq!(lowest("common/bandwidth.cu").number, 75);
+        assert_eq!(lowest("no such file").number, 80);
+        assert!(!hot("common/bandwidth.cu"));
     }
 
     #[test]

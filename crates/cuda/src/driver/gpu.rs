@@ -32,6 +32,17 @@ impl Arch {
         Some(Arch { number })
     }
 
+    /// Whether a file under `kernels/` can be compiled for it: a name ending in `_sm90` says "for 9.0 only".
+    pub fn runs(self, file: &str) -> bool {
+        let stem = file.strip_suffix(".cu").unwrap_or(file);
+        match stem.rsplit_once("_sm") {
+            Some((_, number)) if number.bytes().all(|b| b.is_ascii_digit()) => {
+                number == self.number.to_string()
+            }
+            _ => true,
+        }
+    }
+
     /// Whether a launch may begin before its predecessor ends (`griddepcontrol`).
     pub fn overlaps(self) -> bool {
         self.number >= 90

@@ -18,6 +18,11 @@ pub mod norm;
 pub mod prefill;
 pub mod rows;
 
+/// What is compiled ahead of time and by the gate: the shapes of well-known models and of the tests.
+pub fn standard_units() -> Vec<Unit> {
+    bandwidth::standard_units()
+}
+
 /// One source file with defines: what NVRTC compiles into one module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Unit {

@@ -5,6 +5,7 @@
 mod answer;
 mod eval;
 mod inspect;
+mod kernels;
 mod new_file;
 mod npy;
 mod open;
@@ -53,6 +54,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Synth(args) => synth::synth(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
+        Command::Kernels(args) => kernels::kernels(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@
 
 pub mod card;
 mod file;
+pub mod kernels;
 pub mod server;
 
 use std::ffi::OsString;
