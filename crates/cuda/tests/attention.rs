@@ -1,0 +1,431 @@
+//! Cache writes, tree attention and compaction on the card against the reference.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod attention_world;
+mod card;
+mod step_world;
+
+use attention_world::{Inputs, World, quant, shape, shapes, split};
+use card::{Random, close, poisoned, same_bits};
+use contract::KvFormat::{self, F16, F32, Q4_0, Q8_0};
+use cuda::driver::Buffer;
+use cuda::launch::attention::{Mask, Positions, Shape, combine, compact, prepare, tree};
+use cuda::launch::draft;
+use cuda::launch::norm::Out;
+use half::f16;
+use step_world::{Device, Placed, chain, chunk, commit, random_tree, star, step};
+
+const ALL: [(KvFormat, KvFormat); 6] = [
+    (F32, F32),
+    (F16, F16),
+    (Q8_0, Q8_0),
+    (Q4_0, Q4_0),
+    (Q8_0, Q4_0),
+    (F32, Q8_0),
+];
+
+/// A pass of one layer over trees: what the card gave, and the queries it used.
+struct Pass {
+    /// `[rows][n_heads * head_dim]`.
+    out: Vec<f32>,
+    /// `[rows][n_heads * head_dim]`.
+    queries: Vec<f32>,
+}
+
+/// prepare, tree and combine of `trees` in buckets of `bucket` rows.
+fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, bucket: usize) -> Pass {
+    let shape = &world.shape;
+    let header = gpu.upload(&step(trees, &[])).unwrap();
+    let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
+    let width = shape.n_heads * shape.head_dim;
+    let out = poisoned::<f32>(gpu, bucket * width);
+    let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(world.card, bucket));
+    let q16 = poisoned::<f16>(gpu, bucket * width);
+    let mut q: Buffer<f32> = poisoned(gpu, bucket * shape.n_heads * shape.q_stride());
+    q.upload(
+        gpu,
+        &inputs.host_q[..rows * shape.n_heads * shape.q_stride()],
+    )
+    .unwrap();
+    let mut from = world.projections(inputs);
+    from.q = q.ptr();
+    let narrow = shape.wants_f16_queries(world.card);
+    let (to, query) = if narrow {
+        (q16.ptr(), q16.ptr())
+    } else {
+        (0, q.ptr())
+    };
+    let at = header.ptr();
+    gpu.launch(&[
+        prepare(
+            shape,
+            bucket,
+            Positions::Step(at),
+            from,
+            (world.cache(), to),
+        ),
+        tree(
+            shape,
+            world.card,
+            bucket,
+            (at, query),
+            (world.cache(), scratch.ptr()),
+        ),
+        combine(
+            shape,
+            world.card,
+            bucket,
+            (at, q.ptr(), scratch.ptr()),
+            Out::f32(out.ptr()),
+        ),
+    ]);
+    let mut out = out.download(gpu).unwrap();
+    assert!(
+        out[rows * width..].iter().all(|v| v.to_bits() == u32::MAX),
+        "padding was written"
+    );
+    out.truncate(rows * width);
+    let queries = match narrow {
+        true => q16.download(gpu).unwrap()[..rows * width]
+            .iter()
+            .map(|h| h.to_f32())
+            .collect(),
+        false => {
+            let all = q.download(gpu).unwrap();
+            let heads = all.chunks(shape.q_stride()).take(rows * shape.n_heads);
+            heads
+                .flat_map(|head| head[..shape.head_dim].to_vec())
+                .collect()
+        }
+    };
+    Pass { out, queries }
+}
+
+/// How far attention may be from the reference: f16 products where the cache is not f32.
+fn allowed(world: &World) -> f64 {
+    if world.shape.wants_f16_queries(world.card) {
+        2e-3
+    } else {
+        3e-6
+    }
+}
+
+fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
+    let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
+    let mut world = World::new(gpu, random, shape, 3, most);
+    for placed in trees {
+        let first = match shape.ring_pages {
+            0 => 0,
+            _ => placed.committed.saturating_sub(shape.window),
+        };
+        world.commit_random(random, placed.slot, first..placed.committed);
+    }
+    world.upload(gpu);
+    let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
+    let inputs = Inputs::random(gpu, random, &shape, rows);
+    let found = pass(gpu, &world, trees, &inputs, rows.next_multiple_of(8));
+    world.download(gpu);
+    let width = shape.n_heads * shape.head_dim;
+    let mut row = 0;
+    let (mut expected, mut queries, mut keys, mut card_keys) = (vec![], vec![], vec![], vec![]);
+    for placed in trees {
+        for node in 0..placed.tree.len() {
+            let position = placed.committed + placed.tree.depths()[node] as usize;
+            let (q, gates) = inputs.queries(&shape, row, position);
+            queries.extend(q);
+            for head in 0..shape.n_kv_heads {
+                let at = (placed.slot, placed.committed + node, head);
+                keys.extend(inputs.key(&shape, row, head, position));
+                card_keys.extend(world.load(0, at.0, at.1, at.2));
+                let (values, scales) = split(quant(shape.v), inputs.value(&shape, row, head));
+                assert_eq!(
+                    world.stored(2, at.0, at.1, at.2),
+                    values,
+                    "bytes of a value"
+                );
+                assert_eq!(
+                    world.stored(3, at.0, at.1, at.2),
+                    scales,
+                    "scales of a value"
+                );
+            }
+            let own = &found.queries[row * width..][..width];
+            expected.extend(world.attend(placed, node, own, &gates));
+            row += 1;
+        }
+    }
+    let name = format!("{shape:?} {trees:?}");
+    let narrow = if shape.wants_f16_queries(world.card) {
+        4e-4
+    } else {
+        1e-6
+    };
+    close(
+        &format!("queries of {name}"),
+        &found.queries,
+        &queries,
+        narrow,
+    );
+    let rounded = match shape.k {
+        F32 => 1e-6,
+        F16 => 4e-4,
+        Q8_0 => 8e-3,
+        _ => 0.12,
+    };
+    close(&format!("keys of {name}"), &card_keys, &keys, rounded);
+    close(
+        &format!("rows of {name}"),
+        &found.out,
+        &expected,
+        allowed(&world),
+    );
+}
+
+fn placed(slot: usize, committed: usize, tree: contract::Tree) -> Placed {
+    Placed {
+        slot,
+        committed,
+        tree,
+    }
+}
+
+#[test]
+fn tree_equals_the_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(1);
+    for (k, v) in ALL {
+        for (i, shape) in shapes(k, v).into_iter().enumerate() {
+            let small = [0, 1, 63, 64, 250, 97, 31, 128][i];
+            check(&gpu, &mut random, shape, &[placed(1, small, chain(1))]);
+            let nodes = [24, 64, 17, 33, 8, 23, 64, 16][i];
+            let tree = random_tree(&mut random, nodes);
+            check(&gpu, &mut random, shape, &[placed(2, 130 + small, tree)]);
+        }
+        let bushy = random_tree(&mut random, 11);
+        let several = [
+            placed(2, 0, star(8)),
+            placed(0, 301, chain(5)),
+            placed(1, 64, bushy),
+        ];
+        check(&gpu, &mut random, shapes(k, v)[0], &several);
+        check(&gpu, &mut random, shapes(k, v)[2], &several);
+    }
+}
+
+#[test]
+fn long_contexts_equal_the_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(2);
+    for (k, v) in [(F16, F16), (Q8_0, Q8_0), (Q4_0, Q4_0)] {
+        let shape = shape((6, 1, 256, 64), true, true, k, v);
+        let tree = random_tree(&mut random, 24);
+        check(&gpu, &mut random, shape, &[placed(0, 9000, tree)]);
+    }
+}
+
+#[test]
+fn windows_and_blocks_equal_the_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(3);
+    for format in [F32, F16, Q8_0] {
+        for mask in [Mask::Full, Mask::Causal] {
+            for (window, committed) in [(100, 40), (100, 99), (100, 700), (512, 3000), (1, 5)] {
+                let mut shape = shape((32, 8, 128, 128), false, true, format, format);
+                shape.window = window;
+                shape.mask = mask;
+                shape.ring_pages = draft::ring_pages(window, 64);
+                let block = [
+                    placed(1, committed, chain(16)),
+                    placed(0, committed + 7, chain(16)),
+                ];
+                check(&gpu, &mut random, shape, &block);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whoever_shares_the_call() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(4);
+    for (k, v) in [(F16, F16), (Q8_0, Q8_0), (Q4_0, Q4_0), (F32, F32)] {
+        for shape in [shapes(k, v)[0], shapes(k, v)[2], shapes(k, v)[5]] {
+            let committed = 333;
+            let mut world = World::new(&gpu, &mut random, shape, 2, committed + 64);
+            world.commit_random(&mut random, 0, 0..committed);
+            world.commit_random(&mut random, 1, 0..40);
+            world.upload(&gpu);
+            let full = random_tree(&mut random, 48);
+            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+            let width = shape.n_heads * shape.head_dim;
+            let all = pass(
+                &gpu,
+                &world,
+                &[placed(0, committed, full.clone())],
+                &inputs,
+                64,
+            );
+            for nodes in [1, 2, 8, 24, 33] {
+                let parents: Vec<usize> = full
+                    .nodes()
+                    .take(nodes)
+                    .skip(1)
+                    .map(|n| full.parent(n).unwrap().index())
+                    .collect();
+                let part = placed(0, committed, step_world::tree(&parents));
+                let other = placed(1, 40, chain(9));
+                let bucket = (nodes + 9).next_multiple_of(8);
+                let found = pass(&gpu, &world, &[part, other], &inputs, bucket);
+                same_bits(
+                    "rows",
+                    &found.out[..nodes * width],
+                    &all.out[..nodes * width],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_are_written_where_they_belong() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(5);
+    for (k, v) in ALL {
+        for shape in shapes(k, v) {
+            let (rows, committed) = (37, 240);
+            let mut world = World::new(&gpu, &mut random, shape, 2, committed + rows);
+            let inputs = Inputs::random(&gpu, &mut random, &shape, rows);
+            let header = gpu
+                .upload(&chunk(1, committed, &vec![0; rows], &[]))
+                .unwrap();
+            let from = world.projections(&inputs);
+            gpu.launch(&[prepare(
+                &shape,
+                40,
+                Positions::Chunk(header.ptr()),
+                from,
+                (world.cache(), 0),
+            )]);
+            let q = inputs.q.download(&gpu).unwrap();
+            world.download(&gpu);
+            for row in 0..rows {
+                let (expected, gates) = inputs.queries(&shape, row, committed + row);
+                let own = &q[row * shape.n_heads * shape.q_stride()..]
+                    [..shape.n_heads * shape.q_stride()];
+                let heads = own.chunks(shape.q_stride());
+                let found: Vec<f32> = heads
+                    .clone()
+                    .flat_map(|h| h[..shape.head_dim].to_vec())
+                    .collect();
+                close("queries", &found, &expected, 1e-6);
+                let found: Vec<f32> = heads.flat_map(|h| h[shape.head_dim..].to_vec()).collect();
+                same_bits("gates", &found, &gates);
+                for head in 0..shape.n_kv_heads {
+                    let (values, scales) = split(quant(shape.v), inputs.value(&shape, row, head));
+                    assert_eq!(world.stored(2, 1, committed + row, head), values);
+                    assert_eq!(world.stored(3, 1, committed + row, head), scales);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_rows_are_stored_as_the_codec_stores_them() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(6);
+    for format in [F32, F16, Q8_0, Q4_0] {
+        let shape = shape((1, 1, 256, 64), false, false, format, format);
+        let rows = 7;
+        let mut world = World::new(&gpu, &mut random, shape, 1, rows);
+        let mut inputs = Inputs::random(&gpu, &mut random, &shape, rows);
+        let v = &mut inputs.host_v;
+        v[..256].fill(0.0);
+        for (i, x) in v[256..512].iter_mut().enumerate() {
+            *x = if i % 2 == 0 { 3.0 } else { -3.0 };
+        }
+        v[512..768].iter_mut().for_each(|x| *x *= 1e-30);
+        v[768..1024].iter_mut().for_each(|x| *x *= 1e-41);
+        v[1024..1280].iter_mut().for_each(|x| *x *= 6e4);
+        v[1280..1536]
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = i as f32 - 128.0);
+        inputs.v.upload(&gpu, &inputs.host_v).unwrap();
+        let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();
+        let from = world.projections(&inputs);
+        gpu.launch(&[prepare(
+            &shape,
+            rows,
+            Positions::Chunk(header.ptr()),
+            from,
+            (world.cache(), 0),
+        )]);
+        world.download(&gpu);
+        for row in 0..rows {
+            let (values, scales) = split(quant(format), inputs.value(&shape, row, 0));
+            assert_eq!(
+                world.stored(2, 0, row, 0),
+                values,
+                "{} row {row}",
+                format.name()
+            );
+            assert_eq!(
+                world.stored(3, 0, row, 0),
+                scales,
+                "{} row {row}",
+                format.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn compact_moves_bytes_verbatim() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(7);
+    for (k, v) in ALL {
+        for shape in shapes(k, v) {
+            let mut world = World::new(&gpu, &mut random, shape, 3, 600);
+            let paths = [
+                (
+                    2,
+                    250,
+                    (0..24).filter(|i| i % 3 != 1).collect::<Vec<usize>>(),
+                ),
+                (0, 5, vec![0, 1, 2, 3]),
+                (1, 0, vec![0, 63]),
+            ];
+            for (slot, committed, _) in &paths {
+                world.commit_random(&mut random, *slot, 0..committed + 64);
+            }
+            world.upload(&gpu);
+            let header = gpu.upload(&commit(&paths)).unwrap();
+            let table = gpu.upload(&world.table).unwrap();
+            let pages = (table.ptr(), world.max_pages);
+            gpu.launch(&[compact(&shape, 1, world.all_planes(), pages, header.ptr())]);
+            let before = world.planes.clone();
+            world.download(&gpu);
+            let after = std::mem::replace(&mut world.planes, before);
+            for (slot, committed, nodes) in &paths {
+                for plane in 0..4 {
+                    for head in 0..shape.n_kv_heads {
+                        let rows: Vec<Vec<u8>> = nodes
+                            .iter()
+                            .map(|n| world.stored(plane, *slot, committed + n, head).to_vec())
+                            .collect();
+                        for (i, row) in rows.iter().enumerate() {
+                            let bytes = world.row_bytes(plane);
+                            let at = world.stored(plane, *slot, committed + i, head).as_ptr()
+                                as usize
+                                - world.planes[plane].as_ptr() as usize;
+                            world.planes[plane][at..at + bytes].copy_from_slice(row);
+                        }
+                    }
+                }
+            }
+            assert!(world.planes == after, "{shape:?}");
+        }
+    }
+}

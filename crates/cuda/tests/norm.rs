@@ -1,0 +1,228 @@
+//! Norms and the gated unit on the card against the reference.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod card;
+mod step_world;
+
+use card::{Random, close, poisoned, same_bits};
+use cpu::reference::{activation, norm};
+use cuda::launch::ffn;
+use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
+use step_world::{Device, Placed, chain, chunk, star, step};
+
+const EPS: f32 = 1e-6;
+
+/// Reference rows: `x += update`, then its norm.
+fn expected(x: &[f32], update: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let sum: Vec<f32> = x.iter().zip(update).map(|(a, b)| a + b).collect();
+    let mut y = vec![0.0; x.len()];
+    let width = weight.len();
+    for (x, y) in sum.chunks(width).zip(y.chunks_mut(width)) {
+        norm::rms(x, weight, EPS, y);
+    }
+    (sum, y)
+}
+
+#[test]
+fn rms_equals_the_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(1);
+    for (width, nodes) in [
+        (5120, 24),
+        (5120, 1),
+        (256, 5),
+        (384, 64),
+        (1024, 8),
+        (17408, 3),
+        (263, 2),
+    ] {
+        let bucket = nodes + 3;
+        let head = [Placed {
+            slot: 0,
+            committed: 7,
+            tree: star(nodes),
+        }];
+        let header = gpu.upload(&step(&head, &[])).unwrap();
+        let scale = if nodes == 5 { 1e4 } else { 1.0 };
+        let x = random.normals(nodes * width, scale);
+        let update = random.normals(nodes * width, 0.5);
+        let weight = random.between(width, 0.5, 1.5);
+        let (sum, y) = expected(&x, &update, &weight);
+        let mut rows = poisoned::<f32>(&gpu, bucket * width);
+        rows.upload(&gpu, &x).unwrap();
+        let update = gpu.upload(&update).unwrap();
+        let weight = gpu.upload(&weight).unwrap();
+        let out = poisoned::<f32>(&gpu, bucket * width);
+        let shape = Rms { width, eps: EPS };
+        let residual = Residual {
+            rows: rows.ptr(),
+            update: update.ptr(),
+        };
+        let source = Source::Step(header.ptr());
+        gpu.launch(&[rms(
+            shape,
+            bucket,
+            source,
+            residual,
+            weight.ptr(),
+            Out::f32(out.ptr()),
+        )]);
+        let found = out.download(&gpu).unwrap();
+        close("rms", &found[..nodes * width], &y, 2e-6);
+        same_bits(
+            "x + update",
+            &rows.download(&gpu).unwrap()[..nodes * width],
+            &sum,
+        );
+        assert!(
+            found[nodes * width..]
+                .iter()
+                .all(|v| v.to_bits() == u32::MAX),
+            "padding was written"
+        );
+    }
+}
+
+#[test]
+fn every_form_of_a_norm_is_that_of_its_f32_rows() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(2);
+    for (width, rows) in [(5120, 9), (384, 8), (256, 64)] {
+        let tokens = vec![0; rows];
+        let asked: Vec<usize> = (0..rows).rev().step_by(2).take(64).collect();
+        let header = gpu.upload(&chunk(0, 0, &tokens, &asked)).unwrap();
+        let x = gpu.upload(&random.normals(rows * width, 1.0)).unwrap();
+        let weight = gpu.upload(&random.between(width, 0.5, 1.5)).unwrap();
+        let blocked = rows.div_ceil(8) * width.div_ceil(256) * 2336;
+        let wide = rows.div_ceil(8) * width.div_ceil(256) * 4096;
+        for source in [
+            Source::Chunk(header.ptr()),
+            Source::AskedOfChunk(header.ptr()),
+        ] {
+            let y = poisoned::<f32>(&gpu, rows * width);
+            let forms = |y: u64| {
+                let buffers = [blocked, wide, wide].map(|n| poisoned::<u8>(&gpu, n));
+                let out = Out {
+                    f32: y,
+                    a8: buffers[0].ptr(),
+                    bf16: buffers[1].ptr(),
+                    f16: buffers[2].ptr(),
+                };
+                (buffers, out)
+            };
+            let (direct, out) = forms(y.ptr());
+            let shape = Rms { width, eps: EPS };
+            gpu.launch(&[rms(
+                shape,
+                rows,
+                source,
+                Residual::of(x.ptr()),
+                weight.ptr(),
+                out,
+            )]);
+            // The rows that came out are converted once more, as they are.
+            let all = gpu
+                .upload(&chunk(
+                    0,
+                    0,
+                    &tokens[..asked_rows(source, rows, &asked)],
+                    &[],
+                ))
+                .unwrap();
+            let copy = poisoned::<f32>(&gpu, rows * width);
+            let (again, out) = forms(copy.ptr());
+            gpu.launch(&[convert(width, rows, Source::Chunk(all.ptr()), y.ptr(), out)]);
+            for (a, b) in direct.iter().zip(&again) {
+                assert_eq!(
+                    a.download(&gpu).unwrap(),
+                    b.download(&gpu).unwrap(),
+                    "{width} x {rows}"
+                );
+            }
+        }
+    }
+}
+
+fn asked_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
+    match source {
+        Source::Chunk(_) | Source::Step(_) => rows,
+        _ => asked.len(),
+    }
+}
+
+#[test]
+fn a_gathered_norm_takes_the_asked_rows() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(3);
+    let (width, nodes) = (512, 12);
+    let asked = [11, 0, 5];
+    let head = [Placed {
+        slot: 0,
+        committed: 7,
+        tree: chain(nodes),
+    }];
+    let header = gpu.upload(&step(&head, &asked)).unwrap();
+    let x = random.normals(nodes * width, 1.0);
+    let weight = random.between(width, 0.5, 1.5);
+    let gathered: Vec<f32> = asked
+        .iter()
+        .flat_map(|r| x[r * width..][..width].to_vec())
+        .collect();
+    let (_, y) = expected(&gathered, &vec![0.0; gathered.len()], &weight);
+    let (x, weight) = (gpu.upload(&x).unwrap(), gpu.upload(&weight).unwrap());
+    let out = poisoned::<f32>(&gpu, nodes * width);
+    let shape = Rms { width, eps: EPS };
+    let source = Source::AskedOfStep(header.ptr());
+    gpu.launch(&[rms(
+        shape,
+        nodes,
+        source,
+        Residual::of(x.ptr()),
+        weight.ptr(),
+        Out::f32(out.ptr()),
+    )]);
+    let found = out.download(&gpu).unwrap();
+    close("gathered", &found[..3 * width], &y, 2e-6);
+    assert!(found[3 * width..].iter().all(|v| v.is_nan()));
+}
+
+#[test]
+fn swiglu_equals_the_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(4);
+    for (width, rows, packed) in [(17408, 24, true), (512, 3, false), (17408, 1, true)] {
+        let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();
+        let mut gate = random.normals(rows * width, 3.0);
+        gate[0] = -1e30;
+        gate[1] = 90.0;
+        let up = random.normals(rows * width, 1.0);
+        let mut y = vec![0.0; rows * width];
+        activation::swiglu(&gate, &up, &mut y);
+        let both: Vec<f32> = (0..rows)
+            .flat_map(|r| {
+                [&gate, &up]
+                    .map(|m| m[r * width..][..width].to_vec())
+                    .concat()
+            })
+            .collect();
+        let (a, b, c) = (
+            gpu.upload(&both).unwrap(),
+            gpu.upload(&gate).unwrap(),
+            gpu.upload(&up).unwrap(),
+        );
+        let from = match packed {
+            true => (a.ptr(), a.ptr_at(width), 2 * width),
+            false => (b.ptr(), c.ptr(), width),
+        };
+        let out = poisoned::<f32>(&gpu, rows * width);
+        gpu.launch(&[ffn::swiglu(
+            width,
+            rows,
+            Source::Chunk(header.ptr()),
+            from,
+            Out::f32(out.ptr()),
+        )]);
+        close("swiglu", &out.download(&gpu).unwrap(), &y, 1e-6);
+    }
+}
