@@ -1,7 +1,7 @@
 //! Codes and scales of the formats that have no kernel of their own, exactly as they are stored.
 
 use contract::QuantType;
-use contract::quant::{IQ4_LEVELS, scale_and_min};
+use contract::quant::IQ4_LEVELS;
 use half::f16;
 
 fn half_at(block: &[u8], at: usize) -> f32 {
@@ -118,7 +118,7 @@ pub(super) fn three_bits(block: &[u8]) -> ThreeBits {
 #[cfg(test)]
 pub(super) fn header(bytes: &[u8], run: usize) -> (f32, f32) {
     let packed = bytes[4..16].as_array().expect("twelve bytes");
-    let (scale, min) = scale_and_min(packed, run);
+    let (scale, min) = contract::quant::scale_and_min(packed, run);
     (
         half_at(bytes, 0) * f32::from(scale),
         half_at(bytes, 2) * f32::from(min),
