@@ -1,13 +1,13 @@
 // Prefill matrix product for every card from sm_80: x[rows][K] · w[N][K]^T, both as f16 panels, f32 sums.
 //
-//   gemm_out     out = scale * x w^T             gemm_add     out += scale * x w^T
-//   gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm   out = (add ? out : 0) + scale * x w^T
+//   prefill_gated  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
 //
 // in   x, w    panels (panel.cuh), x of rows_cap (a multiple of 128) rows, w of w_rows (a multiple of 256) rows
 // out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
 // grid persistent, one block of eight warps per multiprocessor, each 64 x 32 of a 128 x 128 tile; K in slices of 64
 //      through a ring of 3 filled by cp.async. Rows run fastest.
-// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu
+// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu;  define GATED (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
 #define TILE_ROWS 128
 #define TILE_COLUMNS 128
@@ -96,6 +96,30 @@ template <class Store> __device__ __forceinline__ void gemm(const Work &work, co
     }
 }
 
+#if GATED
+struct Gated {
+    char *h;
+    int rows_cap;
+    float scale, scale_out;
+
+    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int first = (unit.column + warp % 4 * 32) / 16;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
+            if (row >= rows) { break; }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float *gate = sums.at[i / 2][2 * j] + i % 2 * 2, *up = sums.at[i / 2][2 * j + 1] + i % 2 * 2;
+                const float a = silu(scale * gate[0]) * (scale * up[0]) * scale_out;
+                const float b = silu(scale * gate[1]) * (scale * up[1]) * scale_out;
+                *(u32 *)(h + panel_chunk(rows_cap, row, first + j) + lane % 4 * 4) = panel_pair(a, b);
+            }
+        }
+    }
+};
+#else
 struct Columns {
     Segments segments;
     float scale;
@@ -134,43 +158,18 @@ struct Columns {
         }
     }
 };
-
-struct Gated {
-    char *h;
-    int rows_cap;
-    float scale, scale_out;
-
-    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int first = (unit.column + warp % 4 * 32) / 16;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
-            if (row >= rows) { break; }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float *gate = sums.at[i / 2][2 * j] + i % 2 * 2, *up = sums.at[i / 2][2 * j + 1] + i % 2 * 2;
-                const float a = silu(scale * gate[0]) * (scale * up[0]) * scale_out;
-                const float b = silu(scale * gate[1]) * (scale * up[1]) * scale_out;
-                *(u32 *)(h + panel_chunk(rows_cap, row, first + j) + lane % 4 * 4) = panel_pair(a, b);
-            }
-        }
-    }
-};
+#endif
 
 #define ATTRIBUTES __global__ void __launch_bounds__(THREADS, 1)
 
-extern "C" ATTRIBUTES gemm_out(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                               int k_blocks, int splits, int *turns, float scale, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, false});
+#if GATED
+extern "C" ATTRIBUTES prefill_gated(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                    int k_blocks, float scale, float scale_out, char *h) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, Gated{h, rows_cap, scale, scale_out});
 }
-
-extern "C" ATTRIBUTES gemm_add(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                               int k_blocks, int splits, int *turns, float scale, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, true});
+#else
+extern "C" ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                   int k_blocks, int splits, int *turns, float scale, int add, Segments to) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns}, Columns{to, scale, add != 0});
 }
-
-extern "C" ATTRIBUTES gemm_swiglu(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                                  int k_blocks, float scale, float scale_out, char *h) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0, scale}, Gated{h, rows_cap, scale, scale_out});
-}
+#endif

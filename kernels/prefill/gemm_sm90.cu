@@ -1,13 +1,13 @@
 // Prefill matrix product for Hopper: x[rows][K] · w[N][K]^T, both as f16 panels, f32 sums.
 //
-//   gemm_out     out = scale * x w^T             gemm_add     out += scale * x w^T
-//   gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm   out = (add ? out : 0) + scale * x w^T
+//   prefill_gated  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
 //
 // in   x, w    panels (panel.cuh), x of rows_cap rows, w of w_rows (a multiple of 256) rows
 // out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
 // grid persistent, one block of three warpgroups per multiprocessor: one keeps bulk copies of K-slices of 64 going
 //      through a ring of 4, two multiply 64 x 256 each of a 128 x 256 tile. Rows run fastest.
-// smem 4 x 48 KB + barriers;  arch sm_90a;  base path gemm.cu
+// smem 4 x 48 KB + barriers;  arch sm_90a;  base path gemm.cu;  define GATED (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
 #define TILE_ROWS 128
 #define TILE_COLUMNS 256
@@ -115,6 +115,39 @@ template <class Store> __device__ __forceinline__ void gemm(const Work &work, co
     }
 }
 
+#if GATED
+struct Gated {
+    char *h;
+    int rows_cap;
+    float scale, scale_out;
+
+    __device__ __forceinline__ void operator()(const Unit &unit, int row, int rows, int lane, float (&sums)[128]) const {
+        const int first = unit.column / 16 + lane % 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int chunk = 0; chunk < 16; chunk += 4) {
+                u32 v[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float *gate = sums + 8 * (chunk + j) + 2 * half, *up = gate + 4;
+                    v[j] = panel_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
+                }
+                quad_transpose(v);
+                if (row + 8 * half < rows) {
+                    *(uint4 *)(h + panel_chunk(rows_cap, row + 8 * half, first + chunk)) =
+                        make_uint4(v[0], v[1], v[2], v[3]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ float gated(float gate, float up) const {
+        gate *= scale;
+        return __fdividef(gate, 1.0f + __expf(-gate)) * (scale * up) * scale_out;
+    }
+};
+#else
 struct Columns {
     Segments segments;
     float scale;
@@ -154,51 +187,17 @@ struct Columns {
         }
     }
 };
-
-struct Gated {
-    char *h;
-    int rows_cap;
-    float scale, scale_out;
-
-    __device__ __forceinline__ void operator()(const Unit &unit, int row, int rows, int lane, float (&sums)[128]) const {
-        const int first = unit.column / 16 + lane % 4;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int chunk = 0; chunk < 16; chunk += 4) {
-                u32 v[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float *gate = sums + 8 * (chunk + j) + 2 * half, *up = gate + 4;
-                    v[j] = panel_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
-                }
-                quad_transpose(v);
-                if (row + 8 * half < rows) {
-                    *(uint4 *)(h + panel_chunk(rows_cap, row + 8 * half, first + chunk)) =
-                        make_uint4(v[0], v[1], v[2], v[3]);
-                }
-            }
-        }
-    }
-
-    __device__ __forceinline__ float gated(float gate, float up) const {
-        gate *= scale;
-        return __fdividef(gate, 1.0f + __expf(-gate)) * (scale * up) * scale_out;
-    }
-};
+#endif
 
 #define ATTRIBUTES __global__ void __launch_bounds__(384, 1)
-extern "C" ATTRIBUTES gemm_out(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                               int k_blocks, int splits, int *turns, float scale, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, false});
+#if GATED
+extern "C" ATTRIBUTES prefill_gated(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                    int k_blocks, float scale, float scale_out, char *h) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, Gated{h, rows_cap, scale, scale_out});
 }
-
-extern "C" ATTRIBUTES gemm_add(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                               int k_blocks, int splits, int *turns, float scale, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns, scale}, Columns{to, scale, true});
+#else
+extern "C" ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                   int k_blocks, int splits, int *turns, float scale, int add, Segments to) {
+    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns}, Columns{to, scale, add != 0});
 }
-
-extern "C" ATTRIBUTES gemm_swiglu(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                                  int k_blocks, float scale, float scale_out, char *h) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0, scale}, Gated{h, rows_cap, scale, scale_out});
-}
+#endif

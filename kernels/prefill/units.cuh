@@ -13,7 +13,6 @@ struct Work {
     int k_blocks; // slices of 64 columns
     int splits;   // parts that K is cut in
     int *turns;   // [tiles], see target.cuh; not read where splits is 1
-    float scale;
 };
 
 // One part of one tile.

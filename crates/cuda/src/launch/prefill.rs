@@ -1,1 +1,72 @@
-//! Matrix products for many rows.
+//! Prefill: products of many rows, and attention of a chunk over the cache.
+//!
+//! Rows reach a product as f16 "panels" (`kernels/prefill/panel.cuh`), which [`rows`] makes from f32 rows.
+//! [`product`] expands the weights it needs into panels too, in a scratch that all products share, and
+//! multiplies. f16 rather than bf16: the same rate, an eighth of the rounding, and what its range cannot hold
+//! saturates. Matrices kept as F32 are multiplied in f32. How many rows there are, of which sequence and after
+//! how many committed ones, is read from a `Chunk` in device memory.
+//!
+//! Every result of a row is the same bits however a prompt is cut into chunks.
+
+mod attend;
+pub mod product;
+pub mod rows;
+
+pub use attend::{attention, attention_is_exact};
+
+/// Rows of a tile: panels hold a multiple of this many.
+const TILE: usize = 128;
+/// Columns of a panel.
+const PANEL: usize = 64;
+
+/// What of a card decides how a prefill is launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Card {
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Whether it has the warpgroup products of compute capability 9.0.
+    pub warpgroups: bool,
+}
+
+/// Rows as f16 panels on the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Panels {
+    /// Device address, 1024-byte aligned.
+    pub at: u64,
+    /// Rows it has room for, a multiple of 128.
+    pub rows: usize,
+}
+
+impl Panels {
+    /// Panels for chunks of up to `rows` rows.
+    pub fn new(at: u64, rows: usize) -> Panels {
+        Panels {
+            at,
+            rows: rows.next_multiple_of(TILE),
+        }
+    }
+
+    /// Bytes of panels for chunks of up to `rows` rows of `width` values.
+    pub fn bytes(rows: usize, width: usize) -> usize {
+        rows.next_multiple_of(TILE) * width.next_multiple_of(PANEL) * 2
+    }
+}
+
+/// Where rows go, form by form; 0 where a form is not wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Out {
+    /// Address of panels, for products with packed weights.
+    pub panels: u64,
+    /// Address of f32 rows, for products with F32 weights.
+    pub f32: u64,
+}
+
+/// A length as the kernels take it.
+fn int(n: usize) -> i32 {
+    i32::try_from(n).expect("lengths of a prefill are far below 2^31")
+}
+
+/// A count of blocks or threads.
+fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("a grid is far below 2^32 blocks")
+}

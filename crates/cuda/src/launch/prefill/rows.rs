@@ -1,0 +1,71 @@
+//! From f32 rows to the forms that products read.
+
+use super::{Out, Panels, count, int};
+use crate::launch::{Args, Launch, Unit};
+
+/// Threads of a block, which has one row.
+const THREADS: u32 = 128;
+
+fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch {
+    assert!(
+        width.is_multiple_of(4) && width > 0,
+        "rows of {width} values: a multiple of 4 is needed"
+    );
+    Launch {
+        entry,
+        unit: Unit::new("prefill/rows.cu").define("WIDTH", width),
+        grid: [count(rows), 1, 1],
+        block: [THREADS, 1, 1],
+        shared: 0,
+        args,
+        cooperative: false,
+        overlap: false,
+    }
+}
+
+fn out(args: Args, out: Out, rows: usize) -> Args {
+    assert!(out != Out::default(), "a launch without a result");
+    args.ptr(out.panels)
+        .i32(int(Panels::new(0, rows).rows))
+        .f32(1.0)
+        .ptr(out.f32)
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` of f32 rows `[rows][width]`.
+pub fn norm(
+    width: usize,
+    eps: f32,
+    rows: usize,
+    chunk: u64,
+    (x, weight): (u64, u64),
+    to: Out,
+) -> Launch {
+    let args = Args::new()
+        .ptr(x)
+        .i32(int(width))
+        .ptr(chunk)
+        .ptr(weight)
+        .f32(eps);
+    launch("rows_norm", width, rows, out(args, to, rows))
+}
+
+/// f32 rows, `stride` floats apart, as they are.
+pub fn convert(width: usize, stride: usize, rows: usize, chunk: u64, x: u64, to: Out) -> Launch {
+    let args = Args::new().ptr(x).i32(int(stride)).ptr(chunk);
+    launch("rows_copy", width, rows, out(args, to, rows))
+}
+
+/// `silu(gate) * up` of f32 rows, `stride` floats apart.
+///
+/// Only where [`super::product::gated`] does not serve.
+pub fn swiglu(
+    width: usize,
+    stride: usize,
+    rows: usize,
+    chunk: u64,
+    (gate, up): (u64, u64),
+    to: Out,
+) -> Launch {
+    let args = Args::new().ptr(gate).ptr(up).i32(int(stride)).ptr(chunk);
+    launch("rows_swiglu", width, rows, out(args, to, rows))
+}
