@@ -10,6 +10,7 @@ use crate::check;
 use crate::compile::{self, Modules};
 use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs};
+use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
 use crate::memory::{Allowance, Carver};
 use crate::plan::Plans;
@@ -141,6 +142,15 @@ impl CudaBackend {
             });
         }
         check::plan(plan, &self.name())
+    }
+
+    /// Everything that is compiled to run a plan, for filling a cache ahead of time.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
+    pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
+        self.checked(plan)?;
+        Ok(Layout::new(plan, &self.card, [0; 4]).plans.units())
     }
 
     /// Opens a runner by its own type, so that tests can look inside.

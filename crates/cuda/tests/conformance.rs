@@ -18,6 +18,7 @@ use contract::{
     TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
+use cuda::compile;
 use cuda::driver::Gpu;
 use cuda::{CudaBackend, Options};
 
@@ -39,6 +40,10 @@ fn bench(eager: bool) -> Option<Bench> {
     let options = Options {
         eager,
         poison: true,
+        compile: compile::Options {
+            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
+            ..compile::Options::default()
+        },
         ..Options::default()
     };
     Some(Bench {

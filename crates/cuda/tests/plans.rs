@@ -1,0 +1,96 @@
+//! What plans are made of, without a card: every unit compiles for every architecture, and memory is planned
+//! to the byte.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+use conformance::specimen::{Layout, Specimen};
+use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
+use cuda::compile::{self, Library, Search};
+use cuda::driver::Arch;
+use cuda::{Card, CudaBackend};
+
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    context: 600,
+    tree_nodes: 64,
+    prefill_chunk: 192,
+};
+
+fn plan(layout: Layout, ty: QuantType, format: KvFormat) -> OpenPlan {
+    let specimen = Specimen::new(layout, ty, 1);
+    OpenPlan {
+        target: specimen.spec,
+        weights: specimen.weights,
+        draft: None,
+        exact: false,
+        kv: KvFormats {
+            k: format,
+            v: format,
+        },
+        limits: LIMITS,
+    }
+}
+
+fn card(number: u32) -> Card {
+    Card {
+        ordinal: 0,
+        name: "a card".to_owned(),
+        capability: (number / 10, number % 10),
+        multiprocessors: 82,
+        total_bytes: 24 << 30,
+    }
+}
+
+fn compiles(number: u32, plans: &[OpenPlan]) {
+    if let Err(error) = Library::open(&Search::default()) {
+        eprintln!("SKIPPED: {error}");
+        return;
+    }
+    let backend = CudaBackend::new(card(number));
+    let mut units = Vec::new();
+    for plan in plans {
+        units.extend(backend.units(plan).unwrap());
+    }
+    units.sort();
+    units.dedup();
+    let arch = Arch { number };
+    match compile::compile(arch, &units, &compile::Options::default(), &mut |_| {}) {
+        Ok(compiled) => eprintln!("{} units for {arch}", compiled.len()),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn every_unit_of_a_hybrid_compiles_for_the_home_card_and_for_hopper() {
+    let plans = [plan(Layout::HybridTiled, QuantType::Q4_K, KvFormat::Q8_0)];
+    compiles(86, &plans);
+    compiles(90, &plans);
+}
+
+#[test]
+fn every_unit_of_float_weights_compiles() {
+    let plans = [
+        plan(Layout::Dense, QuantType::F32, KvFormat::F32),
+        plan(Layout::Plain, QuantType::BF16, KvFormat::F16),
+    ];
+    compiles(80, &plans);
+}
+
+#[test]
+fn a_longer_context_takes_its_pages_and_nothing_else() {
+    let backend = CudaBackend::new(card(86));
+    let mut plan = plan(Layout::Dense, QuantType::Q8_0, KvFormat::F16);
+    let short = backend.estimate(&plan).unwrap();
+    plan.limits.context += 256;
+    let long = backend.estimate(&plan).unwrap();
+    // Two layers, keys and values, one head of 128 halves: a page more for each of four sequences.
+    let page = 2 * 2 * 128 * 2 * 256_u64;
+    let table = long.kv_bytes - short.kv_bytes - 4 * page;
+    assert!(table <= 256, "{table} bytes of page table for 4 entries");
+    assert_eq!(long.scratch_bytes, short.scratch_bytes);
+    assert_eq!(long.weights_bytes, short.weights_bytes);
+}
