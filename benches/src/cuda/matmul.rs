@@ -1,13 +1,285 @@
-//! Kernels of `kernels/matmul`.
+//! Kernels of `kernels/matmul`: single matrices, all matrices of a decode step, and a draft's.
+//!
+//! The step is that of a 64-layer hybrid model of 27 billion weights, every tensor an allocation of its own, types as in
+//! a Q4_K_M file: 48 delta layers (fused input projections Q5_K 10240 and Q4_K 6144, plain f32 96), 16
+//! attention layers (Q4_K 12288, 1024 and 1024, half of the last Q6_K), output projections, gate and up
+//! fused, down half Q6_K, and a Q6_K head. Only matmuls are launched, back to back: what lies between
+//! them in a real step is not in these figures.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use cuda::driver::{Buffer, Gpu};
+use cuda::launch::Launch;
+use cuda::launch::matmul::scratch_bytes;
+use cuda::launch::matmul::{Card, Inputs, Scratch, Segment, Write, counter_bytes, launches};
+use cuda::pack::{Input, Kind};
 
-use super::Bench;
+use super::{Bench, Work};
+
+const HIDDEN: usize = 5120;
+const FFN: usize = 17408;
+const INNER: usize = 6144;
+const VOCAB: usize = 248_320;
+const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
+/// Random bytes that weights are filled with, over and over.
+const PATTERN: usize = 64 << 20;
+
+/// One launch: input width, and kind and rows of each matrix.
+type Shape = (usize, Vec<(Kind, usize)>);
+
+/// Launches and the weights they read.
+struct Plan {
+    shapes: Vec<Shape>,
+    /// Address of each matrix, in order.
+    weights: Vec<Vec<u64>>,
+    bytes: f64,
+    params: f64,
+    /// Freed with the plan.
+    _memory: Vec<Buffer<u8>>,
+}
+
+impl Plan {
+    fn new(gpu: &Gpu, pattern: &Buffer<u8>, shapes: Vec<Shape>) -> Result<Plan> {
+        let mut plan = Plan {
+            shapes,
+            weights: Vec::new(),
+            bytes: 0.0,
+            params: 0.0,
+            _memory: Vec::new(),
+        };
+        for (cols, matrices) in &plan.shapes {
+            let mut at = Vec::new();
+            for &(kind, rows) in matrices {
+                let bytes = kind.bytes(rows, *cols);
+                let memory = gpu.alloc::<u8>(bytes)?;
+                for start in (0..bytes).step_by(PATTERN) {
+                    let n = PATTERN.min(bytes - start);
+                    gpu.copy_bytes(memory.ptr_at(start), pattern.ptr(), n)?;
+                }
+                at.push(memory.ptr());
+                plan._memory.push(memory);
+                plan.bytes += bytes as f64;
+                plan.params += (rows * cols) as f64;
+            }
+            plan.weights.push(at);
+        }
+        gpu.sync()?;
+        Ok(plan)
+    }
+
+    fn launches(&self, room: &Room, bucket: usize) -> Vec<Launch> {
+        let mut all = Vec::new();
+        for ((cols, matrices), weights) in self.shapes.iter().zip(&self.weights) {
+            let stride = matrices.iter().map(|m| m.1).sum();
+            let mut first = 0;
+            let segments: Vec<Segment> = matrices
+                .iter()
+                .zip(weights)
+                .map(|(&(kind, rows), &weight)| {
+                    let out = room.out.ptr_at(first);
+                    first += rows;
+                    Segment {
+                        kind,
+                        rows,
+                        weight,
+                        out,
+                        stride,
+                        write: Write::Store,
+                    }
+                })
+                .collect();
+            all.extend(launches(
+                room.card,
+                bucket,
+                *cols,
+                &segments,
+                room.inputs(),
+                room.scratch(),
+            ));
+        }
+        all
+    }
+
+    fn work(&self, bucket: usize) -> Work {
+        Work {
+            bytes: self.bytes,
+            flops: 2.0 * self.params * bucket as f64,
+        }
+    }
+}
+
+/// What all launches share.
+struct Room {
+    card: Card,
+    x: Buffer<u8>,
+    out: Buffer<f32>,
+    partials: Buffer<u8>,
+    counters: Buffer<u8>,
+}
+
+impl Room {
+    fn new(gpu: &Gpu, pattern: &Buffer<u8>) -> Result<Room> {
+        let card = Card {
+            multiprocessors: gpu.multiprocessors(),
+            shared: gpu.shared_per_block(),
+        };
+        let x = gpu.alloc::<u8>(Input::F32.bytes(64, 25600))?;
+        ensure!(x.bytes() < PATTERN);
+        gpu.copy_bytes(x.ptr(), pattern.ptr(), x.bytes())?;
+        Ok(Room {
+            card,
+            x,
+            out: gpu.alloc(64 * VOCAB)?,
+            partials: gpu.alloc(scratch_bytes(card, 64))?,
+            counters: gpu.filled(counter_bytes([2 * VOCAB]), 0)?,
+        })
+    }
+
+    fn inputs(&self) -> Inputs {
+        let x = self.x.ptr();
+        Inputs {
+            a8: x,
+            f16: x,
+            bf16: x,
+            f32: x,
+        }
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch {
+            partials: self.partials.ptr(),
+            counters: self.counters.ptr(),
+        }
+    }
+}
+
+/// Random bytes that are finite as f16, bf16 or f32 wherever they are read as such: bit 6, the top of every
+/// exponent, is clear.
+fn pattern(gpu: &Gpu) -> Result<Buffer<u8>> {
+    let mut state = 1_u64;
+    let bytes: Vec<u8> = (0..PATTERN)
+        .map(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            ((state >> 40) & 0xbf) as u8
+        })
+        .collect();
+    Ok(gpu.upload(&bytes)?)
+}
+
+/// All matmuls of a step.
+fn step() -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for layer in 0..64 {
+        let more = !(8..56).contains(&layer) || (layer - 8) % 3 == 2;
+        let six = if more { Kind::Q6K } else { Kind::Q4K };
+        if layer % 4 == 3 {
+            let qkv = vec![(Kind::Q4K, 2 * INNER), (Kind::Q4K, 1024), (six, 1024)];
+            shapes.push((HIDDEN, qkv));
+        } else {
+            let inputs = vec![
+                (Kind::Q5K, 10240),
+                (Kind::Q4K, INNER),
+                (Kind::F32, 48),
+                (Kind::F32, 48),
+            ];
+            shapes.push((HIDDEN, inputs));
+        }
+        shapes.push((INNER, vec![(Kind::Q4K, HIDDEN)]));
+        shapes.push((HIDDEN, vec![(Kind::Q4K, FFN), (Kind::Q4K, FFN)]));
+        shapes.push((FFN, vec![(six, HIDDEN)]));
+    }
+    shapes.push((HIDDEN, vec![(Kind::Q6K, VOCAB)]));
+    shapes
+}
+
+/// All matmuls of a draft of five layers: features in, blocks, and the target's head.
+fn draft() -> Vec<Shape> {
+    let mut shapes = vec![(5 * HIDDEN, vec![(Kind::Q8, HIDDEN)])];
+    for _ in 0..5 {
+        shapes.push((
+            HIDDEN,
+            vec![(Kind::Q8, 4096), (Kind::Q8, 1024), (Kind::Q8, 1024)],
+        ));
+        shapes.push((4096, vec![(Kind::Q8, HIDDEN)]));
+        shapes.push((HIDDEN, vec![(Kind::Q8, FFN), (Kind::Q8, FFN)]));
+        shapes.push((FFN, vec![(Kind::Q8, HIDDEN)]));
+    }
+    shapes.push((HIDDEN, vec![(Kind::Q6K, VOCAB)]));
+    shapes
+}
 
 /// Times them.
 ///
 /// # Errors
 /// Those of the card.
-pub fn run(_bench: &mut Bench) -> Result<()> {
+pub fn run(bench: &mut Bench) -> Result<()> {
+    let pattern = pattern(&bench.gpu)?;
+    let room = Room::new(&bench.gpu, &pattern)?;
+    let singles: [(&str, usize, Shape); 7] = [
+        ("out q4_k 5120x6144", 12, (INNER, vec![(Kind::Q4K, HIDDEN)])),
+        (
+            "qkvz q5_k+q4_k 16384x5120",
+            5,
+            (HIDDEN, vec![(Kind::Q5K, 10240), (Kind::Q4K, INNER)]),
+        ),
+        (
+            "gate+up q4_k 34816x5120",
+            4,
+            (HIDDEN, vec![(Kind::Q4K, FFN), (Kind::Q4K, FFN)]),
+        ),
+        ("down q4_k 5120x17408", 5, (FFN, vec![(Kind::Q4K, HIDDEN)])),
+        ("down q6_k 5120x17408", 4, (FFN, vec![(Kind::Q6K, HIDDEN)])),
+        (
+            "beta+alpha f32 96x5120",
+            48,
+            (HIDDEN, vec![(Kind::F32, 48), (Kind::F32, 48)]),
+        ),
+        (
+            "head q6_k 248320x5120",
+            1,
+            (HIDDEN, vec![(Kind::Q6K, VOCAB)]),
+        ),
+    ];
+    for (name, copies, shape) in singles {
+        let plan = Plan::new(&bench.gpu, &pattern, vec![shape; copies])?;
+        let all: Vec<_> = BUCKETS.map(|bucket| plan.launches(&room, bucket)).into();
+        let units: Vec<_> = all.iter().map(|l| l[0].unit.clone()).collect();
+        let modules = bench.modules(&units)?;
+        for (bucket, list) in BUCKETS.into_iter().zip(&all) {
+            let mut work = plan.work(bucket);
+            work.bytes /= copies as f64;
+            work.flops /= copies as f64;
+            let list: Vec<&Launch> = list.iter().collect();
+            bench.case(
+                "matmul",
+                &format!("{name} n={bucket}"),
+                &modules,
+                &list,
+                work,
+            )?;
+        }
+    }
+    for (name, shapes, buckets) in [
+        ("step", step(), &BUCKETS[..]),
+        ("draft", draft(), &[16][..]),
+    ] {
+        let plan = Plan::new(&bench.gpu, &pattern, shapes)?;
+        for &bucket in buckets {
+            let list = plan.launches(&room, bucket);
+            let units: Vec<_> = list.iter().map(|l| l.unit.clone()).collect();
+            let modules = bench.modules(&units)?;
+            let list: Vec<&Launch> = list.iter().collect();
+            bench.sequence(
+                "matmul",
+                &format!("{name} n={bucket}"),
+                &modules,
+                &list,
+                plan.work(bucket),
+            )?;
+        }
+    }
+    ensure!(
+        room.counters.download(&bench.gpu)?.iter().all(|&c| c == 0),
+        "a launch left a counter"
+    );
     Ok(())
 }
