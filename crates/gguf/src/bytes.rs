@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 use crate::GgufError;
 
@@ -24,6 +24,8 @@ enum Backing {
     Map(Mmap),
     Shared(Arc<[u8]>),
     Static(&'static [u8]),
+    /// Memory of no file. Unmapped when dropped.
+    Anonymous(Mmap),
 }
 
 impl Mapped {
@@ -62,6 +64,25 @@ impl Mapped {
         Mapped(Backing::Static(bytes))
     }
 
+    /// `head` and then zeros, `len` bytes in all: a file of which only the front matters. Zeros take no memory
+    /// until they are read.
+    ///
+    /// # Errors
+    /// [`GgufError::Write`] when the system has no such run of addresses.
+    ///
+    /// # Panics
+    /// If `head` is longer than `len`.
+    pub fn zeros_after(head: &[u8], len: usize) -> Result<Mapped, GgufError> {
+        let mut map = MmapOptions::new()
+            .len(len)
+            .no_reserve_swap()
+            .map_anon()
+            .map_err(GgufError::Write)?;
+        map[..head.len()].copy_from_slice(head);
+        let map = map.make_read_only().map_err(GgufError::Write)?;
+        Ok(Mapped(Backing::Anonymous(map)))
+    }
+
     /// Whether reading the bytes reads a file.
     pub fn is_file(&self) -> bool {
         matches!(self.0, Backing::Map(_))
@@ -81,7 +102,7 @@ impl std::ops::Deref for Mapped {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Backing::Map(map) => map,
+            Backing::Map(map) | Backing::Anonymous(map) => map,
             Backing::Shared(bytes) => bytes,
             Backing::Static(bytes) => bytes,
         }

@@ -1,6 +1,7 @@
 //! Files of a real model's exact shapes with random weights: for tests, benches, and trying things out.
 
 mod fill;
+mod memory;
 mod shape;
 mod vocabulary;
 
@@ -16,6 +17,8 @@ use shape::{
     CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, Kind, PRESETS, Planned, Shape,
 };
 use vocabulary::Vocabulary;
+
+pub use memory::{SynthDraft, draft_for};
 
 /// The chat template of the bundled model, which behaves as the family's own do.
 const TEMPLATE: &str = include_str!("../../../../models/ember/chat_template.jinja");
@@ -36,6 +39,8 @@ pub struct SynthSpec {
 enum Types {
     /// As the recipe says.
     Recipe(Recipe),
+    /// As published files of the recipe have it, which spend more on the delta layers; see [`published`].
+    Published(Recipe),
     /// All of one type.
     Only(QuantType),
     /// Each matrix the next type of [`QuantType::ALL`], so that a small file has them all.
@@ -44,6 +49,7 @@ enum Types {
 
 impl SynthSpec {
     /// Reads `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or `tiny-dense:mixed`.
+    /// `q4_k_m-published` is the mix of published files, which speed is measured on.
     ///
     /// # Errors
     /// [`ModelError::Unknown`] with the names there are.
@@ -61,8 +67,10 @@ impl SynthSpec {
                 .into_iter()
                 .find(|ty| ty.name().eq_ignore_ascii_case(name))
         };
+        let published = types.strip_suffix("-published").and_then(Recipe::parse);
         let types = match Recipe::parse(types) {
             Some(recipe) => Types::Recipe(recipe),
+            None if let Some(recipe) = published => Types::Published(recipe),
             None if types == "mixed" => Types::Mixed,
             None => Types::Only(only(types).ok_or_else(|| {
                 let recipes = Recipe::ALL.iter().map(|recipe| recipe.name().to_owned());
@@ -149,6 +157,7 @@ impl SynthSpec {
             let stays = recipe::choose(Recipe::Q8_0, file, &tensor.name, &tensor.dims);
             let ty = match self.types {
                 Types::Recipe(recipe) => recipe::choose(recipe, file, &tensor.name, &tensor.dims),
+                Types::Published(recipe) => published(recipe, file, &tensor),
                 _ if stays == QuantType::F32 => QuantType::F32,
                 Types::Only(ty) => ty,
                 Types::Mixed => {
@@ -161,6 +170,19 @@ impl SynthSpec {
         }
         Ok((writer, all))
     }
+}
+
+/// The type a tensor has in published files: the inputs of the delta layers' gates stay 32-bit floats, and
+/// where the recipe is `Q4_K_M` the other matrices around the delta rule have 5 bits.
+fn published(recipe: Recipe, file: FileShape, tensor: &Planned) -> QuantType {
+    let is = |part: &str| tensor.name.ends_with(&format!(".{part}.weight"));
+    if is("ssm_alpha") || is("ssm_beta") {
+        return QuantType::F32;
+    }
+    if recipe == Recipe::Q4_K_M && (is("attn_qkv") || is("ssm_out")) {
+        return QuantType::Q5_K;
+    }
+    recipe::choose(recipe, file, &tensor.name, &tensor.dims)
 }
 
 fn unknown(what: &'static str, given: &str, known: String) -> ModelError {
@@ -196,7 +218,7 @@ fn metadata(shape: &Shape, types: Types, writer: &mut GgufWriter) -> Result<(), 
         "general.name",
         format!("{} (random weights)", shape.name).as_str().into(),
     )?;
-    if let Types::Recipe(recipe) = types {
+    if let Types::Recipe(recipe) | Types::Published(recipe) = types {
         put("general.file_type", Value::U32(recipe.file_type()))?;
     }
     put("general.quantization_version", Value::U32(2))?;

@@ -1,0 +1,238 @@
+//! Models of exact shapes that are in no file: their weights are drawn when a device asks for them.
+//!
+//! Matrices of one type and width share one long run of random blocks, each beginning elsewhere in it, so a
+//! model of 16 GB takes about 2 GB of host memory and seconds to make. A device that copies weights, as a
+//! card does, then holds as many distinct bytes as if they had come from a file.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use contract::{
+    AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelHash, OutputGate, QuantType,
+    RopeSpec, TokenId, WeightError, WeightRef, WeightSource,
+};
+use gguf::Mapped;
+
+use super::fill::{Pool, Random};
+use super::shape::Fill;
+use super::{SynthSpec, draw};
+use crate::load::{Loaded, load_bytes};
+use crate::{ModelError, load};
+
+/// Bytes that a shared run is longer than its largest matrix, so that matrices begin at different places.
+const SLACK_BYTES: usize = 4 << 20;
+
+/// Random weights by name, drawn when first asked for.
+struct Drawn {
+    seed: u64,
+    /// Vectors and taps, which have distributions of their own.
+    small: HashMap<Arc<str>, Vec<u8>>,
+    /// By type and width: bytes of the largest matrix, and the run.
+    runs: HashMap<(QuantType, usize), (usize, OnceLock<Vec<u8>>)>,
+}
+
+impl Drawn {
+    fn new<'a>(seed: u64, weights: impl Iterator<Item = (&'a WeightRef, Fill)>) -> Drawn {
+        let mut drawn = Drawn {
+            seed,
+            small: HashMap::new(),
+            runs: HashMap::new(),
+        };
+        let mut random = Random::new(seed);
+        for (weight, fill) in weights {
+            if fill == Fill::Matrix {
+                let run = drawn.runs.entry((weight.ty, weight.cols)).or_default();
+                run.0 = run.0.max(weight.bytes());
+            } else {
+                let mut bytes = vec![0; weight.bytes()];
+                draw(fill, weight.ty, &mut bytes, &mut random);
+                drawn.small.insert(Arc::clone(&weight.name), bytes);
+            }
+        }
+        drawn
+    }
+
+    /// The shared run of a type and width, drawn now if it is wanted for the first time.
+    fn run(&self, ty: QuantType, cols: usize) -> Option<(&[u8], usize)> {
+        let (largest, run) = self.runs.get(&(ty, cols))?;
+        let block = ty.block_bytes();
+        let slack = SLACK_BYTES.div_ceil(block) * block;
+        let run = run.get_or_init(|| {
+            let mut random = Random::new(self.seed ^ cols as u64);
+            let mut bytes = vec![0; largest + slack];
+            Pool::new(ty, cols as u64, &mut random).fill(&mut bytes, &mut random);
+            bytes
+        });
+        Some((run, slack / block))
+    }
+}
+
+impl WeightSource for Drawn {
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
+        let missing = || WeightError::Missing {
+            name: Arc::clone(&weight.name),
+        };
+        if let Some(bytes) = self.small.get(&weight.name) {
+            return bytes.get(..weight.bytes()).ok_or_else(missing);
+        }
+        let (run, starts) = self.run(weight.ty, weight.cols).ok_or_else(missing)?;
+        let hash = weight.name.bytes().fold(self.seed, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+        });
+        let start = usize::try_from(hash >> 20).unwrap_or(0) % starts * weight.ty.block_bytes();
+        run.get(start..start + weight.bytes()).ok_or_else(missing)
+    }
+}
+
+/// A draft of exact shapes with drawn weights.
+#[derive(Clone)]
+pub struct SynthDraft {
+    /// What it is.
+    pub spec: Arc<DraftSpec>,
+    /// Where its weights are.
+    pub weights: Arc<dyn WeightSource>,
+}
+
+impl SynthSpec {
+    /// The model as if it had been written and loaded, with weights that are in no file.
+    ///
+    /// # Errors
+    /// Those of loading the file that [`write`](SynthSpec::write) would write.
+    pub fn load(&self) -> Result<Loaded, ModelError> {
+        let (writer, tensors) = self.plan()?;
+        let data = writer.data_bytes();
+        let mut head = Vec::new();
+        // The body is left unwritten: the map below has zeros there, which nothing reads but the hash.
+        drop(writer.start(&mut head)?);
+        let whole = head.len() as u64 + data;
+        let bytes = Mapped::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;
+        let name = format!("{} (random weights)", self.shape.name);
+        let mut loaded = load_bytes(&name, bytes)?;
+        let fills: HashMap<&str, Fill> = tensors
+            .iter()
+            .map(|(tensor, _)| (tensor.name.as_str(), tensor.fill))
+            .collect();
+        let weights = loaded.spec.weights().into_iter().map(|weight| {
+            let fill = fills.get(&*weight.name).copied();
+            (weight, fill.unwrap_or(Fill::Matrix))
+        });
+        loaded.weights = Arc::new(Drawn::new(self.seed, weights));
+        Ok(loaded)
+    }
+}
+
+/// A block-diffusion draft of `target`'s width in the shape of the published ones: 5 layers of 32 query and 8
+/// key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5 taps spread over the
+/// target, all matrices of type `ty`.
+pub fn draft_for(target: &load::Loaded, ty: QuantType, seed: u64) -> SynthDraft {
+    let spec = &target.spec;
+    let (hidden, layers) = (spec.hidden, spec.layers.len());
+    let ffn = spec.layers.first().map_or(hidden, |layer| {
+        let FeedForward::Dense { gate, .. } = &layer.ffn;
+        gate.rows
+    });
+    let weight = |name: String, ty, rows, cols| WeightRef {
+        name: name.into(),
+        ty,
+        rows,
+        cols,
+    };
+    let norm = |name: String, cols| weight(name, QuantType::F32, 1, cols);
+    let taps: Vec<usize> = (0..5)
+        .map(|i| 1 + i * (layers.saturating_sub(4)) / 4)
+        .collect();
+    let (heads, kv_heads, dim) = (32, 8, 128);
+    let layer = |i: usize| {
+        let at = |part: &str| format!("draft.{i}.{part}");
+        DraftLayer {
+            attention_norm: norm(at("attention_norm"), hidden),
+            attention: AttentionSpec {
+                n_heads: heads,
+                n_kv_heads: kv_heads,
+                head_dim: dim,
+                rope: RopeSpec {
+                    dims: dim,
+                    theta: 1e7,
+                },
+                scale: 1.0 / (dim as f32).sqrt(),
+                gate: OutputGate::None,
+                q_norm: Some(norm(at("q_norm"), dim)),
+                k_norm: Some(norm(at("k_norm"), dim)),
+                q: weight(at("q"), ty, heads * dim, hidden),
+                k: weight(at("k"), ty, kv_heads * dim, hidden),
+                v: weight(at("v"), ty, kv_heads * dim, hidden),
+                o: weight(at("o"), ty, hidden, heads * dim),
+            },
+            window: DraftSpec::FULL_WINDOW,
+            block_mask: BlockMask::Full,
+            ffn_norm: norm(at("ffn_norm"), hidden),
+            ffn: FeedForward::Dense {
+                gate: weight(at("gate"), ty, ffn, hidden),
+                up: weight(at("up"), ty, ffn, hidden),
+                down: weight(at("down"), ty, hidden, ffn),
+            },
+        }
+    };
+    let draft = DraftSpec {
+        name: format!("draft of {}", spec.name),
+        hash: ModelHash([seed as u8; 16]),
+        hidden,
+        norm_eps: 1e-6,
+        block: 16,
+        mask: TokenId(u32::try_from(spec.vocab.saturating_sub(1)).unwrap_or(0)),
+        fc: weight("draft.fc".to_owned(), ty, hidden, taps.len() * hidden),
+        taps,
+        hidden_norm: norm("draft.hidden_norm".to_owned(), hidden),
+        layers: (0..5).map(layer).collect(),
+        final_norm: norm("draft.final_norm".to_owned(), hidden),
+    };
+    let fill = |weight: &WeightRef| match weight.rows {
+        1 => Fill::Norm,
+        _ => Fill::Matrix,
+    };
+    let weights = draft.weights();
+    let drawn = Drawn::new(seed, weights.into_iter().map(|w| (w, fill(w))));
+    SynthDraft {
+        spec: Arc::new(draft),
+        weights: Arc::new(drawn),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_without_a_file_is_the_model_of_the_file() {
+        let synth = SynthSpec::parse("tiny-hybrid:q4_k_m").unwrap();
+        let file = load_bytes("tiny", Mapped::shared(synth.bytes().unwrap().into())).unwrap();
+        let made = synth.load().unwrap();
+        assert_eq!(made.spec.layers, file.spec.layers);
+        for weight in made.spec.weights() {
+            let bytes = made.weights.bytes(weight).unwrap();
+            assert_eq!(bytes.len(), weight.bytes());
+            let mut values = vec![0.0; weight.values()];
+            contract::quant::dequantize_row(weight.ty, bytes, &mut values);
+            assert!(values.iter().all(|v| v.is_finite()), "{}", weight.name);
+            assert!(values.iter().any(|v| *v != 0.0), "{}", weight.name);
+        }
+        let [a, b] = [0, 1].map(|i| {
+            let FeedForward::Dense { gate, .. } = &made.spec.layers[i].ffn;
+            made.weights.bytes(gate).unwrap()
+        });
+        assert_ne!(a, b, "two matrices of one shape differ");
+    }
+
+    #[test]
+    fn the_published_mix_reads_what_rivals_were_measured_on() {
+        let synth = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+        let made = synth.load().unwrap();
+        let all: usize = made.spec.weights().iter().map(|w| w.bytes()).sum();
+        let step = all - made.spec.embedding.bytes();
+        assert!((15_800_000_000..16_200_000_000).contains(&step), "{step}");
+        let draft = draft_for(&made, QuantType::Q8_0, 1);
+        assert_eq!(draft.spec.taps, [1, 16, 31, 46, 61]);
+        let bytes: usize = draft.spec.weights().iter().map(|w| w.bytes()).sum();
+        assert!((1_800_000_000..1_900_000_000).contains(&bytes), "{bytes}");
+    }
+}
