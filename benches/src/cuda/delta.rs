@@ -1,13 +1,292 @@
-//! Kernels of `kernels/delta`.
+//! Kernels of `kernels/delta` and `kernels/ssm`, at the shape of a 27B hybrid: 48 layers, 16 key and 48 value heads.
+//!
+//! Every layer has its own state, so a pass over the layers reads 151 MB that no cache holds.
 
 use anyhow::Result;
+use contract::HeadMap;
+use cuda::driver::Buffer;
+use cuda::launch::Launch;
+use cuda::launch::delta::{
+    Exactness, Group, Inputs, Layer, Out, Rows, Shape, Slots, chunk, commit, prefill,
+    prefill_scratch_bytes, verify, verify_scratch_bytes,
+};
 
-use super::Bench;
+use super::{Bench, Work};
+
+const SHAPE: Shape = Shape {
+    n_k_heads: 16,
+    n_v_heads: 48,
+    head_map: HeadMap::Tiled,
+};
+const LAYERS: usize = 48;
+const NODES: usize = 64;
+const PROMPT: usize = 2048;
 
 /// Times them.
 ///
 /// # Errors
 /// Those of the card.
-pub fn run(_bench: &mut Bench) -> Result<()> {
+pub fn run(bench: &mut Bench) -> Result<()> {
+    let world = World::new(bench)?;
+    trees(bench, &world)?;
+    commits(bench, &world)?;
+    prompt(bench, &world)
+}
+
+/// Memory of four slots of all layers and the inputs that layers share.
+struct World {
+    state: Buffer<f32>,
+    window: Buffer<f32>,
+    factors: Buffer<f32>,
+    weights: Buffer<f32>,
+    qkv: Buffer<f32>,
+    z: Buffer<f32>,
+    gates: Buffer<f32>,
+    scratch: Buffer<u8>,
+    out: Buffer<f32>,
+}
+
+/// Numbers between -1 and 1 that look random.
+fn noise(n: usize, scale: f32) -> Vec<f32> {
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        ((x >> 40) as f32 / (1 << 23) as f32 - 1.0) * scale
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+impl World {
+    fn new(bench: &Bench) -> Result<World> {
+        let gpu = &bench.gpu;
+        let repeated = |floats: usize, scale: f32| -> Result<Buffer<f32>> {
+            let piece = noise((1 << 20) - 7, scale);
+            let all: Vec<f32> = piece.iter().copied().cycle().take(floats).collect();
+            Ok(gpu.upload(&all)?)
+        };
+        let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(verify_scratch_bytes(
+            SHAPE,
+            NODES,
+            Exactness::Sequential,
+        ));
+        Ok(World {
+            state: repeated(4 * LAYERS * SHAPE.state_bytes() / 4, 0.1)?,
+            window: repeated(4 * LAYERS * SHAPE.window_bytes() / 4, 1.0)?,
+            factors: repeated(4 * LAYERS * SHAPE.factor_bytes(NODES) / 4, -0.1)?,
+            weights: repeated(SHAPE.channels() * 4 + 2 * 64 + 128, 0.5)?,
+            qkv: repeated(PROMPT * SHAPE.channels(), 1.0)?,
+            z: repeated(PROMPT * SHAPE.values(), 1.0)?,
+            gates: repeated(PROMPT * 2 * SHAPE.n_v_heads, 1.0)?,
+            scratch: gpu.alloc(scratch)?,
+            out: gpu.alloc(PROMPT * SHAPE.values())?,
+        })
+    }
+
+    fn slots(base: u64, bytes: usize, layer: usize) -> Slots {
+        Slots {
+            at: base + (layer * bytes) as u64,
+            stride: (LAYERS * bytes) as u64,
+        }
+    }
+
+    fn layer(&self, layer: usize) -> Layer {
+        let weights = |floats: usize| self.weights.ptr() + 4 * floats as u64;
+        let vectors = SHAPE.channels() * 4;
+        Layer {
+            state: World::slots(self.state.ptr(), SHAPE.state_bytes(), layer),
+            window: World::slots(self.window.ptr(), SHAPE.window_bytes(), layer),
+            factors: World::slots(self.factors.ptr(), SHAPE.factor_bytes(NODES), layer),
+            conv: weights(0),
+            a: weights(vectors),
+            dt: weights(vectors + 64),
+            norm: weights(vectors + 128),
+            eps: 1e-6,
+        }
+    }
+
+    fn inputs(&self) -> Inputs {
+        let rows = |at: u64, stride: usize| Rows { at, stride };
+        let heads = SHAPE.n_v_heads;
+        Inputs {
+            qkv: rows(self.qkv.ptr(), SHAPE.channels()),
+            z: rows(self.z.ptr(), SHAPE.values()),
+            alpha: rows(self.gates.ptr(), 2 * heads),
+            beta: rows(self.gates.ptr() + 4 * heads as u64, 2 * heads),
+        }
+    }
+
+    fn out(&self) -> Out {
+        Out {
+            f32: self.out.ptr(),
+            ..Out::default()
+        }
+    }
+}
+
+/// A `Step` of trees of `nodes` nodes whose nodes hang from one of the two before them.
+fn step(trees: usize, nodes: usize) -> Vec<i32> {
+    let mut words = vec![0_i32; 532];
+    let field = |at: usize| 20 + 64 * at;
+    words[field(2)..field(4)].fill(-1);
+    words[0] = (trees * nodes) as i32;
+    words[1] = trees as i32;
+    for tree in 0..trees {
+        let first = tree * nodes;
+        words[4 + 4 * tree..][..4].copy_from_slice(&[tree as i32, 0, first as i32, nodes as i32]);
+        let mut masks: Vec<u64> = Vec::new();
+        for node in 0..nodes {
+            let parent = (node > 0).then(|| node - 1 - (node * 7 % 3).min(node - 1).min(1));
+            let row = first + node;
+            words[field(2) + row] = tree as i32;
+            words[field(3) + row] = parent.map_or(-1, |p| (first + p) as i32);
+            let mask = parent.map_or(0, |p| masks[p]) | 1 << node;
+            masks.push(mask);
+            words[field(4) + row] = mask.count_ones() as i32 - 1;
+            words[field(5) + 2 * row] = mask as i32;
+            words[field(5) + 2 * row + 1] = (mask >> 32) as i32;
+        }
+    }
+    words
+}
+
+fn trees(bench: &mut Bench, world: &World) -> Result<()> {
+    let state = SHAPE.state_bytes() as f64;
+    for (count, nodes) in [(1, 1), (1, 8), (1, 16), (1, 24), (1, 32), (1, 64), (4, 8)] {
+        let rows = count * nodes;
+        let header = bench.gpu.upload(&step(count, nodes))?;
+        let (all_layers, inputs, out) = (0..LAYERS, world.inputs(), world.out());
+        let make = |exactness: Exactness| -> Vec<Vec<Launch>> {
+            all_layers
+                .clone()
+                .map(|layer| {
+                    verify(
+                        SHAPE,
+                        rows,
+                        count,
+                        exactness,
+                        header.ptr(),
+                        &world.layer(layer),
+                        &inputs,
+                        world.scratch.ptr(),
+                        &out,
+                    )
+                })
+                .collect()
+        };
+        let layers = make(Exactness::Factors);
+        let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
+        let modules = bench.modules(&units)?;
+        let per_row = 4.0 * (SHAPE.channels() + SHAPE.values()) as f64;
+        let work = Work {
+            bytes: count as f64 * state + 2.0 * rows as f64 * per_row,
+            flops: 0.0,
+        };
+        let name = format!("{count} x {nodes} nodes");
+        for part in 0..layers[0].len() {
+            let same: Vec<&Launch> = layers.iter().map(|layer| &layer[part]).collect();
+            let case = format!("{} {name}", same[0].entry);
+            let work = if same[0].entry == "tree" {
+                work
+            } else {
+                Work::default()
+            };
+            bench.case("delta", &case, &modules, &same, work)?;
+        }
+        let together: Vec<&Launch> = layers.iter().flatten().collect();
+        let all = Work {
+            bytes: work.bytes * LAYERS as f64,
+            flops: 0.0,
+        };
+        bench.sequence(
+            "delta",
+            &format!("48 layers {name}"),
+            &modules,
+            &together,
+            all,
+        )?;
+        if count == 1 && (nodes == 1 || nodes == 24) {
+            let layers = make(Exactness::Sequential);
+            let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
+            let modules = bench.modules(&units)?;
+            let same: Vec<&Launch> = layers.iter().map(|layer| &layer[1]).collect();
+            bench.case(
+                "delta",
+                &format!("tree_persist {name}"),
+                &modules,
+                &same,
+                work,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn commits(bench: &mut Bench, world: &World) -> Result<()> {
+    let layer = world.layer(0);
+    let group = Group {
+        layers: LAYERS,
+        state: layer.state,
+        window: layer.window,
+        factors: layer.factors,
+        layer_strides: [
+            SHAPE.state_bytes() as u64,
+            SHAPE.window_bytes() as u64,
+            SHAPE.factor_bytes(NODES) as u64,
+        ],
+    };
+    for length in [1, 8, 16] {
+        let mut words = vec![0_i32; 4 + 4 * 68];
+        words[0] = 1;
+        words[6] = length;
+        for (i, entry) in words[8..].iter_mut().enumerate().take(length as usize) {
+            *entry = i as i32;
+        }
+        let header = bench.gpu.upload(&words)?;
+        let launch = commit(SHAPE, &group, 1, header.ptr());
+        let modules = bench.modules(std::slice::from_ref(&launch.unit))?;
+        let work = Work {
+            bytes: 2.0 * (LAYERS * (SHAPE.state_bytes() + SHAPE.window_bytes())) as f64,
+            flops: 0.0,
+        };
+        let case = format!("commit 48 layers, path of {length}");
+        bench.case("delta", &case, &modules, &[&launch], work)?;
+    }
+    Ok(())
+}
+
+fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
+    let mut words = vec![0_i32; 68];
+    words[0] = PROMPT as i32;
+    let header = bench.gpu.upload(&words)?;
+    let make = |layer: usize| {
+        prefill(
+            SHAPE,
+            PROMPT,
+            header.ptr(),
+            &world.layer(layer),
+            &world.inputs(),
+            world.scratch.ptr(),
+            &world.out(),
+        )
+    };
+    let layers: Vec<_> = (0..8).map(make).collect();
+    let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
+    let modules = bench.modules(&units)?;
+    let flops = chunk::flops(SHAPE, PROMPT);
+    for part in 0..layers[0].len() {
+        let same: Vec<&Launch> = layers.iter().map(|layer| &layer[part]).collect();
+        let case = format!("{}, {PROMPT} tokens", same[0].entry);
+        bench.case("delta", &case, &modules, &same, Work::default())?;
+    }
+    let together: Vec<&Launch> = layers[0].iter().collect();
+    let row_bytes = 4.0 * (SHAPE.channels() + 2 * SHAPE.values()) as f64;
+    let work = Work {
+        bytes: 2.0 * SHAPE.state_bytes() as f64 + PROMPT as f64 * row_bytes,
+        flops,
+    };
+    let case = format!("prefill, {PROMPT} tokens, 1 layer");
+    bench.sequence("delta", &case, &modules, &together, work)?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window brought along.
 
 use super::norm::{Out, Source, gated_norm};
-use super::{DIM, Inputs, Layer, Rows, Shape, launch, row_args, slot_args};
+use super::{DIM, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
 /// Positions of a chunk; chunks begin at absolute multiples of it.
@@ -17,10 +17,14 @@ struct Scratch {
     mixed: usize,
     gates: usize,
     o: usize,
-    /// Per chunk and value head: the inverse and the decayed q k products, pairs of bf16.
+    /// Per chunk and value head [`INNER_BYTES`].
     inner: usize,
     bytes: usize,
 }
+
+/// What `kernels/delta/halves.cuh` says of `inner`: the inverse and the decayed q k products, pairs of bf16, and two
+/// vectors.
+const INNER_BYTES: usize = 2 * CHUNK * CHUNK * 4 + 2 * CHUNK * 4;
 
 fn chunks(rows: usize) -> usize {
     // A chunk that begins off a multiple of 64 is cut once more.
@@ -33,7 +37,7 @@ fn scratch(shape: Shape, rows: usize) -> Scratch {
     let gates = mixed + piece(rows * shape.channels());
     let o = gates + piece(rows * 2 * shape.n_v_heads);
     let inner = o + piece(rows * shape.values());
-    let bytes = inner + piece(chunks(rows) * shape.n_v_heads * 2 * CHUNK * CHUNK);
+    let bytes = inner + chunks(rows) * shape.n_v_heads * INNER_BYTES;
     Scratch {
         mixed,
         gates,
@@ -72,7 +76,7 @@ pub fn prefill(
     vec![
         conv_chunk(shape, rows, chunk, layer, inputs, [mixed, gates]),
         chunk_prepare(shape, rows, chunk, [mixed, gates, inner]),
-        chunk_scan(shape, chunk, layer, inputs, [mixed, gates, inner, o.at]),
+        chunk_scan(shape, chunk, layer, inputs, [mixed, inner, o.at]),
         gated_norm(shape, rows, Source::Chunk(chunk), layer, [o, inputs.z], out),
     ]
 }
@@ -115,31 +119,45 @@ pub fn chunk_prepare(
 ) -> Launch {
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
     let grid = [chunks(rows), shape.n_k_heads, 1];
-    launch(
-        "chunk_prepare",
-        shape.unit("delta/chunk_prepare.cu"),
-        grid,
-        256,
-        args,
-    )
+    let unit = shape.unit("delta/chunk_prepare.cu");
+    let mut launch = launch("chunk_prepare", unit, grid, 256, args);
+    // Four matrices [64][68] of f32; before them the tiles of q and k, which need less.
+    launch.shared = 4 * 4 * 64 * 68;
+    launch
+}
+
+/// Value columns of a block of the scan: few enough that the blocks fill a card.
+fn scan_columns(shape: Shape) -> usize {
+    if shape.n_v_heads > 32 { 64 } else { 32 }
 }
 
 /// Chunk after chunk: outputs, and the state brought along; also slides the window.
 ///
-/// `buffers` are `mixed`, `gates`, `inner` and the output `[rows][n_v_heads * 128]`.
+/// `buffers` are `mixed`, `inner` and the output `[rows][n_v_heads * 128]`.
 pub fn chunk_scan(
     shape: Shape,
     chunk: u64,
     layer: &Layer,
     inputs: &Inputs,
-    [mixed, gates, inner, o]: [u64; 4],
+    [mixed, inner, o]: [u64; 3],
 ) -> Launch {
-    let columns = 64;
-    let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
+    let columns = scan_columns(shape);
+    let args = Args::new().ptr(chunk).ptr(mixed).ptr(inner);
     let args = slot_args(args, layer.state).ptr(o);
     let args = slot_args(row_args(args, inputs.qkv), layer.window);
     let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
-    // One block row more slides the window.
+    // One row of blocks more slides the window.
     let grid = [DIM / columns, shape.n_v_heads + 1, 1];
-    launch("chunk_scan", unit, grid, 128, args)
+    let mut launch = launch("chunk_scan", unit, grid, dim(2 * columns), args);
+    // q and k, pairs of bf16 [64][128]; the inverse and the q k products, pairs of [64][64]; two vectors, twice.
+    launch.shared = dim(2 * 4 * CHUNK * DIM + 2 * 4 * CHUNK * CHUNK + 2 * 2 * 4 * CHUNK);
+    launch
+}
+
+/// Multiplications and additions of [`prefill`]'s matrix products for `rows` positions, each counted once.
+pub fn flops(shape: Shape, rows: usize) -> f64 {
+    // Per value head and chunk: K K^T and Q K^T, the inverse, K S, T R, Q S, (Q K^T) U, K^T U.
+    let (c, d) = (CHUNK as f64, DIM as f64);
+    let products = 2.0 * c * c * d + c * c * c / 3.0 + 3.0 * c * d * d + 2.0 * c * c * d;
+    2.0 * products * shape.n_v_heads as f64 * rows as f64 / c
 }

@@ -2,7 +2,7 @@
 
 use super::norm::{Out, Source, gated_norm};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
-use crate::launch::{Args, Launch};
+use crate::launch::{Args, Launch, Unit};
 
 /// Value columns of a block of the commit launch.
 const COMMIT_COLUMNS: usize = 32;
@@ -124,9 +124,17 @@ pub fn conv_tree(
     )
 }
 
-/// Value columns of a block of the tree launch, and the tree's nodes rounded up to whole tiles.
-fn tree_tile(rows: usize) -> (usize, usize) {
-    (32, rows.next_multiple_of(8))
+/// Value columns of a block of the tree launch.
+fn tree_columns(_rows: usize) -> usize {
+    32
+}
+
+/// The unit of [`tree`] for a bucket of `rows` rows.
+pub fn tree_unit(shape: Shape, rows: usize) -> Unit {
+    shape
+        .unit("delta/tree.cu")
+        .define("NODES", rows.next_multiple_of(8))
+        .define("COLUMNS", tree_columns(rows))
 }
 
 /// The factor form: u and o of all nodes of a tree from one read of its state.
@@ -140,13 +148,10 @@ pub fn tree(
     layer: &Layer,
     [mixed, gates, o]: [u64; 3],
 ) -> Launch {
-    let (columns, nodes) = tree_tile(rows);
+    let (columns, nodes) = (tree_columns(rows), rows.next_multiple_of(8));
     let args = Args::new().ptr(step).ptr(mixed).ptr(gates);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
-    let unit = shape
-        .unit("delta/tree.cu")
-        .define("NODES", nodes)
-        .define("COLUMNS", columns);
+    let unit = tree_unit(shape, rows);
     let grid = [DIM / columns, shape.n_v_heads, trees];
     let mut launch = launch("tree", unit, grid, 256, args);
     // q and k of the nodes, then the slice of the state.
