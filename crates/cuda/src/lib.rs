@@ -18,6 +18,7 @@ mod exec;
 mod inspect;
 pub mod launch;
 mod memory;
+mod meter;
 pub mod pack;
 mod plan;
 mod probe;
@@ -30,4 +31,5 @@ mod weights;
 pub use backend::{CudaBackend, Options};
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;
+pub use meter::{Meter, Reading};
 pub use probe::{Absence, Card, probe};

@@ -1,6 +1,6 @@
 //! What the machine has: driver, cards, their memory. Never panics and never keeps a context.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use cudarc::driver::{result, sys};
@@ -24,6 +24,25 @@ impl Card {
     /// The exact architecture kernels would be compiled for, such as `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Its address on the bus, such as `0000:9b:00.0`, by which other tools know it; empty where the driver
+    /// does not say.
+    pub fn bus(&self) -> String {
+        let mut text = [0_u8; 32];
+        let len = c_int::try_from(text.len()).unwrap_or(0);
+        let ordinal = c_int::try_from(self.ordinal).unwrap_or(c_int::MAX);
+        // SAFETY: as in `probe`: no other call may come before it.
+        let there = unsafe { sys::is_culib_present() };
+        let Some(device) = there.then(|| result::device::get(ordinal).ok()).flatten() else {
+            return String::new();
+        };
+        // SAFETY: the buffer has `len` bytes, and the driver ends what it writes with NUL.
+        let got = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), len, device) };
+        match (got, CStr::from_bytes_until_nul(&text)) {
+            (sys::CUresult::CUDA_SUCCESS, Ok(text)) => text.to_string_lossy().into_owned(),
+            _ => String::new(),
+        }
     }
 }
 
