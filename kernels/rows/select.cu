@@ -119,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
 
     if (s.found > CAP) {
         // The N-th largest logit itself.
+        bound = 0;
         for (unsigned bit = 0x80000000u; bit; bit >>= 1) {
             const unsigned trial = bound | bit;
-            if (trial == bound) continue;
             int n = 0;
             for (int i = threadIdx.x; i < s.listed * GROUP; i += THREADS) {
                 const int id = s.groups[i / GROUP] * GROUP + i % GROUP;

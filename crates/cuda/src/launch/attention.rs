@@ -14,6 +14,11 @@ pub const PAGE: usize = 256;
 const TILE: usize = 64;
 /// Splits of the keys at most.
 const MOST_SPLITS: usize = 64;
+/// Tiles of 16 rows that the registers of a block hold.
+const MOST_TILES: usize = 8;
+/// Rows and trees of a step.
+const STEP_ROWS: usize = 64;
+const STEP_TREES: usize = 4;
 
 /// One attention layer; layers of equal shape share their kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -131,13 +136,7 @@ impl Shape {
 
     /// Whether [`tree`] wants queries in f16 beside the projection, rather than normed in place.
     pub fn wants_f16_queries(&self, card: Card) -> bool {
-        let _ = card;
-        false
-    }
-
-    /// Query heads that share a key head.
-    fn group(&self) -> usize {
-        self.n_heads / self.n_kv_heads
+        !card.path_order && self.k != KvFormat::F32 && self.v != KvFormat::F32
     }
 
     /// Parts the keys are split into: two blocks for each multiprocessor, whatever the rows.
@@ -264,6 +263,66 @@ pub fn prepare(
     }
 }
 
+/// How the rows of a tree are shared out among blocks: tiles of 16 rows per block, and how many blocks that takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiling {
+    tiles: usize,
+    groups: usize,
+    /// Tiles of keys or values in shared memory at once.
+    ring: usize,
+    shared_bytes: usize,
+}
+
+impl Shape {
+    /// Bytes of a tile of 64 stored rows in shared memory; see `kernels/attn/tiles.cuh`.
+    fn tile_bytes(&self) -> usize {
+        let bytes = |format: KvFormat, key: bool| {
+            let (row, pad) = match format {
+                KvFormat::F16 => (2 * self.head_dim, if key { 64 } else { 16 }),
+                KvFormat::Q8_0 => (self.head_dim, if key { 32 } else { 16 }),
+                _ => (self.head_dim / 2, 16),
+            };
+            let scales = match format {
+                KvFormat::F16 => 0,
+                _ => self.head_dim / 16,
+            };
+            TILE * (row + pad + scales)
+        };
+        bytes(self.k, true).max(bytes(self.v, false))
+    }
+
+    /// The tiling of a launch for `rows` rows, all of which may be one tree's.
+    fn tiling(&self, card: Card, rows: usize) -> Tiling {
+        let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
+        let fixed = |tiles: usize| {
+            let key_warps = if tiles == 1 { 8 } else { 4 };
+            let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
+            tiles * (32 * self.head_dim + 2048) + stats
+        };
+        let slot = self.tile_bytes();
+        let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= card.shared_bytes;
+        let most = (1..=MOST_TILES)
+            .rev()
+            .find(|&tiles| fits(tiles, 2))
+            .expect("a block of 48 KiB holds one tile of rows and two of keys");
+        let groups = wanted.div_ceil(most);
+        let tiles = wanted.div_ceil(groups);
+        // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
+        let room = if tiles <= 2 {
+            (card.shared_bytes / 2).max(fixed(tiles) + 2 * slot)
+        } else {
+            card.shared_bytes
+        };
+        let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
+        Tiling {
+            tiles,
+            groups,
+            ring,
+            shared_bytes: fixed(tiles) + ring * slot,
+        }
+    }
+}
+
 /// Attention of the rows of the `Step` at `step` over committed keys and their own trees.
 ///
 /// `q` is the f16 queries where [`Shape::wants_f16_queries`], else the projection, normed in place. What it finds
@@ -275,19 +334,41 @@ pub fn tree(
     (step, q): (u64, u64),
     (cache, scratch): (Cache, u64),
 ) -> Launch {
+    let planes = Args::new()
+        .ptr(step)
+        .ptr(q)
+        .words(&[cache.k, cache.k_scale])
+        .words(&[cache.v, cache.v_scale])
+        .words(&shape.pages(&cache));
+    if !shape.wants_f16_queries(card) {
+        return Launch {
+            entry: "attn_path",
+            unit: shape.spanned(shape.unit("attn/path.cu"), card),
+            grid: [shape.n_heads as u32, rows as u32, 1],
+            block: [256, 1, 1],
+            shared: 0,
+            args: planes.f32(shape.scale).ptr(scratch).i32(rows as i32),
+            cooperative: false,
+            overlap: true,
+        };
+    }
+    let tiling = shape.tiling(card, rows);
+    let unit = shape
+        .spanned(shape.unit("attn/tree.cu"), card)
+        .define("MT", tiling.tiles)
+        .define("RING", tiling.ring);
     Launch {
-        entry: "attn_path",
-        unit: shape.spanned(shape.unit("attn/path.cu"), card),
-        grid: [shape.n_heads as u32, rows as u32, 1],
+        entry: "attn_tree",
+        unit,
+        grid: [
+            (tiling.groups * shape.n_kv_heads) as u32,
+            shape.splits(card) as u32,
+            rows.min(STEP_TREES) as u32,
+        ],
         block: [256, 1, 1],
-        shared: 0,
-        args: Args::new()
-            .ptr(step)
-            .ptr(q)
-            .words(&[cache.k, cache.k_scale])
-            .words(&[cache.v, cache.v_scale])
-            .words(&shape.pages(&cache))
-            .f32(shape.scale)
+        shared: tiling.shared_bytes as u32,
+        args: planes
+            .f32(shape.scale * std::f32::consts::LOG2_E)
             .ptr(scratch)
             .i32(rows as i32),
         cooperative: false,
@@ -403,6 +484,20 @@ mod tests {
         assert_eq!(shape.scratch_bytes(card, 2), 2 * 24 * 64 * 258 * 4);
         assert_eq!(shape.frequencies().len(), 32);
         assert_eq!(shape.frequencies()[0], 1.0);
-        assert_eq!((shape.group(), TILE), (6, 64));
+
+        let one = shape.tiling(card, 1);
+        assert_eq!((one.tiles, one.groups, one.ring), (1, 1, 5));
+        assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
+        let many = shape.tiling(card, 64);
+        assert_eq!((many.tiles, many.groups), (8, 3));
+        let small = Card {
+            shared_bytes: 99 * 1024,
+            ..card
+        };
+        for rows in [1, 8, 24, 64] {
+            let tiling = shape.tiling(small, rows);
+            assert!(tiling.shared_bytes <= 99 * 1024 && tiling.ring >= 2);
+            assert!(tiling.tiles * tiling.groups * 16 >= rows * 6);
+        }
     }
 }

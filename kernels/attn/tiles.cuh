@@ -1,0 +1,163 @@
+// Tiles of 64 keys or values in shared memory, and their fragments for mma.m16n8k16.
+//
+// A tile holds the stored bytes of 64 rows, STRIDE bytes apart so that the reads below meet no bank twice, and behind
+// them the scales [64][DIM / 32] f16. Values become f16 in registers: code times scale, rounded once.
+//
+// Keys are the B operand of q K^T (k = dims). In which order dims are taken does not matter as long as queries follow:
+//   F16, Q8_0   lane t of a quad holds dims 32 b + 8 t .. + 8 of block b, four per step
+//   Q4_0        lane t holds bytes 4 t .. + 4: dims 32 b + 4 t + {0, 2, 1, 3} in the first step, 16 more in the second
+// Values are the B operand of P V (k = keys, in order; n = 32 dims in four tiles):
+//   F16 tile i, column n: dim 8 i + n      Q8_0: 4 n + i      Q4_0: 2 n + i % 2 + 16 (i / 2)
+#pragma once
+#include "common/prelude.cuh"
+#include "attn/kv.cuh"
+
+#define BLOCKS (DIM / 32)
+
+__device__ __host__ constexpr int key_stride(int format) {
+    return kv_row_bytes(format, DIM) + (format == KV_F16 ? 64 : format == KV_Q8_0 ? 32 : 16);
+}
+__device__ __host__ constexpr int value_stride(int format) { return kv_row_bytes(format, DIM) + 16; }
+__device__ __host__ constexpr int tile_bytes(int format, int stride) {
+    return 64 * stride + (kv_scaled(format) ? 64 * BLOCKS * 2 : 0);
+}
+
+// 16 bytes, of which only the first `bytes` are read and the rest become zero.
+__device__ __forceinline__ void cp_async_16_part(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// Begins to copy `rows` (at most 64, the rest become zeros) stored rows from row `first` on; 256 threads.
+template <int format, int stride>
+__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int rows) {
+    constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
+    const u8* from = plane.values + first * row_bytes;
+#pragma unroll
+    for (int i = 0; i < 64 * words / 256; i++) {
+        const int at = i * 256 + threadIdx.x, row = at / words, word = at % words;
+        cp_async_16_part(to + row * stride + word * 16, from + at * 16, row < rows ? 16 : 0);
+    }
+    if (kv_scaled(format) && threadIdx.x < 8 * BLOCKS) {
+        const int at = threadIdx.x * 16, left = rows * BLOCKS * 2 - at;
+        const u8* scales = (const u8*)(plane.scales + first * BLOCKS);
+        cp_async_16_part(to + 64 * stride + at, scales + at, max(0, min(16, left)));
+    }
+}
+
+__device__ __forceinline__ u32 lds32(u32 at) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+__device__ __forceinline__ uint2 lds64(u32 at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+__device__ __forceinline__ uint4 lds128(u32 at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+    return v;
+}
+__device__ __forceinline__ u16 lds16(u32 at) {
+    u16 v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+
+// Two bytes of 128 + code, as f16: 0x6400 | byte is 1024 + byte.
+__device__ __forceinline__ u32 codes_to_f16(u32 bytes, u32 selector, u32 scale) {
+    return f16x2_mul(f16x2_add(prmt(bytes, 0x64646464u, selector), 0xe480e480u), scale);
+}
+// Two nibbles in the low bits of both halves, biased by 8.
+__device__ __forceinline__ u32 nibbles_to_f16(u32 halves, u32 scale) {
+    return f16x2_mul(f16x2_add((halves & 0x000f000fu) | 0x64006400u, 0xe408e408u), scale);
+}
+
+// The two steps of block `b` of key `key`: {b0, b1} of the first, {b0, b1} of the second.
+template <int format, int stride>
+__device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out)[4]) {
+    const int t = threadIdx.x % 4;
+    if constexpr (format == KV_F16) {
+        const uint4 v = lds128(tile + key * stride + (32 * b + 8 * t) * 2);
+        out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+        return;
+    }
+    const u32 half = lds16(tile + 64 * stride + (key * BLOCKS + b) * 2), scale = half | half << 16;
+    if constexpr (format == KV_Q8_0) {
+        uint2 v = lds64(tile + key * stride + 32 * b + 8 * t);
+        v.x ^= 0x80808080u, v.y ^= 0x80808080u;
+        out[0] = codes_to_f16(v.x, 0x4140, scale);
+        out[1] = codes_to_f16(v.x, 0x4342, scale);
+        out[2] = codes_to_f16(v.y, 0x4140, scale);
+        out[3] = codes_to_f16(v.y, 0x4342, scale);
+    } else {
+        const u32 v = lds32(tile + key * stride + 16 * b + 4 * t);
+        out[0] = nibbles_to_f16(v, scale);
+        out[1] = nibbles_to_f16(v >> 8, scale);
+        out[2] = nibbles_to_f16(v >> 4, scale);
+        out[3] = nibbles_to_f16(v >> 12, scale);
+    }
+}
+
+// A query's part in the order of key_fragment: the four words of block `b` for lane t, from f16 [DIM].
+template <int format>
+__device__ __forceinline__ uint4 query_words(const u16* query, int b, int t) {
+    if (format != KV_Q4_0) return *(const uint4*)(query + 32 * b + 8 * t);
+    const uint2 low = *(const uint2*)(query + 32 * b + 4 * t), high = *(const uint2*)(query + 32 * b + 16 + 4 * t);
+    return make_uint4(prmt(low.x, low.y, 0x5410), prmt(low.x, low.y, 0x7632), prmt(high.x, high.y, 0x5410),
+                      prmt(high.x, high.y, 0x7632));
+}
+
+// Fragments of keys 16 step .. + 16 and the 32 dims of `block`, four tiles of 8 dims.
+template <int format, int stride>
+__device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u32 (&out)[4][2]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if constexpr (format == KV_F16) {
+        const u32 at = tile + (16 * step + lane % 16) * stride + (32 * block + lane / 16 * 8) * 2;
+        u32 r[4];
+        ldmatrix_x4_trans(r, at);
+        out[0][0] = r[0], out[0][1] = r[1], out[1][0] = r[2], out[1][1] = r[3];
+        ldmatrix_x4_trans(r, at + 32);
+        out[2][0] = r[0], out[2][1] = r[1], out[3][0] = r[2], out[3][1] = r[3];
+    } else {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int key = 16 * step + 8 * half + 2 * t;
+        const u32 scale_at = tile + 64 * stride + (key * BLOCKS + block) * 2;
+        const u32 scale = u32(lds16(scale_at)) | u32(lds16(scale_at + BLOCKS * 2)) << 16;
+        if constexpr (format == KV_Q8_0) {
+            const u32 at = tile + key * stride + 32 * block + 4 * g;
+            const u32 a = lds32(at) ^ 0x80808080u, b = lds32(at + stride) ^ 0x80808080u;
+            const u32 low = prmt(a, b, 0x5140), high = prmt(a, b, 0x7362);
+            out[0][half] = codes_to_f16(low, 0x4140, scale);
+            out[1][half] = codes_to_f16(low, 0x4342, scale);
+            out[2][half] = codes_to_f16(high, 0x4140, scale);
+            out[3][half] = codes_to_f16(high, 0x4342, scale);
+        } else {
+            const u32 at = tile + key * stride + 16 * block + g / 2 * 4;
+            const u32 v = prmt(lds32(at), lds32(at + stride), g % 2 ? 0x7632 : 0x5410);
+            out[0][half] = nibbles_to_f16(v, scale);
+            out[1][half] = nibbles_to_f16(v >> 8, scale);
+            out[2][half] = nibbles_to_f16(v >> 4, scale);
+            out[3][half] = nibbles_to_f16(v >> 12, scale);
+        }
+    }
+    }
+}
+
+// Writes one row of four accumulator tiles, columns 2 t and 2 t + 1 of each, to 32 dims.
+template <int format>
+__device__ __forceinline__ void store_dims(float* to, const float (&o)[4][4], int row) {
+    const int t = threadIdx.x % 4, c = 2 * row;
+    if (format == KV_F16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) *(float2*)(to + 8 * i + 2 * t) = make_float2(o[i][c], o[i][c + 1]);
+    } else if (format == KV_Q8_0) {
+        ((float4*)to)[2 * t] = make_float4(o[0][c], o[1][c], o[2][c], o[3][c]);
+        ((float4*)to)[2 * t + 1] = make_float4(o[0][c + 1], o[1][c + 1], o[2][c + 1], o[3][c + 1]);
+    } else {
+        ((float4*)to)[t] = make_float4(o[0][c], o[1][c], o[0][c + 1], o[1][c + 1]);
+        ((float4*)to)[4 + t] = make_float4(o[2][c], o[3][c], o[2][c + 1], o[3][c + 1]);
+    }
+}
