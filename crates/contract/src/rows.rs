@@ -179,6 +179,14 @@ impl TokenMask {
             .is_some_and(|w| w >> (token.index() % 64) & 1 == 1)
     }
 
+    /// Takes out what is not in `other`, a set over the same vocabulary.
+    pub fn intersect(&mut self, other: &TokenMask) {
+        let others = other.words.iter().copied().chain(std::iter::repeat(0));
+        for (word, other) in self.words.iter_mut().zip(others) {
+            *word &= other;
+        }
+    }
+
     /// The words, lowest ids first, bit `i % 64` of word `i / 64` for token `i`.
     pub fn words(&self) -> &[u64] {
         &self.words

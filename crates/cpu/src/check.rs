@@ -24,7 +24,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
         if kv::block_type(format).is_none() {
             return Err(unsupported(
                 format!("storing {what} as {}", format.name()),
-                "use f16, q8_0 or f32",
+                "use f16, q8_0, q4_0 or f32",
             ));
         }
     }
@@ -44,7 +44,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     if kv::block_type(draft.kv).is_none() {
         return Err(unsupported(
             format!("storing a draft's rows as {}", draft.kv.name()),
-            "use f16, q8_0 or f32",
+            "use f16, q8_0, q4_0 or f32",
         ));
     }
     Ok(draft_spec(&draft.spec, &plan.target)?)

@@ -38,10 +38,14 @@ pub struct Kernels {
     pub dot_f16: fn(&[f32], &[u8]) -> f32,
     /// [`kv::dot_q8_0`].
     pub dot_q8_0: fn(&[f32], &[u8]) -> f32,
+    /// [`kv::dot_q4_0`].
+    pub dot_q4_0: fn(&[f32], &[u8]) -> f32,
     /// [`kv::decode_f16`].
     pub decode_f16: fn(&[u8], &mut [f32]),
     /// [`kv::decode_q8_0`].
     pub decode_q8_0: fn(&[u8], &mut [f32]),
+    /// [`kv::decode_q4_0`].
+    pub decode_q4_0: fn(&[u8], &mut [f32]),
     /// [`rows::max`].
     pub max: fn(&[f32]) -> f32,
     /// [`rows::sum_exp`].
@@ -71,8 +75,10 @@ impl Kernels {
             accumulate: matmul::accumulate,
             dot_f16: kv::dot_f16,
             dot_q8_0: kv::dot_q8_0,
+            dot_q4_0: kv::dot_q4_0,
             decode_f16: kv::decode_f16,
             decode_q8_0: kv::decode_q8_0,
+            decode_q4_0: kv::decode_q4_0,
             max: rows::max,
             sum_exp: rows::sum_exp,
         }

@@ -52,7 +52,7 @@ fn every_weight_type_keeps_every_law() {
 
 #[test]
 fn every_pair_of_cache_formats_keeps_every_law() {
-    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0];
+    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
     let specimen = Specimen::new(Layout::HybridEven, QuantType::Q6_K, 3);
     for k in formats {
         for v in formats {

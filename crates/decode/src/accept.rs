@@ -3,9 +3,9 @@
 //! Every token that comes out is a sample of the target at its true context, so the tree decides how many
 //! tokens come out and never which.
 
-use contract::{DeviceError, NodeIdx, Path, Row, Tree};
+use contract::{DeviceError, NodeIdx, Path, Row, Tree, Want};
 
-use crate::sequence::Sequence;
+use crate::sequence::{NodePlan, Sequence};
 use crate::{FinishReason, OutToken};
 
 /// What a walk found.
@@ -15,23 +15,40 @@ pub(crate) struct Walk {
     pub(crate) tokens: Vec<OutToken>,
     /// The nodes walked: what a commit keeps.
     pub(crate) path: Path,
+    /// Tokens among them that were forced.
+    pub(crate) forced: usize,
     /// Why the sequence ends with the last token, if it does.
     pub(crate) ending: Option<FinishReason>,
 }
 
-/// Walks from the root; `rows` are `[n_nodes]`, as asked by [`Sequence::asks`].
-pub(crate) fn walk(sequence: &Sequence, tree: &Tree, rows: &[Row]) -> Result<Walk, DeviceError> {
+/// Walks from the root; `plans` and `rows`, as asked by the plans, are `[n_nodes]`.
+pub(crate) fn walk(
+    sequence: &Sequence,
+    tree: &Tree,
+    plans: &[NodePlan],
+    rows: &[Row],
+) -> Result<Walk, DeviceError> {
     let mut node = NodeIdx::ROOT;
     let mut tokens: Vec<OutToken> = Vec::new();
+    let mut forced = 0;
     loop {
-        let row = rows.get(node.index()).filter(|row| !row.ids.is_empty());
-        let row = row.ok_or_else(|| DeviceError::Misuse {
+        let missing = || DeviceError::Misuse {
             call: "verify",
             detail: format!("no row came back for {node}"),
-        })?;
-        let chosen = sequence
-            .sampler
-            .choose(row, sequence.position_after(tokens.len()));
+        };
+        let (plan, row) = plans
+            .get(node.index())
+            .zip(rows.get(node.index()))
+            .filter(|(plan, row)| plan.ask.want == Want::Nothing || !row.ids.is_empty())
+            .ok_or_else(missing)?;
+        let chosen = match plan.forced {
+            Some(token) => sequence.sampler.take_forced(row, token),
+            None => {
+                let position = sequence.position_after(tokens.len());
+                sequence.sampler.choose(row, position)
+            }
+        };
+        forced += usize::from(plan.forced.is_some());
         let id = chosen.id;
         tokens.push(chosen);
         let ending = sequence.ending(tokens.len(), id);
@@ -41,6 +58,7 @@ pub(crate) fn walk(sequence: &Sequence, tree: &Tree, rows: &[Row]) -> Result<Wal
                 return Ok(Walk {
                     tokens,
                     path: tree.path_to(node),
+                    forced,
                     ending,
                 });
             }

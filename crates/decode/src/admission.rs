@@ -6,7 +6,6 @@ use std::slice;
 use contract::{DeviceError, Place, Row, SeqId};
 
 use crate::running::{PromptEnd, Running};
-use crate::sample::History;
 use crate::scheduler::{Attempt, Events};
 use crate::sequence::Bounds;
 use crate::{Event, FinishReason, Scheduler};
@@ -98,17 +97,11 @@ impl Scheduler {
         let Some(at) = next else {
             return Ok(Attempt::Nothing);
         };
-        let sampler = self.running[at].sampler(0, self.model());
+        let last = self.running[at].first_ask(self.chunk, self.model());
         let running = &mut self.running[at];
         let Some(prefill) = &mut running.prefill else {
             return Ok(Attempt::Nothing);
         };
-        let asks =
-            running.settings.max_tokens > 0 && prefill.ends_next(running.prompt.len(), self.chunk);
-        let last = asks.then(|| {
-            let history = History::new(&running.prompt, &running.settings.sampling);
-            sampler.ask(&history, &[])
-        });
         let before = prefill.done;
         let row = match prefill.chunk(
             &mut *self.runner,
@@ -194,7 +187,10 @@ impl Scheduler {
     fn begin_choice(&mut self, at: usize, choice: usize, seq: SeqId, row: &Row, out: &mut Events) {
         let running = &self.running[at];
         let mut sequence = running.sequence(choice, seq, self.model());
-        let token = sequence.sampler.choose(row, sequence.position_after(0));
+        let token = match sequence.plan(&[]).forced {
+            Some(token) => sequence.sampler.take_forced(row, token),
+            None => sequence.sampler.choose(row, sequence.position_after(0)),
+        };
         let ending = sequence.ending(1, token.id);
         sequence.push(slice::from_ref(&token));
         self.tell(&sequence, vec![token], ending, out);

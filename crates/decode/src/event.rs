@@ -3,6 +3,7 @@
 use contract::TokenId;
 
 use crate::Failure;
+use crate::stats::{DraftDepths, RoundTimes};
 
 /// One piece of news about one job, in the order things happened.
 ///
@@ -92,4 +93,10 @@ pub struct ChoiceStats {
     pub drafted_tokens: usize,
     /// Of these, nodes that stood on the path kept.
     pub accepted_tokens: usize,
+    /// Tokens that were forced upon it.
+    pub forced_tokens: usize,
+    /// How deep its drafts came true.
+    pub depths: DraftDepths,
+    /// Time of the rounds it took part in, with whatever others did in them.
+    pub times: RoundTimes,
 }

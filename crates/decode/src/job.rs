@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use contract::TokenId;
 
-use crate::Reject;
+use crate::{Constraints, Reject};
 
 /// Names a job; chosen by the caller, unique among live jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +55,10 @@ pub struct Settings {
     pub logprobs: Option<usize>,
     /// With `Some(n)`, the same for the tokens of the prompt, in one event before the first token.
     pub prompt_logprobs: Option<usize>,
+    /// Whether tokens may be drafted. Without, a round gives one token, or a run of what is forced.
+    pub speculate: bool,
+    /// What may or must come, one for each choice.
+    pub constraints: Option<Constraints>,
 }
 
 impl Settings {
@@ -72,6 +76,8 @@ impl Default for Settings {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            speculate: true,
+            constraints: None,
         }
     }
 }

@@ -12,8 +12,12 @@
 mod accept;
 mod admission;
 mod cancel;
+pub mod constraint;
+pub mod costs;
 pub mod error;
 pub mod event;
+pub mod grow;
+mod habit;
 pub mod job;
 mod prefill;
 mod queue;
@@ -25,9 +29,12 @@ mod sequence;
 pub mod stats;
 pub mod tree_build;
 
+pub use constraint::{Constraint, Constraints, ForcedText};
+pub use costs::{Clock, CostTable};
 pub use error::{Failure, Reject};
 pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutToken};
+pub use grow::Seed;
 pub use job::{Job, JobId, Sampling, Settings};
 pub use scheduler::{Progress, Scheduler, SchedulerConfig};
-pub use stats::{Cancellations, Stats};
-pub use tree_build::{Root, TreeSource};
+pub use stats::{Cancellations, DraftDepths, RoundTimes, Stats};
+pub use tree_build::{Root, Speculation, TreeResult, TreeSource};

@@ -1,10 +1,13 @@
 //! One pass over all ready sequences: draft, tree, verify, accept, commit.
 
-use contract::{Ask, CommitItem, DeviceError, Path, Row, Runner, SeqId, Tree, VerifyItem};
+use contract::{
+    Ask, CommitItem, DeviceError, NodeIdx, Path, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
 
 use crate::accept::{Walk, walk};
-use crate::sequence::Sequence;
-use crate::tree_build::{Root, Roots, TreeSource};
+use crate::sequence::{NodePlan, Sequence};
+use crate::tree_build::{Root, Roots, TreeResult, TreeSource};
+use crate::{Clock, DraftDepths, RoundTimes};
 
 /// What became of one sequence.
 pub(crate) enum Verdict {
@@ -17,18 +20,51 @@ pub(crate) enum Verdict {
 }
 
 /// What became of a round.
+#[derive(Default)]
 pub(crate) struct Outcome {
     /// One per sequence, in order.
     pub(crate) verdicts: Vec<Verdict>,
+    /// Over all its sequences.
+    pub(crate) counts: Counts,
+    pub(crate) times: RoundTimes,
     /// Whether trees were wanted and there was no room to draft them.
     pub(crate) undrafted: bool,
+}
+
+/// What a round drafted, kept and forced.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+    pub(crate) forced: u64,
+    pub(crate) depths: DraftDepths,
 }
 
 /// One sequence's part in a verify call.
 struct Item {
     seq: SeqId,
     tree: Tree,
+    plans: Vec<NodePlan>,
     asks: Vec<Ask>,
+}
+
+impl Item {
+    /// A sequence's tree, without what no walk can reach.
+    fn new(sequence: &mut Sequence, tree: &Tree) -> Item {
+        let (tree, plans) = sequence.reachable(tree);
+        Item {
+            seq: sequence.seq,
+            asks: plans.iter().map(|plan| plan.ask.clone()).collect(),
+            tree,
+            plans,
+        }
+    }
+
+    /// Nodes that a draft proposed: those that nothing forced.
+    fn is_drafted(&self, node: NodeIdx) -> bool {
+        let parent = self.tree.parent(node);
+        parent.is_some_and(|parent| self.plans[parent.index()].forced.is_none())
+    }
 }
 
 /// Takes every sequence of the batch one round further. Only a lost device is an error.
@@ -36,7 +72,9 @@ pub(crate) fn round(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
     batch: &mut [&mut Sequence],
+    clock: Clock,
 ) -> Result<Outcome, DeviceError> {
+    let start = clock();
     let (trees, undrafted) = match propose(runner, source, batch) {
         Ok(proposed) => proposed,
         Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
@@ -44,24 +82,19 @@ pub(crate) fn round(
             let all = batch.iter().map(|_| Verdict::Fails(again(&error)));
             return Ok(Outcome {
                 verdicts: all.collect(),
-                undrafted: false,
+                ..Outcome::default()
             });
         }
     };
-    let mut items: Vec<Item> = batch
-        .iter()
-        .zip(trees)
-        .map(|(sequence, tree)| Item {
-            seq: sequence.seq,
-            asks: sequence.asks(&tree),
-            tree,
-        })
-        .collect();
+    let pairs = batch.iter_mut().zip(&trees);
+    let mut items: Vec<Item> = pairs.map(|(s, tree)| Item::new(s, tree)).collect();
+    let drafted = clock();
     let answers = verify(runner, &mut items)?;
+    let verified = clock();
     let mut verdicts = Vec::with_capacity(batch.len());
     for ((sequence, item), answer) in batch.iter().zip(&items).zip(answers) {
         verdicts.push(match answer {
-            Ok(rows) => match walk(sequence, &item.tree, &rows) {
+            Ok(rows) => match walk(sequence, &item.tree, &item.plans, &rows) {
                 Ok(walk) => Verdict::Went(walk),
                 Err(error) => Verdict::Fails(error),
             },
@@ -80,38 +113,78 @@ pub(crate) fn round(
             Verdict::Waits(_) | Verdict::Fails(_) => None,
         })
         .collect();
+    let chosen = clock();
     let committed = commit(runner, &paths)?;
     for (i, result) in going.into_iter().zip(committed) {
         if let Err(error) = result {
             verdicts[i] = Verdict::Fails(error);
         }
     }
-    for ((sequence, verdict), item) in batch.iter_mut().zip(&verdicts).zip(&items) {
-        if let Verdict::Went(walk) = verdict {
-            sequence.push(&walk.tokens);
-            sequence.stats.rounds += 1;
-            sequence.stats.drafted_tokens += item.tree.len() - 1;
-            sequence.stats.accepted_tokens += walk.path.len() - 1;
-        }
-    }
-    Ok(Outcome {
+    let mut outcome = Outcome {
         verdicts,
         undrafted,
-    })
+        counts: Counts::default(),
+        times: RoundTimes {
+            draft: drafted - start,
+            verify: verified - drafted,
+            commit: clock() - chosen,
+        },
+    };
+    let mut results = Vec::with_capacity(batch.len());
+    for ((sequence, verdict), item) in batch.iter_mut().zip(&outcome.verdicts).zip(&items) {
+        if let Verdict::Went(walk) = verdict {
+            results.push(TreeResult {
+                seq: item.seq,
+                tokens: walk.tokens.len(),
+            });
+            settle(sequence, walk, item, &mut outcome.counts);
+            sequence.stats.times.add(outcome.times);
+        }
+    }
+    source.learn(&results);
+    Ok(outcome)
+}
+
+/// Takes a walk into a sequence's history and into the counts.
+fn settle(sequence: &mut Sequence, walk: &Walk, item: &Item, counts: &mut Counts) {
+    sequence.push(&walk.tokens);
+    let drafted = item.tree.nodes().filter(|n| item.is_drafted(*n)).count();
+    let path = walk.path.nodes().iter();
+    let accepted = path.filter(|n| item.is_drafted(**n)).count();
+    let stats = &mut sequence.stats;
+    stats.rounds += 1;
+    stats.drafted_tokens += drafted;
+    stats.accepted_tokens += accepted;
+    stats.forced_tokens += walk.forced;
+    counts.drafted += drafted as u64;
+    counts.accepted += accepted as u64;
+    counts.forced += walk.forced as u64;
+    if drafted > 0 {
+        stats.depths.add(accepted);
+        counts.depths.add(accepted);
+    }
 }
 
 /// One tree per sequence, each with the right root, and whether there was no room to draft.
 fn propose(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
-    batch: &[&mut Sequence],
+    batch: &mut [&mut Sequence],
 ) -> Result<(Vec<Tree>, bool), DeviceError> {
+    let widest = runner.info().limits.tree_nodes;
+    let runs: Vec<Vec<TokenId>> = batch
+        .iter_mut()
+        .map(|sequence| sequence.forced_run(sequence.max_depth().min(widest - 1)))
+        .collect();
     let roots: Vec<Root<'_>> = batch
         .iter()
-        .map(|sequence| Root {
+        .zip(&runs)
+        .map(|(sequence, forced)| Root {
             seq: sequence.seq,
             history: sequence.history.tokens(),
             max_depth: sequence.max_depth(),
+            forced,
+            speculate: sequence.speculate,
         })
         .collect();
     let trees = match source.trees(runner, &roots) {
@@ -119,7 +192,6 @@ fn propose(
         Err(DeviceError::NoRoom { .. }) => return Ok((Roots.trees(runner, &roots)?, true)),
         Err(error) => return Err(error),
     };
-    let widest = runner.info().limits.tree_nodes;
     let fit = trees
         .iter()
         .zip(&roots)
@@ -161,6 +233,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
             [item] if item.tree.len() > 1 && matches!(error, DeviceError::NoRoom { .. }) => {
                 item.tree = Tree::root(item.tree.tokens()[0]);
                 item.asks.truncate(1);
+                item.plans.truncate(1);
                 verify(runner, items)
             }
             [_] => Ok(vec![Err(error)]),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use contract::{Row, SeqId, SnapshotId, TokenId};
+use contract::{Ask, Row, SeqId, SnapshotId, TokenId};
 
 use crate::prefill::Prefill;
 use crate::queue::{Entry, Turn};
@@ -12,7 +12,6 @@ use crate::sequence::{Bounds, Sequence};
 use crate::{ChoiceStats, JobId, Settings};
 
 /// One job on the device.
-#[derive(Debug)]
 pub(crate) struct Running {
     /// The job's name.
     pub(crate) id: JobId,
@@ -82,8 +81,18 @@ impl Running {
             history: History::new(&self.prompt, &self.settings.sampling),
             sampler: self.sampler(choice, model),
             bounds: self.bounds.clone(),
+            constraint: self.settings.constraints.as_ref().map(|c| c.begin(choice)),
+            speculate: self.settings.speculate,
             stats: self.blank_stats(),
         }
+    }
+
+    /// What to ask at the last token of the prompt, if the next chunk of `size` reads it and something is to be
+    /// said. All choices share the row: none has said anything that could tell them apart.
+    pub(crate) fn first_ask(&self, size: usize, model: Model<'_>) -> Option<Ask> {
+        let prefill = self.prefill.as_ref()?;
+        let speaks = self.settings.max_tokens > 0 && prefill.ends_next(self.prompt.len(), size);
+        speaks.then(|| self.sequence(0, prefill.seq, model).plan(&[]).ask)
     }
 
     /// What chooses the tokens of a choice.

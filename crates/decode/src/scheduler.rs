@@ -1,6 +1,7 @@
 //! Conducts: takes jobs, admits them, and gives each `step` to a prefill chunk or to a round.
 
 use std::mem;
+use std::time::Duration;
 
 use contract::checked::Checked;
 use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
@@ -12,11 +13,11 @@ use crate::queue::Queue;
 use crate::round::{Verdict, round};
 use crate::running::{Model, Running};
 use crate::sequence::Sequence;
-use crate::tree_build::{Drafted, Roots, TreeSource};
-use crate::{Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
+use crate::tree_build::{Drafted, Roots, Speculation, TreeSource};
+use crate::{Clock, Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
 
 /// How a scheduler works.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct SchedulerConfig {
     /// Sequences decoded at once, at least 1; the runner's own limit applies too. A job takes one per choice.
     pub max_sequences: usize,
@@ -28,8 +29,10 @@ pub struct SchedulerConfig {
     pub eos: Vec<TokenId>,
     /// Up to how many best tokens are fetched alone; beyond that whole rows are.
     pub top_limit: usize,
-    /// Nodes of a drafted tree beyond its root; 0 turns speculation off. Without a draft it says nothing.
-    pub draft_budget: usize,
+    /// How trees are drafted. Without a draft it says nothing.
+    pub speculation: Speculation,
+    /// What rounds are timed with; `None` leaves their times at zero.
+    pub clock: Option<Clock>,
 }
 
 impl Default for SchedulerConfig {
@@ -40,7 +43,8 @@ impl Default for SchedulerConfig {
             prefill_chunk: 512,
             eos: Vec::new(),
             top_limit: 256,
-            draft_budget: 22,
+            speculation: Speculation::default(),
+            clock: None,
         }
     }
 }
@@ -53,9 +57,6 @@ pub enum Progress {
     /// No job is left; nothing will happen until one is submitted.
     Idle,
 }
-
-/// Candidates a draft is asked for per position.
-const DRAFT_WIDTH: usize = 8;
 
 /// News of jobs, oldest first.
 pub(crate) type Events = Vec<(JobId, Event)>;
@@ -104,12 +105,9 @@ pub(crate) enum Attempt {
 impl Scheduler {
     /// Takes a freshly opened runner. Trees come from its draft, if it has one.
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
-        let drafts = runner.info().draft_depth.is_some() && config.draft_budget > 0;
+        let drafts = runner.info().draft_depth.is_some() && config.speculation.budget > 0;
         let trees: Box<dyn TreeSource> = if drafts {
-            Box::new(Drafted {
-                budget: config.draft_budget,
-                k: DRAFT_WIDTH,
-            })
+            Box::new(Drafted::new(config.speculation.clone()))
         } else {
             Box::new(Roots)
         };
@@ -272,14 +270,20 @@ impl Scheduler {
             return Ok(Attempt::Nothing);
         }
         let _span = tracing::trace_span!("round", sequences = batch.len()).entered();
-        let before = totals(&batch);
-        let outcome = round(&mut *self.runner, &mut *self.trees, &mut batch)?;
-        let after = totals(&batch);
+        let clock = self.config.clock.unwrap_or(|| Duration::ZERO);
+        let outcome = round(&mut *self.runner, &mut *self.trees, &mut batch, clock)?;
         let whose: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
         self.stats.rounds += 1;
         self.stats.undrafted_rounds += u64::from(outcome.undrafted);
-        self.stats.drafted_tokens += after.0 - before.0;
-        self.stats.accepted_tokens += after.1 - before.1;
+        self.stats.drafted_tokens += outcome.counts.drafted;
+        self.stats.accepted_tokens += outcome.counts.accepted;
+        self.stats.forced_tokens += outcome.counts.forced;
+        self.stats.drafted_rounds += u64::from(outcome.counts.depths.rounds);
+        let kept = self.stats.kept_depths.iter_mut();
+        for (sum, round) in kept.zip(outcome.counts.depths.kept) {
+            *sum += u64::from(round);
+        }
+        self.stats.times.add(outcome.times);
         let mut went = 0;
         let mut attempt = Attempt::Refused;
         for ((id, choice), verdict) in whose.into_iter().zip(outcome.verdicts) {
@@ -428,15 +432,4 @@ impl Scheduler {
             top_limit: self.config.top_limit,
         }
     }
-}
-
-/// Drafted and accepted tokens of a batch so far.
-fn totals(batch: &[&mut Sequence]) -> (u64, u64) {
-    let stats = batch.iter().map(|sequence| sequence.stats);
-    stats.fold((0, 0), |(drafted, accepted), s| {
-        (
-            drafted + s.drafted_tokens as u64,
-            accepted + s.accepted_tokens as u64,
-        )
-    })
 }

@@ -1,14 +1,23 @@
 //! One continuation of one prompt on the device.
 
-use contract::{Ask, SeqId, TokenId, Tree};
+use contract::{Ask, NodeIdx, SeqId, TokenId, Tree};
 
+use crate::constraint::Constraint;
 use crate::sample::{History, Sampler};
 use crate::{ChoiceStats, FinishReason, JobId, OutToken, Settings};
+
+/// What is asked at a node, and what comes there.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodePlan {
+    /// What to ask of the device.
+    pub(crate) ask: Ask,
+    /// The token that comes whatever is answered.
+    pub(crate) forced: Option<TokenId>,
+}
 
 /// One timeline: what has been said, how the next token is chosen, and when it ends.
 ///
 /// While it decodes, the last token of its history is the root: sampled, and not yet in the cache.
-#[derive(Debug)]
 pub(crate) struct Sequence {
     /// The job it belongs to.
     pub(crate) job: JobId,
@@ -22,6 +31,10 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     /// When it ends.
     pub(crate) bounds: Bounds,
+    /// What may or must come next; it knows of every token that was generated.
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Whether tokens may be drafted for it.
+    pub(crate) speculate: bool,
     /// What it has taken so far.
     pub(crate) stats: ChoiceStats,
 }
@@ -94,28 +107,81 @@ impl Sequence {
         }
     }
 
-    /// What to ask at each node of a tree, `[n_nodes]`; nothing where no walk can arrive.
-    pub(crate) fn asks(&self, tree: &Tree) -> Vec<Ask> {
+    /// The tokens that come next for certain, at most `most`.
+    pub(crate) fn forced_run(&mut self, most: usize) -> Vec<TokenId> {
+        let mut run = Vec::new();
+        let Some(constraint) = &mut self.constraint else {
+            return run;
+        };
+        while run.len() < most
+            && let Some(token) = constraint.forced(&run)
+        {
+            run.push(token);
+            if self.bounds.ends.contains(&token) {
+                break;
+            }
+        }
+        run
+    }
+
+    /// What to ask and what comes after `path`, the tokens of the nodes below the root.
+    pub(crate) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
+        let constraint = self.constraint.as_mut();
+        let forced = constraint.and_then(|constraint| constraint.forced(path));
+        if let Some(token) = forced {
+            return NodePlan {
+                ask: self.sampler.ask_forced(token),
+                forced,
+            };
+        }
+        let constraint = self.constraint.as_mut();
+        let allowed = constraint.and_then(|constraint| constraint.allowed(path));
+        NodePlan {
+            ask: self.sampler.ask(&self.history, path, allowed),
+            forced,
+        }
+    }
+
+    /// The part of a tree that a walk can reach, with a plan for each node, `[n_nodes]`: nothing below a token
+    /// that ends the text, beside what is forced, outside what is allowed, or deeper than is of use.
+    pub(crate) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
         let max_depth = self.max_depth();
-        tree.nodes()
-            .map(|node| {
-                let path = tree.path_to(node);
-                let below_root: Vec<TokenId> =
-                    path.nodes()[1..].iter().map(|n| tree.token(*n)).collect();
-                let ended = below_root
-                    .iter()
-                    .any(|token| self.bounds.ends.contains(token));
-                if ended || tree.depth(node) > max_depth {
-                    return Ask::NOTHING;
-                }
-                self.sampler.ask(&self.history, &below_root)
-            })
-            .collect()
+        let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
+        let mut plans = vec![self.plan(&[])];
+        // Where each node of the tree went, if it was kept.
+        let mut places = vec![Some(NodeIdx::ROOT)];
+        for node in tree.nodes().skip(1) {
+            let parent = tree.parent(node).and_then(|parent| places[parent.index()]);
+            let token = tree.token(node);
+            let place = parent
+                .filter(|_| tree.depth(node) <= max_depth && !self.bounds.ends.contains(&token))
+                .filter(|parent| admits(&plans[parent.index()], token))
+                .and_then(|parent| kept.push(parent, token).ok());
+            if let Some(place) = place {
+                let path = kept.path_to(place);
+                let below_root = path.nodes()[1..].iter().map(|n| kept.token(*n));
+                let below_root: Vec<TokenId> = below_root.collect();
+                plans.push(self.plan(&below_root));
+            }
+            places.push(place);
+        }
+        (kept, plans)
     }
 
     /// Takes chosen tokens into the history.
     pub(crate) fn push(&mut self, tokens: &[OutToken]) {
         tokens.iter().for_each(|token| self.history.push(token.id));
+        if let Some(constraint) = &mut self.constraint {
+            let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();
+            constraint.advance(&ids);
+        }
         self.stats.generated_tokens = self.history.generated();
     }
+}
+
+/// Whether a walk may go from a node with this plan to one with this token.
+fn admits(plan: &NodePlan, token: TokenId) -> bool {
+    let edits = plan.ask.edits.as_ref().filter(|_| plan.forced.is_none());
+    let mask = edits.and_then(|edits| edits.allowed.as_ref());
+    plan.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
 }

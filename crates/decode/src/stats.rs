@@ -1,5 +1,46 @@
 //! Plain counters; whoever owns the scheduler turns them into metrics.
 
+use std::time::Duration;
+
+/// How deep drafts came true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DraftDepths {
+    /// Rounds that carried drafted nodes.
+    pub rounds: u32,
+    /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
+    pub kept: [u32; DraftDepths::COUNTED],
+}
+
+impl DraftDepths {
+    /// Depths that are counted apart.
+    pub const COUNTED: usize = 16;
+
+    /// Counts a round that kept `n` drafted tokens.
+    pub(crate) fn add(&mut self, n: usize) {
+        self.rounds += 1;
+        self.kept.iter_mut().take(n).for_each(|count| *count += 1);
+    }
+}
+
+/// Time that rounds took; zero where the scheduler was given no clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RoundTimes {
+    /// Drafting and building trees.
+    pub draft: Duration,
+    /// Verifying them.
+    pub verify: Duration,
+    /// Committing what was accepted.
+    pub commit: Duration,
+}
+
+impl RoundTimes {
+    pub(crate) fn add(&mut self, other: RoundTimes) {
+        self.draft += other.draft;
+        self.verify += other.verify;
+        self.commit += other.commit;
+    }
+}
+
 /// What a scheduler is doing and has done since it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
@@ -39,6 +80,14 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Of these, nodes on the paths kept.
     pub accepted_tokens: u64,
+    /// Tokens that were forced upon texts.
+    pub forced_tokens: u64,
+    /// Rounds of single sequences that carried drafted nodes.
+    pub drafted_rounds: u64,
+    /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
+    pub kept_depths: [u64; DraftDepths::COUNTED],
+    /// Time of all rounds.
+    pub times: RoundTimes,
     /// Times the device had no room for a sequence to open, read on or go through a round.
     pub waits: u64,
     /// Times an idle scheduler found that the device had not got back all it had lent; a defect.

@@ -1,9 +1,10 @@
-//! Where a round's trees come from, and how one is built from a draft.
+//! Where a round's trees come from.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use contract::{DeviceError, DraftItem, Runner, SeqId, TokenId, Tree};
 
-use contract::{Candidates, DeviceError, DraftItem, NodeIdx, Runner, SeqId, TokenId, Tree};
+use crate::costs::{CostTable, Prospect, choose};
+use crate::grow::{Grown, Seed, Shape, Soil, cut, grow, tempered};
+use crate::habit::{Habits, Round};
 
 /// One sequence that wants a tree.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +15,10 @@ pub struct Root<'a> {
     pub history: &'a [TokenId],
     /// The deepest node that can still be of use, given what may be generated; 0 wants the root alone.
     pub max_depth: usize,
+    /// Tokens that come next for certain. A tree should begin with them; what lies beside them is dropped.
+    pub forced: &'a [TokenId],
+    /// Whether more than the root and what is forced is wanted.
+    pub speculate: bool,
 }
 
 impl Root<'_> {
@@ -21,6 +26,25 @@ impl Root<'_> {
     pub fn token(&self) -> TokenId {
         self.history.last().copied().unwrap_or_default()
     }
+
+    /// The root and what is forced, of at most `nodes` nodes.
+    pub(crate) fn certain(&self, nodes: usize) -> Tree {
+        let forced = self.forced.iter().take(self.max_depth);
+        let tokens: Vec<TokenId> = std::iter::once(self.token())
+            .chain(forced.copied())
+            .take(nodes.clamp(1, Tree::MAX_NODES))
+            .collect();
+        Tree::chain(&tokens).unwrap_or_else(|_| Tree::root(self.token()))
+    }
+}
+
+/// What became of one sequence's tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeResult {
+    /// The sequence.
+    pub seq: SeqId,
+    /// Tokens the round gave, at least one.
+    pub tokens: usize,
 }
 
 /// Proposes trees. Whatever it proposes, the tokens that come out are those of plain decoding: a tree
@@ -32,27 +56,116 @@ pub trait TreeSource {
         runner: &mut dyn Runner,
         roots: &[Root<'_>],
     ) -> Result<Vec<Tree>, DeviceError>;
+
+    /// Tells what the trees of the last call brought, so that the next ones can be better.
+    fn learn(&mut self, results: &[TreeResult]) {
+        let _ = results;
+    }
 }
 
-/// Plain decoding: roots and nothing else.
+/// Plain decoding: roots, what is forced, and nothing else.
 pub(crate) struct Roots;
 
 impl TreeSource for Roots {
     fn trees(
         &mut self,
-        _runner: &mut dyn Runner,
+        runner: &mut dyn Runner,
         roots: &[Root<'_>],
     ) -> Result<Vec<Tree>, DeviceError> {
-        Ok(roots.iter().map(|root| Tree::root(root.token())).collect())
+        let nodes = runner.info().limits.tree_nodes;
+        Ok(roots.iter().map(|root| root.certain(nodes)).collect())
+    }
+}
+
+/// How trees are drafted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Speculation {
+    /// Drafted nodes of one sequence's tree, 0 to 63; the runner's own limit applies too. 0 turns drafting off.
+    pub budget: usize,
+    /// How a tree begins; [`Seed::ChainOnly`] makes it a chain.
+    pub seed: Seed,
+    /// Candidates the draft is asked for per position.
+    pub candidates: usize,
+    /// Flattens the draft's figures above 1.0, sharpens them below; above 0.
+    pub temperature: f32,
+    /// Tokens that must repeat for what followed them earlier to be tried too; 0 never tries.
+    pub lookup: usize,
+    /// What passes cost. With it, trees stop growing where they no longer pay, and drafting rests where it
+    /// does not pay at all; without it, every tree gets its whole budget.
+    pub costs: Option<CostTable>,
+}
+
+impl Default for Speculation {
+    fn default() -> Speculation {
+        Speculation {
+            budget: 22,
+            seed: Seed::None,
+            candidates: 8,
+            temperature: 1.0,
+            lookup: 0,
+            costs: None,
+        }
     }
 }
 
 /// Trees from the runner's own draft.
 pub(crate) struct Drafted {
-    /// Nodes beyond the root.
-    pub(crate) budget: usize,
-    /// Candidates per position.
-    pub(crate) k: usize,
+    config: Speculation,
+    habits: Habits,
+    /// What the last trees were expected to bring, in the order of their roots.
+    open: Option<Round>,
+}
+
+impl Drafted {
+    pub(crate) fn new(config: Speculation) -> Drafted {
+        Drafted {
+            config,
+            habits: Habits::default(),
+            open: None,
+        }
+    }
+
+    fn shape(&self, root: &Root<'_>, widest: usize) -> Shape {
+        Shape {
+            budget: self.config.budget.min(widest),
+            max_depth: root.max_depth,
+            seed: self.config.seed,
+        }
+    }
+
+    /// Sizes of all trees: the whole budget, or what the costs say.
+    fn sizes(&mut self, wanting: &[&Root<'_>], grown: &[Grown], others: usize) -> Vec<usize> {
+        let Some(costs) = &self.config.costs else {
+            return grown.iter().map(|grown| grown.tree.len()).collect();
+        };
+        let prospects: Vec<Prospect> = wanting
+            .iter()
+            .zip(grown)
+            .map(|(root, grown)| {
+                let certain = 1 + root.forced.len().min(grown.tree.len() - 1);
+                let trust = self.habits.trust(root.seq);
+                let drafted = grown.weights[certain..].iter();
+                Prospect {
+                    certain,
+                    chances: drafted.map(|w| w.exp() * trust).collect(),
+                }
+            })
+            .collect();
+        let plan = choose(costs, &prospects);
+        let sequences = wanting.len() + others;
+        let mut round = Round {
+            seconds: plan.seconds,
+            plain: costs.verify(sequences) * wanting.len() as f64 / sequences as f64,
+            members: Vec::with_capacity(wanting.len()),
+        };
+        for ((root, prospect), n) in wanting.iter().zip(&prospects).zip(&plan.nodes) {
+            let promised = prospect.chances[..*n].iter().sum();
+            round.members.push((root.seq, promised, prospect.certain));
+        }
+        self.open = Some(round);
+        let sizes = prospects.iter().zip(&plan.nodes);
+        sizes.map(|(p, n)| p.certain + n).collect()
+    }
 }
 
 impl TreeSource for Drafted {
@@ -61,17 +174,25 @@ impl TreeSource for Drafted {
         runner: &mut dyn Runner,
         roots: &[Root<'_>],
     ) -> Result<Vec<Tree>, DeviceError> {
-        let mut trees: Vec<Tree> = roots.iter().map(|root| Tree::root(root.token())).collect();
-        let deepest = roots.iter().map(|root| root.max_depth).max().unwrap_or(0);
-        let depth = runner.info().draft_depth.unwrap_or(0).min(deepest);
-        let widest = runner.info().limits.tree_nodes.saturating_sub(1);
-        let budget = self.budget.min(widest);
-        if depth == 0 || budget == 0 {
+        let limit = runner.info().limits.tree_nodes;
+        let mut trees = Roots.trees(runner, roots)?;
+        self.open = None;
+        self.habits.keep(roots.iter().map(|root| root.seq));
+        let drafts = runner.info().draft_depth.unwrap_or(0);
+        let budget = self.config.budget.min(limit.saturating_sub(1));
+        let resting = self.config.costs.is_some();
+        let mut wanting = Vec::with_capacity(roots.len());
+        for (i, root) in roots.iter().enumerate() {
+            let room = root.max_depth.min(drafts) > root.forced.len();
+            if room && root.speculate && !(resting && self.habits.rests(root.seq)) {
+                wanting.push(i);
+            }
+        }
+        if wanting.is_empty() || budget == 0 || drafts == 0 {
             return Ok(trees);
         }
-        let wanting: Vec<usize> = (0..roots.len())
-            .filter(|i| roots[*i].max_depth > 0)
-            .collect();
+        let deepest = wanting.iter().map(|i| roots[*i].max_depth).max();
+        let depth = drafts.min(deepest.unwrap_or(0));
         let items: Vec<DraftItem> = wanting
             .iter()
             .map(|i| DraftItem {
@@ -79,182 +200,71 @@ impl TreeSource for Drafted {
                 root: roots[*i].token(),
             })
             .collect();
-        let drafts = runner.draft(&items, depth, self.k)?;
-        for (i, candidates) in wanting.into_iter().zip(&drafts) {
-            let shape = Shape {
-                budget,
-                max_depth: roots[i].max_depth,
+        let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
+        let mut grown = Vec::with_capacity(wanting.len());
+        for (i, candidates) in wanting.iter().zip(&drafted) {
+            let root = &roots[*i];
+            let candidates = &tempered(candidates, self.config.temperature);
+            let hints = match root.forced {
+                [] => look_up(root.history, self.config.lookup, drafts),
+                _ => &[],
             };
-            trees[i] = best_first(roots[i].token(), candidates, shape);
+            let soil = Soil {
+                root: root.token(),
+                forced: root.forced,
+                hints,
+                candidates,
+            };
+            grown.push(grow(soil, self.shape(root, budget)));
+        }
+        let of: Vec<&Root<'_>> = wanting.iter().map(|i| &roots[*i]).collect();
+        let sizes = self.sizes(&of, &grown, roots.len() - wanting.len());
+        for ((i, grown), size) in wanting.into_iter().zip(&grown).zip(sizes) {
+            trees[i] = cut(grown, size.min(limit));
         }
         Ok(trees)
     }
-}
 
-/// How large a tree may get.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    /// Nodes beyond the root.
-    pub(crate) budget: usize,
-    /// Depth of the deepest node.
-    pub(crate) max_depth: usize,
-}
-
-/// A node that could be added next.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Offer {
-    /// Sum of the log-probabilities from the root down to here.
-    weight: f32,
-    /// Order of the offers: equal weights are taken first come, first served.
-    number: u32,
-    parent: NodeIdx,
-    depth: usize,
-    rank: usize,
-}
-
-impl Eq for Offer {}
-
-impl Ord for Offer {
-    fn cmp(&self, other: &Offer) -> Ordering {
-        self.weight
-            .total_cmp(&other.weight)
-            .then(Reverse(self.number).cmp(&Reverse(other.number)))
+    fn learn(&mut self, results: &[TreeResult]) {
+        if let Some(round) = self.open.take() {
+            self.habits.learn(&round, results);
+        }
     }
 }
 
-impl PartialOrd for Offer {
-    fn partial_cmp(&self, other: &Offer) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// The `budget` likeliest prefixes under independent positions: the tree whose expected accepted length,
-/// by the draft's own figures, is greatest.
-///
-/// Nodes are taken by falling weight. A taken node offers its next sibling and its first child, in this
-/// order, so no heavier prefix is ever missed.
-pub(crate) fn best_first(root: TokenId, candidates: &Candidates, shape: Shape) -> Tree {
-    let mut tree = Tree::root(root);
-    let k = candidates.k.max(1);
-    let depths = (candidates.ids.len().min(candidates.log_probs.len()) / k).min(shape.max_depth);
-    let at = |depth: usize, rank: usize| (depth - 1) * k + rank;
-    let mut offers = BinaryHeap::new();
-    let mut number = 0;
-    let mut offer = |offers: &mut BinaryHeap<Offer>, weight, parent, depth, rank| {
-        offers.push(Offer {
-            weight,
-            number,
-            parent,
-            depth,
-            rank,
-        });
-        number += 1;
+/// What followed the last earlier place of the text that reads as its end does, over `same` tokens; at most
+/// `most` tokens, none where there is no such place.
+fn look_up(history: &[TokenId], same: usize, most: usize) -> &[TokenId] {
+    /// How far back is looked.
+    const REACH: usize = 4096;
+    let Some(end) = history.len().checked_sub(same).filter(|_| same > 0) else {
+        return &[];
     };
-    if depths > 0 {
-        offer(&mut offers, candidates.log_probs[0], NodeIdx::ROOT, 1, 0);
-    }
-    while tree.len() <= shape.budget {
-        let Some(best) = offers.pop() else { break };
-        let here = at(best.depth, best.rank);
-        let above = best.weight - candidates.log_probs[here];
-        if best.rank + 1 < k {
-            let weight = above + candidates.log_probs[here + 1];
-            offer(&mut offers, weight, best.parent, best.depth, best.rank + 1);
+    let tail = &history[end..];
+    let from = end.saturating_sub(REACH);
+    let place = (from..end)
+        .rev()
+        .find(|at| history[*at..*at + same] == *tail);
+    match place {
+        Some(at) => {
+            let follows = at + same;
+            &history[follows..history.len().min(follows + most)]
         }
-        // A draft that names one token twice at one position offers a twin; the first one stands for both.
-        let Ok(node) = tree.push(best.parent, candidates.ids[here]) else {
-            continue;
-        };
-        if best.depth < depths {
-            let weight = best.weight + candidates.log_probs[at(best.depth + 1, 0)];
-            offer(&mut offers, weight, node, best.depth + 1, 0);
-        }
+        None => &[],
     }
-    tree
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn candidates(log_probs: &[f32], k: usize) -> Candidates {
-        Candidates {
-            ids: (0..log_probs.len() as u32).map(TokenId).collect(),
-            log_probs: log_probs.to_vec(),
-            lse: vec![0.0; log_probs.len() / k],
-            k,
-        }
-    }
-
-    fn weight(tree: &Tree, node: NodeIdx, candidates: &Candidates) -> f32 {
-        let nodes = tree.path_to(node);
-        let below_root = &nodes.nodes()[1..];
-        // Ids were given out as indices, so a token names its own log-probability.
-        below_root
-            .iter()
-            .map(|n| candidates.log_probs[tree.token(*n).index()])
-            .sum()
-    }
-
-    /// All prefixes' weights, best first, by listing them.
-    fn listed(candidates: &Candidates, depths: usize) -> Vec<f32> {
-        let (mut all, mut level) = (Vec::new(), vec![0.0]);
-        for position in candidates.log_probs.chunks(candidates.k).take(depths) {
-            let next = level
-                .iter()
-                .flat_map(|w| position.iter().map(move |p| w + p));
-            level = next.collect();
-            all.extend_from_slice(&level);
-        }
-        all.sort_by(|a: &f32, b| b.total_cmp(a));
-        all
-    }
-
-    proptest! {
-        #[test]
-        fn the_tree_is_the_best_prefixes(
-            steps in prop::collection::vec(prop::collection::vec(0.01_f32..3.0, 3), 1..5),
-            budget in 0..20_usize, max_depth in 0..6_usize,
-        ) {
-            let log_probs: Vec<f32> = steps.iter().flat_map(|falls| {
-                falls.iter().scan(0.0, |sum, fall| { *sum -= fall; Some(*sum) })
-            }).collect();
-            let candidates = candidates(&log_probs, 3);
-            let tree = best_first(TokenId(99), &candidates, Shape { budget, max_depth });
-            let mut weights: Vec<f32> =
-                tree.nodes().skip(1).map(|n| weight(&tree, n, &candidates)).collect();
-            weights.sort_by(|a, b| b.total_cmp(a));
-            let mut expected = listed(&candidates, max_depth);
-            expected.truncate(budget);
-            prop_assert_eq!(weights.len(), expected.len());
-            for (found, best) in weights.iter().zip(&expected) {
-                prop_assert!((found - best).abs() < 1e-4, "{} for {}", found, best);
-            }
-        }
-    }
 
     #[test]
-    fn equal_weights_are_taken_sibling_before_child() {
-        let candidates = candidates(&[-1.0, -2.0, -1.0, -2.0], 2);
-        let shape = Shape {
-            budget: 3,
-            max_depth: 2,
-        };
-        let tree = best_first(TokenId(9), &candidates, shape);
-        let ids: Vec<u32> = tree.tokens().iter().map(|t| t.0).collect();
-        assert_eq!(ids, [9, 0, 1, 2]);
-        assert_eq!(tree.depths(), [0, 1, 1, 2]);
-    }
-
-    #[test]
-    fn a_draft_that_repeats_a_token_gives_one_node_for_it() {
-        let mut twins = candidates(&[-0.1, -0.2], 2);
-        twins.ids = vec![TokenId(4), TokenId(4)];
-        let shape = Shape {
-            budget: 5,
-            max_depth: 1,
-        };
-        assert_eq!(best_first(TokenId(9), &twins, shape).len(), 2);
+    fn what_followed_the_same_words_is_found_again() {
+        let history: Vec<TokenId> = [1, 2, 3, 4, 9, 2, 3, 5, 6, 2, 3].map(TokenId).to_vec();
+        let ids = |tokens: &[TokenId]| tokens.iter().map(|t| t.0).collect::<Vec<_>>();
+        assert_eq!(ids(look_up(&history, 2, 3)), [5, 6, 2]);
+        assert_eq!(ids(look_up(&history, 3, 3)), [0; 0]);
+        assert_eq!(ids(look_up(&history, 0, 3)), [0; 0]);
+        assert_eq!(ids(look_up(&history[..1], 2, 3)), [0; 0]);
     }
 }

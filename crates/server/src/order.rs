@@ -73,6 +73,8 @@ pub fn settings(
         ignore_eos: fields.ignore_eos,
         logprobs: None,
         prompt_logprobs: None,
+        speculate: !fields.plain,
+        constraints: None,
     })
 }
 

@@ -408,6 +408,7 @@ pub(super) fn decode_of(kernels: &Kernels, ty: QuantType) -> fn(&[u8], &mut [f32
     match ty {
         QuantType::F32 => kv::decode_f32,
         QuantType::Q8_0 => kernels.decode_q8_0,
+        QuantType::Q4_0 => kernels.decode_q4_0,
         _ => kernels.decode_f16,
     }
 }
@@ -416,6 +417,7 @@ fn dot_of(kernels: &Kernels, ty: QuantType) -> fn(&[f32], &[u8]) -> f32 {
     match ty {
         QuantType::F32 => kv::dot_f32,
         QuantType::Q8_0 => kernels.dot_q8_0,
+        QuantType::Q4_0 => kernels.dot_q4_0,
         _ => kernels.dot_f16,
     }
 }

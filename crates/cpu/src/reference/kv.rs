@@ -4,9 +4,12 @@ use contract::quant::{dequantize_row, quantize_row};
 use contract::{KvFormat, QuantType};
 use half::f16;
 
-/// Values of a Q8_0 block, and its bytes: a half scale, then signed bytes.
+/// Values of a block of the quantised formats.
 const BLOCK: usize = 32;
+/// Bytes of a Q8_0 block: a half scale, then signed bytes.
 const BLOCK_BYTES: usize = 34;
+/// Bytes of a Q4_0 block: a half scale, then nibbles, value `j` low and `j + 16` high in byte `j`, biased by 8.
+const NIBBLE_BYTES: usize = 18;
 
 /// The formats this device stores; the others are refused when a plan is estimated.
 pub fn block_type(format: KvFormat) -> Option<QuantType> {
@@ -14,6 +17,7 @@ pub fn block_type(format: KvFormat) -> Option<QuantType> {
         KvFormat::F32 => Some(QuantType::F32),
         KvFormat::F16 => Some(QuantType::F16),
         KvFormat::Q8_0 => Some(QuantType::Q8_0),
+        KvFormat::Q4_0 => Some(QuantType::Q4_0),
         _ => None,
     }
 }
@@ -63,6 +67,51 @@ pub fn decode_q8_0(bytes: &[u8], values: &mut [f32]) {
             *value = scale * f32::from(q as i8);
         }
     }
+}
+
+/// Signed codes of the nibbles of a Q4_0 block, in the order of their values.
+pub fn codes_q4_0(nibbles: &[u8; 16]) -> [i8; BLOCK] {
+    let mut codes = [0; BLOCK];
+    let (low, high) = codes.split_at_mut(BLOCK / 2);
+    for ((low, high), &byte) in low.iter_mut().zip(high).zip(nibbles) {
+        *low = (byte & 15).cast_signed() - 8;
+        *high = (byte >> 4).cast_signed() - 8;
+    }
+    codes
+}
+
+/// Scale and codes of a Q4_0 block.
+fn block_q4_0(block: &[u8; NIBBLE_BYTES]) -> (f32, [i8; BLOCK]) {
+    let [low, high, nibbles @ ..] = block;
+    (
+        f16::from_le_bytes([*low, *high]).to_f32(),
+        codes_q4_0(nibbles),
+    )
+}
+
+/// Reads a Q4_0 row, `[n]`, `n` a multiple of 32.
+pub fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {
+    assert_eq!(bytes.len(), values.len() / BLOCK * NIBBLE_BYTES);
+    let (blocks, _) = bytes.as_chunks::<NIBBLE_BYTES>();
+    for (values, block) in values.chunks_exact_mut(BLOCK).zip(blocks) {
+        let (scale, codes) = block_q4_0(block);
+        for (value, code) in values.iter_mut().zip(codes) {
+            *value = scale * f32::from(code);
+        }
+    }
+}
+
+/// `sum x * row`, the row in Q4_0, `x` `[n]`: each block is summed and then scaled.
+pub fn dot_q4_0(x: &[f32], bytes: &[u8]) -> f32 {
+    assert_eq!(bytes.len(), x.len() / BLOCK * NIBBLE_BYTES);
+    let (blocks, _) = bytes.as_chunks::<NIBBLE_BYTES>();
+    let mut sum = 0.0;
+    for (x, block) in x.chunks_exact(BLOCK).zip(blocks) {
+        let (scale, codes) = block_q4_0(block);
+        let products = x.iter().zip(codes).map(|(x, code)| x * f32::from(code));
+        sum += scale * products.sum::<f32>();
+    }
+    sum
 }
 
 /// `sum x * row`, the row in f16, `x` `[n]`.

@@ -21,8 +21,10 @@ macro_rules! table {
             accumulate: matmul::accumulate(a: &[f32], b: &[f32], n: usize, c: &mut [f32]) -> ();
             dot_f16: kv::dot_f16(x: &[f32], bytes: &[u8]) -> f32;
             dot_q8_0: kv::dot_q8_0(x: &[f32], bytes: &[u8]) -> f32;
+            dot_q4_0: kv::dot_q4_0(x: &[f32], bytes: &[u8]) -> f32;
             decode_f16: kv::decode_f16(bytes: &[u8], values: &mut [f32]) -> ();
             decode_q8_0: kv::decode_q8_0(bytes: &[u8], values: &mut [f32]) -> ();
+            decode_q4_0: kv::decode_q4_0(bytes: &[u8], values: &mut [f32]) -> ();
             max: rows::max(row: &[f32]) -> f32;
             sum_exp: rows::sum_exp(row: &[f32], shift: f32) -> f32;
         );

@@ -183,14 +183,20 @@ fn cached_rows_agree() {
             bytes
         };
         let (half, byte) = (stored(QuantType::F16), stored(QuantType::Q8_0));
+        let nibble = stored(QuantType::Q4_0);
         check(1e-5, |kernels| {
-            vec![(kernels.dot_f16)(&x, &half), (kernels.dot_q8_0)(&x, &byte)]
+            vec![
+                (kernels.dot_f16)(&x, &half),
+                (kernels.dot_q8_0)(&x, &byte),
+                (kernels.dot_q4_0)(&x, &nibble),
+            ]
         });
         check(0.0, |kernels| {
-            let (mut a, mut b) = (vec![0.0; n], vec![0.0; n]);
+            let [mut a, mut b, mut c] = [0, 1, 2].map(|_| vec![0.0; n]);
             (kernels.decode_f16)(&half, &mut a);
             (kernels.decode_q8_0)(&byte, &mut b);
-            [a, b].concat()
+            (kernels.decode_q4_0)(&nibble, &mut c);
+            [a, b, c].concat()
         });
     }
 }

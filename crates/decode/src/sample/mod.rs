@@ -59,17 +59,28 @@ impl Sampler {
         }
     }
 
-    /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root.
-    pub(crate) fn ask(&self, history: &History, path: &[TokenId]) -> Ask {
+    /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root, where only
+    /// `allowed` may come.
+    pub(crate) fn ask(
+        &self,
+        history: &History,
+        path: &[TokenId],
+        allowed: Option<Arc<TokenMask>>,
+    ) -> Ask {
         let sampling = &self.settings.sampling;
         let generated = history.generated() + path.len();
-        let mask = self
+        let not_yet = self
             .not_yet_ending
             .as_ref()
             .filter(|_| generated < self.settings.min_tokens);
+        let mask = match (not_yet, allowed) {
+            (Some(not_yet), Some(allowed)) => both(not_yet, allowed),
+            (Some(not_yet), None) => Some(Arc::clone(not_yet)),
+            (None, allowed) => allowed,
+        };
         let edits = if mask.is_some() || penalises(&self.settings) {
             Some(Arc::new(Edits {
-                allowed: mask.cloned(),
+                allowed: mask,
                 bias: sampling.bias.clone(),
                 repetition: sampling.repetition,
                 frequency: sampling.frequency,
@@ -85,6 +96,22 @@ impl Sampler {
         }
     }
 
+    /// What to ask where `token` comes anyway: how likely it was, if that is to be told.
+    pub(crate) fn ask_forced(&self, token: TokenId) -> Ask {
+        match self.settings.logprobs {
+            Some(n) => ask_about(token, n),
+            None => Ask::NOTHING,
+        }
+    }
+
+    /// A token that comes anyway, with what the device answered to [`ask_forced`](Sampler::ask_forced).
+    pub(crate) fn take_forced(&self, row: &Row, token: TokenId) -> OutToken {
+        OutToken {
+            id: token,
+            logprobs: self.settings.logprobs.map(|n| logprobs(row, token, n)),
+        }
+    }
+
     /// The token at absolute position `position`, from what the device answered to [`ask`](Sampler::ask).
     pub(crate) fn choose(&self, row: &Row, position: usize) -> OutToken {
         let draw = rng::uniform(self.seed, position as u64);
@@ -96,6 +123,16 @@ impl Sampler {
     }
 }
 
+/// What both allow; where that is nothing, the text may end before its time.
+fn both(not_yet_ending: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
+    let mut mask = TokenMask::clone(&allowed);
+    mask.intersect(not_yet_ending);
+    match mask.words().iter().any(|word| *word != 0) {
+        true => Some(Arc::new(mask)),
+        false => Some(allowed),
+    }
+}
+
 fn penalises(settings: &Settings) -> bool {
     let sampling = &settings.sampling;
     sampling.repetition != 1.0 || sampling.frequency != 0.0 || sampling.presence != 0.0
@@ -104,7 +141,10 @@ fn penalises(settings: &Settings) -> bool {
 /// How much of a row the settings need: the best tokens where that is enough, else all of it.
 fn want(settings: &Settings, vocab: usize, top_limit: usize) -> Want {
     let sampling = &settings.sampling;
-    let edited = penalises(settings) || !sampling.bias.is_empty() || settings.min_tokens > 0;
+    let edited = penalises(settings)
+        || !sampling.bias.is_empty()
+        || settings.min_tokens > 0
+        || settings.constraints.is_some();
     let drawn = match (sampling.is_greedy(), sampling.top_k) {
         (true, _) => 1,
         (false, 0) => return Want::Full,
@@ -222,10 +262,14 @@ mod tests {
                 .and_then(|edits| edits.allowed.clone())
                 .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
         };
-        assert!(bars(sampler.ask(&history, &[])));
+        assert!(bars(sampler.ask(&history, &[], None)));
         history.push(TokenId(9));
-        assert!(bars(sampler.ask(&history, &[TokenId(4)])));
-        assert!(!bars(sampler.ask(&history, &[TokenId(4), TokenId(5)])));
+        assert!(bars(sampler.ask(&history, &[TokenId(4)], None)));
+        assert!(!bars(sampler.ask(
+            &history,
+            &[TokenId(4), TokenId(5)],
+            None
+        )));
     }
 
     proptest! {
@@ -250,7 +294,7 @@ mod tests {
             let sampler = Sampler::new(settings.clone(), 0, &[], LANGUAGE.vocab, 64);
             let history = History::new(&prompt, &settings.sampling);
             let trace = LANGUAGE.begin().then_all(&prompt);
-            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[])), prompt.len());
+            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[], None)), prompt.len());
             let raw = LANGUAGE.row(trace, &Ask::full());
             let told = out.logprobs.unwrap();
             prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);

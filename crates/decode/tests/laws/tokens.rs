@@ -2,7 +2,7 @@
 
 use conformance::fake::{Call, FakeDraft, FakeSpec};
 use contract::{Ask, Edits, TokenCount, TokenId};
-use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings};
+use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings, Speculation};
 use proptest::prelude::*;
 
 use crate::world::{
@@ -63,7 +63,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
                 stop_tokens: stop.into_iter().map(TokenId).collect(),
                 ignore_eos,
                 logprobs,
-                prompt_logprobs: None,
+                ..Settings::default()
             },
         )
 }
@@ -130,7 +130,10 @@ fn world(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> World {
             World::new(
                 drafting,
                 SchedulerConfig {
-                    draft_budget: budget,
+                    speculation: Speculation {
+                        budget,
+                        ..Speculation::default()
+                    },
                     ..config
                 },
             )
@@ -282,7 +285,10 @@ fn speculation_can_be_turned_off() {
         right: 1.0,
     });
     let off = SchedulerConfig {
-        draft_budget: 0,
+        speculation: Speculation {
+            budget: 0,
+            ..Speculation::default()
+        },
         ..config()
     };
     let mut world = World::new(

@@ -42,6 +42,8 @@ pub struct SamplingFields {
     pub stop_token_ids: Vec<TokenId>,
     /// Choices per prompt, 1..=8.
     pub n: usize,
+    /// From `speculative: false`: no token of this request is drafted.
+    pub plain: bool,
 }
 
 /// How far penalties look back.
@@ -78,6 +80,7 @@ impl SamplingFields {
             stop: stop(body)?,
             stop_token_ids: stop_token_ids(body)?,
             n: choices(body)?,
+            plain: !body.flag("speculative", true)?,
         })
     }
 }

@@ -7,6 +7,7 @@ use crate::simd::lanes::Lanes;
 
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 34;
+const NIBBLE_BYTES: usize = 18;
 
 /// # Safety
 /// The instruction set of `L`; so for every function here.
@@ -84,6 +85,49 @@ pub(in crate::simd) unsafe fn decode_q8_0<L: Lanes>(bytes: &[u8], values: &mut [
             for at in (0..BLOCK).step_by(L::N) {
                 let lanes = L::load_i8(from.add(2 + at)).mul(L::splat(scale));
                 lanes.store(values.as_mut_ptr().add(block * BLOCK + at));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`dot_f16`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn dot_q4_0<L: Lanes>(x: &[f32], bytes: &[u8]) -> f32 {
+    let (blocks, rest) = bytes.as_chunks::<NIBBLE_BYTES>();
+    assert!(rest.is_empty() && x.len() == blocks.len() * BLOCK);
+    // SAFETY: the caller's instruction set; 32 values and 32 codes a block.
+    unsafe {
+        let mut sums = [L::splat(0.0); 2];
+        for (i, [low, high, nibbles @ ..]) in blocks.iter().enumerate() {
+            let scale = f16::from_le_bytes([*low, *high]).to_f32();
+            let codes = reference::codes_q4_0(nibbles);
+            let mut own = L::splat(0.0);
+            for at in (0..BLOCK).step_by(L::N) {
+                let key = L::load_i8(codes.as_ptr().cast::<u8>().add(at));
+                own = key.mul_add(L::load(x.as_ptr().add(i * BLOCK + at)), own);
+            }
+            let sum = &mut sums[i % 2];
+            *sum = own.mul_add(L::splat(scale), *sum);
+        }
+        sums[0].add(sums[1]).sum()
+    }
+}
+
+/// # Safety
+/// As [`dot_f16`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn decode_q4_0<L: Lanes>(bytes: &[u8], values: &mut [f32]) {
+    let (blocks, rest) = bytes.as_chunks::<NIBBLE_BYTES>();
+    assert!(rest.is_empty() && values.len() == blocks.len() * BLOCK);
+    for (i, [low, high, nibbles @ ..]) in blocks.iter().enumerate() {
+        let scale = f16::from_le_bytes([*low, *high]).to_f32();
+        let codes = reference::codes_q4_0(nibbles);
+        // SAFETY: the caller's instruction set; 32 codes and 32 values a block.
+        unsafe {
+            for at in (0..BLOCK).step_by(L::N) {
+                let lanes = L::load_i8(codes.as_ptr().cast::<u8>().add(at)).mul(L::splat(scale));
+                lanes.store(values.as_mut_ptr().add(i * BLOCK + at));
             }
         }
     }
