@@ -12,8 +12,8 @@ use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
-use crate::memory::{Allowance, Carver};
-use crate::plan::Plans;
+use crate::memory::{Allowance, Carver, REGION_ALIGN};
+use crate::plan::{Facts, Plans};
 use crate::probe::Card;
 use crate::runner::CudaRunner;
 use crate::state::State;
@@ -35,6 +35,8 @@ pub struct Options {
     pub vram_limit: Option<u64>,
     /// Run launch by launch instead of as captured graphs, to find faults.
     pub eager: bool,
+    /// Read prompts as chains of tree nodes instead of in chunks, to find faults.
+    pub chains: bool,
     /// Fill everything but weights with NaNs before the first use, for tests.
     pub poison: bool,
     /// How kernels are compiled.
@@ -63,18 +65,16 @@ impl Layout {
         let placed = Weights::new(&plan.target, &mut weights);
         let regions = [&mut kv, &mut states, &mut scratch];
         let state = State::new(&plan.target, plan.kv, plan.limits, regions);
-        let plans = Plans::new(
-            plan,
-            &placed,
-            &state,
-            limits(card, plan.exact),
-            &mut scratch,
-        );
+        let facts = Facts {
+            card: limits(card, plan.exact),
+            warpgroups: card.capability == (9, 0),
+        };
+        let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
         Layout {
             weights: placed,
             state,
             plans,
-            sizes: [weights, kv, states, scratch].map(|carver| carver.used()),
+            sizes: [weights, kv, states, scratch].map(|carver| carver.used() + REGION_ALIGN),
         }
     }
 
@@ -213,7 +213,8 @@ impl CudaBackend {
         );
         let target = plan.target.clone();
         let made = (layout.plans, runs);
-        let engine = Engine::new(gpu, target, layout.state, regions, made)?;
+        let chains = self.options.chains;
+        let engine = Engine::new(gpu, target, layout.state, regions, made, chains)?;
         Ok(CudaRunner::new(info, engine))
     }
 }

@@ -7,6 +7,8 @@ use contract::{DeviceError, MemoryPlan};
 
 /// Alignment of every array on the card, in bytes.
 pub(crate) const ALIGN: u64 = 256;
+/// Alignment of every region, in bytes.
+pub(crate) const REGION_ALIGN: u64 = 1024;
 
 /// Hands out pieces of a region, one after another.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +18,7 @@ pub(crate) struct Carver {
 }
 
 impl Carver {
-    /// Of a region that begins at address `base`, a multiple of [`ALIGN`].
+    /// Of a region that begins at address `base`, a multiple of [`REGION_ALIGN`].
     pub(crate) fn new(base: u64) -> Carver {
         Carver { base, at: 0 }
     }
@@ -26,6 +28,12 @@ impl Carver {
         let address = self.base + self.at;
         self.at = (self.at + bytes as u64).next_multiple_of(ALIGN);
         address
+    }
+
+    /// As [`Carver::take`], at a multiple of `align`, a power of two that regions begin at multiples of.
+    pub(crate) fn take_aligned(&mut self, bytes: usize, align: u64) -> u64 {
+        self.at = self.at.next_multiple_of(align);
+        self.take(bytes)
     }
 
     /// Bytes taken so far.

@@ -36,15 +36,21 @@ struct Bench {
 }
 
 fn bench(eager: bool) -> Option<Bench> {
+    bench_with(Options {
+        eager,
+        ..Options::default()
+    })
+}
+
+fn bench_with(options: Options) -> Option<Bench> {
     let gpu = card::gpu()?;
     let options = Options {
-        eager,
         poison: true,
         compile: compile::Options {
             cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
             ..compile::Options::default()
         },
-        ..Options::default()
+        ..options
     };
     Some(Bench {
         backend: CudaBackend::with_options(gpu.card().clone(), options),
@@ -309,6 +315,22 @@ fn every_layout_follows_the_oracle() {
             let tolerance = against_the_oracle(QuantType::F32);
             follows_the_oracle(&bench, &specimen, WHOLE, tolerance);
         }
+    }
+}
+
+#[test]
+fn prompts_read_as_chains_follow_the_oracle() {
+    let Some(bench) = bench_with(Options {
+        eager: true,
+        chains: true,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    for layout in Layout::ALL {
+        let specimen = Specimen::new(layout, QuantType::F32, 6);
+        let tolerance = against_the_oracle(QuantType::F32);
+        follows_the_oracle(&bench, &specimen, WHOLE, tolerance);
     }
 }
 

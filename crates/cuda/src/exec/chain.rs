@@ -1,5 +1,5 @@
-//! Reading a prompt as chains of tree nodes, committed one chain after another: the route where there is no
-//! plan for chunks.
+//! Reading a prompt as chains of tree nodes, committed one after another: the slow route that tells a fault of
+//! the chunk kernels from one of the others.
 
 use contract::{Ask, DeviceError, Path, Row, TokenId, Tree};
 

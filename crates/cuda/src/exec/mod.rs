@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     regions: Regions,
     state: State,
     spec: Arc<ModelSpec>,
+    /// Whether prompts are read as chains of tree nodes.
+    chains: bool,
     /// While layers are watched, what the last chunk left behind each.
     #[cfg(feature = "inspect")]
     watched: Option<Vec<Vec<u8>>>,
@@ -55,6 +57,7 @@ impl Engine {
         state: State,
         regions: Regions,
         (plans, runs): (Plans, Runs),
+        chains: bool,
     ) -> Result<Engine, DeviceError> {
         let headers = Headers {
             step: gpu.pinned(size_of::<Step>())?,
@@ -70,6 +73,7 @@ impl Engine {
             regions,
             state,
             spec,
+            chains,
             #[cfg(feature = "inspect")]
             watched: None,
             gpu,
@@ -91,6 +95,9 @@ impl Engine {
         for (address, table) in &self.plans.tables {
             let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
             self.regions.write(&self.gpu, *address, &bytes)?;
+        }
+        for (address, bytes) in self.plans.zeroed {
+            self.regions.zero(&self.gpu, address, bytes)?;
         }
         for slot in 0..self.state.slots.n {
             self.clear_slot(slot)?;
@@ -161,14 +168,9 @@ impl Engine {
         tokens: &[TokenId],
         asks: &[(usize, &Ask)],
     ) -> Result<Vec<Row>, DeviceError> {
-        let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
-        if self
-            .plans
-            .all
-            .get(&key)
-            .is_none_or(|p| p.launches.is_empty())
-        {
-            return self.chain((head.slot as usize, head.committed as usize), tokens, asks);
+        if self.chains {
+            let place = (head.slot as usize, head.committed as usize);
+            return self.chain(place, tokens, asks);
         }
         self.write_chunk(head, tokens, asks)?;
         let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));

@@ -3,6 +3,7 @@
 use contract::DeviceError;
 
 use crate::driver::{Buffer, Gpu};
+use crate::memory::REGION_ALIGN;
 
 /// Allocations, freed on drop.
 pub(crate) struct Regions {
@@ -13,7 +14,7 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Allocates regions of these sizes, in bytes. Everything but the weights is filled with `byte`.
+    /// Allocates regions of these sizes in bytes, [`REGION_ALIGN`] of which may go to alignment. Everything but the weights is filled with `byte`.
     pub(crate) fn new(
         gpu: &Gpu,
         [weights, kv, states, scratch]: [u64; 4],
@@ -21,7 +22,7 @@ impl Regions {
     ) -> Result<Regions, DeviceError> {
         let alloc = |bytes: u64| {
             let bytes = usize::try_from(bytes).expect("a plan that fits a card fits an address");
-            gpu.alloc::<u8>(bytes.max(1))
+            gpu.alloc::<u8>(bytes)
         };
         let mut regions = Regions {
             weights: alloc(weights)?,
@@ -37,7 +38,8 @@ impl Regions {
 
     /// First addresses, in the order of [`Regions::new`].
     pub(crate) fn bases(&self) -> [u64; 4] {
-        [&self.weights, &self.kv, &self.states, &self.scratch].map(Buffer::ptr)
+        [&self.weights, &self.kv, &self.states, &self.scratch]
+            .map(|buffer| buffer.ptr().next_multiple_of(REGION_ALIGN))
     }
 
     /// The region that holds `bytes` bytes at `address`, and where they begin in it.

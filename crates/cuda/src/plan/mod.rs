@@ -3,6 +3,7 @@
 //! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
 //! complete. All plans share one arena, since one runs at a time on one stream.
 
+mod chunk;
 mod commit;
 mod forms;
 mod head;
@@ -20,6 +21,7 @@ use crate::pack::BLOCK_ROWS;
 use crate::state::State;
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
+use chunk::Expanded;
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
@@ -59,8 +61,10 @@ pub(crate) struct Addresses {
     pub(crate) residual: u64,
     /// Logits of the asked rows, f32 `[ROWS][stride]`.
     pub(crate) logits: u64,
-    /// Counters of kernels that share out work; zero between launches.
+    /// Counters of the small products; zero between launches.
     pub(crate) counters: u64,
+    /// Turns of the large products; zero between launches.
+    pub(crate) turns: u64,
 }
 
 /// Every plan of a loaded model.
@@ -70,7 +74,17 @@ pub(crate) struct Plans {
     pub(crate) reduce: rows::Reduce,
     /// Tables to be written once: address and values.
     pub(crate) tables: Vec<(u64, Vec<f64>)>,
+    /// Runs to be zeroed once: address and bytes.
+    pub(crate) zeroed: [(u64, usize); 2],
     limits: Limits,
+}
+
+/// What plans need to know of the card.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Facts {
+    pub(crate) card: Card,
+    /// Whether it has the warpgroup products of compute capability 9.0.
+    pub(crate) warpgroups: bool,
 }
 
 /// What plans are built over.
@@ -80,7 +94,10 @@ pub(crate) struct Site<'a> {
     pub(crate) state: &'a State,
     pub(crate) open: &'a OpenPlan,
     pub(crate) card: Card,
+    /// Whether the card has warpgroup products.
+    warpgroups: bool,
     pub(crate) addresses: Addresses,
+    expanded: Expanded,
     /// Inverse frequencies of each kind of rotation.
     rotations: Vec<(RopeSpec, u64)>,
     reduce: rows::Reduce,
@@ -99,7 +116,7 @@ impl Plans {
         open: &OpenPlan,
         weights: &Weights,
         state: &State,
-        card: Card,
+        facts: Facts,
         scratch: &mut Carver,
     ) -> Plans {
         let (spec, limits) = (&*open.target, open.limits);
@@ -109,6 +126,8 @@ impl Plans {
             k: CANDIDATES.min(spec.vocab),
         };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
+        let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
+        let counter_bytes = counter_bytes(spec);
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
@@ -116,7 +135,8 @@ impl Plans {
             rows: scratch.take(reduce.out_bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
-            counters: scratch.take(counter_bytes(spec)),
+            counters: scratch.take(counter_bytes),
+            turns: scratch.take(expanded.turn_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
         let mut tables = Vec::new();
@@ -133,8 +153,10 @@ impl Plans {
             weights,
             state,
             open,
-            card,
+            card: facts.card,
+            warpgroups: facts.warpgroups,
             addresses,
+            expanded,
             rotations,
             reduce,
         };
@@ -145,7 +167,7 @@ impl Plans {
             let mut carver = *scratch;
             let plan = match key {
                 Key::Step(rows) => layers::step(&site, rows, &mut carver),
-                Key::Chunk(_) => Plan::default(),
+                Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
                 Key::Commit => commit::build(&site),
             };
@@ -159,6 +181,10 @@ impl Plans {
             addresses,
             reduce,
             tables,
+            zeroed: [
+                (addresses.counters, counter_bytes),
+                (addresses.turns, expanded.turn_bytes),
+            ],
             limits,
         }
     }

@@ -1,0 +1,306 @@
+//! A chunk of a prompt: embedding and every layer, many rows at a time. Cached rows, states and windows are
+//! committed on the way; the head is a plan of its own, over the rows that were asked for.
+
+use contract::{AttentionSpec, Mixer, ModelSpec};
+
+use super::layers::{cache, delta_layer, shape};
+use super::{Plan, Site};
+use crate::launch::attention::{self, Cache, Positions, Projections};
+use crate::launch::delta::{self, Layer};
+use crate::launch::matmul::{Segment, Write};
+use crate::launch::norm::Source;
+use crate::launch::prefill::product::{self, Inputs, Scratch};
+use crate::launch::prefill::{self, Card, Out, Panels, rows};
+use crate::launch::{Launch, embed};
+use crate::memory::Carver;
+use crate::pack::Kind;
+use crate::state::{DeltaGroup, Place};
+use crate::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, MixerWeights, Weights};
+
+/// Alignment of panels, in bytes.
+const PANEL_ALIGN: u64 = 1024;
+/// Weights that are expanded at once, in bytes; more than the widest layer of today's models needs.
+const MOST_EXPANDED: usize = 512 << 20;
+
+/// Room for expanded weights and the turns that products take on them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expanded {
+    pub(super) bytes: usize,
+    pub(super) turn_bytes: usize,
+}
+
+impl Expanded {
+    /// For the matrices of a model and chunks of up to `rows` rows.
+    pub(super) fn of(spec: &ModelSpec, weights: &Weights, rows: usize) -> Expanded {
+        let hidden = spec.hidden;
+        let mut bytes = 0;
+        let mut fit = |matrices: &[Matrix]| {
+            let packed = matrices.iter().filter(|m| m.kind != Kind::F32);
+            let cols = matrices.first().map_or(hidden, |m| m.cols);
+            let all = product::bytes_to_expand(packed.map(|m| m.rows), cols);
+            bytes = bytes.max(all.clamp(product::least_bytes(cols), MOST_EXPANDED));
+        };
+        for layer in &weights.layers {
+            fit(&[layer.gate, layer.up]);
+            fit(&[layer.down]);
+            match &layer.mixer {
+                MixerWeights::Attention(w) => {
+                    fit(&[w.q, w.k, w.v]);
+                    fit(&[w.o]);
+                }
+                MixerWeights::Delta(w) => {
+                    fit(&[w.qkv, w.z, w.beta, w.alpha]);
+                    fit(&[w.out]);
+                }
+            }
+        }
+        Expanded {
+            bytes,
+            turn_bytes: product::turn_bytes(rows, bytes),
+        }
+    }
+}
+
+/// The plan of a chunk of up to `rows` rows.
+pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let weights = carver.take_aligned(site.expanded.bytes, PANEL_ALIGN);
+    let mut builder = Builder {
+        site,
+        rows,
+        scratch: Scratch {
+            weights,
+            weight_bytes: site.expanded.bytes,
+            turns: site.addresses.turns,
+        },
+        carver: *carver,
+        peak: *carver,
+        plan: Plan::default(),
+    };
+    let (at, table) = (site.addresses, site.weights.embedding);
+    let source = Source::Chunk(at.chunk);
+    let hidden = site.spec.hidden;
+    builder.push(embed::gather(
+        table.ty,
+        hidden,
+        rows,
+        source,
+        (table.at, at.residual),
+    ));
+    for i in 0..site.spec.layers.len() {
+        builder.layer(i);
+    }
+    *carver = builder.peak;
+    builder.plan
+}
+
+/// Puts a chunk together, layer by layer. Each block's buffers begin at the same place of the arena.
+struct Builder<'a> {
+    site: &'a Site<'a>,
+    rows: usize,
+    scratch: Scratch,
+    /// Where a block's buffers begin.
+    carver: Carver,
+    /// The furthest any block has come.
+    peak: Carver,
+    plan: Plan,
+}
+
+impl Builder<'_> {
+    fn push(&mut self, launch: Launch) {
+        self.plan.launches.push(launch);
+    }
+
+    fn card(&self) -> Card {
+        Card {
+            multiprocessors: self.site.card.multiprocessors,
+            warpgroups: self.site.warpgroups,
+        }
+    }
+
+    /// Buffers of one block, given back when it is complete.
+    fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
+        let mut carver = self.carver;
+        build(self, &mut carver);
+        if carver.used() > self.peak.used() {
+            self.peak = carver;
+        }
+    }
+
+    fn layer(&mut self, i: usize) {
+        let site = self.site;
+        let weights = &site.weights.layers[i];
+        match (
+            &site.spec.layers[i].mixer,
+            &weights.mixer,
+            site.state.layer(i),
+        ) {
+            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
+                let cache = cache(site, group, index);
+                self.block(|b, carver| b.attention(a, w, weights.mixer_norm, cache, carver));
+            }
+            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
+                let layer = delta_layer(site, group, index, w);
+                self.block(|b, carver| b.delta(group, w, weights.mixer_norm, layer, carver));
+            }
+            _ => unreachable!("weights and state were laid out from this spec"),
+        }
+        self.block(|b, carver| b.ffn(weights, carver));
+        self.plan.layer_ends.push(self.plan.launches.len());
+    }
+
+    /// Buffers for rows of `width` values in the forms that `readers` want.
+    fn out(&self, readers: &[Matrix], width: usize, carver: &mut Carver) -> Out {
+        let plain = readers.iter().any(|m| m.kind == Kind::F32);
+        let packed = readers.iter().any(|m| m.kind != Kind::F32);
+        let panels = match packed {
+            true => carver.take_aligned(Panels::bytes(self.rows, width), PANEL_ALIGN),
+            false => 0,
+        };
+        let f32 = match plain {
+            true => carver.take(4 * self.rows * width),
+            false => 0,
+        };
+        Out { panels, f32 }
+    }
+
+    /// `rms(x)` for `readers`.
+    fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
+        let (hidden, eps) = (self.site.spec.hidden, self.site.spec.norm_eps);
+        let out = self.out(readers, hidden, carver);
+        let at = self.site.addresses;
+        let from = (at.residual, weight);
+        self.push(rows::norm(hidden, eps, self.rows, at.chunk, from, out));
+        out
+    }
+
+    /// Products of one input, each with f32 rows of its own.
+    fn project(&mut self, input: Out, matrices: &[Matrix], carver: &mut Carver) -> Vec<u64> {
+        let outs: Vec<u64> = matrices
+            .iter()
+            .map(|m| carver.take(4 * self.rows * m.rows))
+            .collect();
+        let segments: Vec<Segment> = matrices
+            .iter()
+            .zip(&outs)
+            .map(|(matrix, out)| segment(matrix, *out, Write::Store))
+            .collect();
+        self.products(input, matrices[0].cols, &segments);
+        outs
+    }
+
+    /// `x += matrix · input`.
+    fn add(&mut self, input: Out, matrix: Matrix) {
+        let x = self.site.addresses.residual;
+        self.products(input, matrix.cols, &[segment(&matrix, x, Write::Add)]);
+    }
+
+    fn products(&mut self, input: Out, cols: usize, segments: &[Segment]) {
+        let inputs = Inputs {
+            panels: input.panels,
+            f32: input.f32,
+        };
+        let from = (self.site.addresses.chunk, inputs);
+        let card = self.card();
+        let launches = product::products(card, self.rows, cols, segments, from, self.scratch);
+        self.plan.launches.extend(launches);
+    }
+
+    fn attention(
+        &mut self,
+        a: &AttentionSpec,
+        w: &AttentionWeights,
+        norm: u64,
+        cache: Cache,
+        carver: &mut Carver,
+    ) {
+        let (site, rows) = (self.site, self.rows);
+        let shape = shape(a, site.open, site.spec.norm_eps);
+        let readers = [w.q, w.k, w.v];
+        let y = self.normed(norm, &readers, carver);
+        let projected = self.project(y, &readers, carver);
+        let (q, chunk) = (projected[0], site.addresses.chunk);
+        let from = Projections {
+            q,
+            k: projected[1],
+            v: projected[2],
+            kv_stride: w.k.rows,
+            q_norm: w.q_norm,
+            k_norm: w.k_norm,
+            frequencies: site.frequencies(a.rope),
+        };
+        let at = Positions::Chunk(chunk);
+        self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
+        let out = self.out(&[w.o], a.n_heads * a.head_dim, carver);
+        self.push(prefill::attention(&shape, rows, (chunk, q), cache, out));
+        self.add(out, w.o);
+    }
+
+    fn delta(
+        &mut self,
+        group: &DeltaGroup,
+        w: &DeltaWeights,
+        norm: u64,
+        layer: Layer,
+        carver: &mut Carver,
+    ) {
+        let (site, rows) = (self.site, self.rows);
+        let shape = delta::Shape::of(&group.spec);
+        let readers = [w.qkv, w.z, w.beta, w.alpha];
+        let y = self.normed(norm, &readers, carver);
+        let projected = self.project(y, &readers, carver);
+        let rows_of = |i: usize| delta::Rows {
+            at: projected[i],
+            stride: readers[i].rows,
+        };
+        let inputs = delta::Inputs {
+            qkv: rows_of(0),
+            z: rows_of(1),
+            beta: rows_of(2),
+            alpha: rows_of(3),
+        };
+        let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
+        let to = self.out(&[w.out], shape.values(), carver);
+        let out = delta::Out {
+            f32: to.f32,
+            panel: (to.panels, Panels::new(0, rows).rows),
+            ..delta::Out::default()
+        };
+        let chunk = site.addresses.chunk;
+        let launches = delta::prefill(shape, rows, chunk, &layer, &inputs, scratch, &out);
+        self.plan.launches.extend(launches);
+        self.add(to, w.out);
+    }
+
+    fn ffn(&mut self, w: &LayerWeights, carver: &mut Carver) {
+        let (rows, chunk) = (self.rows, self.site.addresses.chunk);
+        let readers = [w.gate, w.up];
+        let y = self.normed(w.ffn_norm, &readers, carver);
+        let width = w.gate.rows;
+        let out = self.out(&[w.down], width, carver);
+        let kinds = [w.gate.kind, w.up.kind];
+        if product::is_gated(width, kinds) && out.f32 == 0 {
+            let matrices = [(w.gate.kind, w.gate.at), (w.up.kind, w.up.at)];
+            let from = (chunk, y.panels);
+            let (card, cols, scratch) = (self.card(), w.gate.cols, self.scratch);
+            let launches =
+                product::gated(card, rows, cols, width, matrices, from, scratch, out.panels);
+            self.plan.launches.extend(launches);
+        } else {
+            let projected = self.project(y, &readers, carver);
+            let from = (projected[0], projected[1]);
+            self.push(rows::swiglu(width, width, rows, chunk, from, out));
+        }
+        self.add(out, w.down);
+    }
+}
+
+fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
+    Segment {
+        kind: matrix.kind,
+        rows: matrix.rows,
+        weight: matrix.at,
+        out,
+        stride: matrix.rows,
+        write,
+    }
+}
