@@ -19,6 +19,9 @@
 #include "prefill/wgmma.cuh"
 
 #define STAGES 4
+#ifndef EPILOGUE
+#define EPILOGUE 1
+#endif
 #define X_BYTES (TILE_ROWS * 128)
 #define W_BYTES (TILE_COLUMNS * 128)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
@@ -82,8 +85,7 @@ __device__ __forceinline__ void consume(const Work &work, u32 ring, u32 full, u3
         if (work.splits > 1) {
             if (unit.part > 0) { await_turn(work.turns, unit.tile, unit.part); }
         }
-        const int row = unit.row + group * 64 + lane / 32 * 16 + lane % 32 / 4;
-        store(unit, row, rows, lane, sums);
+        store(unit, unit.row + group * 64 + lane / 32 * 16, rows, ring + STAGES * STAGE_BYTES + 128, sums);
         if (work.splits > 1) {
             asm volatile("bar.sync 1, 256;" ::: "memory");
             if (threadIdx.x == 128) {
@@ -121,8 +123,8 @@ struct Gated {
     int rows_cap;
     float scale, scale_out;
 
-    __device__ __forceinline__ void operator()(const Unit &unit, int row, int rows, int lane, float (&sums)[128]) const {
-        const int first = unit.column / 16 + lane % 4;
+    __device__ __forceinline__ void operator()(const Unit &unit, int first_row, int rows, u32, float (&sums)[128]) const {
+        const int lane = threadIdx.x % 32, row = first_row + lane / 4, first = unit.column / 16 + lane % 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -153,37 +155,104 @@ struct Columns {
     float scale;
     bool add;
 
-    __device__ __forceinline__ void operator()(const Unit &unit, int row, int rows, int lane, float (&sums)[128]) const {
+    // A warp hands its 16 rows on in pieces of 64 columns through its own part of shared memory, so that what goes out is
+    // whole lines.
+    __device__ __forceinline__ void operator()(const Unit &unit, int first, int rows, u32 staging,
+                                               float (&sums)[128]) const {
         int column = unit.column;
         const Segment to = segment_of(segments, column);
-        const bool onto = add || unit.part > 0, odd = lane & 1;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
+        const bool onto = add || unit.part > 0;
         const bool whole = to.width - column >= TILE_COLUMNS && to.stride % 4 == 0;
-        column += odd * 8 + lane % 4 / 2 * 4;
+#if EPILOGUE == 1
+        const u32 own = staging + warp * 4096;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float *at = to.out + (u64)(row + 8 * half) * to.stride + column;
-            const bool there = row + 8 * half < rows;
-            // Neighbouring lanes swap pairs, so that each has four columns of one of two tiles of eight.
+        for (int piece = 0; piece < 4; piece++) {
 #pragma unroll
-            for (int j = 0; j < 32; j += 2) {
-                const float *early = sums + 4 * j + 2 * half, *late = early + 4;
-                const float x = scale * __shfl_xor_sync(WARP_ALL, odd ? early[0] : late[0], 1);
-                const float y = scale * __shfl_xor_sync(WARP_ALL, odd ? early[1] : late[1], 1);
-                const float p = scale * (odd ? late[0] : early[0]), q = scale * (odd ? late[1] : early[1]);
-                const float4 v = odd ? make_float4(x, y, p, q) : make_float4(p, q, x, y);
-                if (there && whole) {
-                    if (onto) {
-                        add_four(at + 8 * j, v);
-                    } else {
-                        *(float4 *)(at + 8 * j) = v;
-                    }
-                } else if (there) {
-                    store_one(at + 8 * j, v.x, column + 8 * j < to.width, onto);
-                    store_one(at + 8 * j + 1, v.y, column + 8 * j + 1 < to.width, onto);
-                    store_one(at + 8 * j + 2, v.z, column + 8 * j + 2 < to.width, onto);
-                    store_one(at + 8 * j + 3, v.w, column + 8 * j + 3 < to.width, onto);
+            for (int half = 0; half < 2; half++) {
+                const int row = lane / 4 + 8 * half;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float *v = sums + 4 * (8 * piece + j) + 2 * half;
+                    const u32 chunk = (2 * j + lane % 4 / 2) ^ (row & 7) * 2;
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own + row * 256 + chunk * 16 + lane % 2 * 8),
+                                 "f"(scale * v[0]), "f"(scale * v[1])
+                                 : "memory");
                 }
             }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int row = 2 * i + lane / 16, at = column + piece * 64 + lane % 16 * 4;
+                const u32 chunk = (lane % 16) ^ (row & 7) * 2;
+                float4 v;
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                             : "r"(own + row * 256 + chunk * 16)
+                             : "memory");
+                if (first + row < rows) { store_four(to, first + row, at, v, whole, onto); }
+            }
+            __syncwarp();
+        }
+#else
+        const u32 own = staging + warp * 16 * 272;
+#pragma unroll
+        for (int piece = 0; piece < 4; piece++) {
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            __syncwarp();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = lane / 4 + 8 * half;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float *v = sums + 4 * (8 * piece + j) + 2 * half;
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own + row * 272 + j * 32 + lane % 4 * 8),
+                                 "f"(scale * v[0]), "f"(scale * v[1])
+                                 : "memory");
+                }
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            const int row = first + lane, at = column + piece * 64;
+            if (lane < 16 && row < rows) {
+                if (whole) {
+                    float *out = to.out + (u64)row * to.stride + at;
+                    if (onto) {
+                        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 256;" ::"l"(out),
+                                     "r"(own + lane * 272)
+                                     : "memory");
+                    } else {
+                        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;" ::"l"(out),
+                                     "r"(own + lane * 272)
+                                     : "memory");
+                    }
+                } else {
+                    for (int c = 0; c < 64; c++) {
+                        float v;
+                        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(own + lane * 272 + c * 4) : "memory");
+                        store_one(to.out + (u64)row * to.stride + at + c, v, at + c < to.width, onto);
+                    }
+                }
+            }
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            __syncwarp();
+        }
+        if (unit.last) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
+    }
+
+    __device__ __forceinline__ void store_four(const Segment &to, int row, int column, const float4 &v, bool whole,
+                                               bool onto) const {
+        float *at = to.out + (u64)row * to.stride + column;
+        if (!whole) {
+            store_one(at, v.x, column < to.width, onto);
+            store_one(at + 1, v.y, column + 1 < to.width, onto);
+            store_one(at + 2, v.z, column + 2 < to.width, onto);
+            store_one(at + 3, v.w, column + 3 < to.width, onto);
+        } else if (onto) {
+            add_four(at, v);
+        } else {
+            *(float4 *)at = v;
         }
     }
 };

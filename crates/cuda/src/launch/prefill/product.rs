@@ -310,7 +310,11 @@ fn multiply(
 /// A persistent launch over tiles: a block for each multiprocessor.
 fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
     let (file, threads, shared) = match card.warpgroups {
-        true => ("prefill/gemm_sm90.cu", 384, 4 * 48 * 1024 + 128),
+        true => (
+            "prefill/gemm_sm90.cu",
+            384,
+            4 * 48 * 1024 + 128 + 8 * 16 * 272,
+        ),
         false => ("prefill/gemm.cu", 256, 3 * 32 * 1024),
     };
     Launch {

@@ -1,0 +1,589 @@
+//! Prefill's products and row forms on the card against the reference.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod card;
+mod step_world;
+
+use std::ops::Deref;
+
+use card::{Random, close, poisoned, same_bits};
+use contract::QuantType;
+use contract::quant::{dequantize_row, quantize_row};
+use cpu::reference::{activation, matmul, norm};
+use cuda::compile::Modules;
+use cuda::driver::Buffer;
+use cuda::launch::matmul::{Segment, Write};
+use cuda::launch::prefill::product::{self, Inputs, Scratch};
+use cuda::launch::prefill::{Card, Out, Panels, rows};
+use cuda::launch::{Launch, Unit};
+use cuda::pack::{Kind, pack};
+use half::f16;
+use step_world::{Device, chunk};
+
+const TYPES: [QuantType; 15] = [
+    QuantType::Q4_K,
+    QuantType::Q5_K,
+    QuantType::Q6_K,
+    QuantType::Q8_0,
+    QuantType::F16,
+    QuantType::BF16,
+    QuantType::F32,
+    QuantType::Q4_0,
+    QuantType::Q4_1,
+    QuantType::Q5_0,
+    QuantType::Q5_1,
+    QuantType::Q2_K,
+    QuantType::Q3_K,
+    QuantType::IQ4_NL,
+    QuantType::IQ4_XS,
+];
+
+/// The card as prefill sees it, and as a card without warpgroup products would.
+fn cards(gpu: &Device) -> Vec<Card> {
+    let card = |warpgroups| Card {
+        multiprocessors: gpu.multiprocessors() as usize,
+        warpgroups,
+    };
+    match gpu.arch().to_string() == "sm_90a" {
+        true => vec![card(true), card(false)],
+        false => vec![card(false)],
+    }
+}
+
+/// A card with every kernel of these products compiled, and [`rows`] of some widths.
+struct World {
+    gpu: Device,
+    modules: Modules,
+}
+
+impl World {
+    fn open(widths: &[usize]) -> Option<World> {
+        let gpu = Device::open()?;
+        let mut units: Vec<Unit> = widths
+            .iter()
+            .map(|width| Unit::new("prefill/rows.cu").define("WIDTH", width))
+            .collect();
+        let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::F32);
+        units.extend(
+            kinds.map(|kind| Unit::new("prefill/dequant.cu").define("PACKED", kind as u32)),
+        );
+        let file = |card: &Card| match card.warpgroups {
+            true => "prefill/gemm_sm90.cu",
+            false => "prefill/gemm.cu",
+        };
+        for file in cards(&gpu).iter().map(file) {
+            units.extend([0, 1].map(|gated| Unit::new(file).define("GATED", gated)));
+        }
+        units.push(Unit::new("prefill/sgemm.cu"));
+        let modules = card::modules(&gpu, &units);
+        Some(World { gpu, modules })
+    }
+
+    /// Runs them in order, and waits.
+    fn launch(&self, launches: &[Launch]) {
+        for launch in launches {
+            self.gpu.run(&self.modules, launch).unwrap();
+        }
+        self.gpu.sync().unwrap();
+    }
+}
+
+impl Deref for World {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.gpu
+    }
+}
+
+/// Tokens of a chunk do not matter here.
+fn header(gpu: &Device, rows: usize) -> Buffer<i32> {
+    gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap()
+}
+
+/// f32 rows from panels.
+fn from_panels(panels: &[u16], cap: usize, rows: usize, width: usize) -> Vec<f32> {
+    let at = |row: usize, k: usize| (k / 64 * cap + row) * 64 + (k % 64 / 8 ^ row % 8) * 8 + k % 8;
+    (0..rows * width)
+        .map(|i| f16::from_bits(panels[at(i / width, i % width)]).to_f32())
+        .collect()
+}
+
+/// A matrix on the card, and its values.
+struct Matrix {
+    kind: Kind,
+    rows: usize,
+    weight: Buffer<u8>,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    fn random(
+        gpu: &Device,
+        random: &mut Random,
+        ty: QuantType,
+        rows: usize,
+        cols: usize,
+    ) -> Matrix {
+        let scale = 1.0 / (cols as f32).sqrt();
+        // A few hundred different rows are as good as all, and quick to make.
+        let made = rows.min(160);
+        let mut bytes = vec![0; ty.row_bytes(cols) * rows];
+        let mut values = vec![0.0; rows * cols];
+        for row in 0..rows {
+            let own = row * ty.row_bytes(cols)..(row + 1) * ty.row_bytes(cols);
+            if row < made {
+                quantize_row(ty, &random.normals(cols, scale), &mut bytes[own.clone()]);
+                dequantize_row(ty, &bytes[own], &mut values[row * cols..][..cols]);
+            } else {
+                let like = random.below(made);
+                bytes.copy_within(
+                    like * ty.row_bytes(cols)..(like + 1) * ty.row_bytes(cols),
+                    own.start,
+                );
+                values.copy_within(like * cols..(like + 1) * cols, row * cols);
+            }
+        }
+        let kind = Kind::of(ty);
+        let mut packed = vec![0; kind.bytes(rows, cols)];
+        pack(ty, cols, &bytes, &mut packed);
+        Matrix {
+            kind,
+            rows,
+            weight: gpu.upload(&packed).unwrap(),
+            values,
+        }
+    }
+}
+
+/// Rows in the forms that products read.
+struct Rows {
+    panels: Buffer<u16>,
+    f32: Buffer<f32>,
+}
+
+impl Rows {
+    fn inputs(&self) -> Inputs {
+        Inputs {
+            panels: self.panels.ptr(),
+            f32: self.f32.ptr(),
+        }
+    }
+}
+
+/// `x` on the card; what is beyond it is NaN.
+fn rows_of(gpu: &World, x: &[f32], n: usize, cap: usize, header: &Buffer<i32>) -> Rows {
+    let width = x.len() / n;
+    let mut plain = poisoned::<f32>(gpu, cap * width);
+    plain.upload(gpu, x).unwrap();
+    let made = Rows {
+        panels: poisoned(gpu, Panels::bytes(cap, width) / 2),
+        f32: plain,
+    };
+    let out = Out {
+        panels: made.panels.ptr(),
+        f32: 0,
+    };
+    gpu.launch(&[rows::convert(
+        width,
+        width,
+        cap,
+        header.ptr(),
+        made.f32.ptr(),
+        out,
+    )]);
+    made
+}
+
+/// Scratch of a size in bytes, and its turns.
+struct Room {
+    weights: Buffer<u8>,
+    turns: Buffer<u8>,
+}
+
+impl Room {
+    fn new(gpu: &Device, bytes: usize, rows: usize) -> Room {
+        Room {
+            weights: poisoned(gpu, bytes),
+            turns: gpu.filled(product::turn_bytes(rows, bytes), 0).unwrap(),
+        }
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch {
+            weights: self.weights.ptr(),
+            weight_bytes: self.weights.bytes(),
+            turns: self.turns.ptr(),
+        }
+    }
+
+    fn is_left_zero(&self, gpu: &Device) {
+        assert!(
+            self.turns
+                .download(gpu)
+                .unwrap()
+                .iter()
+                .all(|&byte| byte == 0)
+        );
+    }
+}
+
+#[test]
+fn rows_match_reference() {
+    let Some(gpu) = World::open(&[256, 5120, 17408, 128, 36, 384]) else {
+        return;
+    };
+    let mut random = Random::new(1);
+    for (width, n) in [
+        (256, 65),
+        (5120, 130),
+        (17408, 3),
+        (128, 1),
+        (36, 7),
+        (384, 64),
+    ] {
+        let cap = n + 9;
+        let panel_rows = Panels::new(0, cap).rows;
+        let header = header(&gpu, n);
+        let mut x = random.normals(n * width, 3.0);
+        x[width / 2] = 1e9;
+        let up = random.normals(n * width, 2.0);
+        let weight = random.between(width, 0.5, 1.5);
+        let mut normed = vec![0.0; n * width];
+        for (x, y) in x.chunks(width).zip(normed.chunks_mut(width)) {
+            norm::rms(x, &weight, 1e-6, y);
+        }
+        let mut gated = vec![0.0; n * width];
+        activation::swiglu(&x, &up, &mut gated);
+        let upload = |host: &[f32]| {
+            let mut buffer = poisoned::<f32>(&gpu, cap * width);
+            buffer.upload(&gpu, host).unwrap();
+            buffer
+        };
+        let (x_at, up_at, weight) = (upload(&x), upload(&up), gpu.upload(&weight).unwrap());
+        let out = || {
+            let y = poisoned::<f32>(&gpu, cap * width);
+            (poisoned::<u16>(&gpu, Panels::bytes(cap, width) / 2), y)
+        };
+        let made = [out(), out(), out()];
+        let to = |i: usize| Out {
+            panels: made[i].0.ptr(),
+            f32: made[i].1.ptr(),
+        };
+        let at = header.ptr();
+        gpu.launch(&[
+            rows::norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
+            rows::convert(width, width, cap, at, x_at.ptr(), to(1)),
+            rows::swiglu(width, width, cap, at, (x_at.ptr(), up_at.ptr()), to(2)),
+        ]);
+        let expected = [normed, x, gated];
+        for ((panels, y), expected) in made.iter().zip(&expected) {
+            let y = y.download(&gpu).unwrap();
+            close("f32 rows", &y[..n * width], expected, 1e-6);
+            assert!(
+                y[n * width..].iter().all(|v| v.is_nan()),
+                "rows beyond the chunk were written"
+            );
+            let panels = panels.download(&gpu).unwrap();
+            let held: Vec<f32> = expected
+                .iter()
+                .map(|v| v.clamp(-65504.0, 65504.0))
+                .collect();
+            let found = from_panels(&panels, panel_rows, n, width.next_multiple_of(64));
+            for (row, expected) in found
+                .chunks(width.next_multiple_of(64))
+                .zip(held.chunks(width))
+            {
+                close("panels", &row[..width], expected, 4e-4);
+                assert!(
+                    row[width..].iter().all(|&v| v == 0.0),
+                    "padding of K is not zero"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn dequantised_panels_match_the_codec() {
+    let Some(gpu) = World::open(&[512]) else {
+        return;
+    };
+    let mut random = Random::new(2);
+    // Unit vectors pick single weights out of a product: what comes back is the weight as f16, exactly.
+    for ty in TYPES {
+        let cols = 512;
+        let matrix = Matrix::random(&gpu, &mut random, ty, 263, cols);
+        let mut x = vec![0.0; cols * cols];
+        x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
+        let header = header(&gpu, cols);
+        let rows = rows_of(&gpu, &x, cols, cols, &header);
+        let room = Room::new(&gpu, product::bytes_to_expand([263], cols), cols);
+        for card in cards(&gpu) {
+            let out = poisoned::<f32>(&gpu, cols * 263);
+            let segment = segment(&matrix, &out, 263, Write::Store);
+            let from = (header.ptr(), rows.inputs());
+            gpu.launch(&product::products(
+                card,
+                cols,
+                cols,
+                &[segment],
+                from,
+                room.scratch(),
+            ));
+            let found = out.download(&gpu).unwrap();
+            for (i, &found) in found.iter().enumerate() {
+                let exact = matrix.values[i % 263 * cols + i / 263];
+                let expected = match ty {
+                    QuantType::F32 => exact,
+                    _ => f16::from_f32(exact).to_f32(),
+                };
+                // Codec and kernel may differ in the last bit of the f32 before it is rounded.
+                let step = exact.abs() * 1.0e-3 + 6.0e-8;
+                let most = if ty == QuantType::F32 { 0.0 } else { step };
+                assert!(
+                    (found - expected).abs() <= most,
+                    "{}: {found:e} instead of {expected:e} at {i}",
+                    ty.name()
+                );
+            }
+        }
+    }
+}
+
+fn segment(matrix: &Matrix, out: &Buffer<f32>, stride: usize, write: Write) -> Segment {
+    Segment {
+        kind: matrix.kind,
+        rows: matrix.rows,
+        weight: matrix.weight.ptr(),
+        out: out.ptr(),
+        stride,
+        write,
+    }
+}
+
+#[test]
+fn products_match_reference() {
+    let Some(gpu) = World::open(&[256, 768, 5120, 17408, 2048, 512, 4352]) else {
+        return;
+    };
+    let mut random = Random::new(3);
+    let k = [
+        QuantType::Q4_K,
+        QuantType::Q5_K,
+        QuantType::F32,
+        QuantType::Q6_K,
+        QuantType::Q8_0,
+        QuantType::BF16,
+    ];
+    let cases: [(usize, usize, &[usize], usize); 9] = [
+        (1, 256, &[300, 5, 128, 3, 256, 17], usize::MAX),
+        (65, 768, &[263, 2, 48], usize::MAX),
+        (127, 5120, &[1024, 6, 48, 520], usize::MAX),
+        (128, 256, &[1024], usize::MAX),
+        (130, 17408, &[640], usize::MAX),
+        (300, 2048, &[2057], usize::MAX),
+        // A scratch that holds 512 rows of weights.
+        (200, 512, &[1500, 700, 48], 512 * 512 * 2),
+        (2048, 5120, &[1280, 48], usize::MAX),
+        (1100, 4352, &[5120], usize::MAX),
+    ];
+    for (n, cols, sizes, bytes) in cases {
+        let header = header(&gpu, n);
+        let cap = n + 5;
+        let x = random.normals(n * cols, 1.0);
+        let rows = rows_of(&gpu, &x, n, cap, &header);
+        let matrices: Vec<Matrix> = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, &size)| Matrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
+            .collect();
+        let bytes = bytes.min(product::bytes_to_expand(sizes.iter().copied(), cols));
+        let room = Room::new(&gpu, bytes, cap);
+        for card in cards(&gpu) {
+            for write in [Write::Store, Write::Add] {
+                let before: Vec<Vec<f32>> = sizes
+                    .iter()
+                    .map(|&s| random.normals(n * (s + 3), 1.0))
+                    .collect();
+                let outs: Vec<Buffer<f32>> = before
+                    .iter()
+                    .zip(sizes)
+                    .map(|(before, s)| {
+                        let mut out = poisoned::<f32>(&gpu, cap * (s + 3));
+                        out.upload(&gpu, before).unwrap();
+                        out
+                    })
+                    .collect();
+                let segments: Vec<Segment> = matrices
+                    .iter()
+                    .zip(&outs)
+                    .map(|(m, out)| segment(m, out, m.rows + 3, write))
+                    .collect();
+                let from = (header.ptr(), rows.inputs());
+                gpu.launch(&product::products(
+                    card,
+                    cap,
+                    cols,
+                    &segments,
+                    from,
+                    room.scratch(),
+                ));
+                room.is_left_zero(&gpu);
+                for ((matrix, out), before) in matrices.iter().zip(&outs).zip(&before) {
+                    check(matrix, &out.download(&gpu).unwrap(), before, &x, n, write);
+                }
+            }
+        }
+    }
+}
+
+/// Compares some rows of a product with the reference, and the rest with what may not be touched.
+fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
+    let (size, stride, cols) = (matrix.rows, matrix.rows + 3, x.len() / n);
+    let sample: Vec<usize> = match n * size * cols < 200_000_000 {
+        true => (0..n).collect(),
+        false => (0..n).step_by(n / 12).chain([n - 1]).collect(),
+    };
+    let mut expected = vec![0.0; size];
+    let (mut all, mut right) = (Vec::new(), Vec::new());
+    for row in sample {
+        matmul::linear(
+            &matrix.values,
+            &x[row * cols..][..cols],
+            cols,
+            &mut expected,
+        );
+        if write == Write::Add {
+            for (e, b) in expected.iter_mut().zip(&before[row * stride..]) {
+                *e += b;
+            }
+        }
+        right.extend_from_slice(&expected);
+        all.extend_from_slice(&found[row * stride..][..size]);
+    }
+    let most = if matrix.kind == Kind::F32 { 2e-6 } else { 5e-4 };
+    close(
+        &format!("{:?} [{n}][{cols}] x [{size}]", matrix.kind),
+        &all,
+        &right,
+        most,
+    );
+    for (row, found) in found.chunks(stride).enumerate() {
+        if row < n {
+            same_bits(
+                "columns beyond the matrix",
+                &found[size..],
+                &before[row * stride..][size..stride],
+            );
+        } else {
+            assert!(
+                found.iter().all(|v| v.is_nan()),
+                "row {row} beyond the chunk was written"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_product_is_the_same_in_any_chunk() {
+    let Some(gpu) = World::open(&[6144]) else {
+        return;
+    };
+    let mut random = Random::new(4);
+    let (n, cols, size) = (192, 6144, 5120);
+    let matrix = Matrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
+    let plain = Matrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
+    let x = random.normals(n * cols, 1.0);
+    let room = Room::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
+    for card in cards(&gpu) {
+        let run = |x: &[f32]| -> [Vec<f32>; 2] {
+            let n = x.len() / cols;
+            let header = header(&gpu, n);
+            let rows = rows_of(&gpu, x, n, n, &header);
+            let outs = [
+                poisoned::<f32>(&gpu, n * size),
+                poisoned::<f32>(&gpu, n * 48),
+            ];
+            let segments = [
+                segment(&matrix, &outs[0], size, Write::Store),
+                segment(&plain, &outs[1], 48, Write::Store),
+            ];
+            let from = (header.ptr(), rows.inputs());
+            gpu.launch(&product::products(
+                card,
+                n,
+                cols,
+                &segments,
+                from,
+                room.scratch(),
+            ));
+            outs.map(|out| out.download(&gpu).unwrap())
+        };
+        let whole = run(&x);
+        for (first, end) in [(0, 64), (64, 192), (1, 2), (100, 165)] {
+            let part = run(&x[first * cols..end * cols]);
+            for (i, width) in [size, 48].into_iter().enumerate() {
+                same_bits(
+                    "a part of a chunk",
+                    &part[i],
+                    &whole[i][first * width..end * width],
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn gated_products_match_reference() {
+    let Some(gpu) = World::open(&[256, 1024, 768, 512]) else {
+        return;
+    };
+    let mut random = Random::new(5);
+    for (n, cols, ffn, pieces) in [
+        (65, 256, 512, 1),
+        (127, 1024, 3584, 1),
+        (300, 768, 1024, 3),
+        (1, 512, 128, 1),
+    ] {
+        let header = header(&gpu, n);
+        let x = random.normals(n * cols, 1.0);
+        let cap = n + 70;
+        let rows = rows_of(&gpu, &x, n, cap, &header);
+        let gate = Matrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
+        let up = Matrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
+        let room = Room::new(
+            &gpu,
+            product::bytes_to_expand([ffn, ffn], cols) / pieces,
+            cap,
+        );
+        let [mut gates, mut ups, mut expected] = [0, 1, 2].map(|_| vec![0.0; n * ffn]);
+        matmul::linear(&gate.values, &x, cols, &mut gates);
+        matmul::linear(&up.values, &x, cols, &mut ups);
+        activation::swiglu(&gates, &ups, &mut expected);
+        for card in cards(&gpu) {
+            let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
+            let matrices = [(gate.kind, gate.weight.ptr()), (up.kind, up.weight.ptr())];
+            let from = (header.ptr(), rows.panels.ptr());
+            gpu.launch(&product::gated(
+                card,
+                cap,
+                cols,
+                ffn,
+                matrices,
+                from,
+                room.scratch(),
+                h.ptr(),
+            ));
+            let h = h.download(&gpu).unwrap();
+            let panel_rows = Panels::new(0, cap).rows;
+            let found = from_panels(&h, panel_rows, panel_rows, ffn);
+            close("gated", &found[..n * ffn], &expected, 8e-4);
+            assert!(
+                found[n * ffn..].iter().all(|v| v.is_nan()),
+                "rows beyond the chunk were written"
+            );
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Attention of a chunk of a prompt on the card against the reference over the stored bytes.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod attention_world;
+mod card;
+mod step_world;
+
+use attention_world::{World, shape, shapes};
+use card::{Random, close, poisoned, same_bits};
+use contract::KvFormat;
+use cpu::reference::{activation, attention};
+use cuda::compile::Modules;
+use cuda::launch::attention::Shape;
+use cuda::launch::prefill::{self, Out, Panels};
+use half::f16;
+use step_world::{Device, chunk};
+
+/// The kernels of some shapes, compiled together.
+fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
+    let cache = World::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
+    let out = Out { panels: 1, f32: 0 };
+    let launch = |shape| prefill::attention(shape, 1, (1, 1), cache, out);
+    let mut units: Vec<_> = shapes.iter().map(|shape| launch(shape).unit).collect();
+    units.sort();
+    units.dedup();
+    card::modules(gpu, &units)
+}
+
+/// f32 queries with their gates, of deviation 1.5.
+fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
+    random.normals(rows * shape.n_heads * shape.q_stride(), 1.5)
+}
+
+/// Attends to rows on the card; gives f32 rows and what the panels hold.
+fn on_card(
+    (gpu, modules): (&Device, &Modules),
+    world: &World,
+    slot: usize,
+    committed: usize,
+    q: &[f32],
+) -> [Vec<f32>; 2] {
+    let shape = &world.shape;
+    let (q_width, width) = (
+        shape.n_heads * shape.q_stride(),
+        shape.n_heads * shape.head_dim,
+    );
+    let n = q.len() / q_width;
+    let cap = n + 67;
+    let header = gpu
+        .upload(&chunk(slot, committed, &vec![0; n], &[]))
+        .unwrap();
+    let mut queries = poisoned::<f32>(gpu, cap * q_width);
+    queries.upload(gpu, q).unwrap();
+    let y = poisoned::<f32>(gpu, cap * width);
+    let panels = poisoned::<u16>(gpu, Panels::bytes(cap, width) / 2);
+    let out = Out {
+        panels: panels.ptr(),
+        f32: y.ptr(),
+    };
+    let from = (header.ptr(), queries.ptr());
+    let launch = prefill::attention(shape, cap, from, world.cache(), out);
+    gpu.run(modules, &launch).unwrap();
+    gpu.sync().unwrap();
+    let y = y.download(gpu).unwrap();
+    assert!(
+        y[n * width..].iter().all(|v| v.is_nan()),
+        "rows beyond the chunk were written"
+    );
+    let panels = panels.download(gpu).unwrap();
+    let rows = Panels::new(0, cap).rows;
+    let at = |row: usize, k: usize| (k / 64 * rows + row) * 64 + (k % 64 / 8 ^ row % 8) * 8 + k % 8;
+    let held = |row: usize| -> Vec<f32> {
+        (0..width)
+            .map(|k| f16::from_bits(panels[at(row, k)]).to_f32())
+            .collect()
+    };
+    assert!((n..rows).all(|row| held(row).iter().all(|v| v.is_nan())));
+    [y[..n * width].to_vec(), (0..n).flat_map(held).collect()]
+}
+
+/// The reference's row `row`.
+fn expected(world: &World, slot: usize, committed: usize, q: &[f32], row: usize) -> Vec<f32> {
+    let shape = &world.shape;
+    let (dim, stride) = (shape.head_dim, shape.q_stride());
+    let mut out = vec![0.0; shape.n_heads * dim];
+    for (h, out) in out.chunks_mut(dim).enumerate() {
+        let head = &q[(row * shape.n_heads + h) * stride..][..stride];
+        let load = |plane: usize| -> Vec<f32> {
+            (0..=committed + row)
+                .flat_map(|p| world.load(plane, slot, p, h * shape.n_kv_heads / shape.n_heads))
+                .collect()
+        };
+        attention::attend(&head[..dim], &load(0), &load(2), shape.scale, out);
+        if shape.gate {
+            activation::sigmoid_gate(out, &head[dim..]);
+        }
+    }
+    out
+}
+
+fn check(
+    (gpu, modules): (&Device, &Modules),
+    random: &mut Random,
+    shape: Shape,
+    (rows, committed): (usize, usize),
+) {
+    let slot = 1;
+    let mut world = World::new(gpu, random, shape, 2, committed + rows);
+    world.commit_random(random, slot, 0..committed + rows);
+    world.upload(gpu);
+    let q = queries(random, &shape, rows);
+    let found = on_card((gpu, modules), &world, slot, committed, &q);
+    let width = shape.n_heads * shape.head_dim;
+    let sample = (0..rows)
+        .step_by((rows * (committed + rows) / 3000).max(1))
+        .chain([rows - 1]);
+    let exact = prefill::attention_is_exact(&shape);
+    for row in sample {
+        let expected = expected(&world, slot, committed, &q, row);
+        let what = format!("{rows} rows at {committed}, row {row}, of {shape:?}");
+        let [plain, panels] = [0, 1].map(|i| &found[i][row * width..][..width]);
+        // Queries, weights and values are f16: 2^-12 each where the cache does not bring more.
+        close(&what, plain, &expected, if exact { 5e-6 } else { 2e-3 });
+        close(&what, panels, &expected, if exact { 4e-4 } else { 2e-3 });
+    }
+}
+
+#[test]
+fn attention_matches_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(11);
+    let formats = [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0, KvFormat::Q4_0];
+    let same: Vec<Shape> = formats.iter().flat_map(|&f| shapes(f, f)).collect();
+    let mixed: Vec<Shape> = [
+        (KvFormat::Q8_0, KvFormat::Q4_0),
+        (KvFormat::F16, KvFormat::Q8_0),
+        (KvFormat::F32, KvFormat::Q8_0),
+        (KvFormat::Q4_0, KvFormat::F32),
+    ]
+    .map(|(k, v)| shape((4, 2, 64, 16), true, true, k, v))
+    .to_vec();
+    let modules = compiled(&gpu, &[same.clone(), mixed.clone()].concat());
+    for &shape in &same {
+        for (rows, committed) in [(65, 0), (128, 192), (1, 255), (130, 77)] {
+            check((&gpu, &modules), &mut random, shape, (rows, committed));
+        }
+    }
+    for &shape in &mixed {
+        check((&gpu, &modules), &mut random, shape, (127, 300));
+    }
+}
+
+#[test]
+fn attention_far_into_a_sequence_matches_reference() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(12);
+    for format in [KvFormat::F16, KvFormat::Q8_0] {
+        let shape = shape((2, 1, 256, 64), true, true, format, format);
+        let modules = compiled(&gpu, &[shape]);
+        check((&gpu, &modules), &mut random, shape, (70, 131_072 - 6));
+    }
+}
+
+#[test]
+fn a_row_of_attention_is_the_same_in_any_chunk() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(13);
+    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32] {
+        let shape = shape((4, 2, 64, 16), true, true, format, format);
+        let modules = compiled(&gpu, &[shape]);
+        let (rows, committed) = (200, 64);
+        let mut world = World::new(&gpu, &mut random, shape, 1, committed + rows);
+        world.commit_random(&mut random, 0, 0..committed + rows);
+        world.upload(&gpu);
+        let q = queries(&mut random, &shape, rows);
+        let (q_width, width) = (q.len() / rows, shape.n_heads * shape.head_dim);
+        let [whole, _] = on_card((&gpu, &modules), &world, 0, committed, &q);
+        for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
+            let [part, _] = on_card(
+                (&gpu, &modules),
+                &world,
+                0,
+                committed + first,
+                &q[first * q_width..end * q_width],
+            );
+            same_bits(
+                "a part of a chunk",
+                &part,
+                &whole[first * width..end * width],
+            );
+        }
+    }
+}
+
+#[test]
+fn a_key_without_a_number_has_no_weight() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(14);
+    for format in [KvFormat::F16, KvFormat::F32] {
+        let shape = shape((2, 2, 64, 16), false, false, format, format);
+        let modules = compiled(&gpu, &[shape]);
+        let mut world = World::new(&gpu, &mut random, shape, 1, 300);
+        world.commit_random(&mut random, 0, 0..300);
+        for position in [0, 5, 130] {
+            world.store(0, (0, position, 1), &[f32::NAN; 64]);
+        }
+        world.upload(&gpu);
+        let q = queries(&mut random, &shape, 300);
+        let [found, _] = on_card((&gpu, &modules), &world, 0, 0, &q);
+        for row in [0, 1, 5, 131, 299] {
+            close(
+                "row",
+                &found[row * 128..][..128],
+                &expected(&world, 0, 0, &q, row),
+                2e-3,
+            );
+        }
+    }
+}
