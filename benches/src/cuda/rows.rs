@@ -1,13 +1,165 @@
-//! Kernels of `kernels/rows`.
+//! Kernels of `kernels/{norm,ffn,embed,rows}`: the glue between products, and the reduction of logits.
 
 use anyhow::Result;
+use contract::QuantType;
+use cuda::driver::Buffer;
+use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
+use cuda::launch::rows::{Reduce, Rows, Tap, reduce, tap};
+use cuda::launch::{Launch, embed, ffn};
 
-use super::Bench;
+use super::{Bench, Work};
+
+const HIDDEN: usize = 5120;
+const FFN: usize = 17_408;
+const VOCAB: usize = 248_320;
 
 /// Times them.
 ///
 /// # Errors
 /// Those of the card.
-pub fn run(_bench: &mut Bench) -> Result<()> {
+pub fn run(bench: &mut Bench) -> Result<()> {
+    for rows in [1, 8, 24, 32, 64] {
+        glue(bench, rows)?;
+    }
+    for (rows, k) in [
+        (1, 1),
+        (1, 8),
+        (1, 64),
+        (15, 8),
+        (24, 1),
+        (24, 8),
+        (24, 64),
+        (64, 8),
+    ] {
+        reduction(bench, rows, k)?;
+    }
+    Ok(())
+}
+
+fn noise(n: usize) -> Vec<f32> {
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    // The sum of three: most values are far from the best, as logits are.
+    (0..n).map(|_| 3.0 * (next() + next() + next())).collect()
+}
+
+/// Rows, trees and asked rows of a header; nothing else of it is read here.
+fn header(rows: usize) -> Vec<i32> {
+    let mut words = vec![0_i32; 532];
+    words[0] = rows as i32;
+    words[1] = 1;
+    words[2] = rows as i32;
+    words
+}
+
+fn one(bench: &mut Bench, case: &str, launch: &Launch, bytes: usize) -> Result<()> {
+    let modules = bench.modules(&[launch.unit.clone()])?;
+    let work = Work {
+        bytes: bytes as f64,
+        flops: 0.0,
+    };
+    bench.case("rows", case, &modules, &[launch], work)?;
+    Ok(())
+}
+
+fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
+    let header = bench.gpu.upload(&header(rows))?;
+    let source = Source::Step(header.ptr());
+    let x = bench.gpu.upload(&noise(rows * HIDDEN))?;
+    let update = bench.gpu.filled::<f32>(rows * HIDDEN, 0)?;
+    let weight = bench.gpu.upload(&noise(HIDDEN))?;
+    let both = bench.gpu.upload(&noise(rows * 2 * FFN))?;
+    let out: Buffer<u8> = bench.gpu.alloc(64 * 5 * HIDDEN * 4)?;
+    let a8 = Out {
+        a8: out.ptr(),
+        ..Out::default()
+    };
+    let shape = Rms {
+        width: HIDDEN,
+        eps: 1e-6,
+    };
+    let n = rows * HIDDEN;
+    let plain = rms(shape, rows, source, Residual::of(x.ptr()), weight.ptr(), a8);
+    one(bench, &format!("rms to a8, {rows} rows"), &plain, n * 5)?;
+    let residual = Residual {
+        rows: x.ptr(),
+        update: update.ptr(),
+    };
+    let added = rms(shape, rows, source, residual, weight.ptr(), a8);
+    one(
+        bench,
+        &format!("residual + rms to a8, {rows} rows"),
+        &added,
+        n * 13,
+    )?;
+    let turned = convert(HIDDEN, rows, source, x.ptr(), a8);
+    one(bench, &format!("f32 to a8, {rows} rows"), &turned, n * 5)?;
+    let halves = (both.ptr(), both.ptr_at(FFN), 2 * FFN);
+    let unit = ffn::swiglu(FFN, rows, source, halves, a8);
+    one(
+        bench,
+        &format!("swiglu to a8, {rows} rows"),
+        &unit,
+        rows * FFN * 9,
+    )?;
+    let to = Tap {
+        out: out.ptr(),
+        stride: 5 * HIDDEN,
+        offset: HIDDEN,
+        nodes: 0,
+    };
+    let copy = tap(HIDDEN, rows, source, x.ptr(), to);
+    one(bench, &format!("tap, {rows} rows"), &copy, n * 8)?;
+    let ty = QuantType::Q4_K;
+    let table = bench.gpu.filled::<u8>(ty.row_bytes(HIDDEN), 0x11)?;
+    let gather = embed::gather(ty, HIDDEN, rows, source, (table.ptr(), x.ptr()));
+    one(
+        bench,
+        &format!("embedding Q4_K, {rows} rows"),
+        &gather,
+        n * 5,
+    )
+}
+
+fn reduction(bench: &mut Bench, rows: usize, k: usize) -> Result<()> {
+    let header = bench.gpu.upload(&header(rows))?;
+    let shape = Reduce {
+        vocab: VOCAB,
+        stride: VOCAB,
+        k,
+    };
+    let logits = bench.gpu.upload(&noise(rows * VOCAB))?;
+    let scratch = bench.gpu.alloc::<u8>(shape.scratch_bytes(rows))?;
+    let out = bench.gpu.alloc::<u8>(shape.out_bytes(rows))?;
+    let at = Rows {
+        logits: logits.ptr(),
+        edited: 0,
+        edits: 0,
+        scratch: scratch.ptr(),
+        out: out.ptr(),
+    };
+    let [scan, select] = reduce(shape, rows, Source::Step(header.ptr()), at);
+    let modules = bench.modules(&[scan.unit.clone(), select.unit.clone()])?;
+    let work = Work {
+        bytes: (rows * VOCAB * 4) as f64,
+        flops: 0.0,
+    };
+    let name = format!("top {k} of {rows} rows");
+    bench.sequence("rows", &name, &modules, &[&scan, &select], work)?;
+    if rows == 24 {
+        bench.case("rows", &format!("scan, {name}"), &modules, &[&scan], work)?;
+        bench.case(
+            "rows",
+            &format!("select, {name}"),
+            &modules,
+            &[&select],
+            Work::default(),
+        )?;
+    }
     Ok(())
 }
