@@ -206,6 +206,10 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         "r"(parity)
         : "memory");
 }
+// Fetches `bytes` (a multiple of 16) into L2 without waiting.
+__device__ __forceinline__ void bulk_prefetch(const void* from, u32 bytes, u64 policy) {
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(bytes), "l"(policy) : "memory");
+}
 // `bytes` (a multiple of 16, both ends 16-byte aligned) to this block's shared memory; counted down on `barrier`.
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(

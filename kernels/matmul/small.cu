@@ -5,18 +5,25 @@
 // and multiplies them by tensor cores with all rows of x at once; eight warps, each 16 rows of a row block.
 //
 // Grid: as many blocks as the card has multiprocessors (any number is correct). The units of all segments, in order, are one
-// line; each has a cost (its bytes / 16), and block b takes the units that begin in its equal share of the line (stream-K). A tile of
+// line; each has a cost (its bytes / 16), and block b takes the units that begin in its equal share of the line (stream-K),
+// a share being no less than a unit (blocks beyond the line's end have nothing to do). A tile of
 // 128 * MT rows whose units lie in several blocks is summed from their partial tiles in scratch, in block order, by the warp
 // that arrives last. The cut depends on shapes and grid only, so a row of the result has the same bits whatever ROWS is.
 // Shared memory: STAGES * (8 * MT * tile + NT * unit of x) bytes, dynamic. Scratch: gridDim * 2 * 8 * MT * NT * 512 bytes.
 // Counters: 8 u32 per tile of every segment, zero before and after.
 //
+// f32 matrices of the same input are done on the side (plain.cuh, PLAIN = 1).
+//
 // Defines: ROWS (bucket), NT = ceil(ROWS / 8), MT (1, 2), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch),
-// RESIDENT (blocks per multiprocessor that registers must allow).
+// RESIDENT (blocks per multiprocessor that registers must allow), PLAIN.
 // From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
+#include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
+#ifndef PLAIN
+#define PLAIN 0
+#endif
 #define WARPS 8
 #define THREADS (WARPS * 32)
 
@@ -42,14 +49,17 @@ struct Work {
     float4* scratch;
     u32* counters;
     int n_segments;
-    u32 share, extra;  // block b begins at b * share + min(b, extra)
-    u32 _pad;
+    u32 share, extra;  // block b begins at b * share + min(b, extra); share is at least the cost of any unit
+    u32 prefetch;      // units beyond the ring that are fetched into L2 before the dependency wait
+#if PLAIN
+    Plain plain;
+#endif
 };
 
 constexpr int max_tile(int kind) { return kind > KIND_BF16 ? 0 : (KINDS >> kind & 1) && tile_bytes(kind) > max_tile(kind + 1) ? tile_bytes(kind) : max_tile(kind + 1); }
 constexpr int X_BYTES = NT * ((KINDS & 31) ? A8_TILE : A16_TILE);
 constexpr int W_BYTES = MT * WARPS * max_tile(0);
-constexpr int SLOT = W_BYTES + X_BYTES;
+constexpr int SLOT = KINDS ? W_BYTES + X_BYTES : 16;
 
 // A place on the line of units, walked unit by unit.
 struct Cursor {
@@ -157,7 +167,7 @@ __device__ __forceinline__ void contribute(const Work& work, const Segment& s, i
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) u8 ring[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
     pdl_launch();
 
     const u32 begin = share_begin(work, blockIdx.x), end = share_begin(work, blockIdx.x + 1);
@@ -207,6 +217,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
             load_weights(ahead, i);
             advance(work, ahead);
         }
+        // While the dependency is waited for, memory need not idle: the units after the ring's go to L2.
+        Cursor next = ahead;
+        for (int i = STAGES; i < STAGES + int(work.prefetch) && i < count; i++) {
+            const Segment& s = work.segments[next.segment];
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                int bytes;
+                const u8* from = weights_of(s, next, m, bytes);
+                if (bytes) bulk_prefetch(from, bytes, once);
+            }
+            advance(work, next);
+        }
     }
     pdl_wait();
     if (threadIdx.x == 0) {
@@ -216,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
             advance(work, c);
         }
     }
+    __syncwarp();
 #else
     const auto load = [&](const Cursor& c, int slot) {
         const Segment& s = work.segments[c.segment];
@@ -237,6 +260,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         }
         cp_async_commit();
     }
+#endif
+#if PLAIN
+    plain_jobs(work.plain);  // while the ring fills
 #endif
 
     float acc[MT][NT][4];
@@ -276,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         if (mine) multiply(s, ring + slot * SLOT, warp, acc);
 #if HAS_BULK
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty + 8 * slot);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
 #endif
         if (++slot == STAGES) {
             slot = 0;

@@ -1,7 +1,7 @@
 //! Quantised matrix products for few rows.
 //!
-//! [`launches`] multiplies the rows of one bucket by several matrices that share their input. All packed
-//! kinds go in one launch of `matmul/small.cu`; F32 matrices in one of `matmul/plain.cu`.
+//! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in one launch
+//! of `matmul/small.cu`.
 
 use super::{Args, Launch, Unit};
 use crate::pack::{Input, Kind};
@@ -11,6 +11,15 @@ pub const MAX_SEGMENTS: usize = 6;
 const WARPS: usize = 8;
 /// Rows of a row block of packed weights.
 const BLOCK_ROWS: usize = 128;
+/// Most row blocks of a tile.
+const MAX_ROW_BLOCKS: usize = 2;
+/// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most jobs that
+/// have slices.
+const PLAIN_ROWS: usize = 8;
+const PLAIN_TURN: usize = 128;
+const PLAIN_JOBS: usize = 255;
+/// Units beyond the ring that are fetched into L2 before the dependency wait.
+const PREFETCH: usize = 4;
 /// Words that `Segment` of `matmul/small.cu` has.
 const SEGMENT_WORDS: usize = 9;
 
@@ -84,13 +93,18 @@ pub struct Scratch {
 
 /// Bytes of [`Scratch::partials`] for buckets of up to `bucket` rows.
 pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
-    card.multiprocessors as usize * 2 * WARPS * 2 * bucket.div_ceil(8) * 512
+    packed_scratch_bytes(card, bucket) + PLAIN_JOBS * PLAIN_ROWS * bucket * 4
+}
+
+/// What the packed matrices of a launch need of it, at its start.
+fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
+    card.multiprocessors as usize * 2 * WARPS * MAX_ROW_BLOCKS * bucket.div_ceil(8) * 512
 }
 
 /// Bytes of [`Scratch::counters`] for a launch whose matrices have these rows.
 pub fn counter_bytes(rows: impl IntoIterator<Item = usize>) -> usize {
     let tiles: usize = rows.into_iter().map(|rows| rows.div_ceil(BLOCK_ROWS)).sum();
-    tiles * WARPS * 4
+    (tiles + PLAIN_JOBS) * WARPS * 4
 }
 
 /// How a launch is cut; from shapes and card alone, never from the bucket, so that a row's bits do not
@@ -108,15 +122,18 @@ struct Form {
     /// Row blocks of a block's tile.
     row_blocks: usize,
     stages: usize,
+    /// Whether there are f32 matrices.
+    plain: bool,
 }
 
 impl Form {
-    fn new(card: Card, bucket: usize, kinds: u32, row_blocks: usize) -> Form {
+    fn new(card: Card, bucket: usize, kinds: u32, row_blocks: usize, plain: bool) -> Form {
         let form = Form {
             bucket,
             kinds,
             row_blocks,
             stages: 0,
+            plain,
         };
         // Two launches that overlap should fit a multiprocessor together, so half of what it has.
         let room = (card.shared as usize).min(99 << 10) - 1024;
@@ -135,7 +152,7 @@ impl Form {
         let kinds = || Kind::ALL.into_iter().filter(|&kind| self.has(kind));
         let tile = kinds().map(Kind::tile_bytes).max().unwrap_or(0);
         let x = kinds().map(unit_x_bytes).max().unwrap_or(0);
-        self.row_blocks * WARPS * tile + self.tiles() * x
+        (self.row_blocks * WARPS * tile + self.tiles() * x).max(16)
     }
 
     fn has(self, kind: Kind) -> bool {
@@ -151,6 +168,7 @@ impl Form {
             .define("KINDS", self.kinds)
             .define("SEGMENTS", MAX_SEGMENTS)
             .define("RESIDENT", 1)
+            .define("PLAIN", u8::from(self.plain))
     }
 }
 
@@ -191,29 +209,11 @@ pub fn launches(
     }
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == Kind::F32);
-    let mut launches = Vec::new();
-    if !plain.is_empty() {
-        launches.push(plain_launch(bucket, cols, &plain, inputs.f32));
-    }
-    if !packed.is_empty() {
-        launches.push(packed_launch(card, bucket, cols, &packed, inputs, scratch));
-    }
-    launches
-}
-
-fn packed_launch(
-    card: Card,
-    bucket: usize,
-    cols: usize,
-    segments: &[Segment],
-    inputs: Inputs,
-    scratch: Scratch,
-) -> Launch {
-    let kinds = segments.iter().fold(0, |bits, s| bits | 1 << s.kind as u32);
-    let form = Form::new(card, bucket, kinds, row_blocks(segments));
+    let kinds = packed.iter().fold(0, |bits, s| bits | 1 << s.kind as u32);
+    let form = Form::new(card, bucket, kinds, row_blocks(&packed), !plain.is_empty());
     let mut words = Vec::new();
-    let (mut line, mut tiles) = (0, 0);
-    for segment in segments {
+    let (mut line, mut tiles, mut dearest) = (0, 0, 1);
+    for segment in &packed {
         let kind = segment.kind;
         let units = kind.units(cols);
         let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * form.row_blocks);
@@ -230,17 +230,26 @@ fn packed_launch(
             pair(tiles, 0),
         ]);
         line += units * segment_tiles * cost;
+        dearest = dearest.max(cost);
         tiles += segment_tiles;
     }
     words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
-    let blocks = card.multiprocessors as usize;
+    // Every share holds the beginning of some unit: those who wait for a tile count on it.
+    let blocks = (card.multiprocessors as usize).min((line / dearest).max(1));
     words.extend([
         scratch.partials,
         scratch.counters,
-        pair(segments.len(), line / blocks),
-        pair(line % blocks, 0),
+        pair(packed.len(), line / blocks),
+        pair(line % blocks, PREFETCH),
     ]);
-    Launch {
+    if !plain.is_empty() {
+        let room = Scratch {
+            partials: scratch.partials + packed_scratch_bytes(card, bucket) as u64,
+            counters: scratch.counters + (tiles * WARPS * 4) as u64,
+        };
+        words.extend(plain_words(card, cols, &plain, inputs.f32, room));
+    }
+    vec![Launch {
         entry: "matmul_small",
         unit: form.unit(),
         grid: [card.multiprocessors, 1, 1],
@@ -249,7 +258,42 @@ fn packed_launch(
         args: Args::new().words(&words),
         cooperative: false,
         overlap: true,
+    }]
+}
+
+/// `Plain` of `matmul/plain.cuh`: groups of 8 rows, K cut into slices where groups alone would leave
+/// multiprocessors without work.
+fn plain_words(
+    card: Card,
+    cols: usize,
+    segments: &[Segment],
+    x: u64,
+    scratch: Scratch,
+) -> Vec<u64> {
+    let mut words = Vec::new();
+    let mut groups = 0;
+    for segment in segments {
+        words.extend([
+            segment.weight,
+            segment.out,
+            pair(segment.rows, segment.stride),
+            pair(usize::from(segment.write == Write::Add), groups),
+        ]);
+        groups += segment.rows.div_ceil(PLAIN_ROWS);
     }
+    words.resize(MAX_SEGMENTS * 4, 0);
+    let turns = cols.div_ceil(PLAIN_TURN);
+    let most = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups;
+    let slice = turns.div_ceil(most.clamp(1, turns)) * PLAIN_TURN;
+    words.extend([
+        x,
+        scratch.partials,
+        scratch.counters,
+        pair(segments.len(), cols),
+        pair(groups, cols.div_ceil(slice)),
+        pair(slice, 0),
+    ]);
+    words
 }
 
 /// Two 32-bit fields of a struct.
@@ -259,33 +303,4 @@ fn pair(low: usize, high: usize) -> u64 {
 
 fn narrow(n: usize) -> u32 {
     u32::try_from(n).expect("matrices have fewer than 2^36 values")
-}
-
-fn plain_launch(bucket: usize, cols: usize, segments: &[Segment], x: u64) -> Launch {
-    let tiles: Vec<usize> = segments.iter().map(|s| s.rows.div_ceil(8)).collect();
-    let mut words = Vec::new();
-    let mut first = 0;
-    for (segment, tiles) in segments.iter().zip(&tiles) {
-        words.extend([
-            segment.weight,
-            segment.out,
-            pair(segment.rows, segment.stride),
-            pair(usize::from(segment.write == Write::Add), first),
-        ]);
-        first += tiles;
-    }
-    words.resize(MAX_SEGMENTS * 4, 0);
-    words.extend([x, pair(segments.len(), cols)]);
-    Launch {
-        entry: "matmul_plain",
-        unit: Unit::new("matmul/plain.cu")
-            .define("ROWS", bucket)
-            .define("SEGMENTS", MAX_SEGMENTS),
-        grid: [narrow(first), 1, 1],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new().words(&words),
-        cooperative: false,
-        overlap: true,
-    }
 }
