@@ -1,0 +1,108 @@
+//! What a call must read and compute at least: the floor that times are held against.
+
+use contract::{DraftSpec, FeedForward, KvFormats, Mixer, ModelSpec, WeightRef};
+
+/// Bytes and operations of one forward pass.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cost {
+    /// Bytes of weights, each read once; of the embedding only the rows looked up, which are left out.
+    pub(super) weight_bytes: f64,
+    /// Bytes of recurrent states, read once.
+    pub(super) state_bytes: f64,
+    /// Bytes of cached keys and values of one token.
+    pub(super) kv_token_bytes: f64,
+    /// Multiplications and additions of one token in the matrices below the head.
+    pub(super) token_flops: f64,
+    /// Multiplications and additions of one token and one key in attention.
+    pub(super) key_flops: f64,
+}
+
+impl Cost {
+    /// Of a target.
+    pub(super) fn of(spec: &ModelSpec, kv: KvFormats) -> Cost {
+        let mut cost = Cost::default();
+        cost.read(&spec.head);
+        cost.read(&spec.final_norm);
+        for layer in &spec.layers {
+            cost.read(&layer.mixer_norm);
+            cost.read(&layer.ffn_norm);
+            match &layer.mixer {
+                Mixer::Attention(a) => {
+                    for weight in [&a.q, &a.k, &a.v, &a.o] {
+                        cost.matrix(weight);
+                    }
+                    let values = a.n_kv_heads * a.head_dim;
+                    cost.kv_token_bytes += (kv.k.bytes(values) + kv.v.bytes(values)) as f64;
+                    cost.key_flops += 4.0 * (a.n_heads * a.head_dim) as f64;
+                }
+                Mixer::GatedDelta(d) => {
+                    for weight in [&d.qkv, &d.z, &d.beta, &d.alpha, &d.out] {
+                        cost.matrix(weight);
+                    }
+                    cost.read(&d.conv);
+                    cost.state_bytes += 4.0 * d.state_values() as f64;
+                }
+            }
+            let FeedForward::Dense { gate, up, down } = &layer.ffn;
+            for weight in [gate, up, down] {
+                cost.matrix(weight);
+            }
+        }
+        cost
+    }
+
+    /// Of one pass of a draft, the target's head included.
+    pub(super) fn of_draft(draft: &DraftSpec, target: &ModelSpec) -> Cost {
+        let mut cost = Cost::default();
+        cost.read(&target.head);
+        for weight in draft.weights() {
+            cost.matrix(weight);
+        }
+        cost
+    }
+
+    fn read(&mut self, weight: &WeightRef) {
+        self.weight_bytes += weight.bytes() as f64;
+    }
+
+    fn matrix(&mut self, weight: &WeightRef) {
+        self.read(weight);
+        self.token_flops += 2.0 * weight.values() as f64;
+    }
+
+    /// Bytes of a step that reads weights and states once and the keys of `tokens` cached tokens.
+    pub(super) fn step_bytes(&self, trees: usize, depth: usize) -> f64 {
+        let each = self.state_bytes + self.kv_token_bytes * depth as f64;
+        self.weight_bytes + trees as f64 * each
+    }
+
+    /// Operations of a prompt of `tokens` after `depth` committed ones.
+    pub(super) fn prompt_flops(&self, tokens: usize, depth: usize) -> f64 {
+        let n = tokens as f64;
+        let keys = n * (depth as f64 + n / 2.0);
+        n * self.token_flops + keys * self.key_flops
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use contract::KvFormat;
+
+    #[test]
+    fn the_large_shape_reads_what_its_floor_says() {
+        let synth = model::synth::SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+        let loaded = synth.load().unwrap();
+        let kv = KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        };
+        let cost = Cost::of(&loaded.spec, kv);
+        assert!((15.8e9..16.2e9).contains(&cost.weight_bytes), "{cost:?}");
+        // 48 layers of 48 heads of 128 x 128 floats.
+        assert_eq!(cost.state_bytes, 48.0 * 48.0 * 65536.0);
+        // 16 layers of 4 heads of 256, keys and values, two bytes each.
+        assert_eq!(cost.kv_token_bytes, 65536.0);
+        assert!((48e9..52e9).contains(&cost.token_flops), "{cost:?}");
+    }
+}

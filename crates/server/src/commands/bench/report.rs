@@ -1,0 +1,163 @@
+//! The table and the JSON lines.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+
+use anyhow::Context;
+use contract::DeviceInfo;
+use cuda::Reading;
+use serde_json::json;
+
+use super::args::BenchArgs;
+use crate::devices::Instruments;
+
+/// What one case came to.
+#[derive(Debug, Clone)]
+pub(super) struct Line {
+    /// Such as `verify 24`.
+    pub(super) case: String,
+    /// Committed tokens before it.
+    pub(super) depth: usize,
+    /// Milliseconds of each run.
+    pub(super) ms: Vec<f64>,
+    /// Tokens, nodes or positions of one run.
+    pub(super) tokens: usize,
+    /// Bytes that one run must read, or 0 where operations decide.
+    pub(super) bytes: f64,
+    /// Operations of one run, or 0 where bytes decide.
+    pub(super) flops: f64,
+    /// The meter before and after all runs, and seconds between.
+    pub(super) meter: Option<(Reading, Reading, f64)>,
+}
+
+/// Writes lines as they come.
+pub(super) struct Report {
+    instruments: Option<Instruments>,
+    json: Option<File>,
+    model: String,
+    device: String,
+}
+
+impl Report {
+    /// Opens the file of lines and prints the head of the table.
+    pub(super) fn new(
+        args: &BenchArgs,
+        loaded: &model::Loaded,
+        device: &DeviceInfo,
+        instruments: Option<Instruments>,
+    ) -> anyhow::Result<Report> {
+        let json = match &args.json {
+            Some(path) => {
+                let file = OpenOptions::new().create(true).append(true).open(path);
+                Some(file.with_context(|| format!("--json {}", path.display()))?)
+            }
+            None => None,
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(
+            out,
+            "{} on {} ({})",
+            loaded.facts.name,
+            device.name,
+            device.features.join(", ")
+        )?;
+        for share in &loaded.facts.types {
+            let gb = share.bytes as f64 / 1e9;
+            writeln!(
+                out,
+                "  {:<8} {:>4} tensors {gb:>8.3} GB",
+                share.ty.name(),
+                share.tensors
+            )?;
+        }
+        if let Some(instruments) = &instruments {
+            let gb = instruments.read_bytes_per_s / 1e9;
+            writeln!(
+                out,
+                "memory reads {gb:.0} GB/s, measured just before: 100 % of the roofline"
+            )?;
+        }
+        writeln!(
+            out,
+            "{:<16} {:>7} {:>9} {:>17} {:>9} {:>8} {:>7} {:>6} {:>8} {:>6} {:>8}",
+            "case",
+            "depth",
+            "ms",
+            "spread ms",
+            "tok/s",
+            "GB read",
+            "GB/s",
+            "roof",
+            "TFLOP/s",
+            "MHz",
+            "J/token"
+        )?;
+        Ok(Report {
+            instruments,
+            json,
+            model: loaded.facts.name.clone(),
+            device: device.name.clone(),
+        })
+    }
+
+    /// What the meter shows now, if there is one.
+    pub(super) fn reading(&self) -> Option<Reading> {
+        let meter = self.instruments.as_ref()?.meter.as_ref()?;
+        Some(meter.read())
+    }
+
+    /// Prints a line and appends it to the file.
+    pub(super) fn line(&mut self, line: &Line) -> anyhow::Result<()> {
+        let mut sorted = line.ms.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (low, high) = (sorted[0], sorted[sorted.len() - 1]);
+        let ms = sorted[sorted.len() / 2];
+        let seconds = ms / 1e3;
+        let per_s = line.tokens as f64 / seconds;
+        let gb_per_s = line.bytes / seconds / 1e9;
+        let roof = self
+            .instruments
+            .as_ref()
+            .map(|instruments| line.bytes / seconds / instruments.read_bytes_per_s);
+        let tflops = line.flops / seconds / 1e12;
+        let (mhz, joules) = match line.meter {
+            Some((before, after, seconds)) => {
+                let mut joules = after.joules - before.joules;
+                if joules <= 0.0 {
+                    joules = (before.watts + after.watts) / 2.0 * seconds;
+                }
+                let tokens = (line.tokens * line.ms.len()) as f64;
+                (after.clock_mhz, joules / tokens)
+            }
+            None => (0, 0.0),
+        };
+        let shown = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
+        let share = roof.filter(|_| line.bytes > 0.0);
+        writeln!(
+            std::io::stdout(),
+            "{:<16} {:>7} {ms:>9.3} {:>17} {per_s:>9.1} {:>8} {:>7} {:>6} {:>8} {:>6} {:>8}",
+            line.case,
+            line.depth,
+            format!("{low:.3}..{high:.3}"),
+            shown(line.bytes, format!("{:.3}", line.bytes / 1e9)),
+            shown(line.bytes, format!("{gb_per_s:.0}")),
+            share.map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0)),
+            shown(line.flops, format!("{tflops:.1}")),
+            shown(f64::from(mhz), mhz.to_string()),
+            shown(joules, format!("{joules:.3}")),
+        )?;
+        if let Some(file) = &mut self.json {
+            let read = self.instruments.as_ref().map(|i| i.read_bytes_per_s / 1e9);
+            let line = json!({
+                "bench": "step", "model": self.model, "device": self.device, "case": line.case,
+                "depth": line.depth, "ms": ms, "low_ms": low, "high_ms": high, "runs": line.ms.len(),
+                "tokens": line.tokens, "tokens_per_s": per_s, "bytes": line.bytes,
+                "gb_per_s": gb_per_s, "share_of_roofline": share, "read_gb_per_s": read,
+                "tflop_per_s": tflops, "sm_mhz": mhz, "joules_per_token": joules,
+                "version": env!("CARGO_PKG_VERSION"),
+            });
+            writeln!(file, "{line}").context("the file of --json")?;
+        }
+        Ok(())
+    }
+}
