@@ -9,6 +9,8 @@ pub struct Bundled {
     pub name: &'static str,
     /// A whole GGUF file.
     pub gguf: &'static [u8],
+    /// A whole GGUF file of its draft.
+    pub draft: &'static [u8],
 }
 
 /// Told whenever the bundled model stands in for a real one.

@@ -3,10 +3,14 @@
 //! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
 //! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > default.
 
+mod drafting;
+
 use std::path::PathBuf;
 
+pub use crate::commands::BenchArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
 
 /// A local LLM server with an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -95,6 +99,12 @@ pub enum Command {
         hearth eval model.gguf --ids ids.json --greedy 64 --out-ids continuation.json"
     )]
     Eval(EvalArgs),
+    /// Build the tree of drafted tokens from logits and print it as JSON, for people who check drafts.
+    #[command(
+        after_help = "Example:\n  hearth eval model.gguf --draft draft.gguf --ids ids.json --at 40 --draft-logits block.npy\n  \
+        hearth tree --logits block.npy --budget 22 --top-k 8"
+    )]
+    Tree(TreeArgs),
     /// Read text on stdin and print its token ids as a JSON array.
     #[command(after_help = "Example:\n  printf 'Hello world' | hearth tokenize model.gguf")]
     Tokenize(TokenizeArgs),
@@ -105,6 +115,9 @@ pub enum Command {
         Needs libnvrtc but no card; `pip install nvidia-cuda-nvrtc` has it."
     )]
     Kernels(KernelsArgs),
+    /// Measure how fast a model runs here.
+    #[command(after_help = crate::commands::BENCH_HELP)]
+    Bench(BenchArgs),
 }
 
 /// Where and how a model runs.
@@ -140,6 +153,15 @@ pub struct DeviceArgs {
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU].
     #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
     pub chunk: Option<usize>,
+    /// The most memory to take on a card, such as `24G` [default: all that is free].
+    #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
+    pub vram_limit: Option<String>,
+    /// Run a card's kernels one by one instead of as captured graphs, to find faults.
+    #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
+    pub eager: bool,
+    /// How kernels are compiled.
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
 }
 
 /// How CUDA kernels are compiled.
@@ -165,6 +187,9 @@ pub struct ServeArgs {
     /// Where and how it runs.
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// How tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Address to listen on.
     #[arg(long, env = "HEARTH_HOST", default_value = "127.0.0.1")]
     pub host: String,
@@ -310,6 +335,9 @@ pub struct RunArgs {
     /// Where and how it runs.
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// How tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// A system message.
     #[arg(long)]
     pub system: Option<String>,
@@ -341,6 +369,9 @@ pub struct InspectArgs {
     /// Where and how it would run.
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// The draft that would run beside it.
+    #[arg(long, value_name = "FILE")]
+    pub draft: Option<PathBuf>,
     /// Sequences to plan for.
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
@@ -388,28 +419,6 @@ pub struct SynthArgs {
     pub force: bool,
 }
 
-/// `hearth eval`.
-#[derive(Debug, Args)]
-pub struct EvalArgs {
-    /// The GGUF file.
-    pub model: PathBuf,
-    /// Where and how it runs.
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// A JSON array of token ids.
-    #[arg(long, value_name = "FILE")]
-    pub ids: PathBuf,
-    /// Write the logits after every token, f32 `[n, vocab]`, as a NumPy file.
-    #[arg(long, value_name = "FILE", required_unless_present = "greedy")]
-    pub logits: Option<PathBuf>,
-    /// Then continue with the likeliest token, this many times.
-    #[arg(long, value_name = "N", requires = "out_ids", value_parser = at_least_one)]
-    pub greedy: Option<usize>,
-    /// Where the continuation's ids go, as a JSON array.
-    #[arg(long, value_name = "FILE", requires = "greedy")]
-    pub out_ids: Option<PathBuf>,
-}
-
 /// `hearth kernels`.
 #[derive(Debug, Args)]
 pub struct KernelsArgs {
@@ -439,6 +448,9 @@ pub struct KernelsBuildArgs {
     /// Threads that compile; by default one per core.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
+    /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub models: Vec<String>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,
@@ -453,6 +465,9 @@ pub struct KernelsListArgs {
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub models: Vec<String>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,

@@ -15,6 +15,39 @@ pub struct DeviceChoice {
     pub cpu_reference: bool,
     /// Threads of the CPU device; `None` for one per core.
     pub threads: Option<usize>,
+    /// How a card is used.
+    pub card: cuda::Options,
+}
+
+/// A card beside the runner on it: what measuring needs.
+pub struct Instruments {
+    /// Measured bytes a second of reading its memory.
+    pub read_bytes_per_s: f64,
+    /// Clock and energy, where they can be had.
+    pub meter: Option<cuda::Meter>,
+}
+
+/// What measures the card that `choice` means; `None` for the CPU.
+///
+/// # Errors
+/// As opening the card.
+pub fn instruments(choice: &DeviceChoice) -> anyhow::Result<Option<Instruments>> {
+    let Some(ordinal) = ordinal(&choice.name) else {
+        return Ok(None);
+    };
+    let cards = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    let Some(card) = cards.iter().find(|card| card.ordinal == ordinal) else {
+        return Ok(None);
+    };
+    Ok(Some(Instruments {
+        read_bytes_per_s: cuda::read_bandwidth(card, &choice.card.compile)?,
+        meter: cuda::Meter::open(card),
+    }))
+}
+
+/// The number of a card by its name.
+fn ordinal(name: &str) -> Option<u32> {
+    name.strip_prefix("cuda:").and_then(|n| n.parse().ok())
 }
 
 /// Why a name means no device of this machine.
@@ -56,10 +89,8 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
             Ok(cpu_device(choice))
         }
         _ => {
-            let ordinal = name
-                .strip_prefix("cuda:")
-                .and_then(|n| n.parse::<u32>().ok())
-                .ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
+            let ordinal =
+                ordinal(name).ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
             let no_card = |detail: String| DeviceChoiceError::NoCard {
                 name: name.to_owned(),
                 detail,
@@ -70,7 +101,10 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
                 .into_iter()
                 .find(|card| card.ordinal == ordinal)
                 .ok_or_else(|| no_card(format!("this machine has {count} cards")))?;
-            Ok(Box::new(CudaBackend::new(card)))
+            Ok(Box::new(CudaBackend::with_options(
+                card,
+                choice.card.clone(),
+            )))
         }
     }
 }

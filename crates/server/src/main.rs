@@ -8,6 +8,7 @@ use server::bundled::Bundled;
 const EMBER: Bundled = Bundled {
     name: "ember",
     gguf: include_bytes!("../../../models/ember/ember.gguf"),
+    draft: include_bytes!("../../../models/ember/ember-draft.gguf"),
 };
 
 fn main() -> ExitCode {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use chat::openai::response::{Timings, Usage};
+use chat::openai::response::{RoundTimings, Timings, Usage};
+use decode::{ChoiceStats, DraftDepths, RoundTimes};
 
 use crate::metrics::{RequestSummary, Stage};
 
@@ -25,10 +26,76 @@ pub struct Meter {
     pub tool_calls: usize,
     /// Calls that had to be mended, and text that only began like one.
     pub malformed_calls: usize,
+    /// What the rounds of finished choices took and brought.
+    pub rounds: Rounds,
+}
+
+/// Rounds of finished choices.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rounds {
+    /// Verify passes.
+    pub passes: usize,
+    /// Tokens they gave: all but the first of each choice.
+    pub tokens: usize,
     /// Draft tokens proposed.
-    pub drafted_tokens: usize,
+    pub drafted: usize,
     /// Of these, kept.
-    pub accepted_tokens: usize,
+    pub accepted: usize,
+    /// Tokens that were forced.
+    pub forced: usize,
+    /// How deep drafts came true.
+    pub depths: DraftDepths,
+    /// Time.
+    pub times: RoundTimes,
+}
+
+impl Rounds {
+    /// Adds a finished choice.
+    pub fn add(&mut self, stats: &ChoiceStats) {
+        self.passes += stats.rounds;
+        self.tokens += stats.generated_tokens.saturating_sub(1);
+        self.drafted += stats.drafted_tokens;
+        self.accepted += stats.accepted_tokens;
+        self.forced += stats.forced_tokens;
+        self.depths.rounds += stats.depths.rounds;
+        for (sum, kept) in self.depths.kept.iter_mut().zip(stats.depths.kept) {
+            *sum += kept;
+        }
+        self.times.draft += stats.times.draft;
+        self.times.verify += stats.times.verify;
+        self.times.commit += stats.times.commit;
+    }
+
+    fn timings(&self) -> RoundTimings {
+        let share = |part: f64, whole: f64| match whole > 0.0 {
+            true => part / whole,
+            false => 0.0,
+        };
+        let round = |value: f64, unit: f64| (value * unit).round() / unit;
+        let ms = |time: Duration| round(time.as_secs_f64() * 1e3, 10.0);
+        let drafted = f64::from(self.depths.rounds);
+        let mut by_depth: Vec<f64> = self
+            .depths
+            .kept
+            .iter()
+            .map(|kept| round(share(f64::from(*kept), drafted), 1000.0))
+            .collect();
+        while by_depth.last() == Some(&0.0) {
+            by_depth.pop();
+        }
+        RoundTimings {
+            steps: self.passes,
+            tokens_per_step: round(share(self.tokens as f64, self.passes as f64), 100.0),
+            draft_n: self.drafted,
+            draft_n_accepted: self.accepted,
+            accept_rate: round(share(self.accepted as f64, self.drafted as f64), 1000.0),
+            accept_by_depth: by_depth,
+            forced_n: self.forced,
+            draft_ms: ms(self.times.draft),
+            verify_ms: ms(self.times.verify),
+            commit_ms: ms(self.times.commit),
+        }
+    }
 }
 
 impl Meter {
@@ -45,8 +112,7 @@ impl Meter {
             reasoning_tokens: 0,
             tool_calls: 0,
             malformed_calls: 0,
-            drafted_tokens: 0,
-            accepted_tokens: 0,
+            rounds: Rounds::default(),
         }
     }
 
@@ -99,11 +165,13 @@ impl Meter {
             self.completion_tokens,
             self.reasoning_tokens,
         );
-        if self.drafted_tokens > 0 {
+        let Rounds {
+            drafted, accepted, ..
+        } = self.rounds;
+        if drafted > 0 {
             let details = &mut usage.completion_tokens_details;
-            details.accepted_prediction_tokens = Some(self.accepted_tokens);
-            details.rejected_prediction_tokens =
-                Some(self.drafted_tokens.saturating_sub(self.accepted_tokens));
+            details.accepted_prediction_tokens = Some(accepted);
+            details.rejected_prediction_tokens = Some(drafted.saturating_sub(accepted));
         }
         usage
     }
@@ -113,7 +181,10 @@ impl Meter {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         // The first token belongs to the prefill, whose last row it was drawn from.
         let decoded = self.completion_tokens.saturating_sub(1);
-        Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
+        Timings {
+            rounds: (self.rounds.passes > 0).then(|| self.rounds.timings()),
+            ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
+        }
     }
 
     fn queue(&self) -> Duration {

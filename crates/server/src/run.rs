@@ -160,8 +160,7 @@ impl Run {
                 reason,
                 stats,
             } => {
-                self.meter.drafted_tokens += stats.drafted_tokens;
-                self.meter.accepted_tokens += stats.accepted_tokens;
+                self.meter.rounds.add(&stats);
                 if !self.choices[choice].is_over() {
                     self.end(choice, reason, news);
                 }
@@ -227,8 +226,8 @@ impl Run {
             queue_ms = summary.queue.as_secs_f64() * 1e3,
             first_token_ms = (summary.queue + summary.prefill).as_secs_f64() * 1e3,
             tokens_per_second = self.meter.timings().decode_tokens_per_sec,
-            drafted_tokens = self.meter.drafted_tokens,
-            accepted_tokens = self.meter.accepted_tokens,
+            drafted_tokens = self.meter.rounds.drafted,
+            accepted_tokens = self.meter.rounds.accepted,
             finish = self.last_reason,
             "request finished"
         );

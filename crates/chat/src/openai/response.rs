@@ -212,7 +212,7 @@ pub struct CompletionTokensDetails {
 }
 
 /// How long an answer took.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Timings {
     /// Milliseconds from admission to the first row, one decimal.
     pub prefill_ms: f64,
@@ -220,6 +220,35 @@ pub struct Timings {
     pub decode_ms: f64,
     /// One decimal; 0.0 when nothing was decoded.
     pub decode_tokens_per_sec: f64,
+    /// How the tokens came, once the answer is complete.
+    #[serde(flatten)]
+    pub rounds: Option<RoundTimings>,
+}
+
+/// Passes over the model that an answer took, and what drafting did for it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct RoundTimings {
+    /// Verify passes.
+    pub steps: usize,
+    /// Tokens per pass after the first token, two decimals.
+    pub tokens_per_step: f64,
+    /// Tokens drafted, and those of them that were kept.
+    pub draft_n: usize,
+    /// Of these, kept.
+    pub draft_n_accepted: usize,
+    /// The share that was kept, three decimals; 0.0 when nothing was drafted.
+    pub accept_rate: f64,
+    /// Entry `i`: the share of drafted passes that kept more than `i` drafted tokens, three decimals, without
+    /// the zeros at the end.
+    pub accept_by_depth: Vec<f64>,
+    /// Tokens that were forced.
+    pub forced_n: usize,
+    /// Milliseconds of drafting, verifying and committing, one decimal; with what others did in these passes.
+    pub draft_ms: f64,
+    /// See `draft_ms`.
+    pub verify_ms: f64,
+    /// See `draft_ms`.
+    pub commit_ms: f64,
 }
 
 impl Timings {
@@ -241,6 +270,7 @@ impl Timings {
             prefill_ms: round(prefill_ms),
             decode_ms: round(decode_ms),
             decode_tokens_per_sec: round(rate),
+            rounds: None,
         }
     }
 }

@@ -9,7 +9,7 @@ use chat::openai::request::SamplingFields;
 use chat::openai::response::FinishReason;
 use chat::reply::{Piece, Reply, ReplyConfig};
 use contract::Runner;
-use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig};
+use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 
 use crate::ids;
 use crate::order;
@@ -52,8 +52,14 @@ pub(super) struct Answer {
 
 impl Answerer {
     /// Takes an opened runner and the text side of the same model.
-    pub(super) fn new(runner: Box<dyn Runner>, model: ServedModel, wanted: Wanted) -> Answerer {
+    pub(super) fn new(
+        runner: Box<dyn Runner>,
+        model: ServedModel,
+        wanted: Wanted,
+        speculation: Speculation,
+    ) -> Answerer {
         let config = SchedulerConfig {
+            speculation,
             max_sequences: 1,
             prefill_chunk: runner.info().limits.prefill_chunk,
             eos: model.eos.clone(),
@@ -210,7 +216,12 @@ pub(super) mod tests {
             reference: false,
             threads: Some(1),
         });
-        Answerer::new(cpu.open(plan, &mut |_| {}).unwrap(), model, wanted)
+        Answerer::new(
+            cpu.open(plan, &mut |_| {}).unwrap(),
+            model,
+            wanted,
+            Speculation::default(),
+        )
     }
 
     fn hello() -> Vec<Message> {

@@ -1,11 +1,13 @@
 //! `hearth eval`: given tokens through the model, logits to a file.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, bail};
-use contract::{Ask, CommitItem, NodeIdx, Row, Runner, TokenId, Tree, VerifyItem};
+use contract::{Ask, CommitItem, DraftItem, NodeIdx, Row, Runner, TokenId, Tree, VerifyItem};
 
 use crate::cli::EvalArgs;
+use crate::commands::drafting::{self, Drafting};
 use crate::commands::npy::NpyWriter;
 use crate::commands::open::{self, Wish};
 use crate::commands::progress::Progress;
@@ -13,6 +15,12 @@ use crate::commands::progress::Progress;
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let loaded = open::load(&args.model)?;
     let ids = read_ids(args, loaded.spec.vocab)?;
+    if let (Some(draft), Some(out), Some(at)) = (&args.draft, &args.draft_logits, args.at) {
+        draft_logits(args, &loaded, &ids, (draft, out, at))?;
+        if args.logits.is_none() && args.greedy.is_none() {
+            return Ok(());
+        }
+    }
     let steps = args.greedy.unwrap_or(0);
     let backend = open::device(&args.device)?;
     let wish = Wish {
@@ -64,6 +72,65 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Writes what the draft makes of the block whose root is `ids[at]`.
+fn draft_logits(
+    args: &EvalArgs,
+    loaded: &model::Loaded,
+    ids: &[TokenId],
+    (draft, out, at): (&Path, &Path, usize),
+) -> anyhow::Result<()> {
+    let Some(&root) = ids.get(at).filter(|_| at > 0) else {
+        bail!(
+            "--at {at}: use 1 to {}, the index of an id that has others before it",
+            ids.len() - 1
+        );
+    };
+    let options = drafting::options(args.draft_swa);
+    let found = model::load_draft(draft, &loaded.spec, options)?;
+    let vocab = loaded.spec.vocab;
+    let mut drafting = Drafting::none();
+    let reference = args.device.cpu_reference;
+    drafting.plan = Some(drafting::draft_plan(found, reference, false));
+    let backend = open::device(&args.device)?;
+    let wish = Wish {
+        sequences: 1,
+        context: Some(ids.len()),
+        tree_nodes: 1,
+    };
+    let fitted = open::fit_beside(backend.as_ref(), loaded, &args.device, (wish, &drafting))?;
+    let chunk = fitted.plan.limits.prefill_chunk;
+    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let seq = runner.open(ids.len())?;
+    for tokens in ids[..at].chunks(chunk) {
+        runner.prefill(seq, tokens, &[])?;
+    }
+    let depth = runner
+        .info()
+        .draft_depth
+        .context("the device opened no draft")?;
+    let drafted = runner.draft(&[DraftItem { seq, root }], depth, vocab)?;
+    let drafted = drafted.first().context("the device drafted nothing")?;
+    if drafted.k != vocab || drafted.lse.len() != depth || drafted.ids.len() != depth * vocab {
+        bail!("the device gave {} candidates of {vocab}", drafted.k);
+    }
+    let write = || -> std::io::Result<()> {
+        let mut npy = NpyWriter::create(out, depth, vocab)?;
+        let mut logits = vec![0.0; vocab];
+        for row in 0..depth {
+            let of_row = row * vocab..(row + 1) * vocab;
+            let pairs = drafted.ids[of_row.clone()]
+                .iter()
+                .zip(&drafted.log_probs[of_row]);
+            for (id, log_prob) in pairs {
+                logits[id.index()] = log_prob + drafted.lse[row];
+            }
+            npy.row(&logits)?;
+        }
+        npy.finish()
+    };
+    write().with_context(|| format!("cannot write {}", out.display()))
 }
 
 fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {

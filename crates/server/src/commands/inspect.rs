@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
 use crate::commands::all_causes;
+use crate::commands::drafting::{Drafting, draft_plan};
 use crate::commands::open::{self, Fitted, Wish, count_text};
 use crate::commands::progress::bytes_text;
 use crate::commands::shape;
@@ -25,7 +26,14 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
             report.plan(&loaded, args)?;
             None
         }
-        Err(error) => Some(error),
+        // A draft runs beside its model, not by itself, and can be looked at all the same.
+        Err(error) => match model::DraftFile::open(&args.file) {
+            Ok(draft) => {
+                report.section("draft", shape::of_draft(&draft));
+                None
+            }
+            Err(_) => Some(error),
+        },
     };
     if args.tensors {
         report.tensors(&file);
@@ -134,12 +142,19 @@ impl Report {
 
     fn plan(&mut self, loaded: &model::Loaded, args: &InspectArgs) -> anyhow::Result<()> {
         let backend = open::device(&args.device)?;
+        let mut drafting = Drafting::none();
+        if let Some(path) = &args.draft {
+            let draft = model::DraftFile::open(path)?;
+            self.section("draft", shape::of_draft(&draft));
+            let found = draft.fit(&loaded.spec, model::DraftOptions::default())?;
+            drafting.plan = Some(draft_plan(found, args.device.cpu_reference, false));
+        }
         let wish = Wish {
             sequences: args.max_sequences,
             context: None,
-            tree_nodes: 1,
+            tree_nodes: drafting.tree_nodes(),
         };
-        let fitted = open::fit(backend.as_ref(), loaded, &args.device, wish);
+        let fitted = open::fit_beside(backend.as_ref(), loaded, &args.device, (wish, &drafting));
         let Fitted {
             plan,
             memory,
@@ -168,6 +183,7 @@ impl Report {
                 bytes("cache_bytes", memory.kv_bytes),
                 bytes("state_bytes", memory.state_bytes),
                 bytes("scratch_bytes", memory.scratch_bytes),
+                bytes("draft_bytes", memory.draft_bytes),
                 bytes("total_bytes", memory.total_bytes()),
             ],
         );

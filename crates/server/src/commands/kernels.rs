@@ -1,20 +1,50 @@
 //! `hearth kernels`: the CUDA kernels, compiled ahead of time, and what each takes of a card.
 //!
-//! What is compiled is the standard list: the shapes of well-known models and of the tests. Opening a model
-//! compiles what it needs by itself; this is for machines without a compiler, and for the gate.
+//! Opening a model compiles what it needs by itself and keeps it; this is for machines without a compiler, for
+//! a first start without a wait, and for the gate.
 
+use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use contract::{KvFormat, KvFormats, Limits, OpenPlan};
 use cuda::compile::{Compiled, EntryReport, Options, compile, hot, lowest};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, standard_units};
+use cuda::{Card, CudaBackend};
+use model::synth::SynthSpec;
 use serde_json::json;
 
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::commands::progress::Progress;
 use crate::config;
+
+/// What is compiled when no model is named, with how keys and values are stored.
+const WELL_KNOWN: [(&str, KvFormat); 3] = [
+    ("qwen3.5-27b:q4_k_m-published", KvFormat::F16),
+    ("qwen3.5-27b:q4_k_m-published", KvFormat::Q8_0),
+    ("qwen3.5-0.8b:bf16-published", KvFormat::F16),
+];
+/// Multiprocessors of a usual card of an architecture, on which some kernels depend.
+const USUAL: [(u32, u32); 7] = [
+    (75, 68),
+    (80, 108),
+    (86, 82),
+    (87, 16),
+    (89, 128),
+    (90, 132),
+    (120, 170),
+];
+/// What a server is usually opened with.
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    context: 32_768,
+    tree_nodes: 64,
+    prefill_chunk: 2048,
+};
 
 pub(super) fn kernels(args: &KernelsArgs) -> anyhow::Result<()> {
     match &args.what {
@@ -37,7 +67,7 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
     let mut spilling = Vec::new();
     for arch in archs {
         let start = Instant::now();
-        let compiled = compiled(arch, &options)?;
+        let compiled = compiled(arch, &args.models, &options)?;
         let cached = compiled.iter().filter(|unit| unit.cached.is_some()).count();
         let spills = spills(&compiled);
         let bytes: usize = compiled.iter().map(|unit| unit.cubin.len()).sum();
@@ -74,7 +104,7 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
         Some(text) => arch(text)?,
         None => *cards()?.first().context("no card")?,
     };
-    let compiled = compiled(arch, &options)?;
+    let compiled = compiled(arch, &args.models, &options)?;
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(
@@ -110,9 +140,25 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The standard units that `arch` can run.
-fn compiled(arch: Arch, options: &Options) -> anyhow::Result<Vec<Compiled>> {
-    let units: Vec<Unit> = standard_units()
+/// What `models`, or the well-known ones, need on `arch`.
+fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<Vec<Compiled>> {
+    let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
+    if models.is_empty() {
+        for (name, format) in WELL_KNOWN {
+            units.extend(of_model(&SynthSpec::parse(name)?.load()?, arch, format)?);
+        }
+    }
+    for name in models {
+        let path = Path::new(name);
+        let loaded = match path.exists() {
+            true => model::load(path)?,
+            false => SynthSpec::parse(name)?.load()?,
+        };
+        for format in [KvFormat::F16, KvFormat::Q8_0] {
+            units.extend(of_model(&loaded, arch, format)?);
+        }
+    }
+    let units: Vec<Unit> = units
         .into_iter()
         .filter(|unit| lowest(unit.file) <= arch && arch.runs(unit.file))
         .collect();
@@ -124,6 +170,38 @@ fn compiled(arch: Arch, options: &Options) -> anyhow::Result<Vec<Compiled>> {
         progress.set(step.done as u64, step.total as u64);
     };
     Ok(compile(arch, &units, options, told)?)
+}
+
+/// What opening a model on a card of `arch` compiles.
+fn of_model(loaded: &model::Loaded, arch: Arch, format: KvFormat) -> anyhow::Result<Vec<Unit>> {
+    let plan = OpenPlan {
+        target: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        draft: None,
+        exact: false,
+        kv: KvFormats {
+            k: format,
+            v: format,
+        },
+        limits: LIMITS,
+    };
+    Ok(CudaBackend::new(card(arch)).units(&plan)?)
+}
+
+/// This machine's card of an architecture, or a usual one.
+fn card(arch: Arch) -> Card {
+    let here = cuda::probe().unwrap_or_default();
+    let this = |card: &Card| card.capability == (arch.number / 10, arch.number % 10);
+    here.into_iter().find(this).unwrap_or_else(|| Card {
+        ordinal: 0,
+        name: arch.to_string(),
+        capability: (arch.number / 10, arch.number % 10),
+        multiprocessors: USUAL
+            .iter()
+            .find(|(number, _)| *number == arch.number)
+            .map_or(80, |(_, count)| *count),
+        total_bytes: 0,
+    })
 }
 
 /// Entries that spill, with their units.

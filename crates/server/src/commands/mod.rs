@@ -3,6 +3,8 @@
 //! Results go to standard output, everything else to standard error.
 
 mod answer;
+mod bench;
+pub(crate) mod drafting;
 mod eval;
 mod inspect;
 mod kernels;
@@ -18,6 +20,7 @@ mod supervisor;
 mod synth;
 mod terminal;
 mod tokenize;
+mod tree;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -26,6 +29,7 @@ use crate::bundled::Bundled;
 use crate::cli::{Command, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
+pub use bench::{BENCH_HELP, BenchArgs};
 use progress::LogWriter;
 
 /// What a shell shows for a process that a signal ended; here, a second one.
@@ -50,11 +54,13 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Serve(args) => serve::serve(*args, &typed.told, bundled),
         Command::Run(args) => run::run(&args, bundled, cli.no_color),
         Command::Inspect(args) => inspect::inspect(&args),
+        Command::Tree(args) => tree::tree(&args),
         Command::Quantize(args) => quantize::quantize(&args),
         Command::Synth(args) => synth::synth(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
         Command::Kernels(args) => kernels::kernels(&args),
+        Command::Bench(args) => bench::bench(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

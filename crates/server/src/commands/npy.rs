@@ -1,10 +1,12 @@
-//! Writes a two-dimensional f32 array in NumPy's format, version 1.0, row by row.
+//! Writes a two-dimensional f32 array in NumPy's format, version 1.0, row by row, and reads one of any version.
 //!
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
+
+use anyhow::{Context, bail};
 
 /// A file that takes rows until it has as many as announced.
 pub(super) struct NpyWriter {
@@ -49,6 +51,64 @@ impl NpyWriter {
     }
 }
 
+/// Reads an array of f32 or f64 values, as f32: `(shape, values)`, the last dimension contiguous.
+pub(super) fn read_f32(path: &Path) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse(&bytes).with_context(|| format!("{} is no NumPy array of floats", path.display()))
+}
+
+fn parse(bytes: &[u8]) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
+    let rest = bytes
+        .strip_prefix(b"\x93NUMPY")
+        .context("the magic bytes are missing")?;
+    let (length, begin) = match *rest {
+        [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 4),
+        [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 6),
+        _ => bail!("its version is not 1, 2 or 3"),
+    };
+    let header = rest.get(begin..).and_then(|rest| rest.get(..length));
+    let header = std::str::from_utf8(header.context("it is cut off")?)?;
+    let data = &rest[begin + length..];
+    let after = |key: &str| {
+        header
+            .split_once(key)
+            .map(|(_, rest)| rest.trim_start_matches([':', ' ']))
+    };
+    let descr = after("'descr'").context("descr is missing")?;
+    let order = after("'fortran_order'").context("fortran_order is missing")?;
+    if !order.starts_with("False") {
+        bail!("it is in Fortran order; save numpy.ascontiguousarray of it");
+    }
+    let shape = after("'shape'").and_then(|rest| rest.strip_prefix('('));
+    let (shape, _) = shape
+        .and_then(|rest| rest.split_once(')'))
+        .context("shape is missing")?;
+    let sizes = shape
+        .split(',')
+        .map(str::trim)
+        .filter(|size| !size.is_empty());
+    let shape = sizes.map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+    let count = shape
+        .iter()
+        .try_fold(1_usize, |product, n| product.checked_mul(*n));
+    let count = count.context("its shape overflows")?;
+    let values: Vec<f32> = match descr.get(1..4) {
+        Some("<f4") => {
+            let words = data.as_chunks::<4>().0.iter();
+            words.map(|word| f32::from_le_bytes(*word)).collect()
+        }
+        Some("<f8") => {
+            let words = data.as_chunks::<8>().0.iter();
+            words.map(|word| f64::from_le_bytes(*word) as f32).collect()
+        }
+        _ => bail!("its values are neither <f4 nor <f8"),
+    };
+    if values.len() != count {
+        bail!("{} values for a shape of {shape:?}", values.len());
+    }
+    Ok((shape, values))
+}
+
 /// The header: magic, version, length, a Python dictionary padded so that data begins at a multiple of 64.
 fn header(rows: usize, cols: usize) -> Vec<u8> {
     const PREFIX: usize = 10;
@@ -81,6 +141,20 @@ mod tests {
                 bytes.len()
             );
             assert_eq!(bytes.last(), Some(&b'\n'));
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_cut_is_refused() {
+        let mut bytes = header(2, 2);
+        for value in [1.0_f32, -2.0, 0.5, f32::NEG_INFINITY] {
+            bytes.extend(value.to_le_bytes());
+        }
+        let (shape, values) = parse(&bytes).unwrap();
+        assert_eq!(shape, [2, 2]);
+        assert_eq!(values, [1.0, -2.0, 0.5, f32::NEG_INFINITY]);
+        for cut in 0..bytes.len() - 1 {
+            assert!(parse(&bytes[..cut]).is_err(), "{cut}");
         }
     }
 

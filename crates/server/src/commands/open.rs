@@ -12,6 +12,7 @@ use contract::{
 
 use crate::bundled::Bundled;
 use crate::cli::DeviceArgs;
+use crate::commands::drafting::Drafting;
 use crate::commands::progress::{Progress, bytes_text};
 use crate::config;
 use crate::devices::{self, DeviceChoice};
@@ -28,12 +29,42 @@ const DEFAULT_CHUNK: usize = 512;
 
 /// The device that the flags mean.
 pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
-    let choice = DeviceChoice {
+    Ok(devices::choose(&choice(args)?)?)
+}
+
+/// What the flags say of the device.
+pub(super) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
+    let vram_limit = match &args.vram_limit {
+        Some(text) => Some(
+            bytes_of(text)
+                .with_context(|| format!("--vram-limit {text}: use a size such as 24G"))?,
+        ),
+        None => None,
+    };
+    Ok(DeviceChoice {
         name: args.device.clone(),
         cpu_reference: args.cpu_reference,
         threads: args.threads,
+        card: cuda::Options {
+            vram_limit,
+            eager: args.eager,
+            compile: config::kernels::options(&args.compiler),
+            ..cuda::Options::default()
+        },
+    })
+}
+
+/// A size such as `24G`, `512M` or plain bytes, in binary units.
+fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim().trim_end_matches(['b', 'B', 'i']);
+    let (digits, shift) = match text.chars().last()?.to_ascii_uppercase() {
+        'K' => (&text[..text.len() - 1], 10),
+        'M' => (&text[..text.len() - 1], 20),
+        'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
     };
-    Ok(devices::choose(&choice)?)
+    let number: f64 = digits.trim().parse().ok().filter(|n| *n > 0.0)?;
+    Some((number * f64::from(1_u32 << shift)) as u64)
 }
 
 /// Loads a model file.
@@ -141,12 +172,22 @@ pub(super) struct Fitted {
     pub device: DeviceInfo,
 }
 
-/// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
+/// Makes a plan without a draft.
 pub(super) fn fit(
     backend: &dyn Backend,
     loaded: &model::Loaded,
     args: &DeviceArgs,
     wish: Wish,
+) -> anyhow::Result<Fitted> {
+    fit_beside(backend, loaded, args, (wish, &Drafting::none()))
+}
+
+/// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
+pub(super) fn fit_beside(
+    backend: &dyn Backend,
+    loaded: &model::Loaded,
+    args: &DeviceArgs,
+    (wish, drafting): (Wish, &Drafting),
 ) -> anyhow::Result<Fitted> {
     let trained = loaded.spec.trained_context;
     let prefill_chunk = args.chunk.unwrap_or(DEFAULT_CHUNK);
@@ -157,8 +198,8 @@ pub(super) fn fit(
     let plan_for = |context: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
-        draft: None,
-        exact: false,
+        draft: drafting.plan.clone(),
+        exact: drafting.exact,
         kv,
         limits: Limits {
             sequences: wish.sequences,
@@ -261,7 +302,7 @@ pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3]
         ),
         format!(
             "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of {} \
-             tokens (keys {}, values {}), states {}, scratch {}",
+             tokens (keys {}, values {}), states {}, draft {}, scratch {}",
             bytes_text(memory.total_bytes()),
             bytes_text(memory.weights_bytes),
             bytes_text(memory.mapped_bytes),
@@ -271,6 +312,7 @@ pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3]
             plan.kv.k.name(),
             plan.kv.v.name(),
             bytes_text(memory.state_bytes),
+            bytes_text(memory.draft_bytes),
             bytes_text(memory.scratch_bytes)
         ),
     ]
@@ -290,6 +332,17 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
     use clap::Parser;
+
+    #[test]
+    fn sizes_are_read_in_binary_units() {
+        assert_eq!(bytes_of("24G"), Some(24 << 30));
+        assert_eq!(bytes_of("24GiB"), Some(24 << 30));
+        assert_eq!(bytes_of("1.5m"), Some(3 << 19));
+        assert_eq!(bytes_of("4096"), Some(4096));
+        for wrong in ["", "G", "-1G", "many"] {
+            assert_eq!(bytes_of(wrong), None, "{wrong}");
+        }
+    }
 
     fn device_args(words: &[&str]) -> DeviceArgs {
         let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);

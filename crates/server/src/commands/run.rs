@@ -16,6 +16,7 @@ use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::answer::{Answer, Answerer, Wanted};
+use crate::commands::drafting::Drafting;
 use crate::commands::open::{self, Wish};
 use crate::commands::terminal::{self, Input, Interrupts, Screen, Surface};
 use crate::config::card::{self, GenerationFlags};
@@ -91,13 +92,16 @@ fn speaker(
     let (defaults, _) = card::generation_defaults(GenerationFlags::default(), &found);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
+    let beside = path.is_none().then_some(bundled);
+    let drafting = Drafting::of(&args.draft, &args.device, &loaded, beside)?;
     let wish = Wish {
         sequences: 1,
         context: None,
-        tree_nodes: 1,
+        tree_nodes: drafting.tree_nodes(),
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
-    let runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let fitted = open::fit_beside(backend.as_ref(), &loaded, &args.device, (wish, &drafting))?;
+    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let speculation = drafting.speculation(runner.as_mut())?;
     let wanted = Wanted {
         max_tokens: args.max_tokens,
         temperature: args.temperature,
@@ -114,7 +118,7 @@ fn speaker(
         (true, false) => Surface::Terminal,
     };
     Ok(Speaker {
-        answerer: Answerer::new(runner, model, wanted),
+        answerer: Answerer::new(runner, model, wanted, speculation),
         history: system.collect(),
         screen: Screen::new(io::stdout(), surface),
         interrupts,

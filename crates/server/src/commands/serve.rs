@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 
 use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::ServeArgs;
+use crate::commands::drafting::{Drafting, clock};
 use crate::commands::open::{self, Fitted, Wish};
 use crate::commands::progress::percent;
 use crate::commands::{all_causes, supervisor};
@@ -143,19 +144,26 @@ fn load(
     config::log(&told);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
-    let fitted = fit(args, backend.as_ref(), &loaded)?;
-    for line in open::plan_lines(&loaded, &fitted) {
+    let drafting = drafting(args, &loaded, bundled)?;
+    let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
+    for line in open::plan_lines(&loaded, &fitted)
+        .into_iter()
+        .chain(drafting.line())
+    {
         tracing::info!("{line}");
     }
+    let prefill_chunk = fitted.plan.limits.prefill_chunk;
+    let mut runner = open::open(backend.as_ref(), fitted.plan, progress)?;
     let scheduler = SchedulerConfig {
         max_sequences: args.max_sequences,
         // The door bounds the queue; whatever it lets in has a place.
         queue_limit: usize::MAX,
-        prefill_chunk: fitted.plan.limits.prefill_chunk,
+        prefill_chunk,
         eos: model.eos.clone(),
+        speculation: drafting.speculation(runner.as_mut())?,
+        clock: Some(clock),
         ..SchedulerConfig::default()
     };
-    let runner = open::open(backend.as_ref(), fitted.plan, progress)?;
     Ok(Loaded {
         runner,
         scheduler,
@@ -163,26 +171,40 @@ fn load(
     })
 }
 
+fn drafting(
+    args: &ServeArgs,
+    loaded: &model::Loaded,
+    bundled: Bundled,
+) -> anyhow::Result<Drafting> {
+    let bundled = model_path(args).is_none().then_some(bundled);
+    Drafting::of(&args.draft, &args.device, loaded, bundled)
+}
+
 fn fit(
     args: &ServeArgs,
     backend: &dyn contract::Backend,
     loaded: &model::Loaded,
+    drafting: &Drafting,
 ) -> anyhow::Result<Fitted> {
     let wish = Wish {
         sequences: args.max_sequences,
         context: None,
-        tree_nodes: 1,
+        tree_nodes: drafting.tree_nodes(),
     };
-    open::fit(backend, loaded, &args.device, wish)
+    open::fit_beside(backend, loaded, &args.device, (wish, drafting))
 }
 
 /// Prints the plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let backend = open::device(&args.device)?;
-    let fitted = fit(args, backend.as_ref(), &loaded)?;
+    let drafting = drafting(args, &loaded, bundled)?;
+    let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
     let mut out = std::io::stdout().lock();
-    for line in open::plan_lines(&loaded, &fitted) {
+    for line in open::plan_lines(&loaded, &fitted)
+        .into_iter()
+        .chain(drafting.line())
+    {
         writeln!(out, "{line}")?;
     }
     Ok(())

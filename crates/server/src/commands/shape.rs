@@ -3,6 +3,8 @@
 use contract::{FeedForward, Mixer, ModelSpec, OutputGate, TokenKind, Vocab};
 use serde_json::{Value, json};
 
+use crate::commands::progress::bytes_text;
+
 /// One fact.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fact {
@@ -31,6 +33,43 @@ pub(super) fn shown(key: &'static str, value: impl Into<Value>, shown: String) -
         value: value.into(),
         shown,
     }
+}
+
+/// What the file of a draft says of it.
+pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
+    let facts = &draft.facts;
+    let window = facts.window.filter(|_| facts.sliding.contains(&true));
+    let sliding = facts.sliding.iter().filter(|slides| **slides).count();
+    let causal = match facts.causal {
+        Some(true) => "all layers",
+        Some(false) => "no layer",
+        None => "layers that slide",
+    };
+    let mut all = vec![
+        fact("name", draft.name.clone()),
+        fact("format", facts.format.name()),
+        shown("bytes", draft.bytes, bytes_text(draft.bytes)),
+        fact("layers", facts.layers),
+        fact("block", facts.block),
+        fact("mask_token", facts.mask),
+        fact("rope_theta", facts.theta),
+        fact("sliding_layers", sliding),
+        fact("causal_in_block", causal),
+    ];
+    all.extend(window.map(|window| fact("window", window)));
+    all.extend(facts.vocab.map(|vocab| fact("target_vocabulary", vocab)));
+    all.extend(facts.target_layers.map(|n| fact("target_layers", n)));
+    all.push(match &facts.taps {
+        Some(taps) => fact(
+            "taps",
+            taps.iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+        ),
+        None => fact("taps", "not said; spread evenly over the target"),
+    });
+    all
 }
 
 /// The sizes of a model.

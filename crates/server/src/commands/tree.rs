@@ -1,0 +1,110 @@
+//! `hearth tree`: the tree that a draft's logits would give.
+
+use std::io::Write;
+
+use anyhow::{Context, bail};
+use contract::{Candidates, TokenId, Tree};
+use decode::Seed;
+use decode::grow::{Shape, Soil, grow};
+use serde_json::json;
+
+use crate::cli::TreeArgs;
+use crate::commands::npy;
+
+pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
+    let name = args.logits.display();
+    let (shape, values) = npy::read_f32(&args.logits)?;
+    let [depth, vocab] = shape[..] else {
+        bail!(
+            "{name}: {} dimensions, [depth, vocab] is expected",
+            shape.len()
+        );
+    };
+    if depth == 0 || vocab == 0 {
+        bail!("{name}: there are no logits in it");
+    }
+    if u32::try_from(vocab).is_err() || depth >= Tree::MAX_NODES {
+        bail!(
+            "{name}: {depth} positions of {vocab} tokens, at most {} positions are possible",
+            Tree::MAX_NODES - 1
+        );
+    }
+    let candidates = candidates(&values, vocab, args.top_k.min(vocab), args.temperature);
+    let soil = Soil {
+        root: TokenId(u32::MAX),
+        forced: &[],
+        hints: &[],
+        candidates: &candidates,
+    };
+    let seed = match args.no_chain_seed {
+        true => Seed::None,
+        false => Seed::Chain,
+    };
+    let grown = grow(
+        soil,
+        Shape {
+            budget: usize::from(args.budget),
+            max_depth: depth,
+            seed,
+        },
+    );
+    let nodes = || grown.tree.nodes().skip(1);
+    let parents = nodes().map(|node| grown.tree.parent(node).map_or(0, |p| p.index()));
+    let report = json!({
+        "token": nodes().map(|node| grown.tree.token(node).0).collect::<Vec<_>>(),
+        "depth": nodes().map(|node| grown.tree.depth(node)).collect::<Vec<_>>(),
+        "parent": parents.collect::<Vec<_>>(),
+        "weight": grown.weights[1..],
+    });
+    writeln!(std::io::stdout().lock(), "{report}").context("cannot write the tree")
+}
+
+/// The `k` best tokens of each row with their log-probabilities; equal ones by the lower id. NaN counts as minus
+/// infinity.
+fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> Candidates {
+    let mut all = Candidates {
+        ids: Vec::new(),
+        log_probs: Vec::new(),
+        lse: Vec::new(),
+        k,
+    };
+    for row in logits.chunks_exact(vocab) {
+        let row: Vec<f64> = row
+            .iter()
+            .map(|x| match x.is_nan() {
+                true => f64::NEG_INFINITY,
+                false => f64::from(*x) / f64::from(temperature),
+            })
+            .collect();
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = row.iter().map(|x| (x - max).exp()).sum();
+        let lse = max + sum.ln();
+        let mut order: Vec<usize> = (0..vocab).collect();
+        let better = |a: &usize, b: &usize| row[*b].total_cmp(&row[*a]).then(a.cmp(b));
+        order.select_nth_unstable_by(k - 1, better);
+        order.truncate(k);
+        order.sort_unstable_by(better);
+        for id in order {
+            all.ids.push(TokenId(id as u32));
+            all.log_probs.push((row[id] - lse) as f32);
+        }
+        all.lse.push(lse as f32);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_are_the_best_of_each_row_with_ties_by_id() {
+        let rows = [0.0, 2.0, f32::NAN, 2.0, 1.0, 1.0, 1.0, 1.0];
+        let found = candidates(&rows, 4, 2, 1.0);
+        let ids: Vec<u32> = found.ids.iter().map(|id| id.0).collect();
+        assert_eq!(ids, [1, 3, 0, 1]);
+        let expected = -(1.0_f32 + (-2.0_f32).exp() + 1.0).ln();
+        assert!((found.log_probs[0] - expected).abs() < 1e-6);
+        assert!((found.log_probs[2] + 4.0_f32.ln()).abs() < 1e-6);
+    }
+}

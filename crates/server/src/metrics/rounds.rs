@@ -1,0 +1,89 @@
+//! Meters of rounds and drafts, set from the scheduler's own counters.
+
+use decode::{DraftDepths, Stats};
+use metrics::{Counter, Gauge, Key, Label, Recorder};
+use metrics_exporter_prometheus::PrometheusRecorder;
+
+use super::{METADATA, Maker};
+
+const DEPTHS: &str = "hearth_draft_kept_depth_total";
+const TIME: &str = "hearth_round_seconds";
+
+/// What rounds did since the start.
+pub(super) struct RoundMeters {
+    steps: Counter,
+    batched: Counter,
+    drafted_steps: Counter,
+    drafted: Counter,
+    accepted: Counter,
+    forced: Counter,
+    undrafted: Counter,
+    /// Per depth, the drafted steps that kept at least so many tokens.
+    depths: [Counter; DraftDepths::COUNTED],
+    /// Drafting, verifying, committing.
+    times: [Gauge; 3],
+}
+
+impl RoundMeters {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> RoundMeters {
+        let make = Maker(recorder);
+        recorder.describe_counter(
+            DEPTHS.into(),
+            None,
+            "Drafted steps that kept at least so many drafted tokens; the last depth counts all deeper ones.".into(),
+        );
+        recorder.describe_gauge(
+            TIME.into(),
+            None,
+            "Seconds that rounds took since the start, by part.".into(),
+        );
+        let labelled = |name: &'static str, label: &'static str, value: String| {
+            Key::from_parts(name, vec![Label::new(label, value)])
+        };
+        let depth = |i: usize| labelled(DEPTHS, "depth", (i + 1).to_string());
+        let part = |name: &str| labelled(TIME, "part", name.to_owned());
+        RoundMeters {
+            steps: make.counter("hearth_decode_rounds_total", "Verify passes."),
+            batched: make.counter(
+                "hearth_decode_steps_total",
+                "Verify passes of single sequences: generated tokens by steps are tokens per step.",
+            ),
+            drafted_steps: make.counter(
+                "hearth_drafted_steps_total",
+                "Of these, passes that carried drafted tokens.",
+            ),
+            drafted: make.counter("hearth_draft_tokens_total", "Tokens drafted."),
+            accepted: make.counter(
+                "hearth_draft_tokens_accepted_total",
+                "Drafted tokens that were kept.",
+            ),
+            forced: make.counter("hearth_forced_tokens_total", "Tokens forced upon answers."),
+            undrafted: make.counter(
+                "hearth_undrafted_rounds_total",
+                "Rounds that decoded plainly because there was no room to draft.",
+            ),
+            depths: std::array::from_fn(|i| recorder.register_counter(&depth(i), &METADATA)),
+            times: ["draft", "verify", "commit"]
+                .map(|name| recorder.register_gauge(&part(name), &METADATA)),
+        }
+    }
+
+    /// Shows the counters as they are now.
+    pub(super) fn set(&self, stats: &Stats) {
+        self.steps.absolute(stats.rounds);
+        self.batched.absolute(stats.batched);
+        self.drafted_steps.absolute(stats.drafted_rounds);
+        self.drafted.absolute(stats.drafted_tokens);
+        self.accepted.absolute(stats.accepted_tokens);
+        self.forced.absolute(stats.forced_tokens);
+        self.undrafted.absolute(stats.undrafted_rounds);
+        for (counter, kept) in self.depths.iter().zip(stats.kept_depths) {
+            counter.absolute(kept);
+        }
+        let times = stats.times;
+        let times = [times.draft, times.verify, times.commit];
+        for (gauge, time) in self.times.iter().zip(times) {
+            gauge.set(time.as_secs_f64());
+        }
+    }
+}
