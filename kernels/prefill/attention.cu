@@ -172,8 +172,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float a = sums[j][2 * i] * factor, b = sums[j][2 * i + 1] * factor;
             if (GATED) {
                 const float2 g = *(const float2 *)(gate + j * 8);
-                a *= sigmoid(g.x);
-                b *= sigmoid(g.y);
+                a = __fdividef(a, 1.0f + __expf(-g.x));
+                b = __fdividef(b, 1.0f + __expf(-g.y));
             }
             const int column = head * DIM + j * 8;
             if (panels) { *(u32 *)(panels + panel_chunk(rows_cap, out_row, column / 8) + lane % 4 * 4) = panel_pair(a, b); }

@@ -7,7 +7,7 @@
 // out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
 // grid persistent, one block of three warpgroups per multiprocessor: one keeps bulk copies of K-slices of 64 going
 //      through a ring of 4, two multiply 64 x 256 each of a 128 x 256 tile. Rows run fastest.
-// smem 4 x 48 KB + barriers;  arch sm_90a;  base path gemm.cu;  define GATED (0 or 1: which entry)
+// smem 4 x 48 KB, 8 x 4 KB through which sums leave, barriers;  arch sm_90a;  base path gemm.cu;  define GATED (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
 #define TILE_ROWS 128
 #define TILE_COLUMNS 256
@@ -19,9 +19,7 @@
 #include "prefill/wgmma.cuh"
 
 #define STAGES 4
-#ifndef EPILOGUE
-#define EPILOGUE 1
-#endif
+#define STAGING (16 * 64 * 4) // bytes of a warp: 16 rows, 64 columns
 #define X_BYTES (TILE_ROWS * 128)
 #define W_BYTES (TILE_COLUMNS * 128)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
@@ -164,8 +162,7 @@ struct Columns {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
         const bool onto = add || unit.part > 0;
         const bool whole = to.width - column >= TILE_COLUMNS && to.stride % 4 == 0;
-#if EPILOGUE == 1
-        const u32 own = staging + warp * 4096;
+        const u32 own = staging + warp * STAGING;
 #pragma unroll
         for (int piece = 0; piece < 4; piece++) {
 #pragma unroll
@@ -194,51 +191,6 @@ struct Columns {
             }
             __syncwarp();
         }
-#else
-        const u32 own = staging + warp * 16 * 272;
-#pragma unroll
-        for (int piece = 0; piece < 4; piece++) {
-            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            __syncwarp();
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int row = lane / 4 + 8 * half;
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const float *v = sums + 4 * (8 * piece + j) + 2 * half;
-                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own + row * 272 + j * 32 + lane % 4 * 8),
-                                 "f"(scale * v[0]), "f"(scale * v[1])
-                                 : "memory");
-                }
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            const int row = first + lane, at = column + piece * 64;
-            if (lane < 16 && row < rows) {
-                if (whole) {
-                    float *out = to.out + (u64)row * to.stride + at;
-                    if (onto) {
-                        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], 256;" ::"l"(out),
-                                     "r"(own + lane * 272)
-                                     : "memory");
-                    } else {
-                        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;" ::"l"(out),
-                                     "r"(own + lane * 272)
-                                     : "memory");
-                    }
-                } else {
-                    for (int c = 0; c < 64; c++) {
-                        float v;
-                        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(own + lane * 272 + c * 4) : "memory");
-                        store_one(to.out + (u64)row * to.stride + at + c, v, at + c < to.width, onto);
-                    }
-                }
-            }
-            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-            __syncwarp();
-        }
-        if (unit.last) { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-#endif
     }
 
     __device__ __forceinline__ void store_four(const Segment &to, int row, int column, const float4 &v, bool whole,

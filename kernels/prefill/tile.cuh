@@ -1,16 +1,23 @@
 // Tiles of 64 cached keys or values on their way to f16 in shared memory.
 //
-// A tile is 64 neighbouring positions of one page, so its rows are one piece of memory (attn/kv.cuh). In shared memory a
-// row takes 2 * DIM bytes, its 16-byte chunks at (chunk ^ (row & 7)); rows from `valid` on are zero, whatever the cache
-// holds there.
-// Before this file: DIM, LOADERS.
+// A tile is 64 neighbouring positions of one page, so its rows are one piece of memory (attn/kv.cuh). In shared memory its
+// 16-byte chunks stand at (chunk ^ (row & 7)); rows from `valid` on are zero, whatever the cache holds there.
+// Before this file: DIM, LOADERS (a multiple of DIM / 8).
 #pragma once
 #include "attn/kv.cuh"
 #include "common/prelude.cuh"
 
 #define KEYS 64
-__device__ __forceinline__ u32 tile_chunk(int row, int chunk) {
+#ifndef FETCHED // keys that are fetched at once
+#define FETCHED KEYS
+#endif
+// Where chunk `chunk` of row `row` stands in a tile of `rows` rows: rows one after the other, or in PANELS of 64 columns.
+__device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KEYS) {
+#ifdef PANELS
+    return (chunk >> 3) * (rows * 128) + row * 128 + (((chunk ^ row) & 7) << 4);
+#else
     return row * (2 * DIM) + ((chunk & ~7 | (chunk ^ row) & 7) << 4);
+#endif
 }
 
 // Four signed bytes, biased by 128, to f16 pairs: 0x6400 + byte is 1024 + byte.
@@ -26,13 +33,14 @@ template <int FORMAT> struct Fetch;
 
 template <> struct Fetch<KV_F16> {
     static constexpr bool TOUCHES_EARLY = true;
-    static constexpr int UNITS = KEYS * DIM * 2 / 16;
+    static constexpr int UNITS = FETCHED * DIM * 2 / 16;
 
     __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32 to, int thread) {
         const u8 *from = cache.values + row * (DIM * 2);
 #pragma unroll
         for (int i = 0; i < (UNITS + LOADERS - 1) / LOADERS; i++) {
-            const int unit = thread + i * LOADERS, key = unit / (DIM / 8), chunk = unit % (DIM / 8);
+            const int unit = thread + i * LOADERS;
+            const int key = thread / (DIM / 8) + i * (LOADERS / (DIM / 8)), chunk = thread % (DIM / 8);
             if (UNITS % LOADERS && unit >= UNITS) { break; }
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + tile_chunk(key, chunk)),
                          "l"(from + unit * 16), "r"(key < valid ? 16 : 0)
@@ -46,7 +54,7 @@ template <> struct Fetch<KV_F16> {
 // A unit is 16 bytes: 16 values of Q8_0, 32 of Q4_0.
 template <int FORMAT> struct Fetch {
     static constexpr bool TOUCHES_EARLY = false;
-    static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = DIM / VALUES, UNITS = KEYS * PER_ROW;
+    static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = DIM / VALUES, UNITS = FETCHED * PER_ROW;
     static constexpr int MINE = (UNITS + LOADERS - 1) / LOADERS;
     uint4 raw[MINE];
     u32 scale[MINE];
@@ -57,17 +65,18 @@ template <int FORMAT> struct Fetch {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
             const int unit = thread + i * LOADERS;
-            const bool there = unit < valid * PER_ROW;
-            const u32 bias = FORMAT == KV_Q8_0 ? 0 : 0x88888888u;
-            raw[i] = there ? from[unit] : make_uint4(bias, bias, bias, bias);
-            scale[i] = there ? scales[unit * VALUES / 32] * 0x10001u : 0;
+            if (UNITS % LOADERS && unit >= UNITS) { break; }
+            // A scale of 0 makes whatever codes there are 0.
+            raw[i] = from[unit];
+            scale[i] = unit < valid * PER_ROW ? scales[unit * VALUES / 32] * 0x10001u : 0;
         }
     }
 
     __device__ __forceinline__ void finish(u32 to, int thread) {
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            const int unit = thread + i * LOADERS, key = unit / PER_ROW, first = unit % PER_ROW * (VALUES / 8);
+            const int unit = thread + i * LOADERS;
+            const int key = thread / PER_ROW + i * (LOADERS / PER_ROW), first = thread % PER_ROW * (VALUES / 8);
             if (UNITS % LOADERS && unit >= UNITS) { break; }
             const u32 words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
             if (FORMAT == KV_Q8_0) {

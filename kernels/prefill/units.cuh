@@ -18,7 +18,6 @@ struct Work {
 // One part of one tile.
 struct Unit {
     int row, column, first_block, end_block, part, tile;
-    bool last; // of this block, or followed by another part that waits for it
 };
 
 // Parts in order, in each part all tiles; rows run fastest within a band of 16 tiles of rows, so that what a wave
@@ -36,7 +35,6 @@ struct Units {
         Unit unit;
         unit.part = index / tiles;
         unit.tile = index % tiles;
-        unit.last = work.splits > 1 || index + (int)gridDim.x >= total;
         const int band = 16, columns = work.w_rows / TILE_COLUMNS;
         const int first = unit.tile / (band * columns) * band;
         const int height = min(band, row_groups - first), within = unit.tile - first * columns;

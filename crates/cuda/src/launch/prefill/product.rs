@@ -313,7 +313,7 @@ fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
         true => (
             "prefill/gemm_sm90.cu",
             384,
-            4 * 48 * 1024 + 128 + 8 * 16 * 272,
+            4 * 48 * 1024 + 128 + 8 * 16 * 64 * 4,
         ),
         false => ("prefill/gemm.cu", 256, 3 * 32 * 1024),
     };

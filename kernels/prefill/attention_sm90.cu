@@ -1,0 +1,275 @@
+// Causal attention of a chunk of a prompt over the paged cache, on Hopper: as attention.cu, by warpgroup products.
+//
+//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
+//
+// in, out as attention.cu
+// grid (HEADS, tiles of 128 rows of the largest chunk), the longest first. Two warpgroups own 64 rows each; half of a third brings
+//      keys in as f16 and half values, in two stages each. While a tile's values are summed, the next tile's scores
+//      are made: products with keys and values run side by side, softmax beside the latter. Keys are taken in tiles of 64
+//      at absolute positions, so a row's bits do not depend on how the prompt was cut into chunks.
+// smem 64 KB of queries, 2 x 32 KB of keys, 2 x 32 KB of values, barriers
+// define DIM (256), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT (1..3);  arch sm_90a
+// ref  cpu::reference::attention::attend;  test prefill_attention::attention_matches_reference
+#define QUERIES 128
+#define LOADERS 64
+#define THREADS 384
+#ifndef FETCHED
+#define FETCHED (K_FORMAT == 2 || V_FORMAT == 2 ? 16 : 32) // what fits the registers of the loading warps
+#endif
+#define PANELS 1
+#include "attn/kv.cuh"
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "prefill/panel.cuh"
+#include "prefill/tile.cuh"
+#include "prefill/wgmma.cuh"
+
+#if DIM != 256
+#error "attention_sm90.cu is for heads of 256 values"
+#endif
+#define HEAD_STRIDE (GATED ? 2 * DIM : DIM)
+#define LOWEST (-1e30f)
+#define STAGES 2
+#define TILE_BYTES (KEYS * 2 * DIM)
+#define Q_BYTES (QUERIES * 2 * DIM)
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What was written to shared memory by this thread may now be read by products.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+template <int FORMAT>
+__device__ __forceinline__ void load(const Plane &plane, const Pages &pages, int slot, int kv_head, int end, u32 ring,
+                                     u32 full, u32 empty) {
+    const int thread = threadIdx.x % LOADERS;
+    int stage = 0;
+    u32 parity = 1;
+    for (int begin = 0; begin < end; begin += KEYS) {
+        const size_t row = kv_row(pages, slot, begin, KV_HEADS, kv_head);
+        const u32 to = ring + stage * TILE_BYTES;
+#pragma unroll 1
+        for (int first = 0; first < KEYS; first += FETCHED) {
+            Fetch<FORMAT> tile;
+            const int valid = end - begin - first;
+            if (!Fetch<FORMAT>::TOUCHES_EARLY) { tile.begin(plane, row + first, valid, to, thread); }
+            if (first == 0) { mbarrier_wait(empty + stage * 8, parity); }
+            if (Fetch<FORMAT>::TOUCHES_EARLY) {
+                tile.begin(plane, row + first, valid, to + first * 128, thread);
+            } else {
+                tile.finish(to + first * 128, thread);
+            }
+        }
+        cp_async_wait<0>();
+        publish();
+        mbarrier_arrive(full + stage * 8);
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+}
+
+// The 128 queries of the block as f16, rows beyond `rows` zero; all threads take part.
+__device__ __forceinline__ void load_queries(const float *q, int q_stride, int first, int rows, u32 to) {
+    for (int unit = threadIdx.x; unit < QUERIES * DIM / 8; unit += THREADS) {
+        const int row = unit / (DIM / 8), chunk = unit % (DIM / 8);
+        float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+        if (first + row < rows) {
+            const float4 *from = (const float4 *)(q + (u64)(first + row) * q_stride + chunk * 8);
+            a = from[0];
+            b = from[1];
+        }
+        const u32 low[2] = {panel_pair(a.x, a.y), panel_pair(a.z, a.w)};
+        const u32 high[2] = {panel_pair(b.x, b.y), panel_pair(b.z, b.w)};
+        Fetch<KV_Q8_0>::store(to + tile_chunk(row, chunk, QUERIES), low, high);
+    }
+    publish();
+}
+
+// scores[64][64] = queries · keys, begun.
+__device__ __forceinline__ void begin_scores(float (&scores)[32], u32 q, u32 k) {
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+        const u64 a = operand(q + i / 4 * (QUERIES * 128)) + i % 4 * 2, b = operand(k + i / 4 * (KEYS * 128)) + i % 4 * 2;
+        wgmma_64(scores, a, b, i > 0);
+    }
+    wgmma_commit();
+}
+
+// sums[64][256] += weights · values, begun.
+__device__ __forceinline__ void begin_sums(float (&sums)[128], const u32 (&weights)[4][4], u32 v) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        wgmma_256_from_registers(sums, weights[i], transposed_operand(v + i * 16 * 128, KEYS * 128));
+    }
+    wgmma_commit();
+}
+
+// Running softmax of the two rows a thread has part in.
+struct Softmax {
+    float top[2], total[2], factor;
+
+    // scores become weights; gives what earlier sums fade by. `limit`: first row's last visible key, from the tile's first.
+    __device__ __forceinline__ void absorb(float (&scores)[32], int limit, float (&fade)[2]) {
+        const int lane = threadIdx.x % 32;
+        float high[2] = {top[0], top[1]};
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (limit < KEYS && j * 8 + lane % 4 * 2 + i % 2 > limit + i / 2 * 8) { scores[4 * j + i] = -INF; }
+                high[i / 2] = fmaxf(high[i / 2], scores[4 * j + i]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            high[i] = fmaxf(high[i], __shfl_xor_sync(WARP_ALL, high[i], 1));
+            high[i] = fmaxf(high[i], __shfl_xor_sync(WARP_ALL, high[i], 2));
+            fade[i] = exp2_fast((top[i] - high[i]) * factor);
+            top[i] = high[i];
+            total[i] *= fade[i];
+            const float below = -high[i] * factor;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    // A score that is NaN has no weight.
+                    const float weight = fmaxf(exp2_fast(fmaf(scores[4 * j + 2 * i + c], factor, below)), 0.0f);
+                    scores[4 * j + 2 * i + c] = weight;
+                    total[i] += weight;
+                }
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void pack_weights(const float (&scores)[32], u32 (&weights)[4][4]) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            weights[j / 2][j % 2 * 2 + i] = f32x2_to_f16x2(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]);
+        }
+    }
+}
+
+struct Ring {
+    u32 tiles, full, empty;
+    int stage;
+    u32 parity;
+
+    __device__ __forceinline__ u32 await() const {
+        mbarrier_wait(full + stage * 8, parity);
+        return tiles + stage * TILE_BYTES;
+    }
+    __device__ __forceinline__ void release() {
+        if (threadIdx.x % 128 == 0) { mbarrier_arrive(empty + stage * 8); }
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    prefill_attention(const float *q, int q_stride, const Chunk *chunk, Pages pages, Plane keys, Plane values,
+                      float scale, char *panels, int rows_cap, float *y) {
+    extern __shared__ __align__(1024) char memory[];
+    const int rows = chunk->rows, committed = chunk->committed;
+    const int tiles = (rows + QUERIES - 1) / QUERIES;
+    if (blockIdx.y >= tiles) { return; }
+    const int first = (tiles - 1 - blockIdx.y) * QUERIES, head = blockIdx.x, group = threadIdx.x / 128;
+    const u32 q_at = shared_address(memory), k_at = q_at + Q_BYTES, v_at = k_at + STAGES * TILE_BYTES;
+    const u32 bars = v_at + STAGES * TILE_BYTES;
+    const int end = committed + min(first + QUERIES, rows);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(bars + i * 8, LOADERS);
+            mbarrier_init(bars + 16 + i * 8, 2);
+            mbarrier_init(bars + 32 + i * 8, LOADERS);
+            mbarrier_init(bars + 48 + i * 8, 2);
+        }
+        mbarrier_init_fence();
+    }
+    load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, q_at);
+    __syncthreads();
+    if (group >= 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        const int slot = chunk->slot, kv_head = head / (HEADS / KV_HEADS);
+        if (threadIdx.x % 128 < LOADERS) {
+            load<K_FORMAT>(keys, pages, slot, kv_head, end, k_at, bars, bars + 16);
+        } else {
+            load<V_FORMAT>(values, pages, slot, kv_head, end, v_at, bars + 32, bars + 48);
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        const int lane = threadIdx.x % 32, my_row = first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+        const u32 my_q = q_at + group * 64 * 128;
+        Ring of_keys = {k_at, bars, bars + 16, 0, 0}, of_values = {v_at, bars + 32, bars + 48, 0, 0};
+        Softmax softmax = {{LOWEST, LOWEST}, {0.0f, 0.0f}, scale * 1.4426950408889634f};
+        float sums[128], scores[32], fade[2];
+        u32 weights[4][4];
+#pragma unroll
+        for (int i = 0; i < 128; i++) { sums[i] = 0.0f; }
+        // Tiles that a row of this warpgroup sees any key of; the rest are for the other one.
+        const int seen = min(end, committed + first + group * 64 + 64);
+        const u32 first_k = of_keys.await();
+        wgmma_fence();
+        begin_scores(scores, my_q, first_k);
+        wgmma_wait<0>();
+        of_keys.release();
+        softmax.absorb(scores, committed + my_row, fade);
+        pack_weights(scores, weights);
+        for (int begin = KEYS; begin < seen; begin += KEYS) {
+            const u32 k = of_keys.await(), v = of_values.await();
+            wgmma_fence();
+            begin_scores(scores, my_q, k);
+            begin_sums(sums, weights, v);
+            wgmma_wait<1>();
+            of_keys.release();
+            softmax.absorb(scores, committed + my_row - begin, fade);
+            wgmma_wait<0>();
+            of_values.release();
+            pack_weights(scores, weights);
+#pragma unroll
+            for (int i = 0; i < 128; i++) { sums[i] *= fade[i / 2 % 2]; }
+        }
+        const u32 last_v = of_values.await();
+        wgmma_fence();
+        begin_sums(sums, weights, last_v);
+        wgmma_wait<0>();
+        of_values.release();
+        for (int begin = (seen + KEYS - 1) / KEYS * KEYS; begin < end; begin += KEYS) {
+            of_keys.await();
+            of_keys.release();
+            of_values.await();
+            of_values.release();
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float total = softmax.total[i];
+            total += __shfl_xor_sync(WARP_ALL, total, 1);
+            total += __shfl_xor_sync(WARP_ALL, total, 2);
+            const float factor = total > 0.0f ? 1.0f / total : total;
+            const int row = my_row + i * 8;
+            if (row >= rows) { continue; }
+            const float *gate = q + (u64)row * q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
+#pragma unroll
+            for (int j = 0; j < DIM / 8; j++) {
+                float a = sums[4 * j + 2 * i] * factor, b = sums[4 * j + 2 * i + 1] * factor;
+                if (GATED) {
+                    const float2 g = *(const float2 *)(gate + j * 8);
+                    a = __fdividef(a, 1.0f + __expf(-g.x));
+                    b = __fdividef(b, 1.0f + __expf(-g.y));
+                }
+                const int column = head * DIM + j * 8;
+                if (panels) { *(u32 *)(panels + panel_chunk(rows_cap, row, column / 8) + lane % 4 * 4) = panel_pair(a, b); }
+                if (y) { *(float2 *)(y + (u64)row * (HEADS * DIM) + column + lane % 4 * 2) = make_float2(a, b); }
+            }
+        }
+    }
+}
