@@ -165,11 +165,15 @@ fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<
     if units.is_empty() {
         bail!("no kernel runs on {arch}; sm_80 and later have all of them");
     }
-    let progress = Progress::new(format!("compiling kernels for {arch}"));
+    let progress = Progress::counting(format!("compiling kernels for {arch}"));
     let told = &mut |step: cuda::compile::Progress| {
         progress.set(step.done as u64, step.total as u64);
     };
-    Ok(compile(arch, &units, options, told)?)
+    let compiled = compile(arch, &units, options, told)?;
+    for unit in compiled.iter().filter(|unit| unit.cached.is_none()) {
+        tracing::debug!(ms = unit.took.as_millis() as u64, unit = %unit.unit, "compiled");
+    }
+    Ok(compiled)
 }
 
 /// What opening a model on a card of `arch` compiles.

@@ -14,30 +14,39 @@ static BARS: LazyLock<MultiProgress> =
 /// How long without a line where no bar can be drawn.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How far something has come, in bytes, on standard error.
+/// How far something has come, on standard error.
 pub(super) struct Progress {
     what: String,
+    /// Whether things are counted, and not bytes.
+    things: bool,
     /// `None` where no bar can be drawn.
     bar: Option<ProgressBar>,
     last_line: Cell<Instant>,
 }
 
 impl Progress {
-    /// Named by what is being done.
+    /// In bytes, named by what is being done.
     pub(super) fn new(what: impl Into<String>) -> Progress {
-        let what = what.into();
+        const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        Progress::drawn(what.into(), BYTES, false)
+    }
+
+    /// In whole things, named by what is being done.
+    pub(super) fn counting(what: impl Into<String>) -> Progress {
+        Progress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
+    }
+
+    fn drawn(what: String, template: &str, things: bool) -> Progress {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = BARS.add(ProgressBar::new(0));
-            let style = ProgressStyle::with_template(
-                "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-            )
-            .expect("the template is constant and valid");
+            let style = ProgressStyle::with_template(template).expect("both templates are valid");
             bar.set_style(style);
             bar.set_message(what.clone());
             bar
         });
         Progress {
             what,
+            things,
             bar,
             last_line: Cell::new(Instant::now()),
         }
@@ -53,7 +62,11 @@ impl Progress {
             None if self.last_line.get().elapsed() >= QUIET => {
                 self.last_line.set(Instant::now());
                 let percent = percent(done_bytes, total_bytes);
-                tracing::info!("{}: {percent} % of {}", self.what, bytes_text(total_bytes));
+                let total = match self.things {
+                    true => total_bytes.to_string(),
+                    false => bytes_text(total_bytes),
+                };
+                tracing::info!("{}: {percent} % of {total}", self.what);
             }
             None => {}
         }

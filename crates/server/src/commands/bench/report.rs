@@ -113,13 +113,18 @@ impl Report {
         let (low, high) = (sorted[0], sorted[sorted.len() - 1]);
         let ms = sorted[sorted.len() / 2];
         let seconds = ms / 1e3;
-        let per_s = line.tokens as f64 / seconds;
-        let gb_per_s = line.bytes / seconds / 1e9;
+        // A difference of two times may vanish in their noise; then there is no rate.
+        let per_s = if ms > 0.0 {
+            line.tokens as f64 / seconds
+        } else {
+            0.0
+        };
+        let gb_per_s = per_s * line.bytes / line.tokens as f64 / 1e9;
         let roof = self
             .instruments
             .as_ref()
-            .map(|instruments| line.bytes / seconds / instruments.read_bytes_per_s);
-        let tflops = line.flops / seconds / 1e12;
+            .map(|instruments| gb_per_s * 1e9 / instruments.read_bytes_per_s);
+        let tflops = per_s * line.flops / line.tokens as f64 / 1e12;
         let (mhz, joules) = match line.meter {
             Some((before, after, seconds)) => {
                 let mut joules = after.joules - before.joules;
