@@ -149,18 +149,29 @@ __device__ __forceinline__ void contribute(const Work& work, const Segment& s, i
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[m][n][i] = 0.0f;
-    for (u32 b = first; b <= last; b++) {
-        const float4* from = work.scratch + (size_t(b) * 2 + (b == first ? 1 : 0)) * WARPS * PIECE + warp * PIECE + lane;
+    // In block order, the pieces of FETCH blocks at a time on their way.
+    constexpr int FETCH = MT * NT > 4 ? 2 : 4;
+    for (u32 b0 = first; b0 <= last; b0 += FETCH) {
+        float4 piece[FETCH][MT * NT];
 #pragma unroll
-        for (int m = 0; m < MT; m++)
+        for (int f = 0; f < FETCH; f++) {
+            const u32 b = min(b0 + f, last);
+            const float4* from = work.scratch + (size_t(b) * 2 + (b == first ? 1 : 0)) * WARPS * PIECE + warp * PIECE + lane;
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float4 v = __ldcg(from + (m * NT + n) * 32);
-                acc[m][n][0] += v.x;
-                acc[m][n][1] += v.y;
-                acc[m][n][2] += v.z;
-                acc[m][n][3] += v.w;
+            for (int i = 0; i < MT * NT; i++) piece[f][i] = __ldcg(from + i * 32);
+        }
+#pragma unroll
+        for (int f = 0; f < FETCH; f++) {
+            if (b0 + f > last) break;
+#pragma unroll
+            for (int i = 0; i < MT * NT; i++) {
+                float(&to)[4] = acc[i / NT][i % NT];
+                to[0] += piece[f][i].x;
+                to[1] += piece[f][i].y;
+                to[2] += piece[f][i].z;
+                to[3] += piece[f][i].w;
             }
+        }
     }
     store(s, tile, warp, acc);
 }
