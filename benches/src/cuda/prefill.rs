@@ -1,13 +1,316 @@
-//! Kernels of `kernels/prefill`.
+//! Kernels of `kernels/prefill`, at the shapes of a 27B model: what a chunk of 2048 tokens is made of.
 
 use anyhow::Result;
+use contract::{KvFormat, RopeSpec};
+use cuda::driver::Buffer;
+use cuda::launch::attention::{Cache, Mask, PAGE, Shape};
+use cuda::launch::matmul::{Segment, Write};
+use cuda::launch::prefill::product::{self, Inputs, Scratch};
+use cuda::launch::prefill::{self, Card, Out, Panels, rows};
+use cuda::launch::{Launch, Unit};
+use cuda::pack::Kind;
 
-use super::Bench;
+use super::{Bench, Work};
+
+const ROWS: usize = 2048;
+const HIDDEN: usize = 5120;
+const FFN: usize = 17_408;
+/// An f16 one in every byte pair that is read as a scale or a weight: what is computed stays finite.
+const FILL: u8 = 0x2c;
 
 /// Times them.
 ///
 /// # Errors
 /// Those of the card.
-pub fn run(_bench: &mut Bench) -> Result<()> {
+pub fn run(bench: &mut Bench) -> Result<()> {
+    forms(bench)?;
+    products(bench)?;
+    attention(bench)
+}
+
+fn header(bench: &Bench, rows: usize, committed: usize) -> Result<Buffer<i32>> {
+    let mut words = vec![0_i32; 68 + rows];
+    words[0] = i32::try_from(rows)?;
+    words[2] = i32::try_from(committed)?;
+    Ok(bench.gpu.upload(&words)?)
+}
+
+fn units(launches: &[Launch]) -> Vec<Unit> {
+    let mut units: Vec<Unit> = launches.iter().map(|launch| launch.unit.clone()).collect();
+    units.sort();
+    units.dedup();
+    units
+}
+
+/// Times launches that belong together.
+fn time(bench: &mut Bench, case: &str, launches: &[Launch], work: Work) -> Result<()> {
+    let modules = bench.modules(&units(launches))?;
+    let all: Vec<&Launch> = launches.iter().collect();
+    bench.sequence("prefill", case, &modules, &all, work)?;
+    Ok(())
+}
+
+/// Rows of noise, so that products draw the power that real ones do.
+fn noise(bench: &Bench, values: usize) -> Result<Buffer<f32>> {
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+    let host: Vec<f32> = (0..values)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect();
+    Ok(bench.gpu.upload(&host)?)
+}
+
+/// Packed bytes of noise whose scales, as f16, are small: a run of random bytes below 0x2d.
+fn weights(bench: &Bench, bytes: usize) -> Result<Buffer<u8>> {
+    let mut x = 0x2545_f491_4f6c_dd1d_u64;
+    let host: Vec<u8> = (0..bytes)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 40) as u8 % (FILL + 1)
+        })
+        .collect();
+    Ok(bench.gpu.upload(&host)?)
+}
+
+fn forms(bench: &mut Bench) -> Result<()> {
+    let header = header(bench, ROWS, 0)?;
+    let x = noise(bench, ROWS * HIDDEN)?;
+    let weight = noise(bench, HIDDEN)?;
+    let panels = bench.gpu.alloc::<u8>(Panels::bytes(ROWS, HIDDEN))?;
+    let to = Out {
+        panels: panels.ptr(),
+        f32: 0,
+    };
+    let norm = rows::norm(
+        HIDDEN,
+        1e-6,
+        ROWS,
+        header.ptr(),
+        (x.ptr(), weight.ptr()),
+        to,
+    );
+    let bytes = (ROWS * HIDDEN * 6) as f64;
+    time(
+        bench,
+        "norm to panels 2048 x 5120",
+        &[norm],
+        Work { bytes, flops: 0.0 },
+    )
+}
+
+/// Everything that products of one shape need.
+struct Stand {
+    card: Card,
+    header: Buffer<i32>,
+    x: Buffer<f32>,
+    panels: Buffer<u8>,
+    expanded: Buffer<u8>,
+    turns: Buffer<u8>,
+    out: Buffer<f32>,
+    cols: usize,
+}
+
+impl Stand {
+    fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<Stand> {
+        let bytes = product::bytes_to_expand([n_out], cols);
+        let stand = Stand {
+            card: Card {
+                multiprocessors: bench.gpu.multiprocessors() as usize,
+                warpgroups: bench.gpu.arch().to_string() == "sm_90a",
+            },
+            header: header(bench, ROWS, 0)?,
+            x: noise(bench, ROWS * cols)?,
+            panels: bench.gpu.alloc(Panels::bytes(ROWS, cols))?,
+            expanded: bench.gpu.alloc(bytes)?,
+            turns: bench.gpu.filled(product::turn_bytes(ROWS, bytes), 0)?,
+            out: bench.gpu.filled(ROWS * n_out, 0)?,
+            cols,
+        };
+        let to = Out {
+            panels: stand.panels.ptr(),
+            f32: 0,
+        };
+        let convert = rows::convert(cols, cols, ROWS, stand.header.ptr(), stand.x.ptr(), to);
+        let modules = bench.modules(&[convert.unit.clone()])?;
+        bench.gpu.run(&modules, &convert)?;
+        bench.gpu.sync()?;
+        Ok(stand)
+    }
+
+    fn scratch(&self) -> Scratch {
+        Scratch {
+            weights: self.expanded.ptr(),
+            weight_bytes: self.expanded.bytes(),
+            turns: self.turns.ptr(),
+        }
+    }
+}
+
+fn work(n_out: usize, cols: usize) -> Work {
+    Work {
+        bytes: 0.0,
+        flops: 2.0 * (ROWS * n_out * cols) as f64,
+    }
+}
+
+fn products(bench: &mut Bench) -> Result<()> {
+    let cases: [(&str, usize, &[(usize, Kind)], Write); 6] = [
+        (
+            "qkv|z|beta|alpha of a delta layer",
+            HIDDEN,
+            &[
+                (10_240, Kind::Q5K),
+                (6144, Kind::Q4K),
+                (48, Kind::F32),
+                (48, Kind::F32),
+            ],
+            Write::Store,
+        ),
+        (
+            "out of a delta layer",
+            6144,
+            &[(HIDDEN, Kind::Q4K)],
+            Write::Add,
+        ),
+        (
+            "q|k|v of an attention layer",
+            HIDDEN,
+            &[(12_288, Kind::Q4K), (1024, Kind::Q4K), (1024, Kind::Q6K)],
+            Write::Store,
+        ),
+        ("down", FFN, &[(HIDDEN, Kind::Q4K)], Write::Add),
+        ("down", FFN, &[(HIDDEN, Kind::Q6K)], Write::Add),
+        ("down", FFN, &[(HIDDEN, Kind::Bf16)], Write::Add),
+    ];
+    for (name, cols, matrices, write) in cases {
+        let n_out: usize = matrices.iter().map(|m| m.0).sum();
+        let stand = Stand::new(bench, cols, n_out)?;
+        let packed: Vec<Buffer<u8>> = matrices
+            .iter()
+            .map(|&(rows, kind)| weights(bench, kind.bytes(rows, cols)))
+            .collect::<Result<_>>()?;
+        let segments: Vec<Segment> = matrices
+            .iter()
+            .zip(&packed)
+            .map(|(&(rows, kind), weight)| Segment {
+                kind,
+                rows,
+                weight: weight.ptr(),
+                out: stand.out.ptr(),
+                stride: n_out,
+                write,
+            })
+            .collect();
+        let inputs = Inputs {
+            panels: stand.panels.ptr(),
+            f32: stand.x.ptr(),
+        };
+        let from = (stand.header.ptr(), inputs);
+        let launches = product::products(stand.card, ROWS, cols, &segments, from, stand.scratch());
+        parts(
+            bench,
+            &format!("{name}, {:?}", matrices[0].1),
+            &launches,
+            work(n_out, cols),
+        )?;
+    }
+    let stand = Stand::new(bench, HIDDEN, 2 * FFN)?;
+    let packed = weights(bench, Kind::Q4K.bytes(FFN, HIDDEN))?;
+    let matrices = [(Kind::Q4K, packed.ptr()); 2];
+    let from = (stand.header.ptr(), stand.panels.ptr());
+    let launches = product::gated(
+        stand.card,
+        ROWS,
+        stand.cols,
+        FFN,
+        matrices,
+        from,
+        stand.scratch(),
+        stand.out.ptr(),
+    );
+    parts(
+        bench,
+        "gate and up, gated, Q4K",
+        &launches,
+        work(2 * FFN, HIDDEN),
+    )
+}
+
+/// The whole, then each launch alone.
+fn parts(bench: &mut Bench, name: &str, launches: &[Launch], work: Work) -> Result<()> {
+    time(bench, name, launches, work)?;
+    for launch in launches {
+        let alone = match launch.entry {
+            "prefill_gemm" | "prefill_gated" => work,
+            _ => Work::default(),
+        };
+        time(
+            bench,
+            &format!("  {}", launch.entry),
+            std::slice::from_ref(launch),
+            alone,
+        )?;
+    }
+    Ok(())
+}
+
+fn attention(bench: &mut Bench) -> Result<()> {
+    let card = Card {
+        multiprocessors: bench.gpu.multiprocessors() as usize,
+        warpgroups: bench.gpu.arch().to_string() == "sm_90a",
+    };
+    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+        for committed in [0, 6144, 129_024] {
+            let shape = Shape {
+                n_heads: 24,
+                n_kv_heads: 4,
+                head_dim: 256,
+                rope: RopeSpec {
+                    dims: 64,
+                    theta: 1e7,
+                },
+                gate: true,
+                normed: true,
+                k: format,
+                v: format,
+                eps: 1e-6,
+                scale: 1.0 / 16.0,
+                window: 0,
+                mask: Mask::Causal,
+                ring_pages: 0,
+            };
+            let pages = (committed + ROWS).div_ceil(PAGE);
+            let table: Vec<i32> = (0..i32::try_from(pages)?).collect();
+            let table = bench.gpu.upload(&table)?;
+            let values = weights(bench, pages * PAGE * shape.n_kv_heads * shape.head_dim * 2)?;
+            let header = header(bench, ROWS, committed)?;
+            let q = noise(bench, ROWS * shape.n_heads * shape.q_stride())?;
+            let width = shape.n_heads * shape.head_dim;
+            let panels = bench.gpu.alloc::<u8>(Panels::bytes(ROWS, width))?;
+            let cache = Cache {
+                k: values.ptr(),
+                k_scale: values.ptr(),
+                v: values.ptr(),
+                v_scale: values.ptr(),
+                page_table: table.ptr(),
+                max_pages: pages,
+            };
+            let to = Out {
+                panels: panels.ptr(),
+                f32: 0,
+            };
+            let launch = prefill::attend(card, &shape, ROWS, (header.ptr(), q.ptr()), cache, to);
+            let keys = ROWS * committed + ROWS * (ROWS + 1) / 2;
+            let flops = 4.0 * (keys * width) as f64;
+            let name = format!("attention of 2048 rows at {committed}, {}", format.name());
+            time(bench, &name, &[launch], Work { bytes: 0.0, flops })?;
+        }
+    }
     Ok(())
 }

@@ -12,16 +12,31 @@ use contract::KvFormat;
 use cpu::reference::{activation, attention};
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
-use cuda::launch::prefill::{self, Out, Panels};
+use cuda::launch::prefill::{self, Card, Out, Panels};
 use half::f16;
 use step_world::{Device, chunk};
+
+/// The card as prefill sees it, and as a card without warpgroup products would.
+fn cards(gpu: &Device) -> Vec<Card> {
+    let card = |warpgroups| Card {
+        multiprocessors: gpu.multiprocessors() as usize,
+        warpgroups,
+    };
+    match gpu.arch().to_string() == "sm_90a" {
+        true => vec![card(true), card(false)],
+        false => vec![card(false)],
+    }
+}
 
 /// The kernels of some shapes, compiled together.
 fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
     let cache = World::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 0 };
-    let launch = |shape| prefill::attention(shape, 1, (1, 1), cache, out);
-    let mut units: Vec<_> = shapes.iter().map(|shape| launch(shape).unit).collect();
+    let launch = |(card, shape)| prefill::attend(card, shape, 1, (1, 1), cache, out);
+    let every = cards(gpu)
+        .into_iter()
+        .flat_map(|card| shapes.iter().map(move |shape| (card, shape)));
+    let mut units: Vec<_> = every.map(|one| launch(one).unit).collect();
     units.sort();
     units.dedup();
     card::modules(gpu, &units)
@@ -34,7 +49,7 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 
 /// Attends to rows on the card; gives f32 rows and what the panels hold.
 fn on_card(
-    (gpu, modules): (&Device, &Modules),
+    (gpu, modules, card): (&Device, &Modules, Card),
     world: &World,
     slot: usize,
     committed: usize,
@@ -59,7 +74,7 @@ fn on_card(
         f32: y.ptr(),
     };
     let from = (header.ptr(), queries.ptr());
-    let launch = prefill::attention(shape, cap, from, world.cache(), out);
+    let launch = prefill::attend(card, shape, cap, from, world.cache(), out);
     gpu.run(modules, &launch).unwrap();
     gpu.sync().unwrap();
     let y = y.download(gpu).unwrap();
@@ -110,14 +125,28 @@ fn check(
     world.commit_random(random, slot, 0..committed + rows);
     world.upload(gpu);
     let q = queries(random, &shape, rows);
-    let found = on_card((gpu, modules), &world, slot, committed, &q);
+    for card in cards(gpu) {
+        check_on((gpu, modules, card), &world, slot, committed, &q);
+    }
+}
+
+fn check_on(
+    on: (&Device, &Modules, Card),
+    world: &World,
+    slot: usize,
+    committed: usize,
+    q: &[f32],
+) {
+    let shape = world.shape;
+    let rows = q.len() / (shape.n_heads * shape.q_stride());
+    let found = on_card(on, world, slot, committed, q);
     let width = shape.n_heads * shape.head_dim;
     let sample = (0..rows)
         .step_by((rows * (committed + rows) / 3000).max(1))
         .chain([rows - 1]);
     let exact = prefill::attention_is_exact(&shape);
     for row in sample {
-        let expected = expected(&world, slot, committed, &q, row);
+        let expected = expected(world, slot, committed, q, row);
         let what = format!("{rows} rows at {committed}, row {row}, of {shape:?}");
         let [plain, panels] = [0, 1].map(|i| &found[i][row * width..][..width]);
         // Queries, weights and values are f16: 2^-12 each where the cache does not bring more.
@@ -166,29 +195,32 @@ fn attention_far_into_a_sequence_matches_reference() {
 fn a_row_of_attention_is_the_same_in_any_chunk() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(13);
-    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32] {
-        let shape = shape((4, 2, 64, 16), true, true, format, format);
-        let modules = compiled(&gpu, &[shape]);
+    let formats = [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32];
+    let heads = [(4, 2, 64, 16), (3, 1, 256, 64)];
+    let every: Vec<Shape> = formats
+        .iter()
+        .flat_map(|&f| heads.map(|heads| shape(heads, true, true, f, f)))
+        .collect();
+    let modules = compiled(&gpu, &every);
+    for shape in every {
         let (rows, committed) = (200, 64);
         let mut world = World::new(&gpu, &mut random, shape, 1, committed + rows);
         world.commit_random(&mut random, 0, 0..committed + rows);
         world.upload(&gpu);
         let q = queries(&mut random, &shape, rows);
         let (q_width, width) = (q.len() / rows, shape.n_heads * shape.head_dim);
-        let [whole, _] = on_card((&gpu, &modules), &world, 0, committed, &q);
-        for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
-            let [part, _] = on_card(
-                (&gpu, &modules),
-                &world,
-                0,
-                committed + first,
-                &q[first * q_width..end * q_width],
-            );
-            same_bits(
-                "a part of a chunk",
-                &part,
-                &whole[first * width..end * width],
-            );
+        for card in cards(&gpu) {
+            let on = (&gpu, &modules, card);
+            let [whole, _] = on_card(on, &world, 0, committed, &q);
+            for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
+                let q = &q[first * q_width..end * q_width];
+                let [part, _] = on_card(on, &world, 0, committed + first, q);
+                same_bits(
+                    "a part of a chunk",
+                    &part,
+                    &whole[first * width..end * width],
+                );
+            }
         }
     }
 }
@@ -197,24 +229,26 @@ fn a_row_of_attention_is_the_same_in_any_chunk() {
 fn a_key_without_a_number_has_no_weight() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(14);
-    for format in [KvFormat::F16, KvFormat::F32] {
-        let shape = shape((2, 2, 64, 16), false, false, format, format);
+    for (format, dim) in [
+        (KvFormat::F16, 64),
+        (KvFormat::F16, 256),
+        (KvFormat::F32, 64),
+    ] {
+        let shape = shape((2, 2, dim, 16), false, false, format, format);
         let modules = compiled(&gpu, &[shape]);
         let mut world = World::new(&gpu, &mut random, shape, 1, 300);
         world.commit_random(&mut random, 0, 0..300);
         for position in [0, 5, 130] {
-            world.store(0, (0, position, 1), &[f32::NAN; 64]);
+            world.store(0, (0, position, 1), &vec![f32::NAN; dim]);
         }
         world.upload(&gpu);
         let q = queries(&mut random, &shape, 300);
-        let [found, _] = on_card((&gpu, &modules), &world, 0, 0, &q);
-        for row in [0, 1, 5, 131, 299] {
-            close(
-                "row",
-                &found[row * 128..][..128],
-                &expected(&world, 0, 0, &q, row),
-                2e-3,
-            );
+        for card in cards(&gpu) {
+            let [found, _] = on_card((&gpu, &modules, card), &world, 0, 0, &q);
+            for row in [0, 1, 5, 131, 299] {
+                let found = &found[row * 2 * dim..][..2 * dim];
+                close("row", found, &expected(&world, 0, 0, &q, row), 2e-3);
+            }
         }
     }
 }

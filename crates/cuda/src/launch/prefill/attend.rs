@@ -2,12 +2,9 @@
 
 use contract::KvFormat;
 
-use super::{Out, Panels, count, int};
+use super::{Card, Out, Panels, count, int};
 use crate::launch::attention::{Cache, Shape};
 use crate::launch::{Args, Launch, Unit};
-
-/// Query rows of a block of the fast kernel.
-const QUERIES: usize = 64;
 
 /// Whether the cache is attended to in f32 throughout: where keys or values are kept as F32.
 pub fn attention_is_exact(shape: &Shape) -> bool {
@@ -32,7 +29,8 @@ fn number(format: KvFormat) -> u32 {
 /// with `q16` 0 has normed and rotated `q` in place and written keys and values.
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads * head_dim` columns.
-pub fn attention(
+pub fn attend(
+    card: Card,
     shape: &Shape,
     rows: usize,
     (chunk, q): (u64, u64),
@@ -44,35 +42,19 @@ pub fn attention(
         shape.window == 0 && shape.ring_pages == 0,
         "prefill attends to every position: {shape:?}"
     );
-    let exact = attention_is_exact(shape);
-    let (file, entry, tile, threads, shared) = match exact {
-        true => (
-            "prefill/attention_f32.cu",
-            "prefill_attention_f32",
-            16,
-            128,
-            0,
-        ),
-        false => (
-            "prefill/attention.cu",
-            "prefill_attention",
-            QUERIES,
-            256,
-            3 * QUERIES * 2 * shape.head_dim,
-        ),
-    };
+    let form = Form::of(card, shape);
     Launch {
-        entry,
-        unit: Unit::new(file)
+        entry: form.entry,
+        unit: Unit::new(form.file)
             .define("DIM", shape.head_dim)
             .define("HEADS", shape.n_heads)
             .define("KV_HEADS", shape.n_kv_heads)
             .define("GATED", u32::from(shape.gate))
             .define("K_FORMAT", number(shape.k))
             .define("V_FORMAT", number(shape.v)),
-        grid: [count(shape.n_heads), count(rows.div_ceil(tile)), 1],
-        block: [threads, 1, 1],
-        shared: count(shared),
+        grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
+        block: [form.threads, 1, 1],
+        shared: count(form.shared),
         args: Args::new()
             .ptr(q)
             .i32(int(shape.n_heads * shape.q_stride()))
@@ -87,4 +69,55 @@ pub fn attention(
         cooperative: false,
         overlap: false,
     }
+}
+
+/// Which kernel, and how it is launched.
+struct Form {
+    file: &'static str,
+    entry: &'static str,
+    /// Rows of a block.
+    tile: usize,
+    threads: u32,
+    /// Bytes of shared memory.
+    shared: usize,
+}
+
+impl Form {
+    fn of(card: Card, shape: &Shape) -> Form {
+        if attention_is_exact(shape) {
+            return Form {
+                file: "prefill/attention_f32.cu",
+                entry: "prefill_attention_f32",
+                tile: 16,
+                threads: 128,
+                shared: 0,
+            };
+        }
+        // Rows of queries and of two or one stages of keys and values, and barriers.
+        match card.warpgroups && shape.head_dim == 256 {
+            true => Form {
+                file: "prefill/attention_sm90.cu",
+                entry: "prefill_attention",
+                tile: 128,
+                threads: 384,
+                shared: (128 + 4 * 64) * 2 * shape.head_dim + 128,
+            },
+            false => Form {
+                file: "prefill/attention.cu",
+                entry: "prefill_attention",
+                tile: 64,
+                threads: 256,
+                shared: (64 + 2 * 64) * 2 * shape.head_dim,
+            },
+        }
+    }
+}
+
+/// [`attend`] for any card.
+pub fn attention(shape: &Shape, rows: usize, from: (u64, u64), cache: Cache, to: Out) -> Launch {
+    let card = Card {
+        multiprocessors: 1,
+        warpgroups: false,
+    };
+    attend(card, shape, rows, from, cache, to)
 }
