@@ -11,6 +11,8 @@ use super::gpu::{Context, Gpu};
 
 /// Shared memory that a block gets without asking.
 const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+/// The share of a multiprocessor's memory that is to be shared memory, in percent.
+const ALL_SHARED: i32 = 100;
 /// The driver from which on a function's parameter list can be read.
 const PARAMETERS_READABLE: i32 = 12_040;
 
@@ -166,9 +168,16 @@ impl Function {
         }
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let value = i32::try_from(most).unwrap_or(i32::MAX);
-        // SAFETY: `raw` is a function of a loaded module.
-        unsafe { result::function::set_function_attribute(self.raw, which, value) }
-            .map_err(|e| failed("cuFuncSetAttribute", self.name, e))
+        // By itself the driver may give shared memory for one block a multiprocessor; then a launch that
+        // overlaps its predecessor finds no room until the predecessor has ended.
+        let carveout =
+            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        for (which, value) in [(which, value), (carveout, ALL_SHARED)] {
+            // SAFETY: `raw` is a function of a loaded module.
+            unsafe { result::function::set_function_attribute(self.raw, which, value) }
+                .map_err(|e| failed("cuFuncSetAttribute", self.name, e))?;
+        }
+        Ok(())
     }
 
     /// Blocks of `threads` threads and `shared` bytes that one multiprocessor holds at once.
