@@ -1,58 +1,119 @@
-// Prefill matrix product in f32, for weights kept as f32: out[rows][n_out] = (add ? out : 0) + x[rows][K] · w[n_out][K]^T.
+// Prefill matrix product for weights kept as f32: out[rows][n_out] = (add ? out : 0) + x[rows][K] · w[n_out][K]^T.
 //
-// in   x f32 [rows][K]      w f32 [n_out][K], plain      K a multiple of 4
-// out  f32 [rows][stride]
-// grid (ceil(n_out / 48), ceil(largest chunk / 16)), 256 threads: the tile is 16 rows x 48 columns, and thread (g, i, j) of
-//      16 x 4 x 4 adds 4 x 12 products for the columns of K that are g modulo 16 in groups of four; the 16 partial sums
-//      are then added in order. A row's bits depend on nothing but the row.
-// smem 16 x 16 x 48 floats;  arch sm_80 and up
-// ref  cpu::reference::matmul::linear;  test prefill::f32_product_matches_reference
+// As exact as f32 sums, on the matrix units: a value is cut in two tf32 terms, x = high + low, and a product is
+// high * high + high * low + low * high; what is left out is below 2^-22 of a product.
+//
+// in   x f32 [rows][K]      w of up to four matrices f32 [n_out][K], plain      K a multiple of 4
+// out  f32 [rows][stride] of each
+// grid (ceil(columns / 96), ceil(largest chunk / 32)): a block has 32 rows and 96 columns, each matrix padded to a
+//      multiple of 8 columns. Eight warps take the sixteens of K in turn, and their sums are added in order, so a row's
+//      bits depend on nothing but the row. In a step of 16, lane t of four holds k = 4t .. 4t + 3 of both operands: two
+//      products over k in one order.
+// smem 8 x 32 x 96 floats (96 KB);  arch sm_80 and up
+// ref  cpu::reference::matmul::linear;  test prefill::products_match_reference
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
-#define ROWS 16
-#define COLUMNS 48
-#define SLICES 16
+#define WARPS 8
+#define ROWS 32
+#define COLUMNS 96
+#define TILES (COLUMNS / 8)
 
-extern "C" __global__ void __launch_bounds__(256)
-    prefill_sgemm(const float *x, const float *w, const Chunk *chunk, int n_out, int k, float *out, int stride, int add) {
-    extern __shared__ float partial[];  // [slice][row][column]
+struct Plain {
+    const float *w; // [width][K]
+    float *out;     // [rows][stride]
+    int width, stride;
+};
+
+struct Plains {
+    Plain at[4];
+};
+
+// The matrix that padded column `column` belongs to, which becomes relative to it.
+__device__ __forceinline__ Plain plain_of(const Plains &plains, int &column) {
+    Plain found = plains.at[0];
+#pragma unroll
+    for (int i = 1; i < 4; i++) {
+        const int padded = (found.width + 7) & ~7;
+        if (column < padded || plains.at[i].width == 0) { break; }
+        column -= padded;
+        found = plains.at[i];
+    }
+    return found;
+}
+
+// Four floats as tf32 terms.
+struct Split {
+    u32 high[4], low[4];
+
+    __device__ __forceinline__ Split(const float *from, bool there) {
+        const float4 v = there ? *(const float4 *)from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            high[i] = __float_as_uint(x[i]) & 0xffffe000u;
+            low[i] = __float_as_uint(x[i] - __uint_as_float(high[i]));
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+    prefill_sgemm(const float *x, const Chunk *chunk, int k, Plains plains, int add) {
+    extern __shared__ float partial[]; // [warp][row][column]
     const int rows = chunk->rows, first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) { return; }
-    const int slice = threadIdx.x % SLICES, i = threadIdx.x / SLICES / 4, j = threadIdx.x / SLICES % 4;
-    const float *xs[4], *ws[12];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const float *xs[4], *ws[TILES];
 #pragma unroll
-    for (int r = 0; r < 4; r++) { xs[r] = x + (u64)min(first_row + i * 4 + r, rows - 1) * k; }
+    for (int i = 0; i < 4; i++) { xs[i] = x + (u64)min(first_row + i * 8 + g, rows - 1) * k + t * 4; }
 #pragma unroll
-    for (int c = 0; c < 12; c++) { ws[c] = w + (u64)min(first_column + j + 4 * c, n_out - 1) * k; }
-    float sums[4][12] = {};
-    for (int at = slice * 4; at < k; at += SLICES * 4) {
-        float4 a[4];
+    for (int j = 0; j < TILES; j++) {
+        int column = first_column + j * 8 + g;
+        const Plain from = plain_of(plains, column);
+        ws[j] = from.w + (u64)min(column, from.width - 1) * k + t * 4;
+    }
+    float sums[2][TILES][4] = {};
+    for (int at = warp * 16; at < k; at += WARPS * 16) {
+        const bool there = at + t * 4 < k;
+        const Split a[4] = {Split(xs[0] + at, there), Split(xs[1] + at, there), Split(xs[2] + at, there),
+                            Split(xs[3] + at, there)};
 #pragma unroll
-        for (int r = 0; r < 4; r++) { a[r] = *(const float4 *)(xs[r] + at); }
+        for (int j = 0; j < TILES; j++) {
+            const Split b(ws[j] + at, there);
 #pragma unroll
-        for (int c = 0; c < 12; c++) {
-            const float4 b = *(const float4 *)(ws[c] + at);
+            for (int i = 0; i < 2; i++) {
+                const Split &upper = a[2 * i], &lower = a[2 * i + 1];
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                sums[r][c] = fmaf(a[r].x, b.x, fmaf(a[r].y, b.y, fmaf(a[r].z, b.z, fmaf(a[r].w, b.w, sums[r][c]))));
+                for (int s = 0; s < 4; s += 2) {
+                    mma_tf32(sums[i][j], upper.low[s], lower.low[s], upper.low[s + 1], lower.low[s + 1], b.high[s], b.high[s + 1]);
+                    mma_tf32(sums[i][j], upper.high[s], lower.high[s], upper.high[s + 1], lower.high[s + 1], b.low[s], b.low[s + 1]);
+                    mma_tf32(sums[i][j], upper.high[s], lower.high[s], upper.high[s + 1], lower.high[s + 1], b.high[s], b.high[s + 1]);
+                }
             }
         }
     }
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int i = 0; i < 2; i++) {
 #pragma unroll
-        for (int c = 0; c < 12; c++) { partial[(slice * ROWS + i * 4 + r) * COLUMNS + j + 4 * c] = sums[r][c]; }
+        for (int j = 0; j < TILES; j++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float *to = partial + (warp * ROWS + i * 16 + half * 8 + g) * COLUMNS + j * 8 + t * 2;
+                *(float2 *)to = make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]);
+            }
+        }
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < ROWS * COLUMNS; at += 256) {
+    for (int at = threadIdx.x; at < ROWS * COLUMNS; at += WARPS * 32) {
         float sum = 0.0f;
 #pragma unroll
-        for (int s = 0; s < SLICES; s++) { sum += partial[s * ROWS * COLUMNS + at]; }
-        const int row = first_row + at / COLUMNS, column = first_column + at % COLUMNS;
-        if (row < rows && column < n_out) {
-            float *to = out + (u64)row * stride + column;
-            *to = add ? *to + sum : sum;
+        for (int i = 0; i < WARPS; i++) { sum += partial[i * ROWS * COLUMNS + at]; }
+        int column = first_column + at % COLUMNS;
+        const int row = first_row + at / COLUMNS;
+        const Plain to = plain_of(plains, column);
+        if (row < rows && column < to.width) {
+            float *out = to.out + (u64)row * to.stride + column;
+            *out = add ? *out + sum : sum;
         }
     }
 }

@@ -10,6 +10,10 @@ const COLUMNS: usize = 256;
 /// Matrices of one launch.
 const SEGMENTS: usize = 4;
 
+/// Rows and columns of a tile of a product in f32.
+const PLAIN_ROWS: usize = 32;
+const PLAIN_COLUMNS: usize = 96;
+
 /// The rows all matrices are multiplied with; 0 where no matrix reads the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inputs {
@@ -92,7 +96,9 @@ pub fn products(
                 .iter()
                 .filter(move |s| s.write == write && (s.kind == Kind::F32) == plain)
         };
-        launches.extend(with(true).map(|segment| plain(rows, cols, *segment, chunk, inputs.f32)));
+        let plains: Vec<Segment> = with(true).copied().collect();
+        let of = |segments: &[Segment]| plain(rows, cols, segments, chunk, inputs.f32);
+        launches.extend(plains.chunks(SEGMENTS).map(of));
         for batch in batches(with(false).copied(), cols, scratch.weight_bytes) {
             let padded = |piece: &Piece| piece.rows.next_multiple_of(COLUMNS);
             let w_rows: usize = batch.iter().map(padded).sum();
@@ -329,32 +335,36 @@ fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
     }
 }
 
-/// A product with a matrix kept as f32.
-fn plain(rows: usize, cols: usize, segment: Segment, chunk: u64, x: u64) -> Launch {
+/// Products with matrices kept as f32.
+fn plain(rows: usize, cols: usize, segments: &[Segment], chunk: u64, x: u64) -> Launch {
     assert!(x != 0, "F32 matrices need their input as f32 rows");
     assert!(
         cols.is_multiple_of(4),
         "rows of {cols} values: a multiple of 4 is needed"
     );
+    let mut words = [0; 3 * SEGMENTS];
+    for (to, segment) in words.chunks_exact_mut(3).zip(segments) {
+        let (width, stride) = (segment.rows as u64, segment.stride as u64);
+        to.copy_from_slice(&[segment.weight, segment.out, width | stride << 32]);
+    }
+    let columns: usize = segments.iter().map(|s| s.rows.next_multiple_of(8)).sum();
+    let add = segments.iter().any(|s| s.write == Write::Add);
     Launch {
         entry: "prefill_sgemm",
         unit: Unit::new("prefill/sgemm.cu"),
         grid: [
-            count(segment.rows.div_ceil(48)),
-            count(rows.div_ceil(16)),
+            count(columns.div_ceil(PLAIN_COLUMNS)),
+            count(rows.div_ceil(PLAIN_ROWS)),
             1,
         ],
         block: [256, 1, 1],
-        shared: 48 << 10,
+        shared: count(8 * PLAIN_ROWS * PLAIN_COLUMNS * 4),
         args: Args::new()
             .ptr(x)
-            .ptr(segment.weight)
             .ptr(chunk)
-            .i32(int(segment.rows))
             .i32(int(cols))
-            .ptr(segment.out)
-            .i32(int(segment.stride))
-            .i32(i32::from(segment.write == Write::Add)),
+            .words(&words)
+            .i32(i32::from(add)),
         cooperative: false,
         overlap: false,
     }
