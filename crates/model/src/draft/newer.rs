@@ -50,6 +50,13 @@ pub(super) fn refuse_gguf(file: &GgufFile, directory: &Directory) -> Result<(), 
         Some(gguf::Value::String(text)) => text.shown().into_owned(),
         _ => String::new(),
     };
+    // Models have tensors and keys of these names too.
+    if !["dflash", "dspark", "draft"]
+        .iter()
+        .any(|part| architecture.contains(part))
+    {
+        return Ok(());
+    }
     let keys: Vec<&str> = file
         .meta()
         .iter()

@@ -1,0 +1,397 @@
+//! Drafts in all four spellings: read alike, every trap of theirs stepped over, and what does not fit refused
+//! with words that say which side is wrong.
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+mod export;
+
+use std::sync::Arc;
+
+use contract::{BlockMask, DraftSpec, TokenId};
+use export::{Export, LAYERS, Spelling, TAPS, WINDOW, target};
+use gguf::{Array, Mapped, Value};
+use model::{DraftOptions, ModelError};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn check_refused(export: &Export, parts: &[&str]) {
+    let message = match export.load() {
+        Ok(_) => panic!("{:?} was taken, {parts:?} expected", export.spelling),
+        Err(error) => error.to_string(),
+    };
+    for part in parts {
+        assert!(
+            message.contains(part),
+            "{:?}: no '{part}' in: {message}",
+            export.spelling
+        );
+    }
+}
+
+fn windows(spec: &DraftSpec) -> Vec<(usize, BlockMask)> {
+    spec.layers
+        .iter()
+        .map(|layer| (layer.window, layer.block_mask))
+        .collect()
+}
+
+fn taps() -> Vec<usize> {
+    TAPS.map(|tap| tap as usize).to_vec()
+}
+
+const FULL: (usize, BlockMask) = (DraftSpec::FULL_WINDOW, BlockMask::Full);
+const SLIDING: (usize, BlockMask) = (WINDOW as usize, BlockMask::Causal);
+
+#[test]
+fn the_four_spellings_say_the_same() {
+    for spelling in Spelling::ALL {
+        let draft = Export::new(spelling).load().unwrap();
+        let spec = &draft.spec;
+        assert_eq!(
+            (spec.hidden, spec.block, spec.mask),
+            (256, 16, TokenId(1023))
+        );
+        assert_eq!(spec.taps, taps(), "{spelling:?}");
+        assert_eq!(windows(spec), [FULL; LAYERS], "{spelling:?}");
+        assert_eq!(spec.depth(), 15);
+        for layer in &spec.layers {
+            let a = &layer.attention;
+            assert_eq!((a.n_heads, a.n_kv_heads, a.head_dim), (4, 2, 128));
+            assert_eq!((a.rope.dims, a.rope.theta), (128, 1e7));
+        }
+        // The same tensor under every name.
+        let gate = match &spec.layers[1].ffn {
+            contract::FeedForward::Dense { gate, .. } => gate.clone(),
+        };
+        let expected = Export::new(Spelling::B).load().unwrap();
+        let contract::FeedForward::Dense { gate: other, .. } = &expected.spec.layers[1].ffn;
+        assert_eq!(
+            draft.weights.bytes(&gate).unwrap(),
+            expected.weights.bytes(other).unwrap()
+        );
+    }
+}
+
+#[test]
+fn windows_slide_and_sliding_layers_are_causal_in_the_block() {
+    for spelling in [Spelling::B, Spelling::C, Spelling::Safetensors] {
+        let spec = Export::new(spelling).sliding().load().unwrap().spec;
+        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{spelling:?}");
+        assert_eq!(spec.window(), DraftSpec::FULL_WINDOW);
+    }
+}
+
+#[test]
+fn a_file_that_says_who_is_causal_is_believed() {
+    let causal = |flag| {
+        Export::new(Spelling::C)
+            .sliding()
+            .key("{a}.attention.causal", Some(Value::Bool(flag)))
+    };
+    let masks = |export: Export| -> Vec<BlockMask> {
+        let spec = export.load().unwrap().spec;
+        spec.layers.iter().map(|layer| layer.block_mask).collect()
+    };
+    assert_eq!(masks(causal(true)), [BlockMask::Causal; LAYERS]);
+    assert_eq!(masks(causal(false)), [BlockMask::Full; LAYERS]);
+    let hf = Export::new(Spelling::Safetensors).sliding();
+    assert_eq!(
+        masks(hf.clone().field("is_causal", json!(false))),
+        [BlockMask::Full; LAYERS]
+    );
+    let nested = hf.field("dflash_config/causal", json!(true));
+    assert_eq!(masks(nested), [BlockMask::Causal; LAYERS]);
+}
+
+#[test]
+fn a_window_that_a_converter_lost_can_be_given_for_every_spelling() {
+    for spelling in Spelling::ALL {
+        let plain = Export::new(spelling).load().unwrap().spec;
+        let options = DraftOptions {
+            window: Some(WINDOW as usize),
+        };
+        let spec = Export::new(spelling).load_with(options).unwrap().spec;
+        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{spelling:?}");
+        assert_ne!(spec.hash, plain.hash, "snapshots of the two must not match");
+    }
+}
+
+#[test]
+fn the_rope_base_of_dialect_a_is_the_targets_whatever_it_says() {
+    let wrong = Some(Value::F32(1e6));
+    for (spelling, theta) in [(Spelling::A, 1e7), (Spelling::B, 1e6), (Spelling::C, 1e6)] {
+        let export = Export::new(spelling).key("{a}.rope.freq_base", wrong.clone());
+        let spec = export.load().unwrap().spec;
+        assert_eq!(spec.layers[0].attention.rope.theta, theta, "{spelling:?}");
+    }
+    let nested = Export::new(Spelling::Safetensors)
+        .field("rope_theta", json!(null))
+        .field(
+            "rope_parameters",
+            json!({"rope_theta": 5e6, "rope_type": "default"}),
+        );
+    assert_eq!(
+        nested.load().unwrap().spec.layers[0].attention.rope.theta,
+        5e6
+    );
+}
+
+#[test]
+fn block_sizes_masks_and_taps_come_from_the_file() {
+    let eight = Some(Value::U32(8));
+    let a = Export::new(Spelling::A).key("{a}.dflash.block_size", eight.clone());
+    assert_eq!(a.load().unwrap().spec.depth(), 7);
+    let c = Export::new(Spelling::C).key("{a}.block_size", eight);
+    assert_eq!(c.load().unwrap().spec.depth(), 7);
+    let nested = Export::new(Spelling::Safetensors)
+        .field("block_size", json!(null))
+        .field("dflash_config/block_size", json!(4));
+    assert_eq!(nested.load().unwrap().spec.depth(), 3);
+    // Without a list the layers are spread evenly, of four: 1, 1, 1 — which cannot be.
+    check_refused(
+        &Export::new(Spelling::A).key("{a}.dflash.target_layer_ids", None),
+        &["do not rise"],
+    );
+}
+
+#[test]
+fn other_names_of_the_same_tensors_are_known() {
+    let export = Export::new(Spelling::B)
+        .rename("dflash.fc.weight", Some("dflash_fc.weight"))
+        .rename(
+            "dflash.hidden_norm.weight",
+            Some("dflash_hidden_norm.weight"),
+        )
+        .rename(
+            "blk.0.ffn_norm.weight",
+            Some("blk.0.post_attention_norm.weight"),
+        );
+    assert!(export.load().is_ok());
+}
+
+#[test]
+fn a_copy_of_what_is_borrowed_is_ignored_and_another_head_refused() {
+    let copy = Export::new(Spelling::C).add("token_embd.weight", 1024, 256);
+    assert!(copy.load().is_ok());
+    let own = Export::new(Spelling::C).add("output.weight", 512, 256);
+    check_refused(&own, &["output.weight", "borrows the target's"]);
+}
+
+#[test]
+fn a_draft_of_another_target_is_refused_with_both_sides() {
+    let u = |n| Some(Value::U32(n));
+    let ids = |ids: &[i32]| Some(Value::Array(Array::I32(ids.to_vec())));
+    for (spelling, taps_key, beyond) in [
+        (Spelling::A, "{a}.dflash.target_layer_ids", 4),
+        (Spelling::B, "{a}.dflash.target_layer_ids", 4),
+        (Spelling::C, "{a}.target_layers", 5),
+    ] {
+        let export = Export::new(spelling);
+        check_refused(
+            &export.clone().key(taps_key, ids(&[1, 2, beyond])),
+            &["target layer 4", "has 4", "draft.gguf"],
+        );
+        check_refused(
+            &export.clone().key(taps_key, ids(&[1, 2])),
+            &["names 2 target layers", "room for 3"],
+        );
+        check_refused(
+            &export.clone().key(taps_key, ids(&[2, 1, 3])),
+            &["do not rise"],
+        );
+        check_refused(&export.key(taps_key, ids(&[-1, 1, 2])), &["target_layer"]);
+    }
+    // An entry that names the embedding's output names no layer.
+    check_refused(
+        &Export::new(Spelling::C).key("{a}.target_layers", ids(&[0, 1, 2])),
+        &["0 names no layer"],
+    );
+    for key in ["{a}.dflash.mask_token_id", "tokenizer.ggml.mask_token_id"] {
+        let spelling = if key.starts_with('t') {
+            Spelling::C
+        } else {
+            Spelling::B
+        };
+        check_refused(
+            &Export::new(spelling).key(key, u(1024)),
+            &["mask is token 1024", "1024"],
+        );
+        check_refused(
+            &Export::new(spelling).key(key, None),
+            &["mask_token_id", "missing"],
+        );
+    }
+    check_refused(
+        &Export::new(Spelling::B).key("{a}.vocab_size", u(248_320)),
+        &["248320 tokens", "1024"],
+    );
+    let hf = Export::new(Spelling::Safetensors);
+    check_refused(
+        &hf.clone().field("num_target_layers", json!(64)),
+        &["64 layers", "has 4"],
+    );
+    check_refused(&hf.clone().field("vocab_size", json!(7)), &["7 tokens"]);
+    check_refused(
+        &hf.field("dflash_config/mask_token_id", json!(5000)),
+        &["token 5000"],
+    );
+    let error = Export::new(Spelling::B)
+        .key("{a}.vocab_size", u(7))
+        .load()
+        .err()
+        .unwrap();
+    assert!(matches!(error, ModelError::Misfit { .. }), "{error}");
+}
+
+#[test]
+fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
+    for spelling in Spelling::GGUF {
+        let export = Export::new(spelling);
+        check_refused(
+            &export.clone().rename("blk.1.attn_k.weight", None),
+            &["blk.1.attn_k.weight", "missing"],
+        );
+        check_refused(
+            &export.clone().add("blk.9.attn_q.weight", 4, 256),
+            &["blk.9.attn_q.weight", "not known"],
+        );
+        check_refused(
+            &export.clone().add("blk.0.attn_q.bias", 1, 512),
+            &["blk.0.attn_q.bias"],
+        );
+        check_refused(
+            &export.clone().rename("blk.2.ffn_up.weight", None).add(
+                "blk.2.ffn_up.weight",
+                256,
+                256,
+            ),
+            &["blk.2.ffn_up.weight", "256 x 256", "256 x 512"],
+        );
+        check_refused(
+            &export
+                .clone()
+                .key("{a}.attention.head_count", Some(Value::U32(8))),
+            &["attn_q.weight", "8 heads"],
+        );
+        check_refused(
+            &export.key("{a}.block_count", Some(Value::U32(4))),
+            &["blk.3.", "missing"],
+        );
+    }
+    let hf = Export::new(Spelling::Safetensors);
+    check_refused(
+        &hf.clone().rename("fc.weight", None),
+        &["fc.weight", "missing"],
+    );
+    check_refused(
+        &hf.field("layer_types", json!(["full_attention"])),
+        &["layer_types"],
+    );
+}
+
+#[test]
+fn newer_kinds_are_known_by_name() {
+    let b = || Export::new(Spelling::B);
+    let c = || Export::new(Spelling::C);
+    check_refused(&c().add("blk.0.attn_conv_base", 4, 256), &["DFlash2"]);
+    check_refused(
+        &c().key("{a}.selector_rank", Some(Value::U32(256))),
+        &["DFlash2"],
+    );
+    check_refused(&b().add("markov_head.w1.weight", 8, 256), &["DSpark"]);
+    let hf = || Export::new(Spelling::Safetensors);
+    check_refused(
+        &hf().field("architectures", json!(["DFlash2DraftModel"])),
+        &["DFlash2"],
+    );
+    check_refused(
+        &hf().field("architectures", json!(["DSparkDraftModel"])),
+        &["DSpark"],
+    );
+    check_refused(
+        &hf().field("dflash_config/attention_sink_bias", json!(true)),
+        &["gated attention"],
+    );
+    assert!(
+        hf().field("dflash_config/attention_sink_bias", json!(false))
+            .load()
+            .is_ok()
+    );
+    check_refused(
+        &hf().field("rope_scaling", json!({"rope_type": "yarn", "factor": 64.0})),
+        &["rope_scaling", "yarn"],
+    );
+    check_refused(
+        &c().key("{a}.rope.scaling.type", Some("yarn".into())),
+        &["yarn"],
+    );
+}
+
+#[test]
+fn a_model_is_no_draft_and_a_draft_no_model() {
+    let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
+    let bytes = Mapped::shared(Arc::from(spec.bytes().unwrap()));
+    let error = model::load_draft_bytes("m.gguf", bytes, &target(), DraftOptions::default());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("qwen35 as a draft"), "{error}");
+    let draft = Mapped::shared(Arc::from(Export::new(Spelling::B).gguf()));
+    let error = model::load_bytes("d.gguf", draft)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("give the model it drafts for"), "{error}");
+}
+
+#[test]
+fn windows_that_make_no_sense_are_refused() {
+    let u = |n| Some(Value::U32(n));
+    let sliding = Export::new(Spelling::B).sliding();
+    check_refused(
+        &sliding.clone().key("{a}.attention.sliding_window", None),
+        &["sliding_window"],
+    );
+    check_refused(
+        &sliding.key("{a}.attention.sliding_window", u(8)),
+        &["window of 8", "block of 16"],
+    );
+    for block in [0, 1, 65] {
+        let export = Export::new(Spelling::B).key("{a}.dflash.block_size", u(block));
+        assert!(export.load().is_err(), "{block}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    #[test]
+    fn no_spoiled_file_is_a_panic(
+        spelling in prop::sample::select(Spelling::GGUF.to_vec()),
+        at in 0.0..1.0_f64, value: u8, cut in prop::option::of(0.0..1.0_f64),
+    ) {
+        let mut bytes = Export::new(spelling).sliding().gguf();
+        // Spoil the head, where everything that is read stands.
+        let head = 6000.min(bytes.len());
+        bytes[(at * head as f64) as usize] = value;
+        if let Some(cut) = cut {
+            bytes.truncate((cut * bytes.len() as f64) as usize);
+        }
+        let bytes = Mapped::shared(Arc::from(bytes));
+        let _ = model::load_draft_bytes("spoiled.gguf", bytes, &target(), DraftOptions::default());
+    }
+
+    #[test]
+    fn no_spoiled_folder_is_a_panic(
+        at in 0.0..1.0_f64, value: u8, in_config: bool, cut in prop::option::of(0.0..1.0_f64),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        Export::new(Spelling::Safetensors).write_safetensors(folder.path());
+        let name = if in_config { "config.json" } else { "model.safetensors" };
+        let path = folder.path().join(name);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let head = 4000.min(bytes.len());
+        bytes[(at * head as f64) as usize] = value;
+        if let Some(cut) = cut {
+            bytes.truncate((cut * bytes.len() as f64) as usize);
+        }
+        std::fs::write(&path, bytes).unwrap();
+        let _ = model::load_draft(folder.path(), &target(), DraftOptions::default());
+    }
+}
