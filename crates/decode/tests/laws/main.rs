@@ -2,6 +2,8 @@
 
 mod admission;
 mod cancelling;
+mod chance;
 mod faults;
+mod forcing;
 mod tokens;
 mod world;
