@@ -15,9 +15,9 @@ use crate::launch::attention::Card as Limits;
 use crate::memory::{Allowance, Carver, REGION_ALIGN};
 use crate::plan::{Facts, Plans};
 use crate::probe::Card;
-use crate::runner::CudaRunner;
+use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::State;
-use crate::weights::Weights;
+use crate::weights::{Sources, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
 const PREFILL_ALIGN: usize = 64;
@@ -55,16 +55,17 @@ struct Layout {
     weights: Weights,
     state: State,
     plans: Plans,
-    /// Bytes of weights, cached rows, states and scratch.
-    sizes: [u64; 4],
+    /// Bytes of weights, cached rows, states, scratch and all of the draft.
+    sizes: [u64; 5],
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, card: &Card, bases: [u64; 4]) -> Layout {
-        let [mut weights, mut kv, mut states, mut scratch] = bases.map(Carver::new);
-        let placed = Weights::new(&plan.target, &mut weights);
-        let regions = [&mut kv, &mut states, &mut scratch];
-        let state = State::new(&plan.target, plan.kv, plan.limits, regions);
+    fn new(plan: &OpenPlan, card: &Card, bases: [u64; 5]) -> Layout {
+        let [mut weights, mut kv, mut states, mut scratch, mut draft] = bases.map(Carver::new);
+        let spec = plan.draft.as_ref().map(|draft| &*draft.spec);
+        let placed = Weights::new(&plan.target, &mut weights, spec, &mut draft);
+        let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
+        let state = State::new(plan, regions);
         let facts = Facts {
             card: limits(card, plan.exact),
             warpgroups: card.capability == (9, 0),
@@ -74,18 +75,19 @@ impl Layout {
             weights: placed,
             state,
             plans,
-            sizes: [weights, kv, states, scratch].map(|carver| carver.used() + REGION_ALIGN),
+            sizes: [weights, kv, states, scratch, draft].map(|carver| carver.used() + REGION_ALIGN),
         }
     }
 
     fn memory(&self) -> MemoryPlan {
-        let [weights, kv, states, scratch] = self.sizes;
+        let [weights, kv, states, scratch, draft] = self.sizes;
         MemoryPlan {
             weights_bytes: weights,
             kv_bytes: kv,
             state_bytes: states,
             scratch_bytes: scratch,
-            ..MemoryPlan::default()
+            draft_bytes: draft,
+            mapped_bytes: 0,
         }
     }
 }
@@ -134,13 +136,6 @@ impl CudaBackend {
     }
 
     fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
-        if plan.draft.is_some() {
-            return Err(DeviceError::Unsupported {
-                what: "a draft model".to_owned(),
-                device: self.name(),
-                instead: "leave --draft away".to_owned(),
-            });
-        }
         check::plan(plan, &self.name())
     }
 
@@ -150,7 +145,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
     pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
         self.checked(plan)?;
-        Ok(Layout::new(plan, &self.card, [0; 4]).plans.units())
+        Ok(Layout::new(plan, &self.card, [0; 5]).plans.units())
     }
 
     /// Opens a runner by its own type, so that tests can look inside.
@@ -160,7 +155,7 @@ impl CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&plan)?;
-        let planned = Layout::new(&plan, &self.card, [0; 4]);
+        let planned = Layout::new(&plan, &self.card, [0; 5]);
         let memory = planned.memory();
         let gpu = Gpu::open(self.card.ordinal)?;
         let allowance = Allowance {
@@ -170,7 +165,7 @@ impl CudaBackend {
         let with_context = |context: usize| {
             let mut other = plan.clone();
             other.limits.context = context;
-            Layout::new(&other, &self.card, [0; 4])
+            Layout::new(&other, &self.card, [0; 5])
                 .memory()
                 .total_bytes()
         };
@@ -185,7 +180,11 @@ impl CudaBackend {
         let byte = if self.options.poison { 0xff } else { 0 };
         let regions = Regions::new(&gpu, planned.sizes, byte)?;
         let layout = Layout::new(&plan, &self.card, regions.bases());
-        layout.weights.load(&gpu, &*plan.weights, progress)?;
+        let sources = Sources {
+            target: &*plan.weights,
+            draft: plan.draft.as_ref().map(|draft| &*draft.weights),
+        };
+        layout.weights.load(&gpu, sources, progress)?;
         let mode = match self.options.eager {
             true => Mode::Eager,
             false => Mode::Graph,
@@ -197,7 +196,7 @@ impl CudaBackend {
             limits: plan.limits,
             kv: plan.kv,
             model: plan.target.hash,
-            draft_depth: None,
+            draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
             scorer: false,
             prefill_align: PREFILL_ALIGN,
             memory,
@@ -215,7 +214,13 @@ impl CudaBackend {
         let made = (layout.plans, runs);
         let chains = self.options.chains;
         let engine = Engine::new(gpu, target, layout.state, regions, made, chains)?;
-        Ok(CudaRunner::new(info, engine))
+        let draft = plan.draft.as_ref().map(|draft| DraftFacts {
+            hash: draft.spec.hash,
+            kv: draft.kv,
+            block: draft.spec.block,
+            mask: draft.spec.mask,
+        });
+        Ok(CudaRunner::new(info, engine, draft))
     }
 }
 
@@ -233,7 +238,7 @@ impl Backend for CudaBackend {
 
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
         self.checked(plan)?;
-        Ok(Layout::new(plan, &self.card, [0; 4]).memory())
+        Ok(Layout::new(plan, &self.card, [0; 5]).memory())
     }
 
     fn open(

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer, ModelSpec,
-    OpenPlan, OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer,
+    ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
 };
 
 use crate::step;
@@ -37,7 +37,65 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     }
     limits(plan.limits).map_err(unsupported)?;
     spec(&plan.target)?;
-    blocks(&plan.target).map_err(unsupported)
+    blocks(&plan.target).map_err(unsupported)?;
+    let Some(draft) = &plan.draft else {
+        return Ok(());
+    };
+    if !KV_FORMATS.contains(&draft.kv) {
+        let what = format!("storing a draft's rows as {}", draft.kv.name());
+        return Err(unsupported((what, "use f16, q8_0, q4_0 or f32")));
+    }
+    draft_spec(&draft.spec, &plan.target)?;
+    let heads = draft.spec.layers.iter().map(|layer| &layer.attention);
+    heads
+        .map(head)
+        .collect::<Result<(), _>>()
+        .map_err(unsupported)
+}
+
+/// Checks a draft against its target as the passes need it.
+fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
+    let hidden = target.hidden;
+    let beyond = draft.taps.iter().any(|tap| *tap >= target.layers.len());
+    if draft.hidden != hidden || draft.mask.index() >= target.vocab || beyond {
+        let detail = "the draft is not one of this target";
+        return Err(mismatch(&draft.fc, detail));
+    }
+    if !(2..=step::ROWS).contains(&draft.block) || draft.layers.is_empty() {
+        let detail = "a draft needs a layer and a block of 2 to 64 rows";
+        return Err(mismatch(&draft.fc, detail));
+    }
+    shape(&draft.fc, hidden, draft.taps.len() * hidden)?;
+    shape(&draft.hidden_norm, 1, hidden)?;
+    shape(&draft.final_norm, 1, hidden)?;
+    for layer in &draft.layers {
+        let a = &layer.attention;
+        if a.gate != OutputGate::None
+            || layer.window == 0
+            || a.q_norm.is_some() != a.k_norm.is_some()
+        {
+            let detail = "a draft layer has no gate, a window, and both head norms or none";
+            return Err(mismatch(&a.q, detail));
+        }
+        attention(a, hidden)?;
+        feed_forward(&layer.attention_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
+    }
+    Ok(())
+}
+
+/// The norms and the feed-forward of a layer.
+fn feed_forward(
+    first: &WeightRef,
+    second: &WeightRef,
+    ffn: &FeedForward,
+    hidden: usize,
+) -> Result<(), WeightError> {
+    shape(first, 1, hidden)?;
+    shape(second, 1, hidden)?;
+    let FeedForward::Dense { gate, up, down } = ffn;
+    shape(gate, gate.rows, hidden)?;
+    shape(up, gate.rows, hidden)?;
+    shape(down, hidden, gate.rows)
 }
 
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
@@ -62,6 +120,16 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
     Ok(())
 }
 
+fn head(a: &AttentionSpec) -> Result<(), (String, &'static str)> {
+    match HEADS.contains(&a.head_dim) {
+        true => Ok(()),
+        false => Err((
+            format!("a head dimension of {}", a.head_dim),
+            "it must be 64, 128 or 256",
+        )),
+    }
+}
+
 /// What the kernels are built for, where a well-formed spec may ask for more.
 fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
     if !spec.hidden.is_multiple_of(BLOCK) {
@@ -71,12 +139,7 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
         ));
     }
     for a in spec.attention_layers() {
-        if !HEADS.contains(&a.head_dim) {
-            return Err((
-                format!("a head dimension of {}", a.head_dim),
-                "it must be 64, 128 or 256",
-            ));
-        }
+        head(a)?;
     }
     for d in spec.delta_layers() {
         if (d.k_dim, d.v_dim) != (DELTA_HEAD, DELTA_HEAD) {
@@ -114,16 +177,11 @@ fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
         return Err(mismatch(&spec.embedding, "the vocabulary is too large"));
     }
     for layer in &spec.layers {
-        shape(&layer.mixer_norm, 1, hidden)?;
-        shape(&layer.ffn_norm, 1, hidden)?;
+        feed_forward(&layer.mixer_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
         match &layer.mixer {
             Mixer::Attention(a) => attention(a, hidden)?,
             Mixer::GatedDelta(d) => delta(d, hidden)?,
         }
-        let FeedForward::Dense { gate, up, down } = &layer.ffn;
-        shape(gate, gate.rows, hidden)?;
-        shape(up, gate.rows, hidden)?;
-        shape(down, hidden, gate.rows)?;
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use contract::{DeviceError, KvFormat, LoadProgress, OpenPlan, QuantType, Runner,
 
 use crate::backend::CudaBackend;
 use crate::runner::{CudaRunner, misuse};
-use crate::snapshot::{neutral_rows, neutral_states};
-use crate::state::{KvGroup, PAGE, Place, Rows};
+use crate::snapshot::{neutral_states, stored_rows};
+use crate::state::{KvGroup, Place, Rows};
 
 /// A runner that can be looked into.
 pub trait InspectedRunner: Runner + Inspect {}
@@ -50,19 +50,9 @@ impl CudaRunner {
         array: &Rows,
         (slot, position): (usize, usize),
     ) -> Result<Vec<f32>, DeviceError> {
+        let read = |address, bytes| self.engine.read(address, bytes);
         let state = self.engine.state();
-        let pages = position.div_ceil(PAGE);
-        let read = |base: u64, row_bytes: usize| {
-            let page = group.page_rows() * row_bytes;
-            let first = index * group.layer_bytes(row_bytes) + slot * state.slots.pages * page;
-            self.engine.read(base + first as u64, pages * page)
-        };
-        let values = read(array.values, array.value_bytes)?;
-        let scales = match array.scale_bytes {
-            0 => Vec::new(),
-            bytes => read(array.scales, bytes)?,
-        };
-        let stored = neutral_rows(group, array, position, &values, &scales);
+        let stored = stored_rows(state, (group, index), array, (slot, position), read)?;
         let ty = match array.format {
             KvFormat::F32 => QuantType::F32,
             KvFormat::Q8_0 => QuantType::Q8_0,

@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 
 use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Path, Place, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Path, Place, Room,
+    Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
 use crate::exec::Engine;
@@ -17,6 +17,8 @@ use crate::step::{self, ChunkHead, Commit, Step};
 pub(crate) struct CudaRunner {
     info: RunnerInfo,
     pub(crate) engine: Engine,
+    /// The draft, if there is one.
+    draft: Option<DraftFacts>,
     sequences: BTreeMap<SeqId, Sequence>,
     snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// Slots that no sequence owns; the last is given out next.
@@ -25,6 +27,15 @@ pub(crate) struct CudaRunner {
     next_id: u64,
     /// The first fault of the card. Nothing runs after it.
     fault: Option<(&'static str, String)>,
+}
+
+/// What the runner needs to know of a draft.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftFacts {
+    pub(crate) hash: ModelHash,
+    pub(crate) kv: KvFormat,
+    pub(crate) block: usize,
+    pub(crate) mask: TokenId,
 }
 
 /// One open sequence.
@@ -49,11 +60,12 @@ fn beyond(seq: SeqId, max_len: usize) -> String {
 
 impl CudaRunner {
     /// A runner with nothing open.
-    pub(crate) fn new(info: RunnerInfo, engine: Engine) -> CudaRunner {
+    pub(crate) fn new(info: RunnerInfo, engine: Engine, draft: Option<DraftFacts>) -> CudaRunner {
         CudaRunner {
             free_slots: (0..info.limits.sequences).rev().collect(),
             info,
             engine,
+            draft,
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
@@ -70,7 +82,7 @@ impl CudaRunner {
         Owner {
             model: self.info.model,
             kv: self.info.kv,
-            draft: None,
+            draft: self.draft.map(|draft| (draft.hash, draft.kv)),
         }
     }
 
@@ -231,6 +243,26 @@ impl CudaRunner {
     }
 }
 
+/// The candidates of one block, a row for each position.
+fn candidates(rows: &[Row]) -> Candidates {
+    let log_probs = |row: &Row| {
+        let lse = row.raw_lse;
+        row.raw
+            .iter()
+            .map(move |logit| logit - lse)
+            .collect::<Vec<f32>>()
+    };
+    Candidates {
+        ids: rows
+            .iter()
+            .flat_map(|row| row.ids.iter().copied())
+            .collect(),
+        log_probs: rows.iter().flat_map(log_probs).collect(),
+        lse: rows.iter().map(|row| row.raw_lse).collect(),
+        k: rows.first().map_or(0, |row| row.ids.len()),
+    }
+}
+
 /// Items at the front of `rest` that fit one step.
 fn fitting(rest: &[VerifyItem<'_>]) -> usize {
     let mut nodes = 0;
@@ -305,11 +337,46 @@ impl Runner for CudaRunner {
 
     fn draft(
         &mut self,
-        _items: &[DraftItem],
-        _depth: usize,
-        _k: usize,
+        items: &[DraftItem],
+        depth: usize,
+        k: usize,
     ) -> Result<Vec<Candidates>, DeviceError> {
-        Err(misuse("draft", "there is no draft".to_owned()))
+        const CALL: &str = "draft";
+        self.alive()?;
+        let Some(draft) = self.draft else {
+            return Err(misuse(CALL, "there is no draft".to_owned()));
+        };
+        let most = draft.block - 1;
+        if depth == 0 || depth > most || k == 0 {
+            let detail = format!("depth {depth} of {most}, {k} candidates");
+            return Err(misuse(CALL, detail));
+        }
+        for (i, item) in items.iter().enumerate() {
+            if items[..i].iter().any(|other| other.seq == item.seq) {
+                let detail = format!("{} stands in one call twice", item.seq);
+                return Err(misuse(CALL, detail));
+            }
+            self.check_tokens(CALL, &[item.root])?;
+            self.settled(CALL, item.seq)?;
+        }
+        let per_pass = (step::ROWS / draft.block).min(step::TREES);
+        let mut all = Vec::with_capacity(items.len());
+        for items in items.chunks(per_pass) {
+            let mut step = Step::new();
+            for item in items {
+                let sequence = self.sequence(item.seq)?;
+                let mut tokens = vec![draft.mask; draft.block];
+                tokens[0] = item.root;
+                let block = Tree::chain(&tokens).expect("a block is at most a tree");
+                let first = usize::try_from(step.rows).unwrap_or(0);
+                step.push(sequence.slot, sequence.position, &block);
+                (1..=depth).for_each(|row| step.ask(first + row));
+            }
+            let rows = self.engine.draft(&step, k);
+            let rows = self.watched(rows)?;
+            all.extend(rows.chunks(depth).map(candidates));
+        }
+        Ok(all)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
@@ -352,7 +419,15 @@ impl Runner for CudaRunner {
                 return Err(misuse("commit", detail));
             }
         }
-        for items in items.chunks(step::TREES) {
+        let mut rest = items;
+        while !rest.is_empty() {
+            let mut nodes = 0;
+            let fits = rest.iter().take(step::TREES).take_while(|item| {
+                nodes += item.path.len();
+                nodes <= step::ROWS
+            });
+            let (items, later) = rest.split_at(fits.count().max(1));
+            rest = later;
             let mut commit = Commit::new();
             for item in items {
                 let sequence = self.sequence(item.seq)?;

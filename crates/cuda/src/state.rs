@@ -9,12 +9,18 @@
 //! delta states      [slot][layer in group][v head][v][k] f32
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
+//! draft rings       as keys and values, one layer each, page = page_table[slot][position / 256 % pages]
+//! draft features    [slot][node][taps * hidden] f32 of the pending tree
 //! ```
 
-use contract::{AttentionSpec, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, ModelSpec};
+use contract::{
+    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, OpenPlan,
+};
 
 use crate::launch::delta;
+use crate::launch::draft::ring_pages;
 use crate::memory::{ALIGN, Carver};
+use crate::step::ROWS;
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 256;
@@ -72,6 +78,29 @@ pub(crate) struct DeltaGroup {
     pub(crate) layers: Vec<usize>,
 }
 
+/// Keys and values of one draft layer: the last positions of every slot.
+#[derive(Debug, Clone)]
+pub(crate) struct Ring {
+    pub(crate) rows: KvGroup,
+    /// Pages of one slot; positions begin again on the first.
+    pub(crate) pages: usize,
+    /// How far back the layer sees.
+    pub(crate) window: usize,
+    /// `[slots][pages]` int32.
+    pub(crate) page_table: u64,
+}
+
+/// What slots hold for a draft.
+#[derive(Debug, Clone)]
+pub(crate) struct DraftState {
+    pub(crate) rings: Vec<Ring>,
+    pub(crate) features: u64,
+    /// `taps * hidden`.
+    pub(crate) width: usize,
+    /// Nodes of a slot's features.
+    pub(crate) nodes: usize,
+}
+
 /// Everything that slots hold.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
@@ -80,6 +109,7 @@ pub(crate) struct State {
     pub(crate) delta: Vec<DeltaGroup>,
     /// `[slots][pages]` int32.
     pub(crate) page_table: u64,
+    pub(crate) draft: Option<DraftState>,
 }
 
 /// What one layer has of it.
@@ -128,14 +158,14 @@ impl Rows {
 }
 
 impl KvGroup {
-    fn new(a: &AttentionSpec, kv: KvFormats, slots: Slots) -> KvGroup {
+    fn new(a: &AttentionSpec, kv: KvFormats, pages: usize) -> KvGroup {
         KvGroup {
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
             k: Rows::new(kv.k, a.head_dim),
             v: Rows::new(kv.v, a.head_dim),
             layers: Vec::new(),
-            pages: slots.n * slots.pages,
+            pages,
         }
     }
 
@@ -147,6 +177,40 @@ impl KvGroup {
     /// Bytes from one layer's values to the next layer's.
     pub(crate) fn layer_bytes(&self, row_bytes: usize) -> usize {
         self.pages * self.page_rows() * row_bytes
+    }
+}
+
+impl DraftState {
+    fn new(draft: &DraftPlan, limits: Limits, carver: &mut Carver) -> DraftState {
+        let (spec, slots) = (&draft.spec, limits.sequences);
+        let kv = KvFormats {
+            k: draft.kv,
+            v: draft.kv,
+        };
+        let rings = spec.layers.iter().enumerate().map(|(i, layer)| {
+            // The window and a tree beside it, or a chunk, whose rows are all written at once.
+            let needed = ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE));
+            let pages = needed.min(Slots::of(limits).pages + 1);
+            let mut rows = KvGroup::new(&layer.attention, kv, slots * pages);
+            rows.layers.push(i);
+            let n = rows.pages * rows.page_rows();
+            rows.k.carve(carver, n);
+            rows.v.carve(carver, n);
+            Ring {
+                rows,
+                pages,
+                window: layer.window,
+                page_table: carver.take(4 * slots * pages),
+            }
+        });
+        let rings = rings.collect();
+        let (width, nodes) = (spec.fc.cols, limits.tree_nodes);
+        DraftState {
+            rings,
+            features: carver.take(4 * slots * nodes * width),
+            width,
+            nodes,
+        }
     }
 }
 
@@ -177,14 +241,13 @@ impl DeltaGroup {
 }
 
 impl State {
-    /// Groups the layers and carves cached rows from `kv_region`, states and windows from `state_region`, and
-    /// tree factors from `scratch`.
+    /// Groups the layers and carves cached rows from `kv_region`, states and windows from `state_region`,
+    /// tree factors from `scratch`, and what the draft needs from `draft_region`.
     pub(crate) fn new(
-        spec: &ModelSpec,
-        kv: KvFormats,
-        limits: Limits,
-        [kv_region, state_region, scratch]: [&mut Carver; 3],
+        plan: &OpenPlan,
+        [kv_region, state_region, scratch, draft_region]: [&mut Carver; 4],
     ) -> State {
+        let (spec, kv, limits) = (&plan.target, plan.kv, plan.limits);
         let slots = Slots::of(limits);
         let (mut attention, mut delta): (Vec<KvGroup>, Vec<DeltaGroup>) = (Vec::new(), Vec::new());
         for (i, layer) in spec.layers.iter().enumerate() {
@@ -193,7 +256,7 @@ impl State {
                     let shape = (a.n_kv_heads, a.head_dim);
                     let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
                     let at = attention.iter().position(same).unwrap_or_else(|| {
-                        attention.push(KvGroup::new(a, kv, slots));
+                        attention.push(KvGroup::new(a, kv, slots.n * slots.pages));
                         attention.len() - 1
                     });
                     attention[at].layers.push(i);
@@ -224,6 +287,10 @@ impl State {
             kv: attention,
             delta,
             page_table: kv_region.take(4 * slots.n * slots.pages),
+            draft: plan
+                .draft
+                .as_ref()
+                .map(|draft| DraftState::new(draft, limits, draft_region)),
         }
     }
 
@@ -246,10 +313,16 @@ impl State {
             .expect("every layer of the model is in a group")
     }
 
-    /// The page table as long as every slot owns its own run of pages.
-    pub(crate) fn identity_pages(&self) -> Vec<i32> {
-        (0..i32::try_from(self.slots.n * self.slots.pages).expect("pages are far below 2^31"))
-            .collect()
+    /// Every page table and its entries, as long as every slot owns its own run of pages.
+    pub(crate) fn page_tables(&self) -> Vec<(u64, Vec<i32>)> {
+        let identity = |pages: usize| {
+            let n = i32::try_from(self.slots.n * pages).expect("pages are far below 2^31");
+            (0..n).collect()
+        };
+        let mut all = vec![(self.page_table, identity(self.slots.pages))];
+        let rings = self.draft.iter().flat_map(|draft| &draft.rings);
+        all.extend(rings.map(|ring| (ring.page_table, identity(ring.pages))));
+        all
     }
 }
 

@@ -186,6 +186,12 @@ impl Commit {
         }
     }
 
+    /// Nodes of all paths.
+    pub(crate) fn nodes(&self) -> usize {
+        let paths = &self.path[..self.paths as usize];
+        paths.iter().map(|path| path.length as usize).sum()
+    }
+
     /// Adds the path of a sequence with `committed` tokens.
     pub(crate) fn push(&mut self, slot: usize, committed: usize, nodes: &[NodeIdx]) {
         let path = &mut self.path[self.paths as usize];

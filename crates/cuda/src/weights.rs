@@ -11,8 +11,8 @@ use std::thread;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LoadProgress, Mixer, ModelSpec,
-    QuantType, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress, Mixer,
+    ModelSpec, QuantType, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
@@ -49,7 +49,34 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: u64,
     pub(crate) head: Matrix,
+    pub(crate) draft: Option<DraftWeights>,
     items: Vec<Item>,
+}
+
+/// Weights of a draft.
+#[derive(Debug, Clone)]
+pub(crate) struct DraftWeights {
+    pub(crate) fc: Matrix,
+    pub(crate) hidden_norm: u64,
+    pub(crate) layers: Vec<DraftLayerWeights>,
+    pub(crate) final_norm: u64,
+}
+
+/// One layer of a draft.
+#[derive(Debug, Clone)]
+pub(crate) struct DraftLayerWeights {
+    pub(crate) attention_norm: u64,
+    pub(crate) attention: AttentionWeights,
+    pub(crate) ffn: FfnWeights,
+}
+
+/// A feed-forward and the norm before it.
+#[derive(Debug, Clone)]
+pub(crate) struct FfnWeights {
+    pub(crate) norm: u64,
+    pub(crate) gate: Matrix,
+    pub(crate) up: Matrix,
+    pub(crate) down: Matrix,
 }
 
 /// One layer. Vectors are addresses of f32 values.
@@ -57,10 +84,7 @@ pub(crate) struct Weights {
 pub(crate) struct LayerWeights {
     pub(crate) mixer_norm: u64,
     pub(crate) mixer: MixerWeights,
-    pub(crate) ffn_norm: u64,
-    pub(crate) gate: Matrix,
-    pub(crate) up: Matrix,
-    pub(crate) down: Matrix,
+    pub(crate) ffn: FfnWeights,
 }
 
 /// The mixer of a layer.
@@ -98,9 +122,17 @@ pub(crate) struct DeltaWeights {
 /// One weight on its way to the card.
 #[derive(Debug, Clone)]
 struct Item {
+    of: Owner,
     weight: WeightRef,
     at: u64,
     form: Form,
+}
+
+/// Whose file a weight is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Target,
+    Draft,
 }
 
 /// What becomes of the file's bytes.
@@ -124,6 +156,7 @@ impl Form {
 
 /// Lays weights out one after another.
 struct Plan<'a> {
+    of: Owner,
     carver: &'a mut Carver,
     items: Vec<Item>,
 }
@@ -132,6 +165,7 @@ impl Plan<'_> {
     fn item(&mut self, weight: &WeightRef, form: Form) -> u64 {
         let at = self.carver.take(form.bytes(weight, weight.rows));
         self.items.push(Item {
+            of: self.of,
             weight: weight.clone(),
             at,
             form,
@@ -151,6 +185,30 @@ impl Plan<'_> {
 
     fn vector(&mut self, weight: &WeightRef) -> u64 {
         self.item(weight, Form::Floats)
+    }
+
+    fn ffn(&mut self, norm: &WeightRef, ffn: &FeedForward) -> FfnWeights {
+        let FeedForward::Dense { gate, up, down } = ffn;
+        FfnWeights {
+            norm: self.vector(norm),
+            gate: self.matrix(gate),
+            up: self.matrix(up),
+            down: self.matrix(down),
+        }
+    }
+
+    fn draft(&mut self, spec: &DraftSpec) -> DraftWeights {
+        let layers = spec.layers.iter().map(|layer| DraftLayerWeights {
+            attention_norm: self.vector(&layer.attention_norm),
+            attention: self.attention(&layer.attention),
+            ffn: self.ffn(&layer.ffn_norm, &layer.ffn),
+        });
+        DraftWeights {
+            layers: layers.collect(),
+            fc: self.matrix(&spec.fc),
+            hidden_norm: self.vector(&spec.hidden_norm),
+            final_norm: self.vector(&spec.final_norm),
+        }
     }
 
     fn attention(&mut self, a: &AttentionSpec) -> AttentionWeights {
@@ -180,9 +238,16 @@ impl Plan<'_> {
 }
 
 impl Weights {
-    /// Lays out every weight of a spec that [`crate::check::plan`] has passed.
-    pub(crate) fn new(spec: &ModelSpec, carver: &mut Carver) -> Weights {
+    /// Lays out every weight of a plan that [`crate::check::plan`] has passed: the target's from `carver`, the
+    /// draft's from `draft_carver`.
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        carver: &mut Carver,
+        draft: Option<&DraftSpec>,
+        draft_carver: &mut Carver,
+    ) -> Weights {
         let mut plan = Plan {
+            of: Owner::Target,
             carver,
             items: Vec::new(),
         };
@@ -190,27 +255,31 @@ impl Weights {
             ty: spec.embedding.ty,
             at: plan.item(&spec.embedding, Form::Raw),
         };
-        let layers = spec.layers.iter().map(|layer| {
-            let FeedForward::Dense { gate, up, down } = &layer.ffn;
-            LayerWeights {
-                mixer_norm: plan.vector(&layer.mixer_norm),
-                mixer: match &layer.mixer {
-                    Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
-                    Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
-                },
-                ffn_norm: plan.vector(&layer.ffn_norm),
-                gate: plan.matrix(gate),
-                up: plan.matrix(up),
-                down: plan.matrix(down),
-            }
+        let layers = spec.layers.iter().map(|layer| LayerWeights {
+            mixer_norm: plan.vector(&layer.mixer_norm),
+            mixer: match &layer.mixer {
+                Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
+                Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
+            },
+            ffn: plan.ffn(&layer.ffn_norm, &layer.ffn),
         });
         let layers = layers.collect();
+        let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
+        let mut items = plan.items;
+        let mut plan = Plan {
+            of: Owner::Draft,
+            carver: draft_carver,
+            items: Vec::new(),
+        };
+        let draft = draft.map(|draft| plan.draft(draft));
+        items.append(&mut plan.items);
         Weights {
             embedding,
             layers,
-            final_norm: plan.vector(&spec.final_norm),
-            head: plan.matrix(&spec.head),
-            items: plan.items,
+            final_norm,
+            head,
+            draft,
+            items,
         }
     }
 
@@ -218,7 +287,7 @@ impl Weights {
     pub(crate) fn load(
         &self,
         gpu: &Gpu,
-        source: &dyn WeightSource,
+        sources: Sources<'_>,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), DeviceError> {
         let pieces: Vec<Piece<'_>> = self.items.iter().flat_map(Item::pieces).collect();
@@ -257,7 +326,7 @@ impl Weights {
                             return;
                         };
                         let mut buffer = buffer;
-                        let result = piece.fill(source, buffer.as_mut_slice());
+                        let result = piece.fill(sources, buffer.as_mut_slice());
                         if done.send((piece, buffer, result)).is_err() {
                             return;
                         }
@@ -307,6 +376,13 @@ impl Weights {
     }
 }
 
+/// Where the bytes are.
+#[derive(Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    pub(crate) target: &'a dyn WeightSource,
+    pub(crate) draft: Option<&'a dyn WeightSource>,
+}
+
 /// Some rows of one weight: what one buffer takes.
 struct Piece<'a> {
     item: &'a Item,
@@ -346,8 +422,12 @@ impl Piece<'_> {
     }
 
     /// Writes the rows as the card wants them to the front of `out`.
-    fn fill(&self, source: &dyn WeightSource, out: &mut [u8]) -> Result<(), WeightError> {
+    fn fill(&self, sources: Sources<'_>, out: &mut [u8]) -> Result<(), WeightError> {
         let weight = &self.item.weight;
+        let source = match (self.item.of, sources.draft) {
+            (Owner::Draft, Some(draft)) => draft,
+            _ => sources.target,
+        };
         let bytes = source.bytes(weight)?;
         if bytes.len() != weight.bytes() {
             return Err(WeightError::Mismatch {

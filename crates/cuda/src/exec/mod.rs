@@ -42,6 +42,7 @@ pub(crate) struct Engine {
 /// Page-locked memory that the card reads headers from and writes rows to.
 struct Headers {
     step: Pinned<u8>,
+    draft: Pinned<u8>,
     chunk: Pinned<u8>,
     commit: Pinned<u8>,
     rows: Pinned<u8>,
@@ -61,6 +62,7 @@ impl Engine {
     ) -> Result<Engine, DeviceError> {
         let headers = Headers {
             step: gpu.pinned(size_of::<Step>())?,
+            draft: gpu.pinned(size_of::<Step>())?,
             chunk: gpu.pinned(ChunkHead::bytes(plans.chunk_rows()))?,
             commit: gpu.pinned(size_of::<Commit>())?,
             rows: gpu.pinned(plans.reduce.out_bytes(step::ROWS))?,
@@ -84,14 +86,14 @@ impl Engine {
 
     /// What never changes after opening: the page table and the tables of rotations.
     fn fill_tables(&mut self) -> Result<(), DeviceError> {
-        let pages: Vec<u8> = self
-            .state
-            .identity_pages()
-            .iter()
-            .flat_map(|page| page.to_le_bytes())
-            .collect();
+        for (address, pages) in self.state.page_tables() {
+            let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
+            self.regions.write(&self.gpu, address, &bytes)?;
+        }
+        let all_rows = ChunkHead::new(0, 0, step::ROWS);
+        let bytes = step::bytes_of(&all_rows);
         self.regions
-            .write(&self.gpu, self.state.page_table, &pages)?;
+            .write(&self.gpu, self.plans.addresses.all_rows, bytes)?;
         for (address, table) in &self.plans.tables {
             let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
             self.regions.write(&self.gpu, *address, &bytes)?;
@@ -218,7 +220,20 @@ impl Engine {
         self.settle_headers()?;
         let bytes = step::bytes_of(commit);
         self.headers.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(Key::Commit)
+        self.queue(self.plans.commit_key(commit.nodes()))
+    }
+
+    /// Runs draft blocks, waits, and gives the `k` best tokens of every asked row of the header.
+    pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<Row>, DeviceError> {
+        let rows = usize::try_from(step.rows).unwrap_or(0);
+        let bytes = step::bytes_of(step);
+        self.headers.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        self.queue(Key::Draft(step::bucket(rows)))?;
+        self.gpu.sync()?;
+        self.headers.in_flight = false;
+        let ask = Ask::top(k);
+        let asked = usize::try_from(step.asked).unwrap_or(0);
+        self.answer(&vec![&ask; asked])
     }
 
     /// Waits until nothing queued reads a header any more.
@@ -299,7 +314,8 @@ impl Headers {
                 let rows = rows.min(plans.chunk_rows());
                 (to.chunk, &self.chunk, ChunkHead::bytes(rows))
             }
-            Key::Commit => (to.commit, &self.commit, size_of::<Commit>()),
+            Key::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
+            Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
             Key::Head(_) => return Ok(()),
         };
         // SAFETY: the header is not written before the stream has passed the copy: a step waits at its end,
@@ -315,7 +331,7 @@ impl Headers {
         plans: &Plans,
         key: Key,
     ) -> Result<(), DeviceError> {
-        let (Key::Step(bucket) | Key::Head(bucket)) = key else {
+        let (Key::Step(bucket) | Key::Head(bucket) | Key::Draft(bucket)) = key else {
             return Ok(());
         };
         let bytes = plans.reduce.out_bytes(bucket);

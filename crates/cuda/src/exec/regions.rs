@@ -11,13 +11,14 @@ pub(crate) struct Regions {
     pub(crate) kv: Buffer<u8>,
     pub(crate) states: Buffer<u8>,
     pub(crate) scratch: Buffer<u8>,
+    pub(crate) draft: Buffer<u8>,
 }
 
 impl Regions {
     /// Allocates regions of these sizes in bytes, [`REGION_ALIGN`] of which may go to alignment. Everything but the weights is filled with `byte`.
     pub(crate) fn new(
         gpu: &Gpu,
-        [weights, kv, states, scratch]: [u64; 4],
+        [weights, kv, states, scratch, draft]: [u64; 5],
         byte: u8,
     ) -> Result<Regions, DeviceError> {
         let alloc = |bytes: u64| {
@@ -29,17 +30,33 @@ impl Regions {
             kv: alloc(kv)?,
             states: alloc(states)?,
             scratch: alloc(scratch)?,
+            draft: alloc(draft)?,
         };
-        for buffer in [&mut regions.kv, &mut regions.states, &mut regions.scratch] {
+        for buffer in [
+            &mut regions.kv,
+            &mut regions.states,
+            &mut regions.scratch,
+            &mut regions.draft,
+        ] {
             buffer.fill(gpu, byte)?;
         }
         Ok(regions)
     }
 
     /// First addresses, in the order of [`Regions::new`].
-    pub(crate) fn bases(&self) -> [u64; 4] {
-        [&self.weights, &self.kv, &self.states, &self.scratch]
+    pub(crate) fn bases(&self) -> [u64; 5] {
+        self.all()
             .map(|buffer| buffer.ptr().next_multiple_of(REGION_ALIGN))
+    }
+
+    fn all(&self) -> [&Buffer<u8>; 5] {
+        [
+            &self.weights,
+            &self.kv,
+            &self.states,
+            &self.scratch,
+            &self.draft,
+        ]
     }
 
     /// The region that holds `bytes` bytes at `address`, and where they begin in it.
@@ -47,8 +64,7 @@ impl Regions {
     /// # Panics
     /// If no region holds them all.
     fn find(&self, address: u64, bytes: usize) -> (&Buffer<u8>, usize) {
-        let all = [&self.weights, &self.kv, &self.states, &self.scratch];
-        let found = all.into_iter().find_map(|buffer| {
+        let found = self.all().into_iter().find_map(|buffer| {
             let at = usize::try_from(address.checked_sub(buffer.ptr())?).ok()?;
             (at + bytes <= buffer.len()).then_some((buffer, at))
         });

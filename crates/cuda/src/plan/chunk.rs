@@ -11,11 +11,15 @@ use crate::launch::matmul::{Segment, Write};
 use crate::launch::norm::Source;
 use crate::launch::prefill::product::{self, Inputs, Scratch};
 use crate::launch::prefill::{self, Card, Out, Panels, rows};
+use crate::launch::rows::{Tap, tap};
 use crate::launch::{Launch, embed};
 use crate::memory::Carver;
 use crate::pack::Kind;
 use crate::state::{DeltaGroup, Place};
-use crate::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, MixerWeights, Weights};
+use crate::weights::{
+    AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FfnWeights, Matrix,
+    MixerWeights, Weights,
+};
 
 /// Alignment of panels, in bytes.
 const PANEL_ALIGN: u64 = 1024;
@@ -41,8 +45,8 @@ impl Expanded {
             bytes = bytes.max(all.clamp(product::least_bytes(cols), MOST_EXPANDED));
         };
         for layer in &weights.layers {
-            fit(&[layer.gate, layer.up]);
-            fit(&[layer.down]);
+            fit(&[layer.ffn.gate, layer.ffn.up]);
+            fit(&[layer.ffn.down]);
             match &layer.mixer {
                 MixerWeights::Attention(w) => {
                     fit(&[w.q, w.k, w.v]);
@@ -53,6 +57,12 @@ impl Expanded {
                     fit(&[w.out]);
                 }
             }
+        }
+        if let Some(draft) = &weights.draft {
+            fit(&[draft.fc]);
+            let parts = |w: &DraftLayerWeights| [w.attention.k, w.attention.v];
+            let all: Vec<Matrix> = draft.layers.iter().flat_map(parts).collect();
+            fit(&all);
         }
         Expanded {
             bytes,
@@ -72,10 +82,15 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
             weight_bytes: site.expanded.bytes,
             turns: site.addresses.turns,
         },
+        features: None,
         carver: *carver,
         peak: *carver,
         plan: Plan::default(),
     };
+    if let Some(draft) = &site.state.draft {
+        builder.features = Some(builder.carver.take(4 * rows * draft.width));
+        builder.peak = builder.carver;
+    }
     let (at, table) = (site.addresses, site.weights.embedding);
     let source = Source::Chunk(at.chunk);
     let hidden = site.spec.hidden;
@@ -89,6 +104,9 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     for i in 0..site.spec.layers.len() {
         builder.layer(i);
     }
+    if let (Some(draft), Some(features)) = (&site.weights.draft, builder.features) {
+        builder.block(|b, carver| b.context(draft, features, carver));
+    }
     *carver = builder.peak;
     builder.plan
 }
@@ -98,6 +116,8 @@ struct Builder<'a> {
     site: &'a Site<'a>,
     rows: usize,
     scratch: Scratch,
+    /// Features of the rows for a draft, f32 `[rows][taps * hidden]`.
+    features: Option<u64>,
     /// Where a block's buffers begin.
     carver: Carver,
     /// The furthest any block has come.
@@ -144,7 +164,19 @@ impl Builder<'_> {
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
-        self.block(|b, carver| b.ffn(weights, carver));
+        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+        if let (Some((column, draft)), Some(out)) = (site.tap(i), self.features) {
+            let hidden = site.spec.hidden;
+            let to = Tap {
+                out,
+                stride: draft.width,
+                offset: column * hidden,
+                nodes: 0,
+            };
+            let source = Source::Chunk(site.addresses.chunk);
+            let x = site.addresses.residual;
+            self.push(tap(hidden, self.rows, source, x, to));
+        }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 
@@ -161,6 +193,24 @@ impl Builder<'_> {
             false => 0,
         };
         Out { panels, f32 }
+    }
+
+    /// The draft's keys and values of the chunk's rows, from their features.
+    fn context(&mut self, draft: &DraftWeights, features: u64, carver: &mut Carver) {
+        let (site, rows, chunk) = (self.site, self.rows, self.site.addresses.chunk);
+        let (width, hidden) = (draft.fc.cols, draft.fc.rows);
+        let input = self.out(&[draft.fc], width, carver);
+        self.push(rows::convert(width, width, rows, chunk, features, input));
+        let raw = self.project(input, &[draft.fc], carver)[0];
+        let readers = super::draft::context_readers(draft);
+        let f = self.out(&readers, hidden, carver);
+        let from = (raw, draft.hidden_norm);
+        let eps = super::draft::eps(site);
+        self.push(rows::norm(hidden, eps, rows, chunk, from, f));
+        let projected = self.project(f, &readers, carver);
+        let at = Positions::Chunk(chunk);
+        let launches = super::draft::context(site, rows, at, &projected);
+        self.plan.launches.extend(launches);
     }
 
     /// `rms(x)` for `readers`.
@@ -271,10 +321,10 @@ impl Builder<'_> {
         self.add(to, w.out);
     }
 
-    fn ffn(&mut self, w: &LayerWeights, carver: &mut Carver) {
+    fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {
         let (rows, chunk) = (self.rows, self.site.addresses.chunk);
         let readers = [w.gate, w.up];
-        let y = self.normed(w.ffn_norm, &readers, carver);
+        let y = self.normed(w.norm, &readers, carver);
         let width = w.gate.rows;
         let out = self.out(&[w.down], width, carver);
         let kinds = [w.gate.kind, w.up.kind];

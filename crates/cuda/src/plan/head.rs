@@ -12,26 +12,25 @@ use crate::memory::Carver;
 pub(super) fn of_chunk(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     let mut plan = Plan::default();
     let asked = Source::AskedOfChunk(site.addresses.chunk);
-    append(site, rows, asked, carver, &mut plan);
+    let norm = (site.weights.final_norm, site.spec.norm_eps);
+    append(site, rows, asked, norm, carver, &mut plan);
     plan
 }
 
-/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream.
+/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream, through a final
+/// norm of this weight and epsilon.
 pub(super) fn append(
     site: &Site<'_>,
     rows: usize,
     asked: Source,
+    (weight, eps): (u64, f32),
     carver: &mut Carver,
     plan: &mut Plan,
 ) {
     let (head, hidden) = (site.weights.head, site.spec.hidden);
     let at = site.addresses;
     let y = Forms::of([head.kind]).carve(carver, rows, hidden);
-    let rms = Rms {
-        width: hidden,
-        eps: site.spec.norm_eps,
-    };
-    let weight = site.weights.final_norm;
+    let rms = Rms { width: hidden, eps };
     let x = Residual::of(at.residual);
     plan.launches
         .push(norm::rms(rms, rows, asked, x, weight, y));

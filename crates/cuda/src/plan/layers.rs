@@ -1,6 +1,6 @@
 //! A step of trees: embedding, every layer, the head.
 
-use contract::{AttentionSpec, FeedForward, Mixer, OpenPlan, OutputGate};
+use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 
 use super::forms::Forms;
 use super::product::{self, Product};
@@ -9,11 +9,12 @@ use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape}
 use crate::launch::delta::{self, Exactness, Layer, Slots};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
-use crate::launch::{embed, ffn};
+use crate::launch::rows::{self, Tap};
+use crate::launch::{Launch, embed, ffn};
 use crate::memory::Carver;
 use crate::state::{DeltaGroup, KvGroup, Place};
 use crate::step::TREES;
-use crate::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, MixerWeights};
+use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, Matrix, MixerWeights};
 
 /// How the attention kernels see a layer.
 pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
@@ -73,42 +74,50 @@ pub(super) fn delta_layer(
     }
 }
 
-/// The plan of a step of up to `rows` rows.
-pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
-    let mut builder = Builder {
+/// A builder over the step header at `step` for up to `trees` trees in `rows` rows.
+pub(super) fn builder<'a>(
+    site: &'a Site<'a>,
+    (rows, trees): (usize, usize),
+    step: u64,
+    eps: f32,
+    carver: Carver,
+) -> Builder<'a> {
+    Builder {
         site,
         rows,
-        trees: site.state.slots.n.min(TREES).min(rows),
-        source: Source::Step(site.addresses.step),
-        carver: *carver,
-        peak: *carver,
+        trees,
+        step,
+        source: Source::Step(step),
+        eps,
+        carver,
+        peak: carver,
         plan: Plan::default(),
-    };
-    let (x, table) = (site.addresses.residual, site.weights.embedding);
-    let hidden = site.spec.hidden;
-    let source = builder.source;
-    builder.push(embed::gather(table.ty, hidden, rows, source, (table.at, x)));
+    }
+}
+
+/// The plan of a step of up to `rows` rows.
+pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let trees = site.state.slots.n.min(TREES).min(rows);
+    let (at, eps) = (site.addresses, site.spec.norm_eps);
+    let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
+    builder.embed();
     for i in 0..site.spec.layers.len() {
         builder.layer(i);
     }
-    let mut plan = builder.plan;
-    let mut tail = *carver;
-    let asked = Source::AskedOfStep(site.addresses.step);
-    head::append(site, rows, asked, &mut tail, &mut plan);
-    *carver = if tail.used() > builder.peak.used() {
-        tail
-    } else {
-        builder.peak
-    };
-    plan
+    let asked = Source::AskedOfStep(at.step);
+    let norm = (site.weights.final_norm, eps);
+    builder.head(asked, norm, carver)
 }
 
 /// Puts a step together, layer by layer. Each block's buffers begin at the same place of the arena.
-struct Builder<'a> {
-    site: &'a Site<'a>,
-    rows: usize,
+pub(super) struct Builder<'a> {
+    pub(super) site: &'a Site<'a>,
+    pub(super) rows: usize,
     trees: usize,
-    source: Source,
+    /// Address of the step's header.
+    pub(super) step: u64,
+    pub(super) source: Source,
+    eps: f32,
     /// Where a block's buffers begin.
     carver: Carver,
     /// The furthest any block has come.
@@ -117,12 +126,31 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn push(&mut self, launch: crate::launch::Launch) {
+    pub(super) fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
     }
 
+    /// The tokens' embeddings into the residual stream.
+    pub(super) fn embed(&mut self) {
+        let (x, table) = (self.site.addresses.residual, self.site.weights.embedding);
+        let (hidden, rows, source) = (self.site.spec.hidden, self.rows, self.source);
+        self.push(embed::gather(table.ty, hidden, rows, source, (table.at, x)));
+    }
+
+    /// Ends the plan with the head; `carver` comes to stand where the furthest buffer ends.
+    pub(super) fn head(self, asked: Source, norm: (u64, f32), carver: &mut Carver) -> Plan {
+        let mut plan = self.plan;
+        let mut tail = *carver;
+        head::append(self.site, self.rows, asked, norm, &mut tail, &mut plan);
+        *carver = match tail.used() > self.peak.used() {
+            true => tail,
+            false => self.peak,
+        };
+        plan
+    }
+
     /// Buffers of one block, given back when it is complete.
-    fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
+    pub(super) fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
         let mut carver = self.carver;
         build(self, &mut carver);
         if carver.used() > self.peak.used() {
@@ -140,7 +168,9 @@ impl Builder<'_> {
         ) {
             (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
                 let cache = cache(site, group, index);
-                self.block(|b, carver| b.attention(a, w, weights.mixer_norm, cache, carver));
+                let shape = shape(a, site.open, self.eps);
+                let norm = weights.mixer_norm;
+                self.block(|b, carver| b.attention((a, shape), w, norm, cache, carver));
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
                 let layer = delta_layer(site, group, index, w);
@@ -148,8 +178,18 @@ impl Builder<'_> {
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
-        let FeedForward::Dense { .. } = site.spec.layers[i].ffn;
-        self.block(|b, carver| b.ffn(weights, carver));
+        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+        if let Some((column, draft)) = site.tap(i) {
+            let hidden = site.spec.hidden;
+            let to = Tap {
+                out: draft.features,
+                stride: draft.width,
+                offset: column * hidden,
+                nodes: draft.nodes,
+            };
+            let x = site.addresses.residual;
+            self.push(rows::tap(hidden, self.rows, self.source, x, to));
+        }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 
@@ -160,7 +200,7 @@ impl Builder<'_> {
         let out = forms.carve(carver, self.rows, hidden);
         let rms = Rms {
             width: hidden,
-            eps: self.site.spec.norm_eps,
+            eps: self.eps,
         };
         let x = Residual::of(self.site.addresses.residual);
         self.push(norm::rms(rms, self.rows, self.source, x, weight, out));
@@ -201,16 +241,15 @@ impl Builder<'_> {
         self.plan.launches.extend(launches);
     }
 
-    fn attention(
+    pub(super) fn attention(
         &mut self,
-        a: &AttentionSpec,
+        (a, shape): (&AttentionSpec, Shape),
         w: &AttentionWeights,
         norm: u64,
         cache: Cache,
         carver: &mut Carver,
     ) {
         let (site, rows) = (self.site, self.rows);
-        let shape = shape(a, site.open, site.spec.norm_eps);
         let readers = [w.q, w.k, w.v];
         let y = self.normed(norm, &readers, carver);
         let projected = self.project(&y, &readers, carver);
@@ -230,7 +269,7 @@ impl Builder<'_> {
             k_norm: w.k_norm,
             frequencies: site.frequencies(a.rope),
         };
-        let step = site.addresses.step;
+        let step = self.step;
         let at = Positions::Step(step);
         self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
         let scratch = carver.take(shape.scratch_bytes(site.card, rows));
@@ -286,23 +325,15 @@ impl Builder<'_> {
             ..delta::Out::default()
         };
         let launches = delta::verify(
-            shape,
-            rows,
-            self.trees,
-            exactness,
-            site.addresses.step,
-            &layer,
-            &inputs,
-            scratch,
-            &out,
+            shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
         self.add(&forms, w.out, carver);
     }
 
-    fn ffn(&mut self, w: &LayerWeights, carver: &mut Carver) {
+    pub(super) fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {
         let readers = [w.gate, w.up];
-        let y = self.normed(w.ffn_norm, &readers, carver);
+        let y = self.normed(w.norm, &readers, carver);
         let width = w.gate.rows;
         let projected = self.project(&y, &readers, carver);
         let out = Forms::of([w.down.kind]).carve(carver, self.rows, width);

@@ -5,6 +5,7 @@
 
 mod chunk;
 mod commit;
+mod draft;
 mod forms;
 mod head;
 mod layers;
@@ -18,7 +19,7 @@ use crate::launch::attention::Card;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
 use crate::pack::BLOCK_ROWS;
-use crate::state::State;
+use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
 use chunk::Expanded;
@@ -37,8 +38,10 @@ pub(crate) enum Key {
     Chunk(usize),
     /// The head over up to so many asked rows of the chunk before it.
     Head(usize),
-    /// The commit of paths.
-    Commit,
+    /// The commit of paths of up to so many nodes in all.
+    Commit(usize),
+    /// Draft blocks of up to so many rows.
+    Draft(usize),
 }
 
 /// A list of launches.
@@ -53,6 +56,10 @@ pub(crate) struct Plan {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Addresses {
     pub(crate) step: u64,
+    /// The step of a draft's blocks.
+    pub(crate) draft: u64,
+    /// The head of a chunk that says all rows of the widest commit are there.
+    pub(crate) all_rows: u64,
     pub(crate) chunk: u64,
     pub(crate) commit: u64,
     /// Reduced rows of the head, `[ROWS]`.
@@ -104,6 +111,13 @@ pub(crate) struct Site<'a> {
 }
 
 impl Site<'_> {
+    /// The column of a layer's tap among the features, if a draft reads it.
+    fn tap(&self, layer: usize) -> Option<(usize, &DraftState)> {
+        let taps = &self.open.draft.as_ref()?.spec.taps;
+        let column = taps.iter().position(|tap| *tap == layer)?;
+        Some((column, self.state.draft.as_ref()?))
+    }
+
     fn frequencies(&self, rope: RopeSpec) -> u64 {
         let found = self.rotations.iter().find(|(kind, _)| *kind == rope);
         found.map_or(0, |(_, address)| *address)
@@ -130,6 +144,8 @@ impl Plans {
         let counter_bytes = counter_bytes(spec);
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
+            draft: scratch.take(size_of::<Step>()),
+            all_rows: scratch.take(size_of::<ChunkHead>()),
             chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
             commit: scratch.take(size_of::<Commit>()),
             rows: scratch.take(reduce.out_bytes(ROWS)),
@@ -140,7 +156,9 @@ impl Plans {
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
         let mut tables = Vec::new();
-        for a in spec.attention_layers() {
+        let of_draft = open.draft.iter().flat_map(|draft| &draft.spec.layers);
+        let of_draft = of_draft.map(|layer| &layer.attention);
+        for a in spec.attention_layers().chain(of_draft) {
             if rotations.iter().all(|(kind, _)| *kind != a.rope) {
                 let table = layers::shape(a, open, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
@@ -163,13 +181,14 @@ impl Plans {
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
-        for key in keys(limits) {
+        for key in keys(limits, open.draft.as_ref().map(|draft| draft.spec.block)) {
             let mut carver = *scratch;
             let plan = match key {
                 Key::Step(rows) => layers::step(&site, rows, &mut carver),
                 Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
-                Key::Commit => commit::build(&site),
+                Key::Commit(rows) => commit::build(&site, rows, &mut carver),
+                Key::Draft(rows) => draft::block(&site, rows, &mut carver),
             };
             longest = longest.max(carver.used());
             all.insert(key, plan);
@@ -207,6 +226,13 @@ impl Plans {
         self.limits.tree_nodes
     }
 
+    /// The plan for a commit of paths of `nodes` nodes in all.
+    pub(crate) fn commit_key(&self, nodes: usize) -> Key {
+        let mut commits = self.all.keys().filter(|key| matches!(key, Key::Commit(_)));
+        let fits = commits.find(|key| matches!(key, Key::Commit(rows) if *rows >= nodes));
+        fits.copied().unwrap_or(Key::Commit(ROWS))
+    }
+
     /// Every unit that a launch is compiled from, each once.
     pub(crate) fn units(&self) -> Vec<Unit> {
         let launches = self.all.values().flat_map(|plan| &plan.launches);
@@ -240,19 +266,29 @@ fn chunk_buckets(limit: usize) -> impl Iterator<Item = usize> {
     below.chain([limit])
 }
 
-/// The plans that limits can call for.
-fn keys(limits: Limits) -> Vec<Key> {
+/// Buckets up to the one that holds `rows`.
+fn buckets(rows: usize) -> impl Iterator<Item = usize> {
+    let most = step::bucket(rows.min(ROWS));
+    BUCKETS.into_iter().filter(move |bucket| *bucket <= most)
+}
+
+/// The plans that limits can call for, with a draft of blocks of `block` rows if there is one.
+fn keys(limits: Limits, block: Option<usize>) -> Vec<Key> {
     let trees = limits.sequences.min(TREES);
-    let most = step::bucket((limits.tree_nodes * trees).min(ROWS));
-    let steps = BUCKETS.into_iter().filter(|b| *b <= most).map(Key::Step);
-    let asked = step::bucket(limits.prefill_chunk.min(ROWS));
-    let heads = BUCKETS.into_iter().filter(|b| *b <= asked).map(Key::Head);
+    let steps = buckets(limits.tree_nodes * trees).map(Key::Step);
+    let heads = buckets(limits.prefill_chunk).map(Key::Head);
     let chunks = chunk_buckets(limits.prefill_chunk).map(Key::Chunk);
-    steps
-        .chain(heads)
-        .chain(chunks)
-        .chain([Key::Commit])
-        .collect()
+    let mut all: Vec<Key> = steps.chain(heads).chain(chunks).collect();
+    match block {
+        None => all.push(Key::Commit(ROWS)),
+        Some(block) => {
+            all.extend(buckets(limits.tree_nodes * trees).map(Key::Commit));
+            let blocks = 1..=trees.min(ROWS / block);
+            let drafts = blocks.map(|n| Key::Draft(step::bucket(n * block)));
+            all.extend(drafts.collect::<std::collections::BTreeSet<_>>());
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -267,7 +303,7 @@ mod tests {
             tree_nodes: 10,
             prefill_chunk: 100,
         };
-        let steps: Vec<Key> = keys(limits)
+        let steps: Vec<Key> = keys(limits, None)
             .into_iter()
             .filter(|key| !matches!(key, Key::Head(_)))
             .collect();
@@ -277,7 +313,7 @@ mod tests {
             Key::Step(16),
             Key::Chunk(64),
             Key::Chunk(100),
-            Key::Commit,
+            Key::Commit(64),
         ];
         assert_eq!(steps, expected);
     }

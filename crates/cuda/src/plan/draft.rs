@@ -1,0 +1,178 @@
+//! A draft: keys and values of committed tokens from the target's features, and blocks of masks through the
+//! draft's layers and the target's head. [`contract::draft`] has the formulas.
+
+use contract::{BlockMask, DraftLayer, KvFormats};
+
+use super::forms::Forms;
+use super::layers::builder;
+use super::product::{self, Product};
+use super::{Plan, Site};
+use crate::launch::Launch;
+use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
+use crate::launch::draft::{context as write_context, path_rows};
+use crate::launch::matmul::Write;
+use crate::launch::norm::{self, Out, Residual, Rms, Source};
+use crate::memory::Carver;
+use crate::state::Ring;
+use crate::step::TREES;
+use crate::weights::{DraftWeights, Matrix};
+
+/// How the attention kernels see a draft layer.
+fn shape(layer: &DraftLayer, ring: &Ring, kv: KvFormats, eps: f32) -> Shape {
+    let a = &layer.attention;
+    Shape {
+        n_heads: a.n_heads,
+        n_kv_heads: a.n_kv_heads,
+        head_dim: a.head_dim,
+        rope: a.rope,
+        gate: false,
+        normed: a.q_norm.is_some(),
+        k: kv.k,
+        v: kv.v,
+        eps,
+        scale: a.scale,
+        window: layer.window,
+        mask: match layer.block_mask {
+            BlockMask::Full => Mask::Full,
+            BlockMask::Causal => Mask::Causal,
+        },
+        ring_pages: ring.pages,
+    }
+}
+
+fn cache(ring: &Ring) -> Cache {
+    Cache {
+        k: ring.rows.k.values,
+        k_scale: ring.rows.k.scales,
+        v: ring.rows.v.values,
+        v_scale: ring.rows.v.scales,
+        page_table: ring.page_table,
+        max_pages: ring.pages,
+    }
+}
+
+/// Epsilon of the draft's norms.
+pub(super) fn eps(site: &Site<'_>) -> f32 {
+    let draft = site.open.draft.as_ref();
+    draft.map_or(site.spec.norm_eps, |draft| draft.spec.norm_eps)
+}
+
+/// Every layer with its shape and its ring, bottom to top.
+fn layers<'a>(site: &Site<'a>) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a Ring)> {
+    let (open, state) = (site.open, site.state);
+    let draft = open.draft.iter().zip(&state.draft);
+    draft.flat_map(|(plan, state)| {
+        let kv = KvFormats {
+            k: plan.kv,
+            v: plan.kv,
+        };
+        let eps = plan.spec.norm_eps;
+        let layers = plan.spec.layers.iter().zip(&state.rings);
+        layers.map(move |(layer, ring)| (layer, shape(layer, ring, kv, eps), ring))
+    })
+}
+
+/// The matrices that turn features into context: keys, then values, layer by layer.
+pub(super) fn context_readers(weights: &DraftWeights) -> Vec<Matrix> {
+    let parts = weights.layers.iter();
+    parts
+        .flat_map(|layer| [layer.attention.k, layer.attention.v])
+        .collect()
+}
+
+/// Writes what those matrices gave, `projected` f32 `[rows][..]` in their order, into the rings.
+pub(super) fn context(
+    site: &Site<'_>,
+    rows: usize,
+    at: Positions,
+    projected: &[u64],
+) -> Vec<Launch> {
+    let weights = site.weights.draft.iter().flat_map(|draft| &draft.layers);
+    let layers = layers(site).zip(weights).zip(projected.chunks_exact(2));
+    layers
+        .map(|(((layer, shape, ring), weights), projected)| {
+            let from = Projections {
+                q: 0,
+                k: projected[0],
+                v: projected[1],
+                kv_stride: weights.attention.k.rows,
+                q_norm: 0,
+                k_norm: weights.attention.k_norm,
+                frequencies: site.frequencies(layer.attention.rope),
+            };
+            write_context(&shape, rows, at, from, cache(ring))
+        })
+        .collect()
+}
+
+/// Appends to a commit: the features of the paths, up to `rows` nodes, become keys and values.
+pub(super) fn append_context(site: &Site<'_>, rows: usize, carver: &mut Carver, plan: &mut Plan) {
+    let (Some(weights), Some(state)) = (&site.weights.draft, &site.state.draft) else {
+        return;
+    };
+    let commit = site.addresses.commit;
+    let (width, hidden) = (weights.fc.cols, weights.fc.rows);
+    let input = Forms::of([weights.fc.kind]).carve(carver, rows, width);
+    let from = (commit, state.features);
+    plan.launches
+        .push(path_rows(width, state.nodes, rows, from, input));
+    let raw = carver.take(4 * rows * hidden);
+    append_products(site, rows, &input, &[(weights.fc, raw)], carver, plan);
+    let readers = context_readers(weights);
+    let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
+    let rms = Rms {
+        width: hidden,
+        eps: eps(site),
+    };
+    // Rows beyond the paths are normed too; nobody reads them.
+    let all = Source::Chunk(site.addresses.all_rows);
+    let norm = norm::rms(rms, rows, all, Residual::of(raw), weights.hidden_norm, f);
+    let projected: Vec<(Matrix, u64)> = readers
+        .iter()
+        .map(|matrix| (*matrix, carver.take(4 * rows * matrix.rows)))
+        .collect();
+    plan.launches.push(norm);
+    append_products(site, rows, &f, &projected, carver, plan);
+    let outs: Vec<u64> = projected.iter().map(|(_, out)| *out).collect();
+    plan.launches
+        .extend(context(site, rows, Positions::Commit(commit), &outs));
+}
+
+/// Appends products of one input, each into f32 rows of its own.
+fn append_products(
+    site: &Site<'_>,
+    rows: usize,
+    input: &Out,
+    matrices: &[(Matrix, u64)],
+    carver: &mut Carver,
+    plan: &mut Plan,
+) {
+    let products: Vec<Product> = matrices
+        .iter()
+        .map(|(matrix, out)| Product {
+            matrix: *matrix,
+            out: *out,
+            write: Write::Store,
+        })
+        .collect();
+    plan.launches
+        .extend(product::launches(site, rows, input, &products, carver));
+}
+
+/// The plan of draft blocks of up to `rows` rows.
+pub(super) fn block(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let Some(weights) = &site.weights.draft else {
+        return Plan::default();
+    };
+    let (step, eps) = (site.addresses.draft, eps(site));
+    let trees = site.state.slots.n.min(TREES).min(rows);
+    let mut builder = builder(site, (rows, trees), step, eps, *carver);
+    builder.embed();
+    for ((layer, shape, ring), weights) in layers(site).zip(&weights.layers) {
+        let (a, norm, cache) = (&layer.attention, weights.attention_norm, cache(ring));
+        builder.block(|b, carver| b.attention((a, shape), &weights.attention, norm, cache, carver));
+        builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+    }
+    let asked = Source::AskedOfStep(step);
+    builder.head(asked, (weights.final_norm, eps), carver)
+}
