@@ -233,27 +233,27 @@ __device__ __forceinline__ float warp_max(float v) {
     for (int gap = 16; gap; gap >>= 1) v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, gap));
     return v;
 }
-// Over a block of WARPS warps, all threads taking part and getting the result; `room` is WARPS floats of shared memory,
+// Over a block of COUNT warps, all threads taking part and getting the result; `room` is COUNT floats of shared memory,
 // free again when the call returns (it ends with a barrier).
-template <int WARPS>
+template <int COUNT>
 __device__ __forceinline__ float block_sum(float v, float* room) {
     v = warp_sum(v);
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
     __syncthreads();
     float sum = room[0];
 #pragma unroll
-    for (int i = 1; i < WARPS; i++) sum += room[i];
+    for (int i = 1; i < COUNT; i++) sum += room[i];
     __syncthreads();
     return sum;
 }
-template <int WARPS>
+template <int COUNT>
 __device__ __forceinline__ float block_max(float v, float* room) {
     v = warp_max(v);
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
     __syncthreads();
     float max = room[0];
 #pragma unroll
-    for (int i = 1; i < WARPS; i++) max = fmaxf(max, room[i]);
+    for (int i = 1; i < COUNT; i++) max = fmaxf(max, room[i]);
     __syncthreads();
     return max;
 }

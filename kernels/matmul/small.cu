@@ -1,31 +1,42 @@
 // matmul/small: out[row][n] (+)= sum over k of W[n][k] * x[row][k] for a few rows (1..64) and several matrices W that share x.
 //
 // Inputs: packed weights (layout.cuh), x in the form of a8.cuh for the same bucket of rows. Output f32 [ROWS][stride] per segment.
-// Memory-bound: a block streams 128 * MT rows x 256 values of weights a step (18 KB of Q4K) through a ring in shared memory
-// and multiplies them by tensor cores with all rows of x at once; eight warps, each 16 rows of a row block.
+// Memory-bound: a block streams 128 * BLOCKS rows x 256 values of weights a step (18 KB of Q4K a row block) through a ring in shared memory
+// and multiplies them by tensor cores with all rows of x at once; a warp has 16 rows of each of MT row blocks.
 //
 // Grid: as many blocks as the card has multiprocessors (any number is correct). The units of all segments, in order, are one
 // line; each has a cost (its bytes / 16), and block b takes the units that begin in its equal share of the line (stream-K),
 // a share being no less than a unit (blocks beyond the line's end have nothing to do). A tile of
-// 128 * MT rows whose units lie in several blocks is summed from their partial tiles in scratch, in block order, by the warp
+// 128 * BLOCKS rows whose units lie in several blocks is summed from their partial tiles in scratch, in block order, by the warp
 // that arrives last. The cut depends on shapes and grid only, so a row of the result has the same bits whatever ROWS is.
-// Shared memory: STAGES * (8 * MT * tile + NT * unit of x) bytes, dynamic. Scratch: gridDim * 2 * 8 * MT * NT * 512 bytes.
-// Counters: 8 u32 per tile of every segment, zero before and after.
+// Shared memory: STAGES * (8 * BLOCKS * tile + NT * unit of x) bytes, dynamic, and asked for in such an amount that no two blocks
+// share a multiprocessor: with room for two, an early start would put two there and none elsewhere.
+// Scratch: gridDim * 2 * 8 * BLOCKS * NT * 512 bytes. Counters: WARPS u32 per tile of every segment, zero before and after.
 //
 // f32 matrices of the same input are done on the side (plain.cuh, PLAIN = 1).
 //
-// Defines: ROWS (bucket), NT = ceil(ROWS / 8), MT (1, 2), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch),
+// Defines: ROWS (rows of x here), NT = ceil(ROWS / 8), WARPS (8, 16), MT (row blocks of a warp: 1, 2), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch),
 // RESIDENT (blocks per multiprocessor that registers must allow), PLAIN.
 // From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
 #include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
+#if defined(WARPGROUPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "matmul/units_sm90.cuh"
+#define GROUPED 1
+#else
+#define GROUPED 0
+#endif
+
 #ifndef PLAIN
 #define PLAIN 0
 #endif
+#ifndef WARPS
 #define WARPS 8
+#endif
 #define THREADS (WARPS * 32)
+#define BLOCKS (MT * WARPS / 8)  // row blocks of a tile; warp w has 16-row tiles w, w + WARPS, .. of its 8 * BLOCKS
 
 struct Segment {
     const u8* weights;
@@ -36,13 +47,13 @@ struct Segment {
     int add;         // out += instead of out =
     int kind;
     int units;       // along K
-    int tiles;       // of 128 * MT rows
+    int tiles;       // of 128 * BLOCKS rows
     int tile;        // bytes of a 16-row tile
     int x_bytes;     // of all NT tiles for one unit
     u32 first_cost;  // where its units begin on the line
     u32 cost;        // of a unit
     int first_tile;  // of all segments, for the counters
-    int _pad;
+    int x_step;      // bytes from a unit of x to the next: x_bytes, or more if x has rows that others multiply
 };
 struct Work {
     Segment segments[SEGMENTS];
@@ -58,7 +69,7 @@ struct Work {
 
 constexpr int max_tile(int kind) { return kind > KIND_BF16 ? 0 : (KINDS >> kind & 1) && tile_bytes(kind) > max_tile(kind + 1) ? tile_bytes(kind) : max_tile(kind + 1); }
 constexpr int X_BYTES = NT * ((KINDS & 31) ? A8_TILE : A16_TILE);
-constexpr int W_BYTES = MT * WARPS * max_tile(0);
+constexpr int W_BYTES = BLOCKS * 8 * max_tile(0);
 constexpr int SLOT = KINDS ? W_BYTES + X_BYTES : 16;
 
 // A place on the line of units, walked unit by unit.
@@ -84,24 +95,11 @@ __device__ __forceinline__ void advance(const Work& work, Cursor& c) {
     c.segment++;
 }
 
-// Where the weights of row block m of a unit begin and how many bytes they have.
+// Where the weights of row block m of a tile's unit begin and how many bytes they have.
 __device__ __forceinline__ const u8* weights_of(const Segment& s, const Cursor& c, int m, int& bytes) {
-    const int row_block = c.tile * MT + m, tiles = row_tiles(s, row_block);
+    const int row_block = c.tile * BLOCKS + m, tiles = row_tiles(s, row_block);
     bytes = tiles * s.tile;
     return s.weights + (size_t(row_block) * 8 * s.units + size_t(c.unit) * tiles) * s.tile;
-}
-
-__device__ __forceinline__ void multiply(const Segment& s, const u8* slot, const int warp, float (&acc)[MT][NT][4]) {
-    const u8* w[MT];
-#pragma unroll
-    for (int m = 0; m < MT; m++) w[m] = slot + (m * WARPS + warp) * s.tile;
-    const u8* x = slot + W_BYTES;
-    switch (s.kind) {
-#define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) unit<K, MT, NT>(w, x, acc); break;
-        CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16) CASE(KIND_BF16)
-#undef CASE
-    }
 }
 
 __device__ __forceinline__ void store(const Segment& s, int tile, int warp, const float (&acc)[MT][NT][4]) {
@@ -112,7 +110,7 @@ __device__ __forceinline__ void store(const Segment& s, int tile, int warp, cons
         for (int n = 0; n < NT; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int column = (tile * MT + m) * 128 + warp * 16 + lane / 4 + i / 2 * 8;
+                const int column = tile * BLOCKS * 128 + (m * WARPS + warp) * 16 + lane / 4 + i / 2 * 8;
                 const int row = n * 8 + lane % 4 * 2 + i % 2;
                 if (row < ROWS && column < s.n_out) {
                     float* to = s.out + size_t(row) * s.stride + column;
@@ -176,6 +174,11 @@ __device__ __forceinline__ void contribute(const Work& work, const Segment& s, i
     store(s, tile, warp, acc);
 }
 
+template <int VALUE>
+struct Constant {
+    static constexpr int value = VALUE;
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) u8 ring[];
     const int warp = threadIdx.x / 32;
@@ -190,13 +193,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         if (count == 0 && to > from) at = {i, from / s.units, from % s.units};
         count += to - from;
     }
-    Cursor ahead = at;  // the next unit to load
 
 #if HAS_BULK
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
-    const u32 ring_address = shared_address(ring);
-    const u64 once = policy_evict_first(), keep = policy_evict_last();
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(full + 8 * i, 1);
@@ -205,35 +205,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         mbarrier_init_fence();
     }
     __syncthreads();
+    const u32 ring_address = shared_address(ring);
+    const u64 once = policy_evict_first(), keep = policy_evict_last();
     const auto load_weights = [&](const Cursor& c, int slot) {
         const Segment& s = work.segments[c.segment];
-        int bytes[MT], sum = s.x_bytes;
-        const u8* from[MT];
+        int bytes[BLOCKS], sum = s.x_bytes;
+        const u8* from[BLOCKS];
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < BLOCKS; m++) {
             from[m] = weights_of(s, c, m, bytes[m]);
             sum += bytes[m];
         }
         mbarrier_expect(full + 8 * slot, sum);
 #pragma unroll
-        for (int m = 0; m < MT; m++)
-            if (bytes[m]) bulk_load(ring_address + slot * SLOT + m * WARPS * s.tile, from[m], bytes[m], full + 8 * slot, once);
+        for (int m = 0; m < BLOCKS; m++)
+            if (bytes[m]) bulk_load(ring_address + slot * SLOT + m * 8 * s.tile, from[m], bytes[m], full + 8 * slot, once);
     };
     const auto load_x = [&](const Cursor& c, int slot) {
         const Segment& s = work.segments[c.segment];
-        bulk_load(ring_address + slot * SLOT + W_BYTES, s.x + size_t(c.unit) * s.x_bytes, s.x_bytes, full + 8 * slot, keep);
+        bulk_load(ring_address + slot * SLOT + W_BYTES, s.x + size_t(c.unit) * s.x_step, s.x_bytes, full + 8 * slot, keep);
     };
+    Cursor ahead = at;  // the next unit to load
+    for (int i = 0; i < STAGES && i < count; i++) {
+        if (threadIdx.x == 0) load_weights(ahead, i);
+        advance(work, ahead);
+    }
+    // While the dependency is waited for, memory need not idle: the units after the ring's go to L2.
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES && i < count; i++) {
-            load_weights(ahead, i);
-            advance(work, ahead);
-        }
-        // While the dependency is waited for, memory need not idle: the units after the ring's go to L2.
         Cursor next = ahead;
         for (int i = STAGES; i < STAGES + int(work.prefetch) && i < count; i++) {
             const Segment& s = work.segments[next.segment];
 #pragma unroll
-            for (int m = 0; m < MT; m++) {
+            for (int m = 0; m < BLOCKS; m++) {
                 int bytes;
                 const u8* from = weights_of(s, next, m, bytes);
                 if (bytes) bulk_prefetch(from, bytes, once);
@@ -251,16 +254,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
     }
     __syncwarp();
 #else
+    Cursor ahead = at;  // the next unit to load
     const auto load = [&](const Cursor& c, int slot) {
         const Segment& s = work.segments[c.segment];
         const u32 to = shared_address(ring) + slot * SLOT;
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < BLOCKS; m++) {
             int bytes;
             const u8* from = weights_of(s, c, m, bytes);
-            for (int i = threadIdx.x * 16; i < bytes; i += THREADS * 16) cp_async_16(to + m * WARPS * s.tile + i, from + i);
+            for (int i = threadIdx.x * 16; i < bytes; i += THREADS * 16) cp_async_16(to + m * 8 * s.tile + i, from + i);
         }
-        const u8* x = s.x + size_t(c.unit) * s.x_bytes;
+        const u8* x = s.x + size_t(c.unit) * s.x_step;
         for (int i = threadIdx.x * 16; i < s.x_bytes; i += THREADS * 16) cp_async_16(to + W_BYTES + i, x + i);
     };
     pdl_wait();
@@ -273,63 +277,91 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
     }
 #endif
 #if PLAIN
-    plain_jobs(work.plain);  // while the ring fills
+    if (warp < 8) plain_jobs(work.plain);  // while the ring fills
 #endif
 
     float acc[MT][NT][4];
-    int first_unit = at.unit, slot = 0;
+    int slot = 0;
     u32 parity = 0;  // of the ring's turn
-    for (int i = 0; i < count; i++) {
+    for (int done = 0; done < count;) {
         const Segment& s = work.segments[at.segment];
-        if (at.unit == first_unit) {
+        const int units = s.units, n = min(units - at.unit, count - done);
+        const bool mine = (GROUPED ? warp % 8 & 4 : warp % 8) < row_tiles(s, at.tile * BLOCKS + warp / 8);
 #pragma unroll
-            for (int m = 0; m < MT; m++)
+        for (int m = 0; m < MT; m++)
 #pragma unroll
-                for (int n = 0; n < NT; n++)
+            for (int i = 0; i < NT; i++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) acc[m][n][e] = 0.0f;
-        }
+                for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
+        const auto walk = [&](auto kind) {
+            constexpr int KIND = decltype(kind)::value;
+            const u8* base = ring + warp * tile_bytes(KIND);
+            for (int i = 0; i < n; i++) {
 #if HAS_BULK
-        // The slot of the unit before this one is free as soon as every warp is through with it.
-        if (threadIdx.x == 0 && i > 0 && i - 1 + STAGES < count) {
-            const int old = slot == 0 ? STAGES - 1 : slot - 1;
-            mbarrier_wait(empty + 8 * old, slot == 0 ? parity ^ 1 : parity);
-            load_weights(ahead, old);
-            load_x(ahead, old);
-            advance(work, ahead);
-        }
-        __syncwarp();
-        mbarrier_wait(full + 8 * slot, parity);
+                // The slot of the unit before this one is free once every warp is through with it; the warps
+                // take turns to fill it anew.
+                const int index = done + i;
+                if (index > 0 && index - 1 + STAGES < count) {
+                    if (threadIdx.x == index % WARPS * 32) {
+                        const int old = slot == 0 ? STAGES - 1 : slot - 1;
+                        mbarrier_wait(empty + 8 * old, slot == 0 ? parity ^ 1 : parity);
+                        load_weights(ahead, old);
+                        load_x(ahead, old);
+                    }
+                    advance(work, ahead);
+                }
+                __syncwarp();
+                mbarrier_wait(full + 8 * slot, parity);
 #else
-        cp_async_wait<STAGES - 2>();
-        __syncthreads();
-        if (i - 1 + STAGES < count) {
-            load(ahead, slot == 0 ? STAGES - 1 : slot - 1);
-            advance(work, ahead);
-        }
-        cp_async_commit();
+                cp_async_wait<STAGES - 2>();
+                __syncthreads();
+                if (done + i - 1 + STAGES < count) {
+                    load(ahead, slot == 0 ? STAGES - 1 : slot - 1);
+                    advance(work, ahead);
+                }
+                cp_async_commit();
 #endif
-        const bool mine = warp < row_tiles(s, at.tile * MT);
-        if (mine) multiply(s, ring + slot * SLOT, warp, acc);
+                if (mine) {
+                    const u8* w[MT];
+#pragma unroll
+                    for (int m = 0; m < MT; m++) w[m] = base + slot * SLOT + m * WARPS * tile_bytes(KIND);
+                    const u8* x = ring + slot * SLOT + W_BYTES;
+#if GROUPED
+                    if constexpr (KIND == KIND_Q4K || KIND == KIND_Q5K)
+                        unit_k45_sm90<KIND, MT, NT>(w, x, acc);
+                    else if constexpr (KIND == KIND_Q6K)
+                        unit_q6k_sm90<MT, NT>(w, x, acc);
+                    else
+#endif
+                        unit<KIND, MT, NT>(w, x, acc);
+                }
 #if HAS_BULK
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
 #endif
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-        const int unit_now = at.unit;
-        const int tile_now = at.tile;
-        advance(work, at);
-        if (unit_now + 1 == s.units || i + 1 == count) {
-            if (mine) {
-                if (first_unit == 0 && unit_now + 1 == s.units)
-                    store(s, tile_now, warp, acc);
-                else
-                    contribute(work, s, tile_now, first_unit != 0, warp, acc);
+                if (++slot == STAGES) {
+                    slot = 0;
+                    parity ^= 1;
+                }
             }
-            first_unit = 0;
+        };
+        switch (s.kind) {
+#define CASE(K) \
+    case K: if constexpr (KINDS >> K & 1) walk(Constant<K>()); break;
+            CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16) CASE(KIND_BF16)
+#undef CASE
+        }
+        if (mine) {
+            if (n == units)
+                store(s, at.tile, warp, acc);
+            else
+                contribute(work, s, at.tile, at.unit != 0, warp, acc);
+        }
+        done += n;
+        at.unit = 0;
+        if (++at.tile == s.tiles) {
+            at.tile = 0;
+            at.segment++;
         }
     }
 }

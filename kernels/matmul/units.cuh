@@ -16,6 +16,12 @@
 #define MAGIC 0x4B400000  // as f32: 12582912; adding |i| < 2^22 to the integer adds i to the float
 
 __device__ __forceinline__ uint4 shared16(const u8* p) { return *(const uint4*)p; }
+// The B operands of 64 values (signed bytes) or 32 (16-bit) for 8 rows: x, y of the first half, z, w of the second.
+__device__ __forceinline__ uint4 operands(const u8* x) {
+    u32 r[4];
+    ldmatrix_x4(r, shared_address(x) + threadIdx.x % 32 * 16);
+    return make_uint4(r[0], r[1], r[2], r[3]);
+}
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 byte_of(u32 v, int i) { return prmt(v, 0u, 0x4440u | u32(i)); }
 __device__ __forceinline__ int signed_byte_of(u32 v, int i) { return int(prmt(v, 0u, 0x8880u + 0x1111u * u32(i))); }
@@ -72,7 +78,7 @@ __device__ __forceinline__ void unit_k45(const u8* const (&w)[M], const u8* x, f
     for (int p = 0; p < 4; p++) {
         uint4 b[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) b[n] = shared16(x + n * A8_TILE + p * 512 + lane * 16);
+        for (int n = 0; n < N; n++) b[n] = operands(x + n * A8_TILE + p * 512);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const uint4 codes = shared16(w[m] + p * 512 + lane * 16);
@@ -143,7 +149,7 @@ __device__ __forceinline__ void unit_q6k(const u8* const (&w)[M], const u8* x, f
     for (int p = 0; p < 4; p++) {
         uint4 b[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) b[n] = shared16(x + n * A8_TILE + p * 512 + lane * 16);
+        for (int n = 0; n < N; n++) b[n] = operands(x + n * A8_TILE + p * 512);
 #pragma unroll
         for (int m = 0; m < M; m++) {
             const uint4 codes = shared16(w[m] + p * 512 + lane * 16);
@@ -207,7 +213,7 @@ __device__ __forceinline__ void unit_bytes(const u8* const (&w)[M], const u8* x,
     for (int p = 0; p < 4; p++) {
         uint4 b[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) b[n] = shared16(x + n * A8_TILE + p * 512 + lane * 16);
+        for (int n = 0; n < N; n++) b[n] = operands(x + n * A8_TILE + p * 512);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -266,7 +272,7 @@ __device__ __forceinline__ void unit_16(const u8* const (&w)[M], const u8* x, fl
     for (int p = 0; p < 2; p++) {
         uint4 b[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) b[n] = shared16(x + n * A16_TILE + p * 512 + lane * 16);
+        for (int n = 0; n < N; n++) b[n] = operands(x + n * A16_TILE + p * 512);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll

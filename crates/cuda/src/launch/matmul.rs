@@ -8,7 +8,14 @@ use crate::pack::{Input, Kind};
 
 /// Most matrices of one launch.
 pub const MAX_SEGMENTS: usize = 6;
-const WARPS: usize = 8;
+/// Tiles of 16 rows in a row block.
+const TILES: usize = 8;
+/// Most warps of a block.
+const MAX_WARPS: usize = 16;
+/// Most turns of a ring.
+const MAX_STAGES: usize = 8;
+/// Shared memory from which tiles have two row blocks.
+const LARGE_SHARED: usize = 150 << 10;
 /// Rows of a row block of packed weights.
 const BLOCK_ROWS: usize = 128;
 /// Most row blocks of a tile.
@@ -19,7 +26,7 @@ const PLAIN_ROWS: usize = 8;
 const PLAIN_TURN: usize = 128;
 const PLAIN_JOBS: usize = 255;
 /// Units beyond the ring that are fetched into L2 before the dependency wait.
-const PREFETCH: usize = 4;
+const PREFETCH: usize = 0;
 /// Words that `Segment` of `matmul/small.cu` has.
 const SEGMENT_WORDS: usize = 9;
 
@@ -98,53 +105,66 @@ pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
 
 /// What the packed matrices of a launch need of it, at its start.
 fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
-    card.multiprocessors as usize * 2 * WARPS * MAX_ROW_BLOCKS * bucket.div_ceil(8) * 512
+    card.multiprocessors as usize * 2 * TILES * MAX_ROW_BLOCKS * bucket.div_ceil(8) * 512
 }
 
 /// Bytes of [`Scratch::counters`] for a launch whose matrices have these rows.
 pub fn counter_bytes(rows: impl IntoIterator<Item = usize>) -> usize {
     let tiles: usize = rows.into_iter().map(|rows| rows.div_ceil(BLOCK_ROWS)).sum();
-    (tiles + PLAIN_JOBS) * WARPS * 4
+    (tiles + PLAIN_JOBS) * MAX_WARPS * 4
 }
 
-/// How a launch is cut; from shapes and card alone, never from the bucket, so that a row's bits do not
-/// depend on the rows beside it.
-fn row_blocks(_segments: &[Segment]) -> usize {
-    1
-}
-
-/// The compiled form of a product of packed kinds.
+/// How a launch of packed kinds is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Form {
-    bucket: usize,
+    /// Rows of one launch, at most the bucket.
+    rows: usize,
     /// Bit `i`: kind `i` occurs.
     kinds: u32,
-    /// Row blocks of a block's tile.
+    /// Row blocks of a tile; from the card alone, because it decides where sums are cut.
     row_blocks: usize,
+    /// Turns of the ring.
     stages: usize,
     /// Whether there are f32 matrices.
     plain: bool,
+    /// Shared memory of a block in bytes.
+    shared: usize,
 }
 
 impl Form {
-    fn new(card: Card, bucket: usize, kinds: u32, row_blocks: usize, plain: bool) -> Form {
-        let form = Form {
-            bucket,
+    fn new(card: Card, rows: usize, kinds: u32, plain: bool) -> Form {
+        let room = card.shared as usize - 1024;
+        let mut form = Form {
+            rows,
             kinds,
-            row_blocks,
+            row_blocks: if room >= LARGE_SHARED { 2 } else { 1 },
             stages: 0,
             plain,
+            shared: 0,
         };
-        // Two launches that overlap should fit a multiprocessor together, so half of what it has.
-        let room = (card.shared as usize).min(99 << 10) - 1024;
-        Form {
-            stages: (room / form.slot()).clamp(2, 8),
-            ..form
+        // A ring needs two turns; with too many rows for that, they go in two launches.
+        while form.slot() * 2 > room {
+            assert!(form.rows > 8, "{} bytes of shared memory", card.shared);
+            form.rows = (form.rows / 2).next_multiple_of(8);
         }
+        form.stages = (room / form.slot()).clamp(2, MAX_STAGES);
+        // More than half of a multiprocessor's, so that blocks never share one.
+        form.shared = (form.stages * form.slot()).max(card.shared as usize / 2 + 1024);
+        form
     }
 
     fn tiles(self) -> usize {
-        self.bucket.div_ceil(8)
+        self.rows.div_ceil(8)
+    }
+
+    /// Row blocks a warp works on at once: two where registers are needed for many rows of x, which halves
+    /// what is read of x from shared memory.
+    fn per_warp(self) -> usize {
+        if self.tiles() > 4 { self.row_blocks } else { 1 }
+    }
+
+    fn warps(self) -> usize {
+        8 * self.row_blocks / self.per_warp()
     }
 
     /// Bytes of a turn of the ring, as `SLOT` of the kernel.
@@ -152,7 +172,7 @@ impl Form {
         let kinds = || Kind::ALL.into_iter().filter(|&kind| self.has(kind));
         let tile = kinds().map(Kind::tile_bytes).max().unwrap_or(0);
         let x = kinds().map(unit_x_bytes).max().unwrap_or(0);
-        (self.row_blocks * WARPS * tile + self.tiles() * x).max(16)
+        (self.row_blocks * TILES * tile + self.tiles() * x).max(16)
     }
 
     fn has(self, kind: Kind) -> bool {
@@ -161,9 +181,10 @@ impl Form {
 
     fn unit(self) -> Unit {
         Unit::new("matmul/small.cu")
-            .define("ROWS", self.bucket)
+            .define("ROWS", self.rows)
             .define("NT", self.tiles())
-            .define("MT", self.row_blocks)
+            .define("WARPS", self.warps())
+            .define("MT", self.per_warp())
             .define("STAGES", self.stages)
             .define("KINDS", self.kinds)
             .define("SEGMENTS", MAX_SEGMENTS)
@@ -210,90 +231,127 @@ pub fn launches(
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == Kind::F32);
     let kinds = packed.iter().fold(0, |bits, s| bits | 1 << s.kind as u32);
-    let form = Form::new(card, bucket, kinds, row_blocks(&packed), !plain.is_empty());
-    let mut words = Vec::new();
-    let (mut line, mut tiles, mut dearest) = (0, 0, 1);
-    for segment in &packed {
-        let kind = segment.kind;
-        let units = kind.units(cols);
-        let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * form.row_blocks);
-        let cost = form.row_blocks * WARPS * kind.tile_bytes() / 16;
-        words.extend([
-            segment.weight,
-            inputs.of(kind.input()),
-            segment.out,
-            pair(segment.rows, segment.stride),
-            pair(usize::from(segment.write == Write::Add), kind as usize),
-            pair(units, segment_tiles),
-            pair(kind.tile_bytes(), form.tiles() * unit_x_bytes(kind)),
-            pair(line, cost),
-            pair(tiles, 0),
-        ]);
-        line += units * segment_tiles * cost;
-        dearest = dearest.max(cost);
-        tiles += segment_tiles;
-    }
-    words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
-    // Every share holds the beginning of some unit: those who wait for a tile count on it.
-    let blocks = (card.multiprocessors as usize).min((line / dearest).max(1));
-    words.extend([
-        scratch.partials,
-        scratch.counters,
-        pair(packed.len(), line / blocks),
-        pair(line % blocks, PREFETCH),
-    ]);
-    if !plain.is_empty() {
-        let room = Scratch {
-            partials: scratch.partials + packed_scratch_bytes(card, bucket) as u64,
-            counters: scratch.counters + (tiles * WARPS * 4) as u64,
+    let mut launches = Vec::new();
+    let mut first = 0;
+    while first < bucket {
+        let form = Form::new(card, bucket - first, kinds, !plain.is_empty());
+        let part = Part {
+            card,
+            bucket,
+            cols,
+            first,
+            form,
         };
-        words.extend(plain_words(card, cols, &plain, inputs.f32, room));
+        launches.push(part.launch(&packed, &plain, inputs, scratch));
+        first += form.rows;
     }
-    vec![Launch {
-        entry: "matmul_small",
-        unit: form.unit(),
-        grid: [card.multiprocessors, 1, 1],
-        block: [WARPS as u32 * 32, 1, 1],
-        shared: narrow(form.stages * form.slot()),
-        args: Args::new().words(&words),
-        cooperative: false,
-        overlap: true,
-    }]
+    launches
 }
 
-/// `Plain` of `matmul/plain.cuh`: groups of 8 rows, K cut into slices where groups alone would leave
-/// multiprocessors without work.
-fn plain_words(
+/// The rows of a bucket that one launch multiplies.
+struct Part {
     card: Card,
+    bucket: usize,
     cols: usize,
-    segments: &[Segment],
-    x: u64,
-    scratch: Scratch,
-) -> Vec<u64> {
-    let mut words = Vec::new();
-    let mut groups = 0;
-    for segment in segments {
+    /// The first of them, a multiple of 8.
+    first: usize,
+    form: Form,
+}
+
+impl Part {
+    fn launch(
+        &self,
+        packed: &[Segment],
+        plain: &[Segment],
+        inputs: Inputs,
+        scratch: Scratch,
+    ) -> Launch {
+        let (form, cols) = (self.form, self.cols);
+        let mut words = Vec::new();
+        let (mut line, mut tiles, mut dearest) = (0, 0, 1);
+        for segment in packed {
+            let kind = segment.kind;
+            let units = kind.units(cols);
+            let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * form.row_blocks);
+            let cost = form.row_blocks * TILES * kind.tile_bytes() / 16;
+            let x_bytes = unit_x_bytes(kind);
+            words.extend([
+                segment.weight,
+                inputs.of(kind.input()) + (self.first / 8 * x_bytes) as u64,
+                self.out(segment),
+                pair(segment.rows, segment.stride),
+                pair(usize::from(segment.write == Write::Add), kind as usize),
+                pair(units, segment_tiles),
+                pair(kind.tile_bytes(), form.tiles() * x_bytes),
+                pair(line, cost),
+                pair(tiles, self.bucket.div_ceil(8) * x_bytes),
+            ]);
+            line += units * segment_tiles * cost;
+            dearest = dearest.max(cost);
+            tiles += segment_tiles;
+        }
+        words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
+        // Every share holds the beginning of some unit: those who wait for a tile count on it.
+        let blocks = (self.card.multiprocessors as usize).min((line / dearest).max(1));
         words.extend([
-            segment.weight,
-            segment.out,
-            pair(segment.rows, segment.stride),
-            pair(usize::from(segment.write == Write::Add), groups),
+            scratch.partials,
+            scratch.counters,
+            pair(packed.len(), line / blocks),
+            pair(line % blocks, PREFETCH),
         ]);
-        groups += segment.rows.div_ceil(PLAIN_ROWS);
+        if !plain.is_empty() {
+            let room = Scratch {
+                partials: scratch.partials + packed_scratch_bytes(self.card, self.bucket) as u64,
+                counters: scratch.counters + (tiles * MAX_WARPS * 4) as u64,
+            };
+            words.extend(self.plain_words(plain, inputs.f32, room));
+        }
+        Launch {
+            entry: "matmul_small",
+            unit: form.unit(),
+            grid: [self.card.multiprocessors, 1, 1],
+            block: [narrow(form.warps() * 32), 1, 1],
+            shared: narrow(form.shared),
+            args: Args::new().words(&words),
+            cooperative: false,
+            overlap: true,
+        }
     }
-    words.resize(MAX_SEGMENTS * 4, 0);
-    let turns = cols.div_ceil(PLAIN_TURN);
-    let most = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups;
-    let slice = turns.div_ceil(most.clamp(1, turns)) * PLAIN_TURN;
-    words.extend([
-        x,
-        scratch.partials,
-        scratch.counters,
-        pair(segments.len(), cols),
-        pair(groups, cols.div_ceil(slice)),
-        pair(slice, 0),
-    ]);
-    words
+
+    /// Where the first row's output goes.
+    fn out(&self, segment: &Segment) -> u64 {
+        segment.out + (4 * self.first * segment.stride) as u64
+    }
+
+    /// `Plain` of `matmul/plain.cuh`: groups of 8 rows, K cut into slices where groups alone would leave
+    /// multiprocessors without work.
+    fn plain_words(&self, segments: &[Segment], x: u64, scratch: Scratch) -> Vec<u64> {
+        let cols = self.cols;
+        let mut words = Vec::new();
+        let mut groups = 0;
+        for segment in segments {
+            words.extend([
+                segment.weight,
+                self.out(segment),
+                pair(segment.rows, segment.stride),
+                pair(usize::from(segment.write == Write::Add), groups),
+            ]);
+            groups += segment.rows.div_ceil(PLAIN_ROWS);
+        }
+        words.resize(MAX_SEGMENTS * 4, 0);
+        let turns = cols.div_ceil(PLAIN_TURN);
+        let most = (self.card.multiprocessors as usize).min(PLAIN_JOBS) / groups;
+        let slice = turns.div_ceil(most.clamp(1, turns)) * PLAIN_TURN;
+        words.extend([
+            x + (4 * self.first * cols) as u64,
+            scratch.partials,
+            scratch.counters,
+            pair(segments.len(), cols),
+            pair(groups, cols.div_ceil(slice)),
+            pair(slice, 0),
+        ]);
+        words
+    }
 }
 
 /// Two 32-bit fields of a struct.

@@ -47,10 +47,9 @@ pub fn activations(input: Input, x: &[f32], width: usize, bucket: usize) -> Acti
                     };
                     let (chunk, k) = (k / 64, k % 64);
                     let at = (chunk * tiles + row / 8) * A16_TILE
-                        + k / 32 * 512
-                        + (row % 8 * 4 + k % 8 / 2) * 16
-                        + (k / 16 % 2 * 2 + k % 16 / 8) * 4
-                        + k % 2 * 2;
+                        + k / 8 * 128
+                        + row % 8 * 16
+                        + k % 8 * 2;
                     bytes[at..at + 2].copy_from_slice(&bits.to_le_bytes());
                     rounded.push(value);
                 }
@@ -88,9 +87,7 @@ fn put_a8(tile: &mut [u8], row: usize, x: &[f32], rounded: &mut Vec<f32>) {
         } else {
             0
         };
-        let lane = row * 4 + k % 16 / 4;
-        let at = k / 64 * 512 + lane * 16 + (k / 32 % 2 * 2 + k % 32 / 16) * 4 + k % 4;
-        tile[at] = code.cast_unsigned();
+        tile[k / 16 * 128 + row * 16 + k % 16] = code.cast_unsigned();
         sums[k / 16] += i32::from(code);
         rounded.push(d * f32::from(code));
     }
