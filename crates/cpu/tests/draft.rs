@@ -1,0 +1,310 @@
+//! The draft on this device: what it says depends on the committed tokens alone, however they came, and hundreds
+//! of trees leave the target's state where the same tokens one by one leave it.
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+use std::path::{Path, PathBuf};
+
+use contract::{
+    Ask, Backend, Candidates, CommitItem, DeviceError, DraftItem, DraftLoad, DraftPlan, KvFormat,
+    KvFormats, Limits, NodeIdx, OpenPlan, Place, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
+use cpu::{CpuBackend, Options};
+use model::DraftOptions;
+
+const K: usize = 8;
+const WINDOW: usize = 64;
+
+fn ember(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models/ember")
+        .join(name)
+}
+
+/// The bundled pair; `window` slides all draft layers but the last.
+fn plan(window: Option<usize>, context: usize) -> OpenPlan {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let draft = ember("ember-draft.gguf");
+    let draft = model::load_draft(&draft, &loaded.spec, DraftOptions { window }).unwrap();
+    OpenPlan {
+        target: loaded.spec,
+        weights: loaded.weights,
+        draft: Some(DraftPlan {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtFirstUse,
+        }),
+        exact: false,
+        kv: KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        },
+        limits: Limits {
+            sequences: 3,
+            context,
+            tree_nodes: 24,
+            prefill_chunk: 256,
+        },
+    }
+}
+
+fn open(plan: OpenPlan) -> Box<dyn Runner> {
+    CpuBackend::new(Options::default())
+        .open(plan, &mut |_| {})
+        .unwrap()
+}
+
+fn text(n: u32) -> Vec<TokenId> {
+    (0..n)
+        .map(|i| TokenId((i * i * 31 + 7 * i) % 6000))
+        .collect()
+}
+
+fn draft(runner: &mut dyn Runner, seqs: &[SeqId]) -> Vec<Candidates> {
+    let items: Vec<DraftItem> = seqs
+        .iter()
+        .map(|seq| DraftItem {
+            seq: *seq,
+            root: TokenId(300),
+        })
+        .collect();
+    let depth = runner.info().draft_depth.unwrap();
+    runner.draft(&items, depth, K).unwrap()
+}
+
+fn feed(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
+    for token in tokens {
+        let tree = Tree::root(*token);
+        let asks = [Ask::NOTHING];
+        let item = VerifyItem {
+            seq,
+            tree: &tree,
+            asks: &asks,
+        };
+        runner.verify(&[item]).unwrap();
+        let path = tree.path_to(NodeIdx::ROOT);
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+}
+
+/// Commits `tokens` as the winding path through trees full of wrong turns.
+fn feed_by_trees(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
+    for tokens in tokens.chunks(7) {
+        let mut tree = Tree::root(tokens[0]);
+        let mut at = NodeIdx::ROOT;
+        for token in &tokens[1..] {
+            let wrong = TokenId((token.0 + 1) % 6000);
+            let dead_end = tree.push(at, wrong).unwrap();
+            tree.push(dead_end, *token).unwrap();
+            at = tree.push(at, *token).unwrap();
+        }
+        let asks = vec![Ask::NOTHING; tree.len()];
+        let item = VerifyItem {
+            seq,
+            tree: &tree,
+            asks: &asks,
+        };
+        runner.verify(&[item]).unwrap();
+        let path = tree.path_to(at);
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+}
+
+#[test]
+fn a_draft_depends_on_the_committed_tokens_alone() {
+    let text = text(200);
+    for window in [None, Some(WINDOW)] {
+        let mut runner = open(plan(window, 256));
+        let whole = runner.open(256).unwrap();
+        runner.prefill(whole, &text, &[]).unwrap();
+        let expected = draft(&mut *runner, &[whole]).remove(0);
+        assert_eq!(expected.ids.len(), 15 * K);
+        // The target's own prefilled and decoded states differ in their last digits, and so do the features.
+        let near = |found: &Candidates, exact: bool| {
+            let off = found
+                .log_probs
+                .iter()
+                .zip(&expected.log_probs)
+                .map(|(a, b)| (a - b).abs());
+            let worst = off.fold(0.0_f32, f32::max);
+            let allowed = if exact { 0.0 } else { 0.15 };
+            assert!(worst <= allowed, "window {window:?}: {worst}");
+        };
+        let pieces = runner.open(256).unwrap();
+        for piece in text.chunks(64) {
+            runner.prefill(pieces, piece, &[]).unwrap();
+        }
+        near(&draft(&mut *runner, &[pieces]).remove(0), true);
+        let single = runner.open(256).unwrap();
+        runner.prefill(single, &text[..64], &[]).unwrap();
+        feed(&mut *runner, single, &text[64..]);
+        let one_by_one = draft(&mut *runner, &[single]).remove(0);
+        near(&one_by_one, false);
+        // All three at once, in one pass.
+        let together = draft(&mut *runner, &[single, whole, pieces]);
+        assert_eq!(
+            together,
+            [one_by_one.clone(), expected.clone(), expected.clone()]
+        );
+        runner.close(pieces);
+        let trees = runner.open(256).unwrap();
+        runner.prefill(trees, &text[..64], &[]).unwrap();
+        feed_by_trees(&mut *runner, trees, &text[64..]);
+        assert_eq!(draft(&mut *runner, &[trees]).remove(0), one_by_one);
+        // Asked again, nothing has changed.
+        assert_eq!(draft(&mut *runner, &[trees]).remove(0), one_by_one);
+    }
+}
+
+#[test]
+fn snapshots_carry_the_draft_here_and_through_bytes() {
+    let text = text(150);
+    for window in [None, Some(WINDOW)] {
+        let mut runner = open(plan(window, 256));
+        let seq = runner.open(256).unwrap();
+        runner.prefill(seq, &text[..128], &[]).unwrap();
+        feed(&mut *runner, seq, &text[128..]);
+        // Taken before the features that wait have been projected.
+        let saved = runner.snapshot(seq, Place::Host).unwrap();
+        let expected = draft(&mut *runner, &[seq]).remove(0);
+        let mut bytes = Vec::new();
+        runner.export(saved.id, &mut bytes).unwrap();
+        feed(&mut *runner, seq, &text[..9]);
+        assert_ne!(draft(&mut *runner, &[seq]).remove(0), expected);
+        runner.restore(seq, saved.id).unwrap();
+        assert_eq!(draft(&mut *runner, &[seq]).remove(0), expected);
+        let mut other = open(plan(window, 512));
+        let came = other.import(&mut &bytes[..]).unwrap();
+        assert_eq!(came.position, text.len());
+        let seq = other.open(400).unwrap();
+        other.restore(seq, came.id).unwrap();
+        assert_eq!(draft(&mut *other, &[seq]).remove(0), expected);
+        // Read another way, it is another draft.
+        let reading = if window.is_some() { None } else { Some(WINDOW) };
+        let mut stranger = open(plan(reading, 256));
+        let refused = stranger.import(&mut &bytes[..]).unwrap_err();
+        assert!(
+            matches!(refused, DeviceError::SnapshotRefused { .. }),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("another draft"), "{refused}");
+    }
+}
+
+#[test]
+fn broken_calls_are_refused() {
+    let mut runner = open(plan(None, 64));
+    let seq = runner.open(32).unwrap();
+    let item = |seq, root| DraftItem {
+        seq,
+        root: TokenId(root),
+    };
+    for (items, depth, k) in [
+        (vec![item(seq, 1)], 0, 8),
+        (vec![item(seq, 1)], 16, 8),
+        (vec![item(seq, 1)], 15, 0),
+        (vec![item(seq, 8192)], 15, 8),
+        (vec![item(seq, 1), item(seq, 1)], 15, 8),
+        (vec![item(SeqId(99), 1)], 15, 8),
+    ] {
+        assert!(
+            runner.draft(&items, depth, k).is_err(),
+            "{items:?} {depth} {k}"
+        );
+    }
+    // With nothing committed there is no context, and a block all the same.
+    let drafted = runner.draft(&[item(seq, 1)], 3, 8192).unwrap().remove(0);
+    assert_eq!(
+        (drafted.ids.len(), drafted.k, drafted.lse.len()),
+        (3 * 8192, 8192, 3)
+    );
+    let sum: f64 = drafted.log_probs[..8192]
+        .iter()
+        .map(|p| f64::from(*p).exp())
+        .sum();
+    assert!((sum - 1.0).abs() < 1e-4, "{sum}");
+}
+
+#[test]
+fn memory_is_planned_for_a_draft_and_its_loading_time_changes_nothing() {
+    let backend = CpuBackend::new(Options::default());
+    let mut with = plan(None, 256);
+    let lazy = backend.estimate(&with).unwrap();
+    if let Some(draft) = &mut with.draft {
+        draft.load = DraftLoad::AtOpen;
+    }
+    assert_eq!(backend.estimate(&with).unwrap(), lazy);
+    assert!(lazy.draft_bytes > 5_000_000, "{lazy:?}");
+    with.draft = None;
+    let without = backend.estimate(&with).unwrap();
+    assert_eq!(without.total_bytes() + lazy.draft_bytes, lazy.total_bytes());
+}
+
+#[test]
+fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
+    const STEPS: usize = 500;
+    let mut plan = plan(None, 9000);
+    plan.limits.sequences = 2;
+    let backend = CpuBackend::new(Options::default());
+    let mut runner = backend.open_inspected(plan, &mut |_| {}).unwrap();
+    let seq = runner.open(9000).unwrap();
+    let prompt = text(40);
+    runner.prefill(seq, &prompt, &[]).unwrap();
+    let (mut tokens, mut root) = (Vec::new(), TokenId(300));
+    for _ in 0..STEPS {
+        let items = [DraftItem { seq, root }];
+        let found = runner.draft(&items, 7, 2).unwrap().remove(0);
+        let mut tree = Tree::root(root);
+        let mut at = NodeIdx::ROOT;
+        for pair in found.ids.chunks(2) {
+            let best = tree.push(at, pair[0]).unwrap();
+            let _ = tree.push(at, pair[1]);
+            at = best;
+        }
+        let asks = vec![Ask::top(1); tree.len()];
+        let item = VerifyItem {
+            seq,
+            tree: &tree,
+            asks: &asks,
+        };
+        let rows = runner.verify(&[item]).unwrap().remove(0);
+        let mut node = NodeIdx::ROOT;
+        tokens.push(root);
+        root = loop {
+            let next = rows[node.index()].ids[0];
+            match tree.child_with(node, next) {
+                Some(child) => {
+                    tokens.push(next);
+                    node = child;
+                }
+                None => break next,
+            }
+        };
+        let path = tree.path_to(node);
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+    assert!(
+        tokens.len() > STEPS * 5 / 4,
+        "{} tokens in {STEPS} steps",
+        tokens.len()
+    );
+    let other = runner.open(9000).unwrap();
+    runner.prefill(other, &prompt, &[]).unwrap();
+    feed(&mut *runner, other, &tokens);
+    for layer in 0..12 {
+        let (a, b) = (
+            runner.delta_state(seq, layer).unwrap(),
+            runner.delta_state(other, layer).unwrap(),
+        );
+        let norm =
+            |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let off = norm(&mut a.iter().zip(&b).map(|(a, b)| a - b));
+        let size = norm(&mut b.iter().copied());
+        assert!(off <= 1e-4 * size, "layer {layer}: {off} of {size}");
+        assert_eq!(
+            runner.kv_rows(seq, layer).unwrap(),
+            runner.kv_rows(other, layer).unwrap(),
+            "layer {layer}"
+        );
+    }
+}
