@@ -11,32 +11,46 @@ mod card;
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Row, Runner, SeqId,
-    TokenId, Tree, VerifyItem,
+    Ask, Backend, Candidates, CommitItem, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats,
+    Limits, NodeIdx, OpenPlan, Place, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
-use cuda::{CudaBackend, Options, compile};
+use cuda::{Card, CudaBackend, Options, compile};
 
 /// How close the two best logits may be for the devices to choose differently: what rounding activations to
 /// eight bits was seen to move a logit by.
 const LEVEL: f32 = 0.25;
 const WORDS: usize = 120;
 
-fn model() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
-    match here.is_file() {
-        true => here,
+fn file(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember");
+    match folder.is_dir() {
+        true => folder.join(name),
         // A test binary that was carried elsewhere runs below the root.
-        false => PathBuf::from("../../models/ember/ember.gguf"),
+        false => Path::new("../../models/ember").join(name),
     }
 }
 
 fn open(backend: &dyn Backend, format: KvFormat) -> Box<dyn Runner> {
-    let loaded = model::load(&model()).unwrap();
+    open_with(backend, format, false)
+}
+
+fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn Runner> {
+    let loaded = model::load(&file("ember.gguf")).unwrap();
+    let draft = drafted.then(|| {
+        let options = model::DraftOptions { window: None };
+        let draft = model::load_draft(&file("ember-draft.gguf"), &loaded.spec, options).unwrap();
+        DraftPlan {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: format,
+            load: DraftLoad::AtOpen,
+        }
+    });
     let plan = OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
-        draft: None,
+        draft,
         exact: false,
         kv: KvFormats {
             k: format,
@@ -66,17 +80,115 @@ fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
     row.unwrap()
 }
 
-#[test]
-fn greedy_text_is_the_cpus_up_to_near_ties() {
-    let Some(gpu) = card::gpu() else { return };
+fn on_the_card(card: &Card) -> CudaBackend {
     let options = Options {
+        poison: true,
         compile: compile::Options {
             cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
             ..compile::Options::default()
         },
         ..Options::default()
     };
-    let card = CudaBackend::with_options(gpu.card().clone(), options);
+    CudaBackend::with_options(card.clone(), options)
+}
+
+/// Compares candidates over the whole vocabulary: how far apart at most, and in the mean.
+fn apart(found: &Candidates, expected: &Candidates) -> (f32, f32) {
+    let by_id = |all: &Candidates, row: usize| {
+        let mut logits = vec![f32::NAN; all.k];
+        for i in row * all.k..(row + 1) * all.k {
+            logits[all.ids[i].index()] = all.log_probs[i];
+        }
+        logits
+    };
+    let (mut worst, mut sum, mut n) = (0.0_f32, 0.0_f64, 0);
+    for row in 0..expected.lse.len() {
+        for (f, e) in by_id(found, row).iter().zip(by_id(expected, row)) {
+            let off = (f - e).abs();
+            assert!(off.is_finite(), "row {row}: {f} beside {e}");
+            worst = worst.max(off);
+            sum += f64::from(off);
+            n += 1;
+        }
+    }
+    (worst, (sum / n as f64) as f32)
+}
+
+/// Trees of drafted tokens are verified and committed on the way, so that context comes by prompts, by paths
+/// with gaps, and round the ring.
+#[test]
+fn drafts_are_the_cpus_up_to_rounding() {
+    let Some(gpu) = card::gpu() else { return };
+    let processor = CpuBackend::new(cpu::Options::default());
+    let mut ours = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let mut judge = open_with(&processor, KvFormat::F16, true);
+    let depth = judge.info().draft_depth.unwrap();
+    assert_eq!(ours.info().draft_depth, Some(depth));
+    let vocab = judge.info().vocab;
+    let (a, b) = (ours.open(2048).unwrap(), judge.open(2048).unwrap());
+    let prompt: Vec<TokenId> = (0..300)
+        .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
+        .collect();
+    ours.prefill(a, &prompt, &[]).unwrap();
+    judge.prefill(b, &prompt, &[]).unwrap();
+    let (mut worst, mut mean) = (0.0_f32, 0.0_f32);
+    for round in 0..40_u32 {
+        let root = TokenId(17 + 31 * round);
+        let found = ours.draft(&[DraftItem { seq: a, root }], depth, vocab);
+        let found = found.unwrap().remove(0);
+        let expected = judge.draft(&[DraftItem { seq: b, root }], depth, vocab);
+        let expected = expected.unwrap().remove(0);
+        assert_eq!((found.k, found.lse.len()), (vocab, depth));
+        let (most, of_round) = apart(&found, &expected);
+        worst = worst.max(most);
+        mean = mean.max(of_round);
+        let few = ours.draft(&[DraftItem { seq: a, root }], depth, 8).unwrap();
+        for row in 0..depth {
+            let head = &found.ids[row * vocab..row * vocab + 8];
+            assert_eq!(
+                few[0].ids[row * 8..][..8],
+                *head,
+                "round {round}, row {row}"
+            );
+        }
+        // Two branches; the second and a half of it is kept.
+        let mut tree = Tree::root(root);
+        let (mut left, mut right) = (NodeIdx::ROOT, NodeIdx::ROOT);
+        for row in 0..depth.min(8) {
+            left = tree.push(left, expected.ids[row * vocab]).unwrap();
+            right = tree.push(right, expected.ids[row * vocab + 1]).unwrap();
+        }
+        let path = tree.path_to(right).truncated(1 + round as usize % 7);
+        let asks = vec![Ask::NOTHING; tree.len()];
+        for (runner, seq) in [(&mut ours, a), (&mut judge, b)] {
+            let tree = &tree;
+            let asks = &asks;
+            runner.verify(&[VerifyItem { seq, tree, asks }]).unwrap();
+            runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+        }
+        // A snapshot in between changes nothing.
+        if round == 20 {
+            let saved = ours.snapshot(a, Place::Host).unwrap();
+            let mut bytes = Vec::new();
+            ours.export(saved.id, &mut bytes).unwrap();
+            let travelled = ours.import(&mut &bytes[..]).unwrap();
+            let other = ours.open(2048).unwrap();
+            ours.restore(other, travelled.id).unwrap();
+            let root = TokenId(5);
+            let items = [a, other].map(|seq| DraftItem { seq, root });
+            let both = ours.draft(&items, depth, vocab).unwrap();
+            assert!(apart(&both[1], &both[0]).0 < 1e-4, "after a journey");
+            ours.close(other);
+        }
+    }
+    eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} in the mean of a round");
+    assert!(worst < 1.5 && mean < 0.1);
+}
+
+#[test]
+fn greedy_text_is_the_cpus_up_to_near_ties() {
+    let Some(gpu) = card::gpu() else { return };
+    let card = on_the_card(gpu.card());
     let processor = CpuBackend::new(cpu::Options::default());
     for (prompt_len, format) in [
         (1, KvFormat::F16),

@@ -281,7 +281,8 @@ impl Builder<'_> {
         let at = Positions::Chunk(chunk);
         self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
         let out = self.out(&[w.o], a.n_heads * a.head_dim, carver);
-        self.push(prefill::attention(&shape, rows, (chunk, q), cache, out));
+        let card = self.card();
+        self.push(prefill::attend(card, &shape, rows, (chunk, q), cache, out));
         self.add(out, w.o);
     }
 
