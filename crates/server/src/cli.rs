@@ -123,7 +123,7 @@ pub enum Command {
 /// Where and how a model runs.
 #[derive(Debug, Clone, Args)]
 pub struct DeviceArgs {
-    /// `auto`, `cpu`, or `cuda:N`.
+    /// `auto` (a card if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
     #[arg(
         long,
         alias = "target-device",
@@ -150,7 +150,7 @@ pub struct DeviceArgs {
     /// [default: f16, and f32 with --cpu-reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
-    /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU].
+    /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU, 2048 on a card].
     #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
     pub chunk: Option<usize>,
     /// The most memory to take on a card, such as `24G` [default: all that is free].

@@ -9,7 +9,7 @@ use cuda::CudaBackend;
 /// What was asked for on the command line.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceChoice {
-    /// `auto`, `cpu`, or `cuda:N`.
+    /// `auto`, `cpu`, `cuda` for the first card, or `cuda:N`.
     pub name: String,
     /// Run the scalar reference on the CPU.
     pub cpu_reference: bool,
@@ -47,7 +47,10 @@ pub fn instruments(choice: &DeviceChoice) -> anyhow::Result<Option<Instruments>>
 
 /// The number of a card by its name.
 fn ordinal(name: &str) -> Option<u32> {
-    name.strip_prefix("cuda:").and_then(|n| n.parse().ok())
+    match name.strip_prefix("cuda")? {
+        "" => Some(0),
+        number => number.strip_prefix(':')?.parse().ok(),
+    }
 }
 
 /// Why a name means no device of this machine.
@@ -69,7 +72,7 @@ pub enum DeviceChoiceError {
     ReferenceElsewhere(String),
 }
 
-/// Finds the device that `choice` means. `auto` takes the CPU as long as no card can run a model.
+/// Finds the device that `choice` means. `auto` takes the first card that can run a model, else the CPU.
 pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
     let name = choice.name.as_str();
     if choice.cpu_reference && !matches!(name, "auto" | "cpu") {
@@ -78,13 +81,9 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
     match name {
         "cpu" => Ok(cpu_device(choice)),
         "auto" => {
-            if let Ok(cards) = cuda::probe() {
-                for card in cards {
-                    tracing::info!(
-                        card = %card.name,
-                        "a card was found, but this version runs models on the cpu only"
-                    );
-                }
+            if let Some(card) = usable_card(choice) {
+                let backend = CudaBackend::with_options(card, choice.card.clone());
+                return Ok(Box::new(backend));
             }
             Ok(cpu_device(choice))
         }
@@ -109,6 +108,28 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
     }
 }
 
+/// The first card, if kernels can be compiled for it. Why not is a warning: the CPU serves.
+fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
+    if choice.cpu_reference {
+        return None;
+    }
+    let card = match cuda::probe() {
+        Ok(cards) => cards.into_iter().next()?,
+        Err(cuda::Absence::NoDriver) => return None,
+        Err(absence) => {
+            tracing::warn!("no card is used: {absence}");
+            return None;
+        }
+    };
+    match cuda::compile::Library::open(&choice.card.compile.nvrtc) {
+        Ok(_) => Some(card),
+        Err(error) => {
+            tracing::warn!(card = %card.name, "the card is not used: {error}");
+            None
+        }
+    }
+}
+
 fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
     Box::new(CpuBackend::new(cpu::Options {
         reference: choice.cpu_reference,
@@ -129,7 +150,7 @@ mod tests {
 
     #[test]
     fn unknown_names_are_refused_with_what_to_use() {
-        for name in ["gpu", "cuda", "cuda:x", "metal"] {
+        for name in ["gpu", "cudax", "cuda:x", "metal"] {
             let error = choose(&choice(name)).err().unwrap();
             assert!(
                 error.to_string().contains("use auto, cpu or cuda:N"),

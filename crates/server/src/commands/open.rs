@@ -26,6 +26,8 @@ const LEAST_CONTEXT: usize = 1_024;
 /// No model comes near this; a longer context is a slip of the keyboard.
 const MOST_CONTEXT: usize = 1 << 24;
 const DEFAULT_CHUNK: usize = 512;
+/// A card needs more rows to be busy.
+const CARD_CHUNK: usize = 2048;
 
 /// The device that the flags mean.
 pub(super) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
@@ -190,7 +192,12 @@ pub(super) fn fit_beside(
     (wish, drafting): (Wish, &Drafting),
 ) -> anyhow::Result<Fitted> {
     let trained = loaded.spec.trained_context;
-    let prefill_chunk = args.chunk.unwrap_or(DEFAULT_CHUNK);
+    let device = backend.probe()?;
+    let usual_chunk = match device.id.as_str() {
+        "cpu" => DEFAULT_CHUNK,
+        _ => CARD_CHUNK,
+    };
+    let prefill_chunk = args.chunk.unwrap_or(usual_chunk);
     if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
         bail!("--chunk {prefill_chunk}: use a multiple of 64");
     }
@@ -208,7 +215,6 @@ pub(super) fn fit_beside(
             prefill_chunk,
         },
     };
-    let device = backend.probe()?;
     let free = device.free_bytes;
     if let Some(context) = args.max_ctx.or(wish.context) {
         if context > MOST_CONTEXT {
