@@ -6,9 +6,11 @@ use contract::{
     OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, Options};
+use decode::Seed;
+use decode::grow::{Shape, Soil, grow};
 use model::DraftOptions;
 
-use crate::golden::{ORACLE, cases, ember, ids, tensors};
+use crate::golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};
 use crate::plan;
 
 /// Candidates a depth in the golden file.
@@ -50,12 +52,11 @@ pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
     runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
 }
 
-/// Candidates of every [`STRIDE`]th greedy token of a case as root, told to `see` with the root's number.
+/// Candidates of every `stride`th greedy token of a case as root, told to `see` with the root's number.
 fn drafts(
-    plan: &OpenPlan,
-    options: Options,
+    (plan, options): (&OpenPlan, Options),
     name: &str,
-    k: usize,
+    (k, stride): (usize, usize),
     see: &mut dyn FnMut(usize, Candidates),
 ) {
     let cases = cases();
@@ -70,7 +71,7 @@ fn drafts(
         runner.prefill(seq, chunk, &[]).unwrap();
     }
     for (i, &root) in greedy.iter().enumerate() {
-        if i.is_multiple_of(STRIDE) {
+        if i.is_multiple_of(stride) {
             let items = [DraftItem { seq, root }];
             see(i, runner.draft(&items, depth, k).unwrap().remove(0));
         }
@@ -88,31 +89,36 @@ fn worst(window: Option<usize>, options: Options) -> f32 {
         let best = &golden[&format!("{name}.{kind}draft_ids")];
         let expected = &golden[&format!("{name}.{kind}draft_log_probs")];
         // Twice as many candidates, since near ties may stand in another order.
-        drafts(&plan, options, name, 2 * K, &mut |root, found| {
-            let root = if window.is_some() {
-                root / STRIDE
-            } else {
-                root
-            };
-            let depth = found.lse.len();
-            for row in 0..depth {
-                for rank in 0..K {
-                    let at = (root * depth + row) * K + rank;
-                    let token = TokenId(best[at] as u32);
-                    let of_row = row * found.k..(row + 1) * found.k;
-                    let place = found.ids[of_row.clone()].iter().position(|id| *id == token);
-                    let place = place.unwrap_or_else(|| {
-                        panic!(
-                            "{name}, root {root}, depth {}: {token} is no candidate",
-                            row + 1
-                        )
-                    });
-                    let off = (found.log_probs[of_row][place] - expected[at]).abs();
-                    worst = worst.max(off);
-                    count += 1;
+        drafts(
+            (&plan, options),
+            name,
+            (2 * K, STRIDE),
+            &mut |root, found| {
+                let root = if window.is_some() {
+                    root / STRIDE
+                } else {
+                    root
+                };
+                let depth = found.lse.len();
+                for row in 0..depth {
+                    for rank in 0..K {
+                        let at = (root * depth + row) * K + rank;
+                        let token = TokenId(best[at] as u32);
+                        let of_row = row * found.k..(row + 1) * found.k;
+                        let place = found.ids[of_row.clone()].iter().position(|id| *id == token);
+                        let place = place.unwrap_or_else(|| {
+                            panic!(
+                                "{name}, root {root}, depth {}: {token} is no candidate",
+                                row + 1
+                            )
+                        });
+                        let off = (found.log_probs[of_row][place] - expected[at]).abs();
+                        worst = worst.max(off);
+                        count += 1;
+                    }
                 }
-            }
-        });
+            },
+        );
     }
     assert!(count > 4000, "only {count} candidates were compared");
     worst
@@ -128,4 +134,45 @@ fn the_oracle_drafts_what_the_independent_implementation_drafts() {
 fn windows_and_causal_blocks_are_those_of_the_independent_implementation() {
     let off = worst(Some(WINDOW), ORACLE);
     assert!(off < 1e-4, "{off}");
+}
+
+/// Drafted tokens of a tree that agree with a text.
+fn kept(tree: &Tree, text: &[TokenId]) -> usize {
+    let mut at = NodeIdx::ROOT;
+    let follow = |token: &&TokenId| {
+        let child = tree.child_with(at, **token);
+        at = child.unwrap_or(at);
+        child.is_some()
+    };
+    text.iter().take_while(follow).count()
+}
+
+#[test]
+fn as_many_drafted_tokens_come_true_as_in_the_independent_implementation() {
+    let plan = plan_with_draft(None, FAST);
+    for (kind, seed) in [("chain", Seed::ChainOnly), ("tree", Seed::None)] {
+        let (mut found, mut expected) = (0, 0.0);
+        for case in cases().iter().filter(|case| !case["kept"].is_null()) {
+            let text = ids(&case["greedy_ids"]);
+            expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
+            let name = case["name"].as_str().unwrap();
+            drafts((&plan, FAST), name, (K, 1), &mut |root, candidates| {
+                let soil = Soil {
+                    root: text[root],
+                    forced: &[],
+                    hints: &[],
+                    candidates: &candidates,
+                };
+                let shape = Shape {
+                    budget: 22,
+                    max_depth: 15,
+                    seed,
+                };
+                found += kept(&grow(soil, shape).tree, &text[root + 1..]);
+            });
+        }
+        let off = (found as f64 - expected).abs() / expected;
+        assert!(off < 0.02, "{kind}: {found} kept, {expected} expected");
+        assert!(expected > 1000.0, "{kind}: only {expected} were expected");
+    }
 }

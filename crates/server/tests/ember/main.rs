@@ -5,6 +5,7 @@
 
 mod draft;
 mod golden;
+mod laws;
 
 use std::sync::Arc;
 

@@ -1,0 +1,233 @@
+//! The laws of speculation on the bundled pair: trees of every budget, chains and no draft say the same tokens,
+//! greedy and sampled, in batches, with cancellations and shared prompts; and they do draft.
+
+use std::sync::Arc;
+
+use chat::{Special, Tokenizer};
+use contract::{Backend, TokenId};
+use cpu::CpuBackend;
+use decode::{
+    ChoiceStats, Event, FinishReason, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
+    Seed, Settings, Speculation,
+};
+
+use crate::draft::plan_with_draft;
+use crate::golden::{FAST, ember};
+
+/// Prompts in all; each budget from 0 to 63 comes up at least three times.
+const PROMPTS: usize = 204;
+const MAX_TOKENS: usize = 20;
+
+/// Prompts of many kinds, as the template would render them.
+fn prompts() -> Vec<Vec<TokenId>> {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
+    let things = [
+        "lamps", "coins", "letters", "apples", "tickets", "stones", "birds",
+    ];
+    let names = ["Otto", "Mira", "Jonas", "Hedda", "Nils"];
+    let texts = (0..PROMPTS).map(|i| {
+        let (thing, name) = (things[i % 7], names[i % 5]);
+        match i % 6 {
+            0 => format!("Write a Rust function count_{thing}_{i} that counts how often each entry of {thing} occurs."),
+            1 => format!("Write a short story about {name} with {i} {thing}."),
+            2 => format!("What is {} + {}?", 10 + i % 80, 90 - i % 70),
+            3 => format!("Return only JSON. Use the keys name, city: name {name}, city Bergen {i}."),
+            4 => format!("Explain what {thing} are for, {name}, in {} words.", 5 + i % 30),
+            _ => format!("Sort the {thing} of {name}: {}, {}, {}.", i * 7 % 90, i * 3 % 50, i),
+        }
+    });
+    texts
+        .map(|text| {
+            let turn = format!(
+                "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+            );
+            tokenizer.encode(&turn, Special::Match).unwrap()
+        })
+        .collect()
+}
+
+/// How a prompt is continued: every third greedily, the others by drawing, some with penalties or cut tails.
+fn settings(i: usize) -> Settings {
+    let sampling = match i % 6 {
+        0 | 3 => Sampling::greedy(),
+        1 => Sampling {
+            temperature: 0.8,
+            seed: i as u64,
+            ..Sampling::default()
+        },
+        2 => Sampling {
+            temperature: 1.0,
+            top_k: 20,
+            top_p: 0.95,
+            seed: i as u64,
+            ..Sampling::default()
+        },
+        4 => Sampling {
+            temperature: 0.7,
+            presence: 0.6,
+            repetition: 1.1,
+            seed: i as u64,
+            ..Sampling::default()
+        },
+        _ => Sampling {
+            temperature: 1.3,
+            min_p: 0.05,
+            seed: i as u64,
+            ..Sampling::default()
+        },
+    };
+    Settings {
+        sampling,
+        max_tokens: MAX_TOKENS,
+        ..Settings::default()
+    }
+}
+
+/// What each choice of each job said, and what it took.
+type Said = Vec<(Vec<TokenId>, Option<FinishReason>, ChoiceStats)>;
+
+struct World {
+    scheduler: Scheduler,
+    said: Said,
+}
+
+impl World {
+    fn new(speculation: Speculation, sequences: usize) -> World {
+        let mut plan = plan_with_draft(None, FAST);
+        plan.limits.sequences = 5;
+        let loaded = model::load(&ember("ember.gguf")).unwrap();
+        let config = SchedulerConfig {
+            max_sequences: sequences,
+            queue_limit: usize::MAX,
+            eos: loaded.vocab.eos,
+            speculation,
+            ..SchedulerConfig::default()
+        };
+        let runner = CpuBackend::new(FAST).open(plan, &mut |_| {}).unwrap();
+        World {
+            scheduler: Scheduler::new(runner, config),
+            said: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],
+        }
+    }
+
+    /// A prompt's job; every eleventh has two choices, whose prompt is read once and restored.
+    fn submit(&mut self, i: usize, prompt: &[TokenId]) {
+        let job = Job {
+            id: JobId(i as u64),
+            prompt: Arc::from(prompt),
+            choices: if i.is_multiple_of(11) { 2 } else { 1 },
+            settings: settings(i),
+            priority: 0,
+        };
+        self.scheduler.submit(job).unwrap();
+    }
+
+    /// Steps until nothing is left, cancelling each job of `cancelled` after some rounds.
+    fn finish(&mut self, cancelled: &[usize]) {
+        let mut events = Vec::new();
+        for turn in 0.. {
+            for i in cancelled.iter().filter(|i| **i % 5 + 2 == turn) {
+                self.scheduler.cancel(JobId(*i as u64));
+            }
+            let progress = self.scheduler.step(&mut events).unwrap();
+            for (id, event) in events.drain(..) {
+                match event {
+                    Event::Tokens { choice, tokens } => {
+                        let ids = tokens.iter().map(|token| token.id);
+                        self.said[2 * id.0 as usize + choice].0.extend(ids);
+                    }
+                    Event::Finished {
+                        choice,
+                        reason,
+                        stats,
+                    } => {
+                        let said = &mut self.said[2 * id.0 as usize + choice];
+                        (said.1, said.2) = (Some(reason), stats);
+                    }
+                    Event::Failed { error } => panic!("{id}: {error}"),
+                    _ => {}
+                }
+            }
+            if progress == Progress::Idle {
+                assert_eq!(self.scheduler.stats().leaks, 0);
+                return;
+            }
+        }
+    }
+}
+
+fn speculation(budget: usize, seed: Seed) -> Speculation {
+    Speculation {
+        budget,
+        seed,
+        ..Speculation::default()
+    }
+}
+
+#[test]
+fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
+    let prompts = prompts();
+    let mut plain = World::new(speculation(0, Seed::None), 1);
+    for (i, prompt) in prompts.iter().enumerate() {
+        plain.submit(i, prompt);
+    }
+    plain.finish(&[]);
+    let mut compared = 0;
+    for budget in 0..64 {
+        // Each budget takes its own prompts, three or four of them, in batches of one to four.
+        let mine: Vec<usize> = (0..PROMPTS).filter(|i| i % 64 == budget).collect();
+        let seed = [Seed::None, Seed::Chain, Seed::None, Seed::ChainOnly][budget % 4];
+        let mut world = World::new(speculation(budget, seed), 1 + budget % 4);
+        for &i in &mine {
+            world.submit(i, &prompts[i]);
+        }
+        // One in five is cancelled on the way; the others must not notice.
+        let cancelled: Vec<usize> = mine.iter().copied().filter(|i| i % 5 == 3).collect();
+        world.finish(&cancelled);
+        for i in mine.into_iter().flat_map(|i| [2 * i, 2 * i + 1]) {
+            let (expected, found) = (&plain.said[i], &world.said[i]);
+            if found.1 == Some(FinishReason::Cancelled) {
+                assert!(
+                    expected.0.starts_with(&found.0),
+                    "budget {budget}, prompt {}",
+                    i / 2
+                );
+                continue;
+            }
+            assert_eq!(
+                found.0,
+                expected.0,
+                "budget {budget}, {seed:?}, prompt {}",
+                i / 2
+            );
+            assert_eq!(found.1, expected.1);
+            compared += usize::from(found.1.is_some());
+        }
+    }
+    assert!(compared > 160, "only {compared} texts were compared");
+}
+
+#[test]
+fn one_pass_a_step_and_several_tokens_a_pass() {
+    let prompts = prompts();
+    let mut world = World::new(speculation(22, Seed::None), 1);
+    for (i, prompt) in prompts.iter().enumerate().take(24) {
+        world.submit(i, prompt);
+    }
+    world.finish(&[]);
+    let stats = world.scheduler.stats();
+    let texts = world.said.iter().filter(|said| said.1.is_some()).count() as u64;
+    // A round is one verify: with one sequence at a time there are as many as steps.
+    assert_eq!(stats.rounds, stats.batched);
+    assert!(stats.drafted_rounds * 10 > stats.rounds * 9, "{stats:?}");
+    assert_eq!(stats.undrafted_rounds, 0);
+    let per_step = (stats.generated_tokens - texts) as f64 / stats.rounds as f64;
+    assert!(per_step > 1.5, "{per_step} tokens a step");
+    let kept: u64 = world
+        .said
+        .iter()
+        .map(|said| said.2.accepted_tokens as u64)
+        .sum();
+    assert_eq!(stats.accepted_tokens, kept);
+}
