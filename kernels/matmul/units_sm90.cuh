@@ -1,8 +1,14 @@
-// units.cuh's Q4K and Q5K for a warpgroup of sm_90a: the same sums, with B read from shared memory by the tensor cores.
-// Whole numbers are exact, so the bits are those of units.cuh. All four warps of a warpgroup must come here together.
+// units.cuh's Q4K, Q5K and Q6K for a warpgroup of sm_90a: the same sums, with B read from shared memory by the tensor
+// cores, so that 64 rows share what units.cuh reads for 16. Whole numbers are exact: the bits are those of units.cuh.
+// All four warps of a warpgroup must come here together. Products go AHEAD at a time, two such groups in flight: while one is
+// computed, the sums of the one before are scaled.
 #pragma once
 #include "matmul/units.cuh"
 #include "matmul/wgmma_sm90.cuh"
+
+#ifndef AHEAD
+#define AHEAD 1
+#endif
 
 template <int KIND, int M, int N>
 __device__ __forceinline__ void unit_k45_sm90(const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
@@ -12,22 +18,23 @@ __device__ __forceinline__ void unit_k45_sm90(const u8* const (&w)[M], const u8*
     const u32 x_address = shared_address(x);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        int part[2][2][N][4];  // [turn][half]
-        u32 a[2][2][4];
+        int part[2][AHEAD][N][4];
+        u32 a[2][AHEAD][4];
         int sum[N][4];
         const Header head[2] = {header_of(w[m] + HEADERS + g * 16), header_of(w[m] + HEADERS + g * 16 + 128)};
-        uint4 fifth;
+        uint4 fifth, codes;
         if (FIVE) fifth = shared16(w[m] + 2048 + lane * 16);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[n][i] = 0;
 #pragma unroll
-        for (int p = 0; p <= 4; p++) {
-            if (p < 4) {
-                const uint4 codes = shared16(w[m] + p * 512 + lane * 16);
+        for (int step = 0; step <= 8 / AHEAD; step++) {
+            if (step < 8 / AHEAD) {
 #pragma unroll
-                for (int half = 0; half < 2; half++)
+                for (int e = 0; e < AHEAD; e++) {
+                    const int run = step * AHEAD + e, p = run / 2, half = run % 2;
+                    if (half == 0) codes = shared16(w[m] + p * 512 + lane * 16);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         u32 v = word(codes, j) >> (4 * half) & 0x0f0f0f0fu;
@@ -36,27 +43,30 @@ __device__ __forceinline__ void unit_k45_sm90(const u8* const (&w)[M], const u8*
                             const u32 f = word(fifth, p);
                             v |= (bit < 4 ? f << (4 - bit) : f >> (bit - 4)) & 0x10101010u;
                         }
-                        a[p & 1][half][j] = v;
+                        a[step & 1][e][j] = v;
                     }
+                }
                 wgmma_fence();
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    wgmma_s8(part[p & 1][half], a[p & 1][half], wgmma_operand(x_address + p * 512 + half * 256, A8_TILE));
+                for (int e = 0; e < AHEAD; e++)
+                    wgmma_s8(part[step & 1][e], a[step & 1][e], wgmma_operand(x_address + (step * AHEAD + e) * 256, A8_TILE));
                 wgmma_commit();
             }
-            if (p > 0) {
-                if (p < 4)
+            if (step > 0) {
+                if (step < 8 / AHEAD)
                     wgmma_wait<1>();
                 else
                     wgmma_wait<0>();
-                const int q = p - 1;
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int s0 = int(byte_of(head[0].scale[q / 2], q % 2 * 2 + half)), s1 = int(byte_of(head[1].scale[q / 2], q % 2 * 2 + half));
+                for (int e = 0; e < AHEAD; e++) wgmma_done(part[(step - 1) & 1][e]);
+#pragma unroll
+                for (int e = 0; e < AHEAD; e++) {
+                    const int run = (step - 1) * AHEAD + e;
+                    const int s0 = int(byte_of(head[0].scale[run / 4], run % 4)), s1 = int(byte_of(head[1].scale[run / 4], run % 4));
 #pragma unroll
                     for (int n = 0; n < N; n++)
 #pragma unroll
-                        for (int i = 0; i < 4; i++) sum[n][i] += part[q & 1][half][n][i] * (i < 2 ? s0 : s1);
+                        for (int i = 0; i < 4; i++) sum[n][i] += part[(step - 1) & 1][e][n][i] * (i < 2 ? s0 : s1);
                 }
             }
         }
@@ -85,45 +95,51 @@ __device__ __forceinline__ void unit_q6k_sm90(const u8* const (&w)[M], const u8*
     const u32 x_address = shared_address(x);
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        int part[2][2][N][4];  // [turn][run of 16]
-        u32 a[2][2][4];
+        int part[2][AHEAD][N][4];
+        u32 a[2][AHEAD][4];
         int sum[N][4];
         const uint4 scale[2] = {shared16(w[m] + 3072 + g * 16), shared16(w[m] + 3072 + g * 16 + 128)};
+        uint4 codes;
+        u32 top;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[n][i] = 0;
 #pragma unroll
-        for (int s = 0; s <= 8; s++) {  // runs of 32; k = 32 products see one run of 16, the other being zero
-            if (s < 8) {
-                const int p = s / 2, half = s % 2;
-                const uint4 codes = shared16(w[m] + p * 512 + lane * 16);
-                const u32 top = *(const u32*)(w[m] + 2048 + p / 2 * 512 + lane * 16 + s % 4 * 4);
+        for (int step = 0; step <= 16 / AHEAD; step++) {
+            if (step < 16 / AHEAD) {
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const u32 v = ((half ? word(codes, j) >> 2 : word(codes, j) << 2) & 0x3c3c3c3cu) | (top << (6 - 2 * j) & 0xc0c0c0c0u);
-                    a[s & 1][j / 2][j] = v;
-                    a[s & 1][1 - j / 2][j] = 0;
+                for (int e = 0; e < AHEAD; e++) {
+                    // A product of 32 sees one run of 16, the other being zero.
+                    const int run = step * AHEAD + e, s = run / 2, half = s % 2;
+                    if (run % 4 == 0) codes = shared16(w[m] + s / 2 * 512 + lane * 16);
+                    if (run % 2 == 0) top = *(const u32*)(w[m] + 2048 + s / 4 * 512 + lane * 16 + s % 4 * 4);
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        a[step & 1][e][j] = j / 2 != run % 2 ? 0
+                                            : ((half ? word(codes, j) >> 2 : word(codes, j) << 2) & 0x3c3c3c3cu) | (top << (6 - 2 * j) & 0xc0c0c0c0u);
                 }
                 wgmma_fence();
 #pragma unroll
-                for (int run = 0; run < 2; run++) wgmma_s8(part[s & 1][run], a[s & 1][run], wgmma_operand(x_address + s * 256, A8_TILE));
+                for (int e = 0; e < AHEAD; e++)
+                    wgmma_s8(part[step & 1][e], a[step & 1][e], wgmma_operand(x_address + (step * AHEAD + e) / 2 * 256, A8_TILE));
                 wgmma_commit();
             }
-            if (s > 0) {
-                if (s < 8)
+            if (step > 0) {
+                if (step < 16 / AHEAD)
                     wgmma_wait<1>();
                 else
                     wgmma_wait<0>();
-                const int q = s - 1;
 #pragma unroll
-                for (int run = 0; run < 2; run++) {
-                    const int at = q % 2 * 2 + run;
-                    const int s0 = signed_byte_of(word(scale[0], q / 2), at), s1 = signed_byte_of(word(scale[1], q / 2), at);
+                for (int e = 0; e < AHEAD; e++) wgmma_done(part[(step - 1) & 1][e]);
+#pragma unroll
+                for (int e = 0; e < AHEAD; e++) {
+                    const int run = (step - 1) * AHEAD + e;
+                    const int s0 = signed_byte_of(word(scale[0], run / 4), run % 4), s1 = signed_byte_of(word(scale[1], run / 4), run % 4);
 #pragma unroll
                     for (int n = 0; n < N; n++)
 #pragma unroll
-                        for (int i = 0; i < 4; i++) sum[n][i] += part[q & 1][run][n][i] * (i < 2 ? s0 : s1);
+                        for (int i = 0; i < 4; i++) sum[n][i] += part[(step - 1) & 1][e][n][i] * (i < 2 ? s0 : s1);
                 }
             }
         }

@@ -11,6 +11,12 @@ template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+// After wgmma_wait: keeps the compiler from reading d before it.
+template <int N>
+__device__ __forceinline__ void wgmma_done(int (&d)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) asm volatile("" : "+r"(d[n][0]), "+r"(d[n][1]), "+r"(d[n][2]), "+r"(d[n][3])::"memory");
+}
 // No swizzle; `address` a multiple of 16.
 __device__ __forceinline__ u64 wgmma_operand(u32 address, u32 stride) {
     return u64(address >> 4 & 0x3fff) | u64(128 >> 4) << 16 | u64(stride >> 4) << 32;
