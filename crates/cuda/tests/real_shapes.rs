@@ -1,0 +1,222 @@
+//! One delta layer, one attention layer, feed-forward and head in the shapes of a real 27B model, against the
+//! CPU: prompts of 2,048 tokens, trees of 1, 24 and 64 nodes, and a cache filled to position 131,072 in a slot
+//! that lies more than 2^31 bytes into its array.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+
+use std::sync::Arc;
+
+use card::Random;
+use contract::snapshot::{Header, Owner, SectionKind, write_header, write_section};
+use contract::{
+    Ask, CommitItem, KvFormat, KvFormats, Limits, Mixer, NodeIdx, OpenPlan, Row, Runner, SeqId,
+    TokenId, Tree, VerifyItem,
+};
+use cpu::CpuBackend;
+use cuda::{CudaBackend, Options, compile};
+use half::f16;
+use model::synth::SynthSpec;
+
+/// Root mean square difference over root mean square value that rounding activations to eight bits may make in
+/// two layers and a head.
+const RELATIVE: f32 = 0.05;
+const HALF: KvFormats = KvFormats {
+    k: KvFormat::F16,
+    v: KvFormat::F16,
+};
+
+/// The first delta and the first attention layer of the model, with its whole vocabulary.
+fn plan(limits: Limits) -> OpenPlan {
+    let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m")
+        .unwrap()
+        .load()
+        .unwrap();
+    let mut spec = (*loaded.spec).clone();
+    let first = |attention: bool| {
+        let kind = |mixer: &Mixer| matches!(mixer, Mixer::Attention(_)) == attention;
+        spec.layers.iter().find(|l| kind(&l.mixer)).unwrap().clone()
+    };
+    spec.layers = vec![first(false), first(true)];
+    OpenPlan {
+        target: Arc::new(spec),
+        weights: loaded.weights,
+        draft: None,
+        exact: false,
+        kv: HALF,
+        limits,
+    }
+}
+
+fn backend() -> Option<CudaBackend> {
+    let gpu = card::gpu()?;
+    let options = Options {
+        poison: true,
+        compile: compile::Options {
+            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
+            ..compile::Options::default()
+        },
+        ..Options::default()
+    };
+    Some(CudaBackend::with_options(gpu.card().clone(), options))
+}
+
+fn tokens(n: usize, salt: usize) -> Vec<TokenId> {
+    let ids = (0..n).map(|i| (i * 7919 + salt * 104_729 + 13) % 248_000);
+    ids.map(|id| TokenId(id as u32)).collect()
+}
+
+fn check(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let square = |sum: f64, x: f32| sum + f64::from(x) * f64::from(x);
+    let differences = found.iter().zip(expected).map(|(f, e)| f - e);
+    let off = differences.fold(0.0, square);
+    let all = expected.iter().copied().fold(0.0, square);
+    let relative = (off / all).sqrt() as f32;
+    eprintln!("  {what}: {relative:.5} off");
+    assert!(relative < RELATIVE, "{what}: {relative} off");
+}
+
+fn rows(what: &str, found: &[Row], expected: &[Row]) {
+    let values = |rows: &[Row]| -> Vec<f32> { rows.iter().flat_map(|r| r.raw.clone()).collect() };
+    check(what, &values(found), &values(expected));
+}
+
+/// Verifies trees on both, comparing some rows of each, and commits a path of each.
+fn trees((ours, a): (&mut dyn Runner, SeqId), (judge, b): (&mut dyn Runner, SeqId)) {
+    for (n, salt) in [(1, 3), (24, 4), (64, 5), (1, 6)] {
+        let parents: Vec<NodeIdx> = (1..n).map(|i| NodeIdx((i / 2) as u16)).collect();
+        let tree = Tree::new(&tokens(n, salt), &parents).unwrap();
+        let mut asks = vec![Ask::NOTHING; n];
+        asks[0] = Ask::full();
+        asks[n / 2] = Ask::full();
+        asks[n - 1] = Ask::full();
+        let path = tree.path_to(NodeIdx(n as u16 - 1));
+        let mut all = Vec::new();
+        let (tree, asks, path) = (&tree, &asks[..], &path);
+        let mut pass = |runner: &mut dyn Runner, seq: SeqId| {
+            let rows = runner.verify(&[VerifyItem { seq, tree, asks }]).unwrap();
+            runner.commit(&[CommitItem { seq, path }]).unwrap();
+            all.extend(rows);
+        };
+        pass(ours, a);
+        pass(judge, b);
+        rows(&format!("a tree of {n}"), &all[0], &all[1]);
+    }
+}
+
+#[test]
+fn two_real_layers_are_the_cpus() {
+    let Some(backend) = backend() else { return };
+    let limits = Limits {
+        sequences: 1,
+        context: 4096,
+        tree_nodes: 64,
+        prefill_chunk: 2048,
+    };
+    let mut ours = backend.open_inspected(plan(limits), &mut |_| {}).unwrap();
+    let processor = CpuBackend::new(cpu::Options::default());
+    let mut judge = processor.open_inspected(plan(limits), &mut |_| {}).unwrap();
+    let prompt = tokens(2048, 1);
+    let found = ours.hidden_states(&prompt).unwrap();
+    let expected = judge.hidden_states(&prompt).unwrap();
+    for (layer, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        check(&format!("2,048 rows after layer {layer}"), found, expected);
+    }
+    let (a, b) = (ours.open(4096).unwrap(), judge.open(4096).unwrap());
+    let prompt = tokens(300, 2);
+    let asks = [(0, Ask::full()), (299, Ask::full())];
+    let found = ours.prefill(a, &prompt, &asks).unwrap();
+    let expected = judge.prefill(b, &prompt, &asks).unwrap();
+    rows("a prompt of 300", &found, &expected);
+    trees((&mut *ours, a), (&mut *judge, b));
+    check(
+        "the delta state",
+        &ours.delta_state(a, 0).unwrap(),
+        &judge.delta_state(b, 0).unwrap(),
+    );
+}
+
+/// Neutral bytes of a made-up state at `position`.
+fn made_up(plan: &OpenPlan, position: usize) -> Vec<u8> {
+    let mut random = Random::new(9);
+    let mut bytes = Vec::new();
+    let owner = Owner {
+        model: plan.target.hash,
+        kv: plan.kv,
+        draft: None,
+    };
+    let header = Header {
+        owner,
+        position: position as u64,
+        sections: 4,
+    };
+    write_header(&mut bytes, &header).unwrap();
+    for (layer, of) in plan.target.layers.iter().enumerate() {
+        let layer = layer as u32;
+        match &of.mixer {
+            Mixer::Attention(a) => {
+                for kind in [SectionKind::Keys, SectionKind::Values] {
+                    let n = position * a.n_kv_heads * a.head_dim;
+                    let halves: Vec<u8> = (0..n)
+                        .flat_map(|_| f16::from_f32(random.unit() * 2.0 - 1.0).to_le_bytes())
+                        .collect();
+                    write_section(&mut bytes, kind, layer, &halves).unwrap();
+                }
+            }
+            Mixer::GatedDelta(d) => {
+                let sections = [
+                    (SectionKind::DeltaState, d.state_values(), 0.05),
+                    (SectionKind::ConvWindow, d.window_values(), 0.5),
+                ];
+                for (kind, n, scale) in sections {
+                    let values = random.normals(n, scale);
+                    let values: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    write_section(&mut bytes, kind, layer, &values).unwrap();
+                }
+            }
+        }
+    }
+    bytes
+}
+
+#[test]
+fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
+    const POSITION: usize = 131_072;
+    const SLOTS: usize = 12;
+    let Some(backend) = backend() else { return };
+    let limits = |sequences| Limits {
+        sequences,
+        context: POSITION + 512,
+        tree_nodes: 64,
+        prefill_chunk: 256,
+    };
+    let mut ours = backend
+        .open_inspected(plan(limits(SLOTS)), &mut |_| {})
+        .unwrap();
+    let processor = CpuBackend::new(cpu::Options::default());
+    let alone = plan(limits(1));
+    let bytes = made_up(&alone, POSITION);
+    let mut judge = processor.open_inspected(alone, &mut |_| {}).unwrap();
+    let before: Vec<SeqId> = (1..SLOTS).map(|_| ours.open(64).unwrap()).collect();
+    let (a, b) = (
+        ours.open(POSITION + 512).unwrap(),
+        judge.open(POSITION + 512).unwrap(),
+    );
+    let saved = ours.import(&mut &bytes[..]).unwrap();
+    ours.restore(a, saved.id).unwrap();
+    let saved = judge.import(&mut &bytes[..]).unwrap();
+    judge.restore(b, saved.id).unwrap();
+    trees((&mut *ours, a), (&mut *judge, b));
+    let more = tokens(100, 8);
+    let asks = [(99, Ask::full())];
+    let found = ours.prefill(a, &more, &asks).unwrap();
+    let expected = judge.prefill(b, &more, &asks).unwrap();
+    rows("a prompt of 100 at the end", &found, &expected);
+    drop(before);
+}
