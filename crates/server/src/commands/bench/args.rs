@@ -10,7 +10,7 @@ use crate::cli::DeviceArgs;
 
 /// What stands below the flags in `hearth bench --help`.
 pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:q4_k_m --device cuda:0\n  \
-    hearth bench --synthetic qwen3.5-0.8b:bf16 --pp 512 --tg 128 --verify '' --depth 0,4096\n  \
+    hearth bench --synthetic qwen3.5-0.8b:bf16 --pp 0 --tg 128 --verify '' --depth 0,4096\n  \
     hearth bench model.gguf --verify 1,24,4x8 --json lines.jsonl\n\n\
     Cases: pp N (N tokens of a prompt), tg N (N tokens one by one, row on the host), verify N (a tree of N\n\
     nodes) or SxN (S sequences with a tree of N each), draft. Medians over --reps runs, after one to warm up.";
@@ -27,7 +27,7 @@ pub struct BenchArgs {
     /// Where and how it runs.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Lengths of prompts.
+    /// Lengths of prompts; 0 for none.
     #[arg(
         long,
         value_name = "LIST",

@@ -57,7 +57,7 @@ pub(super) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let report = Report::new(args, &loaded, &device, instruments)?;
     let mut bench = Bench::new(runner, &plan, report, args.reps);
     for &depth in &args.depth {
-        for &tokens in &args.pp {
+        for &tokens in args.pp.iter().filter(|&&tokens| tokens > 0) {
             bench.prefill(depth, tokens)?;
         }
         if args.tg > 0 {
