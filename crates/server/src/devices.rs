@@ -27,12 +27,12 @@ pub struct Instruments {
     pub meter: Option<cuda::Meter>,
 }
 
-/// What measures the card that `choice` means; `None` for the CPU.
+/// What measures the card that `id` names; `None` for the CPU.
 ///
 /// # Errors
 /// As opening the card.
-pub fn instruments(choice: &DeviceChoice) -> anyhow::Result<Option<Instruments>> {
-    let Some(ordinal) = ordinal(&choice.name) else {
+pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<Instruments>> {
+    let Some(ordinal) = ordinal(id) else {
         return Ok(None);
     };
     let cards = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;

@@ -26,9 +26,9 @@ pub(super) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let loaded = model(args)?;
     let forms = args.forms()?;
     let choice = open::choice(&args.device)?;
-    // Before the model takes the card.
-    let instruments = devices::instruments(&choice)?;
     let backend = devices::choose(&choice)?;
+    // Before the model takes the card.
+    let instruments = devices::instruments(&backend.probe()?.id, &choice)?;
     let deepest = args.depth.iter().copied().max().unwrap_or(0);
     let longest = args.pp.iter().copied().max().unwrap_or(0).max(args.tg + 1);
     let wish = Wish {
