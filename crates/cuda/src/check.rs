@@ -46,11 +46,8 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
         return Err(unsupported((what, "use f16, q8_0, q4_0 or f32")));
     }
     draft_spec(&draft.spec, &plan.target)?;
-    let heads = draft.spec.layers.iter().map(|layer| &layer.attention);
-    heads
-        .map(head)
-        .collect::<Result<(), _>>()
-        .map_err(unsupported)
+    let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
+    heads.try_for_each(head).map_err(unsupported)
 }
 
 /// Checks a draft against its target as the passes need it.

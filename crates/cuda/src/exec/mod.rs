@@ -41,13 +41,18 @@ pub(crate) struct Engine {
 
 /// Page-locked memory that the card reads headers from and writes rows to.
 struct Headers {
+    up: Uploads,
+    rows: Pinned<u8>,
+    /// Whether something queued may still read `up.chunk` or `up.commit`.
+    in_flight: bool,
+}
+
+/// What the card reads.
+struct Uploads {
     step: Pinned<u8>,
     draft: Pinned<u8>,
     chunk: Pinned<u8>,
     commit: Pinned<u8>,
-    rows: Pinned<u8>,
-    /// Whether something queued may still read `chunk` or `commit`.
-    in_flight: bool,
 }
 
 impl Engine {
@@ -61,10 +66,12 @@ impl Engine {
         chains: bool,
     ) -> Result<Engine, DeviceError> {
         let headers = Headers {
-            step: gpu.pinned(size_of::<Step>())?,
-            draft: gpu.pinned(size_of::<Step>())?,
-            chunk: gpu.pinned(ChunkHead::bytes(plans.chunk_rows()))?,
-            commit: gpu.pinned(size_of::<Commit>())?,
+            up: Uploads {
+                step: gpu.pinned(size_of::<Step>())?,
+                draft: gpu.pinned(size_of::<Step>())?,
+                chunk: gpu.pinned(ChunkHead::bytes(plans.chunk_rows()))?,
+                commit: gpu.pinned(size_of::<Commit>())?,
+            },
             rows: gpu.pinned(plans.reduce.out_bytes(step::ROWS))?,
             in_flight: false,
         };
@@ -149,11 +156,11 @@ impl Engine {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let key = Key::Step(step::bucket(rows));
         let bytes = step::bytes_of(step);
-        self.headers.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         #[cfg(feature = "inspect")]
         if self.watched.is_some() {
-            self.headers
-                .upload(&self.gpu, self.plans.addresses, &self.plans, key)?;
+            let (to, plans) = (self.plans.addresses, &self.plans);
+            self.headers.up.queue(&self.gpu, to, plans, key)?;
             self.queue_watched(key, rows)?;
             return Ok(Vec::new());
         }
@@ -211,7 +218,7 @@ impl Engine {
         head.ask(asks.iter().map(|(row, _)| *row));
         let mut bytes = Vec::with_capacity(ChunkHead::bytes(tokens.len()));
         head.write(tokens, &mut bytes);
-        self.headers.chunk.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
+        self.headers.up.chunk.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
         Ok(())
     }
 
@@ -219,7 +226,7 @@ impl Engine {
     pub(crate) fn commit(&mut self, commit: &Commit) -> Result<(), DeviceError> {
         self.settle_headers()?;
         let bytes = step::bytes_of(commit);
-        self.headers.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(self.plans.commit_key(commit.nodes()))
     }
 
@@ -227,7 +234,7 @@ impl Engine {
     pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let bytes = step::bytes_of(step);
-        self.headers.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Key::Draft(step::bucket(rows)))?;
         self.gpu.sync()?;
         self.headers.in_flight = false;
@@ -256,9 +263,10 @@ impl Engine {
             ..
         } = self;
         let addresses = plans.addresses;
-        let up = |gpu: &Gpu| headers.upload(gpu, addresses, plans, key);
-        runs.run(gpu, key, up)?;
-        headers.download(gpu, addresses, plans, key)
+        let Headers { up, rows, .. } = headers;
+        let first = |gpu: &Gpu| up.queue(gpu, addresses, plans, key);
+        let last = |gpu: &Gpu| download(gpu, rows, addresses, plans, key);
+        runs.run(gpu, key, first, last)
     }
 
     /// Uploads the head of the chunk header and `rows` tokens.
@@ -269,7 +277,7 @@ impl Engine {
         // SAFETY: whoever writes the header next waits first, as `in_flight` tells.
         unsafe {
             self.gpu
-                .copy_to_card(self.gpu.stream(), to, &self.headers.chunk, range)
+                .copy_to_card(self.gpu.stream(), to, &self.headers.up.chunk, range)
         }
     }
 
@@ -305,9 +313,9 @@ fn top(reduce: rows::Reduce, bytes: &[u8], i: usize, k: usize) -> Row {
     }
 }
 
-impl Headers {
+impl Uploads {
     /// Queues the copy of the header that `key` reads.
-    fn upload(&self, gpu: &Gpu, to: Addresses, plans: &Plans, key: Key) -> Result<(), DeviceError> {
+    fn queue(&self, gpu: &Gpu, to: Addresses, plans: &Plans, key: Key) -> Result<(), DeviceError> {
         let (to, from, bytes) = match key {
             Key::Step(_) => (to.step, &self.step, size_of::<Step>()),
             Key::Chunk(rows) => {
@@ -322,20 +330,20 @@ impl Headers {
         // and writers of the others wait while `in_flight` is set.
         unsafe { gpu.copy_to_card(gpu.stream(), to, from, 0..bytes) }
     }
+}
 
-    /// Queues the copy of the reduced rows that `key` makes.
-    fn download(
-        &mut self,
-        gpu: &Gpu,
-        from: Addresses,
-        plans: &Plans,
-        key: Key,
-    ) -> Result<(), DeviceError> {
-        let (Key::Step(bucket) | Key::Head(bucket) | Key::Draft(bucket)) = key else {
-            return Ok(());
-        };
-        let bytes = plans.reduce.out_bytes(bucket);
-        // SAFETY: read only after the wait that follows.
-        unsafe { gpu.copy_to_host(gpu.stream(), &mut self.rows, 0..bytes, from.rows) }
-    }
+/// Queues the copy of the reduced rows that `key` makes.
+fn download(
+    gpu: &Gpu,
+    rows: &mut Pinned<u8>,
+    from: Addresses,
+    plans: &Plans,
+    key: Key,
+) -> Result<(), DeviceError> {
+    let (Key::Step(bucket) | Key::Head(bucket) | Key::Draft(bucket)) = key else {
+        return Ok(());
+    };
+    let bytes = plans.reduce.out_bytes(bucket);
+    // SAFETY: read only after the wait that follows.
+    unsafe { gpu.copy_to_host(gpu.stream(), rows, 0..bytes, from.rows) }
 }

@@ -1,6 +1,7 @@
 //! One plan as launches or as a captured graph.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use contract::DeviceError;
 
@@ -52,14 +53,15 @@ impl Runs {
         })
     }
 
-    /// Queues `first` and then the launches of a plan.
+    /// Queues `first`, the launches of a plan, and `last`.
     ///
     /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the card.
     pub(crate) fn run(
         &mut self,
         gpu: &Gpu,
         key: Key,
-        first: impl Fn(&Gpu) -> Result<(), DeviceError>,
+        first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
+        last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let list = self.lists.get(&key).ok_or_else(|| DeviceError::Misuse {
             call: "a plan",
@@ -68,18 +70,17 @@ impl Runs {
         let queue = || {
             first(gpu)?;
             list.iter()
-                .try_for_each(|(function, launch)| gpu.run_function(function, launch))
+                .try_for_each(|(function, launch)| gpu.run_function(function, launch))?;
+            last(gpu)
         };
         if self.mode == Mode::Eager || matches!(key, Key::Chunk(_)) {
             return queue();
         }
-        if !self.graphs.contains_key(&key) {
-            self.graphs.insert(key, gpu.capture(queue)?);
-        }
-        match self.graphs.get(&key) {
-            Some(graph) => gpu.replay(graph),
-            None => Ok(()),
-        }
+        let graph = match self.graphs.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(gpu.capture(queue)?),
+        };
+        gpu.replay(graph)
     }
 
     /// Queues the launches `range` of a plan one by one.
