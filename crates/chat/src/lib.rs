@@ -14,9 +14,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anthropic;
 pub mod conversation;
 pub mod detokenize;
 mod error;
+mod fields;
 mod normalise;
 pub mod openai;
 pub mod reasoning;

@@ -85,15 +85,17 @@ fn append_system(front: &mut Option<Message>, message: &Message, text: String) {
     }
 }
 
+/// Whether a block of system text is there for billing alone.
+pub(crate) fn is_billing(text: &str) -> bool {
+    text.trim_start().starts_with(BILLING_PREFIX)
+}
+
 /// System text without lines that change in every request and mean nothing to the model.
 fn without_billing_lines(text: &str) -> String {
     if !text.contains(BILLING_PREFIX) {
         return text.to_owned();
     }
-    let kept: Vec<&str> = text
-        .split('\n')
-        .filter(|line| !line.trim_start().starts_with(BILLING_PREFIX))
-        .collect();
+    let kept: Vec<&str> = text.split('\n').filter(|line| !is_billing(line)).collect();
     kept.join("\n")
 }
 

@@ -9,7 +9,7 @@ mod xml_value;
 
 use std::collections::HashMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub use self::call::End;
 pub(crate) use self::call::{CallEvent, CallParser, Opening, Outcome};
@@ -23,6 +23,29 @@ pub struct Tool {
     pub parameters: Option<Value>,
     /// The declaration as templates print it, in the client's key order.
     pub declaration: Value,
+}
+
+impl Tool {
+    /// A tool of these parts, declared in the form templates print.
+    pub(crate) fn declare(
+        name: &str,
+        description: Option<&str>,
+        parameters: Option<&Value>,
+    ) -> Tool {
+        let mut function = Map::new();
+        function.insert("name".to_owned(), name.into());
+        if let Some(description) = description {
+            function.insert("description".to_owned(), description.into());
+        }
+        if let Some(parameters) = parameters {
+            function.insert("parameters".to_owned(), parameters.clone());
+        }
+        Tool {
+            name: name.to_owned(),
+            parameters: parameters.cloned(),
+            declaration: json!({ "type": "function", "function": function }),
+        }
+    }
 }
 
 /// The tools a reply may call.

@@ -14,6 +14,11 @@ pub use self::format::ResponseFormat;
 pub use self::sampling::{RepWindow, SamplingFields};
 pub use self::thinking::Thinking;
 pub use self::tools::ToolChoice;
+pub(crate) use self::{
+    chat::Own,
+    messages::parse_arguments,
+    tools::{ToolFields, items as tool_items},
+};
 pub use crate::normalise::LateSystem;
 
 /// Most messages a request may hold.

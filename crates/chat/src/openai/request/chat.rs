@@ -9,8 +9,8 @@ use super::tools::{ToolChoice, ToolFields};
 use super::{MAX_TOP_LOGPROBS, messages};
 use crate::conversation::{Conversation, Message, Role};
 use crate::error::ChatError;
+use crate::fields::{Fields, parse_body};
 use crate::normalise::{LateSystem, normalise};
-use crate::openai::fields::{Fields, parse_body};
 use crate::tools::{Tool, ToolSet};
 
 /// A chat completion request whose every field is in range.
@@ -56,6 +56,16 @@ pub struct ChatRequest {
     pub return_progress: bool,
     /// Send timings with each event.
     pub timings_per_token: bool,
+}
+
+/// What each dialect reads in its own way; all else is read alike in all of them.
+pub(crate) struct Own {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) sampling: SamplingFields,
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) tools: ToolFields,
+    pub(crate) response_format: ResponseFormat,
+    pub(crate) continue_final_message: bool,
 }
 
 /// What events carry besides text.
@@ -121,9 +131,6 @@ impl ChatRequest {
             return Err(body.error("audio", "audio output is not supported"));
         }
         let messages = messages::read(&body)?;
-        let template_variables = template_variables(&body)?;
-        let thinking = Thinking::read(&body, &template_variables)?;
-        let tools = ToolFields::read(&body)?;
         let continue_final_message = body.flag("continue_final_message", false)?;
         if continue_final_message
             && messages
@@ -135,27 +142,47 @@ impl ChatRequest {
                 "needs an assistant message at the end of messages",
             ));
         }
+        let own = Own {
+            messages,
+            sampling: SamplingFields::read(&body, "stop")?,
+            logprobs: logprobs(&body)?,
+            tools: ToolFields::read(&body)?,
+            response_format: ResponseFormat::read(&body)?,
+            continue_final_message,
+        };
+        let mut request = ChatRequest::assemble(&body, own)?;
+        request.stream_options = StreamOptions::read(&body)?;
+        request.reasoning_format = reasoning_format(&body)?;
+        request.add_generation_prompt = body.flag("add_generation_prompt", true)?;
+        request.return_progress = body.flag("return_progress", false)?;
+        request.timings_per_token = body.flag("timings_per_token", false)?;
+        Ok(request)
+    }
+
+    /// A request of any dialect: what the dialect reads in its own way, and the rest from `body`.
+    pub(crate) fn assemble(body: &Fields<'_>, own: Own) -> Result<ChatRequest, ChatError> {
+        let template_variables = template_variables(body)?;
         Ok(ChatRequest {
             model: body.string("model")?.map(str::to_owned),
-            messages,
+            messages: own.messages,
             stream: body.flag("stream", false)?,
-            stream_options: StreamOptions::read(&body)?,
-            sampling: SamplingFields::read(&body)?,
-            logprobs: logprobs(&body)?,
-            tools: tools.tools,
-            tool_choice: tools.choice,
-            allowed_tools: tools.allowed,
-            parallel_tool_calls: tools.parallel,
-            response_format: ResponseFormat::read(&body)?,
-            thinking,
+            stream_options: StreamOptions::default(),
+            sampling: own.sampling,
+            logprobs: own.logprobs,
+            tools: own.tools.tools,
+            tool_choice: own.tools.choice,
+            allowed_tools: own.tools.allowed,
+            parallel_tool_calls: own.tools.parallel,
+            response_format: own.response_format,
+            thinking: Thinking::read(body, &template_variables)?,
             template_variables,
-            reasoning_format: reasoning_format(&body)?,
-            add_generation_prompt: body.flag("add_generation_prompt", true)?,
-            continue_final_message,
-            cache: cache_hints(&body)?,
-            priority: priority(&body)?,
-            return_progress: body.flag("return_progress", false)?,
-            timings_per_token: body.flag("timings_per_token", false)?,
+            reasoning_format: ReasoningFormat::default(),
+            add_generation_prompt: true,
+            continue_final_message: own.continue_final_message,
+            cache: cache_hints(body)?,
+            priority: priority(body)?,
+            return_progress: false,
+            timings_per_token: false,
         })
     }
 

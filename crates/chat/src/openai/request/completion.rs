@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::sampling::{SamplingFields, token_id};
 use super::{MAX_PROMPTS, MAX_TOP_LOGPROBS, StreamOptions};
 use crate::error::ChatError;
-use crate::openai::fields::{Fields, must_be, parse_body};
+use crate::fields::{Fields, must_be, parse_body};
 use crate::tokenizer::{Special, Tokenizer};
 
 /// Tokens generated when the request does not say, as the protocol has it.
@@ -49,7 +49,7 @@ impl CompletionRequest {
     pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
-        let sampling = SamplingFields::read(&body)?;
+        let sampling = SamplingFields::read(&body, "stop")?;
         if let Some(best_of) = body.count("best_of", usize::MAX)?
             && best_of != sampling.n
         {

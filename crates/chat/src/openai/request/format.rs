@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::chat::ChatRequest;
 use super::tools::ToolChoice;
 use crate::error::ChatError;
-use crate::openai::fields::Fields;
+use crate::fields::Fields;
 
 /// The shape asked for by `response_format` or one of its equivalents.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -33,13 +33,18 @@ const EXTENSIONS: [&str; 8] = [
 ];
 
 impl ResponseFormat {
-    pub(super) fn read(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
+    pub(crate) fn read(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
         if let Some(name) = EXTENSIONS.into_iter().find(|name| body.get(name).is_some()) {
             return Ok(ResponseFormat::Extension(name));
         }
         let Some(format) = body.object("response_format")? else {
             return Ok(ResponseFormat::Text);
         };
+        ResponseFormat::read_format(&format)
+    }
+
+    /// Reads the object that names the shape; `json_schema` may hold it inside or beside it.
+    pub(crate) fn read_format(format: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
         match format.string("type")? {
             Some("text") => Ok(ResponseFormat::Text),
             Some("json_object") => Ok(ResponseFormat::JsonObject),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::MAX_MESSAGES;
 use crate::conversation::{Message, Role, ToolCall};
 use crate::error::ChatError;
-use crate::openai::fields::{Fields, must_be};
+use crate::fields::{Fields, must_be};
 
 pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
     let items = body
@@ -180,7 +180,7 @@ fn tool_call(function: &Fields<'_>, id: Option<String>) -> Result<ToolCall, Chat
 }
 
 /// Templates walk over arguments, so the wire's string becomes an object whatever it holds.
-fn parse_arguments(text: &str, tool: &str) -> Map<String, Value> {
+pub(crate) fn parse_arguments(text: &str, tool: &str) -> Map<String, Value> {
     if text.trim().is_empty() {
         return Map::new();
     }

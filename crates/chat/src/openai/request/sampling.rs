@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{MAX_CHOICES, MAX_STOPS};
 use crate::error::ChatError;
-use crate::openai::fields::{Fields, integer, must_be};
+use crate::fields::{Fields, integer, must_be};
 
 /// How to choose tokens and when to end. `None` means that the model's card or the server decides.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -56,7 +56,8 @@ pub enum RepWindow {
 }
 
 impl SamplingFields {
-    pub(super) fn read(body: &Fields<'_>) -> Result<SamplingFields, ChatError> {
+    /// Reads the fields; stop strings go by the name `stop_key`.
+    pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingFields, ChatError> {
         Ok(SamplingFields {
             max_tokens: max_tokens(body)?,
             temperature: body
@@ -77,7 +78,7 @@ impl SamplingFields {
             logit_bias: logit_bias(body)?,
             ignore_eos: body.flag("ignore_eos", false)?,
             min_tokens: body.count("min_tokens", u32::MAX as usize)?.unwrap_or(0),
-            stop: stop(body)?,
+            stop: stop(body, stop_key)?,
             stop_token_ids: stop_token_ids(body)?,
             n: choices(body)?,
             plain: !body.flag("speculative", true)?,
@@ -169,7 +170,7 @@ fn logit_bias(body: &Fields<'_>) -> Result<Vec<(TokenId, f32)>, ChatError> {
     Ok(edits)
 }
 
-fn stop(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
+fn stop(body: &Fields<'_>, key: &str) -> Result<Vec<String>, ChatError> {
     let one = |value: &Value, path: String| match value {
         Value::String(text) if text.is_empty() => {
             Err(ChatError::field(path, "must not be an empty string"))
@@ -180,19 +181,19 @@ fn stop(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
             must_be("a string or an array of strings", other),
         )),
     };
-    match body.get("stop") {
+    match body.get(key) {
         None => Ok(Vec::new()),
         Some(Value::Array(items)) => {
             if items.len() > MAX_STOPS {
                 return Err(body.error(
-                    "stop",
+                    key,
                     format!("must hold at most {MAX_STOPS} strings, not {}", items.len()),
                 ));
             }
-            let with_path = |(index, item)| one(item, format!("{}[{index}]", body.path("stop")));
+            let with_path = |(index, item)| one(item, format!("{}[{index}]", body.path(key)));
             items.iter().enumerate().map(with_path).collect()
         }
-        Some(value) => Ok(vec![one(value, body.path("stop"))?]),
+        Some(value) => Ok(vec![one(value, body.path(key))?]),
     }
 }
 
@@ -214,7 +215,7 @@ fn stop_token_ids(body: &Fields<'_>) -> Result<Vec<TokenId>, ChatError> {
 }
 
 /// A token id in an array; `path` says where, if it is none.
-pub(super) fn token_id(value: &Value, path: impl FnOnce() -> String) -> Result<TokenId, ChatError> {
+pub(crate) fn token_id(value: &Value, path: impl FnOnce() -> String) -> Result<TokenId, ChatError> {
     match integer(value).map(u32::try_from) {
         Some(Ok(id)) => Ok(TokenId(id)),
         _ => Err(ChatError::field(path(), must_be("a token id", value))),

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::conversation::Effort;
 use crate::error::ChatError;
-use crate::openai::fields::Fields;
+use crate::fields::Fields;
 
 /// What a request says about thinking.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,7 +29,7 @@ impl Thinking {
     ///
     /// Highest first: `chat_template_kwargs.enable_thinking`, top-level `enable_thinking`,
     /// `thinking.type`, an effort, a bare `reasoning` object.
-    pub(super) fn read(
+    pub(crate) fn read(
         body: &Fields<'_>,
         kwargs: &Map<String, Value>,
     ) -> Result<Thinking, ChatError> {
@@ -96,7 +96,15 @@ fn effort_name<'a>(
     {
         return Ok(Some(name));
     }
-    body.string("reasoning_effort")
+    if let Some(config) = body.object("output_config")?
+        && let Some(name) = config.string("effort")?
+    {
+        return Ok(Some(name));
+    }
+    match body.string("reasoning_effort")? {
+        Some(name) => Ok(Some(name)),
+        None => body.string("effort"),
+    }
 }
 
 fn by_type(thinking: &Fields<'_>) -> Result<Option<bool>, ChatError> {

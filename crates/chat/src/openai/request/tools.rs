@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::MAX_TOOLS;
 use crate::error::ChatError;
-use crate::openai::fields::{Fields, must_be};
+use crate::fields::{Fields, must_be};
 use crate::tools::Tool;
 
 /// Whether and what the model may call.
@@ -23,16 +23,16 @@ pub enum ToolChoice {
 
 /// What a request says about tools.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct ToolFields {
-    pub(super) tools: Vec<Tool>,
-    pub(super) choice: ToolChoice,
+pub(crate) struct ToolFields {
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
     /// Names that may be called, if `allowed_tools` narrows them.
-    pub(super) allowed: Option<Vec<String>>,
-    pub(super) parallel: bool,
+    pub(crate) allowed: Option<Vec<String>>,
+    pub(crate) parallel: bool,
 }
 
 impl ToolFields {
-    pub(super) fn read(body: &Fields<'_>) -> Result<ToolFields, ChatError> {
+    pub(crate) fn read(body: &Fields<'_>) -> Result<ToolFields, ChatError> {
         let mut tools = Vec::new();
         for (index, value) in items(body, "tools")?.iter().enumerate() {
             tools.push(tool(value, format!("tools[{index}]"))?);
@@ -47,17 +47,17 @@ impl ToolFields {
             (None, Some(value)) => choice(body, "function_call", value)?,
             (None, None) => (ToolChoice::Auto, None),
         };
-        let fields = ToolFields {
+        ToolFields {
             tools,
             choice,
             allowed,
             parallel: body.flag("parallel_tool_calls", true)?,
-        };
-        fields.check_names()?;
-        Ok(fields)
+        }
+        .checked()
     }
 
-    fn check_names(&self) -> Result<(), ChatError> {
+    /// Refuses a choice of tools that are not declared.
+    pub(crate) fn checked(self) -> Result<ToolFields, ChatError> {
         let named = match &self.choice {
             ToolChoice::Named(name) => std::slice::from_ref(name),
             _ => &[],
@@ -76,11 +76,12 @@ impl ToolFields {
                 "needs tools, and there are none",
             ));
         }
-        Ok(())
+        Ok(self)
     }
 }
 
-fn items<'a>(body: &Fields<'a>, key: &str) -> Result<&'a [Value], ChatError> {
+/// The entries of an array of tools, at most [`MAX_TOOLS`].
+pub(crate) fn items<'a>(body: &Fields<'a>, key: &str) -> Result<&'a [Value], ChatError> {
     let items = body.array(key)?.unwrap_or_default();
     if items.len() > MAX_TOOLS {
         return Err(body.error(
@@ -135,9 +136,11 @@ fn function(value: &Value, path: String, whole: Option<&Value>) -> Result<Tool, 
     })
 }
 
-type Choice = (ToolChoice, Option<Vec<String>>);
+/// A choice, and the names it is narrowed to.
+pub(crate) type Choice = (ToolChoice, Option<Vec<String>>);
 
-fn choice(body: &Fields<'_>, key: &str, value: &Value) -> Result<Choice, ChatError> {
+/// Reads a choice in any of the spellings of OpenAI's two protocols.
+pub(crate) fn choice(body: &Fields<'_>, key: &str, value: &Value) -> Result<Choice, ChatError> {
     if let Value::String(word) = value {
         let choice = match word.as_str() {
             "auto" => ToolChoice::Auto,

@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use crate::error::ChatError;
 
 /// The fields of one JSON object, and where the object sits in the request.
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// Empty for the body itself, else a path such as `messages[2]`.
     path: String,
 }
 
 /// Parses a body; nesting deeper than serde_json's limit of 128 is an ordinary error.
-pub(super) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
+pub(crate) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(ChatError::invalid(format!(
@@ -32,7 +32,7 @@ pub(super) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn body(map: &'a Map<String, Value>) -> Fields<'a> {
+    pub(crate) fn body(map: &'a Map<String, Value>) -> Fields<'a> {
         Fields {
             map,
             path: String::new(),
@@ -40,7 +40,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The fields of `value`, which sits at `path`.
-    pub(super) fn of(value: &'a Value, path: String) -> Result<Fields<'a>, ChatError> {
+    pub(crate) fn of(value: &'a Value, path: String) -> Result<Fields<'a>, ChatError> {
         match value {
             Value::Object(map) => Ok(Fields { map, path }),
             other => Err(ChatError::field(path, must_be("an object", other))),
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The path of a field of this object.
-    pub(super) fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         if self.path.is_empty() {
             key.to_owned()
         } else {
@@ -57,29 +57,29 @@ impl<'a> Fields<'a> {
     }
 
     /// Where this object sits.
-    pub(super) fn own_path(&self) -> &str {
+    pub(crate) fn own_path(&self) -> &str {
         &self.path
     }
 
-    pub(super) fn map(&self) -> &'a Map<String, Value> {
+    pub(crate) fn map(&self) -> &'a Map<String, Value> {
         self.map
     }
 
-    pub(super) fn error(&self, key: &str, message: impl Display) -> ChatError {
+    pub(crate) fn error(&self, key: &str, message: impl Display) -> ChatError {
         ChatError::field(self.path(key), message)
     }
 
     /// A field that is present and not `null`.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
     /// The first of several names for one field that is present and not `null`.
-    pub(super) fn first<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
+    pub(crate) fn first<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
         keys.iter().copied().find(|key| self.get(key).is_some())
     }
 
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, ChatError> {
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(*value)),
@@ -87,11 +87,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, ChatError> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ChatError> {
         Ok(self.bool(key)?.unwrap_or(default))
     }
 
-    pub(super) fn string(&self, key: &str) -> Result<Option<&'a str>, ChatError> {
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -99,7 +99,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn array(&self, key: &str) -> Result<Option<&'a [Value]>, ChatError> {
+    pub(crate) fn array(&self, key: &str) -> Result<Option<&'a [Value]>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
@@ -107,7 +107,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ChatError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Fields<'a>>, ChatError> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => Fields::of(value, self.path(key)).map(Some),
@@ -115,7 +115,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer in `range`; `32.0` counts as 32.
-    pub(super) fn int(
+    pub(crate) fn int(
         &self,
         key: &str,
         range: RangeInclusive<i64>,
@@ -131,14 +131,14 @@ impl<'a> Fields<'a> {
     }
 
     /// A count from zero up to `most`.
-    pub(super) fn count(&self, key: &str, most: usize) -> Result<Option<usize>, ChatError> {
+    pub(crate) fn count(&self, key: &str, most: usize) -> Result<Option<usize>, ChatError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let count = self.int(key, 0..=most)?;
         Ok(count.map(|count| usize::try_from(count).expect("counts are not negative")))
     }
 
     /// A finite number inside `range`.
-    pub(super) fn number(
+    pub(crate) fn number(
         &self,
         key: &str,
         range: RangeInclusive<f64>,
@@ -155,7 +155,7 @@ impl<'a> Fields<'a> {
 }
 
 /// The value as an integer, if it is one: `3` or `3.0`.
-pub(super) fn integer(value: &Value) -> Option<i128> {
+pub(crate) fn integer(value: &Value) -> Option<i128> {
     let number = value.as_number()?;
     if let Some(whole) = number.as_i128() {
         return Some(whole);
@@ -166,7 +166,7 @@ pub(super) fn integer(value: &Value) -> Option<i128> {
 }
 
 /// `must be X, not Y`.
-pub(super) fn must_be(wanted: &str, got: &Value) -> String {
+pub(crate) fn must_be(wanted: &str, got: &Value) -> String {
     format!("must be {wanted}, not {}", kind_of(got))
 }
 

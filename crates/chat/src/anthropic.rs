@@ -1,0 +1,20 @@
+//! The Anthropic dialect: what a client sends and what it gets back.
+
+mod content;
+mod request;
+pub mod response;
+pub mod stream;
+
+use crate::error::ChatError;
+use crate::openai::request::ChatRequest;
+
+/// Reads the body of a message request, or of one that only counts tokens.
+///
+/// It becomes the same request that chat completions become; tool results, tool uses and thinking of
+/// earlier turns included. Errors as [`ChatRequest::from_json`].
+pub fn request(body: &[u8]) -> Result<ChatRequest, ChatError> {
+    request::read(body)
+}
+
+#[cfg(test)]
+mod tests;

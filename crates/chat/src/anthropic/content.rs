@@ -1,0 +1,154 @@
+//! Content blocks of one message, sorted by what becomes of them.
+
+use serde_json::{Map, Value};
+
+use crate::conversation::{Message, Role, ToolCall};
+use crate::error::ChatError;
+use crate::fields::{Fields, must_be};
+use crate::normalise::is_billing;
+use crate::openai::request::parse_arguments;
+
+/// What the blocks of one message hold.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    /// All text, blocks joined by a line break; `None` if there was no text block.
+    pub(super) text: Option<String>,
+    /// All thinking, if there was any.
+    pub(super) thinking: Option<String>,
+    /// Calls the assistant made.
+    pub(super) calls: Vec<ToolCall>,
+    /// Results of calls, each a message of its own.
+    pub(super) results: Vec<Message>,
+}
+
+impl Content {
+    /// Reads the field `key`: a string or an array of blocks; absent is empty.
+    pub(super) fn read(fields: &Fields<'_>, key: &str) -> Result<Content, ChatError> {
+        Content::read_kept(fields, key, |_| true)
+    }
+
+    /// System text: blocks that are there for billing alone are dropped.
+    pub(super) fn system(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
+        let content = Content::read_kept(
+            fields,
+            key,
+            |block| !matches!(block.get("text"), Some(Value::String(text)) if is_billing(text)),
+        )?;
+        Ok(content.text)
+    }
+
+    fn read_kept(
+        fields: &Fields<'_>,
+        key: &str,
+        keep: impl Fn(&Fields<'_>) -> bool,
+    ) -> Result<Content, ChatError> {
+        let mut content = Content::default();
+        match fields.get(key) {
+            None => {}
+            Some(Value::String(text)) => content.text = Some(text.clone()),
+            Some(Value::Array(blocks)) => {
+                for (index, block) in blocks.iter().enumerate() {
+                    if let Value::String(text) = block {
+                        content.add_text(text);
+                        continue;
+                    }
+                    let path = format!("{}[{index}]", fields.path(key));
+                    let block = Fields::of(block, path)?;
+                    if keep(&block) {
+                        content.block(&block)?;
+                    }
+                }
+            }
+            Some(other) => {
+                return Err(fields.error(key, must_be("a string or an array of blocks", other)));
+            }
+        }
+        Ok(content)
+    }
+
+    fn add_text(&mut self, text: &str) {
+        match &mut self.text {
+            None => self.text = Some(text.to_owned()),
+            Some(all) => {
+                all.push('\n');
+                all.push_str(text);
+            }
+        }
+    }
+
+    fn block(&mut self, block: &Fields<'_>) -> Result<(), ChatError> {
+        let kind = match block.string("type")? {
+            Some(kind) => kind,
+            None if block.get("text").is_some() => "text",
+            None => return Err(block.error("type", "is missing")),
+        };
+        match kind {
+            "text" => self.add_text(needed(block, "text")?),
+            "thinking" => {
+                let thinking = block.string("thinking")?.unwrap_or_default();
+                self.thinking.get_or_insert_default().push_str(thinking);
+            }
+            "tool_use" => self.calls.push(tool_use(block)?),
+            "tool_result" => self.results.push(tool_result(block)?),
+            "tool_reference" => {
+                let name = block.string("tool_name")?.or(block.string("name")?);
+                self.add_text(name.unwrap_or_default());
+            }
+            "document" => self.add_text(document(block)?),
+            "image" | "audio" | "video" | "file" => {
+                return Err(ChatError::field(
+                    block.own_path(),
+                    format!("unsupported content block '{kind}'; this model reads text only"),
+                ));
+            }
+            // Thinking nobody here can read, and what tools that ran elsewhere left behind.
+            other => tracing::debug!(kind = other, at = block.own_path(), "content block skipped"),
+        }
+        Ok(())
+    }
+}
+
+fn needed<'a>(block: &Fields<'a>, key: &str) -> Result<&'a str, ChatError> {
+    block
+        .string(key)?
+        .ok_or_else(|| block.error(key, "is missing"))
+}
+
+fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ChatError> {
+    let name = needed(block, "name")?;
+    let arguments = match block.get("input") {
+        None => Map::new(),
+        Some(Value::Object(map)) => map.clone(),
+        Some(Value::String(text)) => parse_arguments(text, name),
+        Some(other) => return Err(block.error("input", must_be("an object", other))),
+    };
+    Ok(ToolCall {
+        id: block.string("id")?.map(str::to_owned),
+        name: name.to_owned(),
+        arguments,
+    })
+}
+
+fn tool_result(block: &Fields<'_>) -> Result<Message, ChatError> {
+    let content = Content::read(block, "content")?;
+    let mut message = Message::new(Role::Tool, content.text.unwrap_or_default());
+    message.tool_call_id = block.string("tool_use_id")?.map(str::to_owned);
+    Ok(message)
+}
+
+/// The text of a document; other documents than plain text cannot be read.
+fn document<'a>(block: &Fields<'a>) -> Result<&'a str, ChatError> {
+    let source = block
+        .object("source")?
+        .ok_or_else(|| block.error("source", "is missing"))?;
+    match source.string("type")? {
+        Some("text") => needed(&source, "data"),
+        other => Err(source.error(
+            "type",
+            format!(
+                "must be text, not {:?}; this model reads text only",
+                other.unwrap_or_default()
+            ),
+        )),
+    }
+}

@@ -1,0 +1,160 @@
+//! What a client gets back in one piece, in the protocol's exact shapes.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::openai::response::{FinishReason, Timings, Usage};
+use crate::reply::Reply;
+
+/// A message of the model: the whole answer, or the beginning of a streamed one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Message {
+    /// `msg_` and random characters.
+    pub id: String,
+    /// Always `message`.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// Always `assistant`.
+    pub role: &'static str,
+    /// The model as the client named it.
+    pub model: String,
+    /// Thinking, text and tool uses, in this order; empty at the beginning of a stream.
+    pub content: Vec<Block>,
+    /// `null` at the beginning of a stream.
+    pub stop_reason: Option<StopReason>,
+    /// The stop string that ended the text.
+    pub stop_sequence: Option<String>,
+    /// Token counts.
+    pub usage: MessageUsage,
+}
+
+impl Message {
+    /// A message that has said nothing yet.
+    pub fn new(id: String, model: String, usage: MessageUsage) -> Message {
+        Message {
+            id,
+            kind: "message",
+            role: "assistant",
+            model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage,
+        }
+    }
+}
+
+/// A block of a message.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Block {
+    /// Thinking. Clients drop a turn whose thinking carries no signature.
+    Thinking {
+        /// What was thought.
+        thinking: String,
+        /// Opaque; never empty once the block is complete.
+        signature: String,
+    },
+    /// Text.
+    Text {
+        /// What was said.
+        text: String,
+    },
+    /// A call.
+    ToolUse {
+        /// `toolu_` and 24 hexadecimal digits.
+        id: String,
+        /// The tool.
+        name: String,
+        /// Its arguments; empty when a streamed block begins.
+        input: Map<String, Value>,
+    },
+}
+
+/// Blocks of a whole reply. A call that the token limit cut off has no arguments to show, and is left out.
+pub fn blocks(reply: Reply, signature: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    if !reply.reasoning.is_empty() {
+        blocks.push(Block::Thinking {
+            thinking: reply.reasoning,
+            signature: signature.to_owned(),
+        });
+    }
+    if !reply.content.is_empty() {
+        blocks.push(Block::Text {
+            text: reply.content,
+        });
+    }
+    for call in reply.tool_calls {
+        if let Ok(Value::Object(input)) = serde_json::from_str(&call.function.arguments) {
+            blocks.push(Block::ToolUse {
+                id: tool_use_id(&call.id),
+                name: call.function.name,
+                input,
+            });
+        }
+    }
+    blocks
+}
+
+/// The id of a call in this dialect's spelling.
+pub(super) fn tool_use_id(call_id: &str) -> String {
+    let digits = call_id.strip_prefix("call_").unwrap_or(call_id);
+    format!("toolu_{digits}")
+}
+
+/// Why a message ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The model ended its turn.
+    EndTurn,
+    /// The token limit or the end of the context.
+    MaxTokens,
+    /// One of the stop strings came.
+    StopSequence,
+    /// At least one complete tool use.
+    ToolUse,
+}
+
+impl StopReason {
+    /// The reason in this dialect's words; `stop_string` is the one that ended the text, if one did.
+    pub fn new(reason: FinishReason, stop_string: Option<&str>) -> StopReason {
+        match reason {
+            FinishReason::ToolCalls => StopReason::ToolUse,
+            FinishReason::Length => StopReason::MaxTokens,
+            FinishReason::Stop if stop_string.is_some() => StopReason::StopSequence,
+            FinishReason::Stop => StopReason::EndTurn,
+        }
+    }
+}
+
+/// Token counts as this dialect keeps them: cached tokens are not input tokens.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MessageUsage {
+    /// Tokens of the prompt that had to be computed.
+    pub input_tokens: usize,
+    /// Always 0: storing a prefix costs nothing here.
+    pub cache_creation_input_tokens: usize,
+    /// Tokens of the prompt that were restored.
+    pub cache_read_input_tokens: usize,
+    /// Tokens generated, thinking and hidden ones included.
+    pub output_tokens: usize,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<Timings>,
+}
+
+impl MessageUsage {
+    /// These counts in this dialect's words.
+    pub fn new(usage: Usage, timings: Option<Timings>) -> MessageUsage {
+        let cached = usage.prompt_tokens_details.cached_tokens;
+        MessageUsage {
+            input_tokens: usage.prompt_tokens.saturating_sub(cached),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached,
+            output_tokens: usage.completion_tokens,
+            timings,
+        }
+    }
+}
