@@ -7,6 +7,8 @@
 //! sources into loaded modules; [`launch`] says for each kernel what is compiled and launched for given
 //! shapes. `libcuda` and `libnvrtc` are opened at run time, so this crate builds and runs on machines
 //! without a card; [`probe`] says what is there.
+//! Above them: `weights` and `state` say what lies where, `plan` turns a model into lists of launches, `exec`
+//! runs such a list eagerly or as a graph, and `runner` keeps the books of the seam.
 //! Start with [`launch`], which needs no card to read.
 
 mod backend;
