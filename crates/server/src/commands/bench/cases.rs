@@ -10,7 +10,7 @@ use contract::{
 
 use super::args::Form;
 use super::cost::Cost;
-use super::report::{Line, Report};
+use super::report::{Energy, Line, Report};
 
 /// Candidates of a drafted position, and of a verified node.
 const CANDIDATES: usize = 8;
@@ -193,26 +193,20 @@ impl Bench {
         mut run: impl FnMut(&mut Bench, &[SeqId]) -> anyhow::Result<()>,
     ) -> anyhow::Result<Line> {
         let mut ms = Vec::with_capacity(self.reps);
-        let mut before = None;
+        let mut energy = Energy::default();
         for rep in 0..=self.reps {
             let seqs = self.arrive(depth, sequences)?;
-            if rep == 1 {
-                before = self
-                    .report
-                    .reading()
-                    .map(|reading| (reading, Instant::now()));
-            }
+            let before = self.report.reading();
             let start = Instant::now();
             run(self, &seqs)?;
-            let took = start.elapsed().as_secs_f64() * 1e3;
+            let took = start.elapsed();
             if rep > 0 {
-                ms.push(took);
+                ms.push(took.as_secs_f64() * 1e3);
+                if let Some((before, after)) = before.zip(self.report.reading()) {
+                    energy.add(before, after, took);
+                }
             }
         }
-        let after = self.report.reading();
-        let meter = before
-            .zip(after)
-            .map(|((before, at), after)| (before, after, at.elapsed().as_secs_f64()));
         Ok(Line {
             case,
             depth,
@@ -220,7 +214,7 @@ impl Bench {
             tokens: 1,
             bytes: 0.0,
             flops: 0.0,
-            meter,
+            energy,
         })
     }
 

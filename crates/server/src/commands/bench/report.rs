@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::Context;
 use contract::DeviceInfo;
@@ -10,6 +11,9 @@ use serde_json::json;
 
 use super::args::BenchArgs;
 use crate::devices::Instruments;
+
+/// Runs at least this long are long beside the steps of the energy counter.
+const COUNTED: Duration = Duration::from_millis(500);
 
 /// What one case came to.
 #[derive(Debug, Clone)]
@@ -26,8 +30,29 @@ pub(super) struct Line {
     pub(super) bytes: f64,
     /// Operations of one run, or 0 where bytes decide.
     pub(super) flops: f64,
-    /// The meter before and after all runs, and seconds between.
-    pub(super) meter: Option<(Reading, Reading, f64)>,
+    /// Of all runs together.
+    pub(super) energy: Energy,
+}
+
+/// What runs took of the card's supply, as its meter tells.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Energy {
+    joules: f64,
+    clock_mhz: u32,
+}
+
+impl Energy {
+    /// Adds a run between two readings. The card counts its energy ten times a second, so a short run is
+    /// power times time.
+    pub(super) fn add(&mut self, before: Reading, after: Reading, took: Duration) {
+        let counted = after.joules - before.joules;
+        self.joules += if took >= COUNTED && counted > 0.0 {
+            counted
+        } else {
+            after.watts * took.as_secs_f64()
+        };
+        self.clock_mhz = after.clock_mhz;
+    }
 }
 
 /// Writes lines as they come.
@@ -125,17 +150,8 @@ impl Report {
             .as_ref()
             .map(|instruments| gb_per_s * 1e9 / instruments.read_bytes_per_s);
         let tflops = per_s * line.flops / line.tokens as f64 / 1e12;
-        let (mhz, joules) = match line.meter {
-            Some((before, after, seconds)) => {
-                let mut joules = after.joules - before.joules;
-                if joules <= 0.0 {
-                    joules = (before.watts + after.watts) / 2.0 * seconds;
-                }
-                let tokens = (line.tokens * line.ms.len()) as f64;
-                (after.clock_mhz, joules / tokens)
-            }
-            None => (0, 0.0),
-        };
+        let mhz = line.energy.clock_mhz;
+        let joules = line.energy.joules / (line.tokens * line.ms.len()) as f64;
         let shown = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
         let share = roof.filter(|_| line.bytes > 0.0);
         writeln!(
