@@ -14,10 +14,12 @@
 // partial products of bf16, sums are f32. Each buffer is refilled for the next chunk as soon as all warps are done
 // with it. Positions a chunk does not have are zeros.
 // arch: sm_80. reference: cpu::reference::delta::chunk; test: chunk_*
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"
 #include "delta/halves.cuh"
+#include "delta/window.cuh"
 
 #define THREADS (2 * COLUMNS)
 #define K_AT 0
@@ -31,7 +33,7 @@ struct Pair {
     u32 low[4];
 };
 
-// The left operand (16 value columns x 16 of k) from two result tiles of 8 columns, each value times its factor.
+// The left operand (16 value columns x 16 of k) from two result tiles of 8 columns.
 __device__ __forceinline__ Pair left_of(const float (&c0)[4], const float (&c1)[4]) {
     Pair p;
     halves(c0[0], c0[1], p.high[0], p.low[0]);
@@ -100,21 +102,6 @@ __device__ __forceinline__ void load_inner(u32 to, const char* from) {
     }
 }
 
-__device__ __forceinline__ void slide_window(const Chunk* chunk, const float* x, u32 ld_x, float* window) {
-    const int all = (blockIdx.x * THREADS + threadIdx.x) * 4;
-    for (int channel = all; channel < CHANNELS; channel += gridDim.x * THREADS * 4) {
-        float4 kept[TAPS - 1];
-#pragma unroll
-        for (int i = 0; i < TAPS - 1; i++) {
-            const int row = chunk->rows + i - (TAPS - 1);
-            kept[i] = *(const float4*)(row >= 0 ? x + (u64)row * ld_x + channel
-                                                : window + (row + TAPS - 1) * CHANNELS + channel);
-        }
-#pragma unroll
-        for (int i = 0; i < TAPS - 1; i++) *(float4*)(window + i * CHANNELS + channel) = kept[i];
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 chunk_scan(const Chunk* chunk, const float* mixed, const char* inner, float* state, u64 state_stride, float* o,
            const float* x, u32 ld_x, float* window, u64 window_stride) {
@@ -126,7 +113,8 @@ chunk_scan(const Chunk* chunk, const float* mixed, const char* inner, float* sta
     pdl_launch();
     const int slot = chunk->slot;
     if (blockIdx.y == NV) {
-        slide_window(chunk, x, ld_x, of_slot(window, slot, window_stride));
+        slide_window(chunk, x, ld_x, of_slot(window, slot, window_stride), blockIdx.x * THREADS + threadIdx.x,
+                     gridDim.x * THREADS);
         return;
     }
     const int head = blockIdx.y, key = key_head(head);

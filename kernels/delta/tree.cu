@@ -1,27 +1,34 @@
-// The gated delta rule over a tree in factor form: every node's u and output from one read of the state, which stays.
+// The gated delta rule over a tree in factor form, from the projections to every node's u and output: convolution,
+// norms and gates, then all nodes at once from one read of the state, which stays as it is.
 //
-// With G_i the sum of g over the path root..i, anc(i) the strict ancestors and S0 the committed state:
+// Convolution and gates: see ssm/conv_tree, which has the same for the sequential form. Then, with G_i the sum of g
+// over the path root..i, anc(i) the strict ancestors and S0 the committed state:
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
 //   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) e^(G_i - G_j) (q_i . k_j) u_j
 //
-// in:  mixed [rows][CHANNELS], gates [rows][2][NV], state [slot][NV][128 v][128 k]
-// out: o [rows][VALUES]; u of each node into the factors (k, g and x are there already)
+// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV],
+//      state [slot][NV][128 v][128 k]
+// out: o [rows][VALUES]; k, u, g and x of each node into the factors
 // grid (128 / COLUMNS, NV, trees), 256 threads: a block has COLUMNS value columns of one head of one tree
 // shared memory: 4 * (128 * (2 * NODES + COLUMNS) + NODES * COLUMNS) bytes
 //
 // Products [K; Q] . [K | S0]^T run on the tensor cores in tf32 with both operands split in two (3 products), which
 // keeps 21 bits. A 16-row tile is 8 rows of K over the same 8 rows of Q, so tiles exist only as far as nodes do, and a
-// node's sums do not depend on how many nodes there are. The triangular solve takes 8 nodes at a time: what earlier
-// tiles give, then the inverse of the tile's own 8x8 block. Only ancestors are ever multiplied in: a NaN in a
-// sibling stays there. G is kept as a sum of two floats, since differences of long sums matter.
-// arch: sm_80. reference: cpu::reference::delta::tree; test: tree_*
+// node's sums do not depend on how many nodes there are. The triangular solve takes 8 nodes at a time: the inverse of
+// the tile's own 8x8 block, then what the tile gives to all later ones. Only ancestors are ever multiplied in: a NaN in
+// a sibling stays there. G is kept as a sum of two floats, since differences of long sums matter.
+// arch: sm_80. reference: cpu::reference::{conv, delta}::tree; test: tree_*
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"
+#include "delta/sums.cuh"
+#include "ssm/conv.cuh"
 
 #define TILES (NODES / 8)
 #define S_TILES (COLUMNS / 8)
 #define WARPS 8
+#define WIDE (COLUMNS / 32)
 // Column tiles of one task: they share the rows.
 #define PAIR (NODES > 8 ? 2 : 1)
 #define TASKS_OF(t) ((S_TILES + (t) + 1 + PAIR - 1) / PAIR)
@@ -60,75 +67,161 @@ constexpr int all_tasks() {
 }
 constexpr int ROUNDS = (all_tasks() + WARPS - 1) / WARPS;
 
+// Where the taps of a node come from: nodes of the tree, or -1 .. -3 for the newest to the oldest row of the window.
+struct Source {
+    const float* x;       // of the tree's first node
+    u32 ld;
+    const float* window;  // of the tree's slot
+    __device__ __forceinline__ float4 at(int tap, int channel) const {
+        return *(const float4*)(tap >= 0 ? x + (u64)tap * ld + channel : window + (tap + TAPS - 1) * CHANNELS + channel);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(256)
-tree(const Step* step, const float* mixed, const float* gates, const float* state, u64 state_stride, float* factors,
-     u64 factor_stride, float* o) {
+tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
+     const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
+     u64 state_stride, float* factors, u64 factor_stride, float* o) {
     extern __shared__ float room[];
     float* keys = room;                       // [NODES][128], swizzled
     float* queries = keys + NODES * DIM;      // [NODES][128], swizzled
     float* columns = queries + NODES * DIM;   // [COLUMNS][128], swizzled: rows of the transposed state
     float* values = columns + COLUMNS * DIM;  // [NODES][COLUMNS]
     // Once the products are in registers, keys and queries make room for:
-    float2* weights = (float2*)room;                 // [NODES][NODES]: A and the decayed q k products
-    float* right = room + 2 * NODES * NODES;         // [NODES][COLUMNS]: R
-    float* carried = right + NODES * COLUMNS;        // [NODES][COLUMNS]: what S0 gives to o
-    __shared__ float2 sums[NODES];                   // G
+    float2* weights = (float2*)room;           // [NODES][NODES]: A and the decayed q k products
+    float* right = room + 2 * NODES * NODES;   // [NODES][COLUMNS]: R, then U
+    float* carried = right + NODES * COLUMNS;  // [NODES][COLUMNS]: what S0 gives to o
+    // And the state for the rows of a tile before its own inverse is applied.
+    float* staged = columns;                   // [2][8][COLUMNS]
+    __shared__ float2 sums[NODES];             // G
     __shared__ float own_g[NODES];
     __shared__ float betas[NODES];
-    __shared__ int parents[NODES];
+    __shared__ int4 lines[NODES];              // the taps' sources, oldest first
     __shared__ u64 ancestors[NODES];
-    __shared__ float inverse[TILES][8][8];
+    __shared__ int parents[NODES];
+    __shared__ float4 inverse[TILES][8][2];
 
     const int tid = threadIdx.x;
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int head = blockIdx.y;
+    const int head = blockIdx.y, key = key_head(head);
     const int first_column = blockIdx.x * COLUMNS;
     // The step and the state are older than the kernel before this one, which has waited for them.
     const int trees = step->trees;
-    if ((int)blockIdx.z >= trees) return;
     const Tree tree = step->tree[blockIdx.z];
+    if ((int)blockIdx.z >= trees) return;
     const int nodes = tree.nodes;
     const int tiles = (nodes + 7) / 8;
     const float* s0 = of_slot(state, tree.slot, state_stride) + ((u64)head * DIM + first_column) * DIM;
+#pragma unroll
     for (int i = tid; i < COLUMNS * 32; i += 256) {
-        int row = i / 32, piece = i % 32;
+        const int row = i / 32, piece = i % 32;
         cp_async_16(shared_address(columns + place(row, piece)), s0 + row * DIM + piece * 4);
-    }
-    pdl_wait();
-    pdl_launch();
-    const float* rows = mixed + (u64)tree.first * CHANNELS;
-    const int key = key_head(head);
-    for (int i = tid; i < nodes * 64; i += 256) {
-        int node = i / 64, piece = i % 32, is_key = i / 32 % 2;
-        const float* from = rows + (u64)node * CHANNELS + is_key * KEYS + key * DIM + piece * 4;
-        cp_async_16(shared_address((is_key ? keys : queries) + place(node, piece)), from);
-    }
-    for (int i = tid; i < nodes * (COLUMNS / 4); i += 256) {
-        int node = i / (COLUMNS / 4), piece = i % (COLUMNS / 4);
-        const float* from = rows + (u64)node * CHANNELS + 2 * KEYS + head * DIM + first_column + piece * 4;
-        cp_async_16(shared_address(values + node * COLUMNS + piece * 4), from);
     }
     cp_async_commit();
     if (tid < NODES) {
-        int row = tree.first + tid;
-        bool there = tid < nodes;
-        own_g[tid] = there ? gates[(u64)row * 2 * NV + head] : 0.0f;
-        betas[tid] = there ? gates[(u64)row * 2 * NV + NV + head] : 0.0f;
-        parents[tid] = there && step->parent[row] >= 0 ? step->parent[row] - tree.first : -1;
-        ancestors[tid] = there ? step->ancestors[row] : 0;
+        const int row = tree.first + tid;
+        ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
+        parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
+    }
+    // Even warps convolve queries, odd ones keys, all of them values.
+    const int is_key = warp & 1;
+    const int qk_head = is_key * NK + key, qk_channel = qk_head * DIM + 4 * lane;
+    constexpr int ACROSS = COLUMNS / 4, TOGETHER = 32 / ACROSS;  // lanes and rows of a warp in the values
+    const int v_place = lane % ACROSS * 4;
+    const int v_channel = 2 * KEYS + head * DIM + first_column + v_place;
+    const Weights qk_weights = load_weights(weight, qk_channel), v_weights = load_weights(weight, v_channel);
+    const float own_a = a[head], own_dt = dt[head];
+    __syncthreads();
+    if (tid < nodes) {
+        int taps[TAPS] = {-3, -2, -1, tid};
+        int parent = tid;
+#pragma unroll
+        for (int tap = TAPS - 2; tap >= 0; tap--) {
+            parent = parents[parent];
+            if (parent < 0) break;
+            // The window moves up by one for every node that stands before it.
+#pragma unroll
+            for (int i = 0; i < TAPS - 1; i++)
+                if (i < tap) taps[i]++;
+            taps[tap] = parent;
+        }
+        lines[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
     }
     __syncthreads();
+    pdl_wait();
+    pdl_launch();
+    const Source source = {x + (u64)tree.first * ld_x, ld_x, of_slot(window, tree.slot, window_stride)};
+    float* node_out = of_slot(factors, tree.slot, factor_stride);
+#if GROUPED
+    const bool keeps_keys = blockIdx.x == 0 && head % (NV / NK) == 0;
+#else
+    const bool keeps_keys = blockIdx.x == 0 && head < NK;
+#endif
     if (tid < NODES) {
-        float high = 0.0f, low = 0.0f;
-        for (int at = tid; at >= 0; at = parents[at]) {
-            float x = own_g[at], sum = high + x, back = sum - high;
-            low += (high - (sum - back)) + (x - back);
-            high = sum;
+        float own = 0.0f, rate = 0.0f;
+        if (tid < nodes) {
+            const u64 row = tree.first + tid;
+            own = gate_g(alpha[row * ld_alpha + head], own_a, own_dt);
+            rate = 1.0f / (1.0f + expf(-beta[row * ld_beta + head]));
+            if (blockIdx.x == 0) node_out[(u64)tid * NODE_FLOATS + NODE_G + head] = own;
         }
-        sums[tid] = make_float2(high, low);
+        own_g[tid] = own;
+        betas[tid] = rate;
+    }
+    constexpr int BATCH = NODES > 8 ? 3 : 2;
+    for (int first = warp / 2; first < nodes; first += 4 * BATCH) {
+        float4 in[BATCH][TAPS];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int4 line = lines[min(first + 4 * b, nodes - 1)];
+            in[b][0] = source.at(line.x, qk_channel), in[b][1] = source.at(line.y, qk_channel);
+            in[b][2] = source.at(line.z, qk_channel), in[b][3] = source.at(line.w, qk_channel);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int node = first + 4 * b;
+            if (node >= nodes) break;
+            const float4 y = normalise(convolve(qk_weights, in[b][0], in[b][1], in[b][2], in[b][3]), qk_head);
+            *(float4*)((is_key ? keys : queries) + place(node, lane)) = y;
+            if (keeps_keys) {
+                float* to = node_out + (u64)node * NODE_FLOATS;
+                *(float4*)(to + NODE_X + qk_channel) = in[b][3];
+                if (is_key) *(float4*)(to + key * DIM + 4 * lane) = y;
+            }
+        }
+    }
+    for (int first = warp * TOGETHER + lane / ACROSS; first < nodes; first += 2 * WARPS * TOGETHER) {
+        float4 in[2][TAPS];
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            const int4 line = lines[min(first + b * WARPS * TOGETHER, nodes - 1)];
+            in[b][0] = source.at(line.x, v_channel), in[b][1] = source.at(line.y, v_channel);
+            in[b][2] = source.at(line.z, v_channel), in[b][3] = source.at(line.w, v_channel);
+        }
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            const int node = first + b * WARPS * TOGETHER;
+            if (node >= nodes) break;
+            *(float4*)(values + node * COLUMNS + v_place) = convolve(v_weights, in[b][0], in[b][1], in[b][2], in[b][3]);
+            *(float4*)(node_out + (u64)node * NODE_FLOATS + NODE_X + v_channel) = in[b][3];
+        }
     }
     cp_async_wait<0>();
     __syncthreads();
+    // G: a warp per node, two possible ancestors a lane; zeros change nothing.
+    for (int i = warp; i < nodes; i += WARPS) {
+        const u64 mine = ancestors[i];
+        float2 sum = make_float2(0.0f, 0.0f);
+        if (lane < NODES && mine >> lane & 1) sum.x = own_g[lane];
+        if (NODES > 32 && mine >> (32 + lane) & 1) two_sum(sum, make_float2(own_g[(32 + lane) % NODES], 0.0f));
+#pragma unroll
+        for (int gap = NODES > 16 ? 16 : NODES > 8 ? 8 : 4; gap; gap >>= 1) {
+            float2 other;
+            other.x = __shfl_xor_sync(WARP_ALL, sum.x, gap);
+            other.y = __shfl_xor_sync(WARP_ALL, sum.y, gap);
+            two_sum(sum, other);
+        }
+        if (lane == 0) sums[i] = sum;
+    }
 
     // Products of 8 nodes (their K rows, then their Q rows) with PAIR tiles of 8 columns.
     float product[ROUNDS][PAIR][4];
@@ -146,14 +239,14 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
         const float* b_row[PAIR];
 #pragma unroll
         for (int p = 0; p < PAIR; p++) {
-            int column = min(task.column + p, S_TILES + task.tile);
+            const int column = min(task.column + p, S_TILES + task.tile);
             b_row[p] = (column < S_TILES ? columns + column * 8 * DIM : keys + (column - S_TILES) * 8 * DIM) + g * DIM;
         }
-        float main[PAIR][4] = {}, rest[PAIR][4] = {};
+        float main[PAIR][4] = {}, rest[PAIR][4] = {}, last[PAIR][4] = {};
 #pragma unroll 4
         for (int k = 0; k < 8; k++) {
             const int at = ((4 * k + t) ^ flip) << 2;
-            float4 a_k = *(const float4*)(k_row + at), a_q = *(const float4*)(q_row + at);
+            const float4 a_k = *(const float4*)(k_row + at), a_q = *(const float4*)(q_row + at);
             u32 high[8], low[8];
             split(a_k.x, high[0], low[0]), split(a_q.x, high[1], low[1]);
             split(a_k.y, high[2], low[2]), split(a_q.y, high[3], low[3]);
@@ -161,22 +254,22 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
             split(a_k.w, high[6], low[6]), split(a_q.w, high[7], low[7]);
 #pragma unroll
             for (int p = 0; p < PAIR; p++) {
-                float4 b = *(const float4*)(b_row[p] + at);
+                const float4 b = *(const float4*)(b_row[p] + at);
                 u32 b_high[4], b_low[4];
                 split(b.x, b_high[0], b_low[0]), split(b.y, b_high[1], b_low[1]);
                 split(b.z, b_high[2], b_low[2]), split(b.w, b_high[3], b_low[3]);
                 mma_tf32(main[p], high[0], high[1], high[2], high[3], b_high[0], b_high[1]);
                 mma_tf32(rest[p], high[0], high[1], high[2], high[3], b_low[0], b_low[1]);
-                mma_tf32(rest[p], low[0], low[1], low[2], low[3], b_high[0], b_high[1]);
+                mma_tf32(last[p], low[0], low[1], low[2], low[3], b_high[0], b_high[1]);
                 mma_tf32(main[p], high[4], high[5], high[6], high[7], b_high[2], b_high[3]);
                 mma_tf32(rest[p], high[4], high[5], high[6], high[7], b_low[2], b_low[3]);
-                mma_tf32(rest[p], low[4], low[5], low[6], low[7], b_high[2], b_high[3]);
+                mma_tf32(last[p], low[4], low[5], low[6], low[7], b_high[2], b_high[3]);
             }
         }
 #pragma unroll
         for (int p = 0; p < PAIR; p++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) product[round][p][i] = main[p][i] + rest[p][i];
+            for (int i = 0; i < 4; i++) product[round][p][i] = main[p][i] + (rest[p][i] + last[p][i]);
         }
     }
     __syncthreads();
@@ -187,7 +280,7 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
         const Task task = task_of(index);
         const int i = task.tile * 8 + g;
         const float2 sum = sums[i];
-        const float beta = betas[i];
+        const float rate = betas[i];
         const u64 mine = ancestors[i];
 #pragma unroll
         for (int p = 0; p < PAIR; p++) {
@@ -199,7 +292,7 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
                 const float decay = expf(sum.x + sum.y);
                 const float2 value = *(const float2*)(values + i * COLUMNS + v);
                 *(float2*)(right + i * COLUMNS + v) =
-                    make_float2(beta * (value.x - decay * c[0]), beta * (value.y - decay * c[1]));
+                    make_float2(rate * (value.x - decay * c[0]), rate * (value.y - decay * c[1]));
                 *(float2*)(carried + i * COLUMNS + v) = make_float2(decay * c[2], decay * c[3]);
             } else {
                 const int j = (column - S_TILES) * 8 + 2 * t;
@@ -209,7 +302,7 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
                     const float2 past = sums[j + e];
                     const bool seen = mine >> (j + e) & 1;
                     const float decay = seen ? expf((sum.x - past.x) + (sum.y - past.y)) : 0.0f;
-                    pair[e] = make_float2(seen && j + e != i ? beta * decay * c[e] : 0.0f,
+                    pair[e] = make_float2(seen && j + e != i ? rate * decay * c[e] : 0.0f,
                                           seen ? decay * c[2 + e] : 0.0f);
                 }
                 *(float4*)(weights + i * NODES + j) = make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
@@ -217,6 +310,19 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
         }
     }
     __syncthreads();
+    // A warp has row `warp` of every tile, a lane one or two columns of it.
+    float u[TILES][WIDE], out[TILES][WIDE];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        if (tile >= tiles) break;
+#pragma unroll
+        for (int e = 0; e < WIDE; e++) {
+            const int at = (tile * 8 + warp) * COLUMNS + e * 32 + lane;
+            u[tile][e] = right[at];
+            out[tile][e] = carried[at];
+            if (tile == 0) staged[warp * COLUMNS + e * 32 + lane] = u[0][e];
+        }
+    }
     // Inverses of the 8x8 blocks (I + A) on the diagonal, a thread per column.
     if (tid < 8 * tiles) {
         const int tile = tid / 8, column = tid % 8;
@@ -229,67 +335,66 @@ tree(const Step* step, const float* mixed, const float* gates, const float* stat
 #pragma unroll
             for (int j = 0; j < r; j++) sum -= mine >> j & 1 ? block[r * NODES + j].x * x[j] : 0.0f;
             x[r] = sum;
-            inverse[tile][r][column] = sum;
+            ((float*)inverse[tile][r])[column] = sum;
         }
     }
-    float* u_out = of_slot(factors, tree.slot, factor_stride) + NODE_U + head * DIM + first_column;
-    float* o_out = o + (u64)tree.first * VALUES + head * DIM + first_column;
-    constexpr int WIDE = COLUMNS / 32;
-    for (int tile = 0; tile < tiles; tile++) {
-        // A warp per row of the tile, a lane per column (or two).
-        const int i = tile * 8 + warp;
-        const u64 mine = ancestors[i];
-        float u[WIDE], sum_o[WIDE];
+    __syncthreads();
+    float* u_out = node_out + NODE_U + head * DIM + first_column + lane;
+    float* o_out = o + (u64)tree.first * VALUES + head * DIM + first_column + lane;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        if (tile >= tiles) break;
+        const int own = tile * 8 + warp;
+        const u32 within = ((const u8*)ancestors)[own * 8 + tile];
+        const float* before = staged + tile % 2 * 8 * COLUMNS + lane;
+        const float4 low = inverse[tile][warp][0], high = inverse[tile][warp][1];
+        const float factor[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int e = 0; e < WIDE; e++) {
-            u[e] = right[i * COLUMNS + e * 32 + lane];
-            sum_o[e] = carried[i * COLUMNS + e * 32 + lane];
-        }
-        const u64 earlier = mine & ((1ull << (8 * tile)) - 1);
-        for (int j = 0; j < 8 * tile; j++) {
-            if (!(earlier >> j & 1)) continue;
-            const float2 weight = weights[i * NODES + j];
-#pragma unroll
-            for (int e = 0; e < WIDE; e++) {
-                const float past = right[j * COLUMNS + e * 32 + lane];
-                u[e] = fmaf(-weight.x, past, u[e]);
-                sum_o[e] = fmaf(weight.y, past, sum_o[e]);
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < WIDE; e++) right[i * COLUMNS + e * 32 + lane] = u[e];
-        __syncthreads();
-        const u32 within = u32(mine >> (8 * tile)) & 0xff;
-#pragma unroll
-        for (int e = 0; e < WIDE; e++) u[e] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            if (within >> j & 1) {
-                const float weight = inverse[tile][warp][j];
-#pragma unroll
-                for (int e = 0; e < WIDE; e++)
-                    u[e] = fmaf(weight, right[(tile * 8 + j) * COLUMNS + e * 32 + lane], u[e]);
-            }
-        }
-        __syncthreads();
-#pragma unroll
-        for (int e = 0; e < WIDE; e++) right[i * COLUMNS + e * 32 + lane] = u[e];
-        __syncthreads();
-        if (i < nodes) {
+            float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                if (within >> j & 1) {
-                    const float weight = weights[i * NODES + tile * 8 + j].y;
+                const float x = before[j * COLUMNS + e * 32];
+                sum = fmaf(factor[j], within >> j & 1 ? x : 0.0f, sum);
+            }
+            right[own * COLUMNS + e * 32 + lane] = sum;
+            if (own < nodes) u_out[(u64)own * NODE_FLOATS + e * 32] = sum;
+        }
+        __syncthreads();
+        float past[8][WIDE];
 #pragma unroll
-                    for (int e = 0; e < WIDE; e++)
-                        sum_o[e] = fmaf(weight, right[(tile * 8 + j) * COLUMNS + e * 32 + lane], sum_o[e]);
+        for (int j = 0; j < 8; j++) {
+#pragma unroll
+            for (int e = 0; e < WIDE; e++) past[j][e] = right[(tile * 8 + j) * COLUMNS + e * 32 + lane];
+        }
+        // What this tile gives to the rows of later ones, and to its own outputs.
+#pragma unroll
+        for (int turn = 1; turn <= TILES - tile; turn++) {
+            const int later = turn == TILES - tile ? tile : tile + turn;
+            if (later >= tiles) continue;
+            const int row = later * 8 + warp;
+            const u32 seen = ((const u8*)ancestors)[row * 8 + tile];
+            const float4* given = (const float4*)(weights + row * NODES + tile * 8);
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) {
+                const float4 w = given[j / 2];
+#pragma unroll
+                for (int e = 0; e < WIDE; e++) {
+                    const float x = seen >> j & 1 ? past[j][e] : 0.0f, y = seen >> (j + 1) & 1 ? past[j + 1][e] : 0.0f;
+                    if (later > tile) u[later][e] = fmaf(-w.z, y, fmaf(-w.x, x, u[later][e]));
+                    out[later][e] = fmaf(w.w, y, fmaf(w.y, x, out[later][e]));
                 }
             }
+            if (later == tile + 1) {
 #pragma unroll
-            for (int e = 0; e < WIDE; e++) {
-                u_out[(u64)i * NODE_FLOATS + e * 32 + lane] = u[e];
-                o_out[(u64)i * VALUES + e * 32 + lane] = sum_o[e];
+                for (int e = 0; e < WIDE; e++)
+                    staged[((tile + 1) % 2 * 8 + warp) * COLUMNS + e * 32 + lane] = u[later][e];
             }
         }
+        if (own < nodes) {
+#pragma unroll
+            for (int e = 0; e < WIDE; e++) o_out[(u64)own * VALUES + e * 32] = out[tile][e];
+        }
+        __syncthreads();
     }
 }

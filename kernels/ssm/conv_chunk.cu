@@ -17,6 +17,7 @@
 #include "delta/halves.cuh"
 
 #define ROWS 16
+#define BATCH 8
 
 extern "C" __global__ void __launch_bounds__(256)
 conv_chunk(const Chunk* chunk, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
@@ -50,20 +51,26 @@ conv_chunk(const Chunk* chunk, const float* x, u32 ld_x, const float* alpha, u32
         const int row = first + i - (TAPS - 1);
         past[i] = *(const float4*)(row >= 0 ? x + (u64)row * ld_x + channel : before + (row + TAPS - 1) * CHANNELS);
     }
-#pragma unroll 4
-    for (int row = first; row < last; row++) {
-        const float4 now = *(const float4*)(x + (u64)row * ld_x + channel);
-        const float4 y = normalise(convolve(w, past[0], past[1], past[2], now), head);
-        past[0] = past[1], past[1] = past[2], past[2] = now;
-        float* to = mixed + (u64)row * CHANNELS + head * DIM;
-        if (head < 2 * NK) {
-            uint2 high, low;
-            halves(y.x, y.y, high.x, low.x);
-            halves(y.z, y.w, high.y, low.y);
-            ((uint2*)to)[lane] = high;
-            ((uint2*)to)[32 + lane] = low;
-        } else {
-            ((float4*)to)[lane] = y;
+    // A batch of rows is loaded before the first of them is worked on: stores could alias what is yet to be read.
+    for (int row = first; row < last; row += BATCH) {
+        float4 now[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) now[i] = *(const float4*)(x + (u64)min(row + i, last - 1) * ld_x + channel);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (row + i >= last) return;
+            const float4 y = normalise(convolve(w, past[0], past[1], past[2], now[i]), head);
+            past[0] = past[1], past[1] = past[2], past[2] = now[i];
+            float* to = mixed + (u64)(row + i) * CHANNELS + head * DIM;
+            if (head < 2 * NK) {
+                uint2 high, low;
+                halves(y.x, y.y, high.x, low.x);
+                halves(y.z, y.w, high.y, low.y);
+                ((uint2*)to)[lane] = high;
+                ((uint2*)to)[32 + lane] = low;
+            } else {
+                ((float4*)to)[lane] = y;
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use contract::HeadMap;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::{
-    Exactness, Group, Inputs, Layer, Out, Rows, Shape, Slots, chunk, commit, prefill,
+    Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, prefill_on,
     prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 
@@ -151,73 +151,85 @@ fn step(trees: usize, nodes: usize) -> Vec<i32> {
     words
 }
 
+/// The launches of all layers for a step of `count` trees of `nodes` nodes each.
+struct Case {
+    count: usize,
+    nodes: usize,
+    exactness: Exactness,
+    layers: Vec<Vec<Launch>>,
+    _header: Buffer<i32>,
+}
+
+impl Case {
+    fn new(
+        bench: &Bench,
+        world: &World,
+        [count, nodes]: [usize; 2],
+        exactness: Exactness,
+    ) -> Result<Case> {
+        let header = bench.gpu.upload(&step(count, nodes))?;
+        let layer = |layer: usize| {
+            verify(
+                SHAPE,
+                count * nodes,
+                count,
+                exactness,
+                header.ptr(),
+                &world.layer(layer),
+                &world.inputs(),
+                world.scratch.ptr(),
+                &world.out(),
+            )
+        };
+        Ok(Case {
+            count,
+            nodes,
+            exactness,
+            layers: (0..LAYERS).map(layer).collect(),
+            _header: header,
+        })
+    }
+}
+
 fn trees(bench: &mut Bench, world: &World) -> Result<()> {
     let state = SHAPE.state_bytes() as f64;
-    for (count, nodes) in [(1, 1), (1, 8), (1, 16), (1, 24), (1, 32), (1, 64), (4, 8)] {
-        let rows = count * nodes;
-        let header = bench.gpu.upload(&step(count, nodes))?;
-        let (all_layers, inputs, out) = (0..LAYERS, world.inputs(), world.out());
-        let make = |exactness: Exactness| -> Vec<Vec<Launch>> {
-            all_layers
-                .clone()
-                .map(|layer| {
-                    verify(
-                        SHAPE,
-                        rows,
-                        count,
-                        exactness,
-                        header.ptr(),
-                        &world.layer(layer),
-                        &inputs,
-                        world.scratch.ptr(),
-                        &out,
-                    )
-                })
-                .collect()
-        };
-        let layers = make(Exactness::Factors);
-        let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
-        let modules = bench.modules(&units)?;
-        let per_row = 4.0 * (SHAPE.channels() + SHAPE.values()) as f64;
-        let work = Work {
-            bytes: count as f64 * state + 2.0 * rows as f64 * per_row,
+    let sizes = [[1, 1], [1, 8], [1, 16], [1, 24], [1, 32], [1, 64], [4, 8]];
+    let mut cases = Vec::new();
+    for size in sizes {
+        cases.push(Case::new(bench, world, size, Exactness::Factors)?);
+    }
+    for size in [[1, 1], [1, 24]] {
+        cases.push(Case::new(bench, world, size, Exactness::Sequential)?);
+    }
+    // One call, so that units are compiled side by side.
+    let first_layers = cases.iter().flat_map(|case| &case.layers[0]);
+    let units: Vec<_> = first_layers.map(|l| l.unit.clone()).collect();
+    let modules = bench.modules(&units)?;
+    for case in &cases {
+        let (count, nodes) = (case.count, case.nodes);
+        let row_bytes = 4.0 * (2 * SHAPE.channels() + SHAPE.values()) as f64;
+        let moved = Work {
+            bytes: count as f64 * state + (count * nodes) as f64 * row_bytes,
             flops: 0.0,
         };
         let name = format!("{count} x {nodes} nodes");
-        for part in 0..layers[0].len() {
-            let same: Vec<&Launch> = layers.iter().map(|layer| &layer[part]).collect();
-            let case = format!("{} {name}", same[0].entry);
-            let work = if same[0].entry == "tree" {
-                work
-            } else {
-                Work::default()
+        for part in 0..case.layers[0].len() {
+            let same: Vec<&Launch> = case.layers.iter().map(|layer| &layer[part]).collect();
+            let entry = same[0].entry;
+            let work = match entry {
+                "tree" | "tree_persist" => moved,
+                _ => Work::default(),
             };
-            bench.case("delta", &case, &modules, &same, work)?;
+            bench.case("delta", &format!("{entry} {name}"), &modules, &same, work)?;
         }
-        let together: Vec<&Launch> = layers.iter().flatten().collect();
-        let all = Work {
-            bytes: work.bytes * LAYERS as f64,
-            flops: 0.0,
-        };
-        bench.sequence(
-            "delta",
-            &format!("48 layers {name}"),
-            &modules,
-            &together,
-            all,
-        )?;
-        if count == 1 && (nodes == 1 || nodes == 24) {
-            let layers = make(Exactness::Sequential);
-            let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
-            let modules = bench.modules(&units)?;
-            let same: Vec<&Launch> = layers.iter().map(|layer| &layer[1]).collect();
-            bench.case(
-                "delta",
-                &format!("tree_persist {name}"),
-                &modules,
-                &same,
-                work,
-            )?;
+        if case.exactness == Exactness::Factors {
+            let together: Vec<&Launch> = case.layers.iter().flatten().collect();
+            let all = Work {
+                bytes: moved.bytes * LAYERS as f64,
+                flops: 0.0,
+            };
+            let label = format!("48 layers {name}");
+            bench.sequence("delta", &label, &modules, &together, all)?;
         }
     }
     Ok(())
@@ -260,11 +272,24 @@ fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
     let mut words = vec![0_i32; 68];
     words[0] = PROMPT as i32;
     let header = bench.gpu.upload(&words)?;
+    let forms: &[Products] = if bench.gpu.arch().number == 90 {
+        &[Products::Warp, Products::Warpgroup]
+    } else {
+        &[Products::Warp]
+    };
+    for &products in forms {
+        prompt_with(bench, world, products, header.ptr())?;
+    }
+    Ok(())
+}
+
+fn prompt_with(bench: &mut Bench, world: &World, products: Products, header: u64) -> Result<()> {
     let make = |layer: usize| {
-        prefill(
+        prefill_on(
+            products,
             SHAPE,
             PROMPT,
-            header.ptr(),
+            header,
             &world.layer(layer),
             &world.inputs(),
             world.scratch.ptr(),
@@ -286,7 +311,7 @@ fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
         bytes: 2.0 * SHAPE.state_bytes() as f64 + PROMPT as f64 * row_bytes,
         flops,
     };
-    let case = format!("prefill, {PROMPT} tokens, 1 layer");
+    let case = format!("prefill by {products:?}, {PROMPT} tokens, 1 layer");
     bench.sequence("delta", &case, &modules, &together, work)?;
     Ok(())
 }

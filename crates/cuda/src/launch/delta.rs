@@ -12,7 +12,7 @@ pub mod chunk;
 pub mod norm;
 pub mod tree;
 
-pub use chunk::{prefill, prefill_scratch_bytes};
+pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
 pub use norm::{Out, Source};
 pub use tree::{Exactness, commit, verify, verify_scratch_bytes};
 

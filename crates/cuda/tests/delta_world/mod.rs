@@ -9,14 +9,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 
 use contract::HeadMap;
+use cpu::reference::activation::{sigmoid, softplus};
 use cpu::reference::{conv, delta, norm};
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
-use cuda::launch::delta::{DIM, Group, Layer, Shape, Slots, TAPS};
+use cuda::launch::delta::{DIM, Group, Inputs, Layer, Rows, Shape, Slots, TAPS};
 use cuda::launch::{Launch, Unit};
 
 use crate::card::{self, Random};
@@ -302,6 +303,85 @@ impl World {
     }
 }
 
+/// What the projections of a layer gave, on the host.
+pub struct Projected {
+    pub rows: usize,
+    pub qkv: Vec<f32>,
+    pub z: Vec<f32>,
+    pub alpha: Vec<f32>,
+    pub beta: Vec<f32>,
+}
+
+impl Projected {
+    pub fn new(shape: Shape, rows: usize, random: &mut Random) -> Projected {
+        Projected {
+            rows,
+            qkv: random.normals(rows * shape.channels(), 1.0),
+            z: random.normals(rows * shape.values(), 1.0),
+            alpha: random.normals(rows * shape.n_v_heads, 2.0),
+            beta: random.normals(rows * shape.n_v_heads, 2.0),
+        }
+    }
+
+    pub fn part(&self, shape: Shape, range: Range<usize>) -> Projected {
+        let cut = |all: &[f32], width: usize| all[range.start * width..range.end * width].to_vec();
+        Projected {
+            rows: range.len(),
+            qkv: cut(&self.qkv, shape.channels()),
+            z: cut(&self.z, shape.values()),
+            alpha: cut(&self.alpha, shape.n_v_heads),
+            beta: cut(&self.beta, shape.n_v_heads),
+        }
+    }
+
+    /// `[rows][2][heads]`: g, then beta.
+    pub fn gates(&self, shape: Shape, weights: &Weights) -> Vec<f32> {
+        let heads = shape.n_v_heads;
+        let mut gates = Vec::new();
+        for row in 0..self.rows {
+            for head in 0..heads {
+                let alpha = self.alpha[row * heads + head];
+                gates.push(weights.a[head] * softplus(alpha + weights.dt[head]));
+            }
+            gates.extend((0..heads).map(|head| sigmoid(self.beta[row * heads + head])));
+        }
+        gates
+    }
+
+    /// On the card, with NaN up to `capacity` rows and behind each row, so that strides are tried too.
+    pub fn upload(&self, gpu: &Gpu, shape: Shape, capacity: usize) -> OnCard {
+        let put = |values: &[f32], width: usize| {
+            let stride = width.next_multiple_of(4) + 8;
+            let mut padded = vec![f32::NAN; capacity * stride];
+            for (to, from) in padded.chunks_mut(stride).zip(values.chunks(width)) {
+                to[..width].copy_from_slice(from);
+            }
+            let buffer = gpu.upload(&padded).unwrap();
+            let at = buffer.ptr();
+            (buffer, Rows { at, stride })
+        };
+        let (qkv_buffer, qkv) = put(&self.qkv, shape.channels());
+        let (z_buffer, z) = put(&self.z, shape.values());
+        let (alpha_buffer, alpha) = put(&self.alpha, shape.n_v_heads);
+        let (beta_buffer, beta) = put(&self.beta, shape.n_v_heads);
+        OnCard {
+            inputs: Inputs {
+                qkv,
+                z,
+                alpha,
+                beta,
+            },
+            _buffers: [qkv_buffer, z_buffer, alpha_buffer, beta_buffer],
+        }
+    }
+}
+
+/// [`Projected`] in device memory.
+pub struct OnCard {
+    pub inputs: Inputs,
+    _buffers: [Buffer<f32>; 4],
+}
+
 /// A 128 x 128 matrix with its indices exchanged.
 pub fn turn(matrix: &[f32]) -> Vec<f32> {
     (0..DIM * DIM)
@@ -349,7 +429,7 @@ impl HeadRows {
     pub fn new(
         shape: Shape,
         head: usize,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         mixed: &[f32],
         gates: &[f32],
     ) -> HeadRows {

@@ -52,11 +52,38 @@ pub fn prefill_scratch_bytes(shape: Shape, rows: usize) -> usize {
     scratch(shape, rows).bytes
 }
 
+/// Which matrix units the scan is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Products {
+    /// Those of a warp: every card from compute capability 8.0 on.
+    Warp,
+    /// Those of a warpgroup: compute capability 9.0 only.
+    Warpgroup,
+}
+
 /// One layer of a chunk of up to `rows` positions of one sequence: convolution, delta rule, output norm.
 ///
 /// The state and the window are brought past the chunk. `chunk` is the address of the `Chunk`, `at` that of
 /// [`prefill_scratch_bytes`] bytes.
 pub fn prefill(
+    shape: Shape,
+    rows: usize,
+    chunk: u64,
+    layer: &Layer,
+    inputs: &Inputs,
+    at: u64,
+    out: &Out,
+) -> Vec<Launch> {
+    prefill_on(Products::Warp, shape, rows, chunk, layer, inputs, at, out)
+}
+
+/// As [`prefill`], with the products that the card is best at.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "shapes first, then addresses; every one is a concept of its own"
+)]
+pub fn prefill_on(
+    products: Products,
     shape: Shape,
     rows: usize,
     chunk: u64,
@@ -76,7 +103,7 @@ pub fn prefill(
     vec![
         conv_chunk(shape, rows, chunk, layer, inputs, [mixed, gates]),
         chunk_prepare(shape, rows, chunk, [mixed, gates, inner]),
-        chunk_scan(shape, chunk, layer, inputs, [mixed, inner, o.at]),
+        chunk_scan(products, shape, chunk, layer, inputs, [mixed, inner, o.at]),
         gated_norm(shape, rows, Source::Chunk(chunk), layer, [o, inputs.z], out),
     ]
 }
@@ -121,8 +148,8 @@ pub fn chunk_prepare(
     let grid = [chunks(rows), shape.n_k_heads, 1];
     let unit = shape.unit("delta/chunk_prepare.cu");
     let mut launch = launch("chunk_prepare", unit, grid, 256, args);
-    // Four matrices [64][68] of f32; before them the tiles of q and k, which need less.
-    launch.shared = 4 * 4 * 64 * 68;
+    // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need less.
+    launch.shared = dim(2 * 4 * CHUNK * DIM);
     launch
 }
 
@@ -135,23 +162,38 @@ fn scan_columns(shape: Shape) -> usize {
 ///
 /// `buffers` are `mixed`, `inner` and the output `[rows][n_v_heads * 128]`.
 pub fn chunk_scan(
+    products: Products,
     shape: Shape,
     chunk: u64,
     layer: &Layer,
     inputs: &Inputs,
     [mixed, inner, o]: [u64; 3],
 ) -> Launch {
-    let columns = scan_columns(shape);
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(inner);
     let args = slot_args(args, layer.state).ptr(o);
     let args = slot_args(row_args(args, inputs.qkv), layer.window);
-    let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
+    // q and k, pairs of bf16 [64][128]; the inverse and the q k products, pairs of [64][64].
+    let operands = 2 * 4 * CHUNK * DIM + 2 * 4 * CHUNK * CHUNK;
+    let vectors = 2 * 2 * 4 * CHUNK;
     // One row of blocks more slides the window.
-    let grid = [DIM / columns, shape.n_v_heads + 1, 1];
-    let mut launch = launch("chunk_scan", unit, grid, dim(2 * columns), args);
-    // q and k, pairs of bf16 [64][128]; the inverse and the q k products, pairs of [64][64]; two vectors, twice.
-    launch.shared = dim(2 * 4 * CHUNK * DIM + 2 * 4 * CHUNK * CHUNK + 2 * 2 * 4 * CHUNK);
-    launch
+    let grid = |columns: usize| [DIM / columns, shape.n_v_heads + 1, 1];
+    match products {
+        Products::Warp => {
+            let columns = scan_columns(shape);
+            let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
+            let block = dim(2 * columns);
+            let mut launch = launch("chunk_scan", unit, grid(columns), block, args);
+            launch.shared = dim(operands + vectors);
+            launch
+        }
+        Products::Warpgroup => {
+            let unit = shape.unit("delta/chunk_scan_sm90.cu");
+            let mut launch = launch("chunk_scan_sm90", unit, grid(64), 128, args);
+            // v beside the operands, in rows of 68, and all of it twice.
+            launch.shared = dim(2 * (operands + 4 * CHUNK * 68) + vectors);
+            launch
+        }
+    }
 }
 
 /// Multiplications and additions of [`prefill`]'s matrix products for `rows` positions, each counted once.

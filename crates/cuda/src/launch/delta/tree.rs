@@ -31,14 +31,15 @@ struct Scratch {
 
 fn scratch(shape: Shape, rows: usize, exactness: Exactness) -> Scratch {
     let piece = |floats: usize| (4 * floats).next_multiple_of(256);
-    let mixed = 0;
-    let gates = mixed + piece(rows * shape.channels());
-    let o = gates + piece(rows * 2 * shape.n_v_heads);
-    let states = o + piece(rows * shape.values());
-    let bytes = match exactness {
-        Exactness::Factors => states,
-        Exactness::Sequential => states + rows * shape.state_bytes(),
+    let sequential = |bytes: usize| match exactness {
+        Exactness::Factors => 0,
+        Exactness::Sequential => bytes,
     };
+    let o = 0;
+    let mixed = o + piece(rows * shape.values());
+    let gates = mixed + sequential(piece(rows * shape.channels()));
+    let states = gates + sequential(piece(rows * 2 * shape.n_v_heads));
+    let bytes = states + sequential(rows * shape.state_bytes());
     Scratch {
         mixed,
         gates,
@@ -82,17 +83,21 @@ pub fn verify(
         at: place(parts.o),
         stride: shape.values(),
     };
-    let (mixed, gates) = (place(parts.mixed), place(parts.gates));
-    let conv = conv_tree(shape, rows, step, layer, inputs, [mixed, gates]);
-    let delta = match exactness {
-        Exactness::Factors => tree(shape, rows, trees, step, layer, [mixed, gates, o.at]),
-        Exactness::Sequential => {
-            let buffers = [mixed, gates, o.at, place(parts.states)];
-            tree_persist(shape, trees, step, layer, buffers)
-        }
-    };
     let norm = gated_norm(shape, rows, Source::Step(step), layer, [o, inputs.z], out);
-    vec![conv, delta, norm]
+    match exactness {
+        Exactness::Factors => {
+            vec![tree(shape, rows, trees, step, layer, inputs, o.at), norm]
+        }
+        Exactness::Sequential => {
+            let (mixed, gates) = (place(parts.mixed), place(parts.gates));
+            let buffers = [mixed, gates, o.at, place(parts.states)];
+            vec![
+                conv_tree(shape, rows, step, layer, inputs, [mixed, gates]),
+                tree_persist(shape, trees, step, layer, buffers),
+                norm,
+            ]
+        }
+    }
 }
 
 /// Convolution, SiLU, norms of q and k, gates; leaves k, g and x of each node in the factors.
@@ -124,9 +129,10 @@ pub fn conv_tree(
     )
 }
 
-/// Value columns of a block of the tree launch.
-fn tree_columns(_rows: usize) -> usize {
-    32
+/// Value columns of a block of the tree launch: as many as fit 99 KB of shared memory beside the nodes, but few for
+/// few nodes, where reading the state is all there is to do.
+fn tree_columns(rows: usize) -> usize {
+    if (9..=48).contains(&rows) { 64 } else { 32 }
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows.
@@ -137,24 +143,27 @@ pub fn tree_unit(shape: Shape, rows: usize) -> Unit {
         .define("COLUMNS", tree_columns(rows))
 }
 
-/// The factor form: u and o of all nodes of a tree from one read of its state.
+/// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
 ///
-/// `buffers` are `mixed`, `gates` and the output `[rows][n_v_heads * 128]`.
+/// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads * 128]`.
 pub fn tree(
     shape: Shape,
     rows: usize,
     trees: usize,
     step: u64,
     layer: &Layer,
-    [mixed, gates, o]: [u64; 3],
+    inputs: &Inputs,
+    o: u64,
 ) -> Launch {
     let (columns, nodes) = (tree_columns(rows), rows.next_multiple_of(8));
-    let args = Args::new().ptr(step).ptr(mixed).ptr(gates);
+    let args = row_args(Args::new().ptr(step), inputs.qkv);
+    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
+    let args = slot_args(args, layer.window);
+    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
-    let unit = tree_unit(shape, rows);
     let grid = [DIM / columns, shape.n_v_heads, trees];
-    let mut launch = launch("tree", unit, grid, 256, args);
-    // q and k of the nodes, then the slice of the state.
+    let mut launch = launch("tree", tree_unit(shape, rows), grid, 256, args);
+    // q and k of the nodes, the slice of the state, and v of the nodes.
     launch.shared = dim(4 * DIM * (2 * nodes + columns) + 4 * nodes * columns);
     launch
 }
