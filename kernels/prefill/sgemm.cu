@@ -5,18 +5,18 @@
 //
 // in   x f32 [rows][K]      w of up to four matrices f32 [n_out][K], plain      K a multiple of 4
 // out  f32 [rows][stride] of each
-// grid (ceil(columns / 96), ceil(largest chunk / 32)): a block has 32 rows and 96 columns, each matrix padded to a
+// grid (ceil(columns / 48), ceil(largest chunk / 32)): a block has 32 rows and 48 columns, each matrix padded to a
 //      multiple of 8 columns. Eight warps take the sixteens of K in turn, and their sums are added in order, so a row's
 //      bits depend on nothing but the row. In a step of 16, lane t of four holds k = 4t .. 4t + 3 of both operands: two
 //      products over k in one order.
-// smem 8 x 32 x 96 floats (96 KB);  arch sm_80 and up
+// smem 8 x 32 x 48 floats (48 KB);  arch sm_80 and up
 // ref  cpu::reference::matmul::linear;  test prefill::products_match_reference
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
 #define WARPS 8
 #define ROWS 32
-#define COLUMNS 96
+#define COLUMNS 48
 #define TILES (COLUMNS / 8)
 
 struct Plain {
@@ -73,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         ws[j] = from.w + (u64)min(column, from.width - 1) * k + t * 4;
     }
     float sums[2][TILES][4] = {};
+#pragma unroll 2
     for (int at = warp * 16; at < k; at += WARPS * 16) {
         const bool there = at + t * 4 < k;
         const Split a[4] = {Split(xs[0] + at, there), Split(xs[1] + at, there), Split(xs[2] + at, there),

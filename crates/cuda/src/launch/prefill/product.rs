@@ -12,7 +12,7 @@ const SEGMENTS: usize = 4;
 
 /// Rows and columns of a tile of a product in f32.
 const PLAIN_ROWS: usize = 32;
-const PLAIN_COLUMNS: usize = 96;
+const PLAIN_COLUMNS: usize = 48;
 
 /// The rows all matrices are multiplied with; 0 where no matrix reads the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
