@@ -1,11 +1,16 @@
 // f32 matrices beside the packed ones of a launch: out[row][n] (+)= sum over k of W[n][k] * x[row][k], all plain f32.
 //
 // For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 8 rows of W and a
-// slice of K; block b takes jobs b, b + grid, ...; a warp takes rows w, w + 8, .. of x, up to four at once, a lane four
-// values of every 128. Sums: a lane's products in order of k, the lanes by halves, then the slices in order, by the warp
-// that arrives last. Slices are cut by shapes and grid alone, so a row's bits depend on no other row.
+// slice of K, walked in chunks of 512 values whose weights are in shared memory; the first chunk is fetched before the
+// dependency wait. Warp w takes rows w, w + WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
+// k, the lanes 16, 8, 4, 2, 1 apart, then the slices in order. Where K is sliced there is one job a block at most; the block
+// that finishes a group last sums its slices when its own packed work is done, so nobody waits for memory in between.
+// Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
 #pragma once
 #include "common/prelude.cuh"
+
+#define PLAIN_CHUNK 512
+#define PLAIN_R ((ROWS + WARPS - 1) / WARPS)  // rows of x a warp has
 
 struct PlainSegment {
     const float* weights;  // [n_out][cols]
@@ -17,95 +22,146 @@ struct Plain {
     PlainSegment segments[SEGMENTS];
     const float* x;   // [ROWS][cols]
     float* partials;  // [groups][slices][ROWS][8]
-    u32* counters;    // [groups][8], zero before and after
+    u32* counters;    // [groups], zero before and after
     int n_segments, cols;
     int groups, slices;
-    int slice, _pad;  // values of a slice, a multiple of 128
+    int slice, _pad;  // values of a slice, a multiple of PLAIN_CHUNK
 };
 
-__device__ __forceinline__ float4 load_four(const float* row, int k, int cols) {
-    if (cols % 4 == 0) return *(const float4*)(row + k);
-    return make_float4(row[k], k + 1 < cols ? row[k + 1] : 0.0f, k + 2 < cols ? row[k + 2] : 0.0f, k + 3 < cols ? row[k + 3] : 0.0f);
+struct PlainRoom {
+    float4 weights[8][PLAIN_CHUNK / 4];
+    int last;
+};
+
+__device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, int group) {
+    int which = 0;
+    while (which + 1 < work.n_segments && group >= work.segments[which + 1].first) which++;
+    return work.segments[which];
 }
 
-template <int AT_ONCE>
-__device__ void plain_job(const Plain& work, const PlainSegment& s, int group, int slice, int row0) {
+// Starts fetching 8 rows of W from value k0 on; zeros past K.
+__device__ __forceinline__ void plain_fetch(const Plain& work, PlainRoom& room, int group, int k0) {
+    const PlainSegment& s = plain_segment(work, group);
+    for (int i = threadIdx.x; i < 8 * PLAIN_CHUNK / 4; i += THREADS) {
+        const int n = i / (PLAIN_CHUNK / 4), quad = i % (PLAIN_CHUNK / 4), k = k0 + quad * 4;
+        const int row = min((group - s.first) * 8 + n, s.n_out - 1);
+        if (k < work.cols)
+            cp_async_16(shared_address(&room.weights[n][quad]), s.weights + size_t(row) * work.cols + k);
+        else
+            room.weights[n][quad] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    cp_async_commit();
+}
+
+// Before the dependency wait: the first chunk of the block's first job.
+__device__ __forceinline__ void plain_begin(const Plain& work, PlainRoom& room) {
+    const int job = blockIdx.x;
+    if (job < work.groups * work.slices) plain_fetch(work, room, job / work.slices, job % work.slices * work.slice);
+}
+
+// v[0..8] summed over the lanes: lane i gets the sum of v[i / 4].
+__device__ __forceinline__ float sum_of_eight(const float (&v)[8]) {
+    const int lane = threadIdx.x % 32;
+    float a[4], b[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const bool high = lane & 16;
+        a[i] = (high ? v[i + 4] : v[i]) + __shfl_xor_sync(WARP_ALL, high ? v[i] : v[i + 4], 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const bool high = lane & 8;
+        b[i] = (high ? a[i + 2] : a[i]) + __shfl_xor_sync(WARP_ALL, high ? a[i] : a[i + 2], 8);
+    }
+    const bool high = lane & 4;
+    float c = (high ? b[1] : b[0]) + __shfl_xor_sync(WARP_ALL, high ? b[0] : b[1], 4);
+    c += __shfl_xor_sync(WARP_ALL, c, 2);
+    c += __shfl_xor_sync(WARP_ALL, c, 1);
+    return c;
+}
+
+__device__ __forceinline__ void plain_store(const PlainSegment& s, int row, int n, float v) {
+    if (n >= s.n_out) return;
+    float* to = s.out + size_t(row) * s.stride + n;
+    *to = s.add ? *to + v : v;
+}
+
+// After the dependency wait: all of a block's jobs. All threads of the block come here.
+__device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = work.cols;
-    const int n0 = (group - s.first) * 8;
-    float sum[AT_ONCE][8];
-#pragma unroll
-    for (int r = 0; r < AT_ONCE; r++)
-#pragma unroll
-        for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
-    const int end = min(cols, (slice + 1) * work.slice);
-    for (int k = slice * work.slice + lane * 4; k < end; k += 128) {
-        float4 x[AT_ONCE];
-#pragma unroll
-        for (int r = 0; r < AT_ONCE; r++) x[r] = load_four(work.x + size_t(min(row0 + r * 8, ROWS - 1)) * cols, k, cols);
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float4 w = load_four(s.weights + size_t(min(n0 + n, s.n_out - 1)) * cols, k, cols);
-#pragma unroll
-            for (int r = 0; r < AT_ONCE; r++) {
-                sum[r][n] = fmaf(w.x, x[r].x, sum[r][n]);
-                sum[r][n] = fmaf(w.y, x[r].y, sum[r][n]);
-                sum[r][n] = fmaf(w.z, x[r].z, sum[r][n]);
-                sum[r][n] = fmaf(w.w, x[r].w, sum[r][n]);
-            }
-        }
-    }
-    // Lane n keeps the sum of row n0 + n.
-    float mine[AT_ONCE];
-#pragma unroll
-    for (int r = 0; r < AT_ONCE; r++) {
-        mine[r] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float v = warp_sum(sum[r][n]);
-            mine[r] = lane == n ? v : mine[r];
-        }
-    }
-    if (work.slices > 1) {
-        float* partials = work.partials + size_t(group) * work.slices * ROWS * 8;
-#pragma unroll
-        for (int r = 0; r < AT_ONCE; r++)
-            if (lane < 8 && row0 + r * 8 < ROWS) __stcg(partials + (size_t(slice) * ROWS + row0 + r * 8) * 8 + lane, mine[r]);
-        __threadfence();
-        __syncwarp();
-        // The counter counts whole turns of AT_ONCE rows; every slice makes the same ones in the same order.
-        u32* counter = work.counters + group * 8 + warp;
-        const int turn = row0 / (AT_ONCE * 8);
-        u32 before = 0;
-        if (lane == 0) before = atomicAdd(counter, 1u << (8 * turn));
-        before = __shfl_sync(WARP_ALL, before, 0) >> (8 * turn) & 255;
-        if (before != u32(work.slices - 1)) return;
-        __threadfence();
-        if (lane == 0) atomicSub(counter, u32(work.slices) << (8 * turn));
-#pragma unroll
-        for (int r = 0; r < AT_ONCE; r++) {
-            mine[r] = 0.0f;
-            if (lane < 8 && row0 + r * 8 < ROWS)
-                for (int i = 0; i < work.slices; i++) mine[r] += __ldcg(partials + (size_t(i) * ROWS + row0 + r * 8) * 8 + lane);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < AT_ONCE; r++) {
-        const int row = row0 + r * 8;
-        if (lane < 8 && n0 + lane < s.n_out && row < ROWS) {
-            float* to = s.out + size_t(row) * s.stride + n0 + lane;
-            *to = s.add ? *to + mine[r] : mine[r];
-        }
-    }
-}
-
-// All of a block's jobs; called by all 8 warps, after the dependency wait.
-__device__ __forceinline__ void plain_jobs(const Plain& work) {
-    constexpr int AT_ONCE = ROWS > 24 ? 4 : (ROWS + 7) / 8;
     const int jobs = work.groups * work.slices;
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
         const int group = job / work.slices, slice = job % work.slices;
-        int which = 0;
-        while (which + 1 < work.n_segments && group >= work.segments[which + 1].first) which++;
-        for (int row0 = threadIdx.x / 32; row0 < ROWS; row0 += AT_ONCE * 8) plain_job<AT_ONCE>(work, work.segments[which], group, slice, row0);
+        const int begin = slice * work.slice, end = min(cols, begin + work.slice);
+        float sum[PLAIN_R][8];
+#pragma unroll
+        for (int r = 0; r < PLAIN_R; r++)
+#pragma unroll
+            for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
+        for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
+            if (job != int(blockIdx.x) || k0 != begin) {
+                __syncthreads();
+                plain_fetch(work, room, group, k0);
+            }
+            cp_async_wait<0>();
+            __syncthreads();
+#pragma unroll
+            for (int turn = 0; turn < PLAIN_CHUNK / 128; turn++) {
+                const int k = k0 + turn * 128 + lane * 4;
+                float4 x[PLAIN_R];
+#pragma unroll
+                for (int r = 0; r < PLAIN_R; r++) {
+                    const int row = min(warp + r * WARPS, ROWS - 1);
+                    x[r] = k < cols ? *(const float4*)(work.x + size_t(row) * cols + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const float4 w = room.weights[n][turn * 32 + lane];
+#pragma unroll
+                    for (int r = 0; r < PLAIN_R; r++) {
+                        sum[r][n] = fmaf(w.x, x[r].x, sum[r][n]);
+                        sum[r][n] = fmaf(w.y, x[r].y, sum[r][n]);
+                        sum[r][n] = fmaf(w.z, x[r].z, sum[r][n]);
+                        sum[r][n] = fmaf(w.w, x[r].w, sum[r][n]);
+                    }
+                }
+            }
+        }
+        const PlainSegment& s = plain_segment(work, group);
+#pragma unroll
+        for (int r = 0; r < PLAIN_R; r++) {
+            const int row = warp + r * WARPS;
+            const float v = sum_of_eight(sum[r]);
+            if (lane % 4 == 0 && row < ROWS) {
+                if (work.slices == 1)
+                    plain_store(s, row, (group - s.first) * 8 + lane / 4, v);
+                else
+                    __stcg(work.partials + ((size_t(group) * work.slices + slice) * ROWS + row) * 8 + lane / 4, v);
+            }
+        }
+    }
+}
+
+// At the end of the block, all threads: where K is sliced, the group's last block adds the slices up.
+__device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room) {
+    if (work.slices == 1 || int(blockIdx.x) >= work.groups * work.slices) return;
+    const int group = blockIdx.x / work.slices;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u32 before = atomicAdd(work.counters + group, 1);
+        room.last = before == u32(work.slices - 1);
+        if (room.last) work.counters[group] = 0;
+    }
+    __syncthreads();
+    if (!room.last) return;
+    __threadfence();
+    const PlainSegment& s = plain_segment(work, group);
+    for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+        const float* from = work.partials + size_t(group) * work.slices * ROWS * 8 + i;
+        float v = 0.0f;
+#pragma unroll 8
+        for (int slice = 0; slice < work.slices; slice++) v += __ldcg(from + size_t(slice) * ROWS * 8);
+        plain_store(s, i / 8, (group - s.first) * 8 + i % 8, v);
     }
 }

@@ -19,6 +19,15 @@
 // RESIDENT (blocks per multiprocessor that registers must allow), PLAIN.
 // From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
+#ifndef PLAIN
+#define PLAIN 0
+#endif
+#ifndef WARPS
+#define WARPS 8
+#endif
+#define THREADS (WARPS * 32)
+#define BLOCKS (MT * WARPS / 8)  // row blocks of a tile; warp w has 16-row tiles w, w + WARPS, .. of its 8 * BLOCKS
+
 #include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
@@ -28,15 +37,6 @@
 #else
 #define GROUPED 0
 #endif
-
-#ifndef PLAIN
-#define PLAIN 0
-#endif
-#ifndef WARPS
-#define WARPS 8
-#endif
-#define THREADS (WARPS * 32)
-#define BLOCKS (MT * WARPS / 8)  // row blocks of a tile; warp w has 16-row tiles w, w + WARPS, .. of its 8 * BLOCKS
 
 struct Segment {
     const u8* weights;
@@ -187,6 +187,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
     const u32 begin = share_begin(work, blockIdx.x), end = share_begin(work, blockIdx.x + 1);
     int count = 0;
     Cursor at = {0, 0, 0};
+#if PLAIN
+    __shared__ PlainRoom plain_room;
+    plain_begin(work.plain, plain_room);
+#endif
     for (int i = 0; i < work.n_segments; i++) {
         const Segment& s = work.segments[i];
         const int from = unit_at(s, begin), to = unit_at(s, end);
@@ -277,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
     }
 #endif
 #if PLAIN
-    if (warp < 8) plain_jobs(work.plain);  // while the ring fills
+    plain_jobs(work.plain, plain_room);  // while the ring fills
 #endif
 
     float acc[MT][NT][4];
@@ -364,4 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
             at.segment++;
         }
     }
+#if PLAIN
+    plain_end(work.plain, plain_room);
+#endif
 }

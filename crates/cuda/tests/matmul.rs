@@ -11,7 +11,7 @@ use cpu::reference;
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
+use cuda::launch::matmul::{self, Card, Inputs, Products, Rows, Scratch, Segment, Write};
 use cuda::pack::activations::activations;
 use cuda::pack::{self, Input, Kind};
 
@@ -233,9 +233,20 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
     let together: Vec<(usize, X)> = [8, 16, 24, 32, 48, 64]
         .map(|bucket| (bucket, X::new(&gpu, &x[..bucket * cols], cols, bucket)))
         .into();
-    let launches_of = |m: &Matrix, x: &X, bucket: usize, out: u64| {
+    let launches_of = |m: &Matrix, x: &X, bucket: usize, out: u64, products: Products| {
         let segments = [segment(m, out, n_out, Write::Store)];
-        matmul::launches(card, bucket, cols, &segments, x.inputs(), room.scratch())
+        let rows = Rows {
+            bucket,
+            cols,
+            inputs: x.inputs(),
+            products,
+        };
+        matmul::launches_by(card, rows, &segments, room.scratch())
+    };
+    // Only the K-quants have a second form.
+    let forms = |m: &Matrix| match Kind::of(m.ty) {
+        Kind::Q4K | Kind::Q5K | Kind::Q6K => vec![Products::Warps, Products::Warpgroups],
+        _ => vec![Products::Warps],
     };
     let matrices = types.map(|ty| Matrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = card::poisoned::<f32>(&gpu, 64 * n_out);
@@ -243,30 +254,35 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
     let units: Vec<_> = matrices
         .iter()
         .flat_map(|m| {
-            let one = launches_of(m, &alone[0], 1, out.ptr());
-            let more = together
-                .iter()
-                .flat_map(|(bucket, x)| launches_of(m, x, *bucket, out.ptr()));
-            one.into_iter()
-                .chain(more)
-                .map(|l| l.unit)
-                .collect::<Vec<_>>()
+            let one = launches_of(m, &alone[0], 1, out.ptr(), Products::Warps);
+            let more = together.iter().flat_map(|(bucket, x)| {
+                forms(m)
+                    .into_iter()
+                    .map(|products| launches_of(m, x, *bucket, out.ptr(), products))
+            });
+            let all = one.into_iter().chain(more.flatten());
+            all.map(|l| l.unit).collect::<Vec<_>>()
         })
         .collect();
     let modules = card::modules(&gpu, &units);
     for m in &matrices {
         for (row, x) in alone.iter().enumerate() {
             let at = out.ptr() + (4 * row * n_out) as u64;
-            gpu.run(&modules, &launches_of(m, x, 1, at)[0]).unwrap();
+            for launch in launches_of(m, x, 1, at, Products::Warps) {
+                gpu.run(&modules, &launch).unwrap();
+            }
         }
         let single = out.download(&gpu).unwrap();
         for (bucket, x) in &together {
-            let out = card::poisoned::<f32>(&gpu, bucket * n_out);
-            gpu.run(&modules, &launches_of(m, x, *bucket, out.ptr())[0])
-                .unwrap();
-            let what = format!("{} in {bucket} rows", m.ty.name());
-            let got = out.download(&gpu).unwrap();
-            card::same_bits(&what, &got, &single[..bucket * n_out]);
+            for products in forms(m) {
+                let out = card::poisoned::<f32>(&gpu, bucket * n_out);
+                for launch in launches_of(m, x, *bucket, out.ptr(), products) {
+                    gpu.run(&modules, &launch).unwrap();
+                }
+                let what = format!("{} in {bucket} rows by {products:?}", m.ty.name());
+                let got = out.download(&gpu).unwrap();
+                card::same_bits(&what, &got, &single[..bucket * n_out]);
+            }
         }
     }
 }

@@ -23,8 +23,10 @@ const MAX_ROW_BLOCKS: usize = 2;
 /// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most jobs that
 /// have slices.
 const PLAIN_ROWS: usize = 8;
-const PLAIN_TURN: usize = 128;
+const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
+/// Shared memory that f32 matrices add, in bytes.
+const PLAIN_SHARED: usize = 17 << 10;
 /// Units beyond the ring that are fetched into L2 before the dependency wait.
 const PREFETCH: usize = 0;
 /// Words that `Segment` of `matmul/small.cu` has.
@@ -37,6 +39,16 @@ pub struct Card {
     pub multiprocessors: u32,
     /// Shared memory a block may have, in bytes.
     pub shared: u32,
+}
+
+/// Which instructions multiply K-quants. The results have the same bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Products {
+    /// Each warp its own rows, on every architecture.
+    #[default]
+    Warps,
+    /// Four warps together, where the architecture has it (sm_90a); elsewhere as `Warps`.
+    Warpgroups,
 }
 
 /// What a matrix does to its output.
@@ -127,19 +139,26 @@ struct Form {
     stages: usize,
     /// Whether there are f32 matrices.
     plain: bool,
+    products: Products,
     /// Shared memory of a block in bytes.
     shared: usize,
 }
 
 impl Form {
-    fn new(card: Card, rows: usize, kinds: u32, plain: bool) -> Form {
-        let room = card.shared as usize - 1024;
+    fn new(card: Card, rows: usize, kinds: u32, plain: bool, products: Products) -> Form {
+        let own = if plain { PLAIN_SHARED } else { 0 };
+        let room = card.shared as usize - 1024 - own;
         let mut form = Form {
             rows,
             kinds,
-            row_blocks: if room >= LARGE_SHARED { 2 } else { 1 },
+            row_blocks: if card.shared as usize >= LARGE_SHARED {
+                2
+            } else {
+                1
+            },
             stages: 0,
             plain,
+            products,
             shared: 0,
         };
         // A ring needs two turns; with too many rows for that, they go in two launches.
@@ -149,7 +168,7 @@ impl Form {
         }
         form.stages = (room / form.slot()).clamp(2, MAX_STAGES);
         // More than half of a multiprocessor's, so that blocks never share one.
-        form.shared = (form.stages * form.slot()).max(card.shared as usize / 2 + 1024);
+        form.shared = (form.stages * form.slot()).max(card.shared as usize / 2 + 1024 - own);
         form
     }
 
@@ -180,8 +199,11 @@ impl Form {
     }
 
     fn unit(self) -> Unit {
-        Unit::new("matmul/small.cu")
-            .define("ROWS", self.rows)
+        let unit = match self.products {
+            Products::Warps => Unit::new("matmul/small.cu"),
+            Products::Warpgroups => Unit::new("matmul/small.cu").define("WARPGROUPS", 1),
+        };
+        unit.define("ROWS", self.rows)
             .define("NT", self.tiles())
             .define("WARPS", self.warps())
             .define("MT", self.per_warp())
@@ -204,8 +226,7 @@ fn unit_x_bytes(kind: Kind) -> usize {
 /// The launches that multiply the rows of `bucket` by every segment; `cols` is the width of the input.
 ///
 /// # Panics
-/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, or an input that a
-/// kind reads is missing.
+/// As [`launches_by`].
 pub fn launches(
     card: Card,
     bucket: usize,
@@ -214,6 +235,40 @@ pub fn launches(
     inputs: Inputs,
     scratch: Scratch,
 ) -> Vec<Launch> {
+    let rows = Rows {
+        bucket,
+        cols,
+        inputs,
+        products: Products::default(),
+    };
+    launches_by(card, rows, segments, scratch)
+}
+
+/// What every matrix of a launch is multiplied with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Rows, 1 to 64.
+    pub bucket: usize,
+    /// Values of a row.
+    pub cols: usize,
+    /// Where they are.
+    pub inputs: Inputs,
+    /// By which instructions.
+    pub products: Products,
+}
+
+/// As [`launches`], by given instructions.
+///
+/// # Panics
+/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, or an input that a
+/// kind reads is missing.
+pub fn launches_by(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
+    let Rows {
+        bucket,
+        cols,
+        inputs,
+        products,
+    } = rows;
     assert!((1..=64).contains(&bucket), "a bucket of {bucket} rows");
     assert!(
         (1..=MAX_SEGMENTS).contains(&segments.len()),
@@ -227,6 +282,10 @@ pub fn launches(
             segment.kind
         );
         assert!(segment.stride >= segment.rows, "{segment:?}");
+        assert!(
+            segment.kind != Kind::F32 || cols.is_multiple_of(4),
+            "an f32 matrix of {cols} columns: rows are read 16 bytes at a time"
+        );
     }
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == Kind::F32);
@@ -234,7 +293,7 @@ pub fn launches(
     let mut launches = Vec::new();
     let mut first = 0;
     while first < bucket {
-        let form = Form::new(card, bucket - first, kinds, !plain.is_empty());
+        let form = Form::new(card, bucket - first, kinds, !plain.is_empty(), products);
         let part = Part {
             card,
             bucket,
