@@ -20,8 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const int group = blockIdx.x, row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int at = group * 256 + lane * 8, head = at / DIM;
     const bool real = at < WIDTH;
-    pdl_wait();
-    pdl_launch();
+    // The kernel before this is the one that fills `partial`; what came before that is complete.
     if (row >= step->rows) return;
     const Tree tree = step->tree[step->tree_of[row]];
 #if SPLITS > 1
@@ -30,6 +29,15 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const int splits = 1;
 #endif
     const size_t index = (size_t)row * HEADS + head;
+#if GATE
+    float4 gates[2];
+    if (real && warp == 0) {
+        const float4* gate = (const float4*)(q + index * Q_STRIDE + DIM + at % DIM);
+        gates[0] = gate[0], gates[1] = gate[1];
+    }
+#endif
+    pdl_wait();
+    pdl_launch();
     const float* pairs = partial + (size_t)rows * HEADS * SPLITS * DIM + index * SPLITS * 2;
     const float* values = partial + index * SPLITS * DIM + at % DIM;
 
@@ -73,8 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     for (int i = 0; i < 8; i++) acc[i] *= scale;
 #if GATE
     if (real) {
-        const float4* gate = (const float4*)(q + index * Q_STRIDE + DIM + at % DIM);
-        const float4 a = gate[0], b = gate[1];
+        const float4 a = gates[0], b = gates[1];
         acc[0] *= sigmoid(a.x), acc[1] *= sigmoid(a.y), acc[2] *= sigmoid(a.z), acc[3] *= sigmoid(a.w);
         acc[4] *= sigmoid(b.x), acc[5] *= sigmoid(b.y), acc[6] *= sigmoid(b.z), acc[7] *= sigmoid(b.w);
     }

@@ -41,9 +41,15 @@ __device__ __forceinline__ u64 seen_nodes(const Step* step, const Tree& tree, in
 #endif
 }
 
-// Whether a row at rotary position `at` that sees `nodes` sees the key at cache position `key`.
-__device__ __forceinline__ bool sees(int key, int committed, u64 nodes, int at) {
-    // A node's cache position is its index; its own position, which a window counts, is not below `committed`.
-    if (key >= committed) return key - committed < 64 && (nodes >> (key - committed) & 1);
-    return WINDOW == 0 || at - key < WINDOW;
+// Which of the keys at cache positions `position` .. + 64 a row at rotary position `at` sees that sees `nodes`, as bits.
+// A node's cache position is its index; its own position, which a window counts, is not below `committed`.
+__device__ __forceinline__ u64 seen_keys(int position, int committed, u64 nodes, int at) {
+    const int edge = committed - position;
+    if (edge <= 0) return edge > -64 ? nodes >> -edge : 0;
+    u64 keys = edge >= 64 ? ~0ull : (nodes << edge) | ((1ull << edge) - 1);
+    if (WINDOW) {
+        const int hidden = min(min(at - WINDOW + 1 - position, edge), 64);
+        if (hidden > 0) keys &= hidden == 64 ? 0 : ~0ull << hidden;
+    }
+    return keys;
 }

@@ -33,9 +33,10 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
     constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
     const u8* from = plane.values + first * row_bytes;
 #pragma unroll
-    for (int i = 0; i < 64 * words / 256; i++) {
+    for (int i = 0; i < (64 * words + 255) / 256; i++) {
         const int at = i * 256 + threadIdx.x, row = at / words, word = at % words;
-        cp_async_16_part(to + row * stride + word * 16, from + at * 16, row < rows ? 16 : 0);
+        if (64 * words % 256 == 0 || row < 64)
+            cp_async_16_part(to + row * stride + word * 16, from + at * 16, row < rows ? 16 : 0);
     }
     if (kv_scaled(format) && threadIdx.x < 8 * BLOCKS) {
         const int at = threadIdx.x * 16, left = rows * BLOCKS * 2 - at;

@@ -14,7 +14,7 @@
 // in   step     q16 [rows][HEADS][DIM] f16, normed and turned     planes of keys and values in F16, Q8_0 or Q4_0
 // out  partial  [rows][HEADS][SPLITS][DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
 //      not written, combine does not read them
-// grid (M groups of MT tiles * KV_HEADS, SPLITS, trees) x 256
+// grid as many blocks as the card holds at once, x 256: each takes every gridDim.x-th work item
 // smem queries MT * 32 DIM, weights MT * 2048, RING tiles of keys or values, maxima
 // arch sm_80 and up     reference cpu::reference::attention::attend     test attention::tree_equals_the_reference
 // hot
@@ -41,6 +41,12 @@
 #define K_STRIDE key_stride(K_FORMAT)
 #define V_STRIDE value_stride(V_FORMAT)
 #define ONES 0x3c003c00u
+#ifndef QK_UNROLL
+#define QK_UNROLL 2
+#endif
+#ifndef PV_UNROLL
+#define PV_UNROLL 1
+#endif
 
 __device__ __host__ constexpr int most(int a, int b) { return a > b ? a : b; }
 #define SLOT_BYTES most(tile_bytes(K_FORMAT, K_STRIDE), tile_bytes(V_FORMAT, V_STRIDE))
@@ -53,6 +59,9 @@ struct Stats {
     int at[STEP_ROWS];
 };
 
+// Tiles of 16 rows of M that a tree has for one key head.
+__device__ __forceinline__ int m_tiles(const Tree& tree) { return (tree.nodes * GROUP_SIZE + 15) / 16; }
+
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -63,16 +72,38 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
     const Step* step, const u16* q16, Plane keys, Plane values, Pages pages, float scale_log2, float* partial, int rows) {
     extern __shared__ __align__(16) u8 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int kv_head = blockIdx.x % KV_HEADS, part = blockIdx.x / KV_HEADS, split = blockIdx.y;
-    pdl_wait();
-    pdl_launch();
-    if ((int)blockIdx.z >= step->trees) return;
-    const Tree tree = step->tree[blockIdx.z];
-    const Span span = span_of(tree);
+    // The kernel before this is attn_prepare, which waits for its predecessors before it lets this one begin: only what
+    // it writes itself, queries and the rows of the nodes, must be waited for here.
+    //
+    // Work items are (tree, split, key head, part of M). With little to do M is cut finer, so that all blocks get some.
+    const int trees = step->trees;
+    int work = 0;
+#pragma unroll 1
+    for (int i = 0; i < trees; i++) {
+        const Tree own = step->tree[i];
+        work += splits_of(span_of(own)) * m_tiles(own);
+    }
+    const int per_item = max(1, min(MT, (work * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
+    bool waited = false;
+    for (int next = blockIdx.x;; next += gridDim.x) {
+    int item = next, which = 0, parts = 0;
+    Tree tree;
+    Span span;
+#pragma unroll 1
+    for (; which < trees; which++) {
+        tree = step->tree[which];
+        span = span_of(tree);
+        parts = (m_tiles(tree) + per_item - 1) / per_item;
+        const int items = splits_of(span) * KV_HEADS * parts;
+        if (item < items) break;
+        item -= items;
+    }
+    if (which == trees) break;
+    const int part = item % parts, kv_head = item / parts % KV_HEADS, split = item / (parts * KV_HEADS);
     const int begin = span.begin + split * span.chunk, end = min(begin + span.chunk, span.end);
-    const int m_first = part * MT * 16, m_rows = tree.nodes * GROUP_SIZE - m_first;
-    if (begin >= end || m_rows <= 0) return;
-    const int tiles = min(MT, (m_rows + 15) / 16);
+    const int m_first = part * per_item * 16, m_rows = tree.nodes * GROUP_SIZE - m_first;
+    const int tiles = min(per_item, (m_rows + 15) / 16);
+    __syncthreads();
 
     const u32 queries = shared_address(shared);
     const u32 weights = queries + MT * 32 * DIM;
@@ -93,8 +124,13 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
         }
         cp_async_commit();
     };
-#pragma unroll
+    const bool early = min(end, begin + RING / 2 * TILE) <= tree.committed;
+    if (!early && !waited) pdl_wait();
+#pragma unroll 1
     for (int h = 0; h < RING - 1; h++) load(h);
+    if (early && !waited) pdl_wait();
+    if (!waited) pdl_launch();
+    waited = true;
 
     // Queries in fragment order: [tile of M][block][rows g or g + 8][lane], 16 bytes each; zeros past the last row.
     for (int i = threadIdx.x; i < tiles * BLOCKS * 64; i += 256) {
@@ -127,38 +163,34 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
 #pragma unroll
         for (int c = 0; c < 4; c++) l[i][c] = 0.0f;
 
-    for (int h = 0; h < halves; h += 2) {
-        const int position = begin + h / 2 * TILE, now = h / 2 % 2;
-        // ---- scores ----
-        cp_async_wait<RING - 2>();
-        __syncthreads();
-        load(h + RING - 1);
-        float s[QK_TILES][KEY_TILES][4];
+    float s[QK_TILES][KEY_TILES][4];
+    // ---- scores of tile `j`, and their maxima ----
+    auto score = [&](int j) {
+        const int position = begin + j * TILE;
+        const u32 tile = ring + 2 * j % RING * SLOT_BYTES;
 #pragma unroll
         for (int i = 0; i < QK_TILES; i++)
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) s[i][n][c] = 0.0f;
-        {
-            const u32 tile = ring + h % RING * SLOT_BYTES;
+        // A body that is unrolled further no longer fits the instruction cache.
+#pragma unroll QK_UNROLL
+        for (int b = 0; b < BLOCKS; b++) {
+            u32 k[KEY_TILES][4];
 #pragma unroll
-            for (int b = 0; b < BLOCKS; b++) {
-                u32 k[KEY_TILES][4];
+            for (int n = 0; n < KEY_TILES; n++)
+                key_fragment<K_FORMAT, K_STRIDE>(tile, (key_warp * KEY_TILES + n) * 8 + g, b, k[n]);
 #pragma unroll
-                for (int n = 0; n < KEY_TILES; n++)
-                    key_fragment<K_FORMAT, K_STRIDE>(tile, (key_warp * KEY_TILES + n) * 8 + g, b, k[n]);
+            for (int i = 0; i < QK_TILES; i++) {
+                const int m = qk_part + i * QK_PARTS;
+                if (m < tiles) {
+                    const u32 at = queries + ((m * BLOCKS + b) * 64 + lane) * 16;
+                    const uint4 low = lds128(at), high = lds128(at + 512);
 #pragma unroll
-                for (int i = 0; i < QK_TILES; i++) {
-                    const int m = qk_part + i * QK_PARTS;
-                    if (m < tiles) {
-                        const u32 at = queries + ((m * BLOCKS + b) * 64 + lane) * 16;
-                        const uint4 low = lds128(at), high = lds128(at + 512);
-#pragma unroll
-                        for (int n = 0; n < KEY_TILES; n++) {
-                            mma_f16(s[i][n], low.x, high.x, low.y, high.y, k[n][0], k[n][1]);
-                            mma_f16(s[i][n], low.z, high.z, low.w, high.w, k[n][2], k[n][3]);
-                        }
+                    for (int n = 0; n < KEY_TILES; n++) {
+                        mma_f16(s[i][n], low.x, high.x, low.y, high.y, k[n][0], k[n][1]);
+                        mma_f16(s[i][n], low.z, high.z, low.w, high.w, k[n][2], k[n][3]);
                     }
                 }
             }
@@ -171,31 +203,32 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const int row = m * 16 + g + 8 * r;
-                    u64 seen = 0;
-                    int at = 0;
-                    if (masked && row < m_rows) {
-                        const int node = (m_first + row) / GROUP_SIZE;
-                        seen = stats.seen[node], at = stats.at[node];
-                    }
                     float top = -INF;
-#pragma unroll
-                    for (int n = 0; n < KEY_TILES; n++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            float& x = s[i][n][2 * r + e];
-                            x *= scale_log2;
-                            const int key = position + (key_warp * KEY_TILES + n) * 8 + 2 * t + e;
-                            if (masked && !sees(key, tree.committed, seen, at)) x = -INF;
-                            top = fmaxf(top, x);
+                    if (masked) {
+                        // Bits of this thread's columns: 8 n + e.
+                        u32 seen = ~0u;
+                        if (row < m_rows) {
+                            const int node = (m_first + row) / GROUP_SIZE;
+                            seen = u32(seen_keys(position, tree.committed, stats.seen[node], stats.at[node]) >>
+                                       (key_warp * KEY_TILES * 8 + 2 * t));
                         }
+#pragma unroll
+                        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                if (!(seen >> (8 * n + e) & 1)) s[i][n][2 * r + e] = -INF;
+                    }
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; n++) top = fmaxf(top, fmaxf(s[i][n][2 * r], s[i][n][2 * r + 1]));
                     top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, 1));
                     top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, 2));
                     if (t == 0) stats.maxima[row][key_warp] = top;
                 }
             }
         }
-        __syncthreads();
-        // ---- weights ----
+    };
+    // ---- weights of tile `j` from its scores ----
+    auto weigh = [&](int j) {
 #pragma unroll
         for (int i = 0; i < QK_TILES; i++) {
             const int m = qk_part + i * QK_PARTS;
@@ -203,22 +236,25 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     const int row = m * 16 + g + 8 * r;
-                    const float before = stats.running[now][row];
-                    float top = before;
+                    const float before = stats.running[j & 1][row];
+                    float top = -INF;
 #pragma unroll
                     for (int w = 0; w < KEY_WARPS; w++) top = fmaxf(top, stats.maxima[row][w]);
+                    // Scores become powers of two here; scale is not negative.
+                    top = fmaxf(before, top * scale_log2);
                     const float base = top == -INF ? 0.0f : top;
                     if (t == 0 && key_warp == 0) {
-                        stats.running[now ^ 1][row] = top;
+                        stats.running[(j & 1) ^ 1][row] = top;
                         stats.shrink[row] = exp2_approx(before - base);
                     }
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; n++)
 #pragma unroll
-                        for (int e = 0; e < 2; e++) s[i][n][2 * r + e] = exp2_approx(s[i][n][2 * r + e] - base);
+                        for (int e = 0; e < 2; e++)
+                            s[i][n][2 * r + e] = exp2_approx(fmaf(s[i][n][2 * r + e], scale_log2, -base));
                 }
                 // C fragments of two key tiles are the A fragment of one step of 16 keys.
-#if KEY_TILES == 2
+#if KEY_WARPS == 4
                 u32* to = (u32*)(shared + MT * 32 * DIM + ((m * 4 + key_warp) * 32 + lane) * 16);
                 *(uint4*)to = make_uint4(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]),
                                          f32x2_to_f16x2(s[i][1][0], s[i][1][1]), f32x2_to_f16x2(s[i][1][2], s[i][1][3]));
@@ -228,44 +264,74 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
 #endif
             }
         }
-        // ---- values ----
-        cp_async_wait<RING - 2>();
-        __syncthreads();
-        load(h + RING);
-        {
-            const u32 tile = ring + (h + 1) % RING * SLOT_BYTES;
+    };
+    // ---- weights times values of tile `j` ----
+    auto accumulate = [&](int j) {
+        const u32 tile = ring + (2 * j + 1) % RING * SLOT_BYTES;
+#pragma unroll
+        for (int i = 0; i < PV_TILES; i++) {
+            const int m = pv_part + i * PV_PARTS;
+            if (m < tiles) {
+                const float a = stats.shrink[m * 16 + g], b = stats.shrink[m * 16 + g + 8];
+                if (__any_sync(WARP_ALL, a != 1.0f || b != 1.0f)) {
+#pragma unroll
+                    for (int n = 0; n < 4; n++) o[i][n][0] *= a, o[i][n][1] *= a, o[i][n][2] *= b, o[i][n][3] *= b;
+                    if (i % BLOCKS == block)
+                        l[i / BLOCKS][0] *= a, l[i / BLOCKS][1] *= a, l[i / BLOCKS][2] *= b, l[i / BLOCKS][3] *= b;
+                }
+            }
+        }
+#pragma unroll PV_UNROLL
+        for (int k = 0; k < 4; k++) {
+            u32 v[4][2];
+            value_fragments<V_FORMAT, V_STRIDE>(tile, k, block, v);
 #pragma unroll
             for (int i = 0; i < PV_TILES; i++) {
                 const int m = pv_part + i * PV_PARTS;
                 if (m < tiles) {
-                    const float a = stats.shrink[m * 16 + g], b = stats.shrink[m * 16 + g + 8];
-                    if (__any_sync(WARP_ALL, a != 1.0f || b != 1.0f)) {
+                    const uint4 p = lds128(weights + ((m * 4 + k) * 32 + lane) * 16);
 #pragma unroll
-                        for (int n = 0; n < 4; n++) o[i][n][0] *= a, o[i][n][1] *= a, o[i][n][2] *= b, o[i][n][3] *= b;
-                        if (i % BLOCKS == block)
-                            l[i / BLOCKS][0] *= a, l[i / BLOCKS][1] *= a, l[i / BLOCKS][2] *= b, l[i / BLOCKS][3] *= b;
-                    }
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 v[4][2];
-                value_fragments<V_FORMAT, V_STRIDE>(tile, k, block, v);
-#pragma unroll
-                for (int i = 0; i < PV_TILES; i++) {
-                    const int m = pv_part + i * PV_PARTS;
-                    if (m < tiles) {
-                        const uint4 p = lds128(weights + ((m * 4 + k) * 32 + lane) * 16);
-#pragma unroll
-                        for (int n = 0; n < 4; n++) mma_f16(o[i][n], p.x, p.y, p.z, p.w, v[n][0], v[n][1]);
-                        if (i % BLOCKS == block) mma_f16(l[i / BLOCKS], p.x, p.y, p.z, p.w, ONES, ONES);
-                    }
+                    for (int n = 0; n < 4; n++) mma_f16(o[i][n], p.x, p.y, p.z, p.w, v[n][0], v[n][1]);
+                    if (i % BLOCKS == block) mma_f16(l[i / BLOCKS], p.x, p.y, p.z, p.w, ONES, ONES);
                 }
             }
         }
-    }
+    };
 
-    const int last = halves / 2 % 2;
+    const int n_tiles = halves / 2;
+#if RING >= 4
+    // Scores of the next tile and outputs of this one stand between the same two barriers.
+    for (int j = -1; j < n_tiles; j++) {
+        if (j < 0)
+            cp_async_wait<RING - 2>();
+        else
+            cp_async_wait<RING - 4>();
+        __syncthreads();
+        if (j >= 0) {
+#pragma unroll 1
+            for (int h = 2 * j + RING - 1; h <= 2 * j + RING; h++) load(h);
+        }
+        if (j + 1 < n_tiles) score(j + 1);
+        if (j >= 0) accumulate(j);
+        __syncthreads();
+        if (j + 1 < n_tiles) weigh(j + 1);
+    }
+#else
+    for (int j = 0; j < n_tiles; j++) {
+        cp_async_wait<RING - 2>();
+        __syncthreads();
+        load(2 * j + RING - 1);
+        score(j);
+        __syncthreads();
+        weigh(j);
+        cp_async_wait<RING - 2>();
+        __syncthreads();
+        load(2 * j + RING);
+        accumulate(j);
+    }
+#endif
+
+    const int last = n_tiles & 1;
     float* pairs = partial + (size_t)rows * HEADS * SPLITS * DIM;
 #pragma unroll
     for (int i = 0; i < PV_TILES; i++) {
@@ -284,5 +350,6 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
                 }
             }
         }
+    }
     }
 }

@@ -4,12 +4,13 @@
 
 use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
+use cuda::compile::Modules;
 use cuda::driver::Buffer;
-use cuda::launch::Launch;
 use cuda::launch::attention::{
     Cache, Card, Mask, PAGE, Positions, Projections, Shape, combine, prepare, tree,
 };
 use cuda::launch::norm::Out;
+use cuda::launch::{Launch, Unit};
 
 use super::{Bench, Work};
 
@@ -21,26 +22,17 @@ const ROUND_BYTES: usize = 256 << 20;
 /// # Errors
 /// Those of the card.
 pub fn run(bench: &mut Bench) -> Result<()> {
-    for (context, rows, formats) in [
-        (
-            512,
-            [1, 8, 24, 64].as_slice(),
-            [KvFormat::F16, KvFormat::Q8_0].as_slice(),
-        ),
-        (4096, &[1, 24], &[KvFormat::Q8_0]),
-        (32_768, &[1, 24], &[KvFormat::Q8_0]),
-        (
-            131_072,
-            &[1, 8, 24, 64],
-            &[KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0],
-        ),
+    use KvFormat::{F16, Q4_0, Q8_0};
+    for (context, format, rows) in [
+        (512, F16, [1, 24].as_slice()),
+        (512, Q8_0, &[1, 8, 24, 64]),
+        (4096, Q8_0, &[1, 24]),
+        (32_768, Q8_0, &[1, 24]),
+        (131_072, Q8_0, &[1, 8, 24, 64]),
+        (131_072, F16, &[1, 24]),
+        (131_072, Q4_0, &[1, 24]),
     ] {
-        for &format in formats {
-            let world = World::new(bench, target(format), context)?;
-            for &rows in rows {
-                layer(bench, &world, rows)?;
-            }
-        }
+        World::new(bench, target(format), context)?.run(bench, rows)?;
     }
     let mut shape = target(KvFormat::F16);
     shape.n_heads = 32;
@@ -51,8 +43,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     shape.mask = Mask::Full;
     for (window, context) in [(2048, 512), (2048, 4096), (8192, 8192)] {
         shape.window = window;
-        let world = World::new(bench, shape, context)?;
-        layer(bench, &world, 16)?;
+        World::new(bench, shape, context)?.run(bench, &[16])?;
     }
     Ok(())
 }
@@ -176,6 +167,19 @@ impl World {
         })
     }
 
+    /// Times the kernels of a layer for several row counts.
+    fn run(&self, bench: &mut Bench, rows: &[usize]) -> Result<()> {
+        let layers: Vec<Layer> = rows
+            .iter()
+            .map(|&rows| self.layer(bench, rows))
+            .collect::<Result<_>>()?;
+        let units: Vec<Unit> = layers.iter().flat_map(Layer::units).collect();
+        let modules = bench.modules(&units)?;
+        layers
+            .iter()
+            .try_for_each(|layer| layer.time(bench, &modules, self))
+    }
+
     /// Bytes of the committed keys and values.
     fn bytes(&self) -> f64 {
         let seen = match self.shape.window {
@@ -215,90 +219,93 @@ fn header(rows: usize, committed: usize) -> Vec<i32> {
     words
 }
 
-fn layer(bench: &mut Bench, world: &World, rows: usize) -> Result<()> {
-    let (shape, card) = (&world.shape, world.card);
-    let step = bench.gpu.upload(&header(rows, world.context))?;
-    let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, rows), 0)?;
-    let from = Projections {
-        q: world.q.ptr(),
-        k: world.kv.ptr(),
-        v: world.kv.ptr(),
-        kv_stride: shape.n_kv_heads * shape.head_dim,
-        q_norm: world.norm.ptr(),
-        k_norm: world.norm.ptr(),
-        frequencies: world.frequencies.ptr(),
-    };
-    let out = Out {
-        a8: world.out.ptr(),
-        ..Out::default()
-    };
-    let at = step.ptr();
-    let q16 = world.q16.ptr();
-    let prepares: Vec<Launch> = world
-        .caches
-        .iter()
-        .map(|&cache| prepare(shape, rows, Positions::Step(at), from, (cache, q16)))
-        .collect();
-    let trees: Vec<Launch> = world
-        .caches
-        .iter()
-        .map(|&cache| tree(shape, card, rows, (at, q16), (cache, scratch.ptr())))
-        .collect();
-    let last = combine(shape, card, rows, (at, world.q.ptr(), scratch.ptr()), out);
-    let units = [
-        prepares[0].unit.clone(),
-        trees[0].unit.clone(),
-        last.unit.clone(),
-    ];
-    let modules = bench.modules(&units)?;
-    let name = format!(
-        "{} rows, {} keys, {}x{} {}",
-        rows,
-        world.context,
-        shape.n_heads,
-        shape.head_dim,
-        shape.k.name()
-    );
-    let case = |all: &[Launch]| -> Vec<Launch> { all.to_vec() };
-    let all = case(&prepares);
-    let listed: Vec<&Launch> = all.iter().collect();
-    bench.case(
-        "attention",
-        &format!("prepare, {name}"),
-        &modules,
-        &listed,
-        Work::default(),
-    )?;
-    let work = Work {
-        bytes: world.bytes(),
-        flops: world.flops(rows),
-    };
-    let listed: Vec<&Launch> = trees.iter().collect();
-    bench.case(
-        "attention",
-        &format!("tree, {name}"),
-        &modules,
-        &listed,
-        work,
-    )?;
-    bench.case(
-        "attention",
-        &format!("combine, {name}"),
-        &modules,
-        &[&last],
-        Work::default(),
-    )?;
-    // A layer as it is run: the three behind one another.
-    let n = world.caches.len() as f64;
-    let together: Vec<&Launch> = (0..world.caches.len())
-        .flat_map(|i| [&prepares[i], &trees[i], &last])
-        .collect();
-    let timing = bench.gpu.time_graph(&modules, &together, 3, 20)?;
-    let scaled = cuda::driver::Timing {
-        median_us: timing.median_us / n,
-        low_us: timing.low_us / n,
-        high_us: timing.high_us / n,
-    };
-    bench.line("attention", &format!("layer, {name}"), scaled, 1.0, work)?;
-    Ok(())
+/// The launches of a layer, each for every cache.
+struct Layer {
+    rows: usize,
+    prepares: Vec<Launch>,
+    trees: Vec<Launch>,
+    combine: Launch,
+    /// Read by the launches.
+    _step: Buffer<i32>,
+    _scratch: Buffer<u8>,
+}
+
+impl World {
+    fn layer(&self, bench: &Bench, rows: usize) -> Result<Layer> {
+        let (shape, card) = (&self.shape, self.card);
+        let step = bench.gpu.upload(&header(rows, self.context))?;
+        let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, rows), 0)?;
+        let from = Projections {
+            q: self.q.ptr(),
+            k: self.kv.ptr(),
+            v: self.kv.ptr(),
+            kv_stride: shape.n_kv_heads * shape.head_dim,
+            q_norm: self.norm.ptr(),
+            k_norm: self.norm.ptr(),
+            frequencies: self.frequencies.ptr(),
+        };
+        let out = Out {
+            a8: self.out.ptr(),
+            ..Out::default()
+        };
+        let (at, q16) = (step.ptr(), self.q16.ptr());
+        Ok(Layer {
+            rows,
+            prepares: self
+                .caches
+                .iter()
+                .map(|&cache| prepare(shape, rows, Positions::Step(at), from, (cache, q16)))
+                .collect(),
+            trees: self
+                .caches
+                .iter()
+                .map(|&cache| tree(shape, card, rows, (at, q16), (cache, scratch.ptr())))
+                .collect(),
+            combine: combine(shape, card, rows, (at, self.q.ptr(), scratch.ptr()), out),
+            _step: step,
+            _scratch: scratch,
+        })
+    }
+}
+
+impl Layer {
+    fn units(&self) -> [Unit; 3] {
+        [&self.prepares[0], &self.trees[0], &self.combine].map(|launch| launch.unit.clone())
+    }
+
+    fn time(&self, bench: &mut Bench, modules: &Modules, world: &World) -> Result<()> {
+        let shape = &world.shape;
+        let name = format!(
+            "{} rows, {} keys, {}x{} {}",
+            self.rows,
+            world.context,
+            shape.n_heads,
+            shape.head_dim,
+            shape.k.name()
+        );
+        let work = Work {
+            bytes: world.bytes(),
+            flops: world.flops(self.rows),
+        };
+        for (kernel, launches, work) in [
+            ("prepare", self.prepares.iter().collect(), Work::default()),
+            ("tree", self.trees.iter().collect(), work),
+            ("combine", vec![&self.combine], Work::default()),
+        ] as [(&str, Vec<&Launch>, Work); 3]
+        {
+            let case = format!("{kernel}, {name}");
+            bench.case("attention", &case, modules, &launches, work)?;
+        }
+        // A layer as it is run: the three behind one another.
+        let layer: Vec<&Launch> = self
+            .prepares
+            .iter()
+            .zip(&self.trees)
+            .flat_map(|(prepare, tree)| [prepare, tree, &self.combine])
+            .collect();
+        let timing = bench.gpu.time_graph(modules, &layer, 3, 20)?;
+        let layers = self.trees.len() as f64;
+        bench.line("attention", &format!("layer, {name}"), timing, layers, work)?;
+        Ok(())
+    }
 }

@@ -16,9 +16,8 @@ const TILE: usize = 64;
 const MOST_SPLITS: usize = 64;
 /// Tiles of 16 rows that the registers of a block hold.
 const MOST_TILES: usize = 8;
-/// Rows and trees of a step.
+/// Rows of a step.
 const STEP_ROWS: usize = 64;
-const STEP_TREES: usize = 4;
 
 /// One attention layer; layers of equal shape share their kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -263,14 +262,16 @@ pub fn prepare(
     }
 }
 
-/// How the rows of a tree are shared out among blocks: tiles of 16 rows per block, and how many blocks that takes.
+/// How a launch of tree attention is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tiling {
+    /// Tiles of 16 rows that a block takes at most.
     tiles: usize,
-    groups: usize,
     /// Tiles of keys or values in shared memory at once.
     ring: usize,
     shared_bytes: usize,
+    /// Blocks that a multiprocessor holds.
+    resident: usize,
 }
 
 impl Shape {
@@ -305,20 +306,26 @@ impl Shape {
             .rev()
             .find(|&tiles| fits(tiles, 2))
             .expect("a block of 48 KiB holds one tile of rows and two of keys");
-        let groups = wanted.div_ceil(most);
-        let tiles = wanted.div_ceil(groups);
+        // Equal parts: nine tiles are five and four, not eight and one.
+        let tiles = wanted.div_ceil(wanted.div_ceil(most));
         // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
-        let room = if tiles <= 2 {
-            (card.shared_bytes / 2).max(fixed(tiles) + 2 * slot)
+        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        let resident = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
+            2
+        } else {
+            1
+        };
+        let room = if resident == 2 {
+            half
         } else {
             card.shared_bytes
         };
         let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
         Tiling {
             tiles,
-            groups,
             ring,
             shared_bytes: fixed(tiles) + ring * slot,
+            resident,
         }
     }
 }
@@ -360,11 +367,7 @@ pub fn tree(
     Launch {
         entry: "attn_tree",
         unit,
-        grid: [
-            (tiling.groups * shape.n_kv_heads) as u32,
-            shape.splits(card) as u32,
-            rows.min(STEP_TREES) as u32,
-        ],
+        grid: [(tiling.resident * card.multiprocessors) as u32, 1, 1],
         block: [256, 1, 1],
         shared: tiling.shared_bytes as u32,
         args: planes
@@ -486,10 +489,10 @@ mod tests {
         assert_eq!(shape.frequencies()[0], 1.0);
 
         let one = shape.tiling(card, 1);
-        assert_eq!((one.tiles, one.groups, one.ring), (1, 1, 5));
+        assert_eq!((one.tiles, one.resident), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
-        let many = shape.tiling(card, 64);
-        assert_eq!((many.tiles, many.groups), (8, 3));
+        assert_eq!(shape.tiling(card, 24).tiles, 5);
+        assert_eq!(shape.tiling(card, 64).tiles, 8);
         let small = Card {
             shared_bytes: 99 * 1024,
             ..card
@@ -497,7 +500,6 @@ mod tests {
         for rows in [1, 8, 24, 64] {
             let tiling = shape.tiling(small, rows);
             assert!(tiling.shared_bytes <= 99 * 1024 && tiling.ring >= 2);
-            assert!(tiling.tiles * tiling.groups * 16 >= rows * 6);
         }
     }
 }
