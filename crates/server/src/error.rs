@@ -243,8 +243,12 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
+    /// In OpenAI's words; the error goes along, so that the outermost layer can put it in the words of the
+    /// request's dialect.
     fn into_response(self) -> Response {
-        self.respond(Dialect::OpenAi, None)
+        let mut response = self.respond(Dialect::OpenAi, None);
+        response.extensions_mut().insert(self);
+        response
     }
 }
 

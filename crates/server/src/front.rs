@@ -10,11 +10,13 @@ use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
 use tracing::Instrument;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Dialect};
 use crate::ids;
 use crate::state::App;
 
 const REQUEST_ID: &str = "x-request-id";
+/// The same under the name Anthropic's clients read.
+const ANTHROPIC_REQUEST_ID: &str = "request-id";
 /// Longer ids from clients are replaced rather than echoed.
 const MAX_REQUEST_ID: usize = 128;
 const SERVER: &str = concat!("hearth/", env!("CARGO_PKG_VERSION"));
@@ -69,10 +71,16 @@ impl Keys {
     }
 }
 
+/// The id of a request, for routes that tell it in a body.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub String);
+
 /// The outermost layer.
-pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let id = request_id(request.headers());
+    let dialect = dialect(&request);
+    request.extensions_mut().insert(RequestId(id.clone()));
     let route = match request.extensions().get::<MatchedPath>() {
         Some(path) => path.as_str().to_owned(),
         None => "none".to_owned(),
@@ -94,8 +102,14 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
             }
         }
     };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        response = error.respond(dialect, Some(&id));
+    }
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
+        if dialect == Dialect::Anthropic {
+            headers.insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
         headers.insert(REQUEST_ID, value);
     }
     headers.insert(header::SERVER, HeaderValue::from_static(SERVER));
@@ -112,6 +126,21 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
         "request answered"
     );
     response
+}
+
+/// Whose words an error is told in: by the path, and on paths that several protocols share by the header
+/// that only one of them sends.
+fn dialect(request: &Request) -> Dialect {
+    let mut parts = request
+        .uri()
+        .path()
+        .split('/')
+        .filter(|part| !part.is_empty());
+    let first = parts.find(|part| *part != "v1");
+    match first == Some("messages") || request.headers().contains_key("anthropic-version") {
+        true => Dialect::Anthropic,
+        false => Dialect::OpenAi,
+    }
 }
 
 /// Health is open to probes; everything else wants a key if there are keys.

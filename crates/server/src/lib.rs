@@ -36,5 +36,6 @@ pub mod settings;
 pub mod shutdown;
 pub mod sse;
 pub mod state;
+pub mod talk;
 
 pub use serve::{serve, serve_with};

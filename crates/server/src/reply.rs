@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chat::Tokenizer;
 use chat::openai::response::{ChatLogprobs, FinishReason};
-use chat::reply::{End, Piece, Reply, ReplyConfig, ReplyParser, Summary};
+use chat::reply::{End, Piece, Reply, ReplyConfig, ReplyParser, Stop, Summary};
 use contract::TokenId;
 use decode::{FinishReason as Ended, OutToken};
 
@@ -68,6 +68,14 @@ impl Choice {
     /// Whether nothing that may still be generated would be shown.
     pub fn wants_no_more(&self) -> bool {
         self.stopped || self.parser.stopped().is_some()
+    }
+
+    /// The stop string that ended the text, if one did.
+    pub fn stop_string(&self) -> Option<&str> {
+        match self.parser.stopped() {
+            Some(Stop::StopString(text)) => Some(text),
+            _ => None,
+        }
     }
 
     /// Tokens generated, up to the end of the text.

@@ -96,6 +96,11 @@ impl Run {
         &self.meter
     }
 
+    /// How many choices there are.
+    pub fn n_choices(&self) -> usize {
+        self.choices.len()
+    }
+
     /// A choice, by its index.
     pub fn choice(&self, index: usize) -> &Choice {
         &self.choices[index]

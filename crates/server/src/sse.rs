@@ -40,6 +40,14 @@ impl Encoder {
         self.out.put_slice(b"\n\n");
     }
 
+    /// `event: name` and `data: {json}`.
+    pub fn event(&mut self, name: &str, value: &impl Serialize) {
+        self.out.put_slice(b"event: ");
+        self.out.put_slice(name.as_bytes());
+        self.out.put_slice(b"\n");
+        self.data(value);
+    }
+
     /// The end mark of OpenAI streams.
     pub fn done(&mut self) {
         self.out.put_slice(b"data: [DONE]\n\n");
@@ -66,12 +74,31 @@ impl Encoder {
 #[error("the client has gone")]
 pub struct Gone;
 
+/// What fills a stream that has been silent for too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// A comment, which every reader skips.
+    Comment,
+    /// Anthropic's event for this; its clients do not count comments as signs of life.
+    Ping,
+}
+
+impl Silence {
+    fn bytes(self) -> Bytes {
+        Bytes::from_static(match self {
+            Silence::Comment => b": keepalive\n\n",
+            Silence::Ping => b"event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        })
+    }
+}
+
 /// The writing end of a stream.
 #[derive(Debug)]
 pub struct Writer {
     parts: mpsc::Sender<Bytes>,
     write_limit: Duration,
     ping_every: Duration,
+    silence: Silence,
     last_write: Instant,
 }
 
@@ -83,7 +110,7 @@ impl Writer {
         sent.map_err(|_| Gone)
     }
 
-    /// Waits for `work`, sending a comment whenever the stream has been silent for too long, and giving up
+    /// Waits for `work`, filling it whenever the stream has been silent for too long, and giving up
     /// when the reader goes.
     pub async fn while_waiting<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
         tokio::pin!(work);
@@ -93,7 +120,7 @@ impl Writer {
                 biased;
                 done = timeout_at(silent_at, &mut work) => match done {
                     Ok(value) => return Ok(value),
-                    Err(_) => self.send(Bytes::from_static(b": keepalive\n\n")).await?,
+                    Err(_) => self.send(self.silence.bytes()).await?,
                 },
                 () = self.parts.closed() => return Err(Gone),
             }
@@ -102,7 +129,7 @@ impl Writer {
 }
 
 /// A streaming response whose body is what `write` sends. Headers go out at once.
-pub fn response<F, W>(times: Times, write: W) -> Response
+pub fn response<F, W>(times: Times, silence: Silence, write: W) -> Response
 where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
     W: FnOnce(Writer) -> F,
@@ -112,6 +139,7 @@ where
         parts,
         write_limit: times.write,
         ping_every: times.ping,
+        silence,
         last_write: Instant::now(),
     };
     tokio::spawn(write(writer));
@@ -157,6 +185,7 @@ mod tests {
             parts,
             write_limit: Duration::from_secs(120),
             ping_every: Duration::from_secs(10),
+            silence: Silence::Comment,
             last_write: Instant::now(),
         };
         let begun = Instant::now();
@@ -173,6 +202,7 @@ mod tests {
             parts,
             write_limit: Duration::from_secs(120),
             ping_every: Duration::from_secs(10),
+            silence: Silence::Comment,
             last_write: Instant::now(),
         };
         let work = tokio::time::sleep(Duration::from_secs(25));

@@ -1,40 +1,29 @@
 //! Chat completions.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use chat::openai::request::{ChatRequest, ReasoningFormat};
-use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails, FinishReason};
+use chat::ChatError;
+use chat::openai::request::ChatRequest;
+use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
-use chat::reply::ReplyConfig;
 use serde_json::{Value, json};
 
-use crate::body;
-use crate::engine::Ready;
 use crate::error::{ApiError, Dialect};
-use crate::handle::Order;
 use crate::ids;
-use crate::order;
-use crate::prepare::{self, Prompt};
-use crate::reply::{Choice, ChoicePlan, Collected};
 use crate::run::{News, Run};
-use crate::sse::{self, Encoder, Gone, Writer};
+use crate::sse::{Encoder, Silence};
 use crate::state::App;
+use crate::talk::{self, Talk, Voice};
 
 /// `POST /v1/chat/completions`.
 pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
-    let (ready, request, prompt) = read(&app, body).await?;
-    request.refuse_unenforced()?;
-    let run = start(&app, &ready, &request, prompt)?;
-    let envelope = Envelope::new(&app, &request);
-    if request.stream {
-        let times = app.config().times;
-        return Ok(sse::response(times, move |writer| {
-            stream(writer, run, envelope)
-        }));
+    let talk = Talk::read(&app, body, parse).await?;
+    let run = talk.start(&app)?;
+    let envelope = Envelope::new(&app, &talk);
+    if talk.request.stream {
+        return Ok(talk::stream(&app, run, envelope));
     }
     whole(run, &envelope).await.map(IntoResponse::into_response)
 }
@@ -44,65 +33,15 @@ pub(super) async fn input_tokens(
     State(app): State<App>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let (_, _, prompt) = read(&app, body).await?;
+    let talk = Talk::read(&app, body, parse).await?;
     Ok(Json(json!({
         "object": "response.input_tokens",
-        "input_tokens": prompt.ids.len(),
+        "input_tokens": talk.prompt.ids.len(),
     })))
 }
 
-async fn read(app: &App, body: Body) -> Result<(Arc<Ready>, ChatRequest, Prompt), ApiError> {
-    let bytes = body::read(body, app.config().body_limit_bytes).await?;
-    let ready = app.ready()?;
-    let policy = prepare::policy(app.config());
-    let (model, log) = (Arc::clone(&ready), app.config().log_prompts);
-    let (request, prompt) = body::run_sized(bytes.len(), move || {
-        let request = ChatRequest::from_json(&bytes)?;
-        let prompt = prepare::chat(&model.model, &policy, &request)?;
-        Ok((request, prompt))
-    })
-    .await?;
-    app.check_model(request.model.as_deref())?;
-    if log {
-        tracing::info!(prompt = %prompt.text, "prompt");
-    }
-    Ok((ready, request, prompt))
-}
-
-fn start(app: &App, ready: &Ready, request: &ChatRequest, prompt: Prompt) -> Result<Run, ApiError> {
-    let model = &ready.model;
-    let fields = &request.sampling;
-    let room = order::room(prompt.ids.len(), ready.info.limits.context)?;
-    let wanted = fields.max_tokens.or(model.defaults.max_tokens);
-    let max_tokens = wanted.unwrap_or(room).min(room);
-    let mut settings = order::settings(fields, &model.defaults, max_tokens, ready.info.vocab)?;
-    settings.logprobs = request.logprobs;
-    if let Some(token) = prepare::barred_token(model, request) {
-        settings.sampling.bias.retain(|(other, _)| *other != token);
-        settings.sampling.bias.push((token, f32::NEG_INFINITY));
-    }
-    let plan = ChoicePlan {
-        tokenizer: Arc::clone(&model.tokenizer),
-        reading: ReplyConfig {
-            starts_in_reasoning: prompt.opens_reasoning,
-            split_reasoning: request.reasoning_format == ReasoningFormat::Split,
-            tools: request.callable_tools(),
-            parallel_tool_calls: request.parallel_tool_calls,
-            stop: fields.stop.clone(),
-            min_tokens: settings.min_tokens,
-            call_id_seed: 0,
-        },
-        stop_tokens: fields.stop_token_ids.clone(),
-        logprobs: request.logprobs.is_some(),
-    };
-    let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
-    let order = Order {
-        prompt: prompt.ids,
-        choices: fields.n,
-        settings,
-        priority: request.priority,
-    };
-    Run::start(app, order, choices)
+fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
+    Ok((ChatRequest::from_json(bytes)?, ()))
 }
 
 /// What is the same on all events of one answer.
@@ -120,15 +59,13 @@ struct Envelope {
 }
 
 impl Envelope {
-    fn new(app: &App, request: &ChatRequest) -> Envelope {
+    fn new(app: &App, talk: &Talk<()>) -> Envelope {
+        let request = &talk.request;
         let options = request.stream_options;
         Envelope {
             id: ids::random("chatcmpl-"),
             created: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
-            model: request
-                .model
-                .clone()
-                .unwrap_or_else(|| app.config().model_name.clone()),
+            model: talk.model_name(app),
             n: request.sampling.n,
             include_usage: options.include_usage || app.config().always_usage,
             running_usage: options.continuous_usage_stats,
@@ -175,23 +112,9 @@ impl Envelope {
 }
 
 async fn whole(mut run: Run, envelope: &Envelope) -> Result<Json<ChatCompletion>, ApiError> {
-    let mut collected: Vec<Collected> = (0..envelope.n).map(|_| Collected::default()).collect();
-    let mut reasons = vec![FinishReason::Stop; envelope.n];
-    while let Some(news) = run.next().await? {
-        for item in news {
-            match item {
-                News::Parts { choice, parts } => {
-                    for part in parts {
-                        collected[choice].push(run.choice(choice), part);
-                    }
-                }
-                News::End { choice, reason } => reasons[choice] = reason,
-                News::Progress { .. } | News::PromptLogprobs(_) => {}
-            }
-        }
-    }
-    let parts = collected.into_iter().zip(reasons).enumerate();
-    let choices = parts.map(|(index, (whole, finish_reason))| ChatChoice {
+    let whole = talk::whole(&mut run).await?;
+    let choices = whole.into_iter().enumerate();
+    let choices = choices.map(|(index, (whole, finish_reason))| ChatChoice {
         index,
         message: whole.reply.into(),
         logprobs: envelope.logprobs.then_some(whole.logprobs),
@@ -210,80 +133,65 @@ async fn whole(mut run: Run, envelope: &Envelope) -> Result<Json<ChatCompletion>
     }))
 }
 
-async fn stream(mut writer: Writer, mut run: Run, envelope: Envelope) -> Result<(), Gone> {
-    let mut out = Encoder::default();
-    for index in 0..envelope.n {
-        let opening = ChunkChoice::new(index, Delta::opening());
-        out.data(&envelope.chunk(&run, vec![opening]));
-    }
-    loop {
-        if let Some(part) = out.take() {
-            writer.send(part).await?;
+impl Voice for Envelope {
+    const SILENCE: Silence = Silence::Comment;
+
+    fn begin(&mut self, out: &mut Encoder, run: &Run) {
+        for index in 0..self.n {
+            let opening = ChunkChoice::new(index, Delta::opening());
+            out.data(&self.chunk(run, vec![opening]));
         }
-        match writer.while_waiting(run.next()).await? {
-            Ok(Some(news)) => {
-                for item in news {
-                    write(&mut out, &run, &envelope, item);
+    }
+
+    fn news(&mut self, out: &mut Encoder, run: &Run, news: News) {
+        match news {
+            News::Progress { done, total } => {
+                if self.progress {
+                    // An empty part, since clients look at the first choice of every event.
+                    let nothing = ChunkChoice::new(0, Delta::default());
+                    let mut chunk = self.chunk(run, vec![nothing]);
+                    let elapsed = run.meter().elapsed().as_millis();
+                    chunk.prompt_progress = Some(PromptProgress {
+                        total,
+                        cache: run.meter().cached_tokens,
+                        processed: done,
+                        time_ms: u64::try_from(elapsed).unwrap_or(u64::MAX),
+                    });
+                    out.data(&chunk);
                 }
             }
-            Ok(None) => break,
-            Err(error) => {
-                out.data(&error.body(Dialect::OpenAi, None));
-                out.done();
-                return send_rest(&mut writer, &mut out).await;
+            News::PromptLogprobs(_) => {}
+            News::Parts { choice, parts } => {
+                for part in parts {
+                    let logprobs = run.choice(choice).chat_logprobs(&part);
+                    let mut of = ChunkChoice::new(choice, part.piece.into());
+                    of.logprobs = logprobs;
+                    out.data(&self.chunk(run, vec![of]));
+                }
             }
-        }
-    }
-    if envelope.include_usage {
-        let mut last = envelope.chunk(&run, Vec::new());
-        last.usage = UsageField::Counts(run.meter().usage());
-        last.timings = Some(run.meter().timings());
-        out.data(&last);
-    }
-    out.done();
-    send_rest(&mut writer, &mut out).await
-}
-
-async fn send_rest(writer: &mut Writer, out: &mut Encoder) -> Result<(), Gone> {
-    match out.take() {
-        Some(part) => writer.send(part).await,
-        None => Ok(()),
-    }
-}
-
-fn write(out: &mut Encoder, run: &Run, envelope: &Envelope, news: News) {
-    match news {
-        News::Progress { done, total } => {
-            if envelope.progress {
-                // An empty part, since clients look at the first choice of every event.
-                let nothing = ChunkChoice::new(0, Delta::default());
-                let mut chunk = envelope.chunk(run, vec![nothing]);
-                let elapsed = run.meter().elapsed().as_millis();
-                chunk.prompt_progress = Some(PromptProgress {
-                    total,
-                    cache: run.meter().cached_tokens,
-                    processed: done,
-                    time_ms: u64::try_from(elapsed).unwrap_or(u64::MAX),
-                });
+            News::End { choice, reason } => {
+                let mut of = ChunkChoice::new(choice, Delta::default());
+                of.finish_reason = Some(reason);
+                of.finish_details = self.details(run, choice);
+                let mut chunk = self.chunk(run, vec![of]);
+                chunk.timings = Some(run.meter().timings());
                 out.data(&chunk);
             }
         }
-        News::PromptLogprobs(_) => {}
-        News::Parts { choice, parts } => {
-            for part in parts {
-                let logprobs = run.choice(choice).chat_logprobs(&part);
-                let mut of = ChunkChoice::new(choice, part.piece.into());
-                of.logprobs = logprobs;
-                out.data(&envelope.chunk(run, vec![of]));
-            }
+    }
+
+    fn end(&mut self, out: &mut Encoder, run: &Run) {
+        if self.include_usage {
+            let mut last = self.chunk(run, Vec::new());
+            last.usage = UsageField::Counts(run.meter().usage());
+            last.timings = Some(run.meter().timings());
+            out.data(&last);
         }
-        News::End { choice, reason } => {
-            let mut of = ChunkChoice::new(choice, Delta::default());
-            of.finish_reason = Some(reason);
-            of.finish_details = envelope.details(run, choice);
-            let mut chunk = envelope.chunk(run, vec![of]);
-            chunk.timings = Some(run.meter().timings());
-            out.data(&chunk);
-        }
+        out.done();
+    }
+
+    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+        out.data(&error.body(Dialect::OpenAi, None));
+        out.done();
     }
 }

@@ -23,7 +23,7 @@ use crate::meter::Meter;
 use crate::order;
 use crate::reply::{Choice, ChoicePlan, Part};
 use crate::run::{News, Run};
-use crate::sse::{self, Encoder, Gone, Writer};
+use crate::sse::{self, Encoder, Gone, Silence, Writer};
 use crate::state::App;
 
 /// `POST /v1/completions`.
@@ -54,7 +54,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     let first = job.start(0)?;
     if job.request.stream {
         let times = app.config().times;
-        return Ok(sse::response(times, move |writer| {
+        return Ok(sse::response(times, Silence::Comment, move |writer| {
             stream_all(writer, job, first)
         }));
     }

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod messages;
 mod status;
 mod text;
 
@@ -32,7 +33,7 @@ pub fn router(app: App) -> Router {
     let mut router = Router::new()
         .route("/", get(status::health))
         .route("/v1", get(status::health));
-    let routes: [(&str, MethodRouter<App>); 13] = [
+    let routes: [(&str, MethodRouter<App>); 15] = [
         ("/health", get(status::health)),
         ("/models", get(status::models)),
         ("/models/{*id}", get(status::model)),
@@ -43,6 +44,8 @@ pub fn router(app: App) -> Router {
         ("/chat/completions", post(chat::completions)),
         ("/chat/completions/input_tokens", post(chat::input_tokens)),
         ("/completions", post(completions::completions)),
+        ("/messages", post(messages::messages)),
+        ("/messages/count_tokens", post(messages::count_tokens)),
         ("/tokenize", post(text::tokenize)),
         ("/detokenize", post(text::detokenize)),
         ("/apply-template", post(text::apply_template)),

@@ -136,6 +136,23 @@ impl Answer {
         }
     }
 
+    /// All named events of a stream with their data, up to its end.
+    pub(crate) async fn events(mut self) -> Vec<(String, Value)> {
+        let mut events = Vec::new();
+        while let Some(event) = self.event().await {
+            if event.starts_with(':') {
+                continue;
+            }
+            let named = event.strip_prefix("event: ");
+            let (name, data) = named
+                .and_then(|event| event.split_once("\ndata: "))
+                .unwrap_or_else(|| panic!("an event without name or data: {event}"));
+            let data = serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"));
+            events.push((name.to_owned(), data));
+        }
+        events
+    }
+
     /// All data of a stream up to `[DONE]`, which must come last.
     pub(crate) async fn chunks(mut self) -> Vec<Value> {
         let mut chunks = Vec::new();

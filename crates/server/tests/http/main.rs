@@ -12,6 +12,7 @@ mod completions;
 mod house;
 mod lifecycle;
 mod logprobs;
+mod messages;
 mod misuse;
 mod queue;
 mod script;

@@ -51,6 +51,11 @@ async fn one_too_many_is_told_to_come_back() {
     assert_eq!(waiting.status, 200, "headers go out while it waits");
     let refused = house.chat(json!({"stream": true})).await;
     assert_eq!(refused.status, 429);
+    let ask = json!({"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
+    let overloaded = house.post("/v1/messages", &ask).await;
+    assert_eq!(overloaded.status, 529);
+    assert!(overloaded.header("retry-after").is_some());
+    assert_eq!(overloaded.json().await["error"]["type"], "overloaded_error");
     assert!(refused.header("retry-after").is_some());
     let error = refused.json().await;
     assert_eq!(error["error"]["type"], "rate_limit_error");

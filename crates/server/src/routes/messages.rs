@@ -1,0 +1,133 @@
+//! Anthropic messages.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use chat::ChatError;
+use chat::anthropic;
+use chat::anthropic::response::{Message, MessageUsage, StopReason, blocks};
+use chat::anthropic::stream::{Blocks, Ending, Event};
+use chat::openai::request::ChatRequest;
+use chat::openai::response::FinishReason;
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, Dialect};
+use crate::front::RequestId;
+use crate::ids;
+use crate::run::{News, Run};
+use crate::sse::{Encoder, Silence};
+use crate::state::App;
+use crate::talk::{self, Talk, Voice};
+
+/// `POST /v1/messages`.
+pub(super) async fn messages(
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let talk = Talk::read(&app, body, parse).await?;
+    let mut run = talk.start(&app)?;
+    let usage = MessageUsage::new(run.meter().usage(), None);
+    let mut message = Message::new(ids::random("msg_"), talk.model_name(&app), usage);
+    if talk.request.stream {
+        let voice = MessageVoice {
+            message,
+            blocks: Blocks::new(ids::random("")),
+            reason: FinishReason::Stop,
+            request_id,
+        };
+        return Ok(talk::stream(&app, run, voice));
+    }
+    let choices = talk::whole(&mut run).await?;
+    for (whole, reason) in choices {
+        let ending = ending(&run, reason);
+        message.stop_reason = Some(ending.stop_reason);
+        message.stop_sequence = ending.stop_sequence;
+        message.content = blocks(whole.reply, &ids::random(""));
+    }
+    message.usage = final_usage(&run);
+    Ok(Json(message).into_response())
+}
+
+/// `POST /v1/messages/count_tokens`: how long the prompt would be.
+pub(super) async fn count_tokens(
+    State(app): State<App>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let talk = Talk::read(&app, body, parse).await?;
+    Ok(Json(json!({ "input_tokens": talk.prompt.ids.len() })))
+}
+
+fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
+    Ok((anthropic::request(bytes)?, ()))
+}
+
+fn final_usage(run: &Run) -> MessageUsage {
+    let meter = run.meter();
+    MessageUsage::new(meter.usage(), Some(meter.timings()))
+}
+
+fn ending(run: &Run, reason: FinishReason) -> Ending {
+    let stop_string = run.choice(0).stop_string();
+    let stop_reason = StopReason::new(reason, stop_string);
+    Ending {
+        stop_sequence: match stop_reason {
+            StopReason::StopSequence => stop_string.map(str::to_owned),
+            _ => None,
+        },
+        stop_reason,
+    }
+}
+
+/// One streamed message.
+struct MessageVoice {
+    message: Message,
+    blocks: Blocks,
+    reason: FinishReason,
+    request_id: RequestId,
+}
+
+fn write(out: &mut Encoder, event: &Event) {
+    out.event(event.name(), event);
+}
+
+impl Voice for MessageVoice {
+    const SILENCE: Silence = Silence::Ping;
+
+    fn begin(&mut self, out: &mut Encoder, _run: &Run) {
+        let mut message = self.message.clone();
+        // As the protocol has it: the first token is counted before it is there.
+        message.usage.output_tokens = 1;
+        write(out, &Event::MessageStart { message });
+        write(out, &Event::Ping {});
+    }
+
+    fn news(&mut self, out: &mut Encoder, _run: &Run, news: News) {
+        match news {
+            News::Progress { .. } | News::PromptLogprobs(_) => {}
+            News::Parts { parts, .. } => {
+                for part in parts {
+                    for event in self.blocks.push(part.piece) {
+                        write(out, &event);
+                    }
+                }
+            }
+            News::End { reason, .. } => self.reason = reason,
+        }
+    }
+
+    fn end(&mut self, out: &mut Encoder, run: &Run) {
+        for event in self.blocks.finish() {
+            write(out, &event);
+        }
+        let (delta, usage) = (ending(run, self.reason), final_usage(run));
+        write(out, &Event::MessageDelta { delta, usage });
+        write(out, &Event::MessageStop {});
+    }
+
+    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+        let body = error.body(Dialect::Anthropic, Some(&self.request_id.0));
+        out.event("error", &body);
+    }
+}

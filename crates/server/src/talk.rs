@@ -1,0 +1,184 @@
+//! What every chat dialect does alike: read a request, hand it over, and write what comes back.
+//!
+//! A dialect brings two things: a function that reads its body into a [`ChatRequest`], and a [`Voice`] that
+//! writes the news of a run in its own words.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::Response;
+use chat::ChatError;
+use chat::openai::request::{ChatRequest, ReasoningFormat};
+use chat::openai::response::FinishReason;
+use chat::reply::ReplyConfig;
+
+use crate::body;
+use crate::engine::Ready;
+use crate::error::ApiError;
+use crate::handle::Order;
+use crate::order;
+use crate::prepare::{self, Prompt};
+use crate::reply::{Choice, ChoicePlan, Collected};
+use crate::run::{News, Run};
+use crate::sse::{self, Encoder, Gone, Silence, Writer};
+use crate::state::App;
+
+/// A request that was read and made into a prompt, but not handed over yet.
+pub struct Talk<T> {
+    ready: Arc<Ready>,
+    /// The request in the form all dialects share.
+    pub request: ChatRequest,
+    /// What only its dialect knows of it.
+    pub own: T,
+    /// Its prompt.
+    pub prompt: Prompt,
+}
+
+impl<T: Send + 'static> Talk<T> {
+    /// Reads a body with the dialect's function `parse`, and makes the prompt.
+    pub async fn read(
+        app: &App,
+        body: Body,
+        parse: fn(&[u8]) -> Result<(ChatRequest, T), ChatError>,
+    ) -> Result<Talk<T>, ApiError> {
+        let bytes = body::read(body, app.config().body_limit_bytes).await?;
+        let ready = app.ready()?;
+        let policy = prepare::policy(app.config());
+        let model = Arc::clone(&ready);
+        let (request, own, prompt) = body::run_sized(bytes.len(), move || {
+            let (request, own) = parse(&bytes)?;
+            let prompt = prepare::chat(&model.model, &policy, &request)?;
+            Ok((request, own, prompt))
+        })
+        .await?;
+        app.check_model(request.model.as_deref())?;
+        if app.config().log_prompts {
+            tracing::info!(prompt = %prompt.text, "prompt");
+        }
+        Ok(Talk {
+            ready,
+            request,
+            own,
+            prompt,
+        })
+    }
+
+    /// Hands the request over; refuses what cannot be promised or does not fit.
+    pub fn start(&self, app: &App) -> Result<Run, ApiError> {
+        let (request, model) = (&self.request, &self.ready.model);
+        request.refuse_unenforced()?;
+        let fields = &request.sampling;
+        let room = order::room(self.prompt.ids.len(), self.ready.info.limits.context)?;
+        let wanted = fields.max_tokens.or(model.defaults.max_tokens);
+        let max_tokens = wanted.unwrap_or(room).min(room);
+        let vocab = self.ready.info.vocab;
+        let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
+        settings.logprobs = request.logprobs;
+        if let Some(token) = prepare::barred_token(model, request) {
+            settings.sampling.bias.retain(|(other, _)| *other != token);
+            settings.sampling.bias.push((token, f32::NEG_INFINITY));
+        }
+        let plan = ChoicePlan {
+            tokenizer: Arc::clone(&model.tokenizer),
+            reading: ReplyConfig {
+                starts_in_reasoning: self.prompt.opens_reasoning,
+                split_reasoning: request.reasoning_format == ReasoningFormat::Split,
+                tools: request.callable_tools(),
+                parallel_tool_calls: request.parallel_tool_calls,
+                stop: fields.stop.clone(),
+                min_tokens: settings.min_tokens,
+                call_id_seed: 0,
+            },
+            stop_tokens: fields.stop_token_ids.clone(),
+            logprobs: request.logprobs.is_some(),
+        };
+        let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
+        let order = Order {
+            prompt: Arc::clone(&self.prompt.ids),
+            choices: fields.n,
+            settings,
+            priority: request.priority,
+        };
+        Run::start(app, order, choices)
+    }
+
+    /// The model as the client named it, or as it is served.
+    pub fn model_name(&self, app: &App) -> String {
+        let asked = self.request.model.clone();
+        asked.unwrap_or_else(|| app.config().model_name.clone())
+    }
+}
+
+/// How a dialect writes a stream.
+pub trait Voice: Send + 'static {
+    /// What fills silence.
+    const SILENCE: Silence;
+
+    /// The events before the first news.
+    fn begin(&mut self, out: &mut Encoder, run: &Run);
+
+    /// The events of one piece of news.
+    fn news(&mut self, out: &mut Encoder, run: &Run, news: News);
+
+    /// The events after the last news.
+    fn end(&mut self, out: &mut Encoder, run: &Run);
+
+    /// The events of a failure; nothing follows them.
+    fn fail(&mut self, out: &mut Encoder, run: &Run, error: &ApiError);
+}
+
+/// Answers with events in the words of `voice`. Headers go out at once.
+pub fn stream<V: Voice>(app: &App, run: Run, voice: V) -> Response {
+    let times = app.config().times;
+    sse::response(times, V::SILENCE, move |writer| speak(writer, run, voice))
+}
+
+async fn speak<V: Voice>(mut writer: Writer, mut run: Run, mut voice: V) -> Result<(), Gone> {
+    let mut out = Encoder::default();
+    voice.begin(&mut out, &run);
+    loop {
+        if let Some(part) = out.take() {
+            writer.send(part).await?;
+        }
+        match writer.while_waiting(run.next()).await? {
+            Ok(Some(news)) => {
+                for item in news {
+                    voice.news(&mut out, &run, item);
+                }
+            }
+            Ok(None) => {
+                voice.end(&mut out, &run);
+                break;
+            }
+            Err(error) => {
+                voice.fail(&mut out, &run, &error);
+                break;
+            }
+        }
+    }
+    match out.take() {
+        Some(part) => writer.send(part).await,
+        None => Ok(()),
+    }
+}
+
+/// Waits for the end and gives each choice whole.
+pub async fn whole(run: &mut Run) -> Result<Vec<(Collected, FinishReason)>, ApiError> {
+    let mut choices: Vec<(Collected, FinishReason)> = (0..run.n_choices())
+        .map(|_| (Collected::default(), FinishReason::Stop))
+        .collect();
+    while let Some(news) = run.next().await? {
+        for item in news {
+            match item {
+                News::Parts { choice, parts } => {
+                    for part in parts {
+                        choices[choice].0.push(run.choice(choice), part);
+                    }
+                }
+                News::End { choice, reason } => choices[choice].1 = reason,
+                News::Progress { .. } | News::PromptLogprobs(_) => {}
+            }
+        }
+    }
+    Ok(choices)
+}
