@@ -12,11 +12,11 @@ mod watch;
 
 use std::sync::Arc;
 
-use contract::{Ask, DeviceError, ModelSpec, Row, TokenId, Want};
+use contract::{Ask, DeviceError, Edits, ModelSpec, Row, TokenId, Want};
 
 use crate::driver::{Gpu, Pinned};
 use crate::launch::rows;
-use crate::plan::{Addresses, Key, Plans};
+use crate::plan::{Addresses, EDIT_BYTES, Key, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, Step};
 
@@ -43,6 +43,8 @@ pub(crate) struct Engine {
 struct Headers {
     up: Uploads,
     rows: Pinned<u8>,
+    /// One whole row of logits.
+    logits: Pinned<f32>,
     /// Whether something queued may still read `up.chunk` or `up.commit`.
     in_flight: bool,
 }
@@ -53,6 +55,7 @@ struct Uploads {
     draft: Pinned<u8>,
     chunk: Pinned<u8>,
     commit: Pinned<u8>,
+    edits: Pinned<u8>,
 }
 
 impl Engine {
@@ -71,7 +74,9 @@ impl Engine {
                 draft: gpu.pinned(size_of::<Step>())?,
                 chunk: gpu.pinned(ChunkHead::bytes(plans.chunk_rows()))?,
                 commit: gpu.pinned(size_of::<Commit>())?,
+                edits: gpu.pinned(EDIT_BYTES)?,
             },
+            logits: gpu.pinned(plans.reduce.vocab)?,
             rows: gpu.pinned(plans.reduce.out_bytes(step::ROWS))?,
             in_flight: false,
         };
@@ -132,6 +137,7 @@ impl Engine {
     }
 
     /// Bytes at an address of any region, after everything queued.
+    #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
         self.regions.read(&self.gpu, address, bytes)
     }
@@ -165,9 +171,10 @@ impl Engine {
             return Ok(Vec::new());
         }
         self.queue(key)?;
+        let edited = self.queue_edits(Key::EditedStep(step::bucket(rows)), asks)?;
         self.gpu.sync()?;
         self.headers.in_flight = false;
-        self.answer(asks)
+        self.answer(asks, edited)
     }
 
     /// Runs a chunk and answers `asks` `(row of the chunk, ask)`; without any it does not wait.
@@ -197,12 +204,13 @@ impl Engine {
                 self.write_chunk(head, &[], batch)?;
                 self.upload_chunk(0)?;
             }
-            let key = Key::Head(step::bucket(batch.len()));
-            self.queue(key)?;
+            let bucket = step::bucket(batch.len());
+            let asks: Vec<&Ask> = batch.iter().map(|(_, ask)| *ask).collect();
+            self.queue(Key::Head(bucket))?;
+            let edited = self.queue_edits(Key::EditedHead(bucket), &asks)?;
             self.gpu.sync()?;
             self.headers.in_flight = false;
-            let asks: Vec<&Ask> = batch.iter().map(|(_, ask)| *ask).collect();
-            answers.append(&mut self.answer(&asks)?);
+            answers.append(&mut self.answer(&asks, edited)?);
         }
         Ok(answers)
     }
@@ -240,7 +248,7 @@ impl Engine {
         self.headers.in_flight = false;
         let ask = Ask::top(k);
         let asked = usize::try_from(step.asked).unwrap_or(0);
-        self.answer(&vec![&ask; asked])
+        self.answer(&vec![&ask; asked], false)
     }
 
     /// Waits until nothing queued reads a header any more.
@@ -281,35 +289,67 @@ impl Engine {
         }
     }
 
-    /// Answers from what the card's reduction left behind, or from whole rows of logits.
-    fn answer(&self, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
+    /// Queues the edits of rows whose best tokens are wanted, and their reduction; false where none has any, or
+    /// they are too many and will be made on the host.
+    fn queue_edits(&mut self, key: Key, asks: &[&Ask]) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
-        let answers = asks.iter().enumerate().map(|(i, ask)| match ask.want {
-            Want::Top(k) if k <= reduce.k && ask.edits.is_none() => {
-                Ok(top(reduce, self.headers.rows.as_slice(), i, k))
-            }
-            _ => {
-                let address = self.plans.addresses.logits + (4 * i * reduce.stride) as u64;
-                let bytes = self.read(address, 4 * reduce.vocab)?;
-                let words = bytes.chunks_exact(4);
-                let raw = words.map(|w| f32::from_le_bytes([w[0], w[1], w[2], w[3]]));
-                Ok(answer::from_logits(ask, raw.collect()))
-            }
-        });
-        answers.collect()
+        let items: Vec<(usize, &Edits)> = asks
+            .iter()
+            .enumerate()
+            .filter(|(_, ask)| matches!(ask.want, Want::Top(k) if k <= reduce.k))
+            .filter_map(|(i, ask)| Some((i, ask.edits.as_deref()?)))
+            .collect();
+        if items.is_empty() {
+            return Ok(false);
+        }
+        let blob = rows::edits(&items, reduce.vocab);
+        if blob.len() > EDIT_BYTES {
+            return Ok(false);
+        }
+        self.headers.up.edits.as_mut_slice()[..blob.len()].copy_from_slice(&blob);
+        let (gpu, to) = (&self.gpu, self.plans.addresses.edits);
+        // SAFETY: written again only by the next pass, after this one's wait.
+        unsafe { gpu.copy_to_card(gpu.stream(), to, &self.headers.up.edits, 0..blob.len()) }?;
+        self.queue(key)?;
+        Ok(true)
+    }
+
+    /// Answers from what the card's reduction left behind, or from whole rows of logits. `edited` says that the
+    /// reduction has seen the edits.
+    fn answer(&mut self, asks: &[&Ask], edited: bool) -> Result<Vec<Row>, DeviceError> {
+        let reduce = self.plans.reduce;
+        let mut answers = Vec::with_capacity(asks.len());
+        for (i, ask) in asks.iter().enumerate() {
+            let best = reduce.read(self.headers.rows.as_slice(), i);
+            answers.push(match ask.want {
+                Want::Top(k) if k <= reduce.k && (edited || ask.edits.is_none()) => top(best, k),
+                _ => answer::from_logits(ask, self.logits(i)?, best.raw_lse),
+            });
+        }
+        Ok(answers)
+    }
+
+    /// A whole row of logits.
+    fn logits(&mut self, row: usize) -> Result<Vec<f32>, DeviceError> {
+        let reduce = self.plans.reduce;
+        let from = self.plans.addresses.logits + (4 * row * reduce.stride) as u64;
+        let (gpu, to) = (&self.gpu, &mut self.headers.logits);
+        // SAFETY: read after the wait below.
+        unsafe { gpu.copy_to_host(gpu.stream(), to, 0..reduce.vocab, from) }?;
+        gpu.sync()?;
+        Ok(to.as_slice().to_vec())
     }
 }
 
-/// The first `k` candidates of reduced row `i`.
-fn top(reduce: rows::Reduce, bytes: &[u8], i: usize, k: usize) -> Row {
-    let row = reduce.read(bytes, i);
-    let n = k.min(row.ids.len());
+/// The first `k` of the best tokens of a row.
+fn top(best: rows::Best, k: usize) -> Row {
+    let n = k.min(best.ids.len());
     Row {
-        ids: row.ids[..n].iter().map(|id| TokenId(*id)).collect(),
-        logits: row.logits[..n].to_vec(),
-        raw: row.raw[..n].to_vec(),
-        lse: row.lse,
-        raw_lse: row.raw_lse,
+        ids: best.ids[..n].iter().map(|id| TokenId(*id)).collect(),
+        logits: best.logits[..n].to_vec(),
+        raw: best.raw[..n].to_vec(),
+        lse: best.lse,
+        raw_lse: best.raw_lse,
     }
 }
 
@@ -324,7 +364,7 @@ impl Uploads {
             }
             Key::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
             Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
-            Key::Head(_) => return Ok(()),
+            Key::Head(_) | Key::EditedStep(_) | Key::EditedHead(_) => return Ok(()),
         };
         // SAFETY: the header is not written before the stream has passed the copy: a step waits at its end,
         // and writers of the others wait while `in_flight` is set.
@@ -340,8 +380,10 @@ fn download(
     plans: &Plans,
     key: Key,
 ) -> Result<(), DeviceError> {
-    let (Key::Step(bucket) | Key::Head(bucket) | Key::Draft(bucket)) = key else {
-        return Ok(());
+    let bucket = match key {
+        Key::Step(rows) | Key::Head(rows) | Key::Draft(rows) => rows,
+        Key::EditedStep(rows) | Key::EditedHead(rows) => rows,
+        Key::Chunk(_) | Key::Commit(_) => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

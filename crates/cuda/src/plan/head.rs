@@ -17,6 +17,24 @@ pub(super) fn of_chunk(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Pla
     plan
 }
 
+/// Edits of asked rows, and their reduction again: to be run after the head where some row has edits.
+pub(super) fn edited(site: &Site<'_>, rows: usize, asked: Source, carver: &mut Carver) -> Plan {
+    let at = site.addresses;
+    let edited = Rows {
+        logits: at.logits,
+        edited: at.edited,
+        edits: at.edits,
+        scratch: carver.take(site.reduce.scratch_bytes(rows)),
+        out: at.rows,
+    };
+    let mut plan = Plan::default();
+    plan.launches
+        .extend(rows::edit(site.reduce, rows, asked, edited));
+    plan.launches
+        .extend(rows::reduce(site.reduce, rows, asked, edited));
+    plan
+}
+
 /// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream, through a final
 /// norm of this weight and epsilon.
 pub(super) fn append(

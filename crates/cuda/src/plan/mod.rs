@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use contract::{FeedForward, Limits, Mixer, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::launch::attention::Card;
+use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
 use crate::pack::BLOCK_ROWS;
@@ -26,6 +27,8 @@ use chunk::Expanded;
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
+/// Room for the edits of one pass; rows of more are edited on the host.
+pub(crate) const EDIT_BYTES: usize = 4 << 20;
 /// Padded lengths that chunk plans are built for; the longest is the limit itself.
 const CHUNK_BUCKETS: [usize; 4] = [64, 256, 1024, 4096];
 
@@ -42,6 +45,10 @@ pub(crate) enum Key {
     Commit(usize),
     /// Draft blocks of up to so many rows.
     Draft(usize),
+    /// Edits of up to so many rows that a step asked for.
+    EditedStep(usize),
+    /// Edits of up to so many rows that were asked of a chunk.
+    EditedHead(usize),
 }
 
 /// A list of launches.
@@ -68,6 +75,10 @@ pub(crate) struct Addresses {
     pub(crate) residual: u64,
     /// Logits of the asked rows, f32 `[ROWS][stride]`.
     pub(crate) logits: u64,
+    /// The same after edits.
+    pub(crate) edited: u64,
+    /// The edits, up to [`EDIT_BYTES`] bytes.
+    pub(crate) edits: u64,
     /// Counters of the small products; zero between launches.
     pub(crate) counters: u64,
     /// Turns of the large products; zero between launches.
@@ -151,6 +162,8 @@ impl Plans {
             rows: scratch.take(reduce.out_bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
+            edited: scratch.take(4 * ROWS * reduce.stride),
+            edits: scratch.take(EDIT_BYTES),
             counters: scratch.take(counter_bytes),
             turns: scratch.take(expanded.turn_bytes),
         };
@@ -189,6 +202,14 @@ impl Plans {
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
                 Key::Commit(rows) => commit::build(&site, rows, &mut carver),
                 Key::Draft(rows) => draft::block(&site, rows, &mut carver),
+                Key::EditedStep(rows) => {
+                    let asked = Source::AskedOfStep(addresses.step);
+                    head::edited(&site, rows, asked, &mut carver)
+                }
+                Key::EditedHead(rows) => {
+                    let asked = Source::AskedOfChunk(addresses.chunk);
+                    head::edited(&site, rows, asked, &mut carver)
+                }
             };
             longest = longest.max(carver.used());
             all.insert(key, plan);
@@ -279,6 +300,13 @@ fn keys(limits: Limits, block: Option<usize>) -> Vec<Key> {
     let heads = buckets(limits.prefill_chunk).map(Key::Head);
     let chunks = chunk_buckets(limits.prefill_chunk).map(Key::Chunk);
     let mut all: Vec<Key> = steps.chain(heads).chain(chunks).collect();
+    let edited = all.iter().filter_map(|key| match key {
+        Key::Step(rows) => Some(Key::EditedStep(*rows)),
+        Key::Head(rows) => Some(Key::EditedHead(*rows)),
+        _ => None,
+    });
+    let edited: Vec<Key> = edited.collect();
+    all.extend(edited);
     match block {
         None => all.push(Key::Commit(ROWS)),
         Some(block) => {
@@ -305,7 +333,7 @@ mod tests {
         };
         let steps: Vec<Key> = keys(limits, None)
             .into_iter()
-            .filter(|key| !matches!(key, Key::Head(_)))
+            .filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit(_)))
             .collect();
         let expected = [
             Key::Step(1),
