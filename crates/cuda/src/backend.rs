@@ -102,6 +102,14 @@ fn limits(card: &Card, path_order: bool) -> Limits {
     }
 }
 
+impl Card {
+    /// Whether the kernels can be compiled for it: they need the asynchronous copies and matrix products of
+    /// compute capability 8.0.
+    pub fn runs_kernels(&self) -> bool {
+        self.capability >= (8, 0)
+    }
+}
+
 impl CudaBackend {
     /// A card that [`probe`](crate::probe()) found, used as far as there is memory.
     pub fn new(card: Card) -> CudaBackend {
@@ -136,6 +144,14 @@ impl CudaBackend {
     }
 
     fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
+        if !self.card.runs_kernels() {
+            let (major, minor) = self.card.capability;
+            return Err(DeviceError::Unsupported {
+                what: format!("compute capability {major}.{minor}"),
+                device: self.name(),
+                instead: "the kernels need 8.0 or later, use --device cpu".to_owned(),
+            });
+        }
         check::plan(plan, &self.name())
     }
 

@@ -464,7 +464,9 @@ impl Runner for CudaRunner {
         let pieces = pieces(self.engine.state(), layers, slot, position);
         let saved = match place {
             Place::Device => Snapshot::on_device(self.engine.gpu(), &pieces, position),
-            Place::Host => Snapshot::on_host(self.engine.gpu(), &pieces, position),
+            Place::Host => Snapshot::on_host(&pieces, position, |address, bytes| {
+                self.engine.read(address, bytes)
+            }),
         };
         let saved = self.watched(saved)?;
         Ok(self.keep_snapshot(saved))
@@ -483,7 +485,9 @@ impl Runner for CudaRunner {
         }
         let layers = self.engine.spec().layers.len();
         let pieces = pieces(self.engine.state(), layers, slot, position);
-        let restored = saved.restore(self.engine.gpu(), &pieces);
+        let engine = &self.engine;
+        let write = |address, bytes: &[u8]| engine.write(address, bytes);
+        let restored = saved.restore(engine.gpu(), &pieces, write);
         self.watched(restored)?;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             sequence.position = position;

@@ -162,32 +162,43 @@ impl Snapshot {
         })
     }
 
-    /// Copies the pieces to host memory and waits.
+    /// Copies the pieces to host memory; `read` gives the bytes of an address.
     pub(crate) fn on_host(
-        gpu: &Gpu,
         pieces: &[Piece],
         position: usize,
+        read: impl Fn(u64, usize) -> Result<Vec<u8>, DeviceError>,
     ) -> Result<Snapshot, DeviceError> {
-        let saved = Snapshot::on_device(gpu, pieces, position)?;
+        let mut bytes = Vec::with_capacity(pieces.iter().map(|piece| piece.bytes).sum());
+        for piece in pieces {
+            bytes.append(&mut read(piece.address, piece.bytes)?);
+        }
         Ok(Snapshot {
             position,
-            held: Held::Host(saved.bytes_on_host(gpu)?),
+            held: Held::Host(bytes),
         })
     }
 
-    /// Copies the pieces back; does not wait for copies within the card.
-    pub(crate) fn restore(&self, gpu: &Gpu, pieces: &[Piece]) -> Result<(), DeviceError> {
-        let staged;
-        let mut at = match &self.held {
-            Held::Device(buffer) => buffer.ptr(),
-            Held::Host(bytes) => {
-                staged = gpu.upload(bytes)?;
-                staged.ptr()
+    /// Copies the pieces back; does not wait for copies within the card. `write` puts bytes at an address.
+    pub(crate) fn restore(
+        &self,
+        gpu: &Gpu,
+        pieces: &[Piece],
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        match &self.held {
+            Held::Device(buffer) => {
+                let mut at = buffer.ptr();
+                for piece in pieces {
+                    gpu.copy_bytes(piece.address, at, piece.bytes)?;
+                    at += piece.bytes as u64;
+                }
             }
-        };
-        for piece in pieces {
-            gpu.copy_bytes(piece.address, at, piece.bytes)?;
-            at += piece.bytes as u64;
+            Held::Host(bytes) => {
+                let mut held = Cut(bytes);
+                for piece in pieces {
+                    write(piece.address, held.take(piece.bytes))?;
+                }
+            }
         }
         Ok(())
     }

@@ -121,6 +121,14 @@ fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
             return None;
         }
     };
+    if !card.runs_kernels() {
+        let (major, minor) = card.capability;
+        tracing::warn!(
+            card = %card.name,
+            "the card is not used: its compute capability is {major}.{minor}, the kernels need 8.0"
+        );
+        return None;
+    }
     match cuda::compile::Library::open(&choice.card.compile.nvrtc) {
         Ok(_) => Some(card),
         Err(error) => {

@@ -136,8 +136,12 @@ impl Engine {
         self.plans.chunk_rows()
     }
 
+    /// Puts bytes at an address of any region, after everything queued, and waits.
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.regions.write(&self.gpu, address, bytes)
+    }
+
     /// Bytes at an address of any region, after everything queued.
-    #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
         self.regions.read(&self.gpu, address, bytes)
     }

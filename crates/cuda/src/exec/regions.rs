@@ -5,6 +5,9 @@ use contract::DeviceError;
 use crate::driver::{Buffer, Gpu};
 use crate::memory::REGION_ALIGN;
 
+/// Bytes that are written at once.
+const STAGE: usize = 64 << 20;
+
 /// Allocations, freed on drop.
 pub(crate) struct Regions {
     pub(crate) weights: Buffer<u8>,
@@ -72,7 +75,6 @@ impl Regions {
     }
 
     /// The bytes at an address, after everything queued on the main stream.
-    #[cfg(feature = "inspect")]
     pub(crate) fn read(
         &self,
         gpu: &Gpu,
@@ -83,12 +85,18 @@ impl Regions {
         buffer.download_range(gpu, at..at + bytes)
     }
 
-    /// Writes bytes at an address and waits.
+    /// Writes bytes at an address, after everything queued on the main stream, and waits.
     pub(crate) fn write(&self, gpu: &Gpu, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.find(address, bytes.len());
-        let staged = gpu.upload(bytes)?;
-        gpu.copy_bytes(address, staged.ptr(), bytes.len())?;
-        gpu.sync()
+        // In pieces, so that little memory is needed beside the regions.
+        let mut at = address;
+        for piece in bytes.chunks(STAGE) {
+            let staged = gpu.upload(piece)?;
+            gpu.copy_bytes(at, staged.ptr(), piece.len())?;
+            gpu.sync()?;
+            at += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// Sets bytes at an address to zero; does not wait.
