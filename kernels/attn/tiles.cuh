@@ -22,26 +22,32 @@ __device__ __host__ constexpr int tile_bytes(int format, int stride) {
     return 64 * stride + (kv_scaled(format) ? 64 * BLOCKS * 2 : 0);
 }
 
-// 16 bytes, of which only the first `bytes` are read and the rest become zero.
-__device__ __forceinline__ void cp_async_16_part(u32 to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+// `SIZE` bytes (4, 8 or 16), of which only the first `bytes` are read and the rest become zero.
+template <int SIZE>
+__device__ __forceinline__ void cp_async_part(u32 to, const void* from, int bytes) {
+    if (SIZE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(SIZE), "r"(bytes)
+                     : "memory");
 }
 
-// Begins to copy `rows` (at most 64, the rest become zeros) stored rows from row `first` on; 256 threads.
+// Begins to copy 64 stored rows from row `first` on; those outside `low` .. `high` become zeros, whatever is stored
+// there. 256 threads.
 template <int format, int stride>
-__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int rows) {
+__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high) {
     constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
     const u8* from = plane.values + first * row_bytes;
 #pragma unroll
     for (int i = 0; i < (64 * words + 255) / 256; i++) {
         const int at = i * 256 + threadIdx.x, row = at / words, word = at % words;
         if (64 * words % 256 == 0 || row < 64)
-            cp_async_16_part(to + row * stride + word * 16, from + at * 16, row < rows ? 16 : 0);
+            cp_async_part<16>(to + row * stride + word * 16, from + at * 16, row >= low && row < high ? 16 : 0);
     }
-    if (kv_scaled(format) && threadIdx.x < 8 * BLOCKS) {
-        const int at = threadIdx.x * 16, left = rows * BLOCKS * 2 - at;
-        const u8* scales = (const u8*)(plane.scales + first * BLOCKS);
-        cp_async_16_part(to + 64 * stride + at, scales + at, max(0, min(16, left)));
+    if (kv_scaled(format) && threadIdx.x < 64) {
+        const int row = threadIdx.x;
+        cp_async_part<2 * BLOCKS>(to + 64 * stride + row * BLOCKS * 2, plane.scales + (first + row) * BLOCKS,
+                                  row >= low && row < high ? 2 * BLOCKS : 0);
     }
 }
 

@@ -117,10 +117,12 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
             const int position = begin + h / 2 * TILE;
             const size_t row = kv_row(pages, tree.slot, position, KV_HEADS, kv_head);
             const u32 to = ring + h % RING * SLOT_BYTES;
+            // Nobody sees what is older than the window; it may never have been written.
+            const int low = WINDOW ? tree.committed - WINDOW + 1 - position : 0, high = span.end - position;
             if (h % 2 == 0)
-                tile_load<K_FORMAT, K_STRIDE>(to, keys, row, span.end - position);
+                tile_load<K_FORMAT, K_STRIDE>(to, keys, row, low, high);
             else
-                tile_load<V_FORMAT, V_STRIDE>(to, values, row, span.end - position);
+                tile_load<V_FORMAT, V_STRIDE>(to, values, row, low, high);
         }
         cp_async_commit();
     };
