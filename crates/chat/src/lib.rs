@@ -23,6 +23,7 @@ mod normalise;
 pub mod openai;
 pub mod reasoning;
 pub mod reply;
+pub mod responses;
 #[cfg(test)]
 mod sample;
 pub mod stop;

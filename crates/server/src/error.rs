@@ -180,6 +180,10 @@ impl ApiError {
             ApiError::ModelNotFound { .. } => Some("model_not_found"),
             ApiError::QueueFull { .. } => Some("queue_full"),
             ApiError::Unavailable { .. } => Some("unavailable"),
+            // The only thing that can be wrong with this field is that nothing is kept under that id.
+            ApiError::Invalid {
+                param: Some(param), ..
+            } if param == "previous_response_id" => Some("previous_response_not_found"),
             _ => None,
         }
     }

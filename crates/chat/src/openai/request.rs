@@ -17,7 +17,7 @@ pub use self::tools::ToolChoice;
 pub(crate) use self::{
     chat::Own,
     messages::parse_arguments,
-    tools::{ToolFields, items as tool_items},
+    tools::{ToolFields, choice as tool_choice, items as tool_items},
 };
 pub use crate::normalise::LateSystem;
 

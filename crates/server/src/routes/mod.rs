@@ -3,6 +3,9 @@
 mod chat;
 mod completions;
 mod messages;
+mod models;
+mod props;
+mod responses;
 mod status;
 mod text;
 
@@ -28,29 +31,40 @@ const NOT_OURS: [(&str, &str); 6] = [
     ),
 ];
 
-/// All routes, with everything that goes around them.
-pub fn router(app: App) -> Router {
-    let mut router = Router::new()
-        .route("/", get(status::health))
-        .route("/v1", get(status::health));
-    let routes: [(&str, MethodRouter<App>); 15] = [
+/// Every path behind `/v1`, and who answers there.
+fn routes() -> [(&'static str, MethodRouter<App>); 17] {
+    [
         ("/health", get(status::health)),
-        ("/models", get(status::models)),
-        ("/models/{*id}", get(status::model)),
-        ("/props", get(status::props)),
+        ("/models", get(models::models)),
+        ("/models/{*id}", get(models::model)),
+        ("/props", get(props::props)),
         ("/slots", get(status::slots)),
         ("/metrics", get(status::metrics)),
         ("/version", get(status::version)),
         ("/chat/completions", post(chat::completions)),
         ("/chat/completions/input_tokens", post(chat::input_tokens)),
         ("/completions", post(completions::completions)),
+        ("/responses", post(responses::responses)),
+        ("/responses/input_tokens", post(responses::input_tokens)),
         ("/messages", post(messages::messages)),
         ("/messages/count_tokens", post(messages::count_tokens)),
         ("/tokenize", post(text::tokenize)),
         ("/detokenize", post(text::detokenize)),
         ("/apply-template", post(text::apply_template)),
-    ];
-    for (path, method) in routes {
+    ]
+}
+
+/// Every path in its usual form, for those who want to know what there is.
+fn paths() -> impl Iterator<Item = String> {
+    routes().into_iter().map(|(path, _)| format!("/v1{path}"))
+}
+
+/// All routes, with everything that goes around them.
+pub fn router(app: App) -> Router {
+    let mut router = Router::new()
+        .route("/", get(status::health))
+        .route("/v1", get(status::health));
+    for (path, method) in routes() {
         for base in ["", "/v1", "/v1/v1"] {
             router = router.route(&format!("{base}{path}"), method.clone());
         }

@@ -15,6 +15,7 @@ mod logprobs;
 mod messages;
 mod misuse;
 mod queue;
+mod responses;
 mod script;
 mod status;
 mod text;

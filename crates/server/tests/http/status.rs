@@ -45,6 +45,94 @@ async fn health_and_models_answer_under_all_three_prefixes() {
 }
 
 #[tokio::test]
+async fn codex_gets_its_catalogue_with_every_field_it_insists_on() {
+    let house = Plan::saying("ok").open().await;
+    let plain = house.get("/v1/models").await.json().await;
+    assert!(plain.get("models").is_none());
+    assert_eq!(plain["last_id"], "tiny");
+    assert_eq!(plain["data"][0]["display_name"], "tiny");
+    let body = house.get("/v1/models?a=b&client_version=0.169.0").await;
+    let body = body.json().await;
+    let model = &body["models"][0];
+    for key in ["slug", "display_name", "description", "base_instructions"] {
+        assert!(!model[key].as_str().unwrap().is_empty(), "{key}");
+    }
+    for key in [
+        "supported_in_api",
+        "supports_reasoning_summaries",
+        "support_verbosity",
+        "supports_parallel_tool_calls",
+    ] {
+        assert!(model[key].is_boolean(), "{key}");
+    }
+    for key in ["upgrade", "default_verbosity", "apply_patch_tool_type"] {
+        assert!(
+            model.get(key).is_some_and(serde_json::Value::is_null),
+            "{key}"
+        );
+    }
+    assert_eq!(model["shell_type"], "shell_command");
+    assert_eq!(model["visibility"], "list");
+    assert!(model["priority"].is_i64());
+    assert_eq!(
+        model["truncation_policy"],
+        json!({"mode": "tokens", "limit": 10_000})
+    );
+    assert_eq!(model["experimental_supported_tools"], json!([]));
+    assert_eq!(model["input_modalities"], json!(["text"]));
+    assert_eq!(model["context_window"], 512);
+    for level in model["supported_reasoning_levels"].as_array().unwrap() {
+        let effort = level["effort"].as_str().unwrap();
+        assert!(
+            ["low", "medium", "high", "xhigh"].contains(&effort),
+            "{effort}"
+        );
+        assert!(level["description"].is_string());
+    }
+}
+
+#[tokio::test]
+async fn props_has_every_key_clients_look_for() {
+    let house = Plan::saying("ok").open().await;
+    let props = house.get("/props").await.json().await;
+    for key in [
+        "api",
+        "budget_envelope",
+        "build_info",
+        "capabilities",
+        "daemon",
+        "default_generation_settings",
+        "full_cache",
+        "model",
+        "model_alias",
+        "model_path",
+        "model_card",
+        "pflash",
+        "prefix_cache",
+        "reasoning",
+        "runtime",
+        "sampling",
+        "server",
+        "speculative",
+        "speculative_mode",
+        "tool_replay",
+        "total_slots",
+        "chat_template",
+        "chat_template_caps",
+        "modalities",
+        "bos_token",
+        "eos_token",
+        "is_sleeping",
+    ] {
+        assert!(props.get(key).is_some(), "{key}");
+    }
+    let endpoints = props["api"]["endpoints"].as_array().unwrap();
+    for path in ["/v1/messages", "/v1/responses", "/v1/chat/completions"] {
+        assert!(endpoints.contains(&json!(path)), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn while_loading_health_says_so_and_requests_are_put_off() {
     let plan = Plan {
         load_time: Duration::from_millis(400),

@@ -1,0 +1,13 @@
+//! The dialect of OpenAI's Responses: what a client sends and what it gets back.
+
+mod history;
+mod request;
+pub mod response;
+pub mod stream;
+mod tools;
+
+pub use self::request::{Echo, ResponsesRequest};
+pub use self::tools::{Spoken, ToolNames};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Input items made into messages: what one turn of the model left behind becomes one message again.
+
+use serde_json::{Map, Value};
+
+use super::tools::flat_name;
+use crate::conversation::{Message, Role, ToolCall};
+use crate::error::ChatError;
+use crate::fields::{Fields, must_be};
+use crate::openai::request::{MAX_MESSAGES, parse_arguments};
+
+/// Reads `input`: a string, or items. Absent is no message at all.
+pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
+    let mut history = History::default();
+    match body.get("input") {
+        None => {}
+        Some(Value::String(text)) => history.messages.push(Message::new(Role::User, text)),
+        Some(Value::Array(items)) if items.len() <= MAX_MESSAGES => {
+            for (index, item) in items.iter().enumerate() {
+                history.item(&Fields::of(item, format!("input[{index}]"))?)?;
+            }
+        }
+        Some(Value::Array(items)) => {
+            let n = items.len();
+            let message = format!("must hold at most {MAX_MESSAGES} items, not {n}");
+            return Err(body.error("input", message));
+        }
+        Some(other) => {
+            return Err(body.error("input", must_be("a string or an array of items", other)));
+        }
+    }
+    Ok(history.messages)
+}
+
+#[derive(Default)]
+struct History {
+    messages: Vec<Message>,
+    /// Thinking whose turn has not come yet.
+    reasoning: Option<String>,
+}
+
+impl History {
+    fn item(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
+        match item.string("type")?.unwrap_or("message") {
+            "message" => self.message(item),
+            "reasoning" => self.thinking(item),
+            "function_call" => {
+                let name = name(item)?;
+                let arguments = match item.get("arguments") {
+                    None => Map::new(),
+                    Some(Value::Object(map)) => map.clone(),
+                    Some(Value::String(text)) => parse_arguments(text, &name),
+                    Some(other) => return Err(item.error("arguments", must_be("a string", other))),
+                };
+                self.call(item, name, arguments)
+            }
+            "custom_tool_call" => {
+                let input = item.string("input")?.unwrap_or_default();
+                let arguments = Map::from_iter([("input".to_owned(), Value::from(input))]);
+                self.call(item, name(item)?, arguments)
+            }
+            "local_shell_call" => {
+                let action = item.object("action")?;
+                let arguments = action.map(|action| action.map().clone());
+                self.call(
+                    item,
+                    "local_shell".to_owned(),
+                    arguments.unwrap_or_default(),
+                )
+            }
+            "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
+                self.result(item)
+            }
+            other => {
+                tracing::debug!(kind = other, at = item.own_path(), "input item skipped");
+                Ok(())
+            }
+        }
+    }
+
+    fn message(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
+        let role = match item.string("role")? {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system" | "developer") => Role::System,
+            Some(other) => {
+                return Err(item.error(
+                    "role",
+                    format!("unknown role '{other}'; use user, assistant, system or developer"),
+                ));
+            }
+            None => return Err(item.error("role", "is missing")),
+        };
+        let text = texts(item, "content")?.unwrap_or_default();
+        if role != Role::Assistant {
+            self.reasoning = None;
+            self.messages.push(Message::new(role, text));
+            return Ok(());
+        }
+        let turn = self.turn();
+        if turn.content.is_empty() {
+            turn.content = text;
+        } else {
+            self.messages.push(Message::new(Role::Assistant, text));
+        }
+        Ok(())
+    }
+
+    fn thinking(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
+        let mut thought = texts(item, "content")?.filter(|text| !text.is_empty());
+        if thought.is_none() {
+            thought = texts(item, "summary")?.filter(|text| !text.is_empty());
+        }
+        if let Some(thought) = thought {
+            self.reasoning.get_or_insert_default().push_str(&thought);
+        }
+        Ok(())
+    }
+
+    fn call(
+        &mut self,
+        item: &Fields<'_>,
+        name: String,
+        arguments: Map<String, Value>,
+    ) -> Result<(), ChatError> {
+        let id = item.string("call_id")?.or(item.string("id")?);
+        let id = id.map(str::to_owned);
+        self.turn().tool_calls.push(ToolCall {
+            id,
+            name,
+            arguments,
+        });
+        Ok(())
+    }
+
+    fn result(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
+        let text = match item.get("output") {
+            Some(Value::Object(map)) => match map.get("content") {
+                Some(Value::String(text)) => text.clone(),
+                _ => Value::Object(map.clone()).to_string(),
+            },
+            _ => texts(item, "output")?.unwrap_or_default(),
+        };
+        self.reasoning = None;
+        let mut message = Message::new(Role::Tool, text);
+        message.tool_call_id = item.string("call_id")?.map(str::to_owned);
+        self.messages.push(message);
+        Ok(())
+    }
+
+    /// The assistant's turn that the next item belongs to. Thinking begins a new one.
+    fn turn(&mut self) -> &mut Message {
+        let goes_on = self.reasoning.is_none()
+            && matches!(self.messages.last(), Some(last) if last.role == Role::Assistant);
+        if !goes_on {
+            let mut message = Message::new(Role::Assistant, "");
+            message.reasoning = self.reasoning.take();
+            self.messages.push(message);
+        }
+        self.messages.last_mut().expect("there is a turn by now")
+    }
+}
+
+/// The tool's name as it is declared to the model.
+fn name(item: &Fields<'_>) -> Result<String, ChatError> {
+    let name = item.string("name")?;
+    let name = name.ok_or_else(|| item.error("name", "is missing"))?;
+    Ok(match item.string("namespace")? {
+        Some(space) if !space.is_empty() => flat_name(space, name),
+        _ => name.to_owned(),
+    })
+}
+
+/// The text of a field that is a string or an array of parts, joined.
+fn texts(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
+    let parts = match fields.get(key) {
+        None => return Ok(None),
+        Some(Value::String(text)) => return Ok(Some(text.clone())),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => {
+            return Err(fields.error(key, must_be("a string or an array of parts", other)));
+        }
+    };
+    let mut all = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        if let Value::String(text) = part {
+            all.push_str(text);
+            continue;
+        }
+        let part = Fields::of(part, format!("{}[{index}]", fields.path(key)))?;
+        let key = match part.string("type")? {
+            None | Some("input_text" | "output_text" | "text") => "text",
+            Some("summary_text" | "reasoning_text") => "text",
+            Some("refusal") => "refusal",
+            Some(other) => {
+                return Err(ChatError::field(
+                    part.own_path(),
+                    format!("unsupported content part '{other}'"),
+                ));
+            }
+        };
+        let text = part.string(key)?;
+        all.push_str(text.ok_or_else(|| part.error(key, "is missing"))?);
+    }
+    Ok(Some(all))
+}

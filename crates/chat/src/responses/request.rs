@@ -1,0 +1,138 @@
+//! The body of a Responses request.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::tools::ToolNames;
+use super::{history, tools};
+use crate::conversation::{Message, Role};
+use crate::error::ChatError;
+use crate::fields::{Fields, parse_body};
+use crate::openai::request::{ChatRequest, Own, ResponseFormat, SamplingFields};
+
+/// What only this dialect knows of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResponsesRequest {
+    /// The client's names of tools.
+    pub names: Arc<ToolNames>,
+    /// Whether thinking is to be told as a summary.
+    pub summary: bool,
+    /// Fields that the answer repeats.
+    pub echo: Echo,
+}
+
+/// Fields of the request that the answer repeats, as the client sent them or with their defaults.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Echo {
+    pub(super) fields: Vec<(&'static str, Value)>,
+}
+
+impl Echo {
+    fn read(body: &Fields<'_>) -> Result<Echo, ChatError> {
+        let or = |key: &str, default: Value| body.get(key).cloned().unwrap_or(default);
+        let reasoning = body.object("reasoning")?;
+        let said = |key: &str| reasoning.as_ref().and_then(|fields| fields.get(key));
+        Ok(Echo {
+            fields: vec![
+                ("instructions", or("instructions", Value::Null)),
+                ("max_output_tokens", or("max_output_tokens", Value::Null)),
+                (
+                    "parallel_tool_calls",
+                    or("parallel_tool_calls", true.into()),
+                ),
+                ("previous_response_id", Value::Null),
+                (
+                    "reasoning",
+                    json!({"effort": said("effort"), "summary": said("summary")}),
+                ),
+                ("store", false.into()),
+                ("temperature", or("temperature", Value::Null)),
+                ("text", or("text", json!({"format": {"type": "text"}}))),
+                ("tool_choice", or("tool_choice", "auto".into())),
+                ("tools", or("tools", json!([]))),
+                ("top_p", or("top_p", Value::Null)),
+                ("truncation", "disabled".into()),
+                ("user", or("user", Value::Null)),
+                ("metadata", or("metadata", json!({}))),
+            ],
+        })
+    }
+}
+
+impl ResponsesRequest {
+    /// Reads and checks a request body: the request all dialects share, and the rest.
+    /// Errors as [`ChatRequest::from_json`].
+    pub fn from_json(body: &[u8]) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
+        let map = parse_body(body)?;
+        let body = Fields::body(&map);
+        refuse_state(&body)?;
+        let (tools, names) = tools::read(&body)?;
+        let own = Own {
+            messages: messages(&body)?,
+            sampling: SamplingFields {
+                n: 1,
+                ..SamplingFields::read(&body, "stop")?
+            },
+            logprobs: None,
+            tools,
+            response_format: response_format(&body)?,
+            continue_final_message: false,
+        };
+        let request = ChatRequest::assemble(&body, own)?;
+        let summary = match body.object("reasoning")? {
+            Some(reasoning) => !matches!(reasoning.string("summary")?, None | Some("none")),
+            None => false,
+        };
+        let own = ResponsesRequest {
+            names: Arc::new(names),
+            summary,
+            echo: Echo::read(&body)?,
+        };
+        Ok((request, own))
+    }
+}
+
+/// Refuses what would need answers to be kept here.
+fn refuse_state(body: &Fields<'_>) -> Result<(), ChatError> {
+    if let Some(id) = body.get("previous_response_id") {
+        let message =
+            format!("no response {id} is kept here; send the whole conversation as input");
+        return Err(body.error("previous_response_id", message));
+    }
+    if body.get("conversation").is_some() {
+        let message = "conversations are not kept here; send the whole of it as input";
+        return Err(body.error("conversation", message));
+    }
+    if body.flag("background", false)? {
+        let message = "answers are not kept here, so none can be made in the background";
+        return Err(body.error("background", message));
+    }
+    Ok(())
+}
+
+fn messages(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
+    let mut messages = Vec::new();
+    if let Some(instructions) = body.string("instructions")? {
+        messages.push(Message::new(Role::System, instructions));
+    }
+    messages.extend(history::read(body)?);
+    if messages.is_empty() {
+        return Err(body.error("input", "is missing"));
+    }
+    if messages.iter().all(|message| message.role == Role::System) {
+        // Clients probe with instructions alone; templates want somebody to answer.
+        messages.push(Message::new(Role::User, ""));
+    }
+    Ok(messages)
+}
+
+/// `text.format`, or one of the extensions that all dialects share.
+fn response_format(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
+    if let Some(text) = body.object("text")?
+        && let Some(format) = text.object("format")?
+    {
+        return ResponseFormat::read_format(&format);
+    }
+    ResponseFormat::read(body)
+}

@@ -1,0 +1,195 @@
+//! What a client gets back in one piece, in the protocol's exact shapes.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::Echo;
+use crate::openai::response::Usage;
+
+/// How far an answer or an item has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// More will come.
+    InProgress,
+    /// Whole.
+    Completed,
+    /// Cut off by the token limit.
+    Incomplete,
+    /// Something went wrong.
+    Failed,
+}
+
+/// One item of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Item {
+    /// Thinking; as a summary if the request asked for one, else as content.
+    Reasoning {
+        /// `rs_` and random characters.
+        id: String,
+        /// As a summary.
+        summary: Vec<Part>,
+        /// As it was thought.
+        content: Vec<Part>,
+        /// Always `null`: nothing is hidden.
+        encrypted_content: Option<String>,
+        /// How far it has come.
+        status: Status,
+    },
+    /// Text.
+    Message {
+        /// `msg_` and random characters.
+        id: String,
+        /// How far it has come.
+        status: Status,
+        /// Always `assistant`.
+        role: &'static str,
+        /// Empty at first, then one part.
+        content: Vec<Part>,
+    },
+    /// A call.
+    FunctionCall {
+        /// `fc_` and random characters.
+        id: String,
+        /// `call_` and 24 hexadecimal digits.
+        call_id: String,
+        /// The function.
+        name: String,
+        /// The namespace it was declared in.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
+        /// A JSON object, as text.
+        arguments: String,
+        /// How far it has come.
+        status: Status,
+    },
+    /// A call with free text.
+    CustomToolCall {
+        /// `ctc_` and random characters.
+        id: String,
+        /// `call_` and 24 hexadecimal digits.
+        call_id: String,
+        /// The tool.
+        name: String,
+        /// The text.
+        input: String,
+        /// How far it has come.
+        status: Status,
+    },
+}
+
+/// A part of an item's content.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Part {
+    /// Text of the reply.
+    OutputText {
+        /// The text.
+        text: String,
+        /// Always empty.
+        annotations: Vec<Value>,
+        /// Always empty.
+        logprobs: Vec<Value>,
+    },
+    /// Thinking.
+    ReasoningText {
+        /// The thinking.
+        text: String,
+    },
+    /// Thinking, told as a summary.
+    SummaryText {
+        /// The thinking.
+        text: String,
+    },
+}
+
+impl Part {
+    /// Text of the reply.
+    pub(super) fn output(text: &str) -> Part {
+        Part::OutputText {
+            text: text.to_owned(),
+            annotations: Vec::new(),
+            logprobs: Vec::new(),
+        }
+    }
+}
+
+/// What stays the same in all states of one answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// `resp_` and random characters.
+    pub id: String,
+    /// Seconds since 1970-01-01 UTC.
+    pub created_at: i64,
+    /// The model as the client named it.
+    pub model: String,
+    /// Fields of the request that are repeated.
+    pub echo: Echo,
+}
+
+impl Answer {
+    /// The answer before anything was said.
+    pub fn begun(&self) -> Value {
+        self.body(Status::InProgress, &[], None, None)
+    }
+
+    /// The answer at its end; `is_cut` says whether a token limit ended it.
+    pub fn finished(&self, is_cut: bool, output: &[Item], usage: Usage) -> Value {
+        let status = match is_cut {
+            true => Status::Incomplete,
+            false => Status::Completed,
+        };
+        self.body(status, output, Some(usage), None)
+    }
+
+    /// The answer when it broke off.
+    pub fn failed(&self, output: &[Item], code: &str, message: &str) -> Value {
+        let error = json!({"code": code, "message": message});
+        self.body(Status::Failed, output, None, Some(error))
+    }
+
+    fn body(
+        &self,
+        status: Status,
+        output: &[Item],
+        usage: Option<Usage>,
+        error: Option<Value>,
+    ) -> Value {
+        let incomplete = match status {
+            Status::Incomplete => json!({"reason": "max_output_tokens"}),
+            _ => Value::Null,
+        };
+        let mut body = Map::new();
+        for (key, value) in [
+            ("id", json!(self.id)),
+            ("object", json!("response")),
+            ("created_at", json!(self.created_at)),
+            ("status", json!(status)),
+            ("error", json!(error)),
+            ("incomplete_details", incomplete),
+            ("model", json!(self.model)),
+            ("output", json!(output)),
+            ("usage", json!(usage.map(counts))),
+        ] {
+            body.insert(key.to_owned(), value);
+        }
+        for (key, value) in &self.echo.fields {
+            body.insert((*key).to_owned(), value.clone());
+        }
+        Value::Object(body)
+    }
+}
+
+/// Token counts in this dialect's words.
+fn counts(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {
+            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens,
+        },
+        "total_tokens": usage.total_tokens,
+    })
+}

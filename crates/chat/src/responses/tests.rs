@@ -1,0 +1,326 @@
+use serde_json::{Value, json};
+
+use super::response::Answer;
+use super::stream::{Event, Items};
+use super::{ResponsesRequest, Spoken};
+use crate::conversation::Role;
+use crate::error::{ChatError, ErrorKind};
+use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
+use crate::openai::response::Usage;
+use crate::reply::Piece;
+
+fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
+    ResponsesRequest::from_json(body.to_string().as_bytes())
+}
+
+fn refused(body: Value, param: &str) {
+    let fault = read(body.clone()).expect_err(&body.to_string());
+    assert_eq!(fault.kind, ErrorKind::InvalidRequest);
+    assert_eq!(fault.param.as_deref(), Some(param), "{body}: {fault}");
+}
+
+#[test]
+fn what_one_turn_of_the_model_left_behind_becomes_one_message() {
+    let (request, _) = read(json!({"instructions": "be short", "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"role": "user", "content": "read both"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": null,
+         "content": [{"type": "reasoning_text", "text": "two files"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "reading"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": "{\"path\":\"a\"}"},
+        {"type": "function_call", "call_id": "call_2", "namespace": "mcp__fs__", "name": "read", "arguments": ""},
+        {"type": "function_call_output", "call_id": "call_1", "output": "A"},
+        {"type": "function_call_output", "call_id": "call_2",
+         "output": [{"type": "input_text", "text": "B"}]},
+        {"type": "item_reference", "id": "x"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "enough"}]},
+        {"type": "custom_tool_call", "call_id": "call_3", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "call_3", "output": "done"},
+    ]}))
+    .unwrap();
+    let seen: Vec<(Role, &str)> = request
+        .messages
+        .iter()
+        .map(|message| (message.role, message.content.as_str()))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (Role::System, "be short"),
+            (Role::System, "rules"),
+            (Role::User, "read both"),
+            (Role::Assistant, "reading"),
+            (Role::Tool, "A"),
+            (Role::Tool, "B"),
+            (Role::Assistant, ""),
+            (Role::Tool, "done"),
+        ]
+    );
+    let first = &request.messages[3];
+    assert_eq!(first.reasoning.as_deref(), Some("two files"));
+    assert_eq!(first.tool_calls.len(), 2);
+    assert_eq!(first.tool_calls[0].arguments["path"], "a");
+    assert_eq!(first.tool_calls[1].name, "mcp__fs__read");
+    assert_eq!(request.messages[5].tool_call_id.as_deref(), Some("call_2"));
+    let second = &request.messages[6];
+    assert_eq!(second.reasoning.as_deref(), Some("enough"));
+    assert_eq!(second.tool_calls[0].arguments["input"], "*** Begin");
+}
+
+#[test]
+fn two_replies_in_a_row_stay_two_messages() {
+    let (request, _) = read(json!({"input": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+    ]}))
+    .unwrap();
+    assert_eq!(request.messages.len(), 3);
+    assert!(!request.continue_final_message);
+}
+
+#[test]
+fn instructions_alone_are_a_request() {
+    let (request, _) = read(json!({"instructions": "x", "max_output_tokens": 1})).unwrap();
+    assert_eq!(request.messages.last().unwrap().role, Role::User);
+    assert_eq!(request.sampling.max_tokens, Some(1));
+    refused(json!({}), "input");
+}
+
+#[test]
+fn every_kind_of_tool_is_a_function_or_is_left_out() {
+    let (request, own) = read(json!({"input": "x", "tool_choice": "auto", "tools": [
+        {"type": "function", "name": "shell", "description": "Runs.", "strict": false,
+         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
+        {"type": "custom", "name": "patch", "description": "Edits.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+        {"type": "namespace", "name": "mcp__fs", "description": "Files.", "tools": [
+            {"type": "function", "name": "read", "parameters": {"type": "object"}}]},
+        {"type": "web_search"}, {"type": "local_shell"}, {"type": "image_generation"},
+        {"type": "tomorrows_tool", "name": "x"},
+    ]}))
+    .unwrap();
+    let names: Vec<&str> = request
+        .tools
+        .iter()
+        .map(|tool| tool.name.as_str())
+        .collect();
+    assert_eq!(names, ["shell", "patch", "mcp__fs__read"]);
+    let patch = &request.tools[1].declaration["function"];
+    let description = patch["description"].as_str().unwrap();
+    assert!(description.starts_with("Edits.") && description.contains("start: x"));
+    assert_eq!(patch["parameters"]["required"], json!(["input"]));
+    assert_eq!(
+        own.names.spoken("mcp__fs__read"),
+        Spoken::Function {
+            name: "read".to_owned(),
+            namespace: Some("mcp__fs".to_owned()),
+        }
+    );
+    let patch = "patch".to_owned();
+    assert_eq!(own.names.spoken("patch"), Spoken::Custom { name: patch });
+}
+
+#[test]
+fn choices_efforts_and_shapes_keep_their_meaning() {
+    let tools = json!([{"type": "function", "name": "shell"}]);
+    let choice = json!({"type": "function", "name": "shell"});
+    let schema = json!({"type": "object"});
+    let (request, own) = read(json!({
+        "input": "x", "tools": tools, "tool_choice": choice, "parallel_tool_calls": false,
+        "reasoning": {"effort": "low", "summary": "auto"}, "store": false,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "client_metadata": {"a": 1},
+        "text": {"verbosity": "low",
+                 "format": {"type": "json_schema", "name": "n", "schema": schema, "strict": true}},
+    }))
+    .unwrap();
+    assert_eq!(request.tool_choice, ToolChoice::Named("shell".to_owned()));
+    assert!(!request.parallel_tool_calls);
+    assert_eq!(request.response_format, ResponseFormat::JsonSchema(schema));
+    assert_eq!(request.thinking.enable, Some(true));
+    assert_eq!(request.cache.session.as_deref(), Some("k"));
+    assert!(own.summary);
+}
+
+#[test]
+fn what_would_need_memory_or_eyes_is_refused_by_field() {
+    refused(
+        json!({"input": "x", "previous_response_id": "resp_1"}),
+        "previous_response_id",
+    );
+    refused(
+        json!({"input": "x", "conversation": "conv_1"}),
+        "conversation",
+    );
+    refused(json!({"input": "x", "background": true}), "background");
+    refused(json!({"input": 7}), "input");
+    refused(
+        json!({"input": [{"role": "wizard", "content": ""}]}),
+        "input[0].role",
+    );
+    let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
+    refused(json!({"input": image}), "input[0].content[0]");
+    let tools = json!([{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]);
+    refused(
+        json!({"input": "x", "tools": tools}),
+        "tools[0].tools[0].name",
+    );
+    assert!(read(json!({"input": "x", "previous_response_id": null, "background": false})).is_ok());
+}
+
+/// Events of a reply to a request with these tools, checked for what holds of every stream.
+fn events(fields: Value, pieces: Vec<Piece>, is_cut: bool) -> (Vec<Event>, Value) {
+    let mut body = json!({"input": "x"});
+    for (key, value) in fields.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    let (_, own) = read(body).unwrap();
+    let mut items = Items::new(own.names, own.summary, "stem".to_owned());
+    let mut events: Vec<Event> = pieces
+        .into_iter()
+        .flat_map(|piece| items.push(piece))
+        .collect();
+    events.extend(items.finish(is_cut));
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event.data["type"], event.name);
+        assert_eq!(event.data["sequence_number"], number);
+    }
+    let of = |name: &str| -> Vec<u64> {
+        let of = events.iter().filter(|event| event.name == name);
+        of.map(|event| event.data["output_index"].as_u64().unwrap())
+            .collect()
+    };
+    let added = of("response.output_item.added");
+    assert_eq!(added, of("response.output_item.done"));
+    assert_eq!(added, (0..added.len() as u64).collect::<Vec<u64>>());
+    let answer = Answer {
+        id: "resp_1".to_owned(),
+        created_at: 0,
+        model: "m".to_owned(),
+        echo: own.echo,
+    };
+    let whole = answer.finished(is_cut, items.done(), Usage::new(5, 2, 7, 3));
+    (events, whole)
+}
+
+fn names(events: &[Event]) -> Vec<&str> {
+    events
+        .iter()
+        .map(|event| event.name.strip_prefix("response.").unwrap())
+        .collect()
+}
+
+fn call(index: usize, name: &str, fragments: &[&str]) -> Vec<Piece> {
+    let mut pieces = vec![Piece::ToolCall {
+        index,
+        id: format!("call_{index}"),
+        name: name.to_owned(),
+    }];
+    pieces.extend(fragments.iter().map(|fragment| Piece::ToolArguments {
+        index,
+        fragment: (*fragment).to_owned(),
+    }));
+    pieces
+}
+
+#[test]
+fn thinking_text_and_calls_are_items_in_turn() {
+    let mut pieces = vec![
+        Piece::Reasoning("hm".to_owned()),
+        Piece::Content("a".to_owned()),
+        Piece::Content("b".to_owned()),
+    ];
+    pieces.extend(call(0, "ns__f", &["{\"x\":", "1}"]));
+    let tools =
+        json!([{"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]}]);
+    let (events, whole) = events(json!({ "tools": tools }), pieces, false);
+    assert_eq!(
+        names(&events),
+        [
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ]
+    );
+    let output = &whole["output"];
+    assert_eq!(
+        output[0]["content"],
+        json!([{"type": "reasoning_text", "text": "hm"}])
+    );
+    assert_eq!(output[0]["summary"], json!([]));
+    assert_eq!(output[1]["content"][0]["text"], "ab");
+    let done = &events[17].data["item"];
+    assert_eq!(done, &output[2]);
+    assert_eq!(done["name"], "f");
+    assert_eq!(done["namespace"], "ns");
+    assert_eq!(done["call_id"], "call_0");
+    assert_eq!(done["arguments"], "{\"x\":1}");
+    assert_eq!(done["id"], events[13].data["item"]["id"]);
+    assert_eq!(whole["status"], "completed");
+    assert_eq!(
+        whole["usage"]["output_tokens_details"]["reasoning_tokens"],
+        3
+    );
+    assert_eq!(whole["usage"]["input_tokens_details"]["cached_tokens"], 2);
+}
+
+#[test]
+fn thinking_is_a_summary_when_one_was_asked_for() {
+    let fields = json!({"reasoning": {"summary": "auto"}});
+    let (events, whole) = events(fields, vec![Piece::Reasoning("hm".to_owned())], false);
+    assert_eq!(
+        names(&events),
+        [
+            "output_item.added",
+            "reasoning_summary_part.added",
+            "reasoning_summary_text.delta",
+            "reasoning_summary_text.done",
+            "reasoning_summary_part.done",
+            "output_item.done",
+        ]
+    );
+    assert_eq!(events[2].data["summary_index"], 0);
+    let summary = json!([{"type": "summary_text", "text": "hm"}]);
+    assert_eq!(whole["output"][0]["summary"], summary);
+}
+
+#[test]
+fn free_text_comes_out_of_its_arguments() {
+    let tools = json!([{"type": "custom", "name": "patch"}]);
+    let pieces = call(0, "patch", &["{\"input\": \"a\\n", "b\"}"]);
+    let (events, whole) = events(json!({ "tools": tools }), pieces, false);
+    assert_eq!(
+        names(&events),
+        [
+            "output_item.added",
+            "custom_tool_call_input.delta",
+            "custom_tool_call_input.done",
+            "output_item.done",
+        ]
+    );
+    assert_eq!(whole["output"][0]["type"], "custom_tool_call");
+    assert_eq!(whole["output"][0]["input"], "a\nb");
+}
+
+#[test]
+fn what_the_limit_cut_off_is_incomplete() {
+    let (_, whole) = events(json!({}), vec![Piece::Content("a".to_owned())], true);
+    assert_eq!(whole["status"], "incomplete");
+    assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(whole["output"][0]["status"], "incomplete");
+}

@@ -1,0 +1,165 @@
+//! Declared tools of every kind, as the functions a model knows, and back.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use crate::error::ChatError;
+use crate::fields::{Fields, must_be};
+use crate::openai::request::{ToolChoice, ToolFields, tool_choice, tool_items};
+use crate::tools::Tool;
+
+/// How the client calls what the model knows under one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Spoken {
+    /// A function.
+    Function {
+        /// Its name in its namespace.
+        name: String,
+        /// The namespace it was declared in.
+        namespace: Option<String>,
+    },
+    /// A tool that takes free text instead of arguments.
+    Custom {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// The client's names of tools, by the names the model knows. A function without a namespace needs no entry.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ToolNames {
+    by_flat_name: HashMap<String, Spoken>,
+}
+
+impl ToolNames {
+    /// What the client calls the tool that the model calls `name`.
+    pub fn spoken(&self, name: &str) -> Spoken {
+        let known = self.by_flat_name.get(name).cloned();
+        known.unwrap_or_else(|| Spoken::Function {
+            name: name.to_owned(),
+            namespace: None,
+        })
+    }
+}
+
+/// The one name under which a model knows a tool of a namespace.
+pub(super) fn flat_name(namespace: &str, name: &str) -> String {
+    match namespace.ends_with("__") {
+        true => format!("{namespace}{name}"),
+        false => format!("{namespace}__{name}"),
+    }
+}
+
+/// Reads the declared tools and the choice among them. Kinds that run on the provider's side are left out.
+pub(super) fn read(body: &Fields<'_>) -> Result<(ToolFields, ToolNames), ChatError> {
+    let mut found = Found::default();
+    for (index, value) in tool_items(body, "tools")?.iter().enumerate() {
+        found.tool(&Fields::of(value, format!("tools[{index}]"))?, None)?;
+    }
+    let (choice, allowed) = match body.get("tool_choice") {
+        None => (ToolChoice::Auto, None),
+        Some(value) => match value.get("type").and_then(Value::as_str) {
+            Some("custom") => {
+                let fields = Fields::of(value, "tool_choice".to_owned())?;
+                (ToolChoice::Named(needed(&fields, "name")?.to_owned()), None)
+            }
+            _ => tool_choice(body, "tool_choice", value)?,
+        },
+    };
+    let fields = ToolFields {
+        tools: found.tools,
+        choice,
+        allowed,
+        parallel: body.flag("parallel_tool_calls", true)?,
+    };
+    Ok((fields.checked()?, found.names))
+}
+
+#[derive(Default)]
+struct Found {
+    tools: Vec<Tool>,
+    names: ToolNames,
+}
+
+impl Found {
+    fn tool(&mut self, fields: &Fields<'_>, namespace: Option<&str>) -> Result<(), ChatError> {
+        match fields.string("type")?.unwrap_or("function") {
+            "function" => self.function(fields, namespace),
+            "custom" => self.custom(fields, namespace),
+            "namespace" if namespace.is_none() => {
+                let space = needed(fields, "name")?;
+                for (index, value) in tool_items(fields, "tools")?.iter().enumerate() {
+                    let path = format!("{}[{index}]", fields.path("tools"));
+                    self.tool(&Fields::of(value, path)?, Some(space))?;
+                }
+                Ok(())
+            }
+            other => {
+                tracing::debug!(kind = other, at = fields.own_path(), "tool left out");
+                Ok(())
+            }
+        }
+    }
+
+    fn function(&mut self, fields: &Fields<'_>, space: Option<&str>) -> Result<(), ChatError> {
+        let nested = fields.object("function")?;
+        let fields = nested.as_ref().unwrap_or(fields);
+        let name = needed(fields, "name")?;
+        let parameters = match fields.get("parameters") {
+            None | Some(Value::Object(_)) => fields.get("parameters"),
+            Some(other) => return Err(fields.error("parameters", must_be("an object", other))),
+        };
+        let description = fields.string("description")?;
+        let flat = match space {
+            None => name.to_owned(),
+            Some(space) => {
+                let flat = flat_name(space, name);
+                let spoken = Spoken::Function {
+                    name: name.to_owned(),
+                    namespace: Some(space.to_owned()),
+                };
+                self.names.by_flat_name.insert(flat.clone(), spoken);
+                flat
+            }
+        };
+        self.tools
+            .push(Tool::declare(&flat, description, parameters));
+        Ok(())
+    }
+
+    /// A tool of free text, shown to the model as a function with one text parameter.
+    fn custom(&mut self, fields: &Fields<'_>, space: Option<&str>) -> Result<(), ChatError> {
+        let name = needed(fields, "name")?;
+        let mut description = fields.string("description")?.unwrap_or_default().to_owned();
+        if let Some(format) = fields.object("format")?
+            && let Some(grammar) = format.string("definition")?
+        {
+            let syntax = format.string("syntax")?.unwrap_or("grammar");
+            description.push_str(&format!(
+                "\n\nThe input must follow this {syntax} grammar:\n{grammar}"
+            ));
+        }
+        let parameters = json!({
+            "type": "object",
+            "properties": {"input": {"type": "string", "description": "The whole input, as plain text."}},
+            "required": ["input"],
+        });
+        let flat = space.map_or_else(|| name.to_owned(), |space| flat_name(space, name));
+        let spoken = Spoken::Custom {
+            name: name.to_owned(),
+        };
+        self.names.by_flat_name.insert(flat.clone(), spoken);
+        let description = description.trim();
+        self.tools
+            .push(Tool::declare(&flat, Some(description), Some(&parameters)));
+        Ok(())
+    }
+}
+
+fn needed<'a>(fields: &Fields<'a>, key: &str) -> Result<&'a str, ChatError> {
+    fields
+        .string(key)?
+        .filter(|text| !text.is_empty())
+        .ok_or_else(|| fields.error(key, "is missing"))
+}

@@ -1,0 +1,138 @@
+//! What is loaded and how it is set up. Keys are only ever added; what does not exist here is said to be off.
+
+use axum::Json;
+use axum::extract::State;
+use chat::Tokenizer;
+use contract::TokenId;
+use serde_json::{Value, json};
+
+use super::status::{NAME, VERSION};
+use crate::engine::{Phase, Ready};
+use crate::error::ApiError;
+use crate::state::App;
+
+/// Raised when a key is removed, renamed or gets another type.
+const SCHEMA: u32 = 2;
+
+/// Efforts a request may name.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high", "max"];
+
+/// `GET /props`.
+pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    let config = app.config();
+    let Ready { model, info } = &*ready;
+    // Where files lie is for those who hold a key; without keys, everyone may read this page.
+    let path = match config.api_keys.is_empty() {
+        true => None,
+        false => model.facts.path.as_deref(),
+    };
+    let mut props = json!({
+        "api": {"endpoints": super::paths().collect::<Vec<String>>()},
+        "build_info": format!("{NAME} v{VERSION} props_schema={SCHEMA}"),
+        "server": {"name": NAME, "version": VERSION, "props_schema": SCHEMA},
+        "daemon": {"alive": app.engine().phase() == Phase::Ready},
+        "model_alias": config.model_name,
+        "model_path": path,
+        "model": {
+            "arch": model.facts.architecture,
+            "draft_path": null,
+            "tokenizer_id": null,
+        },
+        "total_slots": info.limits.sequences,
+        "modalities": {"vision": false, "audio": false},
+        "is_sleeping": false,
+        "runtime": {
+            "backend": info.device.id,
+            "device": info.device.name,
+            "features": info.device.features,
+            "fa_window": 0,
+            "kv_cache_k": info.kv.k.name(),
+            "kv_cache_v": info.kv.v.name(),
+            "chunk": info.limits.prefill_chunk,
+            "memory_bytes": info.memory.total_bytes(),
+        },
+        "speculative": {"enabled": info.draft_depth.is_some(), "draft_depth": info.draft_depth},
+        "speculative_mode": if info.draft_depth.is_some() { "dflash" } else { "off" },
+        "bos_token": null,
+        "eos_token": special(&model.tokenizer, &model.eos),
+    });
+    for part in [generation(&ready), template(&ready), caches()] {
+        if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
+            props.extend(part);
+        }
+    }
+    Ok(Json(props))
+}
+
+/// What a request gets that does not say.
+fn generation(ready: &Ready) -> Value {
+    let defaults = &ready.model.defaults;
+    json!({
+        "default_generation_settings": {
+            "n_ctx": ready.info.limits.context,
+            "n_predict": defaults.max_tokens,
+            "temperature": defaults.temperature,
+            "top_p": defaults.top_p,
+            "top_k": defaults.top_k,
+            "min_p": defaults.min_p,
+            "repeat_penalty": defaults.repetition_penalty,
+            "presence_penalty": defaults.presence_penalty,
+        },
+        "budget_envelope": {"default_max_tokens": defaults.max_tokens},
+        "model_card": null,
+        "sampling": {"capabilities": {
+            "supports_temperature": true, "supports_top_p": true, "supports_top_k": true,
+            "supports_min_p": true, "supports_repetition_penalty": true,
+            "supports_frequency_penalty": true, "supports_presence_penalty": true,
+            "supports_seed": true, "supports_logit_bias": true, "supports_logprobs": true,
+            "supports_n": true, "supports_stop": true,
+        }},
+    })
+}
+
+/// What the chat template was found able to express.
+fn template(ready: &Ready) -> Value {
+    let (model, can) = (&ready.model, ready.model.template.capabilities());
+    let reasoning = can.thinking_switch || can.opens_reasoning;
+    json!({
+        "chat_template": model.template.source(),
+        "chat_template_caps": {
+            "supports_system_role": can.system,
+            "supports_tools": can.tools,
+            "supports_tool_responses": can.tool_results,
+            "supports_enable_thinking": can.thinking_switch,
+            "supports_reasoning_effort": can.effort,
+        },
+        "capabilities": {
+            "speculative_supported": ready.info.draft_depth.is_some(),
+            "tools_supported": can.tools,
+            "reasoning_supported": reasoning,
+        },
+        "reasoning": {
+            "supported": reasoning,
+            "default": model.defaults.thinking.unwrap_or(can.opens_reasoning),
+            "supported_efforts": EFFORTS,
+        },
+    })
+}
+
+/// Caches and compression that clients of other servers look for.
+fn caches() -> Value {
+    json!({
+        "prefix_cache": {"capacity": 0, "in_use": 0, "lifetime_hits": 0},
+        "full_cache": {
+            "enabled": false, "capacity": 0, "in_use": 0, "disk_bytes": 0, "lifetime_hits": 0,
+            "disk_policy": "off",
+        },
+        "pflash": {"enabled": false, "mode": "off"},
+        "tool_replay": {
+            "max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0,
+        },
+    })
+}
+
+/// The text of the first of `ids`.
+fn special(tokenizer: &Tokenizer, ids: &[TokenId]) -> Option<String> {
+    ids.first().map(|id| tokenizer.decode(&[*id]))
+}

@@ -1,0 +1,135 @@
+//! OpenAI's Responses.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use chat::openai::response::FinishReason;
+use chat::responses::ResponsesRequest;
+use chat::responses::response::Answer;
+use chat::responses::stream::{Event, Items};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::ids;
+use crate::run::{News, Run};
+use crate::sse::{Encoder, Silence};
+use crate::state::App;
+use crate::talk::{self, Talk, Voice};
+
+/// `POST /v1/responses`.
+pub(super) async fn responses(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
+    let talk = Talk::read(&app, body, ResponsesRequest::from_json).await?;
+    let mut run = talk.start(&app)?;
+    let mut voice = ResponsesVoice::new(&app, &talk);
+    if talk.request.stream {
+        return Ok(talk::stream(&app, run, voice));
+    }
+    while let Some(news) = run.next().await? {
+        for item in news {
+            voice.take(item);
+        }
+    }
+    let is_cut = voice.is_cut();
+    voice.items.finish(is_cut);
+    let usage = run.meter().usage();
+    let whole = voice.answer.finished(is_cut, voice.items.done(), usage);
+    Ok(Json(whole).into_response())
+}
+
+/// `POST /v1/responses/input_tokens`: how long the prompt would be.
+pub(super) async fn input_tokens(
+    State(app): State<App>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let talk = Talk::read(&app, body, ResponsesRequest::from_json).await?;
+    Ok(Json(json!({
+        "object": "response.input_tokens",
+        "input_tokens": talk.prompt.ids.len(),
+    })))
+}
+
+/// One answer on its way.
+struct ResponsesVoice {
+    answer: Answer,
+    items: Items,
+    reason: FinishReason,
+}
+
+impl ResponsesVoice {
+    fn new(app: &App, talk: &Talk<ResponsesRequest>) -> ResponsesVoice {
+        let own = &talk.own;
+        ResponsesVoice {
+            answer: Answer {
+                id: ids::random("resp_"),
+                created_at: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
+                model: talk.model_name(app),
+                echo: own.echo.clone(),
+            },
+            items: Items::new(own.names.clone(), own.summary, ids::random("")),
+            reason: FinishReason::Stop,
+        }
+    }
+
+    /// Takes news, and gives the events they make.
+    fn take(&mut self, news: News) -> Vec<Event> {
+        match news {
+            News::Parts { parts, .. } => {
+                let pieces = parts.into_iter().map(|part| part.piece);
+                pieces.flat_map(|piece| self.items.push(piece)).collect()
+            }
+            News::End { reason, .. } => {
+                self.reason = reason;
+                Vec::new()
+            }
+            News::Progress { .. } | News::PromptLogprobs(_) => Vec::new(),
+        }
+    }
+
+    fn is_cut(&self) -> bool {
+        self.reason == FinishReason::Length
+    }
+
+    /// An event about the answer as a whole.
+    fn tell(&mut self, out: &mut Encoder, name: &'static str, answer: Value) {
+        let event = self.items.event(name, json!({ "response": answer }));
+        out.event(event.name, &event.data);
+    }
+}
+
+impl Voice for ResponsesVoice {
+    const SILENCE: Silence = Silence::Comment;
+
+    fn begin(&mut self, out: &mut Encoder, _run: &Run) {
+        let begun = self.answer.begun();
+        self.tell(out, "response.created", begun.clone());
+        self.tell(out, "response.in_progress", begun);
+    }
+
+    fn news(&mut self, out: &mut Encoder, _run: &Run, news: News) {
+        for event in self.take(news) {
+            out.event(event.name, &event.data);
+        }
+    }
+
+    fn end(&mut self, out: &mut Encoder, run: &Run) {
+        let is_cut = self.is_cut();
+        for event in self.items.finish(is_cut) {
+            out.event(event.name, &event.data);
+        }
+        let name = match is_cut {
+            true => "response.incomplete",
+            false => "response.completed",
+        };
+        let usage = run.meter().usage();
+        let whole = self.answer.finished(is_cut, self.items.done(), usage);
+        self.tell(out, name, whole);
+    }
+
+    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+        let code = error.code().unwrap_or("server_error");
+        let message = error.to_string();
+        let failed = self.answer.failed(self.items.done(), code, &message);
+        self.tell(out, "response.failed", failed);
+    }
+}
