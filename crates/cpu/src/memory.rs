@@ -157,7 +157,7 @@ fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     // A tree needs a state for each fork on the way down to a node, and every fork takes two nodes.
     let forks = limits.tree_nodes / 2 + 1;
     let delta = spec.delta_layers().map(|d| {
-        let tree = forks * d.k_dim * d.v_dim;
+        let tree = delta::tree_floats(d.k_dim, d.v_dim, forks);
         tree.max(delta::chunk_floats(d.k_dim, d.v_dim))
     });
     let attention = spec.attention_layers().map(attention::scratch_floats);

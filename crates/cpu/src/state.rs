@@ -346,6 +346,18 @@ pub(crate) struct Kept<'a> {
 impl Kept<'_> {
     /// Folds the path into the state of value head `head`, `[k_dim, v_dim]`, node by node.
     pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
+        self.fold_slice(kernels, head, state, 0..self.shape.v_dim);
+    }
+
+    /// The same for some columns of the state alone, `[k_dim, columns]` and dense. Says whether there was
+    /// anything to fold.
+    pub(crate) fn fold_slice(
+        &self,
+        kernels: &Kernels,
+        head: usize,
+        state: &mut [f32],
+        columns: std::ops::Range<usize>,
+    ) -> bool {
         let DeltaShape {
             n_k_heads,
             n_v_heads,
@@ -358,8 +370,9 @@ impl Kept<'_> {
         for node in self.path {
             let k = &self.factors.k[(node.index() * n_k_heads + k_head) * k_dim..][..k_dim];
             let at = head * self.factors.n_nodes + node.index();
-            let u = &self.factors.u[at * v_dim..][..v_dim];
+            let u = &self.factors.u[at * v_dim..][..v_dim][columns.clone()];
             (kernels.delta_fold)(state, k, u, self.factors.decay[at]);
         }
+        !self.path.is_empty()
     }
 }

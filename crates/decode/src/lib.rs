@@ -37,4 +37,4 @@ pub use grow::Seed;
 pub use job::{Job, JobId, Sampling, Settings};
 pub use scheduler::{Progress, Scheduler, SchedulerConfig};
 pub use stats::{Cancellations, DraftDepths, RoundTimes, Stats};
-pub use tree_build::{Root, Speculation, TreeResult, TreeSource};
+pub use tree_build::{Root, Speculation, TreeResult, TreeSource, WORTH_TRYING};

@@ -108,6 +108,10 @@ impl Default for Speculation {
     }
 }
 
+/// What drafting must be able to bring at its very best, against plain decoding, to be tried at all: where the
+/// gain is small even then, the trials cost more than it.
+pub const WORTH_TRYING: f64 = 1.25;
+
 /// Trees from the runner's own draft.
 pub(crate) struct Drafted {
     config: Speculation,
@@ -181,6 +185,8 @@ impl TreeSource for Drafted {
         let drafts = runner.info().draft_depth.unwrap_or(0);
         let budget = self.config.budget.min(limit.saturating_sub(1));
         let resting = self.config.costs.is_some();
+        let costs = self.config.costs.as_ref();
+        let hopeless = costs.is_some_and(|costs| costs.promise(drafts.min(budget)) < WORTH_TRYING);
         let mut wanting = Vec::with_capacity(roots.len());
         for (i, root) in roots.iter().enumerate() {
             let room = root.max_depth.min(drafts) > root.forced.len();
@@ -188,7 +194,7 @@ impl TreeSource for Drafted {
                 wanting.push(i);
             }
         }
-        if wanting.is_empty() || budget == 0 || drafts == 0 {
+        if wanting.is_empty() || budget == 0 || drafts == 0 || hopeless {
             return Ok(trees);
         }
         let deepest = wanting.iter().map(|i| roots[*i].max_depth).max();

@@ -1,6 +1,6 @@
 //! The gated-delta mixer: projections, convolution, delta rule, gated norm, output projection.
 
-use contract::{GatedDeltaSpec, NodeIdx};
+use contract::GatedDeltaSpec;
 
 use crate::blocks::chunk::{self, CHUNK};
 use crate::forward::{Arena, Compute, Share, TreePlan, Work};
@@ -273,10 +273,12 @@ fn recur(
         }
     }
     compute.pool.for_each_item(items.into_iter(), |mut item| {
-        item.kept.fold(compute.kernels, item.head, item.state);
         match item.tree.take() {
             Some(tree) => run_tree(compute, rows, &mut item, tree),
-            None => run_chunks(compute, rows, &mut item),
+            None => {
+                item.kept.fold(compute.kernels, item.head, item.state);
+                run_chunks(compute, rows, &mut item);
+            }
         }
         let values = spec.n_v_heads * spec.v_dim;
         for (i, o) in item.o.chunks_exact_mut(spec.v_dim).enumerate() {
@@ -311,38 +313,105 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Node by node along parents. A node's state exists only while it has children to serve.
+/// Columns of a state that a tree is run on at a time: few enough that the slice stays in the first cache, and
+/// whole vectors for every kernel. Columns do not know of each other, so cutting changes no bit.
+const SLICE: usize = 32;
+
+/// Floats that one head's tree of `forks` states at once is worked in.
+pub(crate) fn tree_floats(k_dim: usize, v_dim: usize, forks: usize) -> usize {
+    forks * k_dim * slice_of(v_dim)
+}
+
+/// Columns that are run at a time.
+fn slice_of(v_dim: usize) -> usize {
+    match v_dim.is_multiple_of(SLICE) {
+        true => SLICE,
+        false => v_dim,
+    }
+}
+
+/// What was kept is folded into the state, and then the nodes are run, each after its parent. A node's state
+/// exists only while it has children to serve.
 fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree: Pending<'_>) {
     let Pending { plan, u, decay } = tree;
-    let v_dim = rows.spec.v_dim;
-    let size = item.state.len();
-    let node_of = |node: NodeIdx| node.index() * v_dim..(node.index() + 1) * v_dim;
-    compute.scratch.with(plan.n_buffers * size, |buffers| {
-        for step in &plan.steps {
-            let row = item.first_row + step.node.index();
-            let own = rows.g[row * rows.spec.n_v_heads + item.head].exp();
-            decay[step.node.index()] = own;
-            let token = rows.token(row, item.head, own);
-            let u = &mut u[node_of(step.node)];
-            let o = &mut item.o[node_of(step.node)];
-            let before = match step.source {
-                Some(buffer) => &buffers[buffer * size..][..size],
-                None => &*item.state,
-            };
-            (compute.kernels.delta_look)(before, token, u, o);
-            if let Some(target) = step.target {
-                match step.source {
-                    Some(source) if source == target => {}
-                    Some(source) => {
-                        buffers.copy_within(source * size..(source + 1) * size, target * size);
+    for step in &plan.steps {
+        let row = item.first_row + step.node.index();
+        decay[step.node.index()] = rows.g[row * rows.spec.n_v_heads + item.head].exp();
+    }
+    if plan.n_buffers == 0 {
+        // A root alone leaves no state behind, so there is nothing to keep in cache.
+        item.kept.fold(compute.kernels, item.head, item.state);
+        let token = rows.token(item.first_row, item.head, decay[0]);
+        return (compute.kernels.delta_look)(item.state, token, u, item.o);
+    }
+    let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
+    let width = slice_of(v_dim);
+    let size = k_dim * width;
+    let all = tree_floats(k_dim, v_dim, plan.n_buffers);
+    compute.scratch.with(all, |buffers| {
+        for begin in (0..v_dim).step_by(width) {
+            let columns = begin..begin + width;
+            for step in &plan.steps {
+                let node = step.node.index();
+                let source = match step.source {
+                    Some(buffer) => buffer,
+                    None => {
+                        // The root comes first, and its state is the committed one.
+                        let root = step.target.unwrap_or(0);
+                        let slice = &mut buffers[root * size..][..size];
+                        committed(compute, item, slice, columns.clone());
+                        root
                     }
-                    None => buffers[target * size..][..size].copy_from_slice(item.state),
+                };
+                let whole = rows.token(item.first_row + node, item.head, decay[node]);
+                let token = Token {
+                    v: &whole.v[columns.clone()],
+                    ..whole
+                };
+                let own = node * v_dim + begin..node * v_dim + begin + width;
+                let (u, o) = (&mut u[own.clone()], &mut item.o[own]);
+                (compute.kernels.delta_look)(&buffers[source * size..][..size], token, u, o);
+                let Some(target) = step.target else {
+                    continue;
+                };
+                if source != target {
+                    buffers.copy_within(source * size..(source + 1) * size, target * size);
                 }
                 let state = &mut buffers[target * size..][..size];
-                (compute.kernels.delta_fold)(state, token.k, u, own);
+                (compute.kernels.delta_fold)(state, token.k, u, token.decay);
             }
         }
     });
+}
+
+/// Some columns of the committed state, dense, with what was kept folded into them here and there.
+fn committed(
+    compute: Compute<'_>,
+    item: &mut HeadItem<'_>,
+    slice: &mut [f32],
+    columns: std::ops::Range<usize>,
+) {
+    let v_dim = item.state.len() / (slice.len() / columns.len());
+    let width = columns.len();
+    let rows = item.state.chunks_exact(v_dim);
+    for (slice, row) in slice.chunks_exact_mut(width).zip(rows) {
+        // Groups of a fixed size are moved in registers, without a call for each.
+        let groups = row[columns.clone()].as_chunks::<16>();
+        let (whole, rest) = slice.as_chunks_mut::<16>();
+        for (to, from) in whole.iter_mut().zip(groups.0) {
+            *to = *from;
+        }
+        rest.copy_from_slice(groups.1);
+    }
+    if item
+        .kept
+        .fold_slice(compute.kernels, item.head, slice, columns.clone())
+    {
+        let rows = item.state.chunks_exact_mut(v_dim);
+        for (slice, row) in slice.chunks_exact(width).zip(rows) {
+            row[columns.clone()].copy_from_slice(slice);
+        }
+    }
 }
 
 /// Floats that one head's chunks are worked in.

@@ -124,6 +124,14 @@ impl Drafting {
                 sixteen_rows = ms(costs.verify(16)),
                 "measured what passes cost"
             );
+            let depth = runner.info().draft_depth.unwrap_or(0);
+            let promise = costs.promise(depth.min(speculation.budget));
+            if promise < decode::WORTH_TRYING {
+                tracing::warn!(
+                    "drafting rests: on this device even a draft that is always right would bring {promise:.2} \
+                     times the speed of plain decoding; --ddtree-cost-stop off drafts all the same"
+                );
+            }
         }
         Ok(speculation)
     }

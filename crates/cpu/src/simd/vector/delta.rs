@@ -6,7 +6,7 @@
 use crate::reference::delta::{self, Token};
 use crate::simd::lanes::{Lanes, put, take};
 
-/// Vectors of columns handled together.
+/// Vectors of columns handled together, where there are as many; half of them else.
 const WIDE: usize = 4;
 
 /// # Safety
@@ -21,26 +21,47 @@ pub(in crate::simd) unsafe fn look<L: Lanes>(
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     assert!(u.len() == v_dim && o.len() == v_dim && state.len() == k_dim * v_dim);
     assert_eq!(token.q.len(), k_dim);
-    if !v_dim.is_multiple_of(WIDE * L::N) {
-        return delta::look(state, token, u, o);
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    unsafe {
+        if v_dim.is_multiple_of(WIDE * L::N) {
+            look_at::<L, WIDE>(state, token, u, o);
+        } else if v_dim.is_multiple_of(WIDE / 2 * L::N) {
+            look_at::<L, { WIDE / 2 }>(state, token, u, o);
+        } else {
+            delta::look(state, token, u, o);
+        }
     }
-    // SAFETY: the caller's instruction set; the lengths were just compared, and columns go up to `v_dim`.
+}
+
+/// [`look`] by groups of `W` vectors of columns; what a column gives does not depend on `W`.
+///
+/// # Safety
+/// As [`look`], whose assertions hold; `v_dim` is a multiple of `W * L::N`.
+#[inline(always)]
+unsafe fn look_at<L: Lanes, const W: usize>(
+    state: &[f32],
+    token: Token<'_>,
+    u: &mut [f32],
+    o: &mut [f32],
+) {
+    let (k_dim, v_dim) = (token.k.len(), token.v.len());
+    // SAFETY: the caller's.
     unsafe {
         let (k, q, v) = (token.k.as_ptr(), token.q.as_ptr(), token.v.as_ptr());
         let own = L::splat(dot::<L>(q, k, k_dim));
         let (decay, beta) = (L::splat(token.decay), L::splat(token.beta));
-        for col in (0..v_dim).step_by(WIDE * L::N) {
-            let mut seen = [L::splat(0.0); WIDE];
-            let mut read = [L::splat(0.0); WIDE];
+        for col in (0..v_dim).step_by(W * L::N) {
+            let mut seen = [L::splat(0.0); W];
+            let mut read = [L::splat(0.0); W];
             for i in 0..k_dim {
                 let (k, q) = (L::splat(*k.add(i)), L::splat(*q.add(i)));
-                for w in 0..WIDE {
+                for w in 0..W {
                     let s = L::load(state.as_ptr().add(i * v_dim + col + w * L::N));
                     seen[w] = k.mul_add(s, seen[w]);
                     read[w] = q.mul_add(s, read[w]);
                 }
             }
-            for w in 0..WIDE {
+            for w in 0..W {
                 let at = col + w * L::N;
                 let change = beta.mul(L::load(v.add(at)).sub(decay.mul(seen[w])));
                 change.store(u.as_mut_ptr().add(at));
