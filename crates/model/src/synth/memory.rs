@@ -27,9 +27,12 @@ struct Drawn {
     seed: u64,
     /// Vectors and taps, which have distributions of their own.
     small: HashMap<Arc<str>, Vec<u8>>,
-    /// By type and width: bytes of the largest matrix, and the run.
-    runs: HashMap<(QuantType, usize), (usize, OnceLock<Vec<u8>>)>,
+    /// By type and width.
+    runs: HashMap<(QuantType, usize), Run>,
 }
+
+/// Bytes of the largest matrix that shares a run, and the run.
+type Run = (usize, OnceLock<Vec<u8>>);
 
 impl Drawn {
     fn new<'a>(seed: u64, weights: impl Iterator<Item = (&'a WeightRef, Fill)>) -> Drawn {

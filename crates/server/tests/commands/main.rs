@@ -6,6 +6,7 @@
 )]
 
 mod client;
+mod drafting;
 mod errors;
 mod files;
 mod help;

@@ -1,0 +1,193 @@
+//! Drafts on the command line: flags, logits of a block, trees, and what is said of a draft's file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::process::{good, hearth, ids, model};
+
+fn ember(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../models/ember")
+        .join(name)
+}
+
+/// Writes a NumPy file of f32 `[rows, cols]`.
+fn write_npy(path: &Path, rows: usize, values: &[f32]) {
+    let cols = values.len() / rows;
+    let dict = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((dict.len() as u16).to_le_bytes());
+    bytes.extend(dict.as_bytes());
+    bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+    fs::write(path, bytes).unwrap();
+}
+
+fn numbers(tree: &Value, key: &str) -> Vec<f64> {
+    let list = tree[key].as_array().unwrap();
+    list.iter().map(|n| n.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_tree_is_printed_in_the_order_of_its_creation() {
+    let dir = tempfile::tempdir().unwrap();
+    let logits = dir.path().join("logits.npy");
+    let ln = |p: f32| p.ln();
+    // Of three tokens: 0.5, 0.4, 0.1, and then 0.1, 0.1, 0.8.
+    let rows = [ln(0.5), ln(0.4), ln(0.1), ln(0.1), ln(0.1), ln(0.8)];
+    write_npy(&logits, 2, &rows);
+    let done = good(
+        "tree --logits {} --budget 4 --top-k 2 --no-chain-seed",
+        &[&logits],
+    );
+    let tree: Value = serde_json::from_str(&done.out).unwrap();
+    // 0.5; then 0.4 by the sibling and 0.4 by the child, the sibling first; then 0.32.
+    assert_eq!(numbers(&tree, "token"), [0.0, 1.0, 2.0, 2.0]);
+    assert_eq!(numbers(&tree, "depth"), [1.0, 1.0, 2.0, 2.0]);
+    assert_eq!(numbers(&tree, "parent"), [0.0, 0.0, 1.0, 2.0]);
+    for (found, chance) in numbers(&tree, "weight")
+        .iter()
+        .zip([0.5_f64, 0.4, 0.4, 0.32])
+    {
+        assert!((found - chance.ln()).abs() < 1e-5, "{found} for {chance}");
+    }
+    let done = good("tree --logits {} --budget 3 --top-k 2", &[&logits]);
+    let tree: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(
+        numbers(&tree, "token"),
+        [0.0, 2.0, 1.0],
+        "the chain comes first"
+    );
+    let empty = good("tree --logits {} --budget 0", &[&logits]);
+    assert_eq!(
+        empty.out.trim(),
+        r#"{"token":[],"depth":[],"parent":[],"weight":[]}"#
+    );
+    fs::write(&logits, b"no numbers").unwrap();
+    let words = ["tree", "--logits", logits.to_str().unwrap()];
+    let done = hearth(&words);
+    assert_eq!(done.code, Some(1));
+    assert!(done.err.contains("no NumPy array"), "{}", done.err);
+}
+
+#[test]
+fn draft_logits_are_written_by_the_oracle_and_by_the_fast_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("ids.json");
+    let list: Vec<u32> = (0..60).map(|i| (i * 37 + 11) % 8000).collect();
+    fs::write(&tokens, serde_json::to_string(&list).unwrap()).unwrap();
+    let mut found = Vec::new();
+    for flag in ["--device cpu", "--cpu-reference"] {
+        let out = dir.path().join("block.npy");
+        let line = format!("eval {{}} {flag} --draft {{}} --ids {{}} --at 41 --draft-logits {{}}");
+        let (target, draft) = (ember("ember.gguf"), ember("ember-draft.gguf"));
+        good(&line, &[&target, &draft, &tokens, &out]);
+        let bytes = fs::read(&out).unwrap();
+        let values: Vec<f32> = bytes[bytes.len() - 4 * 15 * 8192..]
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|word| f32::from_le_bytes(*word))
+            .collect();
+        assert!(String::from_utf8_lossy(&bytes[..128]).contains("(15, 8192)"));
+        found.push(values);
+    }
+    let size = found[1].iter().map(|x| f64::from(x.abs())).sum::<f64>();
+    let pairs = found[0].iter().zip(&found[1]);
+    let off = pairs.map(|(a, b)| f64::from((a - b).abs())).sum::<f64>();
+    assert!(off > 0.0 && off < 0.05 * size, "{off} of {size}");
+}
+
+fn check_refused(line: &str, parts: &[&str]) {
+    let words: Vec<&str> = line.split(' ').collect();
+    let done = hearth(&words);
+    assert!(done.code.is_some_and(|code| code > 0), "{line} was taken");
+    for part in parts {
+        assert!(
+            done.err.contains(part),
+            "{line}: no '{part}' in {}",
+            done.err
+        );
+    }
+}
+
+#[test]
+fn drafts_that_cannot_be_are_refused_by_their_flag() {
+    let (model, ids) = (model(), ids());
+    let (model, ids) = (model.display(), ids.display());
+    let draft = ember("ember-draft.gguf");
+    let draft = draft.display();
+    let eval = format!("eval {model} --ids {ids} --draft-logits x.npy");
+    check_refused(
+        &format!("{eval} --draft {draft} --at 3"),
+        &["ember-draft.gguf", "does not draft for"],
+    );
+    check_refused(&eval, &["--draft"]);
+    let serve = "serve --dry-run --device cpu";
+    check_refused(
+        &format!("{serve} --draft-device cuda:0"),
+        &["--draft-device cuda:0", "--device cpu"],
+    );
+    check_refused(&format!("{serve} --ddtree-budget 64"), &["64", "0..=63"]);
+    check_refused(
+        &format!("{serve} --ddtree --no-ddtree"),
+        &["cannot be used with"],
+    );
+    check_refused(&format!("{serve} --draft {model}"), &["as a draft"]);
+    check_refused(&format!("{serve} --draft nowhere.gguf"), &["nowhere.gguf"]);
+}
+
+#[test]
+fn the_plan_tells_of_the_draft() {
+    let with = good("serve --dry-run --device cpu --max-ctx 1024", &[]);
+    assert!(
+        with.out.contains("draft ember-draft: 4 layers"),
+        "{}",
+        with.out
+    );
+    assert!(with.out.contains("trees of up to 22"), "{}", with.out);
+    let chain = good(
+        "serve --dry-run --device cpu --max-ctx 1024 --no-ddtree --ddtree-budget 9",
+        &[],
+    );
+    assert!(chain.out.contains("chains of up to 9"), "{}", chain.out);
+    let without = good(
+        "serve --dry-run --device cpu --max-ctx 1024 --no-speculation",
+        &[],
+    );
+    assert!(!without.out.contains("ember-draft"), "{}", without.out);
+}
+
+#[test]
+fn a_drafts_file_can_be_looked_at_alone_and_beside_its_model() {
+    let alone = good("inspect {}", &[&ember("ember-draft.gguf")]);
+    for part in ["dflash-draft", "taps", "block", "mask token"] {
+        assert!(alone.out.contains(part), "no '{part}' in {}", alone.out);
+    }
+    let line = "inspect {} --draft {} --device cpu --max-ctx 1024 --json";
+    let beside = good(line, &[&ember("ember.gguf"), &ember("ember-draft.gguf")]);
+    let told: Value = serde_json::from_str(&beside.out).unwrap();
+    assert_eq!(told["draft"]["layers"], 4);
+    assert!(told["plan"]["draft_bytes"].as_u64().unwrap() > 5_000_000);
+}
+
+#[test]
+fn answers_are_the_same_with_trees_chains_and_no_draft() {
+    let answer = |flags: &str| {
+        let line = format!(
+            "run {flags} --device cpu --max-ctx 1024 --temperature 0 --thinking off -n 40 Hello!"
+        );
+        good(&line, &[]).out
+    };
+    let plain = answer("--no-speculation");
+    assert!(!plain.trim().is_empty());
+    for flags in [
+        "--ddtree-cost-stop off",
+        "--ddtree-cost-stop off --no-ddtree",
+        "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --exact",
+        "--ddtree --lookup 3",
+    ] {
+        assert_eq!(answer(flags), plain, "{flags}");
+    }
+}
