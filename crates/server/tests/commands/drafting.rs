@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::client::Server;
 use crate::process::{good, hearth, ids, model};
 
 fn ember(name: &str) -> PathBuf {
@@ -189,5 +190,55 @@ fn answers_are_the_same_with_trees_chains_and_no_draft() {
         "--ddtree --lookup 3",
     ] {
         assert_eq!(answer(flags), plain, "{flags}");
+    }
+}
+
+#[test]
+fn answers_and_metrics_tell_what_drafting_brought_and_a_request_can_do_without() {
+    let flags = ["--ddtree-cost-stop", "off", "--max-ctx", "2048"];
+    let server = Server::start(&flags);
+    let ask = |more: &str| {
+        let turn = "Write a Rust function count_lamps that counts how often each entry occurs.";
+        let body = format!(
+            r#"{{"messages":[{{"role":"user","content":"{turn}"}}],"temperature":0,"max_tokens":60{more}}}"#
+        );
+        server.ask("/v1/chat/completions", &body).json()
+    };
+    let drafted = ask("");
+    let (usage, timings) = (&drafted["usage"], &drafted["timings"]);
+    let details = &usage["completion_tokens_details"];
+    let accepted = details["accepted_prediction_tokens"].as_u64().unwrap();
+    let rejected = details["rejected_prediction_tokens"].as_u64().unwrap();
+    assert!(accepted > 10 && rejected > 0, "{usage}");
+    assert_eq!(
+        timings["draft_n"].as_u64(),
+        Some(accepted + rejected),
+        "{timings}"
+    );
+    assert_eq!(timings["draft_n_accepted"].as_u64(), Some(accepted));
+    assert!(
+        timings["tokens_per_step"].as_f64().unwrap() > 1.5,
+        "{timings}"
+    );
+    assert!(timings["draft_ms"].as_f64().unwrap() > 0.0, "{timings}");
+    assert!(timings["verify_ms"].as_f64().unwrap() > 0.0, "{timings}");
+    let by_depth = timings["accept_by_depth"].as_array().unwrap();
+    let falls = by_depth
+        .windows(2)
+        .all(|pair| pair[0].as_f64() >= pair[1].as_f64());
+    assert!(!by_depth.is_empty() && falls, "{timings}");
+    let plain = ask(r#","speculative":false"#);
+    assert_eq!(plain["choices"], drafted["choices"]);
+    assert_eq!(plain["timings"]["draft_n"], 0);
+    assert!(plain["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].is_null());
+    let metrics = server.ask("/metrics", "").body;
+    for line in [
+        format!("hearth_draft_tokens_total {}", accepted + rejected),
+        format!("hearth_draft_tokens_accepted_total {accepted}"),
+        "hearth_undrafted_rounds_total 0".to_owned(),
+        r#"hearth_draft_kept_depth_total{depth="1"}"#.to_owned(),
+        r#"hearth_round_seconds{part="verify"}"#.to_owned(),
+    ] {
+        assert!(metrics.contains(&line), "no '{line}' in\n{metrics}");
     }
 }
