@@ -27,7 +27,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
     ("chat", &["gguf", "model"]),
     ("decode", &["conformance"]),
     ("cpu", &["conformance", "cpu", "gguf", "model"]),
-    ("cuda", &["conformance", "cpu", "gguf", "model"]),
+    ("cuda", &["conformance", "cpu", "cuda", "gguf", "model"]),
     ("server", &["conformance"]),
 ];
 
