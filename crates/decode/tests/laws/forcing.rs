@@ -45,7 +45,7 @@ impl Constraint for Residues {
         }
         let mut mask = TokenMask::none(LANGUAGE.vocab);
         (0..40)
-            .filter(|id| (id + state.last) % 3 != 0)
+            .filter(|id| !(id + state.last).is_multiple_of(3))
             .for_each(|id| mask.insert(TokenId(id)));
         Some(Arc::new(mask))
     }

@@ -1,0 +1,95 @@
+//! What a draft and a verify of so many rows cost on the CPU: the table that trees stop by.
+//!
+//! `draft_step TARGET DRAFT THREADS [REPEATS]`: best of the repeats, in milliseconds, for chains after 64 and 512
+//! tokens of context.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context;
+use contract::{
+    Ask, Backend, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats, Limits, OpenPlan, TokenId,
+    Tree, VerifyItem,
+};
+use cpu::{CpuBackend, Options};
+
+fn main() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [target, draft, threads, rest @ ..] = &args[..] else {
+        anyhow::bail!("usage: draft_step TARGET DRAFT THREADS [REPEATS]");
+    };
+    let repeats: usize = rest.first().map_or(Ok(50), |n| n.parse())?;
+    let loaded = model::load(&PathBuf::from(target)).context("the target")?;
+    let found = model::load_draft(
+        &PathBuf::from(draft),
+        &loaded.spec,
+        model::DraftOptions::default(),
+    )?;
+    let plan = OpenPlan {
+        target: loaded.spec,
+        weights: loaded.weights,
+        draft: Some(DraftPlan {
+            spec: found.spec,
+            weights: found.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        exact: false,
+        kv: KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        },
+        limits: Limits {
+            sequences: 1,
+            context: 1024,
+            tree_nodes: 64,
+            prefill_chunk: 512,
+        },
+    };
+    let backend = CpuBackend::new(Options {
+        reference: false,
+        threads: Some(threads.parse()?),
+    });
+    let mut runner = backend.open(plan, &mut |_| {})?;
+    for context in [64, 512] {
+        let seq = runner.open(800)?;
+        let tokens: Vec<TokenId> = (0..context).map(|i| TokenId(100 + i % 50)).collect();
+        let start = Instant::now();
+        runner.prefill(seq, &tokens, &[])?;
+        let prefill = start.elapsed().as_secs_f64() * 1e3;
+        let best = |work: &mut dyn FnMut() -> anyhow::Result<()>| -> anyhow::Result<f64> {
+            let mut best = f64::INFINITY;
+            for _ in 0..repeats {
+                let start = Instant::now();
+                work()?;
+                best = best.min(start.elapsed().as_secs_f64() * 1e3);
+            }
+            Ok(best)
+        };
+        let items = [DraftItem {
+            seq,
+            root: TokenId(7),
+        }];
+        let depth = runner.info().draft_depth.unwrap_or(1);
+        let draft = best(&mut || Ok(runner.draft(&items, depth, 8).map(|_| ())?))?;
+        println!("context {context}: prefill {prefill:.2} ms, draft {draft:.3} ms");
+        let mut one = 0.0;
+        for rows in [1_u32, 2, 3, 4, 6, 8, 12, 16, 24, 32] {
+            let tokens: Vec<TokenId> = (0..rows).map(|i| TokenId(200 + i)).collect();
+            let tree = Tree::chain(&tokens)?;
+            let asks = vec![Ask::top(1); rows as usize];
+            let ms = best(&mut || {
+                runner.verify(&[VerifyItem {
+                    seq,
+                    tree: &tree,
+                    asks: &asks,
+                }])?;
+                Ok(runner.discard(seq)?)
+            })?;
+            one = if rows == 1 { ms } else { one };
+            println!("  {rows:3} rows {ms:7.3} ms  {:5.2} of one row", ms / one);
+        }
+        runner.close(seq);
+    }
+    Ok(())
+}
