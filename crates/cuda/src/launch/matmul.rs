@@ -176,14 +176,10 @@ impl Form {
         self.rows.div_ceil(8)
     }
 
-    /// Row blocks a warp works on at once; where it is two, eight warps do what sixteen would. Measured with
-    /// the small kernels of a step in between: eight leave registers for those to begin early, which wins
-    /// from 16 rows on; at one tile of rows there is nothing in it, at eight tiles eight warps spill more.
+    /// Row blocks a warp works on at once: two where registers are needed for many rows of x, which halves
+    /// what is read of x from shared memory.
     fn per_warp(self) -> usize {
-        match self.tiles() {
-            2..=7 => self.row_blocks,
-            _ => 1,
-        }
+        if self.tiles() > 4 { self.row_blocks } else { 1 }
     }
 
     fn warps(self) -> usize {
