@@ -1,7 +1,7 @@
 //! The suite every device must pass, on the CPU: each block layout and weight type, each pair of cache
 //! formats, the oracle and every instruction set this machine has.
 
-use conformance::compare::Exactness;
+use conformance::compare::{Exactness, Tolerance};
 use conformance::specimen::{Layout, Specimen};
 use conformance::suite::{self, Subject};
 use contract::{Backend, KvFormat, KvFormats, QuantType};
@@ -14,6 +14,7 @@ fn check(backend: &dyn Backend, specimen: &Specimen, k: KvFormat, v: KvFormat) {
         specimen,
         kv: KvFormats { k, v },
         exactness: Exactness::Bits,
+        routes: Tolerance::NONE,
     };
     if let Err(breach) = suite::run(&subject) {
         panic!("{breach}");

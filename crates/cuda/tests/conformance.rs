@@ -66,20 +66,37 @@ fn bench_with(options: Options) -> Option<Bench> {
     })
 }
 
-/// Prompts are read with f16 activations and spoken with eight-bit ones, a scale for 256: the two may be
-/// further apart than two routes of the CPU, which rounds alike on both.
-const EIGHT_BITS: Tolerance = Tolerance {
-    absolute: 0.45,
-    relative: 0.05,
-};
+/// How far the card may be from the oracle, value by value and in the mean of a row.
+#[derive(Debug, Clone, Copy)]
+struct Allowance {
+    each: Tolerance,
+    mean: f32,
+}
+
+/// What rounding activations makes of these models' logits, which spread by 2.
+///
+/// A step multiplies block formats with activations in eight bits, one scale for 256 values. A uniform error of
+/// `max / 127` has a deviation of `max / 127 / sqrt(12)`: with the largest of 256 values at 2.8 deviations, as in a
+/// normed row, that is 0.6 percent of the row's; at 8, as behind a SwiGLU, 1.8 percent. A dozen such products one
+/// after the other, through three layers of random weights with gains up to 1.5, were measured to make 0.09 to
+/// 0.14 in the mean of a row on the card, and single values up to 0.6. bfloat16 has 0.11 percent a product:
+/// measured 0.027 in the mean. f32 activations show nothing of it, which tells rounding from a fault: there the
+/// same plans are within 1e-4.
+fn against_the_oracle(ty: QuantType) -> Allowance {
+    let allow = |absolute, relative, mean| Allowance {
+        each: Tolerance { absolute, relative },
+        mean,
+    };
+    match ty {
+        QuantType::F32 => allow(0.01, 0.005, 0.001),
+        QuantType::F16 => allow(0.05, 0.01, 0.009),
+        QuantType::BF16 => allow(0.15, 0.03, 0.04),
+        _ => allow(0.9, 0.15, 0.2),
+    }
+}
 
 fn tolerance(specimen: &Specimen, kv: KvFormats) -> Tolerance {
-    let noise = match specimen.ty {
-        QuantType::F32 | QuantType::F16 | QuantType::BF16 => Tolerance::NONE,
-        _ => EIGHT_BITS,
-    };
-    noise
-        .or(Tolerance::of_logits(specimen.ty))
+    Tolerance::of_logits(specimen.ty)
         .or(Tolerance::of_cache(kv.k))
         .or(Tolerance::of_cache(kv.v))
 }
@@ -91,6 +108,11 @@ fn keep_laws(bench: &Bench, specimen: &Specimen, k: KvFormat, v: KvFormat) {
         specimen,
         kv,
         exactness: Exactness::Within(tolerance(specimen, kv)),
+        // Prompts are read with f16 activations, whatever the weights are.
+        routes: match specimen.ty {
+            QuantType::F32 | QuantType::F16 => Tolerance::NONE,
+            ty => against_the_oracle(ty).each,
+        },
     };
     if let Err(breach) = suite::run(&subject) {
         panic!("{breach}");
@@ -161,7 +183,7 @@ fn text(vocab: usize, n: usize, salt: usize) -> Vec<TokenId> {
 struct Pair {
     /// What is tried, for messages.
     what: String,
-    tolerance: Tolerance,
+    allowance: Allowance,
     /// The largest difference seen, in units of what is allowed.
     worst: f32,
     /// The largest mean difference of a row.
@@ -182,7 +204,7 @@ impl Pair {
     fn values(&mut self, step: &str, found: &[f32], expected: &[f32]) {
         let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
         let mean = off.sum::<f32>() / found.len().max(1) as f32;
-        let most = self.tolerance.absolute / 6.0;
+        let most = self.allowance.mean;
         if mean > most {
             let fault = format!(
                 "{}, {step}: {mean:e} off in the mean, {most:e} allowed",
@@ -191,8 +213,12 @@ impl Pair {
             self.faults.push(fault);
         }
         self.worst_mean = self.worst_mean.max(mean);
-        match compare(found, expected, self.tolerance) {
-            Ok(agreement) => self.worst = self.worst.max(agreement.worst / self.tolerance.absolute),
+        match compare(found, expected, self.allowance.each) {
+            Ok(agreement) => {
+                self.worst = self
+                    .worst
+                    .max(agreement.worst / self.allowance.each.absolute)
+            }
             Err(difference) => self
                 .faults
                 .push(format!("{}, {step}: {difference}", self.what)),
@@ -251,7 +277,7 @@ fn follows_the_oracle(
     bench: &Bench,
     specimen: &Specimen,
     (kv, limits): (KvFormats, Limits),
-    tolerance: Tolerance,
+    allowance: Allowance,
 ) {
     let vocab = specimen.spec.vocab;
     let mut pair = Pair {
@@ -261,7 +287,7 @@ fn follows_the_oracle(
             kv.k.name(),
             kv.v.name()
         ),
-        tolerance,
+        allowance,
         worst: 0.0,
         worst_mean: 0.0,
         faults: Vec::new(),
@@ -355,30 +381,14 @@ const WHOLE: KvFormats = KvFormats {
     v: KvFormat::F32,
 };
 
-/// The card rounds activations where the oracle rounds nothing, so a state or a logit may be further off than
-/// two routes of one device.
-fn against_the_oracle(ty: QuantType) -> Tolerance {
-    match ty {
-        QuantType::F32 => Tolerance {
-            absolute: 0.01,
-            relative: 0.005,
-        },
-        QuantType::F16 | QuantType::BF16 => Tolerance {
-            absolute: 0.05,
-            relative: 0.01,
-        },
-        _ => EIGHT_BITS,
-    }
-}
-
 #[test]
 fn every_layout_follows_the_oracle() {
     for eager in [true, false] {
         let Some(bench) = bench(eager) else { return };
         for layout in Layout::ALL {
             let specimen = Specimen::new(layout, QuantType::F32, 6);
-            let tolerance = against_the_oracle(QuantType::F32);
-            follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), tolerance);
+            let allowance = against_the_oracle(QuantType::F32);
+            follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
         }
     }
     none_was_faulty();
@@ -395,8 +405,8 @@ fn prompts_read_as_chains_follow_the_oracle() {
     };
     for layout in Layout::ALL {
         let specimen = Specimen::new(layout, QuantType::F32, 6);
-        let tolerance = against_the_oracle(QuantType::F32);
-        follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), tolerance);
+        let allowance = against_the_oracle(QuantType::F32);
+        follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
     }
     none_was_faulty();
 }
@@ -421,11 +431,11 @@ fn every_cache_format_follows_the_oracle() {
                 k: format,
                 v: format,
             };
-            let tolerance = match format {
+            let allowance = match format {
                 KvFormat::F16 => against_the_oracle(QuantType::F16),
                 _ => against_the_oracle(QuantType::Q8_0),
             };
-            follows_the_oracle(&bench, &specimen, (kv, SMALL), tolerance);
+            follows_the_oracle(&bench, &specimen, (kv, SMALL), allowance);
         }
     }
     none_was_faulty();
@@ -445,7 +455,7 @@ fn two_hundred_steps_do_not_drift() {
             .unwrap();
         let mut pair = Pair {
             what: specimen.spec.name.clone(),
-            tolerance: against_the_oracle(QuantType::F32),
+            allowance: against_the_oracle(QuantType::F32),
             worst: 0.0,
             worst_mean: 0.0,
             faults: Vec::new(),

@@ -13,7 +13,7 @@ mod tree;
 
 use contract::{Backend, DeviceError, KvFormats, Limits, OpenPlan, TreeError};
 
-use crate::compare::Exactness;
+use crate::compare::{Exactness, Tolerance};
 use crate::specimen::Specimen;
 use stand::Stand;
 
@@ -28,6 +28,9 @@ pub struct Subject<'a> {
     pub kv: KvFormats,
     /// How closely ways that must give the same may differ. The CPU promises bits.
     pub exactness: Exactness,
+    /// How far reading a prompt may be from speaking it beyond what weights and cache allow: for a device that
+    /// rounds the activations of the two routes differently.
+    pub routes: Tolerance,
 }
 
 /// What the laws open a runner with.

@@ -69,12 +69,8 @@ pub(super) fn reading_is_speaking(subject: &Subject<'_>) -> Result<(), Broken> {
     let spoken = stand.speak(seq, &text)?;
     let tolerance = Tolerance::of_logits(subject.specimen.ty)
         .or(Tolerance::of_cache(subject.kv.k))
-        .or(Tolerance::of_cache(subject.kv.v));
-    // A device that compares within noise may read and speak in different precision.
-    let tolerance = match subject.exactness {
-        Exactness::Bits => tolerance,
-        Exactness::Within(noise) => tolerance.or(noise),
-    };
+        .or(Tolerance::of_cache(subject.kv.v))
+        .or(subject.routes);
     let what = "spoken instead of read";
     same_rows(what, &spoken, &read, Exactness::Within(tolerance))?;
     // Single values may be far off where activations are rounded; on the whole they may not.
