@@ -15,6 +15,7 @@ fn with<T>(spec: FakeSpec, exactness: Exactness, keep: impl FnOnce(&Subject<'_>)
             v: KvFormat::Q8_0,
         },
         exactness,
+        routes: Tolerance::NONE,
     })
 }
 
