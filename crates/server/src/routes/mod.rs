@@ -4,6 +4,8 @@ mod chat;
 mod completions;
 mod messages;
 mod models;
+mod openapi;
+mod page;
 mod props;
 mod responses;
 mod status;
@@ -32,7 +34,7 @@ const NOT_OURS: [(&str, &str); 6] = [
 ];
 
 /// Every path behind `/v1`, and who answers there.
-fn routes() -> [(&'static str, MethodRouter<App>); 17] {
+fn routes() -> [(&'static str, MethodRouter<App>); 18] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
@@ -41,6 +43,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 17] {
         ("/slots", get(status::slots)),
         ("/metrics", get(status::metrics)),
         ("/version", get(status::version)),
+        ("/openapi.json", get(openapi::openapi)),
         ("/chat/completions", post(chat::completions)),
         ("/chat/completions/input_tokens", post(chat::input_tokens)),
         ("/completions", post(completions::completions)),
@@ -62,7 +65,7 @@ fn paths() -> impl Iterator<Item = String> {
 /// All routes, with everything that goes around them.
 pub fn router(app: App) -> Router {
     let mut router = Router::new()
-        .route("/", get(status::health))
+        .route("/", get(page::root))
         .route("/v1", get(status::health));
     for (path, method) in routes() {
         for base in ["", "/v1", "/v1/v1"] {

@@ -92,6 +92,32 @@ async fn codex_gets_its_catalogue_with_every_field_it_insists_on() {
 }
 
 #[tokio::test]
+async fn the_root_is_a_page_for_browsers_and_health_for_the_rest() {
+    let house = Plan::saying("ok").open().await;
+    let browser = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let page = client::send(house.address, "GET", "/", &browser, b"").await;
+    assert_eq!(page.status, 200);
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    let policy = page.header("content-security-policy").unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'"), "{policy}");
+    let page = page.text().await;
+    for outside in ["http://", "https://", "src=", "@import"] {
+        assert!(
+            !page.contains(outside),
+            "nothing is fetched from elsewhere: {outside}"
+        );
+    }
+    let program = [("accept", "*/*")];
+    let health = client::send(house.address, "GET", "/", &program, b"").await;
+    assert_eq!(health.json().await, json!({"status": "ok"}));
+    let described = house.get("/openapi.json").await.json().await;
+    assert!(described["paths"]["/v1/messages"]["post"].is_object());
+}
+
+#[tokio::test]
 async fn props_has_every_key_clients_look_for() {
     let house = Plan::saying("ok").open().await;
     let props = house.get("/props").await.json().await;
