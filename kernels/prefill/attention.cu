@@ -11,7 +11,7 @@
 //      Keys are taken in tiles of 64 at absolute positions, so a row's bits do not depend on how the prompt was cut
 //      into chunks. A key whose score is NaN has no weight.
 // smem 3 * 64 * 2 * DIM bytes
-// define DIM (a multiple of 64), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT;  arch sm_80 and up
+// define DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT;  arch sm_80 and up
 // ref  cpu::reference::attention::attend;  test prefill::attention_matches_reference
 #define QUERIES 64
 #define LOADERS 128
@@ -19,10 +19,9 @@
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attn/kv.cuh"
-#include "prefill/panel.cuh"
+#include "prefill/heads.cuh"
 #include "prefill/tile.cuh"
 
-#define HEAD_STRIDE (GATED ? 2 * DIM : DIM)
 #define LOWEST (-1e30f)
 
 // The queries of the block as f16, rows beyond `rows` zero.
@@ -74,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x >= THREADS - LOADERS) {
         const int slot = chunk->slot, kv_head = head / (HEADS / KV_HEADS);
+        pages.ring = 0;
         for (int begin = 0; begin < end; begin += KEYS) {
             const u64 row = kv_row(pages, slot, begin, KV_HEADS, kv_head);
             const int valid = min(end - begin, KEYS);
@@ -159,25 +159,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (begin + KEYS < end) { signal(VALUES_FREE); }
     }
 
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        total[i] += __shfl_xor_sync(WARP_ALL, total[i], 1);
-        total[i] += __shfl_xor_sync(WARP_ALL, total[i], 2);
-        const float factor = total[i] > 0.0f ? 1.0f / total[i] : total[i];
-        const int out_row = first + warp * 16 + lane / 4 + i * 8;
-        if (out_row >= rows) { continue; }
-        const float *gate = q + (u64)out_row * q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < DIM / 8; j++) {
-            float a = sums[j][2 * i] * factor, b = sums[j][2 * i + 1] * factor;
-            if (GATED) {
-                const float2 g = *(const float2 *)(gate + j * 8);
-                a = __fdividef(a, 1.0f + __expf(-g.x));
-                b = __fdividef(b, 1.0f + __expf(-g.y));
-            }
-            const int column = head * DIM + j * 8;
-            if (panels) { *(u32 *)(panels + panel_chunk(rows_cap, out_row, column / 8) + lane % 4 * 4) = panel_pair(a, b); }
-            if (y) { *(float2 *)(y + (u64)out_row * (HEADS * DIM) + column + lane % 4 * 2) = make_float2(a, b); }
-        }
-    }
+    const auto at = [&](int j, int half, int c) { return sums[j][2 * half + c]; };
+    store_head({q, q_stride, rows, panels, rows_cap, y}, first + warp * 16, head, total, at);
 }

@@ -8,7 +8,7 @@
 //      are made: products with keys and values run side by side, softmax beside the latter. Keys are taken in tiles of 64
 //      at absolute positions, so a row's bits do not depend on how the prompt was cut into chunks.
 // smem 64 KB of queries, 2 x 32 KB of keys, 2 x 32 KB of values, barriers
-// define DIM (256), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT (1..3);  arch sm_90a
+// define DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (1..3);  arch sm_90a
 // ref  cpu::reference::attention::attend;  test prefill_attention::attention_matches_reference
 #define QUERIES 128
 #define LOADERS 64
@@ -20,14 +20,15 @@
 #include "attn/kv.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
+#include "prefill/heads.cuh"
 #include "prefill/tile.cuh"
 #include "prefill/wgmma.cuh"
 
 #if DIM != 256
 #error "attention_sm90.cu is for heads of 256 values"
 #endif
-#define HEAD_STRIDE (GATED ? 2 * DIM : DIM)
+// Registers of loading and of computing threads: 2 * computing + loading = 504.
+#define QUANTISED (K_FORMAT != 1 || V_FORMAT != 1)
 #define LOWEST (-1e30f)
 #define STAGES 2
 #define TILE_BYTES (KEYS * 2 * DIM)
@@ -42,34 +43,71 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // What was written to shared memory by this thread may now be read by products.
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-template <int FORMAT>
-__device__ __forceinline__ void load(const Plane &plane, const Pages &pages, int slot, int kv_head, int end, u32 ring,
-                                     u32 full, u32 empty) {
-    const int thread = threadIdx.x % LOADERS;
-    int stage = 0;
-    u32 parity = 1;
-    for (int begin = 0; begin < end; begin += KEYS) {
-        const size_t row = kv_row(pages, slot, begin, KV_HEADS, kv_head);
-        const u32 to = ring + stage * TILE_BYTES;
-#pragma unroll 1
-        for (int first = 0; first < KEYS; first += FETCHED) {
-            Fetch<FORMAT> tile;
-            const int valid = end - begin - first;
-            if (!Fetch<FORMAT>::TOUCHES_EARLY) { tile.begin(plane, row + first, valid, to, thread); }
-            if (first == 0) { mbarrier_wait(empty + stage * 8, parity); }
-            if (Fetch<FORMAT>::TOUCHES_EARLY) {
-                tile.begin(plane, row + first, valid, to + first * 128, thread);
-            } else {
-                tile.finish(to + first * 128, thread);
-            }
-        }
-        cp_async_wait<0>();
+// Where a loading warp writes, and how it tells.
+struct Sink {
+    u32 ring, full, empty;
+    int stage;
+    u32 parity;
+
+    __device__ __forceinline__ void await() const { mbarrier_wait(empty + stage * 8, parity); }
+    __device__ __forceinline__ u32 at(int key) const { return ring + stage * TILE_BYTES + key * 128; }
+    __device__ __forceinline__ void pass_on() {
         publish();
         mbarrier_arrive(full + stage * 8);
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
         }
+    }
+};
+
+// Where a sequence's rows of one key head are.
+struct Source {
+    Plane plane;
+    Pages pages;
+    int slot, kv_head, end;
+
+    // Rows of a layer are far below 2^32.
+    __device__ __forceinline__ u32 row(int position) const { return (u32)kv_row(pages, slot, position, KV_HEADS, kv_head); }
+};
+
+template <int FORMAT> __device__ __forceinline__ void load(const Source &from, Sink to) {
+    const int thread = threadIdx.x % LOADERS;
+    if (Fetch<FORMAT>::TOUCHES_EARLY) {
+        for (int begin = 0; begin < from.end; begin += KEYS) {
+            const u32 row = from.row(begin);
+            to.await();
+#pragma unroll 1
+            for (int key = 0; key < KEYS; key += FETCHED) {
+                Fetch<FORMAT>().begin(from.plane, row + key, from.end - begin - key, to.at(key), thread);
+            }
+            cp_async_wait<0>();
+            to.pass_on();
+        }
+        return;
+    }
+    // Two pieces take turns: while one is expanded, the other is on its way.
+    Fetch<FORMAT> even, odd;
+    u32 row = from.row(0);
+    even.begin(from.plane, row, from.end, 0, thread);
+    for (int begin = 0; begin < from.end; begin += KEYS) {
+        const bool more = begin + KEYS < from.end;
+        const u32 next = from.row(more ? begin + KEYS : begin);
+        const int valid = from.end - begin;
+#pragma unroll
+        for (int key = 0; key < KEYS; key += 2 * FETCHED) {
+            odd.begin(from.plane, row + key + FETCHED, valid - key - FETCHED, 0, thread);
+            if (key == 0) { to.await(); }
+            even.finish(to.at(key), thread);
+            if (key + 2 * FETCHED < KEYS) {
+                even.begin(from.plane, row + key + 2 * FETCHED, valid - key - 2 * FETCHED, 0, thread);
+            } else if (more) {
+                even.begin(from.plane, next, valid - KEYS, 0, thread);
+            }
+            odd.finish(to.at(key + FETCHED), thread);
+        }
+        to.pass_on();
+        row = next;
     }
 }
 
@@ -198,15 +236,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, q_at);
     __syncthreads();
     if (group >= 2) {
+#if QUANTISED
         asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-        const int slot = chunk->slot, kv_head = head / (HEADS / KV_HEADS);
-        if (threadIdx.x % 128 < LOADERS) {
-            load<K_FORMAT>(keys, pages, slot, kv_head, end, k_at, bars, bars + 16);
+#else
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#endif
+        const int kv_head = head / (HEADS / KV_HEADS);
+        const bool of_keys = threadIdx.x % 128 < LOADERS;
+        const Source from = {of_keys ? keys : values, {pages.table, pages.max_pages, 0}, chunk->slot, kv_head, end};
+        const Sink to = {of_keys ? k_at : v_at, of_keys ? bars : bars + 32, of_keys ? bars + 16 : bars + 48, 0, 1};
+#if K_FORMAT == V_FORMAT
+        load<K_FORMAT>(from, to);
+#else
+        if (of_keys) {
+            load<K_FORMAT>(from, to);
         } else {
-            load<V_FORMAT>(values, pages, slot, kv_head, end, v_at, bars + 32, bars + 48);
+            load<V_FORMAT>(from, to);
         }
+#endif
     } else {
+#if QUANTISED
         asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+#else
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+#endif
         const int lane = threadIdx.x % 32, my_row = first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
         const u32 my_q = q_at + group * 64 * 128;
         Ring of_keys = {k_at, bars, bars + 16, 0, 0}, of_values = {v_at, bars + 32, bars + 48, 0, 0};
@@ -249,27 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             of_values.await();
             of_values.release();
         }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float total = softmax.total[i];
-            total += __shfl_xor_sync(WARP_ALL, total, 1);
-            total += __shfl_xor_sync(WARP_ALL, total, 2);
-            const float factor = total > 0.0f ? 1.0f / total : total;
-            const int row = my_row + i * 8;
-            if (row >= rows) { continue; }
-            const float *gate = q + (u64)row * q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
-#pragma unroll
-            for (int j = 0; j < DIM / 8; j++) {
-                float a = sums[4 * j + 2 * i] * factor, b = sums[4 * j + 2 * i + 1] * factor;
-                if (GATED) {
-                    const float2 g = *(const float2 *)(gate + j * 8);
-                    a = __fdividef(a, 1.0f + __expf(-g.x));
-                    b = __fdividef(b, 1.0f + __expf(-g.y));
-                }
-                const int column = head * DIM + j * 8;
-                if (panels) { *(u32 *)(panels + panel_chunk(rows_cap, row, column / 8) + lane % 4 * 4) = panel_pair(a, b); }
-                if (y) { *(float2 *)(y + (u64)row * (HEADS * DIM) + column + lane % 4 * 2) = make_float2(a, b); }
-            }
-        }
+        const auto at = [&](int j, int half, int c) { return sums[4 * j + 2 * half + c]; };
+        store_head({q, q_stride, rows, panels, rows_cap, y}, my_row - lane / 4, head, softmax.total, at);
     }
 }

@@ -57,7 +57,7 @@ template <int FORMAT> struct Fetch {
     static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = DIM / VALUES, UNITS = FETCHED * PER_ROW;
     static constexpr int MINE = (UNITS + LOADERS - 1) / LOADERS;
     uint4 raw[MINE];
-    u32 scale[MINE];
+    u32 scale[(MINE + 1) / 2]; // halves: those of units 2i and 2i + 1
 
     __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
         const uint4 *from = (const uint4 *)cache.values + row * PER_ROW;
@@ -68,7 +68,8 @@ template <int FORMAT> struct Fetch {
             if (UNITS % LOADERS && unit >= UNITS) { break; }
             // A scale of 0 makes whatever codes there are 0.
             raw[i] = from[unit];
-            scale[i] = unit < valid * PER_ROW ? scales[unit * VALUES / 32] * 0x10001u : 0;
+            const u32 s = unit < valid * PER_ROW ? scales[unit * VALUES / 32] : 0;
+            scale[i / 2] = i % 2 ? scale[i / 2] | s << 16 : s;
         }
     }
 
@@ -79,12 +80,13 @@ template <int FORMAT> struct Fetch {
             const int key = thread / PER_ROW + i * (LOADERS / PER_ROW), first = thread % PER_ROW * (VALUES / 8);
             if (UNITS % LOADERS && unit >= UNITS) { break; }
             const u32 words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+            const u32 s = prmt(scale[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
             if (FORMAT == KV_Q8_0) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     u32 a[2], b[2];
-                    bytes_to_f16(words[2 * half] ^ 0x80808080u, scale[i], a);
-                    bytes_to_f16(words[2 * half + 1] ^ 0x80808080u, scale[i], b);
+                    bytes_to_f16(words[2 * half] ^ 0x80808080u, s, a);
+                    bytes_to_f16(words[2 * half + 1] ^ 0x80808080u, s, b);
                     store(to + tile_chunk(key, first + half), a, b);
                 }
             } else {
@@ -94,7 +96,7 @@ template <int FORMAT> struct Fetch {
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
                         const u32 nibbles = words[quarter % 2 * 2 + j] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-                        bytes_to_f16(nibbles + 0x78787878u, scale[i], pairs[j]);
+                        bytes_to_f16(nibbles + 0x78787878u, s, pairs[j]);
                     }
                     store(to + tile_chunk(key, first + quarter), pairs[0], pairs[1]);
                 }

@@ -222,18 +222,15 @@ fn products(bench: &mut Bench) -> Result<()> {
     }
     let stand = Stand::new(bench, HIDDEN, 2 * FFN)?;
     let packed = weights(bench, Kind::Q4K.bytes(FFN, HIDDEN))?;
-    let matrices = [(Kind::Q4K, packed.ptr()); 2];
+    let pair = product::Pair {
+        cols: stand.cols,
+        ffn: FFN,
+        gate: (Kind::Q4K, packed.ptr()),
+        up: (Kind::Q4K, packed.ptr()),
+    };
     let from = (stand.header.ptr(), stand.panels.ptr());
-    let launches = product::gated(
-        stand.card,
-        ROWS,
-        stand.cols,
-        FFN,
-        matrices,
-        from,
-        stand.scratch(),
-        stand.out.ptr(),
-    );
+    let (scratch, h) = (stand.scratch(), stand.out.ptr());
+    let launches = product::gated(stand.card, ROWS, pair, from, scratch, h);
     parts(
         bench,
         "gate and up, gated, Q4K",

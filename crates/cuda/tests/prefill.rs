@@ -144,10 +144,10 @@ fn dequantised_panels_match_the_codec() {
                     QuantType::F32 => exact,
                     _ => f16::from_f32(exact).to_f32(),
                 };
-                // F32 is taken in two terms of 11 bits. Elsewhere codec and kernel may differ in the last bit of
-                // the f32 before it is rounded.
+                // F32 is taken in two terms of 11 bits, both cut off. Elsewhere codec and kernel may differ in the
+                // last bit of the f32 before it is rounded.
                 let most = match ty {
-                    QuantType::F32 => exact.abs() * 2.5e-7,
+                    QuantType::F32 => exact.abs() * 1.0e-6,
                     _ => exact.abs() * 1.0e-3 + 6.0e-8,
                 };
                 assert!(
@@ -301,7 +301,7 @@ fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, wr
         right.extend_from_slice(&expected);
         all.extend_from_slice(&found[row * stride..][..size]);
     }
-    let most = if matrix.kind == Kind::F32 { 4e-6 } else { 5e-4 };
+    let most = if matrix.kind == Kind::F32 { 1e-5 } else { 5e-4 };
     close(
         &format!("{:?} [{n}][{cols}] x [{size}]", matrix.kind),
         &all,
@@ -402,14 +402,17 @@ fn gated_products_match_reference() {
         activation::swiglu(&gates, &ups, &mut expected);
         for card in cards(&gpu) {
             let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
-            let matrices = [(gate.kind, gate.weight.ptr()), (up.kind, up.weight.ptr())];
+            let pair = product::Pair {
+                cols,
+                ffn,
+                gate: (gate.kind, gate.weight.ptr()),
+                up: (up.kind, up.weight.ptr()),
+            };
             let from = (header.ptr(), rows.panels.ptr());
             gpu.launch(&product::gated(
                 card,
                 cap,
-                cols,
-                ffn,
-                matrices,
+                pair,
                 from,
                 room.scratch(),
                 h.ptr(),

@@ -31,7 +31,7 @@ fn cards(gpu: &Device) -> Vec<Card> {
 /// The kernels of some shapes, compiled together.
 fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
     let cache = World::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
-    let out = Out { panels: 1, f32: 0 };
+    let out = Out { panels: 1, f32: 1 };
     let launch = |(card, shape)| prefill::attend(card, shape, 1, (1, 1), cache, out);
     let every = cards(gpu)
         .into_iter()
@@ -84,7 +84,8 @@ fn on_card(
     );
     let panels = panels.download(gpu).unwrap();
     let rows = Panels::new(0, cap).rows;
-    let at = |row: usize, k: usize| (k / 64 * rows + row) * 64 + (k % 64 / 8 ^ row % 8) * 8 + k % 8;
+    let at =
+        |row: usize, k: usize| (k / 64 * rows + row) * 64 + ((k % 64 / 8) ^ (row % 8)) * 8 + k % 8;
     let held = |row: usize| -> Vec<f32> {
         (0..width)
             .map(|k| f16::from_bits(panels[at(row, k)]).to_f32())

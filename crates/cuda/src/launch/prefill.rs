@@ -12,7 +12,7 @@ mod attend;
 pub mod product;
 pub mod rows;
 
-pub use attend::{attend, attention, attention_is_exact};
+pub use attend::{attend, attention_is_exact};
 
 /// Rows of a tile: panels hold a multiple of this many.
 const TILE: usize = 128;

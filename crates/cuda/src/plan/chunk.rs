@@ -328,13 +328,15 @@ impl Builder<'_> {
         let y = self.normed(w.norm, &readers, carver);
         let width = w.gate.rows;
         let out = self.out(&[w.down], width, carver);
-        let kinds = [w.gate.kind, w.up.kind];
-        if product::is_gated(width, kinds) && out.f32 == 0 {
-            let matrices = [(w.gate.kind, w.gate.at), (w.up.kind, w.up.at)];
+        let pair = product::Pair {
+            cols: w.gate.cols,
+            ffn: width,
+            gate: (w.gate.kind, w.gate.at),
+            up: (w.up.kind, w.up.at),
+        };
+        if pair.fits() && out.f32 == 0 {
             let from = (chunk, y.panels);
-            let (card, cols, scratch) = (self.card(), w.gate.cols, self.scratch);
-            let launches =
-                product::gated(card, rows, cols, width, matrices, from, scratch, out.panels);
+            let launches = product::gated(self.card(), rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &readers, carver);

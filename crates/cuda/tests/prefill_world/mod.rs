@@ -88,7 +88,8 @@ pub fn header(gpu: &Device, rows: usize) -> Buffer<i32> {
 
 /// f32 rows from panels.
 pub fn from_panels(panels: &[u16], cap: usize, rows: usize, width: usize) -> Vec<f32> {
-    let at = |row: usize, k: usize| (k / 64 * cap + row) * 64 + (k % 64 / 8 ^ row % 8) * 8 + k % 8;
+    let at =
+        |row: usize, k: usize| (k / 64 * cap + row) * 64 + ((k % 64 / 8) ^ (row % 8)) * 8 + k % 8;
     (0..rows * width)
         .map(|i| f16::from_bits(panels[at(i / width, i % width)]).to_f32())
         .collect()

@@ -50,6 +50,8 @@ pub fn attend(
             .define("HEADS", shape.n_heads)
             .define("KV_HEADS", shape.n_kv_heads)
             .define("GATED", u32::from(shape.gate))
+            .define("PANELS_OUT", u32::from(to.panels != 0))
+            .define("F32_OUT", u32::from(to.f32 != 0))
             .define("K_FORMAT", number(shape.k))
             .define("V_FORMAT", number(shape.v)),
         grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
@@ -111,13 +113,4 @@ impl Form {
             },
         }
     }
-}
-
-/// [`attend`] for any card.
-pub fn attention(shape: &Shape, rows: usize, from: (u64, u64), cache: Cache, to: Out) -> Launch {
-    let card = Card {
-        multiprocessors: 1,
-        warpgroups: false,
-    };
-    attend(card, shape, rows, from, cache, to)
 }

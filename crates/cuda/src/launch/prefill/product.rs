@@ -126,24 +126,40 @@ pub fn products(
     launches
 }
 
-/// `silu(gate x) * (up x)` as panels of `ffn` columns, both matrices `[ffn][cols]` and packed.
+/// The two matrices of a gated unit, both `[ffn][cols]` and packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair {
+    /// Values of a row of either.
+    pub cols: usize,
+    /// Rows of either.
+    pub ffn: usize,
+    /// How the gate's matrix lies on the card, and where.
+    pub gate: (Kind, u64),
+    /// The same of the other.
+    pub up: (Kind, u64),
+}
+
+impl Pair {
+    /// Whether [`gated`] serves these.
+    pub fn fits(&self) -> bool {
+        self.ffn.is_multiple_of(TILE) && self.gate.0 != Kind::F32 && self.up.0 != Kind::F32
+    }
+}
+
+/// `silu(gate x) * (up x)` as panels of `ffn` columns at `h`; `from` is the chunk and panels of `x`.
 ///
 /// # Panics
-/// If `ffn` is not a multiple of 128 or a matrix is F32; then take [`products`] and [`super::rows::swiglu`].
+/// Unless the pair [fits](Pair::fits); then take [`products`] and [`super::rows::swiglu`].
 pub fn gated(
     card: Card,
     rows: usize,
-    cols: usize,
-    ffn: usize,
-    matrices: [(Kind, u64); 2],
+    pair: Pair,
     from: (u64, u64),
     scratch: Scratch,
     h: u64,
 ) -> Vec<Launch> {
-    assert!(
-        is_gated(ffn, matrices.map(|(kind, _)| kind)),
-        "a gated product of {ffn} columns of {matrices:?}"
-    );
+    assert!(pair.fits(), "a gated product of {pair:?}");
+    let Pair { cols, ffn, .. } = pair;
     let (chunk, x) = from;
     let room = scratch.weight_bytes / bytes_to_expand([COLUMNS], cols) * TILE;
     assert!(
@@ -156,7 +172,7 @@ pub fn gated(
     for first in (0..ffn).step_by(room) {
         let n = room.min(ffn - first);
         let w_rows = 2 * n;
-        for (i, (kind, weight)) in matrices.into_iter().enumerate() {
+        for (i, (kind, weight)) in [pair.gate, pair.up].into_iter().enumerate() {
             let segment = Segment {
                 kind,
                 rows: ffn,
@@ -195,11 +211,6 @@ pub fn gated(
         launches.push(on_tiles(card, "prefill_gated", args));
     }
     launches
-}
-
-/// Whether [`gated`] serves matrices of these kinds.
-pub fn is_gated(ffn: usize, kinds: [Kind; 2]) -> bool {
-    ffn.is_multiple_of(TILE) && kinds.iter().all(|&kind| kind != Kind::F32)
 }
 
 /// Pieces of matrices, grouped so that a group fits the scratch and a launch.

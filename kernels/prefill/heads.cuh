@@ -1,0 +1,60 @@
+// How a head of a row leaves a prefill attention: divided by its weights' sum, gated, as f16 panels or f32 rows.
+//
+// Before this file: DIM, HEADS, GATED; PANELS_OUT and F32_OUT (0 or 1: which forms are wanted).
+#pragma once
+#include "prefill/panel.cuh"
+
+#define HEAD_STRIDE (GATED ? 2 * DIM : DIM)
+
+struct HeadsOut {
+    const float *q; // f32 [rows][q_stride], gates behind their heads
+    int q_stride, rows;
+    char *panels;
+    int rows_cap;
+    float *y; // f32 [rows][HEADS * DIM]
+};
+
+// A warp stores 16 rows from `first` of head `head`; a lane has part in rows lane / 4 + 8 * half. `at(chunk, half, c)` is
+// its value at column 8 * chunk + 2 * (lane % 4) + c, `total` its own part of the sum of a row's weights.
+template <class At>
+__device__ __forceinline__ void store_head(const HeadsOut &to, int first, int head, const float (&total)[2], const At &at) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = total[half];
+        sum += __shfl_xor_sync(WARP_ALL, sum, 1);
+        sum += __shfl_xor_sync(WARP_ALL, sum, 2);
+        // No key had a weight: 0. A sum that is NaN stays.
+        const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+        const int row = first + lane / 4 + 8 * half;
+        const bool there = row < to.rows;
+        const float *gates = to.q + (u64)(there ? row : first) * to.q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
+        char *panel = to.panels + panel_chunk(to.rows_cap, row, head * (DIM / 8) + lane % 4);
+#pragma unroll
+        for (int chunk = 0; chunk < DIM / 8; chunk += 4) {
+            u32 pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float a = at(chunk + j, half, 0) * factor, b = at(chunk + j, half, 1) * factor;
+                if (GATED) {
+                    const float2 gate = __ldg((const float2 *)(gates + (chunk + j) * 8));
+                    a = __fdividef(a, 1.0f + __expf(-gate.x));
+                    b = __fdividef(b, 1.0f + __expf(-gate.y));
+                }
+#if F32_OUT
+                const int column = head * DIM + (chunk + j) * 8 + lane % 4 * 2;
+                if (there) { *(float2 *)(to.y + (u64)row * (HEADS * DIM) + column) = make_float2(a, b); }
+#endif
+                pairs[j] = panel_pair(a, b);
+            }
+#if PANELS_OUT
+            quad_transpose(pairs);
+            if (there) {
+                *(uint4 *)panel = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+#endif
+            // The other half of a line of 128 bytes, or the next panel's line.
+            panel = (char *)((u64)panel ^ 64) + (chunk % 8 ? (u64)to.rows_cap * 128 : 0);
+        }
+    }
+}
