@@ -92,7 +92,13 @@ fn wrong_arguments_are_refused_before_the_launch() {
     let mut launch = bandwidth::copy(0, 0, 16, 1);
     launch.args = Args::new().ptr(0).ptr(0).i32(1);
     let error = gpu.run(&modules, &launch).unwrap_err().to_string();
-    assert!(error.contains("bandwidth_copy takes"), "{error}");
+    assert!(
+        error.contains("bandwidth_copy takes 8 bytes as argument 2"),
+        "{error}"
+    );
+    launch.args = Args::new().ptr(0).ptr(0).u64(1).u64(1);
+    let error = gpu.run(&modules, &launch).unwrap_err().to_string();
+    assert!(error.contains("takes none as argument 3"), "{error}");
     let mut launch = bandwidth::copy(0, 0, 16, 1);
     launch.shared = 1 << 20;
     let error = gpu.run(&modules, &launch).unwrap_err().to_string();

@@ -75,8 +75,8 @@ pub struct Function {
     _module: Arc<Module>,
     name: &'static str,
     resources: Resources,
-    /// Sizes of the parameters in bytes, where the driver tells.
-    parameters: Option<Vec<usize>>,
+    /// Whether the driver tells the sizes of parameters.
+    readable: bool,
 }
 
 impl Function {
@@ -109,13 +109,12 @@ impl Function {
             shared_bytes: get(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             max_threads: get(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         };
-        let parameters = (gpu.driver_version() >= PARAMETERS_READABLE).then(|| parameters(raw));
         Ok(Function {
             raw,
             _module: Arc::clone(module),
             name,
             resources,
-            parameters,
+            readable: gpu.driver_version() >= PARAMETERS_READABLE,
         })
     }
 
@@ -128,21 +127,47 @@ impl Function {
         self.resources
     }
 
-    /// Refuses a launch with other arguments than the function takes.
+    /// Refuses a launch whose arguments are not of the function's sizes, or too many. That they are too few
+    /// shows in debug builds only: asking for a parameter that is not there is an error to the driver, and
+    /// tools that watch it would report one for every kernel.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] with both lists of sizes.
+    /// [`DeviceError::Misuse`] with both sizes.
     pub fn accept(&self, sizes: &[usize]) -> Result<(), DeviceError> {
-        match &self.parameters {
-            Some(wanted) if wanted != sizes => Err(DeviceError::Misuse {
+        if !self.readable {
+            return Ok(());
+        }
+        let refused = |index: usize, takes: Option<usize>| {
+            let takes = takes.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
+            Err(DeviceError::Misuse {
                 call: "a kernel launch",
                 detail: format!(
-                    "{} takes arguments of {wanted:?} bytes and was given {sizes:?}",
+                    "{} takes {takes} as argument {index} and was given arguments of {sizes:?} bytes",
                     self.name
                 ),
-            }),
-            _ => Ok(()),
+            })
+        };
+        for (index, size) in sizes.iter().enumerate() {
+            let takes = self.parameter(index);
+            if takes != Some(*size) {
+                return refused(index, takes);
+            }
         }
+        if cfg!(debug_assertions)
+            && let Some(more) = self.parameter(sizes.len())
+        {
+            return refused(sizes.len(), Some(more));
+        }
+        Ok(())
+    }
+
+    /// Size of parameter `index` in bytes, if there is one.
+    fn parameter(&self, index: usize) -> Option<usize> {
+        let (mut offset, mut size) = (0_usize, 0_usize);
+        // SAFETY: the function is loaded; the driver writes both values or gives an error.
+        let got =
+            unsafe { sys::cuFuncGetParamInfo(self.raw, index, &raw mut offset, &raw mut size) };
+        (got == sys::CUresult::CUDA_SUCCESS).then_some(size)
     }
 
     /// Lets blocks have `bytes` of dynamic shared memory.
@@ -194,18 +219,4 @@ impl Function {
         .map(i32::unsigned_abs)
         .map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.name, e))
     }
-}
-
-/// Sizes of a function's parameters, in order.
-fn parameters(function: sys::CUfunction) -> Vec<usize> {
-    let mut sizes = Vec::new();
-    let (mut offset, mut size) = (0_usize, 0_usize);
-    // SAFETY: the function is loaded; the driver answers an index past the end with an error and writes
-    // nothing then.
-    while unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) }
-        == sys::CUresult::CUDA_SUCCESS
-    {
-        sizes.push(size);
-    }
-    sizes
 }

@@ -280,8 +280,8 @@ impl Gpu {
             numAttrs: u32::try_from(attributes.len()).unwrap_or(0),
         };
         let mut arguments: Vec<*mut c_void> = launch.args.pointers();
-        // SAFETY: the function belongs to a module that `function` keeps loaded; `arguments` points to as
-        // many values, of the sizes, as the function takes (checked when it was looked up); the driver
+        // SAFETY: the function belongs to a module that `function` keeps loaded; `arguments` points to at
+        // least as many values, of the sizes, as the function takes (checked when it was looked up); the driver
         // copies them before it returns; `config` and its attributes live until then.
         unsafe {
             sys::cuLaunchKernelEx(

@@ -148,10 +148,15 @@ impl Args {
     }
 
     /// Where the values are, as the driver wants them; valid while `self` is neither moved from nor changed.
+    /// Behind them stand places of zeros, so that a list that is too short does not make the driver read wild
+    /// addresses.
     pub(crate) fn pointers(&self) -> Vec<*mut c_void> {
+        static ZEROS: [u64; 32] = [0; 32];
+        let zeros = (&raw const ZEROS).cast_mut().cast();
         self.places
             .iter()
             .map(|&(word, _)| (&raw const self.words[word]).cast_mut().cast())
+            .chain(std::iter::repeat_n(zeros, 16))
             .collect()
     }
 }
