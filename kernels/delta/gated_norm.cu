@@ -6,7 +6,7 @@
 //      norm [128]
 // out  y [rows][VALUES] in any of the forms of norm/emit.cuh, or (OUT_PANEL) as f16 panels of prefill/panel.cuh
 // grid (groups of 256 / 4, rows) x 128: a warp per group, which is two heads, eight values a lane
-// arch sm_80 and up     reference cpu::reference::norm::gated_rms     test delta::gated_norm_equals_the_reference
+// arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
 #include "common/prelude.cuh"
 #include "delta/shape.cuh"
 #define WIDTH VALUES

@@ -10,7 +10,7 @@
 // out: o [rows][VALUES]; u of each node into the factors; states [row][NV][128 v][128 k] of nodes whose last child
 //      does not follow them at once
 // grid (4, NV, trees), 256 threads: a warp has four value columns, a lane 4 k of each
-// shared memory: none. arch: sm_80. reference: cpu::reference::delta::tree; test: tree_persist_*
+// shared memory: none. arch: sm_80. reference: cpu::reference::delta::tree; test: tree_*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"

@@ -9,7 +9,7 @@
 // out: mixed [rows][CHANNELS] words: q and k heads as 128 bf16 and then 128 bf16 of what they leave, v heads as f32;
 //      gates [rows][2][NV]
 // grid (heads / 8 + 1, rows / 16), 256 threads: a warp takes a head through 16 rows, the last column does the gates
-// shared memory: none. arch: sm_80. reference: cpu::reference::conv::sequence, norm::l2; test: conv_chunk_*
+// shared memory: none. arch: sm_80. reference: cpu::reference::conv::sequence, norm::l2; test: chunk_*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"

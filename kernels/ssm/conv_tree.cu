@@ -7,7 +7,7 @@
 // in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV]
 // out: mixed [rows][CHANNELS], gates [rows][2][NV]; into the factors of each node: k, g and x
 // grid (heads / 4 + 1, rows), 128 threads: a warp per head, the last block of a row does the gates
-// shared memory: none. arch: sm_80. reference: cpu::reference::conv::tree, norm::l2, activation; test: conv_tree_*
+// shared memory: none. arch: sm_80. reference: cpu::reference::conv::tree, norm::l2, activation; test: tree_*, verify_*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"
