@@ -13,6 +13,7 @@
 // smem 3 * 64 * 2 * DIM bytes
 // define DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT;  arch sm_80 and up
 // ref  cpu::reference::attention::attend;  test prefill::attention_matches_reference
+// hot
 #define QUERIES 64
 #define LOADERS 128
 #define THREADS 256

@@ -6,6 +6,7 @@
 // grid (units of K, row blocks of 128), a warp per tile of 16 rows; a value is rounded to f16 once
 // define PACKED (a KIND_ of layout.cuh);  arch sm_80 and up
 // ref  cpu::reference (gguf codecs);  test prefill::dequantised_panels_match_the_codec
+// hot
 #include "common/prelude.cuh"
 #include "matmul/layout.cuh"
 #include "matmul/units.cuh"

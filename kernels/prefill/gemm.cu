@@ -9,6 +9,7 @@
 //      through a ring of 3 filled by cp.async. Rows run fastest.
 // smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu;  define GATED (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
+// hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 128
 #include "common/prelude.cuh"

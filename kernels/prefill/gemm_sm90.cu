@@ -9,6 +9,7 @@
 //      through a ring of 4, two multiply 64 x 256 each of a 128 x 256 tile. Rows run fastest.
 // smem 4 x 48 KB, 8 x 4 KB through which sums leave, barriers;  arch sm_90a;  base path gemm.cu;  define GATED (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
+// hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 256
 #include "common/prelude.cuh"

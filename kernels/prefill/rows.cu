@@ -9,6 +9,7 @@
 // grid one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
 // define WIDTH (a multiple of 4);  arch sm_80 and up
 // ref  cpu::reference::{norm::rms, activation::swiglu};  test prefill::rows_match_reference
+// hot
 #include "common/step.cuh"
 #include "prefill/panel.cuh"
 

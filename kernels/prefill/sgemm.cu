@@ -12,6 +12,7 @@
 //      products over k in one order.
 // smem 8 x 32 x 48 floats (48 KB);  arch sm_80 and up
 // ref  cpu::reference::matmul::linear;  test prefill::products_match_reference
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
