@@ -7,7 +7,8 @@
 // out  [rows][HEADS * DIM] in any of the forms of norm/emit.cuh (WIDTH = HEADS * DIM)
 // grid (groups of 256 values, rows) x 256: each of 8 warps sums every eighth split, in order, then the eight in order
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
-// test attention::tree_equals_the_reference
+// test attention::trees_over_*_equal_the_reference
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "norm/emit.cuh"

@@ -6,7 +6,7 @@
 //   F32, F16   plain, no scales
 //   Q8_0       32 signed bytes;  value = d * q,  d = f16(max|x| / 127), codes by the scale before it is rounded
 //   Q4_0       byte j: value j low, value j + 16 high;  value = d * (q - 8),  d = f16(peak / -8)
-// Judge: cpu::reference::kv (bits equal); test attention::stored_rows_equal_the_codec.
+// Judge: cpu::reference::kv (bits equal); test attention::hostile_rows_are_stored_as_the_codec_stores_them.
 #pragma once
 #include "common/prelude.cuh"
 

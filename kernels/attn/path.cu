@@ -9,7 +9,7 @@
 // out  partial  [rows][HEADS][SPLITS][DIM] f32 and behind it [rows][HEADS][SPLITS][2] (max in units of log 2, sum);
 //      this kernel fills split 0 (SPLITS is 1)
 // grid (HEADS, rows) x 256
-// arch sm_80 and up     reference cpu::reference::attention::attend     test attention::tree_equals_the_reference
+// arch sm_80 and up     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attn/kv.cuh"

@@ -12,7 +12,8 @@
 // out  Q16: q16 [rows][HEADS][DIM] f16, else q in place;  the planes of keys and values
 // grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128, one warp per head
 // arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
-// test attention::prepare_equals_the_reference
+// tests attention::chunks_are_written_where_they_belong, attention::hostile_rows_are_stored_as_the_codec_stores_them
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "rope/rotate.cuh"

@@ -5,7 +5,7 @@
 // in   commit     x [slots][NODES][WIDTH] f32
 // out  y in any of the forms of norm/emit.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
-// arch sm_80 and up     reference a copy     test draft::path_rows_follow_the_paths
+// arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "norm/emit.cuh"

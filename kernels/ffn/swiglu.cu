@@ -6,6 +6,7 @@
 // out  y [rows][WIDTH] in any of the forms of norm/emit.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference cpu::reference::activation::swiglu     test norm::swiglu_equals_the_reference
+// hot
 #include "common/prelude.cuh"
 #include "norm/source.cuh"
 #include "norm/emit.cuh"

@@ -7,6 +7,7 @@
 // out  y in any of the forms of norm/emit.cuh
 // grid rms: rows, one block of NORM_WARPS warps, which holds the row in registers; convert (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
 // arch sm_80 and up     reference cpu::reference::norm::rms     test norm::rms_equals_the_reference
+// hot
 #include "common/prelude.cuh"
 #include "norm/source.cuh"
 #include "norm/emit.cuh"

@@ -9,6 +9,7 @@
 // grid (ceil(RUNS / 8), rows, 2), one warp per run; z = 1 takes the raw row of rows with edits
 // arch sm_80 and up     reference cpu::reference::rows::row     test rows::reduction_equals_the_reference
 // NaN counts as minus infinity. Each run is summed in one fixed order.
+// hot
 #include "common/prelude.cuh"
 #include "rows/edits.cuh"
 

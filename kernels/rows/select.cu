@@ -11,6 +11,7 @@
 // out  out [rows][4 + 3 * K] words: lse f32, raw lse f32, n i32, 0, ids i32 [K], logits f32 [K], raw f32 [K]
 // grid rows, one block of 1024 threads each
 // arch sm_80 and up     reference cpu::reference::rows::row     test rows::reduction_equals_the_reference
+// hot
 #include "common/prelude.cuh"
 #include "rows/edits.cuh"
 

@@ -130,6 +130,7 @@ fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
     let mut row = 0;
     let (mut expected, mut queries, mut keys, mut card_keys) = (vec![], vec![], vec![], vec![]);
     for placed in trees {
+        let decoded = world.decode(placed);
         for node in 0..placed.tree.len() {
             let position = placed.committed + placed.tree.depths()[node] as usize;
             let (q, gates) = inputs.queries(&shape, row, position);
@@ -151,7 +152,7 @@ fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
                 );
             }
             let own = &found.queries[row * width..][..width];
-            expected.extend(world.attend(placed, node, own, &gates));
+            expected.extend(world.attend((placed, &decoded), node, own, &gates));
             row += 1;
         }
     }
@@ -190,27 +191,55 @@ fn placed(slot: usize, committed: usize, tree: contract::Tree) -> Placed {
     }
 }
 
-#[test]
-fn tree_equals_the_reference() {
+/// Trees of every kind over every kind of heads, with a cache in these formats.
+fn trees_equal_the_reference(k: KvFormat, v: KvFormat) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
-    for (k, v) in ALL {
-        for (i, shape) in shapes(k, v).into_iter().enumerate() {
-            let small = [0, 1, 63, 64, 250, 97, 31, 128][i];
-            check(&gpu, &mut random, shape, &[placed(1, small, chain(1))]);
-            let nodes = [24, 64, 17, 33, 8, 23, 64, 16][i];
-            let tree = random_tree(&mut random, nodes);
-            check(&gpu, &mut random, shape, &[placed(2, 130 + small, tree)]);
-        }
-        let bushy = random_tree(&mut random, 11);
-        let several = [
-            placed(2, 0, star(8)),
-            placed(0, 301, chain(5)),
-            placed(1, 64, bushy),
-        ];
-        check(&gpu, &mut random, shapes(k, v)[0], &several);
-        check(&gpu, &mut random, shapes(k, v)[2], &several);
+    for (i, shape) in shapes(k, v).into_iter().enumerate() {
+        let small = [0, 1, 63, 64, 250, 97, 31, 128][i];
+        check(&gpu, &mut random, shape, &[placed(1, small, chain(1))]);
+        let nodes = [24, 64, 17, 33, 8, 23, 64, 16][i];
+        let tree = random_tree(&mut random, nodes);
+        check(&gpu, &mut random, shape, &[placed(2, 130 + small, tree)]);
     }
+    let bushy = random_tree(&mut random, 11);
+    let several = [
+        placed(2, 0, star(8)),
+        placed(0, 301, chain(5)),
+        placed(1, 64, bushy),
+    ];
+    check(&gpu, &mut random, shapes(k, v)[0], &several);
+    check(&gpu, &mut random, shapes(k, v)[2], &several);
+}
+
+#[test]
+fn trees_over_f32_equal_the_reference() {
+    trees_equal_the_reference(F32, F32);
+}
+
+#[test]
+fn trees_over_f16_equal_the_reference() {
+    trees_equal_the_reference(F16, F16);
+}
+
+#[test]
+fn trees_over_q8_0_equal_the_reference() {
+    trees_equal_the_reference(Q8_0, Q8_0);
+}
+
+#[test]
+fn trees_over_q4_0_equal_the_reference() {
+    trees_equal_the_reference(Q4_0, Q4_0);
+}
+
+#[test]
+fn trees_over_mixed_equal_the_reference() {
+    trees_equal_the_reference(Q8_0, Q4_0);
+}
+
+#[test]
+fn trees_over_half_f32_equal_the_reference() {
+    trees_equal_the_reference(F32, Q8_0);
 }
 
 #[test]

@@ -14,8 +14,8 @@ pub const PAGE: usize = 256;
 const TILE: usize = 64;
 /// Splits of the keys at most.
 const MOST_SPLITS: usize = 64;
-/// Tiles of 16 rows that the registers of a block hold.
-const MOST_TILES: usize = 8;
+/// Tiles of 16 rows that the registers of a block hold without spilling, on every architecture.
+const MOST_TILES: usize = 6;
 /// Rows of a step.
 const STEP_ROWS: usize = 64;
 
@@ -492,7 +492,7 @@ mod tests {
         assert_eq!((one.tiles, one.resident), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
         assert_eq!(shape.tiling(card, 24).tiles, 5);
-        assert_eq!(shape.tiling(card, 64).tiles, 8);
+        assert_eq!(shape.tiling(card, 64).tiles, 6);
         let small = Card {
             shared_bytes: 99 * 1024,
             ..card

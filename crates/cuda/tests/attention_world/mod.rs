@@ -275,38 +275,68 @@ impl World {
         }
     }
 
+    /// Everything stored of a sequence that one of its rows may see, decoded once.
+    pub fn decode(&self, placed: &Placed) -> Decoded {
+        let first = match self.shape.window {
+            0 => 0,
+            window => (placed.committed + 1)
+                .saturating_sub(window)
+                .min(placed.committed),
+        };
+        let end = placed.committed + placed.tree.len();
+        let plane = |plane: usize| -> Vec<Vec<f32>> {
+            (0..self.shape.n_kv_heads)
+                .map(|head| {
+                    (first..end)
+                        .flat_map(|at| self.load(plane, placed.slot, at, head))
+                        .collect()
+                })
+                .collect()
+        };
+        Decoded {
+            first,
+            keys: plane(0),
+            values: plane(2),
+        }
+    }
+
     /// Attention of one row by the reference, gates included: `[n_heads * head_dim]`.
-    pub fn attend(&self, placed: &Placed, node: usize, q: &[f32], gates: &[f32]) -> Vec<f32> {
+    pub fn attend(
+        &self,
+        (placed, decoded): (&Placed, &Decoded),
+        node: usize,
+        q: &[f32],
+        gates: &[f32],
+    ) -> Vec<f32> {
         let shape = &self.shape;
         let (dim, group) = (shape.head_dim, shape.n_heads / shape.n_kv_heads);
-        let at = placed.committed + placed.tree.depths()[node] as usize;
+        let at = placed.committed + usize::from(placed.tree.depths()[node]);
         let first = match shape.window {
             0 => 0,
             window => (at + 1).saturating_sub(window).min(placed.committed),
         };
-        let nodes: Vec<usize> = (0..placed.tree.len())
-            .filter(|&n| self.sees(&placed.tree, node, n))
-            .collect();
-        let positions: Vec<usize> = (first..placed.committed)
-            .chain(nodes.iter().map(|n| placed.committed + n))
-            .collect();
+        let nodes = (0..placed.tree.len())
+            .filter(|&other| self.sees(&placed.tree, node, other))
+            .map(|other| placed.committed + other);
+        let positions: Vec<usize> = (first..placed.committed).chain(nodes).collect();
         let mut out = vec![0.0; shape.n_heads * dim];
-        for (h, out) in out.chunks_mut(dim).enumerate() {
-            let gather = |plane: usize| -> Vec<f32> {
+        for (kv_head, out) in out.chunks_mut(group * dim).enumerate() {
+            let gather = |rows: &[f32]| -> Vec<f32> {
                 positions
                     .iter()
-                    .flat_map(|&p| self.load(plane, placed.slot, p, h / group))
+                    .flat_map(|p| &rows[(p - decoded.first) * dim..][..dim])
+                    .copied()
                     .collect()
             };
-            attention::attend(
-                &q[h * dim..][..dim],
-                &gather(0),
-                &gather(2),
-                shape.scale,
-                out,
-            );
-            if shape.gate {
-                activation::sigmoid_gate(out, &gates[h * dim..][..dim]);
+            let keys = gather(&decoded.keys[kv_head]);
+            let values = gather(&decoded.values[kv_head]);
+            for (i, out) in out.chunks_mut(dim).enumerate() {
+                let head = kv_head * group + i;
+                let q = &q[head * dim..][..dim];
+                attention::attend(q, &keys, &values, shape.scale, out);
+                if shape.gate {
+                    activation::sigmoid_gate(out, &gates[head * dim..][..dim]);
+                }
             }
         }
         out
@@ -319,6 +349,13 @@ impl World {
             Mask::Causal => other <= node,
         }
     }
+}
+
+/// Keys and values of a sequence from position `first` on, `[n_kv_heads][positions * head_dim]`.
+pub struct Decoded {
+    first: usize,
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
 }
 
 /// Projections of rows, on the card and on the host.
