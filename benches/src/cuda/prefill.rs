@@ -137,7 +137,7 @@ impl Stand {
             f32: 0,
         };
         let convert = rows::convert(cols, cols, ROWS, stand.header.ptr(), stand.x.ptr(), to);
-        let modules = bench.modules(&[convert.unit.clone()])?;
+        let modules = bench.modules(std::slice::from_ref(&convert.unit))?;
         bench.gpu.run(&modules, &convert)?;
         bench.gpu.sync()?;
         Ok(stand)
@@ -159,8 +159,11 @@ fn work(n_out: usize, cols: usize) -> Work {
     }
 }
 
+/// A name, the columns, rows and kind of each matrix, and what is done with the result.
+type Product = (&'static str, usize, &'static [(usize, Kind)], Write);
+
 fn products(bench: &mut Bench) -> Result<()> {
-    let cases: [(&str, usize, &[(usize, Kind)], Write); 6] = [
+    let cases: [Product; 6] = [
         (
             "qkv|z|beta|alpha of a delta layer",
             HIDDEN,
