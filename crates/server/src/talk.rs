@@ -23,6 +23,9 @@ use crate::run::{News, Run};
 use crate::sse::{self, Encoder, Gone, Silence, Writer};
 use crate::state::App;
 
+/// How a dialect reads a body: the request all dialects share, and what only this one knows of it.
+pub type Parse<T> = fn(&[u8]) -> Result<(ChatRequest, T), ChatError>;
+
 /// A request that was read and made into a prompt, but not handed over yet.
 pub struct Talk<T> {
     ready: Arc<Ready>,
@@ -36,11 +39,7 @@ pub struct Talk<T> {
 
 impl<T: Send + 'static> Talk<T> {
     /// Reads a body with the dialect's function `parse`, and makes the prompt.
-    pub async fn read(
-        app: &App,
-        body: Body,
-        parse: fn(&[u8]) -> Result<(ChatRequest, T), ChatError>,
-    ) -> Result<Talk<T>, ApiError> {
+    pub async fn read(app: &App, body: Body, parse: Parse<T>) -> Result<Talk<T>, ApiError> {
         let bytes = body::read(body, app.config().body_limit_bytes).await?;
         let ready = app.ready()?;
         let policy = prepare::policy(app.config());
