@@ -319,7 +319,7 @@ const SLICE: usize = 32;
 
 /// Floats that one head's tree of `forks` states at once is worked in.
 pub(crate) fn tree_floats(k_dim: usize, v_dim: usize, forks: usize) -> usize {
-    forks * k_dim * slice_of(v_dim)
+    forks * k_dim * slice_of(v_dim) + k_dim * v_dim
 }
 
 /// Columns that are run at a time.
@@ -348,9 +348,17 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
     let width = slice_of(v_dim);
     let size = k_dim * width;
     let all = tree_floats(k_dim, v_dim, plan.n_buffers);
-    compute.scratch.with(all, |buffers| {
-        for begin in (0..v_dim).step_by(width) {
+    compute.scratch.with(all, |mut buffers| {
+        // The committed state slice by slice, read once and in order: it comes from far away.
+        let slices = take(&mut buffers, k_dim * v_dim);
+        for (i, row) in item.state.chunks_exact(v_dim).enumerate() {
+            for (slice, part) in row.chunks_exact(width).enumerate() {
+                copy(part, &mut slices[slice * size + i * width..][..width]);
+            }
+        }
+        for (begin, committed) in (0..v_dim).step_by(width).zip(slices.chunks_exact_mut(size)) {
             let columns = begin..begin + width;
+            fold_kept(compute, item, committed, columns.clone());
             for step in &plan.steps {
                 let node = step.node.index();
                 let source = match step.source {
@@ -358,8 +366,7 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
                     None => {
                         // The root comes first, and its state is the committed one.
                         let root = step.target.unwrap_or(0);
-                        let slice = &mut buffers[root * size..][..size];
-                        committed(compute, item, slice, columns.clone());
+                        buffers[root * size..][..size].copy_from_slice(committed);
                         root
                     }
                 };
@@ -384,33 +391,33 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
     });
 }
 
-/// Some columns of the committed state, dense, with what was kept folded into them here and there.
-fn committed(
+/// Moves a few values in registers, without a call.
+fn copy(from: &[f32], to: &mut [f32]) {
+    let ((from, rest), (to, to_rest)) = (from.as_chunks::<16>(), to.as_chunks_mut::<16>());
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    to_rest.copy_from_slice(rest);
+}
+
+/// Folds what was kept into some columns of the committed state, here, dense, and in their place.
+fn fold_kept(
     compute: Compute<'_>,
     item: &mut HeadItem<'_>,
     slice: &mut [f32],
     columns: std::ops::Range<usize>,
 ) {
-    let v_dim = item.state.len() / (slice.len() / columns.len());
-    let width = columns.len();
-    let rows = item.state.chunks_exact(v_dim);
-    for (slice, row) in slice.chunks_exact_mut(width).zip(rows) {
-        // Groups of a fixed size are moved in registers, without a call for each.
-        let groups = row[columns.clone()].as_chunks::<16>();
-        let (whole, rest) = slice.as_chunks_mut::<16>();
-        for (to, from) in whole.iter_mut().zip(groups.0) {
-            *to = *from;
-        }
-        rest.copy_from_slice(groups.1);
-    }
-    if item
+    if !item
         .kept
         .fold_slice(compute.kernels, item.head, slice, columns.clone())
     {
-        let rows = item.state.chunks_exact_mut(v_dim);
-        for (slice, row) in slice.chunks_exact(width).zip(rows) {
-            row[columns.clone()].copy_from_slice(slice);
-        }
+        return;
+    }
+    let width = columns.len();
+    let v_dim = item.state.len() / (slice.len() / width);
+    let rows = item.state.chunks_exact_mut(v_dim);
+    for (slice, row) in slice.chunks_exact(width).zip(rows) {
+        copy(slice, &mut row[columns.clone()]);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
 
-/// How far ahead of its use a single row of activations asks for weights, in bytes.
+/// How far ahead of its use the first strip of rows asks for weights, in bytes; later strips find them in cache.
 const AHEAD: usize = 4096;
 
 impl Avx512 {
@@ -100,7 +100,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
                     scale,
                     extra,
                 } = unpack.block(group, j);
-                if N == 1 {
+                if first == 0 {
                     U::prefetch(group, j, AHEAD);
                 }
                 let at = block + j;
