@@ -3,6 +3,7 @@
 //! `draft_step TARGET DRAFT THREADS [REPEATS]`: best of the repeats, in milliseconds, for chains after 64 and 512
 //! tokens of context.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -72,7 +73,10 @@ fn main() -> anyhow::Result<()> {
         }];
         let depth = runner.info().draft_depth.unwrap_or(1);
         let draft = best(&mut || Ok(runner.draft(&items, depth, 8).map(|_| ())?))?;
-        println!("context {context}: prefill {prefill:.2} ms, draft {draft:.3} ms");
+        writeln!(
+            std::io::stdout(),
+            "context {context}: prefill {prefill:.2} ms, draft {draft:.3} ms"
+        )?;
         let mut one = 0.0;
         for rows in [1_u32, 2, 3, 4, 6, 8, 12, 16, 24, 32] {
             let tokens: Vec<TokenId> = (0..rows).map(|i| TokenId(200 + i)).collect();
@@ -87,7 +91,11 @@ fn main() -> anyhow::Result<()> {
                 Ok(runner.discard(seq)?)
             })?;
             one = if rows == 1 { ms } else { one };
-            println!("  {rows:3} rows {ms:7.3} ms  {:5.2} of one row", ms / one);
+            writeln!(
+                std::io::stdout(),
+                "  {rows:3} rows {ms:7.3} ms  {:5.2} of one row",
+                ms / one
+            )?;
         }
         runner.close(seq);
     }
