@@ -23,7 +23,7 @@ pub(crate) struct Round {
 /// How much older rounds count against the newest.
 const FADE: f64 = 0.75;
 /// Rounds of the first rest.
-const REST: u32 = 4;
+const REST: u32 = 8;
 /// The most failed trials that make a rest longer: 256 rounds.
 const MOST_FAILURES: u32 = 6;
 /// Failed trials in a row, over all sequences, after which a new one begins with a rest.
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn what_pays_is_never_interrupted_and_what_does_not_is_tried_ever_less() {
         assert_eq!(drafted(500, 2.0, 4), 500);
-        assert_eq!(drafted(500, 2.0, 1), 8);
+        assert_eq!(drafted(500, 2.0, 1), 6);
     }
 
     #[test]

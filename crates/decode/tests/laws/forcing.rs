@@ -227,3 +227,36 @@ fn depths_and_times_are_told() {
     let all = world.scheduler.stats();
     assert_eq!((all.drafted_rounds, all.kept_depths[6]), (2, 2));
 }
+
+#[test]
+fn drafting_rests_where_even_a_perfect_draft_would_not_pay() {
+    let draft = Some(FakeDraft {
+        depth: 7,
+        right: 1.0,
+    });
+    // A pass of eight rows at the price of one, or of eight: drafting brings much, or nothing.
+    for (eight, drafts) in [(1.0, true), (8.0, false)] {
+        let costs = decode::CostTable::new(vec![(1, 1.0), (8, eight)], vec![(1, 0.2)]);
+        let config = decode::SchedulerConfig {
+            speculation: decode::Speculation {
+                costs,
+                ..decode::Speculation::default()
+            },
+            ..config()
+        };
+        let mut world = World::new(
+            FakeSpec {
+                draft,
+                ..spec(ENDLESS)
+            },
+            config,
+        );
+        let said = said(&mut world, job(0, prompt(9, 1), greedy(33))).remove(0);
+        assert_eq!(world.handle.record().count(Call::Draft) > 0, drafts);
+        assert_eq!(said.stats.rounds < 12, drafts, "{:?}", said.stats);
+        assert_eq!(
+            said.ids(),
+            plain(ENDLESS, &job(0, prompt(9, 1), greedy(33)))[0].ids()
+        );
+    }
+}
