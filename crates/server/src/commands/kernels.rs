@@ -28,6 +28,8 @@ const WELL_KNOWN: [(&str, KvFormat); 3] = [
     ("qwen3.5-27b:q4_k_m-published", KvFormat::Q8_0),
     ("qwen3.5-0.8b:bf16-published", KvFormat::F16),
 ];
+/// The first architecture that runs models.
+const OLDEST: u32 = 80;
 /// Multiprocessors of a usual card of an architecture, on which some kernels depend.
 const USUAL: [(u32, u32); 7] = [
     (75, 68),
@@ -143,12 +145,14 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
 /// What `models`, or the well-known ones, need on `arch`.
 fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<Vec<Compiled>> {
     let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
-    if models.is_empty() {
+    // Older cards run no model yet; what they can run is compiled for them all the same.
+    let runs_models = arch.number >= OLDEST;
+    if models.is_empty() && runs_models {
         for (name, format) in WELL_KNOWN {
             units.extend(of_model(&SynthSpec::parse(name)?.load()?, arch, format)?);
         }
     }
-    for name in models {
+    for name in models.iter().filter(|_| runs_models) {
         let path = Path::new(name);
         let loaded = match path.exists() {
             true => model::load(path)?,
