@@ -110,7 +110,7 @@ impl Default for Speculation {
 
 /// What drafting must be able to bring at its very best, against plain decoding, to be tried at all: where the
 /// gain is small even then, the trials cost more than it.
-pub const WORTH_TRYING: f64 = 2.0;
+pub const WORTH_TRYING: f64 = 2.5;
 
 /// Trees from the runner's own draft.
 pub(crate) struct Drafted {

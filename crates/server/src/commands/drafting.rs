@@ -4,12 +4,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use contract::{DraftLoad, DraftPlan, KvFormat, Runner, Tree};
+use contract::{Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, OpenPlan, Runner, Tree};
 use decode::{Seed, Speculation};
 use model::{DraftOptions, LoadedDraft};
 
 use crate::bundled::Bundled;
 use crate::cli::{DeviceArgs, DraftArgs, OnOff};
+use crate::commands::open;
 use crate::commands::progress::bytes_text;
 
 /// Drafted nodes of a tree when nobody says.
@@ -109,8 +110,39 @@ impl Drafting {
         (self.speculation.budget + 1).clamp(FORCED_NODES, Tree::MAX_NODES)
     }
 
+    /// Opens a plan, and says how trees are built on it. A draft that even at its best would bring too little on
+    /// this device is let go again, so that it costs nothing.
+    pub(super) fn open(
+        &self,
+        backend: &dyn Backend,
+        plan: OpenPlan,
+        also: &mut dyn FnMut(LoadProgress),
+    ) -> anyhow::Result<(Box<dyn Runner>, Speculation)> {
+        let mut runner = open::open(backend, plan.clone(), also)?;
+        let mut speculation = self.speculation(runner.as_mut())?;
+        let depth = runner.info().draft_depth.unwrap_or(0);
+        let Some(costs) = &speculation.costs else {
+            return Ok((runner, speculation));
+        };
+        let promise = costs.promise(depth.min(speculation.budget));
+        if promise >= decode::WORTH_TRYING {
+            return Ok((runner, speculation));
+        }
+        tracing::warn!(
+            "the draft is not used: on this device even one that is always right would bring {promise:.2} times \
+             the speed of plain decoding; --ddtree-cost-stop off uses it all the same"
+        );
+        drop(runner);
+        let plain = OpenPlan {
+            draft: None,
+            ..plan
+        };
+        speculation.budget = 0;
+        Ok((open::open(backend, plain, also)?, speculation))
+    }
+
     /// How trees are built on an opened runner that has nothing to do yet.
-    pub(super) fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
+    fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
         let mut speculation = self.speculation.clone();
         if self.measures && runner.info().draft_depth.is_some() {
             speculation.costs = decode::costs::measure(runner, clock, MEASURING)?;
@@ -124,14 +156,6 @@ impl Drafting {
                 sixteen_rows = ms(costs.verify(16)),
                 "measured what passes cost"
             );
-            let depth = runner.info().draft_depth.unwrap_or(0);
-            let promise = costs.promise(depth.min(speculation.budget));
-            if promise < decode::WORTH_TRYING {
-                tracing::warn!(
-                    "drafting rests: on this device even a draft that is always right would bring {promise:.2} \
-                     times the speed of plain decoding; --ddtree-cost-stop off drafts all the same"
-                );
-            }
         }
         Ok(speculation)
     }

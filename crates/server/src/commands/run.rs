@@ -100,8 +100,7 @@ fn speaker(
         tree_nodes: drafting.tree_nodes(),
     };
     let fitted = open::fit_beside(backend.as_ref(), &loaded, &args.device, (wish, &drafting))?;
-    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
-    let speculation = drafting.speculation(runner.as_mut())?;
+    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, &mut |_| {})?;
     let wanted = Wanted {
         max_tokens: args.max_tokens,
         temperature: args.temperature,

@@ -153,14 +153,14 @@ fn load(
         tracing::info!("{line}");
     }
     let prefill_chunk = fitted.plan.limits.prefill_chunk;
-    let mut runner = open::open(backend.as_ref(), fitted.plan, progress)?;
+    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
     let scheduler = SchedulerConfig {
         max_sequences: args.max_sequences,
         // The door bounds the queue; whatever it lets in has a place.
         queue_limit: usize::MAX,
         prefill_chunk,
         eos: model.eos.clone(),
-        speculation: drafting.speculation(runner.as_mut())?,
+        speculation,
         clock: Some(clock),
         ..SchedulerConfig::default()
     };
