@@ -160,13 +160,8 @@ fn cache_formats_that_are_not_there_are_refused_by_name() {
     for format in KvFormat::ALL {
         let mut plan = plan();
         plan.kv.v = format;
-        let known = [
-            KvFormat::F32,
-            KvFormat::F16,
-            KvFormat::Q8_0,
-            KvFormat::Q4_0,
-        ]
-        .contains(&format);
+        let known =
+            [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0].contains(&format);
         match backend().estimate(&plan) {
             Ok(_) => assert!(known, "{}", format.name()),
             Err(error) => {

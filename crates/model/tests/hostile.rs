@@ -158,7 +158,7 @@ fn check(bytes: &[u8]) -> bool {
                 ModelError::Tensor { tensor, .. } => !tensor.is_empty() && text.contains("tensor "),
                 ModelError::Unsupported { what, .. } => !what.is_empty(),
                 ModelError::Container(_) => true,
-                ModelError::Unknown { .. } => false,
+                ModelError::Unknown { .. } | ModelError::Misfit { .. } => false,
             };
             assert!(place, "{text}");
             false
