@@ -152,7 +152,8 @@ impl CudaBackend {
                 instead: "the kernels need 8.0 or later, use --device cpu".to_owned(),
             });
         }
-        check::plan(plan, &self.name())
+        check::plan(plan, &self.name())?;
+        check::room_for_products(plan, limits(&self.card, plan.exact), &self.name())
     }
 
     /// Everything that is compiled to run a plan, for filling a cache ahead of time.

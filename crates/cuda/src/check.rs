@@ -7,6 +7,9 @@ use contract::{
     ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
 };
 
+use crate::launch::attention::Card;
+use crate::launch::matmul;
+use crate::pack::Kind;
 use crate::step;
 
 /// Formats of cached rows that the attention kernels read and write.
@@ -48,6 +51,36 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     draft_spec(&draft.spec, &plan.target)?;
     let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
     heads.try_for_each(head).map_err(unsupported)
+}
+
+/// Refuses weights whose products need more shared memory than the card has.
+pub(crate) fn room_for_products(
+    plan: &OpenPlan,
+    card: Card,
+    device: &str,
+) -> Result<(), DeviceError> {
+    let target = &plan.target;
+    // The embedding is looked up, not multiplied, unless it is the head as well.
+    let looked_up = target.embedding.name != target.head.name;
+    let draft = plan.draft.iter().flat_map(|draft| draft.spec.weights());
+    let mut all = target.weights().into_iter().chain(draft);
+    let card = matmul::Card::of(card);
+    let too_large = all.find(|weight| {
+        let multiplied = !(looked_up && weight.name == target.embedding.name);
+        multiplied && !matmul::holds(card, Kind::of(weight.ty))
+    });
+    match too_large {
+        None => Ok(()),
+        Some(weight) => Err(DeviceError::Unsupported {
+            what: format!("multiplying {} weights ({})", weight.ty.name(), weight.name),
+            device: device.to_owned(),
+            instead: format!(
+                "the {} bytes of shared memory of this card are too few for them; \
+                 use a file of q4_k_m, q8_0 or another type, or --device cpu",
+                card.shared
+            ),
+        }),
+    }
 }
 
 /// Checks a draft against its target as the passes need it.

@@ -41,6 +41,16 @@ pub struct Card {
     pub shared: u32,
 }
 
+impl Card {
+    /// From what attention knows of the same card.
+    pub fn of(card: super::attention::Card) -> Card {
+        Card {
+            multiprocessors: narrow(card.multiprocessors),
+            shared: narrow(card.shared_bytes),
+        }
+    }
+}
+
 /// Which instructions multiply K-quants. The results have the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Products {
@@ -145,31 +155,40 @@ struct Form {
 }
 
 impl Form {
-    fn new(card: Card, rows: usize, kinds: u32, plain: bool, products: Products) -> Form {
+    /// `None` if not even 8 rows of these kinds leave room for a ring of two turns.
+    fn new(card: Card, rows: usize, kinds: u32, plain: bool, products: Products) -> Option<Form> {
         let own = if plain { PLAIN_SHARED } else { 0 };
-        let room = card.shared as usize - 1024 - own;
+        let room = (card.shared as usize).saturating_sub(1024 + own);
         let mut form = Form {
             rows,
             kinds,
-            row_blocks: if card.shared as usize >= LARGE_SHARED {
-                2
-            } else {
-                1
-            },
+            row_blocks: 1,
             stages: 0,
             plain,
             products,
             shared: 0,
         };
-        // A ring needs two turns; with too many rows for that, they go in two launches.
-        while form.slot() * 2 > room {
-            assert!(form.rows > 8, "{} bytes of shared memory", card.shared);
+        let ring = |form: Form| form.slot() * 2 <= room;
+        // Two row blocks where the card has the room for them at 8 rows, whatever the rows of this launch.
+        let two = Form {
+            rows: 8,
+            row_blocks: 2,
+            ..form
+        };
+        if card.shared as usize >= LARGE_SHARED && ring(two) {
+            form.row_blocks = 2;
+        }
+        // With too many rows for a ring they go in two launches.
+        while !ring(form) {
+            if form.rows <= 8 {
+                return None;
+            }
             form.rows = (form.rows / 2).next_multiple_of(8);
         }
         form.stages = (room / form.slot()).clamp(2, MAX_STAGES);
         // More than half of a multiprocessor's, so that blocks never share one.
         form.shared = (form.stages * form.slot()).max(card.shared as usize / 2 + 1024 - own);
-        form
+        Some(form)
     }
 
     fn tiles(self) -> usize {
@@ -260,8 +279,8 @@ pub struct Rows {
 /// As [`launches`], by given instructions.
 ///
 /// # Panics
-/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, or an input that a
-/// kind reads is missing.
+/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
+/// reads is missing, or the card does not hold a kind (see [`holds`]).
 pub fn launches_by(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
     let Rows {
         bucket,
@@ -287,13 +306,57 @@ pub fn launches_by(card: Card, rows: Rows, segments: &[Segment], scratch: Scratc
             "an f32 matrix of {cols} columns: rows are read 16 bytes at a time"
         );
     }
+    parts(card, segments, products)
+        .iter()
+        .flat_map(|segments| part_launches(card, rows, segments, scratch))
+        .collect()
+}
+
+/// Whether a card has the shared memory that matrices of a kind need.
+pub fn holds(card: Card, kind: Kind) -> bool {
+    let (kinds, plain) = kinds_of(&[kind]);
+    Form::new(card, 8, kinds, plain, Products::default()).is_some()
+}
+
+/// The packed kinds as bits, and whether there are f32 matrices.
+fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
+    let packed = kinds.iter().filter(|kind| **kind != Kind::F32);
+    let bits = packed.fold(0, |bits, &kind| bits | 1 << kind as u32);
+    (bits, kinds.contains(&Kind::F32))
+}
+
+/// The segments of each launch: all in one where the card has the room, else those of a kind.
+fn parts(card: Card, segments: &[Segment], products: Products) -> Vec<Vec<Segment>> {
+    let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
+    let (bits, plain) = kinds_of(&kinds);
+    if Form::new(card, 8, bits, plain, products).is_some() {
+        return vec![segments.to_vec()];
+    }
+    let of = |kind| {
+        let own = segments.iter().filter(move |s| s.kind == kind);
+        own.copied().collect::<Vec<_>>()
+    };
+    let parts = Kind::ALL.into_iter().map(of);
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+/// The launches of segments that share one form.
+fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
+    let Rows {
+        bucket,
+        cols,
+        inputs,
+        products,
+    } = rows;
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == Kind::F32);
-    let kinds = packed.iter().fold(0, |bits, s| bits | 1 << s.kind as u32);
+    let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
+    let (kinds, has_plain) = kinds_of(&kinds);
     let mut launches = Vec::new();
     let mut first = 0;
     while first < bucket {
-        let form = Form::new(card, bucket - first, kinds, !plain.is_empty(), products);
+        let form = Form::new(card, bucket - first, kinds, has_plain, products)
+            .expect("kinds that a card cannot hold are refused before anything is planned");
         let part = Part {
             card,
             bucket,

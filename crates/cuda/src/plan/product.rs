@@ -17,15 +17,6 @@ pub(super) struct Product {
     pub(super) write: Write,
 }
 
-/// What of the card decides how products are cut.
-pub(super) fn card(site: &Site<'_>) -> Card {
-    let narrow = |n: usize| u32::try_from(n).expect("a card's figures are far below 2^32");
-    Card {
-        multiprocessors: narrow(site.card.multiprocessors),
-        shared: narrow(site.card.shared_bytes),
-    }
-}
-
 /// Multiplies `rows` rows of `input` by every matrix, six at a time.
 ///
 /// # Panics
@@ -37,7 +28,7 @@ pub(super) fn launches(
     products: &[Product],
     carver: &mut Carver,
 ) -> Vec<Launch> {
-    let card = card(site);
+    let card = Card::of(site.card);
     let Some(first) = products.first() else {
         return Vec::new();
     };
