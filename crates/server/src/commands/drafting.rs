@@ -129,8 +129,10 @@ impl Drafting {
             return Ok((runner, speculation));
         }
         tracing::warn!(
-            "the draft is not used: on this device even one that is always right would bring {promise:.2} times \
-             the speed of plain decoding; --ddtree-cost-stop off uses it all the same"
+            "the draft is not used: drafts are wrong at times, and even one that never is would bring no more than \
+             {promise:.2} times the speed of plain decoding on this device, where {} are wanted to try; \
+             --ddtree-cost-stop off uses it all the same",
+            decode::WORTH_TRYING
         );
         drop(runner);
         let plain = OpenPlan {
