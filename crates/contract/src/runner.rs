@@ -100,13 +100,15 @@ pub trait Runner {
     ) -> Result<Vec<f32>, DeviceError>;
 }
 
-/// What a runner has left.
+/// What a runner has left, and what is kept on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Sequences that can still be opened.
     pub sequences: usize,
     /// Context tokens that can still be given out.
     pub tokens: usize,
+    /// Bytes that all snapshots hold together; what several of them share is counted once.
+    pub snapshot_bytes: u64,
 }
 
 /// One sequence of a draft call.

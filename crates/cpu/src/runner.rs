@@ -312,6 +312,7 @@ impl Runner for CpuRunner {
         Room {
             sequences: limits.sequences - self.sequences.len(),
             tokens: limits.sequences.saturating_mul(limits.context) - given,
+            snapshot_bytes: self.snapshots.values().map(Snapshot::bytes).sum(),
         }
     }
 

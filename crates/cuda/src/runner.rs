@@ -284,6 +284,7 @@ impl Runner for CudaRunner {
         Room {
             sequences: self.free_slots.len(),
             tokens: limits.sequences.saturating_mul(limits.context) - given,
+            snapshot_bytes: self.snapshots.values().map(Snapshot::bytes).sum(),
         }
     }
 

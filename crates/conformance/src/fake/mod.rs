@@ -234,6 +234,11 @@ impl Runner for FakeRunner {
         Room {
             sequences: self.info.limits.sequences.saturating_sub(open),
             tokens: self.pool_tokens.saturating_sub(self.lent_tokens()),
+            snapshot_bytes: self
+                .snapshots
+                .values()
+                .map(|(_, saved)| (saved.history.len() * TOKEN_BYTES) as u64)
+                .sum(),
         }
     }
 
