@@ -16,6 +16,7 @@ fn with<T>(spec: FakeSpec, exactness: Exactness, keep: impl FnOnce(&Subject<'_>)
         },
         exactness,
         routes: Tolerance::NONE,
+        exact: false,
     })
 }
 

@@ -15,6 +15,7 @@ fn check(backend: &dyn Backend, specimen: &Specimen, k: KvFormat, v: KvFormat) {
         kv: KvFormats { k, v },
         exactness: Exactness::Bits,
         routes: Tolerance::NONE,
+        exact: false,
     };
     if let Err(breach) = suite::run(&subject) {
         panic!("{breach}");

@@ -31,6 +31,8 @@ pub struct Subject<'a> {
     /// How far reading a prompt may be from speaking it beyond what weights and cache allow: for a device that
     /// rounds the activations of the two routes differently.
     pub routes: Tolerance,
+    /// Whether the model is opened to give the same bits with trees as without ([`OpenPlan::exact`]).
+    pub exact: bool,
 }
 
 /// What the laws open a runner with.
@@ -47,7 +49,7 @@ impl Subject<'_> {
             target: self.specimen.spec.clone(),
             weights: self.specimen.weights.clone(),
             draft: None,
-            exact: false,
+            exact: self.exact,
             kv: self.kv,
             limits: LIMITS,
         };
@@ -159,12 +161,19 @@ pub const LAWS: [(&str, Law); 21] = [
 
 /// Keeps every law, and tells of the first that does not hold.
 pub fn run(subject: &Subject<'_>) -> Result<(), Breach> {
-    for (law, keep) in LAWS {
-        keep(subject).map_err(|broken| Breach {
-            law,
-            subject: subject.describe(),
-            broken,
-        })?;
-    }
-    Ok(())
+    LAWS.into_iter().try_for_each(|law| keep(subject, law))
+}
+
+/// Tries every law, also after one that does not hold, and tells of all of those.
+pub fn breaches(subject: &Subject<'_>) -> Vec<Breach> {
+    let kept = LAWS.into_iter().map(|law| keep(subject, law));
+    kept.filter_map(Result::err).collect()
+}
+
+fn keep(subject: &Subject<'_>, (law, keeps): (&'static str, Law)) -> Result<(), Breach> {
+    keeps(subject).map_err(|broken| Breach {
+        law,
+        subject: subject.describe(),
+        broken,
+    })
 }

@@ -1,0 +1,390 @@
+//! The card against the CPU's oracle, row by row and layer by layer. Without a card every test says SKIPPED and
+//! passes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+mod model_world;
+
+use conformance::compare::compare;
+use conformance::specimen::{Layout, Specimen};
+use contract::inspect::Inspect;
+use contract::{
+    Ask, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, QuantType, Row, Runner, SeqId, Tree,
+    VerifyItem,
+};
+use cuda::Options;
+
+use model_world::*;
+
+/// What two runners are compared in.
+struct Pair {
+    /// What is tried, for messages.
+    what: String,
+    allowance: Allowance,
+    /// The largest difference seen, in units of what is allowed.
+    worst: f32,
+    /// The largest mean difference of a row.
+    worst_mean: f32,
+    /// What is further off than allowed; the first of them tell where it begins.
+    faults: Vec<String>,
+}
+
+impl Pair {
+    fn new(specimen: &Specimen, kv: KvFormats, allowance: Allowance) -> Pair {
+        let (k, v) = (kv.k.name(), kv.v.name());
+        Pair {
+            what: format!("{}, keys {k}, values {v}", specimen.spec.name),
+            allowance,
+            worst: 0.0,
+            worst_mean: 0.0,
+            faults: Vec::new(),
+        }
+    }
+
+    fn rows(&mut self, step: &str, found: &[Row], expected: &[Row]) {
+        assert_eq!(found.len(), expected.len(), "{} {step}", self.what);
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            self.values(&format!("{step}, row {i}"), &found.raw, &expected.raw);
+        }
+    }
+
+    /// Single values may be far off where activations are rounded; on the whole they may not.
+    fn values(&mut self, step: &str, found: &[f32], expected: &[f32]) {
+        let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
+        let mean = off.sum::<f32>() / found.len().max(1) as f32;
+        let most = self.allowance.mean;
+        if mean > most {
+            let fault = format!(
+                "{}, {step}: {mean:e} off in the mean, {most:e} allowed",
+                self.what
+            );
+            self.faults.push(fault);
+        }
+        self.worst_mean = self.worst_mean.max(mean);
+        match compare(found, expected, self.allowance.each) {
+            Ok(agreement) => {
+                self.worst = self
+                    .worst
+                    .max(agreement.worst / self.allowance.each.absolute)
+            }
+            Err(difference) => self
+                .faults
+                .push(format!("{}, {step}: {difference}", self.what)),
+        }
+    }
+
+    /// Prints how close it was, and gives 1 if that was not close enough: all models are tried before a test
+    /// fails.
+    fn end(self) -> usize {
+        eprintln!(
+            "  {}: worst difference {:.3} of what is allowed, in the mean {:.2e}, {} faults",
+            self.what,
+            self.worst,
+            self.worst_mean,
+            self.faults.len()
+        );
+        for fault in self.faults.iter().take(FAULTS_SHOWN) {
+            eprintln!("    {fault}");
+        }
+        usize::from(!self.faults.is_empty())
+    }
+}
+
+/// Faults of one model that are shown.
+const FAULTS_SHOWN: usize = 6;
+
+fn none_was_faulty(faulty: usize) {
+    assert_eq!(faulty, 0, "{faulty} models are further off than allowed");
+}
+
+/// Reads a prompt, verifies and commits trees of many shapes, and compares every row and state on the way.
+fn follows_the_oracle(
+    bench: &Bench,
+    specimen: &Specimen,
+    (kv, limits): (KvFormats, Limits),
+    allowance: Allowance,
+) -> usize {
+    let vocab = specimen.spec.vocab;
+    let mut pair = Pair::new(specimen, kv, allowance);
+    let mut ours = bench
+        .backend
+        .open_inspected(plan(specimen, kv, limits), &mut |_| {})
+        .unwrap();
+    let mut judge = oracle()
+        .open_inspected(plan(specimen, kv, limits), &mut |_| {})
+        .unwrap();
+    let prompt = text(vocab, 150, 1);
+    let found = ours.hidden_states(&prompt).unwrap();
+    let expected = judge.hidden_states(&prompt).unwrap();
+    for (layer, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        pair.values(&format!("after layer {layer}"), found, expected);
+    }
+    let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
+    let asks: Vec<(usize, Ask)> = (0..prompt.len()).map(|i| (i, Ask::full())).collect();
+    let found = ours.prefill(a, &prompt, &asks).unwrap();
+    let expected = judge.prefill(b, &prompt, &asks).unwrap();
+    pair.rows("prompt", &found, &expected);
+    states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+    let shapes: Vec<(&str, Tree)> = vec![
+        ("a root", tree(vocab, 1, |_| 0)),
+        ("a chain of 5", tree(vocab, 5, |i| i - 1)),
+        ("a star of 8", tree(vocab, 8, |_| 0)),
+        ("a bush of 23", tree(vocab, 23, |i| (i - 1) / 2)),
+        ("a comb of 31", tree(vocab, 31, |i| i.saturating_sub(2))),
+        ("a chain of 64", tree(vocab, 64, |i| i - 1)),
+        ("a bush of 64", tree(vocab, 64, |i| i * 2 / 3)),
+        ("a second root", tree(vocab, 1, |_| 0)),
+    ];
+    for (name, tree) in shapes {
+        if tree.len() > limits.tree_nodes {
+            continue;
+        }
+        let found = verify(&mut *ours, a, &tree);
+        let expected = verify(&mut *judge, b, &tree);
+        pair.rows(name, &found, &expected);
+        let path = tree.path_to(NodeIdx(tree.len() as u16 - 1));
+        ours.commit(&[CommitItem {
+            seq: a,
+            path: &path,
+        }])
+        .unwrap();
+        judge
+            .commit(&[CommitItem {
+                seq: b,
+                path: &path,
+            }])
+            .unwrap();
+        states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+    }
+    // A prompt goes on after what was spoken.
+    let more = text(vocab, 70, 5);
+    let asks = [(69, Ask::full())];
+    let found = ours.prefill(a, &more, &asks).unwrap();
+    let expected = judge.prefill(b, &more, &asks).unwrap();
+    pair.rows("a second prompt", &found, &expected);
+    pair.end()
+}
+
+/// Compares what both hold of a sequence.
+fn states(
+    pair: &mut Pair,
+    (ours, a): (&mut dyn Inspect, SeqId),
+    (judge, b): (&mut dyn Inspect, SeqId),
+    specimen: &Specimen,
+) {
+    for layer in 0..specimen.spec.layers.len() {
+        let found = ours.conv_window(a, layer).unwrap();
+        let expected = judge.conv_window(b, layer).unwrap();
+        pair.values(&format!("window of layer {layer}"), &found, &expected);
+        let found = ours.delta_state(a, layer).unwrap();
+        let expected = judge.delta_state(b, layer).unwrap();
+        pair.values(&format!("state of layer {layer}"), &found, &expected);
+        let found = ours.kv_rows(a, layer).unwrap();
+        let expected = judge.kv_rows(b, layer).unwrap();
+        pair.values(&format!("keys of layer {layer}"), &found.0, &expected.0);
+        pair.values(&format!("values of layer {layer}"), &found.1, &expected.1);
+    }
+}
+
+#[test]
+fn every_layout_follows_the_oracle() {
+    let mut faulty = 0;
+    for eager in [true, false] {
+        let Some(bench) = bench(eager) else { return };
+        for layout in Layout::ALL {
+            let specimen = Specimen::new(layout, QuantType::F32, 6);
+            let allowance = against_the_oracle(QuantType::F32);
+            faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
+        }
+    }
+    none_was_faulty(faulty);
+}
+
+#[test]
+fn prompts_read_as_chains_follow_the_oracle() {
+    let mut faulty = 0;
+    let Some(bench) = bench_with(Options {
+        eager: true,
+        chains: true,
+        ..Options::default()
+    }) else {
+        return;
+    };
+    for layout in Layout::ALL {
+        let specimen = Specimen::new(layout, QuantType::F32, 6);
+        let allowance = against_the_oracle(QuantType::F32);
+        faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
+    }
+    none_was_faulty(faulty);
+}
+
+#[test]
+fn every_weight_type_follows_the_oracle() {
+    let mut faulty = 0;
+    let Some(bench) = bench(false) else { return };
+    for ty in QuantType::ALL {
+        let specimen = Specimen::new(Layout::HybridEven, ty, 7);
+        faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), against_the_oracle(ty));
+    }
+    none_was_faulty(faulty);
+}
+
+#[test]
+fn every_cache_format_follows_the_oracle() {
+    let mut faulty = 0;
+    let Some(bench) = bench(false) else { return };
+    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+        for layout in [Layout::Plain, Layout::HybridTiled] {
+            let specimen = Specimen::new(layout, QuantType::F32, 8);
+            let kv = KvFormats {
+                k: format,
+                v: format,
+            };
+            let allowance = match format {
+                KvFormat::F16 => against_the_oracle(QuantType::F16),
+                _ => against_the_oracle(QuantType::Q8_0),
+            };
+            faulty += follows_the_oracle(&bench, &specimen, (kv, SMALL), allowance);
+        }
+    }
+    none_was_faulty(faulty);
+}
+
+/// Four sequences of different lengths, each with a tree of its own, in one call: every row and every state.
+#[test]
+fn four_trees_at_once_follow_the_oracle() {
+    let Some(bench) = bench(false) else { return };
+    let mut faulty = 0;
+    for (layout, sizes) in [
+        (Layout::HybridEven, [8, 8, 8, 8]),
+        (Layout::HybridTiled, [1, 24, 5, 34]),
+        (Layout::Dense, [16, 16, 16, 16]),
+    ] {
+        let specimen = Specimen::new(layout, QuantType::F32, 10);
+        let vocab = specimen.spec.vocab;
+        let mut pair = Pair::new(&specimen, WHOLE, against_the_oracle(QuantType::F32));
+        let plan = || plan(&specimen, WHOLE, LIMITS);
+        let mut ours = bench.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut judge = oracle().open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut seqs = Vec::new();
+        for i in 0..sizes.len() {
+            let prompt = text(vocab, [3, 64, 65, 190][i], i);
+            let both = (ours.open(300).unwrap(), judge.open(300).unwrap());
+            ours.prefill(both.0, &prompt, &[]).unwrap();
+            judge.prefill(both.1, &prompt, &[]).unwrap();
+            seqs.push(both);
+        }
+        for round in 0..3 {
+            let trees: Vec<Tree> = (0..sizes.len())
+                .map(|i| tree(vocab, sizes[(i + round) % sizes.len()], |n| n * (i + 1) / 5))
+                .collect();
+            let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::full(); t.len()]).collect();
+            let paths: Vec<_> = trees
+                .iter()
+                .map(|tree| tree.path_to(NodeIdx(tree.len() as u16 - 1)))
+                .collect();
+            let pass = |runner: &mut dyn Runner, seqs: &[SeqId]| {
+                let item = |i: usize| VerifyItem {
+                    seq: seqs[i],
+                    tree: &trees[i],
+                    asks: &asks[i],
+                };
+                let items: Vec<VerifyItem<'_>> = (0..seqs.len()).map(item).collect();
+                let rows = runner.verify(&items).unwrap();
+                let path = |i: usize| CommitItem {
+                    seq: seqs[i],
+                    path: &paths[i],
+                };
+                let items: Vec<CommitItem<'_>> = (0..seqs.len()).map(path).collect();
+                runner.commit(&items).unwrap();
+                rows
+            };
+            let (a, b): (Vec<SeqId>, Vec<SeqId>) = seqs.iter().copied().unzip();
+            let (found, expected) = (pass(&mut *ours, &a), pass(&mut *judge, &b));
+            for i in 0..seqs.len() {
+                let step = format!("round {round}, tree {i}");
+                pair.rows(&step, &found[i], &expected[i]);
+                states(
+                    &mut pair,
+                    (&mut *ours, a[i]),
+                    (&mut *judge, b[i]),
+                    &specimen,
+                );
+            }
+        }
+        faulty += pair.end();
+    }
+    none_was_faulty(faulty);
+}
+
+#[test]
+fn two_hundred_steps_do_not_drift() {
+    let mut faulty = 0;
+    let Some(bench) = bench(false) else { return };
+    for layout in [Layout::HybridEven, Layout::HybridGrouped] {
+        let specimen = Specimen::new(layout, QuantType::F32, 9);
+        let mut ours = bench
+            .backend
+            .open_inspected(plan(&specimen, WHOLE, SMALL), &mut |_| {})
+            .unwrap();
+        let mut judge = oracle()
+            .open_inspected(plan(&specimen, WHOLE, SMALL), &mut |_| {})
+            .unwrap();
+        let mut pair = Pair::new(&specimen, WHOLE, against_the_oracle(QuantType::F32));
+        let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
+        for (i, token) in text(specimen.spec.vocab, 200, 3).into_iter().enumerate() {
+            let tree = Tree::root(token);
+            let found = verify(&mut *ours, a, &tree);
+            let expected = verify(&mut *judge, b, &tree);
+            pair.rows(&format!("step {i}"), &found, &expected);
+            let path = tree.path_to(NodeIdx::ROOT);
+            ours.commit(&[CommitItem {
+                seq: a,
+                path: &path,
+            }])
+            .unwrap();
+            judge
+                .commit(&[CommitItem {
+                    seq: b,
+                    path: &path,
+                }])
+                .unwrap();
+        }
+        states(&mut pair, (&mut *ours, a), (&mut *judge, b), &specimen);
+        faulty += pair.end();
+    }
+    none_was_faulty(faulty);
+}
+
+/// Every kind of pass once, small enough for a memory checker.
+#[test]
+fn a_short_run_of_every_pass() {
+    let Some(bench) = bench(true) else { return };
+    let specimen = Specimen::new(Layout::HybridTiled, QuantType::Q4_K, 11);
+    let kv = KvFormats {
+        k: KvFormat::Q8_0,
+        v: KvFormat::F16,
+    };
+    let opened = bench
+        .backend
+        .open_inspected(plan(&specimen, kv, SMALL), &mut |_| {});
+    let mut runner = opened.unwrap();
+    let seq = runner.open(300).unwrap();
+    let prompt = text(specimen.spec.vocab, 70, 2);
+    let asks = [(0, Ask::top(3)), (69, Ask::full())];
+    runner.prefill(seq, &prompt, &asks).unwrap();
+    for n in [1, 24] {
+        let tree = tree(specimen.spec.vocab, n, |i| i / 2);
+        let rows = verify(&mut *runner, seq, &tree);
+        assert!(rows.iter().all(|row| row.raw.iter().all(|x| x.is_finite())));
+        let path = tree.path_to(NodeIdx(n as u16 - 1));
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+    let saved = runner.snapshot(seq, contract::Place::Host).unwrap();
+    runner.restore(seq, saved.id).unwrap();
+}
