@@ -18,6 +18,7 @@ pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 pub mod plan;
+pub mod protocol;
 pub mod quant;
 pub mod rows;
 pub mod runner;

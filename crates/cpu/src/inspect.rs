@@ -36,7 +36,7 @@ impl CpuRunner {
         }
         let n_layers = sequence.layers.len();
         let state = sequence.layers.get(layer).ok_or_else(|| {
-            crate::runner::misuse("inspect", format!("layer {layer} of {n_layers}"))
+            contract::protocol::misuse("inspect", format!("layer {layer} of {n_layers}"))
         })?;
         Ok((sequence.position, state))
     }

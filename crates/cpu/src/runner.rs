@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
+use contract::protocol::{Cut, Protocol, answers, asked_within, misuse};
 use contract::snapshot::Owner;
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, Place, Room, Row, Runner,
@@ -102,30 +103,10 @@ impl CpuRunner {
         self.next_id
     }
 
-    /// The sequence, which must have nothing pending.
-    pub(crate) fn settled(
-        &mut self,
-        call: &'static str,
-        seq: SeqId,
-    ) -> Result<&mut Sequence, DeviceError> {
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))?;
-        if sequence.pending.is_some() {
-            return Err(misuse(call, format!("{seq} has a tree pending")));
-        }
-        Ok(sequence)
-    }
-
-    fn check_tokens(&self, call: &'static str, tokens: &[TokenId]) -> Result<(), DeviceError> {
-        let vocab = self.info.vocab;
-        match tokens.iter().find(|token| token.index() >= vocab) {
-            Some(token) => Err(misuse(
-                call,
-                format!("token {token} is beyond the {vocab} of the vocabulary"),
-            )),
-            None => Ok(()),
+    fn protocol(&self) -> Protocol<'_, Sequence> {
+        Protocol {
+            info: &self.info,
+            sequences: &self.sequences,
         }
     }
 
@@ -138,39 +119,24 @@ impl CpuRunner {
         asks: &[(usize, Ask)],
         seen: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Vec<Row>, DeviceError> {
-        const CALL: &str = "prefill";
-        self.check_tokens(CALL, tokens)?;
-        let in_order = asks.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_order || asks.last().is_some_and(|ask| ask.0 >= tokens.len()) {
-            return Err(misuse(
-                CALL,
-                "asks do not rise within the tokens".to_owned(),
-            ));
-        }
-        let max_rows = self.max_rows;
-        let sequence = self.settled(CALL, seq)?;
-        if tokens.len() > sequence.max_len - sequence.position {
-            return Err(misuse(CALL, beyond(seq, sequence.max_len)));
-        }
-        let mut rows = Vec::with_capacity(asks.len());
-        let mut asks = asks.iter().peekable();
-        let mut begin = 0;
+        let position = self.protocol().prefill(seq, tokens, asks)?.position;
+        let cut = Cut {
+            longest: self.max_rows,
+            align: CHUNK,
+        };
+        let mut rows = Vec::new();
         let compute = Compute {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
             norm_eps: self.weights.spec.norm_eps,
         };
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .expect("the sequence was found above");
-        while begin < tokens.len() {
+        let sequence = self.sequences.get_mut(&seq);
+        let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
+        for pass in cut.passes(position, tokens.len()) {
             let mut taps = Taps::new(self.draft.as_ref(), &mut self.features);
-            // Pieces end at absolute multiples of a chunk, so that cutting changes no bit.
-            let room = max_rows - sequence.position % CHUNK;
-            let end = tokens.len().min(begin + room);
-            let piece = &tokens[begin..end];
+            let asked = asked_within(asks, &pass);
+            let piece = &tokens[pass];
             let width = piece.len() * self.weights.spec.hidden;
             self.weights.embed(piece, &mut self.arena.x[..width])?;
             let mut segments = [Segment {
@@ -179,13 +145,10 @@ impl CpuRunner {
                 first_row: 0,
                 n_rows: piece.len(),
             }];
-            let mut asked = Vec::new();
-            while let Some((at, ask)) = asks.next_if(|(at, _)| *at < end) {
-                asked.push(AskedRow {
-                    row: at - begin,
-                    ask,
-                });
-            }
+            let asked: Vec<AskedRow<'_>> = asked
+                .into_iter()
+                .map(|(row, ask)| AskedRow { row, ask })
+                .collect();
             self.pool.enter(|| {
                 let seen = &mut |layer: usize, x: &[f32]| {
                     taps.take(layer, x);
@@ -209,9 +172,9 @@ impl CpuRunner {
                 self.pool
                     .enter(|| draft.project(compute, cache, position))?;
             }
-            begin = end;
         }
-        Ok(rows)
+        let asks = asks.iter().map(|(_, ask)| ask);
+        Ok(answers(asks, &mut rows.into_iter()))
     }
 
     /// Verifies items whose nodes fit one pass.
@@ -282,23 +245,11 @@ impl CpuRunner {
             segment.seq.pending = Some(plan.tree.clone());
         }
         let mut rows = rows.into_iter();
-        let mut per_node = |ask: &Ask| match ask.want {
-            Want::Nothing => Row::default(),
-            _ => rows.next().expect("every row asked for was computed"),
-        };
-        Ok(items
+        let answered = items
             .iter()
-            .map(|item| item.asks.iter().map(&mut per_node).collect())
-            .collect())
+            .map(|item| answers(item.asks.iter(), &mut rows));
+        Ok(answered.collect())
     }
-}
-
-pub(crate) fn misuse(call: &'static str, detail: String) -> DeviceError {
-    DeviceError::Misuse { call, detail }
-}
-
-fn beyond(seq: SeqId, max_len: usize) -> String {
-    format!("{seq} would pass the {max_len} tokens it was opened for")
 }
 
 impl Runner for CpuRunner {
@@ -307,32 +258,13 @@ impl Runner for CpuRunner {
     }
 
     fn room(&self) -> Room {
-        let limits = self.info.limits;
-        let given: usize = self.sequences.values().map(|s| s.max_len).sum();
-        Room {
-            sequences: limits.sequences - self.sequences.len(),
-            tokens: limits.sequences.saturating_mul(limits.context) - given,
-            snapshot_bytes: self.snapshots.values().map(Snapshot::bytes).sum(),
-        }
+        let snapshots = self.snapshots.values().map(Snapshot::bytes).sum();
+        self.protocol().room(snapshots)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        let room = self.room();
+        self.protocol().open(max_len)?;
         let limits = self.info.limits;
-        if room.sequences == 0 {
-            return Err(DeviceError::NoRoom {
-                what: "sequences",
-                wanted: 1,
-                free: 0,
-            });
-        }
-        if max_len > limits.context {
-            return Err(DeviceError::NoRoom {
-                what: "context tokens",
-                wanted: max_len as u64,
-                free: limits.context as u64,
-            });
-        }
         let mut sequence = Sequence::new(&self.weights.spec, self.info.kv, limits, max_len);
         if let (Some(draft), Some((_, kv))) = (&self.draft, self.owner.draft) {
             sequence.draft = Some(DraftCache::new(draft.spec(), kv, max_len));
@@ -361,44 +293,12 @@ impl Runner for CpuRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<Candidates>, DeviceError> {
-        const CALL: &str = "draft";
-        let Some(most) = self.info.draft_depth else {
-            return Err(misuse(CALL, "there is no draft".to_owned()));
-        };
-        if depth == 0 || depth > most || k == 0 {
-            return Err(misuse(CALL, format!("depth {depth} of {most}, top {k}")));
-        }
-        for (i, item) in items.iter().enumerate() {
-            self.check_tokens(CALL, &[item.root])?;
-            self.settled(CALL, item.seq)?;
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse(CALL, detail));
-            }
-        }
+        self.protocol().draft(items, depth, k)?;
         self.draft_pass(items, Reach { depth, k })
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
-        const CALL: &str = "verify";
-        let limit = self.info.limits.tree_nodes;
-        for (i, item) in items.iter().enumerate() {
-            let nodes = item.tree.len();
-            if nodes > limit || item.asks.len() != nodes {
-                let asks = item.asks.len();
-                let detail = format!("{nodes} nodes of {limit}, {asks} asks");
-                return Err(misuse(CALL, detail));
-            }
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse(CALL, detail));
-            }
-            self.check_tokens(CALL, item.tree.tokens())?;
-            let sequence = self.settled(CALL, item.seq)?;
-            if sequence.position >= sequence.max_len {
-                return Err(misuse(CALL, format!("{} is full", item.seq)));
-            }
-        }
+        self.protocol().verify(items)?;
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
@@ -415,26 +315,7 @@ impl Runner for CpuRunner {
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        const CALL: &str = "commit";
-        for (i, item) in items.iter().enumerate() {
-            let sequence = self
-                .sequences
-                .get(&item.seq)
-                .ok_or(DeviceError::UnknownSequence(item.seq))?;
-            let Some(tree) = &sequence.pending else {
-                let detail = format!("{} has nothing pending", item.seq);
-                return Err(misuse(CALL, detail));
-            };
-            tree.path(item.path.nodes())
-                .map_err(|error| misuse(CALL, error.to_string()))?;
-            if item.path.len() > sequence.max_len - sequence.position {
-                return Err(misuse(CALL, beyond(item.seq, sequence.max_len)));
-            }
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse(CALL, detail));
-            }
-        }
+        self.protocol().commit(items)?;
         for item in items {
             let Some(sequence) = self.sequences.get_mut(&item.seq) else {
                 continue;
@@ -449,18 +330,15 @@ impl Runner for CpuRunner {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))?;
-        match sequence.pending.take() {
-            Some(_) => Ok(()),
-            None => Err(misuse("discard", format!("{seq} has nothing pending"))),
+        self.protocol().discard(seq)?;
+        if let Some(sequence) = self.sequences.get_mut(&seq) {
+            sequence.pending = None;
         }
+        Ok(())
     }
 
     fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
-        self.settled("snapshot", seq)?;
+        self.protocol().settled("snapshot", seq)?;
         self.project(seq)?;
         let sequence = self
             .sequences
@@ -472,18 +350,13 @@ impl Runner for CpuRunner {
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.settled("restore", seq)?;
         let saved = self
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))?;
-        if saved.position > sequence.max_len {
-            return Err(misuse("restore", beyond(seq, sequence.max_len)));
-        }
+        self.protocol().restore(seq, saved.position)?;
+        let sequence = self.sequences.get_mut(&seq);
+        let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
         saved.restore(sequence);
         Ok(())
     }

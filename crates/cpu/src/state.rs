@@ -1,5 +1,6 @@
 //! What a sequence holds on the device: cached rows, delta states, windows, and work that is pending.
 
+use contract::protocol::Timeline;
 use contract::{
     AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, QuantType, Tree,
 };
@@ -7,6 +8,7 @@ use contract::{
 use crate::draft::cache::DraftCache;
 use crate::kernels::Kernels;
 use crate::pool::Pool;
+use crate::reference::delta::Waiting;
 use crate::reference::kv;
 
 /// One open sequence. Dropping it frees everything it holds.
@@ -113,6 +115,20 @@ pub(crate) fn sequence_bytes(
         spec.delta_layers().map(state).sum(),
         spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64,
     )
+}
+
+impl Timeline for Sequence {
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn pending(&self) -> Option<&Tree> {
+        self.pending.as_ref()
+    }
 }
 
 impl Sequence {
@@ -346,18 +362,17 @@ pub(crate) struct Kept<'a> {
 impl Kept<'_> {
     /// Folds the path into the state of value head `head`, `[k_dim, v_dim]`, node by node.
     pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
-        self.fold_slice(kernels, head, state, 0..self.shape.v_dim);
+        for waiting in self.waiting(head, 0..self.shape.v_dim) {
+            (kernels.delta_fold)(state, waiting.k, waiting.u, waiting.decay);
+        }
     }
 
-    /// The same for some columns of the state alone, `[k_dim, columns]` and dense. Says whether there was
-    /// anything to fold.
-    pub(crate) fn fold_slice(
+    /// The path's tokens as value head `head` has them, in order, and of some columns alone.
+    pub(crate) fn waiting(
         &self,
-        kernels: &Kernels,
         head: usize,
-        state: &mut [f32],
         columns: std::ops::Range<usize>,
-    ) -> bool {
+    ) -> impl Iterator<Item = Waiting<'_>> {
         let DeltaShape {
             n_k_heads,
             n_v_heads,
@@ -367,12 +382,14 @@ impl Kept<'_> {
             ..
         } = self.shape;
         let k_head = head_map.k_head(head, n_k_heads, n_v_heads);
-        for node in self.path {
-            let k = &self.factors.k[(node.index() * n_k_heads + k_head) * k_dim..][..k_dim];
-            let at = head * self.factors.n_nodes + node.index();
-            let u = &self.factors.u[at * v_dim..][..v_dim][columns.clone()];
-            (kernels.delta_fold)(state, k, u, self.factors.decay[at]);
-        }
-        !self.path.is_empty()
+        let factors = self.factors;
+        self.path.iter().map(move |node| {
+            let at = head * factors.n_nodes + node.index();
+            Waiting {
+                k: &factors.k[(node.index() * n_k_heads + k_head) * k_dim..][..k_dim],
+                u: &factors.u[at * v_dim..][..v_dim][columns.clone()],
+                decay: factors.decay[at],
+            }
+        })
     }
 }

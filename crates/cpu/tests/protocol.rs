@@ -1,4 +1,5 @@
-//! What a runner answers when it is called wrongly or asked for more than there is: an error that says why.
+//! What a runner answers when it is asked for more than there is: an error that says why. Calls that break the
+//! protocol are laws of the suite.
 
 #![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
 
@@ -6,9 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{
-    Ask, Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Place,
-    QuantType, Runner, SeqId, SnapshotId, TokenId, Tree, VerifyItem, WeightError, WeightRef,
-    WeightSource,
+    Ask, Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType, Runner, TokenId,
+    WeightError, WeightRef, WeightSource,
 };
 use cpu::{CpuBackend, Options};
 
@@ -41,84 +41,6 @@ fn backend() -> CpuBackend {
 
 fn open(plan: OpenPlan) -> Box<dyn Runner> {
     backend().open(plan, &mut |_| {}).unwrap()
-}
-
-fn misuse<T: std::fmt::Debug>(result: Result<T, DeviceError>, part: &str) {
-    let error = result.unwrap_err();
-    assert!(matches!(error, DeviceError::Misuse { .. }), "{error}");
-    assert!(error.to_string().contains(part), "{error}");
-}
-
-#[test]
-fn broken_calls_are_answered_and_change_nothing() {
-    let mut runner = open(plan());
-    let seq = runner.open(10).unwrap();
-    let gone = SeqId(999);
-    let beyond = [TokenId(512)];
-    misuse(runner.prefill(seq, &beyond, &[]), "512");
-    let eleven = [TokenId(1); 11];
-    misuse(runner.prefill(seq, &eleven, &[]), "10 tokens");
-    let late = [(1, Ask::full())];
-    misuse(runner.prefill(seq, &eleven[..1], &late), "asks");
-    assert!(matches!(
-        runner.prefill(gone, &eleven[..1], &[]),
-        Err(DeviceError::UnknownSequence(_))
-    ));
-    let tree = Tree::chain(&eleven[..4]).unwrap();
-    let asks = vec![Ask::NOTHING; 4];
-    let item = VerifyItem {
-        seq,
-        tree: &tree,
-        asks: &asks,
-    };
-    misuse(runner.verify(&[item, item]), "twice");
-    misuse(runner.discard(seq), "nothing pending");
-    runner.verify(&[item]).unwrap();
-    misuse(runner.verify(&[item]), "pending");
-    misuse(runner.prefill(seq, &eleven[..1], &[]), "pending");
-    misuse(runner.snapshot(seq, Place::Host), "pending");
-    let path = tree.path_to(NodeIdx(3));
-    let other = Tree::new(&eleven[..2], &[NodeIdx(0)]).unwrap();
-    let short = other.path_to(NodeIdx(1));
-    runner.commit(&[CommitItem { seq, path: &short }]).unwrap();
-    misuse(
-        runner.commit(&[CommitItem { seq, path: &path }]),
-        "nothing pending",
-    );
-    misuse(runner.draft(&[], 1, 1), "no draft");
-    misuse(runner.score(&eleven, &mut |_| true), "no scorer");
-    assert!(matches!(
-        runner.restore(seq, SnapshotId(77)),
-        Err(DeviceError::UnknownSnapshot(_))
-    ));
-    runner.close(gone);
-    runner.free_snapshot(SnapshotId(77));
-}
-
-#[test]
-fn a_sequence_may_be_filled_to_its_last_token_and_no_further() {
-    let mut runner = open(plan());
-    let seq = runner.open(10).unwrap();
-    runner.prefill(seq, &[TokenId(1); 9], &[]).unwrap();
-    let tree = Tree::chain(&[TokenId(2); 4]).unwrap();
-    let asks = vec![Ask::top(2); 4];
-    let item = VerifyItem {
-        seq,
-        tree: &tree,
-        asks: &asks,
-    };
-    runner.verify(&[item]).unwrap();
-    let too_far = tree.path_to(NodeIdx(1));
-    misuse(
-        runner.commit(&[CommitItem {
-            seq,
-            path: &too_far,
-        }]),
-        "10 tokens",
-    );
-    let last = tree.path_to(NodeIdx::ROOT);
-    runner.commit(&[CommitItem { seq, path: &last }]).unwrap();
-    misuse(runner.verify(&[item]), "full");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! A look inside the runner, for conformance only.
 
 use contract::inspect::Inspect;
+use contract::protocol::misuse;
 use contract::quant::dequantize_row;
 use contract::{DeviceError, KvFormat, LoadProgress, OpenPlan, QuantType, Runner, SeqId, TokenId};
 
 use crate::backend::CudaBackend;
-use crate::runner::{CudaRunner, misuse};
+use crate::runner::CudaRunner;
 use crate::snapshot::{neutral_states, stored_rows};
 use crate::state::{KvGroup, Place, Rows};
 

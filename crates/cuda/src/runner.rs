@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
+use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
 use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Path, Place, Room,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Place, Room,
     Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
@@ -50,12 +51,18 @@ pub(crate) struct Sequence {
     pub(crate) pending: Option<Tree>,
 }
 
-pub(crate) fn misuse(call: &'static str, detail: String) -> DeviceError {
-    DeviceError::Misuse { call, detail }
-}
+impl Timeline for Sequence {
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
 
-fn beyond(seq: SeqId, max_len: usize) -> String {
-    format!("{seq} would pass the {max_len} tokens it was opened for")
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn pending(&self) -> Option<&Tree> {
+        self.pending.as_ref()
+    }
 }
 
 impl CudaRunner {
@@ -105,34 +112,15 @@ impl CudaRunner {
         result
     }
 
+    fn protocol(&self) -> Protocol<'_, Sequence> {
+        Protocol {
+            info: &self.info,
+            sequences: &self.sequences,
+        }
+    }
+
     pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, DeviceError> {
-        self.sequences
-            .get(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))
-    }
-
-    /// The sequence, which must have nothing pending.
-    fn settled(&mut self, call: &'static str, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
-        self.alive()?;
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))?;
-        if sequence.pending.is_some() {
-            return Err(misuse(call, format!("{seq} has a tree pending")));
-        }
-        Ok(sequence)
-    }
-
-    fn check_tokens(&self, call: &'static str, tokens: &[TokenId]) -> Result<(), DeviceError> {
-        let vocab = self.info.vocab;
-        match tokens.iter().find(|token| token.index() >= vocab) {
-            Some(token) => Err(misuse(
-                call,
-                format!("token {token} is beyond the {vocab} of the vocabulary"),
-            )),
-            None => Ok(()),
-        }
+        self.protocol().sequence(seq)
     }
 
     /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with its rows.
@@ -143,45 +131,30 @@ impl CudaRunner {
         asks: &[(usize, Ask)],
         seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
     ) -> Result<Vec<Row>, DeviceError> {
-        const CALL: &str = "prefill";
-        self.check_tokens(CALL, tokens)?;
-        let in_order = asks.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_order || asks.last().is_some_and(|ask| ask.0 >= tokens.len()) {
-            return Err(misuse(
-                CALL,
-                "asks do not rise within the tokens".to_owned(),
-            ));
-        }
-        let sequence = self.settled(CALL, seq)?;
-        let (slot, mut position, max_len) = (sequence.slot, sequence.position, sequence.max_len);
-        if tokens.len() > max_len - position {
-            return Err(misuse(CALL, beyond(seq, max_len)));
-        }
-        let mut rows = Vec::with_capacity(asks.len());
-        let mut asks = asks.iter().peekable();
-        let mut begin = 0;
-        while begin < tokens.len() {
-            let end = tokens.len().min(begin + self.engine.chunk_rows());
-            let mut asked = Vec::new();
-            while let Some((at, ask)) = asks.next_if(|(at, _)| *at < end) {
-                if ask.want != Want::Nothing {
-                    asked.push((at - begin, ask));
-                }
-            }
-            let mut head = ChunkHead::new(slot, position, end - begin);
-            let result = self.engine.chunk(&mut head, &tokens[begin..end], &asked);
+        self.alive()?;
+        let sequence = self.protocol().prefill(seq, tokens, asks)?;
+        let (slot, mut position) = (sequence.slot, sequence.position);
+        let cut = Cut {
+            longest: self.engine.chunk_rows(),
+            align: self.info.prefill_align,
+        };
+        let mut rows = Vec::new();
+        for pass in cut.passes(position, tokens.len()) {
+            let asked = asked_within(asks, &pass);
+            let mut head = ChunkHead::new(slot, position, pass.len());
+            let result = self.engine.chunk(&mut head, &tokens[pass.clone()], &asked);
             let result = result.and_then(|rows| {
-                seen(&mut self.engine, end - begin)?;
+                seen(&mut self.engine, pass.len())?;
                 Ok(rows)
             });
             rows.append(&mut self.watched(result)?);
-            position += end - begin;
+            position += pass.len();
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position = position;
             }
-            begin = end;
         }
-        Ok(rows)
+        let asks = asks.iter().map(|(_, ask)| ask);
+        Ok(answers(asks, &mut rows.into_iter()))
     }
 
     /// Verifies items whose nodes fit one step.
@@ -206,29 +179,10 @@ impl CudaRunner {
                 sequence.pending = Some(item.tree.clone());
             }
         }
-        let mut per_node = |ask: &Ask| match ask.want {
-            Want::Nothing => Row::default(),
-            _ => rows.next().expect("every row asked for was computed"),
-        };
-        Ok(items
+        let answered = items
             .iter()
-            .map(|item| item.asks.iter().map(&mut per_node).collect())
-            .collect())
-    }
-
-    /// Checks one item of a commit against the books.
-    fn check_commit(&self, seq: SeqId, path: &Path) -> Result<(), DeviceError> {
-        const CALL: &str = "commit";
-        let sequence = self.sequence(seq)?;
-        let Some(tree) = &sequence.pending else {
-            return Err(misuse(CALL, format!("{seq} has nothing pending")));
-        };
-        tree.path(path.nodes())
-            .map_err(|error| misuse(CALL, error.to_string()))?;
-        if path.len() > sequence.max_len - sequence.position {
-            return Err(misuse(CALL, beyond(seq, sequence.max_len)));
-        }
-        Ok(())
+            .map(|item| answers(item.asks.iter(), &mut rows));
+        Ok(answered.collect())
     }
 
     fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
@@ -279,32 +233,16 @@ impl Runner for CudaRunner {
     }
 
     fn room(&self) -> Room {
-        let limits = self.info.limits;
-        let given: usize = self.sequences.values().map(|s| s.max_len).sum();
-        Room {
-            sequences: self.free_slots.len(),
-            tokens: limits.sequences.saturating_mul(limits.context) - given,
-            snapshot_bytes: self.snapshots.values().map(Snapshot::bytes).sum(),
-        }
+        let snapshots = self.snapshots.values().map(Snapshot::bytes).sum();
+        self.protocol().room(snapshots)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.alive()?;
-        let limits = self.info.limits;
-        if max_len > limits.context {
-            return Err(DeviceError::NoRoom {
-                what: "context tokens",
-                wanted: max_len as u64,
-                free: limits.context as u64,
-            });
-        }
-        let Some(slot) = self.free_slots.pop() else {
-            return Err(DeviceError::NoRoom {
-                what: "sequences",
-                wanted: 1,
-                free: 0,
-            });
-        };
+        self.protocol().open(max_len)?;
+        let slot = self.free_slots.pop();
+        let slot =
+            slot.expect("a slot is free where fewer sequences are open than there are slots");
         let cleared = self.engine.clear_slot(slot);
         self.watched(cleared)?;
         let id = SeqId(self.take_id());
@@ -342,24 +280,9 @@ impl Runner for CudaRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<Candidates>, DeviceError> {
-        const CALL: &str = "draft";
         self.alive()?;
-        let Some(draft) = self.draft else {
-            return Err(misuse(CALL, "there is no draft".to_owned()));
-        };
-        let most = draft.block - 1;
-        if depth == 0 || depth > most || k == 0 {
-            let detail = format!("depth {depth} of {most}, {k} candidates");
-            return Err(misuse(CALL, detail));
-        }
-        for (i, item) in items.iter().enumerate() {
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse(CALL, detail));
-            }
-            self.check_tokens(CALL, &[item.root])?;
-            self.settled(CALL, item.seq)?;
-        }
+        self.protocol().draft(items, depth, k)?;
+        let draft = self.draft.expect("the depth told in info is a draft's");
         let per_pass = (step::ROWS / draft.block).min(step::TREES);
         let mut all = Vec::with_capacity(items.len());
         for items in items.chunks(per_pass) {
@@ -381,26 +304,8 @@ impl Runner for CudaRunner {
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
-        const CALL: &str = "verify";
         self.alive()?;
-        let limit = self.info.limits.tree_nodes;
-        for (i, item) in items.iter().enumerate() {
-            let nodes = item.tree.len();
-            if nodes > limit || item.asks.len() != nodes {
-                let asks = item.asks.len();
-                let detail = format!("{nodes} nodes of {limit}, {asks} asks");
-                return Err(misuse(CALL, detail));
-            }
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse(CALL, detail));
-            }
-            self.check_tokens(CALL, item.tree.tokens())?;
-            let sequence = self.settled(CALL, item.seq)?;
-            if sequence.position >= sequence.max_len {
-                return Err(misuse(CALL, format!("{} is full", item.seq)));
-            }
-        }
+        self.protocol().verify(items)?;
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
@@ -413,13 +318,7 @@ impl Runner for CudaRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         self.alive()?;
-        for (i, item) in items.iter().enumerate() {
-            self.check_commit(item.seq, item.path)?;
-            if items[..i].iter().any(|other| other.seq == item.seq) {
-                let detail = format!("{} stands in one call twice", item.seq);
-                return Err(misuse("commit", detail));
-            }
-        }
+        self.protocol().commit(items)?;
         let mut rest = items;
         while !rest.is_empty() {
             let mut nodes = 0;
@@ -448,18 +347,16 @@ impl Runner for CudaRunner {
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         self.alive()?;
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))?;
-        match sequence.pending.take() {
-            Some(_) => Ok(()),
-            None => Err(misuse("discard", format!("{seq} has nothing pending"))),
+        self.protocol().discard(seq)?;
+        if let Some(sequence) = self.sequences.get_mut(&seq) {
+            sequence.pending = None;
         }
+        Ok(())
     }
 
     fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
-        let sequence = self.settled("snapshot", seq)?;
+        self.alive()?;
+        let sequence = self.protocol().settled("snapshot", seq)?;
         let (slot, position) = (sequence.slot, sequence.position);
         let layers = self.engine.spec().layers.len();
         let pieces = pieces(self.engine.state(), layers, slot, position);
@@ -474,16 +371,13 @@ impl Runner for CudaRunner {
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        let sequence = self.settled("restore", seq)?;
-        let (slot, max_len) = (sequence.slot, sequence.max_len);
+        self.alive()?;
         let saved = self
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let position = saved.position;
-        if position > max_len {
-            return Err(misuse("restore", beyond(seq, max_len)));
-        }
+        let slot = self.protocol().restore(seq, position)?.slot;
         let layers = self.engine.spec().layers.len();
         let pieces = pieces(self.engine.state(), layers, slot, position);
         let engine = &self.engine;

@@ -1,5 +1,5 @@
-//! What the card's runner answers when it is called wrongly or asked for more than there is: an error that says
-//! why. Without a card every test but the plans' says SKIPPED and passes.
+//! What the card answers when it is asked for more than there is: an error that says why. Calls that break the
+//! protocol are laws of the suite. Without a card every test but the plans' says SKIPPED and passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,10 +10,7 @@
 mod card;
 
 use conformance::specimen::{Layout, Specimen};
-use contract::{
-    Ask, Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Place,
-    QuantType, Runner, SeqId, SnapshotId, TokenId, Tree, VerifyItem,
-};
+use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::{Card, CudaBackend, Options, compile};
 
 const LIMITS: Limits = Limits {
@@ -46,87 +43,6 @@ fn options() -> Options {
         },
         ..Options::default()
     }
-}
-
-fn open() -> Option<Box<dyn Runner>> {
-    let gpu = card::gpu()?;
-    let backend = CudaBackend::with_options(gpu.card().clone(), options());
-    Some(backend.open(plan(), &mut |_| {}).unwrap())
-}
-
-fn misuse<T: std::fmt::Debug>(result: Result<T, DeviceError>, part: &str) {
-    let error = result.unwrap_err();
-    assert!(matches!(error, DeviceError::Misuse { .. }), "{error}");
-    assert!(error.to_string().contains(part), "{error}");
-}
-
-#[test]
-fn broken_calls_are_answered_and_change_nothing() {
-    let Some(mut runner) = open() else { return };
-    let seq = runner.open(10).unwrap();
-    let gone = SeqId(999);
-    let beyond = [TokenId(263)];
-    misuse(runner.prefill(seq, &beyond, &[]), "263");
-    let eleven = [TokenId(1); 11];
-    misuse(runner.prefill(seq, &eleven, &[]), "10 tokens");
-    let late = [(1, Ask::full())];
-    misuse(runner.prefill(seq, &eleven[..1], &late), "asks");
-    assert!(matches!(
-        runner.prefill(gone, &eleven[..1], &[]),
-        Err(DeviceError::UnknownSequence(_))
-    ));
-    let tree = Tree::chain(&eleven[..4]).unwrap();
-    let asks = vec![Ask::NOTHING; 4];
-    let item = VerifyItem {
-        seq,
-        tree: &tree,
-        asks: &asks,
-    };
-    misuse(runner.verify(&[item, item]), "twice");
-    misuse(runner.discard(seq), "nothing pending");
-    runner.verify(&[item]).unwrap();
-    misuse(runner.verify(&[item]), "pending");
-    misuse(runner.prefill(seq, &eleven[..1], &[]), "pending");
-    misuse(runner.snapshot(seq, Place::Host), "pending");
-    let path = tree.path_to(NodeIdx(3));
-    runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
-    misuse(
-        runner.commit(&[CommitItem { seq, path: &path }]),
-        "nothing pending",
-    );
-    misuse(runner.draft(&[], 1, 1), "no draft");
-    misuse(runner.score(&eleven, &mut |_| true), "no scorer");
-    assert!(matches!(
-        runner.restore(seq, SnapshotId(77)),
-        Err(DeviceError::UnknownSnapshot(_))
-    ));
-    runner.close(gone);
-    runner.free_snapshot(SnapshotId(77));
-}
-
-#[test]
-fn a_sequence_may_be_filled_to_its_last_token_and_no_further() {
-    let Some(mut runner) = open() else { return };
-    let seq = runner.open(10).unwrap();
-    runner.prefill(seq, &[TokenId(1); 9], &[]).unwrap();
-    let tree = Tree::chain(&[TokenId(2); 4]).unwrap();
-    let asks = vec![Ask::top(2); 4];
-    let item = VerifyItem {
-        seq,
-        tree: &tree,
-        asks: &asks,
-    };
-    let rows = runner.verify(&[item]).unwrap();
-    assert!(rows[0].iter().all(|row| row.ids.len() == 2));
-    let too_far = tree.path_to(NodeIdx(1));
-    let item = CommitItem {
-        seq,
-        path: &too_far,
-    };
-    misuse(runner.commit(&[item]), "10 tokens");
-    let last = tree.path_to(NodeIdx::ROOT);
-    runner.commit(&[CommitItem { seq, path: &last }]).unwrap();
-    misuse(runner.prefill(seq, &[TokenId(1)], &[]), "10 tokens");
 }
 
 /// A card that no test opens.

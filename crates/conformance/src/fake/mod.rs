@@ -7,9 +7,10 @@ mod backend;
 mod language;
 mod script;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
+use contract::protocol::{Protocol, Timeline, misuse};
 use contract::snapshot::{self, Header, Owner, SectionKind};
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
@@ -84,7 +85,7 @@ pub struct FakeRunner {
     pool_tokens: usize,
     draft_right: f64,
     flaw: Option<Flaw>,
-    sequences: HashMap<SeqId, Sequence>,
+    sequences: BTreeMap<SeqId, Sequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
     next_id: u64,
     /// What the last closed sequence left behind; only a flaw ever looks.
@@ -103,6 +104,20 @@ struct Sequence {
     committed: Committed,
     max_len: usize,
     pending: Option<Tree>,
+}
+
+impl Timeline for Sequence {
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    fn position(&self) -> usize {
+        self.committed.history.len()
+    }
+
+    fn pending(&self) -> Option<&Tree> {
+        self.pending.as_ref()
+    }
 }
 
 impl Committed {
@@ -136,7 +151,7 @@ impl FakeRunner {
             pool_tokens: spec.pool_tokens,
             draft_right: spec.draft.map_or(0.0, |draft| draft.right),
             flaw: spec.flaw,
-            sequences: HashMap::new(),
+            sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
             next_id: 0,
             handle: Handle::default(),
@@ -172,6 +187,13 @@ impl FakeRunner {
     fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    fn protocol(&self) -> Protocol<'_, Sequence> {
+        Protocol {
+            info: &self.info,
+            sequences: &self.sequences,
+        }
     }
 
     fn sequence(&mut self, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
@@ -291,15 +313,16 @@ impl Runner for FakeRunner {
         self.enter(Call::Prefill, &[seq])?;
         let moves = self.has(Flaw::RefusalMoves);
         let shows = self.has(Flaw::CutsShow) || (self.has(Flaw::AsksShow) && !asks.is_empty());
-        let sequence = self.sequence(seq)?;
-        let position = sequence.committed.history.len();
-        if position + tokens.len() > sequence.max_len {
-            let free = sequence.max_len - position;
-            if moves {
+        if let Err(error) = self.protocol().prefill(seq, tokens, asks) {
+            if let Some(sequence) = self.sequences.get_mut(&seq)
+                && moves
+            {
                 sequence.committed.trace = sequence.committed.trace.then_all(tokens);
             }
-            return Err(no_room("context tokens", tokens.len(), free));
+            return Err(error);
         }
+        let sequence = self.sequence(seq)?;
+        let position = sequence.committed.history.len();
         let mut before = sequence.committed.trace;
         sequence.committed.push(tokens);
         if shows {
@@ -328,6 +351,7 @@ impl Runner for FakeRunner {
     ) -> Result<Vec<Candidates>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(Call::Draft, &seqs)?;
+        self.protocol().draft(items, depth, k)?;
         let mut drafts = Vec::with_capacity(items.len());
         for item in items {
             let mut trace = self.sequence(item.seq)?.committed.trace.then(item.root);
@@ -358,8 +382,8 @@ impl Runner for FakeRunner {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(Call::Verify, &seqs)?;
-        if let Some(item) = items.iter().find(|i| !self.sequences.contains_key(&i.seq)) {
-            return Err(DeviceError::UnknownSequence(item.seq));
+        if !self.has(Flaw::MisuseTaken) {
+            self.protocol().verify(items)?;
         }
         let bleed = self.has(Flaw::NeighboursShow) && items.len() > 1;
         let mut answers = Vec::with_capacity(items.len());
@@ -382,6 +406,9 @@ impl Runner for FakeRunner {
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(Call::Commit, &seqs)?;
+        if !self.has(Flaw::LengthIgnored) {
+            self.protocol().commit(items)?;
+        }
         let (whole, short) = (
             self.has(Flaw::WholeTreeKept),
             self.has(Flaw::LastNodeForgotten),
@@ -390,7 +417,7 @@ impl Runner for FakeRunner {
         for item in items {
             let sequence = self.sequence(item.seq)?;
             let Some(tree) = sequence.pending.take() else {
-                return Err(misuse("commit", "nothing is pending"));
+                return Err(misuse("commit", "nothing is pending".to_owned()));
             };
             let mut kept: Vec<NodeIdx> = item.path.nodes().to_vec();
             if whole {
@@ -410,6 +437,7 @@ impl Runner for FakeRunner {
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         self.enter(Call::Discard, &[seq])?;
+        self.protocol().discard(seq)?;
         let keep = self.has(Flaw::DiscardKept);
         let sequence = self.sequence(seq)?;
         if let Some(tree) = sequence.pending.take()
@@ -422,7 +450,8 @@ impl Runner for FakeRunner {
 
     fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
         self.enter(Call::Snapshot, &[seq])?;
-        let committed = self.sequence(seq)?.committed.clone();
+        let sequence = self.protocol().settled("snapshot", seq)?;
+        let committed = sequence.committed.clone();
         let id = SnapshotId(self.new_id());
         let position = committed.history.len();
         self.snapshots.insert(id, (seq, committed));
@@ -444,12 +473,8 @@ impl Runner for FakeRunner {
         if self.has(Flaw::RestoreShort) {
             saved = self.replayed(&saved.history[..saved.history.len().saturating_sub(1)]);
         }
-        let sequence = self.sequence(seq)?;
-        if saved.history.len() > sequence.max_len {
-            let (wanted, free) = (saved.history.len(), sequence.max_len);
-            return Err(no_room("context tokens", wanted, free));
-        }
-        sequence.committed = saved;
+        self.protocol().restore(seq, saved.history.len())?;
+        self.sequence(seq)?.committed = saved;
         Ok(())
     }
 
@@ -501,7 +526,7 @@ impl Runner for FakeRunner {
         _tokens: &[TokenId],
         _progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError> {
-        Err(misuse("score", "there is no scorer"))
+        Err(misuse("score", "there is no scorer".to_owned()))
     }
 }
 
@@ -562,12 +587,5 @@ fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
         what,
         wanted: wanted as u64,
         free: free as u64,
-    }
-}
-
-fn misuse(call: &'static str, detail: &str) -> DeviceError {
-    DeviceError::Misuse {
-        call,
-        detail: detail.to_owned(),
     }
 }

@@ -113,6 +113,10 @@ pub enum Flaw {
     ImportShort,
     /// Importing does not look at what it is given.
     ImportTrusting,
+    /// Trees are taken whatever is wrong with the call.
+    MisuseTaken,
+    /// A commit goes on beyond what the sequence was opened for.
+    LengthIgnored,
     /// Edits are left out.
     EditsIgnored,
     /// Top rows come in id order.

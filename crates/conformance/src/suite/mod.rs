@@ -3,6 +3,7 @@
 //! A law is a function that uses the device and says what does not hold. [`run`] keeps them all; [`LAWS`]
 //! names them one by one. None looks inside the device: what a state holds shows in the rows that follow.
 
+mod calls;
 mod commit;
 mod faults;
 mod prefill;
@@ -99,7 +100,7 @@ pub enum Broken {
 pub type Law = fn(&Subject<'_>) -> Result<(), Broken>;
 
 /// Every law by its name.
-pub const LAWS: [(&str, Law); 21] = [
+pub const LAWS: [(&str, Law); 23] = [
     (
         "cuts at aligned places do not show",
         prefill::cuts_do_not_show,
@@ -156,6 +157,14 @@ pub const LAWS: [(&str, Law); 21] = [
     (
         "a refusal changes nothing",
         faults::a_refusal_changes_nothing,
+    ),
+    (
+        "a broken call is answered",
+        calls::a_broken_call_is_answered,
+    ),
+    (
+        "the last token is the last",
+        calls::the_last_token_is_the_last,
     ),
 ];
 
