@@ -2,9 +2,11 @@
 
 use std::mem;
 use std::slice;
+use std::sync::Arc;
 
 use contract::{DeviceError, Place, Row, SeqId};
 
+use crate::prefix::Restored;
 use crate::running::{PromptEnd, Running};
 use crate::scheduler::{Attempt, Events};
 use crate::sequence::Bounds;
@@ -55,16 +57,45 @@ impl Scheduler {
                 self.runner.info().limits.context,
             );
             let max_len = bounds.max_len(job.prompt.len());
-            let Some(seq) = self.open(max_len)? else {
+            let (prompt, session) = (Arc::clone(&job.prompt), job.settings.session.clone());
+            // A prompt whose logprobs are told is read whole: a saved state has no rows.
+            let told = job.settings.prompt_logprobs.is_some();
+            let Some(mut seq) = self.open(max_len)? else {
                 return Ok(Attempt::Refused);
             };
+            let runner = &mut *self.runner;
+            let restored = match told {
+                true => Restored::Nothing,
+                false => self
+                    .prefix
+                    .restore(runner, seq, &prompt, session.as_ref())?,
+            };
+            let cached = match restored {
+                Restored::At(position) => position,
+                Restored::Nothing => 0,
+                Restored::Broken => {
+                    self.runner.close(seq);
+                    let Some(fresh) = self.open(max_len)? else {
+                        return Ok(Attempt::Refused);
+                    };
+                    seq = fresh;
+                    0
+                }
+            };
+            let align = self.runner.info().prefill_align;
+            let stops = self.prefix.stops(&prompt, cached, align);
             let Some((turn, entry)) = self.queue.pop() else {
+                self.runner.close(seq);
                 break;
             };
             let id = entry.job.id;
-            let running = Running::new(turn, entry, seq, self.model());
+            let mut running = Running::new(turn, entry, seq, self.model());
+            running.cached = cached;
+            running.prefill = running
+                .prefill
+                .map(|prefill| prefill.resumed(cached, stops));
             self.running.push(running);
-            out.push((id, Event::Started { cached: 0 }));
+            out.push((id, Event::Started { cached }));
             attempt = Attempt::Moved;
         }
         Ok(attempt)
@@ -123,6 +154,13 @@ impl Scheduler {
         self.stats.chunks += 1;
         self.stats.prompt_tokens += (prefill.done - before) as u64;
         let (done, total) = (prefill.done, running.prompt.len());
+        if let Some(stop) = prefill.reached() {
+            let mark = (stop.head, running.settings.session.as_ref());
+            let tokens = &running.prompt[..done];
+            self.prefix
+                .save(&mut *self.runner, prefill.seq, tokens, mark)?;
+        }
+        let running = &self.running[at];
         out.push((running.id, Event::Prefill { done, total }));
         if let Some(row) = row {
             self.prompt_read(at, row, out)?;

@@ -59,6 +59,9 @@ pub struct Settings {
     pub speculate: bool,
     /// What may or must come, one for each choice.
     pub constraints: Option<Constraints>,
+    /// Which conversation this belongs to, if its caller knows. Only ever a hint: it protects the longest saved
+    /// state of a conversation from requests on the side.
+    pub session: Option<Arc<str>>,
 }
 
 impl Settings {
@@ -78,6 +81,7 @@ impl Default for Settings {
             prompt_logprobs: None,
             speculate: true,
             constraints: None,
+            session: None,
         }
     }
 }

@@ -3,9 +3,12 @@
 //! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, so a prompt
 //! gives the same bits however its reading is interleaved, and wherever it was resumed.
 
+use std::collections::VecDeque;
+
 use contract::{Ask, DeviceError, Row, Runner, SeqId, TokenId};
 
 use crate::Logprobs;
+use crate::prefix::Stop;
 use crate::sample::{ask_about, told_about};
 
 /// The size all chunks are cut by: the largest multiple of `align` within `limit`, or `limit` where there
@@ -29,6 +32,8 @@ pub(crate) struct Prefill {
     told: Option<usize>,
     /// Logprobs of the tokens read so far and the one after.
     logprobs: Vec<Option<Logprobs>>,
+    /// Where the state is to be saved: chunks end there too. Places behind which nothing was read yet, rising.
+    stops: VecDeque<Stop>,
 }
 
 impl Prefill {
@@ -40,7 +45,23 @@ impl Prefill {
             told,
             // Nothing stands before the first token, so nothing says how likely it was.
             logprobs: vec![None],
+            stops: VecDeque::new(),
         }
+    }
+
+    /// The same for a sequence that holds the first `done` tokens, to be saved at `stops`, all of them later.
+    pub(crate) fn resumed(self, done: usize, stops: Vec<Stop>) -> Prefill {
+        Prefill {
+            done,
+            stops: stops.into(),
+            ..self
+        }
+    }
+
+    /// The place to save that has just been reached, if one has.
+    pub(crate) fn reached(&mut self) -> Option<Stop> {
+        let done = self.done;
+        self.stops.pop_front_if(|stop| stop.at == done)
     }
 
     /// Whether the next chunk is the last of a prompt of `len` tokens.
@@ -48,9 +69,11 @@ impl Prefill {
         self.next_end(len, size) == len
     }
 
-    /// Where the next chunk ends: at the next absolute multiple of `size`, or with the prompt.
+    /// Where the next chunk ends: at the next absolute multiple of `size`, where a state is to be saved, or with
+    /// the prompt.
     fn next_end(&self, len: usize, size: usize) -> usize {
-        ((self.done / size + 1) * size).min(len)
+        let stop = self.stops.front().map_or(len, |stop| stop.at);
+        ((self.done / size + 1) * size).min(stop).min(len)
     }
 
     /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes

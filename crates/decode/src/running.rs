@@ -23,6 +23,8 @@ pub(crate) struct Running {
     pub(crate) settings: Arc<Settings>,
     /// When its choices end.
     pub(crate) bounds: Bounds,
+    /// Tokens of the prompt that a saved state held.
+    pub(crate) cached: usize,
     /// The prompt being read; `None` once it is.
     pub(crate) prefill: Option<Prefill>,
     /// The state after the prompt, kept while choices wait to begin. The scheduler frees it.
@@ -66,6 +68,7 @@ impl Running {
             bounds: Bounds::new(&settings, model.eos, model.context),
             prefill: Some(Prefill::new(seq, settings.prompt_logprobs)),
             settings,
+            cached: 0,
             prompt_end: None,
             unbegun: entry.open.into(),
             sequences: Vec::new(),
@@ -110,6 +113,7 @@ impl Running {
     pub(crate) fn blank_stats(&self) -> ChoiceStats {
         ChoiceStats {
             prompt_tokens: self.prompt.len(),
+            cached_tokens: self.cached,
             ..ChoiceStats::default()
         }
     }

@@ -9,6 +9,7 @@ use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
 use crate::error::lost_again;
 use crate::job::admit;
 use crate::prefill::chunk_size;
+use crate::prefix::{PrefixCache, PrefixConfig, Store};
 use crate::queue::Queue;
 use crate::round::{Verdict, round};
 use crate::running::{Model, Running};
@@ -31,6 +32,8 @@ pub struct SchedulerConfig {
     pub top_limit: usize,
     /// How trees are drafted. Without a draft it says nothing.
     pub speculation: Speculation,
+    /// What of prompts is saved for prompts that begin alike.
+    pub prefix: PrefixConfig,
     /// What rounds are timed with; `None` leaves their times at zero.
     pub clock: Option<Clock>,
 }
@@ -44,6 +47,7 @@ impl Default for SchedulerConfig {
             eos: Vec::new(),
             top_limit: 256,
             speculation: Speculation::default(),
+            prefix: PrefixConfig::default(),
             clock: None,
         }
     }
@@ -72,6 +76,8 @@ pub struct Scheduler {
     /// The room of the empty runner, which an idle scheduler must have got back.
     empty: Room,
     pub(crate) queue: Queue,
+    /// Freed with the runner.
+    pub(crate) prefix: PrefixCache,
     /// In order of admission.
     pub(crate) running: Vec<Running>,
     /// News that came up between steps.
@@ -132,6 +138,7 @@ impl Scheduler {
             empty: runner.room(),
             runner,
             trees,
+            prefix: PrefixCache::new(config.prefix.clone()),
             config,
             queue: Queue::default(),
             running: Vec::new(),
@@ -140,6 +147,34 @@ impl Scheduler {
             refusal: None,
             lost: None,
             stats: Stats::default(),
+        }
+    }
+
+    /// Gives the prefix cache something that keeps states beyond the process.
+    #[must_use]
+    pub fn keep_in(mut self, store: Box<dyn Store>) -> Scheduler {
+        self.prefix.keep_in(store);
+        self
+    }
+
+    /// Does one piece of work that nobody waits for: one saved state goes to the store. Says whether there was
+    /// any. To be called while [`is_idle`](Scheduler::is_idle).
+    ///
+    /// The only error is [`DeviceError::Lost`].
+    pub fn upkeep(&mut self) -> Result<bool, DeviceError> {
+        match self.lost {
+            Some(_) => Ok(false),
+            None => self.prefix.upkeep(&mut *self.runner),
+        }
+    }
+
+    /// Gives the store every state worth keeping that it lacks, before the process ends.
+    ///
+    /// The only error is [`DeviceError::Lost`].
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        match self.lost {
+            Some(_) => Ok(()),
+            None => self.prefix.flush(&mut *self.runner),
         }
     }
 
@@ -198,6 +233,7 @@ impl Scheduler {
             sequences: self.open_sequences(),
             prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
             free_tokens: self.runner.room().tokens,
+            prefix: self.prefix.stats(&*self.runner),
             ..self.stats
         }
     }
@@ -230,7 +266,11 @@ impl Scheduler {
             }
         }
         if refused {
-            self.make_room(out);
+            // Where the device itself lacked something, saved states go before anyone fails.
+            let lacking = self.refusal.is_some();
+            if !lacking || !self.prefix.shed(&mut *self.runner)? {
+                self.make_room(out);
+            }
         }
         Ok(())
     }
@@ -410,7 +450,11 @@ impl Scheduler {
 
     /// An idle scheduler holds nothing, so the runner must be as empty as at the start.
     fn check_returned(&mut self) {
-        let room = self.runner.room();
+        let mut room = self.runner.room();
+        if !self.prefix.is_empty() {
+            // How much saved states hold is the runner's business.
+            room.snapshot_bytes = self.empty.snapshot_bytes;
+        }
         if room != self.empty {
             self.stats.leaks += 1;
             tracing::error!(?room, empty = ?self.empty, "the device has not got everything back");

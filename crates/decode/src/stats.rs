@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::PrefixStats;
+
 /// How deep drafts came true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DraftDepths {
@@ -92,6 +94,8 @@ pub struct Stats {
     pub waits: u64,
     /// Times an idle scheduler found that the device had not got back all it had lent; a defect.
     pub leaks: u64,
+    /// Saved states of prompts.
+    pub prefix: PrefixStats,
 }
 
 /// Where cancellation met its victims.

@@ -75,6 +75,7 @@ pub fn settings(
         prompt_logprobs: None,
         speculate: !fields.plain,
         constraints: None,
+        session: None,
     })
 }
 

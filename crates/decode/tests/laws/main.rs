@@ -5,5 +5,6 @@ mod cancelling;
 mod chance;
 mod faults;
 mod forcing;
+mod prefix;
 mod tokens;
 mod world;

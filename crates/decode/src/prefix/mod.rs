@@ -1,0 +1,412 @@
+//! The prefix cache: states saved while prompts are read, found again when another prompt begins alike.
+//!
+//! [`radix`] finds, [`boundary`] says what is worth saving, [`policy`] what goes when there is too much, and a
+//! [`Store`] keeps what shall outlive the process. The states themselves are snapshots of the runner; what
+//! several of them share is the runner's business, and so is the count of their bytes
+//! ([`Room::snapshot_bytes`](contract::Room)).
+//!
+//! A state is only ever used for a prompt that begins with exactly its tokens and goes on behind them. It was
+//! saved where a prompt is cut anyway, so that reading on gives the bits of reading everything.
+
+mod boundary;
+mod policy;
+mod radix;
+mod store;
+
+use std::sync::Arc;
+
+use contract::{DeviceError, Place, Runner, SeqId, SnapshotId, TokenId};
+
+pub use boundary::Boundaries;
+pub(crate) use boundary::Stop;
+pub use store::{Found, Store};
+
+use radix::{Key, Radix};
+
+/// How much is saved, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixConfig {
+    /// States at most; 0 saves nothing.
+    pub slots: usize,
+    /// Bytes that all snapshots of the runner may hold.
+    pub bytes: u64,
+    /// What of a prompt is saved.
+    pub boundaries: Boundaries,
+    /// Where snapshots are kept.
+    pub place: Place,
+    /// Shorter beginnings are not given to the store.
+    pub least_stored: usize,
+}
+
+impl Default for PrefixConfig {
+    /// Off.
+    fn default() -> PrefixConfig {
+        PrefixConfig {
+            slots: 0,
+            bytes: u64::MAX,
+            boundaries: Boundaries::default(),
+            place: Place::Host,
+            least_stored: 512,
+        }
+    }
+}
+
+/// What the cache holds and has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PrefixStats {
+    /// States held now.
+    pub entries: usize,
+    /// Bytes that the runner's snapshots hold now.
+    pub bytes: u64,
+    /// Prompts looked up.
+    pub lookups: u64,
+    /// Of these, prompts that began with a saved state.
+    pub hits: u64,
+    /// Of these, hits of states that came from the store.
+    pub store_hits: u64,
+    /// Tokens that need not be read because a state held them.
+    pub cached_tokens: u64,
+    /// States saved.
+    pub saved: u64,
+    /// States given up for want of room.
+    pub evicted: u64,
+    /// States given to the store.
+    pub stored: u64,
+    /// States that could not be saved, restored or read from the store. Each was a miss and no more.
+    pub failed: u64,
+}
+
+/// A saved state.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Freed by the cache when the entry goes.
+    pub(crate) snapshot: SnapshotId,
+    /// The tick of its last use.
+    pub(crate) used: u64,
+    /// Who has it.
+    pub(crate) session: Option<Arc<str>>,
+    /// Whether it stands behind the head of a prompt.
+    pub(crate) head: bool,
+    /// Whether it has been looked at for the store.
+    pub(crate) offered: bool,
+}
+
+/// Saved states of one runner.
+pub(crate) struct PrefixCache {
+    config: PrefixConfig,
+    radix: Radix<Entry>,
+    store: Option<Box<dyn Store>>,
+    /// Counts uses; the algorithm knows no clock.
+    tick: u64,
+    stats: PrefixStats,
+}
+
+/// What came of a restore.
+pub(crate) enum Restored {
+    /// The sequence holds so many tokens of the prompt.
+    At(usize),
+    /// Nothing fitted, and the sequence is as it was.
+    Nothing,
+    /// The device refused in the middle, and nobody knows what the sequence holds: it must be closed.
+    Broken,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(config: PrefixConfig) -> PrefixCache {
+        PrefixCache {
+            config,
+            radix: Radix::default(),
+            store: None,
+            tick: 0,
+            stats: PrefixStats::default(),
+        }
+    }
+
+    /// Gives it something that keeps states beyond the process.
+    pub(crate) fn keep_in(&mut self, store: Box<dyn Store>) {
+        self.store = Some(store);
+    }
+
+    /// Whether anything is ever saved.
+    pub(crate) fn is_on(&self) -> bool {
+        self.config.slots > 0
+    }
+
+    /// Whether nothing is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.radix.len() == 0
+    }
+
+    pub(crate) fn stats(&self, runner: &dyn Runner) -> PrefixStats {
+        PrefixStats {
+            entries: self.radix.len(),
+            bytes: runner.room().snapshot_bytes,
+            ..self.stats
+        }
+    }
+
+    /// Where to save a prompt of which `read` tokens need not be read.
+    pub(crate) fn stops(&self, prompt: &[TokenId], read: usize, align: usize) -> Vec<Stop> {
+        match self.is_on() {
+            true => self.config.boundaries.stops(prompt, read, align),
+            false => Vec::new(),
+        }
+    }
+
+    /// Puts the longest saved beginning of `prompt` into a fresh sequence.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn restore(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        prompt: &[TokenId],
+        session: Option<&Arc<str>>,
+    ) -> Result<Restored, DeviceError> {
+        if !self.is_on() {
+            return Ok(Restored::Nothing);
+        }
+        self.stats.lookups += 1;
+        self.tick += 1;
+        // The last token is always read, since its row is wanted.
+        let usable = &prompt[..prompt.len().saturating_sub(1)];
+        self.import(runner, usable, session)?;
+        let along = self.radix.along(usable);
+        let Some(&key) = along.last() else {
+            return Ok(Restored::Nothing);
+        };
+        let Some(entry) = self.radix.get(key) else {
+            return Ok(Restored::Nothing);
+        };
+        match runner.restore(seq, entry.snapshot) {
+            Ok(()) => {}
+            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
+                self.stats.failed += 1;
+                self.free(runner, key);
+                return Ok(Restored::Broken);
+            }
+        }
+        for passed in along {
+            let shared = passed == key || self.radix.after(passed).len() > 1;
+            if let Some(entry) = self.radix.get_mut(passed)
+                && (shared || entry.head)
+            {
+                entry.used = self.tick;
+            }
+        }
+        if let (Some(entry), Some(session)) = (self.radix.get_mut(key), session) {
+            entry.session = Some(Arc::clone(session));
+        }
+        let position = self.radix.depth(key);
+        self.stats.hits += 1;
+        self.stats.cached_tokens += position as u64;
+        Ok(Restored::At(position))
+    }
+
+    /// Saves the state of a sequence that holds exactly `tokens`, unless that is there already.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn save(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        tokens: &[TokenId],
+        mark: (bool, Option<&Arc<str>>),
+    ) -> Result<(), DeviceError> {
+        let (head, session) = mark;
+        self.tick += 1;
+        let there = self.radix.along(tokens).last().copied();
+        if let Some(key) = there.filter(|key| self.radix.depth(*key) == tokens.len()) {
+            if let Some(entry) = self.radix.get_mut(key) {
+                entry.used = self.tick;
+                entry.head |= head;
+            }
+            return Ok(());
+        }
+        let info = match runner.snapshot(seq, self.config.place) {
+            Ok(info) if info.position == tokens.len() => info,
+            Ok(info) => {
+                let detail = format!("position {} for {} tokens", info.position, tokens.len());
+                tracing::error!(%detail, "a snapshot stands elsewhere than it should; it is dropped");
+                runner.free_snapshot(info.id);
+                self.stats.failed += 1;
+                return Ok(());
+            }
+            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a state cannot be saved");
+                self.stats.failed += 1;
+                return Ok(());
+            }
+        };
+        self.stats.saved += 1;
+        let entry = Entry {
+            snapshot: info.id,
+            used: self.tick,
+            session: session.cloned(),
+            head,
+            offered: false,
+        };
+        self.insert(runner, tokens, entry);
+        self.shrink(runner)
+    }
+
+    /// Gives up the least dear state. Says whether there was one.
+    pub(crate) fn shed(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
+        let Some(key) = policy::victim(&self.radix) else {
+            return Ok(false);
+        };
+        if policy::lasting(&self.radix).contains(&key) {
+            self.give(runner, key, Growth::Any)?;
+        }
+        self.stats.evicted += 1;
+        self.free(runner, key);
+        Ok(true)
+    }
+
+    /// Gives one state to the store, if one is worth it. Says whether it did, so that a caller with nothing
+    /// else to do can call again.
+    pub(crate) fn upkeep(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
+        if self.store.is_none() {
+            return Ok(false);
+        }
+        for key in policy::lasting(&self.radix) {
+            if self.give(runner, key, Growth::Eighth)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives everything to the store that it lacks.
+    pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        for key in policy::lasting(&self.radix) {
+            self.give(runner, key, Growth::Any)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the longest stored beginning in, if it is longer than what is there.
+    fn import(
+        &mut self,
+        runner: &mut dyn Runner,
+        usable: &[TokenId],
+        session: Option<&Arc<str>>,
+    ) -> Result<(), DeviceError> {
+        loop {
+            let there = self.radix.along(usable).last().copied();
+            let held = there.map_or(0, |key| self.radix.depth(key));
+            let Some(store) = &mut self.store else {
+                return Ok(());
+            };
+            let Some(mut found) = store.find(usable, held, usable.len()) else {
+                return Ok(());
+            };
+            let tokens = &usable[..found.position];
+            match runner.import(&mut *found.source) {
+                Ok(info) if info.position == tokens.len() => {
+                    self.stats.store_hits += 1;
+                    let entry = Entry {
+                        snapshot: info.id,
+                        used: self.tick,
+                        session: session.cloned(),
+                        head: false,
+                        offered: true,
+                    };
+                    self.insert(runner, tokens, entry);
+                    return self.shrink(runner);
+                }
+                Ok(info) => {
+                    runner.free_snapshot(info.id);
+                    store.forget(tokens);
+                }
+                Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+                Err(DeviceError::NoRoom { .. }) => {
+                    self.stats.failed += 1;
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a stored state is of no use; it is forgotten");
+                    store.forget(tokens);
+                }
+            }
+            self.stats.failed += 1;
+        }
+    }
+
+    fn insert(&mut self, runner: &mut dyn Runner, tokens: &[TokenId], entry: Entry) {
+        let (_, before) = self.radix.insert(tokens, entry);
+        if let Some(before) = before {
+            runner.free_snapshot(before.snapshot);
+        }
+    }
+
+    /// Gives states up until slots and bytes are kept.
+    fn shrink(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        while self.radix.len() > self.config.slots
+            || (!self.is_empty() && runner.room().snapshot_bytes > self.config.bytes)
+        {
+            self.shed(runner)?;
+        }
+        Ok(())
+    }
+
+    /// Exports a state to the store, if it is long enough and far enough beyond what the store has.
+    fn give(
+        &mut self,
+        runner: &mut dyn Runner,
+        key: Key,
+        growth: Growth,
+    ) -> Result<bool, DeviceError> {
+        let depth = self.radix.depth(key);
+        let (Some(store), Some(entry)) = (&mut self.store, self.radix.get_mut(key)) else {
+            return Ok(false);
+        };
+        let again = matches!(growth, Growth::Any);
+        if depth < self.config.least_stored || (entry.offered && !again) {
+            return Ok(false);
+        }
+        entry.offered = true;
+        let snapshot = entry.snapshot;
+        let tokens = self.radix.tokens(key);
+        let new = depth - store.covered(&tokens).min(depth);
+        let enough = match growth {
+            Growth::Any => new > 0,
+            Growth::Eighth => new >= depth / 8,
+        };
+        if !enough {
+            return Ok(false);
+        }
+        let mut bytes = Vec::new();
+        match runner.export(snapshot, &mut bytes) {
+            Ok(()) => {
+                self.stats.stored += 1;
+                store.put(&tokens, bytes);
+                Ok(true)
+            }
+            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a state cannot be exported");
+                self.stats.failed += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    fn free(&mut self, runner: &mut dyn Runner, key: Key) {
+        if let Some(entry) = self.radix.remove(key) {
+            runner.free_snapshot(entry.snapshot);
+        }
+    }
+}
+
+/// How much longer than what the store has a state must be to be written.
+#[derive(Debug, Clone, Copy)]
+enum Growth {
+    /// By anything: it is about to be lost.
+    Any,
+    /// By an eighth of its length, so that a growing conversation is written a few times over and not each turn.
+    Eighth,
+}

@@ -1,0 +1,332 @@
+//! A tree over runs of tokens: what has been said about a text is found at the longest beginning it shares.
+//!
+//! Every token is compared; nothing rests on a hash. A node without an entry stands only where texts part, so
+//! there are at most twice as many nodes as entries.
+
+use std::collections::BTreeMap;
+
+use contract::TokenId;
+
+/// Names a node that holds an entry, until that entry is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key(usize);
+
+/// Entries by the tokens that lead to them.
+#[derive(Debug)]
+pub(crate) struct Radix<E> {
+    /// Freed places are `None` and used again. Place 0 is the root, which leads nowhere and holds nothing.
+    nodes: Vec<Option<Node<E>>>,
+}
+
+#[derive(Debug)]
+struct Node<E> {
+    parent: usize,
+    /// The tokens between the parent and here, at least one except at the root.
+    edge: Vec<TokenId>,
+    /// Tokens from the root to the end of the edge.
+    depth: usize,
+    /// By the first token of their edge.
+    children: BTreeMap<TokenId, usize>,
+    entry: Option<E>,
+}
+
+const ROOT: usize = 0;
+
+impl<E> Default for Radix<E> {
+    fn default() -> Radix<E> {
+        Radix {
+            nodes: vec![Some(Node {
+                parent: ROOT,
+                edge: Vec::new(),
+                depth: 0,
+                children: BTreeMap::new(),
+                entry: None,
+            })],
+        }
+    }
+}
+
+impl<E> Radix<E> {
+    /// How many entries there are.
+    pub(crate) fn len(&self) -> usize {
+        self.entries().count()
+    }
+
+    /// All entries with the number of tokens that lead to them.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (Key, usize, &E)> {
+        let nodes = self.nodes.iter().enumerate();
+        nodes.filter_map(|(at, node)| {
+            let node = node.as_ref()?;
+            Some((Key(at), node.depth, node.entry.as_ref()?))
+        })
+    }
+
+    /// The entry of a key.
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut E> {
+        self.nodes.get_mut(key.0)?.as_mut()?.entry.as_mut()
+    }
+
+    /// The entry of a key.
+    pub(crate) fn get(&self, key: Key) -> Option<&E> {
+        self.nodes.get(key.0)?.as_ref()?.entry.as_ref()
+    }
+
+    /// How many tokens lead to an entry.
+    pub(crate) fn depth(&self, key: Key) -> usize {
+        self.node(key.0).depth
+    }
+
+    /// The tokens that lead to an entry.
+    pub(crate) fn tokens(&self, key: Key) -> Vec<TokenId> {
+        let mut edges = Vec::new();
+        let mut at = key.0;
+        while at != ROOT {
+            edges.push(&self.node(at).edge);
+            at = self.node(at).parent;
+        }
+        edges.into_iter().rev().flatten().copied().collect()
+    }
+
+    /// The entries at beginnings of `tokens`, `tokens` itself included, shortest first.
+    pub(crate) fn along(&self, tokens: &[TokenId]) -> Vec<Key> {
+        let mut found = Vec::new();
+        let mut at = ROOT;
+        loop {
+            let node = self.node(at);
+            if node.entry.is_some() {
+                found.push(Key(at));
+            }
+            let rest = &tokens[node.depth..];
+            let next = rest.first().and_then(|first| node.children.get(first));
+            match next.map(|next| (*next, self.node(*next))) {
+                Some((next, child)) if rest.starts_with(&child.edge) => at = next,
+                _ => return found,
+            }
+        }
+    }
+
+    /// The nearest entry at a shorter beginning.
+    pub(crate) fn before(&self, key: Key) -> Option<Key> {
+        let mut at = key.0;
+        while at != ROOT {
+            at = self.node(at).parent;
+            if self.node(at).entry.is_some() {
+                return Some(Key(at));
+            }
+        }
+        None
+    }
+
+    /// The entries that continue this one with no entry between.
+    pub(crate) fn after(&self, key: Key) -> Vec<Key> {
+        let mut found = Vec::new();
+        let mut open: Vec<usize> = self.node(key.0).children.values().copied().collect();
+        while let Some(at) = open.pop() {
+            let node = self.node(at);
+            match node.entry {
+                Some(_) => found.push(Key(at)),
+                None => open.extend(node.children.values()),
+            }
+        }
+        found
+    }
+
+    /// Puts an entry at `tokens`, at least one, and gives back what was there.
+    pub(crate) fn insert(&mut self, tokens: &[TokenId], entry: E) -> (Key, Option<E>) {
+        let mut at = ROOT;
+        loop {
+            let depth = self.node(at).depth;
+            let rest = &tokens[depth..];
+            let Some(first) = rest.first() else {
+                let before = self.node_mut(at).entry.replace(entry);
+                return (Key(at), before);
+            };
+            let Some(&child) = self.node(at).children.get(first) else {
+                let leaf = self.add(Node {
+                    parent: at,
+                    edge: rest.to_vec(),
+                    depth: tokens.len(),
+                    children: BTreeMap::new(),
+                    entry: Some(entry),
+                });
+                self.node_mut(at).children.insert(*first, leaf);
+                return (Key(leaf), None);
+            };
+            let edge = &self.node(child).edge;
+            let shared = edge.iter().zip(rest).take_while(|(a, b)| a == b).count();
+            at = match shared == edge.len() {
+                true => child,
+                false => self.split(child, shared),
+            };
+        }
+    }
+
+    /// Takes an entry out.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<E> {
+        let entry = self.nodes.get_mut(key.0)?.as_mut()?.entry.take()?;
+        let node = self.node(key.0);
+        let parent = node.parent;
+        if node.children.is_empty() {
+            let first = node.edge[0];
+            self.nodes[key.0] = None;
+            self.node_mut(parent).children.remove(&first);
+            self.join(parent);
+        } else {
+            self.join(key.0);
+        }
+        Some(entry)
+    }
+
+    /// Cuts the edge to `child` behind `shared` tokens and gives the new node there.
+    fn split(&mut self, child: usize, shared: usize) -> usize {
+        let node = self.node_mut(child);
+        let rest = node.edge.split_off(shared);
+        let edge = std::mem::replace(&mut node.edge, rest);
+        let (parent, first, next) = (node.parent, edge[0], node.edge[0]);
+        let depth = node.depth - node.edge.len();
+        let middle = self.add(Node {
+            parent,
+            edge,
+            depth,
+            children: BTreeMap::from([(next, child)]),
+            entry: None,
+        });
+        self.node_mut(child).parent = middle;
+        self.node_mut(parent).children.insert(first, middle);
+        middle
+    }
+
+    /// Joins a node that holds nothing and leads to one place only with that place.
+    fn join(&mut self, at: usize) {
+        let node = self.node(at);
+        if at == ROOT || node.entry.is_some() || node.children.len() != 1 {
+            return;
+        }
+        let Some(node) = self.nodes[at].take() else {
+            return;
+        };
+        let first = node.edge[0];
+        for child in node.children.into_values() {
+            let below = self.node_mut(child);
+            let mut edge = node.edge.clone();
+            edge.append(&mut below.edge);
+            below.edge = edge;
+            below.parent = node.parent;
+            self.node_mut(node.parent).children.insert(first, child);
+        }
+    }
+
+    fn add(&mut self, node: Node<E>) -> usize {
+        match self.nodes.iter().position(Option::is_none) {
+            Some(at) => {
+                self.nodes[at] = Some(node);
+                at
+            }
+            None => {
+                self.nodes.push(Some(node));
+                self.nodes.len() - 1
+            }
+        }
+    }
+
+    fn node(&self, at: usize) -> &Node<E> {
+        self.nodes[at]
+            .as_ref()
+            .expect("parents and children name nodes that stand")
+    }
+
+    fn node_mut(&mut self, at: usize) -> &mut Node<E> {
+        self.nodes[at]
+            .as_mut()
+            .expect("parents and children name nodes that stand")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ids(text: &str) -> Vec<TokenId> {
+        text.bytes().map(|b| TokenId(u32::from(b))).collect()
+    }
+
+    fn text(tokens: &[TokenId]) -> String {
+        tokens.iter().map(|t| t.0 as u8 as char).collect()
+    }
+
+    fn along(radix: &Radix<u32>, prompt: &str) -> Vec<String> {
+        let keys = radix.along(&ids(prompt));
+        keys.iter().map(|key| text(&radix.tokens(*key))).collect()
+    }
+
+    #[test]
+    fn the_entries_along_a_text_come_shortest_first() {
+        let mut radix = Radix::default();
+        for (i, entry) in ["abcd", "ab", "abxy", "q"].into_iter().enumerate() {
+            radix.insert(&ids(entry), i as u32);
+        }
+        assert_eq!(along(&radix, "abcdef"), ["ab", "abcd"]);
+        assert_eq!(along(&radix, "abx"), ["ab"]);
+        assert_eq!(along(&radix, "abcd"), ["ab", "abcd"]);
+        assert!(along(&radix, "zz").is_empty());
+        let ab = radix.along(&ids("ab"))[0];
+        let mut after: Vec<String> = radix
+            .after(ab)
+            .iter()
+            .map(|k| text(&radix.tokens(*k)))
+            .collect();
+        after.sort();
+        assert_eq!(after, ["abcd", "abxy"]);
+        let abcd = radix.along(&ids("abcd"))[1];
+        assert_eq!(radix.before(abcd), Some(ab));
+        assert_eq!((radix.before(ab), radix.depth(abcd)), (None, 4));
+    }
+
+    #[test]
+    fn entries_stay_found_when_their_ancestors_go() {
+        let mut radix = Radix::default();
+        let mut keys: Vec<Key> = ["ab", "abcd", "abxy"]
+            .map(|t| radix.insert(&ids(t), 0).0)
+            .into();
+        radix.remove(keys.remove(0)).unwrap();
+        assert_eq!(along(&radix, "abcd"), ["abcd"]);
+        radix.remove(keys.remove(0)).unwrap();
+        assert_eq!(along(&radix, "abxyz"), ["abxy"]);
+        radix.remove(keys.remove(0)).unwrap();
+        assert_eq!((radix.len(), radix.nodes.iter().flatten().count()), (0, 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Against a plain map: the same entries, the same beginnings found, and no more nodes than needed.
+        #[test]
+        fn it_is_a_map_that_knows_beginnings(
+            steps in proptest::collection::vec((any::<bool>(), "[ab]{1,6}"), 0..60),
+            probes in proptest::collection::vec("[ab]{0,8}", 1..8),
+        ) {
+            let mut radix = Radix::default();
+            let mut model: BTreeMap<String, u32> = BTreeMap::new();
+            for (i, (put, word)) in steps.into_iter().enumerate() {
+                let word_ids = ids(&word);
+                if put {
+                    prop_assert_eq!(radix.insert(&word_ids, i as u32).1, model.insert(word, i as u32));
+                } else {
+                    let key = radix.along(&word_ids).last().copied();
+                    let key = key.filter(|key| radix.depth(*key) == word.len());
+                    prop_assert_eq!(key.and_then(|key| radix.remove(key)), model.remove(&word));
+                }
+                prop_assert_eq!(radix.len(), model.len());
+                prop_assert!(radix.nodes.iter().flatten().count() <= 2 * model.len() + 1);
+            }
+            for probe in probes {
+                let expected: Vec<&String> = (1..=probe.len())
+                    .filter_map(|n| model.get_key_value(&probe[..n]).map(|(word, _)| word))
+                    .collect();
+                let found = along(&radix, &probe);
+                prop_assert_eq!(found.iter().collect::<Vec<_>>(), expected);
+            }
+        }
+    }
+}

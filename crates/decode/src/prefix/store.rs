@@ -1,0 +1,31 @@
+//! What keeps saved states beyond the process, as far as the algorithm is concerned.
+//!
+//! This crate knows no files, so whoever owns the scheduler brings a [`Store`]. It is asked before a prompt is
+//! read, and given the bytes of states worth keeping when there is nothing else to do.
+
+use std::io::Read;
+
+use contract::TokenId;
+
+/// Keeps exported snapshots by their tokens. Nothing it does may fail: what cannot be kept or found is missing.
+pub trait Store {
+    /// The longest beginning of `prompt` that is kept, of more than `more_than` and at most `at_most` tokens.
+    fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<Found>;
+
+    /// How many tokens of `tokens` the longest kept beginning covers.
+    fn covered(&mut self, tokens: &[TokenId]) -> usize;
+
+    /// Keeps an exported snapshot of `tokens`. Called on the device's thread, so it must not wait for a disk.
+    fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>);
+
+    /// Forgets what [`Store::find`] gave for these tokens, because the device did not take it.
+    fn forget(&mut self, tokens: &[TokenId]);
+}
+
+/// A kept state.
+pub struct Found {
+    /// How many tokens of the prompt it covers.
+    pub position: usize,
+    /// Its bytes, as they were exported.
+    pub source: Box<dyn Read>,
+}
