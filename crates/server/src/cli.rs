@@ -301,6 +301,10 @@ pub struct ServeArgs {
     /// A TOML file of flags; environment variables and flags win over it.
     #[arg(long, env = "HEARTH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Answer from a file of replies instead of running the model, for trying clients; `server::scripted` has the
+    /// format.
+    #[arg(long, env = "HEARTH_SCRIPT", value_name = "FILE", conflicts_with_all = ["draft", "dry_run"])]
+    pub script: Option<PathBuf>,
     /// Print the plan and the memory it takes, and do not start.
     #[arg(long)]
     pub dry_run: bool,

@@ -30,6 +30,7 @@ pub mod prepare;
 pub mod reply;
 pub mod routes;
 pub mod run;
+pub mod scripted;
 pub mod serve;
 pub mod served;
 pub mod settings;

@@ -1,10 +1,13 @@
 //! `hearth serve`: a listener, an engine thread that loads the model, and signals.
 
 use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use decode::SchedulerConfig;
+use contract::Limits;
+use decode::{SchedulerConfig, Speculation};
 use tokio::net::TcpListener;
 
 use crate::bundled::{BUNDLED_NOTE, Bundled};
@@ -19,11 +22,17 @@ use crate::config::{self, Told};
 use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
 use crate::error::ServeError;
 use crate::handle::EngineHandle;
+use crate::scripted::{Script, ScriptedRunner, WARNING};
+use crate::served::ServedModel;
 use crate::settings::ServerConfig;
 use crate::shutdown::Stop;
 
 /// HTTP work is light, and the cores belong to the device.
 const MOST_WORKERS: usize = 4;
+/// A script takes no memory, so its context is as long as any client's prompt.
+const SCRIPT_CONTEXT: usize = 262_144;
+/// Tokens that a script takes in one call.
+const SCRIPT_CHUNK: usize = 2048;
 /// How often a service manager hears of loading.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
@@ -126,7 +135,7 @@ fn load(
 ) -> anyhow::Result<Loaded> {
     let path = model_path(args).map(|path| path.as_path());
     let loaded = open::load_or(path, bundled)?;
-    if path.is_none() {
+    if path.is_none() && args.script.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
     }
     let facts = &loaded.facts;
@@ -143,6 +152,9 @@ fn load(
     let (defaults, told) = card::generation_defaults(flags, &found);
     config::log(&told);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
+    if let Some(file) = &args.script {
+        return scripted(args, file, &loaded, model);
+    }
     let backend = open::device(&args.device)?;
     let drafting = drafting(args, &loaded, bundled)?;
     let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
@@ -154,7 +166,21 @@ fn load(
     }
     let prefill_chunk = fitted.plan.limits.prefill_chunk;
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
-    let scheduler = SchedulerConfig {
+    let scheduler = scheduler(args, &model, prefill_chunk, speculation);
+    Ok(Loaded {
+        runner,
+        scheduler,
+        model,
+    })
+}
+
+fn scheduler(
+    args: &ServeArgs,
+    model: &ServedModel,
+    prefill_chunk: usize,
+    speculation: Speculation,
+) -> SchedulerConfig {
+    SchedulerConfig {
         max_sequences: args.max_sequences,
         // The door bounds the queue; whatever it lets in has a place.
         queue_limit: usize::MAX,
@@ -163,10 +189,35 @@ fn load(
         speculation,
         clock: Some(clock),
         ..SchedulerConfig::default()
+    }
+}
+
+/// The text side of the model with a script in place of a device.
+fn scripted(
+    args: &ServeArgs,
+    file: &Path,
+    loaded: &model::Loaded,
+    model: ServedModel,
+) -> anyhow::Result<Loaded> {
+    let script = Script::parse(&config::read_text("--script", file)?)
+        .with_context(|| format!("--script {}", file.display()))?;
+    tracing::warn!(
+        "{WARNING} (--script {}, {} replies)",
+        file.display(),
+        script.replies()
+    );
+    let drafting = Drafting::none();
+    let limits = Limits {
+        sequences: args.max_sequences,
+        context: args.device.max_ctx.unwrap_or(SCRIPT_CONTEXT),
+        tree_nodes: drafting.tree_nodes(),
+        prefill_chunk: SCRIPT_CHUNK,
     };
+    let tokenizer = Arc::clone(&model.tokenizer);
+    let runner = ScriptedRunner::new(script, tokenizer, &loaded.spec, limits);
     Ok(Loaded {
-        runner,
-        scheduler,
+        runner: Box::new(runner),
+        scheduler: scheduler(args, &model, SCRIPT_CHUNK, drafting.speculation),
         model,
     })
 }

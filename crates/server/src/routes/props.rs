@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::status::{NAME, VERSION};
 use crate::engine::{Phase, Ready};
 use crate::error::ApiError;
+use crate::scripted;
 use crate::state::App;
 
 /// Raised when a key is removed, renamed or gets another type.
@@ -57,6 +58,9 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "bos_token": null,
         "eos_token": special(&model.tokenizer, &model.eos),
     });
+    if info.device.id == scripted::DEVICE {
+        props["warning"] = json!(scripted::WARNING);
+    }
     for part in [generation(&ready), template(&ready), caches()] {
         if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
             props.extend(part);

@@ -12,4 +12,5 @@ mod files;
 mod help;
 mod process;
 mod running;
+mod scripted;
 mod serving;

@@ -1,0 +1,280 @@
+//! The file of a script: what is said after which prompt.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Opens and closes reasoning in the models this server runs.
+const THINK: (&str, &str) = ("<think>", "</think>");
+/// Said where no line fits.
+const NOTHING_FITS: &str = "No line of the script fits this prompt.";
+
+/// A script that was read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Script {
+    lines: Vec<Line>,
+    /// How long each pass of the runner takes.
+    pub step: Duration,
+}
+
+/// What is wrong with a script, and where.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {detail}")]
+pub struct ScriptError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Line {
+    number: usize,
+    rule: Rule,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    #[serde(default)]
+    when: Texts,
+    #[serde(default)]
+    last: Texts,
+    #[serde(default)]
+    unless: Texts,
+    #[serde(default)]
+    unless_last: Texts,
+    think: Option<String>,
+    say: Option<String>,
+    step_ms: Option<u64>,
+}
+
+/// One string or a list of them.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(from = "OneOrMore")]
+struct Texts(Vec<String>);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl From<OneOrMore> for Texts {
+    fn from(texts: OneOrMore) -> Texts {
+        match texts {
+            OneOrMore::One(text) => Texts(vec![text]),
+            OneOrMore::More(texts) => Texts(texts),
+        }
+    }
+}
+
+impl Texts {
+    fn all_in(&self, text: &str) -> bool {
+        self.0.iter().all(|part| text.contains(part))
+    }
+
+    fn any_in(&self, text: &str) -> bool {
+        self.0.iter().any(|part| text.contains(part))
+    }
+}
+
+impl Script {
+    /// Reads the text of a script file.
+    ///
+    /// # Errors
+    /// The first line that is no JSON object of the known keys, or says nothing.
+    pub fn parse(text: &str) -> Result<Script, ScriptError> {
+        let mut script = Script::default();
+        for (index, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let wrong = |detail: String| ScriptError {
+                line: index + 1,
+                detail,
+            };
+            let rule: Rule =
+                serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+            match (&rule.say, rule.step_ms) {
+                (None, Some(ms)) => script.step = Duration::from_millis(ms),
+                (Some(_), None) => script.lines.push(Line {
+                    number: index + 1,
+                    rule,
+                }),
+                (Some(_), Some(_)) => {
+                    return Err(wrong(
+                        "step_ms is for all replies; give it a line of its own".to_owned(),
+                    ));
+                }
+                (None, None) => return Err(wrong("say is missing".to_owned())),
+            }
+        }
+        Ok(script)
+    }
+
+    /// Lines that say something.
+    pub fn replies(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// What is said after `prompt`, and the number of the line that says it. `ends` are the texts of tokens that
+    /// end a turn.
+    pub(super) fn answer(&self, prompt: &str, ends: &[String]) -> (String, Option<usize>) {
+        let last = since_last_reply(prompt, ends);
+        let fits = |rule: &Rule| {
+            rule.when.all_in(prompt)
+                && rule.last.all_in(last)
+                && !rule.unless.any_in(prompt)
+                && !rule.unless_last.any_in(last)
+        };
+        let Some(line) = self.lines.iter().find(|line| fits(&line.rule)) else {
+            return (spoken(prompt, None, NOTHING_FITS), None);
+        };
+        let rule = &line.rule;
+        let say = rule.say.as_deref().unwrap_or_default();
+        (
+            spoken(prompt, rule.think.as_deref(), say),
+            Some(line.number),
+        )
+    }
+}
+
+/// The reply with its reasoning, as a model would go on from the prompt.
+fn spoken(prompt: &str, think: Option<&str>, say: &str) -> String {
+    let (open, close) = THINK;
+    let prompt = prompt.trim_end();
+    let think = think.unwrap_or_default();
+    if prompt.ends_with(open) {
+        let gap = if think.is_empty() { "" } else { "\n" };
+        return format!("{think}{gap}{close}\n\n{say}");
+    }
+    if think.is_empty() || prompt.ends_with(close) {
+        return say.to_owned();
+    }
+    format!("{open}\n{think}\n{close}\n\n{say}")
+}
+
+/// What stands in the prompt after the end of the model's last reply in it; all of it where there is none.
+///
+/// A reply begins with the line that also begins the reply to come, which is the first line behind the last
+/// token that ends a turn.
+fn since_last_reply<'a>(prompt: &'a str, ends: &[String]) -> &'a str {
+    let after = |text: &'a str, from: usize| -> Option<usize> {
+        let found = ends.iter().filter(|end| !end.is_empty());
+        let found = found.filter_map(|end| Some(text[from..].find(end)? + from + end.len()));
+        found.min()
+    };
+    let last_end = ends.iter().filter(|end| !end.is_empty());
+    let Some(last_end) = last_end
+        .filter_map(|end| Some(prompt.rfind(end)? + end.len()))
+        .max()
+    else {
+        return prompt;
+    };
+    let opening = prompt[last_end..].trim_start();
+    let header = opening.lines().next().unwrap_or_default();
+    let earlier = match header.is_empty() {
+        true => None,
+        false => prompt[..last_end].rfind(header),
+    };
+    match earlier.and_then(|at| after(prompt, at)) {
+        Some(end) => &prompt[end..],
+        None => prompt,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: &str = "<|im_end|>";
+
+    fn answer(script: &str, prompt: &str) -> (String, Option<usize>) {
+        let script = Script::parse(script).unwrap();
+        script.answer(prompt, &["<|endoftext|>".to_owned(), END.to_owned()])
+    }
+
+    fn prompt(turns: &[(&str, &str)], opening: &str) -> String {
+        let turns = turns
+            .iter()
+            .map(|(role, text)| format!("<|im_start|>{role}\n{text}{END}\n"));
+        turns.collect::<String>() + opening
+    }
+
+    const THINKS: &str = "<|im_start|>assistant\n<think>\n";
+    const PLAIN: &str = "<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+    #[test]
+    fn the_first_line_that_fits_is_said() {
+        let script = "# a comment\n\n{\"when\": [\"a\", \"b\"], \"say\": \"both\"}\n\
+            {\"when\": \"b\", \"unless\": \"c\", \"say\": \"b\"}\n{\"say\": \"else\"}\n";
+        assert_eq!(answer(script, "a b"), ("both".to_owned(), Some(3)));
+        assert_eq!(answer(script, "x b"), ("b".to_owned(), Some(4)));
+        assert_eq!(answer(script, "b c"), ("else".to_owned(), Some(5)));
+        let (text, line) = answer("{\"when\": \"q\", \"say\": \"x\"}", "a");
+        assert!(line.is_none() && text.contains("No line"), "{text}");
+    }
+
+    #[test]
+    fn last_looks_only_behind_the_models_last_reply() {
+        let script = "{\"last\": \"tool_response\", \"say\": \"after\"}\n\
+            {\"unless_last\": \"again\", \"say\": \"before\"}\n{\"say\": \"again\"}";
+        let first = prompt(&[("system", "s"), ("user", "q")], PLAIN);
+        assert_eq!(answer(script, &first).0, "before");
+        let turns = [
+            ("user", "q"),
+            ("assistant", "call"),
+            ("user", "<tool_response>r"),
+            ("user", "more"),
+        ];
+        assert_eq!(answer(script, &prompt(&turns, PLAIN)).0, "after");
+        let turns = [
+            ("user", "<tool_response>"),
+            ("assistant", "said"),
+            ("user", "again"),
+        ];
+        assert_eq!(answer(script, &prompt(&turns, PLAIN)).0, "again");
+    }
+
+    #[test]
+    fn reasoning_goes_where_the_prompt_wants_it() {
+        let script = "{\"think\": \"hm\", \"say\": \"yes\"}";
+        let turns = [("user", "q")];
+        for (opening, expected) in [
+            (THINKS, "hm\n</think>\n\nyes"),
+            (PLAIN, "yes"),
+            ("<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nyes"),
+        ] {
+            assert_eq!(answer(script, &prompt(&turns, opening)).0, expected);
+        }
+        let silent = "{\"say\": \"yes\"}";
+        assert_eq!(answer(silent, THINKS).0, "</think>\n\nyes");
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let check = |text: &str, line: usize, part: &str| {
+            let error = Script::parse(text).unwrap_err();
+            assert!(
+                error.line == line && error.detail.contains(part),
+                "{text}: {error}"
+            );
+        };
+        check(
+            "{\"say\": \"a\"}\n{\"sya\": \"b\"}",
+            2,
+            "unknown field `sya`",
+        );
+        check("{\"when\": \"a\"}", 1, "say is missing");
+        check("\nhello", 2, "expected value");
+        check("{\"say\": \"a\", \"step_ms\": 1}", 1, "a line of its own");
+        let script = Script::parse("{\"step_ms\": 7}").unwrap();
+        assert_eq!(
+            (script.step, script.replies()),
+            (Duration::from_millis(7), 0)
+        );
+    }
+}

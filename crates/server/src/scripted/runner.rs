@@ -1,0 +1,314 @@
+//! The runner of a script: it keeps the calling protocol's books and computes nothing.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use chat::Tokenizer;
+use contract::{
+    Ask, Candidates, CommitItem, DeviceError, DeviceInfo, DraftItem, KvFormat, KvFormats, Limits,
+    MemoryPlan, ModelSpec, Place as SnapshotPlace, Room, Row, Runner, RunnerInfo, SeqId,
+    SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+};
+
+use super::file::Script;
+use super::reply::{Place, Reply, certain};
+
+/// The device a script calls itself.
+pub const DEVICE: &str = "script";
+/// Told at the start and in `/props`.
+pub const WARNING: &str = "the answers come from a script, not from a model: no weights are run";
+/// Prompts may be cut anywhere: nothing is rounded.
+const PREFILL_ALIGN: usize = 1;
+
+/// See the module.
+pub struct ScriptedRunner {
+    script: Script,
+    tokenizer: Arc<Tokenizer>,
+    /// Texts of the tokens that end a turn.
+    ends: Vec<String>,
+    info: RunnerInfo,
+    sequences: HashMap<SeqId, Sequence>,
+    snapshots: HashMap<SnapshotId, State>,
+    next_id: u64,
+}
+
+/// What was committed, and the reply it is in.
+#[derive(Clone, Default)]
+struct State {
+    history: Vec<TokenId>,
+    /// Chosen when the first row after a prompt is wanted; a further prompt ends it.
+    reply: Option<(Arc<Reply>, Place)>,
+}
+
+impl State {
+    fn bytes(&self) -> u64 {
+        (self.history.len() * size_of::<TokenId>()) as u64
+    }
+}
+
+struct Sequence {
+    state: State,
+    max_len: usize,
+    pending: Option<Tree>,
+}
+
+impl ScriptedRunner {
+    /// A runner that speaks in place of the model `spec`.
+    pub fn new(
+        script: Script,
+        tokenizer: Arc<Tokenizer>,
+        spec: &ModelSpec,
+        limits: Limits,
+    ) -> ScriptedRunner {
+        let ends = tokenizer.eos().iter().map(|id| tokenizer.decode(&[*id]));
+        let info = RunnerInfo {
+            device: DeviceInfo {
+                id: DEVICE.to_owned(),
+                name: "a script of replies".to_owned(),
+                features: Vec::new(),
+                total_bytes: 0,
+                free_bytes: 0,
+            },
+            vocab: spec.vocab,
+            limits,
+            kv: KvFormats {
+                k: KvFormat::F16,
+                v: KvFormat::F16,
+            },
+            model: spec.hash,
+            draft_depth: None,
+            scorer: false,
+            prefill_align: PREFILL_ALIGN,
+            memory: MemoryPlan::default(),
+        };
+        ScriptedRunner {
+            ends: ends.collect(),
+            script,
+            tokenizer,
+            info,
+            sequences: HashMap::new(),
+            snapshots: HashMap::new(),
+            next_id: 0,
+        }
+    }
+
+    fn sequence(&mut self, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
+        let found = self.sequences.get_mut(&seq);
+        found.ok_or(DeviceError::UnknownSequence(seq))
+    }
+
+    /// The reply a sequence is in; its history is the prompt if it is in none yet.
+    fn reply(&mut self, seq: SeqId) -> Result<(Arc<Reply>, Place), DeviceError> {
+        let state = &self.sequences.get(&seq);
+        let state = &state.ok_or(DeviceError::UnknownSequence(seq))?.state;
+        if let Some((reply, place)) = &state.reply {
+            return Ok((Arc::clone(reply), *place));
+        }
+        let prompt = self.tokenizer.decode(&state.history);
+        let (text, line) = self.script.answer(&prompt, &self.ends);
+        match line {
+            Some(line) => tracing::info!(line, "the script answers"),
+            None => tracing::warn!("no line of the script fits a prompt"),
+        }
+        let chosen = (
+            Arc::new(Reply::new(&text, &self.tokenizer)),
+            Place::default(),
+        );
+        self.sequence(seq)?.state.reply = Some(chosen.clone());
+        Ok(chosen)
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn no_draft(call: &'static str) -> DeviceError {
+        DeviceError::Misuse {
+            call,
+            detail: "a script has no draft and no scorer".to_owned(),
+        }
+    }
+}
+
+impl Runner for ScriptedRunner {
+    fn info(&self) -> &RunnerInfo {
+        &self.info
+    }
+
+    fn room(&self) -> Room {
+        let lent: usize = self.sequences.values().map(|s| s.max_len).sum();
+        let limits = self.info.limits;
+        Room {
+            sequences: limits.sequences.saturating_sub(self.sequences.len()),
+            tokens: (limits.sequences * limits.context).saturating_sub(lent),
+            snapshot_bytes: self.snapshots.values().map(State::bytes).sum(),
+        }
+    }
+
+    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
+        let room = self.room();
+        let refuse = |what, wanted: usize, free: usize| DeviceError::NoRoom {
+            what,
+            wanted: wanted as u64,
+            free: free as u64,
+        };
+        if room.sequences == 0 {
+            return Err(refuse("sequences", 1, 0));
+        }
+        let free = room.tokens.min(self.info.limits.context);
+        if max_len > free {
+            return Err(refuse("context tokens", max_len, free));
+        }
+        let seq = SeqId(self.new_id());
+        self.sequences.insert(
+            seq,
+            Sequence {
+                state: State::default(),
+                max_len,
+                pending: None,
+            },
+        );
+        Ok(seq)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        self.sequences.remove(&seq);
+    }
+
+    fn prefill(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        asks: &[(usize, Ask)],
+    ) -> Result<Vec<Row>, DeviceError> {
+        std::thread::sleep(self.script.step);
+        let sequence = self.sequence(seq)?;
+        let free = sequence.max_len - sequence.state.history.len();
+        if tokens.len() > free {
+            return Err(DeviceError::NoRoom {
+                what: "context tokens",
+                wanted: tokens.len() as u64,
+                free: free as u64,
+            });
+        }
+        sequence.state.history.extend_from_slice(tokens);
+        sequence.state.reply = None;
+        let vocab = self.info.vocab;
+        let mut rows = Vec::with_capacity(asks.len());
+        for (at, ask) in asks {
+            rows.push(match tokens.get(at + 1) {
+                Some(next) => certain(*next, ask, vocab),
+                None => {
+                    let (reply, place) = self.reply(seq)?;
+                    reply.row(place, ask, (&self.tokenizer, vocab))
+                }
+            });
+        }
+        Ok(rows)
+    }
+
+    fn draft(
+        &mut self,
+        _items: &[DraftItem],
+        _depth: usize,
+        _k: usize,
+    ) -> Result<Vec<Candidates>, DeviceError> {
+        Err(ScriptedRunner::no_draft("draft"))
+    }
+
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+        std::thread::sleep(self.script.step);
+        let mut answers = Vec::with_capacity(items.len());
+        for item in items {
+            let (reply, place) = self.reply(item.seq)?;
+            let mut places: Vec<Place> = Vec::with_capacity(item.tree.len());
+            for node in item.tree.nodes() {
+                let before = item.tree.parent(node).map_or(place, |p| places[p.index()]);
+                places.push(reply.after(before, item.tree.token(node), &self.tokenizer));
+            }
+            let about = (&*self.tokenizer, self.info.vocab);
+            let rows = places.iter().zip(item.asks);
+            answers.push(rows.map(|(at, ask)| reply.row(*at, ask, about)).collect());
+            self.sequence(item.seq)?.pending = Some(item.tree.clone());
+        }
+        Ok(answers)
+    }
+
+    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        for item in items {
+            let (reply, mut place) = self.reply(item.seq)?;
+            let tokenizer = Arc::clone(&self.tokenizer);
+            let sequence = self.sequence(item.seq)?;
+            let tree = sequence.pending.take().ok_or(DeviceError::Misuse {
+                call: "commit",
+                detail: "nothing is pending".to_owned(),
+            })?;
+            for node in item.path.nodes() {
+                let token = tree.token(*node);
+                place = reply.after(place, token, &tokenizer);
+                sequence.state.history.push(token);
+            }
+            sequence.state.reply = Some((reply, place));
+        }
+        Ok(())
+    }
+
+    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        self.sequence(seq)?.pending = None;
+        Ok(())
+    }
+
+    fn snapshot(&mut self, seq: SeqId, _place: SnapshotPlace) -> Result<SnapshotInfo, DeviceError> {
+        let state = self.sequence(seq)?.state.clone();
+        let info = SnapshotInfo {
+            id: SnapshotId(self.new_id()),
+            position: state.history.len(),
+            bytes: state.bytes(),
+        };
+        self.snapshots.insert(info.id, state);
+        Ok(info)
+    }
+
+    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        let saved = self.snapshots.get(&snapshot);
+        let saved = saved.ok_or(DeviceError::UnknownSnapshot(snapshot))?.clone();
+        let sequence = self.sequence(seq)?;
+        if saved.history.len() > sequence.max_len {
+            return Err(DeviceError::NoRoom {
+                what: "context tokens",
+                wanted: saved.history.len() as u64,
+                free: sequence.max_len as u64,
+            });
+        }
+        sequence.state = saved;
+        Ok(())
+    }
+
+    fn free_snapshot(&mut self, snapshot: SnapshotId) {
+        self.snapshots.remove(&snapshot);
+    }
+
+    fn export(&mut self, _snapshot: SnapshotId, _sink: &mut dyn Write) -> Result<(), DeviceError> {
+        Err(stateless())
+    }
+
+    fn import(&mut self, _source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        Err(stateless())
+    }
+
+    fn score(
+        &mut self,
+        _tokens: &[TokenId],
+        _progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Vec<f32>, DeviceError> {
+        Err(ScriptedRunner::no_draft("score"))
+    }
+}
+
+fn stateless() -> DeviceError {
+    DeviceError::SnapshotRefused {
+        detail: "a script has no states to keep".to_owned(),
+    }
+}
