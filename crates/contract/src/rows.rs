@@ -158,6 +158,17 @@ impl TokenMask {
         mask
     }
 
+    /// The set over `vocab` tokens whose [`words`](TokenMask::words) are these; words and bits beyond the
+    /// vocabulary are dropped, missing ones are empty.
+    pub fn from_words(vocab: usize, words: impl IntoIterator<Item = u64>) -> TokenMask {
+        let mut mask = TokenMask::all(vocab);
+        let words = words.into_iter().chain(std::iter::repeat(0));
+        for (word, given) in mask.words.iter_mut().zip(words) {
+            *word &= given;
+        }
+        mask
+    }
+
     /// Puts a token in; ids beyond the vocabulary are ignored.
     pub fn insert(&mut self, token: TokenId) {
         if let Some(word) = self.words.get_mut(token.index() / 64) {
@@ -177,6 +188,13 @@ impl TokenMask {
         self.words
             .get(token.index() / 64)
             .is_some_and(|w| w >> (token.index() % 64) & 1 == 1)
+    }
+
+    /// Puts in what is in `other`, a set over the same vocabulary.
+    pub fn unite(&mut self, other: &TokenMask) {
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            *word |= other;
+        }
     }
 
     /// Takes out what is not in `other`, a set over the same vocabulary.

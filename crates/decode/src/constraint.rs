@@ -4,10 +4,16 @@
 //! tree, and told of tokens that did. What it forces is verified and committed like any other token, a whole
 //! run of it in one pass, with and without a draft.
 
+mod course;
+mod grammar;
+
 use std::fmt;
 use std::sync::Arc;
 
 use contract::{TokenId, TokenMask};
+
+pub use course::{Budget, Close, Course, CoursePlan, Opening, Reins, ThinkTags};
+pub use grammar::{Encode, Grammar, GrammarError, Grammars, Word};
 
 /// Decides over the tokens of one choice, in the words of tokens that follow those it was told of.
 ///
@@ -20,8 +26,27 @@ pub trait Constraint: Send {
     /// mask is a defect: where a text is complete, its end is what may come.
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>>;
 
+    /// The token that is to be likelier than it is after `path`. Asked only where nothing is forced.
+    fn lean(&mut self, _path: &[TokenId]) -> Option<Lean> {
+        None
+    }
+
     /// Tells of tokens that have come.
     fn advance(&mut self, tokens: &[TokenId]);
+
+    /// Why it can decide no more, if something went wrong; its answers mean nothing then.
+    fn fault(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// A token made likelier.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Lean {
+    /// The token.
+    pub token: TokenId,
+    /// Added to its logit.
+    pub lift: f32,
 }
 
 /// Makes the constraint of each choice of a job, fresh.

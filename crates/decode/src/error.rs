@@ -70,6 +70,12 @@ pub enum Failure {
         /// The driver's words.
         detail: String,
     },
+    /// What the answer must obey is beyond what can be followed; a simpler grammar may go.
+    #[error("the grammar cannot be followed: {detail}")]
+    Constraint {
+        /// Which limit was met.
+        detail: String,
+    },
     /// The device refused a call; a defect.
     #[error("the device refused a call: {detail}")]
     Device {

@@ -30,7 +30,10 @@ mod sequence;
 pub mod stats;
 pub mod tree_build;
 
-pub use constraint::{Constraint, Constraints, ForcedText};
+pub use constraint::{
+    Budget, Close, Constraint, Constraints, Course, CoursePlan, ForcedText, Grammar, GrammarError,
+    Grammars, Lean, Opening, Reins, ThinkTags, Word,
+};
 pub use costs::{Clock, CostTable};
 pub use error::{Failure, Reject};
 pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutToken};

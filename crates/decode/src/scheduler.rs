@@ -356,6 +356,10 @@ impl Scheduler {
         let Some(i) = sequences.iter().position(|s| s.choice == choice) else {
             return;
         };
+        if let Some(fault) = sequences[i].fault() {
+            let detail = fault.to_owned();
+            return self.remove_failed(at, Failure::Constraint { detail }, out);
+        }
         let sequence = sequences.remove(i);
         self.tell(&sequence, walk.tokens, walk.ending, out);
         if walk.ending.is_none() {

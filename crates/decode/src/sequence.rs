@@ -107,6 +107,11 @@ impl Sequence {
         }
     }
 
+    /// Why its constraint can decide no more, if it cannot.
+    pub(crate) fn fault(&self) -> Option<&str> {
+        self.constraint.as_ref()?.fault()
+    }
+
     /// The tokens that come next for certain, at most `most`.
     pub(crate) fn forced_run(&mut self, most: usize) -> Vec<TokenId> {
         let mut run = Vec::new();
@@ -134,10 +139,12 @@ impl Sequence {
                 forced,
             };
         }
-        let constraint = self.constraint.as_mut();
-        let allowed = constraint.and_then(|constraint| constraint.allowed(path));
+        let (allowed, lean) = match &mut self.constraint {
+            None => (None, None),
+            Some(constraint) => (constraint.allowed(path), constraint.lean(path)),
+        };
         NodePlan {
-            ask: self.sampler.ask(&self.history, path, allowed),
+            ask: self.sampler.ask(&self.history, path, allowed, lean),
             forced,
         }
     }

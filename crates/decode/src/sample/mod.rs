@@ -12,7 +12,7 @@ use contract::{Ask, Edits, Row, TokenId, TokenMask, Want};
 
 pub(crate) use penalty::History;
 
-use crate::{Logprobs, OutToken, Settings};
+use crate::{Lean, Logprobs, OutToken, Settings};
 
 /// Chooses the tokens of one sequence. What it chooses depends on the settings, the seed, the history and
 /// the position alone.
@@ -60,12 +60,13 @@ impl Sampler {
     }
 
     /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root, where only
-    /// `allowed` may come.
+    /// `allowed` may come and one may be leaned towards.
     pub(crate) fn ask(
         &self,
         history: &History,
         path: &[TokenId],
         allowed: Option<Arc<TokenMask>>,
+        lean: Option<Lean>,
     ) -> Ask {
         let sampling = &self.settings.sampling;
         let generated = history.generated() + path.len();
@@ -78,10 +79,17 @@ impl Sampler {
             (Some(not_yet), None) => Some(Arc::clone(not_yet)),
             (None, allowed) => allowed,
         };
-        let edits = if mask.is_some() || penalises(&self.settings) {
+        let edits = if mask.is_some() || lean.is_some() || penalises(&self.settings) {
+            let mut bias = sampling.bias.clone();
+            if let Some(Lean { token, lift }) = lean {
+                match bias.iter_mut().find(|(other, _)| *other == token) {
+                    Some((_, given)) => *given += lift,
+                    None => bias.push((token, lift)),
+                }
+            }
             Some(Arc::new(Edits {
                 allowed: mask,
-                bias: sampling.bias.clone(),
+                bias,
                 repetition: sampling.repetition,
                 frequency: sampling.frequency,
                 presence: sampling.presence,
@@ -262,12 +270,13 @@ mod tests {
                 .and_then(|edits| edits.allowed.clone())
                 .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
         };
-        assert!(bars(sampler.ask(&history, &[], None)));
+        assert!(bars(sampler.ask(&history, &[], None, None)));
         history.push(TokenId(9));
-        assert!(bars(sampler.ask(&history, &[TokenId(4)], None)));
+        assert!(bars(sampler.ask(&history, &[TokenId(4)], None, None)));
         assert!(!bars(sampler.ask(
             &history,
             &[TokenId(4), TokenId(5)],
+            None,
             None
         )));
     }
@@ -294,7 +303,7 @@ mod tests {
             let sampler = Sampler::new(settings.clone(), 0, &[], LANGUAGE.vocab, 64);
             let history = History::new(&prompt, &settings.sampling);
             let trace = LANGUAGE.begin().then_all(&prompt);
-            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[], None)), prompt.len());
+            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[], None, None)), prompt.len());
             let raw = LANGUAGE.row(trace, &Ask::full());
             let told = out.logprobs.unwrap();
             prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);

@@ -1,0 +1,285 @@
+//! Grammars over tokens: which tokens a text in a language may go on with, and which it must.
+//!
+//! A language is told in Lark's notation, with JSON schemas inline (`%json { … }`) and special tokens by id
+//! (`<[17]>`). The matching itself is the `llguidance` crate's; here it is made to answer about the nodes of a
+//! tree, by walking back and forth between paths that have most of their tokens in common.
+
+use std::fmt;
+use std::sync::Arc;
+
+use contract::{TokenId, TokenMask};
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId as Word32, TokenizerEnv,
+};
+use llguidance::{Matcher, ParserFactory};
+
+/// The most states that recognising a language's words may take, and so its memory: 1 to 2 kB each.
+const MAX_LEXER_STATES: usize = 65_536;
+
+/// What a token stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// These bytes of text.
+    Text(Vec<u8>),
+    /// A mark that is no text; a grammar can name it only by its id.
+    Mark,
+}
+
+/// A language that was refused, in words for whoever wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct GrammarError {
+    /// What is wrong with it.
+    pub detail: String,
+}
+
+/// Turns a text into tokens as the model was taught to read it.
+pub type Encode = dyn Fn(&str) -> Vec<TokenId> + Send + Sync;
+
+/// Makes grammars for one vocabulary. Building it takes time in proportion to the vocabulary; share it.
+pub struct Grammars {
+    factory: ParserFactory,
+    /// Length of a row, which may be more than there are words.
+    vocab: usize,
+}
+
+/// One language over the tokens of one vocabulary.
+#[derive(Clone)]
+pub struct Grammar {
+    start: Arc<Matcher>,
+    vocab: usize,
+    eos: TokenId,
+}
+
+impl Grammars {
+    /// For `words`, `[tokens]`, in rows of `vocab` tokens; `eos` are the tokens that may end a text, at least
+    /// one, and `encode` turns text into tokens.
+    pub fn new(
+        words: &[Word],
+        vocab: usize,
+        eos: &[TokenId],
+        encode: Arc<Encode>,
+    ) -> Result<Grammars, GrammarError> {
+        let refused = |detail: String| GrammarError { detail };
+        let n_words = u32::try_from(words.len()).map_err(|_| {
+            refused(format!(
+                "a vocabulary of {} tokens is too large",
+                words.len()
+            ))
+        })?;
+        let eos: Vec<Word32> = eos
+            .iter()
+            .map(|id| id.0)
+            .filter(|id| *id < n_words)
+            .collect();
+        let Some(first) = eos.first() else {
+            return Err(refused(
+                "the vocabulary has no token that ends a text".to_owned(),
+            ));
+        };
+        let bytes: Vec<Vec<u8>> = words.iter().map(trie_bytes).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(n_words, *first), &bytes).with_eos_tokens(&eos);
+        let env: TokEnv = Arc::new(Env { trie, encode });
+        let abilities = InferenceCapabilities {
+            ff_tokens: true,
+            ..InferenceCapabilities::default()
+        };
+        let mut factory =
+            ParserFactory::new(&env, abilities, &SlicedBiasComputer::general_slices())
+                .map_err(|error| refused(first_line(&error.to_string())))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            max_lexer_states: MAX_LEXER_STATES,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(Grammars { factory, vocab })
+    }
+
+    /// The language of a grammar in Lark's notation.
+    pub fn compile(&self, lark: &str) -> Result<Grammar, GrammarError> {
+        let grammar = TopLevelGrammar::from_lark(lark.to_owned());
+        let start = Matcher::new(self.factory.create_parser(grammar));
+        match start.get_error() {
+            Some(error) => Err(GrammarError {
+                detail: first_line(&error),
+            }),
+            None => Ok(Grammar {
+                start: Arc::new(start),
+                vocab: self.vocab,
+                eos: TokenId(self.factory.tok_env().tok_trie().eos_token()),
+            }),
+        }
+    }
+}
+
+/// The words of an error that mean something to whoever wrote the grammar: neither where in our own notation it
+/// stood, nor the state of the matcher.
+fn first_line(error: &str) -> String {
+    let line = error.lines().find(|line| !line.trim().is_empty());
+    let line = line.unwrap_or("not understood");
+    let inner = ["failed to compile JSON schema: "]
+        .iter()
+        .find_map(|lead| line.split_once(lead).map(|(_, rest)| rest));
+    // A regular expression is quoted over several lines, with the reason last.
+    let reason = error
+        .lines()
+        .find_map(|line| line.strip_prefix("error: "))
+        .filter(|_| line.ends_with("parse error:") || inner == Some("regex parse error:"));
+    match (inner.unwrap_or(line), reason) {
+        (what, Some(reason)) => format!("{} {reason}", what.trim_end()),
+        (what, None) => what.to_owned(),
+    }
+}
+
+/// A word as the trie takes it: marks are told from text by a first byte that no text has.
+fn trie_bytes(word: &Word) -> Vec<u8> {
+    match word {
+        Word::Text(bytes) if bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) => bytes.clone(),
+        // Without bytes a word is in no text. The byte of the mark alone is no text either.
+        Word::Text(_) | Word::Mark => Vec::new(),
+    }
+}
+
+/// The vocabulary as the matcher asks for it.
+struct Env {
+    trie: TokTrie,
+    encode: Arc<Encode>,
+}
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<Word32> {
+        let whole = std::str::from_utf8(bytes).ok();
+        let ids = whole.map(|text| (self.encode)(text));
+        let ids: Option<Vec<Word32>> = ids.map(|ids| ids.iter().map(|id| id.0).collect());
+        // A tokenizer that composes letters, or takes text for a mark, does not give the text back.
+        ids.filter(|ids| self.trie.decode_raw(ids) == bytes)
+            .unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
+    }
+}
+
+impl Grammar {
+    /// Whether a text can begin at all, within the matcher's limits.
+    pub fn check(&self) -> Result<(), GrammarError> {
+        let mut follower = self.begin();
+        if follower.forced(&[]).is_none() {
+            follower.allowed(&[]);
+        }
+        match follower.fault {
+            Some(detail) => Err(GrammarError { detail }),
+            None => Ok(()),
+        }
+    }
+
+    /// Follows a text from its beginning.
+    pub(crate) fn begin(&self) -> Follower {
+        Follower {
+            // Deep, so that no request waits for another's or fills up the states of another's.
+            matcher: self.start.deep_clone(),
+            ahead: Vec::new(),
+            vocab: self.vocab,
+            eos: self.eos,
+            fault: None,
+        }
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grammar")
+    }
+}
+
+/// One text on its way through a grammar.
+pub(crate) struct Follower {
+    matcher: Matcher,
+    /// Tokens the matcher has taken beyond those that were told of.
+    ahead: Vec<TokenId>,
+    vocab: usize,
+    eos: TokenId,
+    fault: Option<String>,
+}
+
+impl Follower {
+    /// Brings the matcher to the end of `path`, tokens beyond those told of. `false` if it cannot get there.
+    fn go(&mut self, path: &[TokenId]) -> bool {
+        if self.fault.is_some() {
+            return false;
+        }
+        let pairs = self.ahead.iter().zip(path);
+        let common = pairs.take_while(|(a, b)| a == b).count();
+        let back = self.ahead.len() - common;
+        let moved = self.matcher.rollback(back);
+        if back > 0 {
+            // Its last mask is kept by the place in the text, which now has another text before it.
+            self.matcher.invalidate_bias_cache();
+        }
+        self.ahead.truncate(common);
+        let moved = moved.and_then(|()| {
+            for token in &path[common..] {
+                self.matcher.consume_token(token.0)?;
+                self.ahead.push(*token);
+            }
+            Ok(())
+        });
+        if let Err(error) = moved {
+            self.fault = Some(first_line(&error.to_string()));
+        }
+        self.fault.is_none()
+    }
+
+    /// The only token that may follow `path`, if there is only one or the text is complete.
+    pub(crate) fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
+        if !self.go(path) {
+            return None;
+        }
+        if self.matcher.is_stopped() {
+            return Some(self.eos);
+        }
+        let run = self.matcher.compute_ff_tokens();
+        run.first().map(|id| TokenId(*id))
+    }
+
+    /// The tokens that may follow `path`. After a fault, the ending one.
+    pub(crate) fn allowed(&mut self, path: &[TokenId]) -> Arc<TokenMask> {
+        let mut ending = TokenMask::none(self.vocab);
+        ending.insert(self.eos);
+        if !self.go(path) {
+            return Arc::new(ending);
+        }
+        Arc::new(match self.matcher.compute_mask_or_eos() {
+            Ok(set) => {
+                let halves = set.as_slice().chunks(2);
+                let words = halves.map(|half| {
+                    let high = half.get(1).copied().unwrap_or(0);
+                    u64::from(half[0]) | u64::from(high) << 32
+                });
+                TokenMask::from_words(self.vocab, words)
+            }
+            Err(error) => {
+                self.fault = Some(first_line(&error.to_string()));
+                ending
+            }
+        })
+    }
+
+    /// Tells of tokens that have come.
+    pub(crate) fn advance(&mut self, tokens: &[TokenId]) {
+        self.go(tokens);
+        self.ahead.clear();
+    }
+
+    /// Why nothing more can be said, if something went wrong: the language is beyond the matcher's limits.
+    pub(crate) fn fault(&self) -> Option<&str> {
+        self.fault.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

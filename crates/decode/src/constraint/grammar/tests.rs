@@ -1,0 +1,208 @@
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// The bytes, some longer words, a mark, and two tokens that end a text; rows are longer than the vocabulary.
+const LONGER: [&str; 8] = [
+    "{\"",
+    "\":",
+    "name",
+    ", \"",
+    "true",
+    "null",
+    "}}",
+    "\u{1f600}",
+];
+const MARK: TokenId = TokenId(264);
+const EOS: [TokenId; 2] = [TokenId(265), TokenId(266)];
+const VOCAB: usize = 300;
+
+static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| {
+    let mut words: Vec<Word> = (0..=255).map(|byte| Word::Text(vec![byte])).collect();
+    words.extend(LONGER.map(|text| Word::Text(text.as_bytes().to_vec())));
+    words.extend([Word::Mark, Word::Mark, Word::Mark]);
+    Grammars::new(&words, VOCAB, &EOS, Arc::new(encode)).unwrap()
+});
+
+/// The longest words first.
+fn encode(text: &str) -> Vec<TokenId> {
+    let mut ids = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.bytes().next() {
+        let longer = (0..LONGER.len()).filter(|i| rest.starts_with(LONGER[*i]));
+        match longer.max_by_key(|i| LONGER[*i].len()) {
+            Some(i) => {
+                ids.push(TokenId(256 + i as u32));
+                rest = &rest[LONGER[i].len()..];
+            }
+            None if first < 0x80 => {
+                ids.push(TokenId(u32::from(first)));
+                rest = &rest[1..];
+            }
+            None => {
+                let letter = rest.chars().next().map_or(1, char::len_utf8);
+                ids.extend(
+                    rest.as_bytes()[..letter]
+                        .iter()
+                        .map(|b| TokenId(u32::from(*b))),
+                );
+                rest = &rest[letter..];
+            }
+        }
+    }
+    ids
+}
+
+fn text(ids: &[TokenId]) -> String {
+    let bytes = ids.iter().flat_map(|id| match id.index() {
+        byte @ 0..256 => vec![byte as u8],
+        longer @ 256..264 => LONGER[longer - 256].as_bytes().to_vec(),
+        mark => format!("<{mark}>").into_bytes(),
+    });
+    String::from_utf8(bytes.collect()).unwrap()
+}
+
+/// Every token that may follow, by what is forced and by the mask.
+fn next(follower: &mut Follower, path: &[TokenId]) -> Vec<TokenId> {
+    let forced = follower.forced(path);
+    let mask = follower.allowed(path);
+    let all = (0..VOCAB as u32)
+        .map(TokenId)
+        .filter(|id| mask.contains(*id));
+    let all: Vec<TokenId> = all.collect();
+    match forced {
+        Some(token) => {
+            assert!(all.contains(&token), "{token} is forced and not allowed");
+            vec![token]
+        }
+        None => all,
+    }
+}
+
+/// A text of the language, choosing with `dice` among what may follow.
+fn spoken(
+    follower: &mut Follower,
+    dice: &mut impl FnMut(usize) -> usize,
+    most: usize,
+) -> Vec<TokenId> {
+    let mut path = Vec::new();
+    while path.len() < most {
+        let may = next(follower, &path);
+        let ends = may.iter().find(|id| EOS.contains(id));
+        let token = match ends {
+            Some(end) if dice(2) == 0 => *end,
+            _ => may[dice(may.len())],
+        };
+        path.push(token);
+        if EOS.contains(&token) {
+            break;
+        }
+    }
+    path
+}
+
+const PERSON: &str = r#"start: %json {"type": "object", "properties": {"name": {"enum": ["a", "bc"]},
+    "ok": {"type": "boolean"}, "of": {"type": ["null", "integer"]}}, "required": ["name", "ok", "of"],
+    "additionalProperties": false}"#;
+
+#[test]
+fn what_is_forced_comes_without_being_asked_and_ends_the_text() {
+    let grammar = GRAMMARS
+        .compile("start: \"{\\\"name\\\":\" (\"true\" | \"null\") <[264]>")
+        .unwrap();
+    grammar.check().unwrap();
+    let mut follower = grammar.begin();
+    let mut path = Vec::new();
+    while let Some(token) = follower.forced(&path) {
+        path.push(token);
+    }
+    assert_eq!(text(&path), "{\"name\":");
+    let may: Vec<u32> = next(&mut follower, &path).iter().map(|id| id.0).collect();
+    assert_eq!(may, [u32::from(b'n'), u32::from(b't'), 260, 261]);
+    path.push(TokenId(261));
+    assert_eq!(follower.forced(&path), Some(MARK));
+    path.push(MARK);
+    assert_eq!(follower.forced(&path), Some(EOS[0]));
+}
+
+#[test]
+fn marks_and_ends_are_no_text() {
+    let grammar = GRAMMARS.compile("start: /[^z]*/ \"z\"").unwrap();
+    let mask = grammar.begin().allowed(&[]);
+    for barred in [MARK, EOS[0], EOS[1], TokenId(0xff), TokenId(299)] {
+        assert!(!mask.contains(barred), "{barred}");
+    }
+    assert!(mask.contains(TokenId(u32::from(b'a'))));
+}
+
+#[test]
+fn what_is_wrong_with_a_grammar_is_said_without_our_own_notation() {
+    let check = |lark: &str, expected: &str| {
+        let detail = match GRAMMARS.compile(lark) {
+            Err(error) => error.detail,
+            Ok(grammar) => grammar.check().unwrap_err().detail,
+        };
+        assert!(detail.contains(expected), "{detail}");
+        assert!(!detail.contains("%json"), "{detail}");
+    };
+    check(
+        r#"start: %json {"not": {}, "contains": {}}"#,
+        r#"["contains", "not"]"#,
+    );
+    check(
+        r#"start: %json {"type": "string", "format": "zip"}"#,
+        "format: zip",
+    );
+    check(
+        r#"start: %json {"type": "string", "pattern": "(?=a)b"}"#,
+        "look-around",
+    );
+    check(
+        r#"start: %json {"minimum": 3, "maximum": 2, "type": "integer"}"#,
+        "minimum (3)",
+    );
+    check("start: foo", "unknown name");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    #[test]
+    fn a_node_is_told_the_same_whichever_nodes_were_asked_about_before(
+        choices in prop::collection::vec(0..1000_usize, 200), told in 0..12_usize, rank: u64,
+    ) {
+        let grammar = GRAMMARS.compile(PERSON).unwrap();
+        let mut choices = choices.into_iter().cycle();
+        let mut dice = move |n: usize| choices.next().unwrap() % n;
+        let paths: Vec<Vec<TokenId>> =
+            (0..4).map(|_| spoken(&mut grammar.begin(), &mut dice, 60)).collect();
+        let (base, others) = paths.split_first().unwrap();
+        let told = told.min(base.len() - 1);
+        // All that share the beginning that was told, cut at every length, in a muddled order.
+        let mut nodes: Vec<&[TokenId]> = others.iter().chain([base])
+            .filter(|path| path.starts_with(&base[..told]))
+            .flat_map(|path| (told..path.len()).map(|end| &path[..end]))
+            .collect();
+        nodes.sort_by_key(|node| (node.len() as u64).wrapping_mul(rank | 1) ^ rank);
+        let mut follower = grammar.begin();
+        follower.advance(&base[..told]);
+        for node in nodes {
+            let mut fresh = grammar.begin();
+            prop_assert_eq!(next(&mut follower, &node[told..]), next(&mut fresh, node), "{:?}", text(node));
+        }
+        prop_assert_eq!(follower.fault(), None);
+    }
+
+    #[test]
+    fn what_ends_is_complete(choices in prop::collection::vec(0..1000_usize, 200)) {
+        let grammar = GRAMMARS.compile(PERSON).unwrap();
+        let mut choices = choices.into_iter().cycle();
+        let path = spoken(&mut grammar.begin(), &mut move |n| choices.next().unwrap() % n, 400);
+        prop_assume!(path.last().is_some_and(|last| EOS.contains(last)));
+        let said = text(&path[..path.len() - 1]);
+        let bare: String = said.chars().filter(|c| !c.is_whitespace()).collect();
+        prop_assert!(bare.starts_with("{\"name\":\"") && bare.ends_with('}'), "{said}");
+        prop_assert!(bare.contains("\"ok\":") && bare.contains("\"of\":"), "{said}");
+    }
+}
