@@ -16,12 +16,12 @@
 
 extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const Step* step, const float* q, const float* partial, int rows, Out out) {
+    pdl_launch();
     __shared__ float part[8][256];
     __shared__ float weights[8][32][2];
     const int group = blockIdx.x, row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int at = group * 256 + lane * 8, head = at / DIM;
     const bool real = at < WIDTH;
-    // The kernel before this is the one that fills `partial`; what came before that is complete.
     if (row >= step->rows) return;
     const Tree tree = step->tree[step->tree_of[row]];
 #if SPLITS > 1
@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const int splits = 1;
 #endif
     const size_t index = (size_t)row * HEADS + head;
+    pdl_wait();
 #if GATE
     float4 gates[2];
     if (real && warp == 0) {
@@ -37,8 +38,6 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
         gates[0] = gate[0], gates[1] = gate[1];
     }
 #endif
-    pdl_wait();
-    pdl_launch();
     const float* pairs = partial + (size_t)rows * HEADS * SPLITS * DIM + index * SPLITS * 2;
     const float* values = partial + index * SPLITS * DIM + at % DIM;
 

@@ -38,9 +38,9 @@ __device__ __forceinline__ void move(const Path& path, const Pages& pages, u8* p
 }
 
 extern "C" __global__ void __launch_bounds__(128) attn_compact(const Commit* commit, Planes planes, Pages pages) {
+    pdl_launch();
     const int layer = blockIdx.x, which = blockIdx.y / KV_HEADS, head = blockIdx.y % KV_HEADS;
     pdl_wait();
-    pdl_launch();
     const u64 base = which == 0 ? planes.base[0] : which == 1 ? planes.base[1] : which == 2 ? planes.base[2] : planes.base[3];
     const u64 stride = which == 0   ? planes.layer_stride[0]
                        : which == 1 ? planes.layer_stride[1]

@@ -19,12 +19,12 @@
 
 extern "C" __global__ void __launch_bounds__(256) attn_path(
     const Step* step, const float* q, Plane keys, Plane values, Pages pages, float scale, float* partial, int rows) {
+    pdl_launch();
     __shared__ float query[DIM], score[KEYS], room[8], sums[256];
     __shared__ size_t place[KEYS];
     const int head = blockIdx.x, row = blockIdx.y, kv_head = head / (HEADS / KV_HEADS);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     pdl_wait();
-    pdl_launch();
     if (row >= step->rows) return;
     const Tree tree = step->tree[step->tree_of[row]];
     const int node = row - tree.first, at = step->position[row];

@@ -110,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
     const Header* header, float* q, const float* k, const float* v, const float* __restrict__ q_norm,
     const float* __restrict__ k_norm, const double* __restrict__ frequency, u16* q16, float eps, Plane keys,
     Plane values, Pages pages) {
+    pdl_launch();
     const int head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
     float norm[BLOCKS];
 #if NORMED
@@ -117,7 +118,6 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
     for (int b = 0; b < BLOCKS; b++) norm[b] = (head < HEADS ? q_norm : k_norm)[32 * b + lane];
 #endif
     pdl_wait();
-    pdl_launch();
     Place place;
     if (head >= HEADS + 2 * KV_HEADS || !place_of(header, row, pages.ring, place)) return;
     float x[BLOCKS];

@@ -72,9 +72,10 @@ __device__ __forceinline__ float exp2_approx(float x) {
 extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
     const Step* step, const u16* q16, Plane keys, Plane values, Pages pages, float scale_log2, float* partial, int rows) {
     extern __shared__ __align__(16) u8 shared[];
+    pdl_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    // The kernel before this is attn_prepare, which waits for its predecessors before it lets this one begin: only what
-    // it writes itself, queries and the rows of the nodes, must be waited for here.
+    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
+    // waited for.
     //
     // Work items are (tree, split, key head, part of M). With little to do M is cut finer, so that all blocks get some.
     const int trees = step->trees;
@@ -132,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
 #pragma unroll 1
         for (int h = 0; h < RING - 1; h++) load(h);
         if (early && !waited) pdl_wait();
-        if (!waited) pdl_launch();
         waited = true;
 
         // Queries in fragment order: [tile of M][block][rows g or g + 8][lane], 16 bytes each; zeros past the last row.

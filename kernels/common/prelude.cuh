@@ -36,7 +36,10 @@ __device__ __forceinline__ void pdl_wait() {
 #endif
 }
 
-// Lets the next kernel of the stream start its prologue; call it early, results need not be written yet.
+// Lets the next kernel of the stream start its prologue, results need not be written yet. The kernels of a step call it
+// first of all, so that the next product fetches its weights meanwhile. Then the kernel two before may still run while
+// this one starts: before its wait a kernel reads only what no kernel of its plan writes (weights, the header, committed
+// states, keys and values), and some thread of it must wait, or what comes behind would not wait for what was before.
 __device__ __forceinline__ void pdl_launch() {
 #if HAS_BULK && defined(PDL)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

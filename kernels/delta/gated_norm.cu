@@ -9,7 +9,6 @@
 // arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
 #include "common/prelude.cuh"
 #include "delta/shape.cuh"
-#define WIDTH VALUES
 #include "norm/source.cuh"
 #include "norm/emit.cuh"
 #include "prefill/panel.cuh"
@@ -17,11 +16,11 @@
 extern "C" __global__ void __launch_bounds__(128)
 gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, Out out,
            char* panel, int rows_cap) {
+    pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     float weight[8];
     fetch<DIM * 2>(norm - lane / 16 * DIM, 0, weight);
     pdl_wait();
-    pdl_launch();
     if (row >= source_rows(header) || group >= OUT_GROUPS) return;
     float y[8], gate[8];
     fetch<WIDTH>(o + (u64)row * ld_o, group, y);

@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(256)
 tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
      u64 state_stride, float* factors, u64 factor_stride, float* o) {
+    pdl_launch();
     extern __shared__ float room[];
     float* keys = room;                       // [NODES][128], swizzled
     float* queries = keys + NODES * DIM;      // [NODES][128], swizzled
@@ -148,7 +149,6 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     }
     __syncthreads();
     pdl_wait();
-    pdl_launch();
     const Source source = {x + (u64)tree.first * ld_x, ld_x, of_slot(window, tree.slot, window_stride)};
     float* node_out = of_slot(factors, tree.slot, factor_stride);
 #if GROUPED

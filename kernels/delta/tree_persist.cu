@@ -31,8 +31,8 @@ __device__ __forceinline__ float dot(float4 a, float4 b) {
 extern "C" __global__ void __launch_bounds__(256)
 tree_persist(const Step* step, const float* mixed, const float* gates, const float* state, u64 state_stride,
              float* factors, u64 factor_stride, float* o, float* states) {
-    pdl_wait();
     pdl_launch();
+    pdl_wait();
     if ((int)blockIdx.z >= step->trees) return;
     const Tree tree = step->tree[blockIdx.z];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;

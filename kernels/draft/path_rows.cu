@@ -11,9 +11,9 @@
 #include "norm/emit.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) draft_path_rows(const Commit* commit, const float* x, Out out) {
+    pdl_launch();
     const int group = blockIdx.x * 4 + threadIdx.x / 32;
     pdl_wait();
-    pdl_launch();
     if (group >= OUT_GROUPS) return;
     int row = blockIdx.y;
     for (int p = 0; p < commit->paths; p++) {

@@ -115,9 +115,9 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
 
 extern "C" __global__ void __launch_bounds__(256) embed_gather(
     const Header* header, const u8* __restrict__ table, float* out) {
+    pdl_launch();
     const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
     pdl_wait();
-    pdl_launch();
     if (row >= source_rows(header) || at >= WIDTH) return;
     const u8* from = table + (size_t)header->token[row] * ROW_BYTES;
     float v[4];

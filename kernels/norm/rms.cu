@@ -17,13 +17,13 @@
 #if NORM_WARPS
 extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
     const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, Out out) {
+    pdl_launch();
     __shared__ float room[NORM_WARPS];
     const int row = blockIdx.x, warp = threadIdx.x / 32;
     float w[PER_WARP][8], v[PER_WARP][8];
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(weight, warp + i * NORM_WARPS, w[i]);
     pdl_wait();
-    pdl_launch();
     if (row >= source_rows(header)) return;
     float* from = x + (size_t)source_row(header, row) * WIDTH;
     float sum = 0.0f;
@@ -64,9 +64,9 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
 #else
 
 extern "C" __global__ void __launch_bounds__(128) norm_convert(const Header* header, const float* x, Out out) {
+    pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
     pdl_wait();
-    pdl_launch();
     if (row >= source_rows(header) || group >= OUT_GROUPS) return;
     float v[8];
     fetch<WIDTH>(x + (size_t)source_row(header, row) * WIDTH, group, v);

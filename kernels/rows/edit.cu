@@ -13,9 +13,9 @@
 extern "C" __global__ void __launch_bounds__(256) rows_edit_dense(
     const int* __restrict__ header, const float* __restrict__ logits, float* __restrict__ edited,
     const EditHead* __restrict__ edits) {
+    pdl_launch();
     const int row = blockIdx.y;
     pdl_wait();
-    pdl_launch();
     if (row >= header[ASKED_AT]) return;
     const int which = edits->of[row];
     if (which < 0) return;
@@ -32,9 +32,9 @@ extern "C" __global__ void __launch_bounds__(256) rows_edit_dense(
 
 extern "C" __global__ void __launch_bounds__(256) rows_edit_sparse(
     const int* __restrict__ header, float* __restrict__ edited, const EditHead* __restrict__ edits) {
+    pdl_launch();
     const int row = blockIdx.x;
     pdl_wait();
-    pdl_launch();
     if (row >= header[ASKED_AT]) return;
     const int which = edits->of[row];
     if (which < 0) return;

@@ -19,10 +19,10 @@
 extern "C" __global__ void __launch_bounds__(WARPS * 32) rows_scan(
     const int* __restrict__ header, const float* __restrict__ logits, const float* __restrict__ edited,
     const EditHead* __restrict__ edits, float* __restrict__ scratch) {
+    pdl_launch();
     const int row = blockIdx.y, raw = blockIdx.z;
     const int lane = threadIdx.x & 31, run = blockIdx.x * WARPS + (threadIdx.x >> 5);
     pdl_wait();
-    pdl_launch();
     if (row >= header[ASKED_AT] || run >= RUNS) return;
     const bool has_edits = edit_of(edits, row) >= 0;
     if (raw && !has_edits) return;

@@ -73,10 +73,10 @@ __device__ void gather(const float* values, unsigned bound, Shared& s) {
 extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
     const int* __restrict__ header, const float* __restrict__ logits, const float* __restrict__ edited,
     const EditHead* __restrict__ edits, const float* __restrict__ scratch, int* __restrict__ out) {
+    pdl_launch();
     __shared__ Shared s;
     const int row = blockIdx.x;
     pdl_wait();
-    pdl_launch();
     if (row >= header[ASKED_AT]) return;
     const bool has_edits = edit_of(edits, row) >= 0;
     const float* raw = logits + (size_t)row * STRIDE;

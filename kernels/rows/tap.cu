@@ -10,9 +10,9 @@
 
 extern "C" __global__ void __launch_bounds__(256) rows_tap(
     const int* header, const float* x, float* out) {
+    pdl_launch();
     const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
     pdl_wait();
-    pdl_launch();
     if (row >= header[0] || at >= WIDTH) return;
     size_t place = row;
 #if NODES

@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(128)
 conv_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
           const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, float* factors,
           u64 factor_stride, float* mixed, float* gates) {
+    pdl_launch();
     const int row = blockIdx.y;
     const int lane = threadIdx.x % 32;
     const bool gate_block = blockIdx.x == gridDim.x - 1;
@@ -26,7 +27,6 @@ conv_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     Weights w;
     if (active) w = load_weights(weight, channel);
     pdl_wait();
-    pdl_launch();
     const int tree = step->tree_of[row];
     if (tree < 0) return;
     const Tree t = step->tree[tree];

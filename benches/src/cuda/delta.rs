@@ -10,6 +10,7 @@ use cuda::launch::delta::{
     Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, prefill_on,
     prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
+use cuda::launch::norm::Out as Forms;
 
 use super::{Bench, Work};
 
@@ -118,10 +119,7 @@ impl World {
     }
 
     fn out(&self) -> Out {
-        Out {
-            f32: self.out.ptr(),
-            ..Out::default()
-        }
+        Out::of(Forms::f32(self.out.ptr()))
     }
 }
 

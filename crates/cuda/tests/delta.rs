@@ -11,6 +11,7 @@ use cpu::reference::{delta as reference, norm};
 use cuda::driver::Buffer;
 use cuda::launch::delta::{DIM, Exactness, Out, Shape, tree as steps, verify};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
+use cuda::launch::norm::Out as Forms;
 use delta_world::{Device, HeadRows, Parents, Projected, World, bush, chain, path, shapes, star};
 
 const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
@@ -371,10 +372,7 @@ fn check_layer(gpu: &Device, world: &World, trees: &[(usize, Parents)], exactnes
     let scratch = card::poisoned::<u8>(gpu, verify_scratch_bytes(shape, bucket, exactness));
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let result = card::poisoned::<f32>(gpu, bucket * values);
-    let out = Out {
-        f32: result.ptr(),
-        ..Out::default()
-    };
+    let out = Out::of(Forms::f32(result.ptr()));
     gpu.launch(&verify(
         shape,
         bucket,

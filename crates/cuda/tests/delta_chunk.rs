@@ -9,6 +9,7 @@ use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
+use cuda::launch::norm::Out as Forms;
 use delta_world::{Device, HeadRows, Projected, World, chain, shapes};
 
 /// The forms of the scan that this card can run.
@@ -35,10 +36,7 @@ fn run(
         .upload(&delta_world::chunk(slot, committed, prompt.rows))
         .unwrap();
     let result = card::poisoned::<f32>(gpu, capacity * shape.values());
-    let out = Out {
-        f32: result.ptr(),
-        ..Out::default()
-    };
+    let out = Out::of(Forms::f32(result.ptr()));
     let layer = world.layer(0);
     let header = header.ptr();
     gpu.launch(&prefill_on(

@@ -74,7 +74,6 @@ impl Out {
 
     /// The `Out` of the kernels.
     pub(super) fn words(self) -> [u64; 4] {
-        assert!(self != Out::default(), "a launch without a result");
         [self.f32, self.a8, self.bf16, self.f16]
     }
 }
@@ -97,13 +96,19 @@ pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, ou
         !(gathers && x.update != 0),
         "a gathered norm writes nothing back"
     );
+    assert!(out != Out::default(), "a norm without a result");
     let groups = shape.width.div_ceil(256);
     assert!(
         (1..=256).contains(&groups),
         "rows of {} values are wider than a block holds",
         shape.width
     );
-    let warps = groups.div_ceil(groups.div_ceil(32));
+    // Two groups a warp leave a wide row's block few enough registers to stand beside the next product's.
+    let per_warp = match groups {
+        0..=8 => 1,
+        _ => groups.div_ceil(32).max(2),
+    };
+    let warps = groups.div_ceil(per_warp);
     let unit = Unit::new("norm/rms.cu")
         .define("SOURCE", source.number())
         .define("UPDATE", u32::from(x.update != 0))
@@ -144,6 +149,7 @@ impl Residual {
 
 /// f32 rows `x` `[rows][width]` in other forms, unchanged otherwise.
 pub fn convert(width: usize, rows: usize, source: Source, x: u64, out: Out) -> Launch {
+    assert!(out != Out::default(), "a conversion without a result");
     let unit = Unit::new("norm/rms.cu")
         .define("SOURCE", source.number())
         .define("NORM_WARPS", 0);

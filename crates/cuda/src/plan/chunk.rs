@@ -8,7 +8,7 @@ use super::{Plan, Site};
 use crate::launch::attention::{self, Cache, Positions, Projections};
 use crate::launch::delta::{self, Layer};
 use crate::launch::matmul::{Segment, Write};
-use crate::launch::norm::Source;
+use crate::launch::norm::{self, Source};
 use crate::launch::prefill::product::{self, Inputs, Scratch};
 use crate::launch::prefill::{self, Card, Out, Panels, rows};
 use crate::launch::rows::{Tap, tap};
@@ -312,12 +312,16 @@ impl Builder<'_> {
         let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
         let to = self.out(&[w.out], shape.values(), carver);
         let out = delta::Out {
-            f32: to.f32,
+            forms: norm::Out::f32(to.f32),
             panel: (to.panels, Panels::new(0, rows).rows),
-            ..delta::Out::default()
         };
         let chunk = site.addresses.chunk;
-        let launches = delta::prefill(shape, rows, chunk, &layer, &inputs, scratch, &out);
+        let products = match site.warpgroups {
+            true => delta::Products::Warpgroup,
+            false => delta::Products::Warp,
+        };
+        let launches =
+            delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);
         self.add(to, w.out);
     }

@@ -317,13 +317,7 @@ impl Builder<'_> {
         };
         let scratch = carver.take(delta::verify_scratch_bytes(shape, rows, exactness));
         let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
-        let out = delta::Out {
-            f32: forms.f32,
-            a8: forms.a8,
-            bf16: forms.bf16,
-            f16: forms.f16,
-            ..delta::Out::default()
-        };
+        let out = delta::Out::of(forms);
         let launches = delta::verify(
             shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );

@@ -1,24 +1,30 @@
 //! The output norm of the delta rule and the forms in which its rows are wanted.
 
 use super::{Layer, Rows, Shape, dim, launch, row_args};
+use crate::launch::norm::Out as Forms;
 use crate::launch::{Args, Launch};
 
 /// Groups of 256 values in a block, a warp each.
 const GROUPS: usize = 4;
 
-/// Where the rows `[rows][n_v_heads * 128]` go, one address per form; 0 is a form that is not wanted.
+/// Where the rows `[rows][n_v_heads * 128]` go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Out {
-    /// f32 rows.
-    pub f32: u64,
-    /// 8-bit codes of `kernels/matmul/a8.cuh`, laid out for the bucket's rows.
-    pub a8: u64,
-    /// bf16 of `kernels/matmul/a8.cuh`.
-    pub bf16: u64,
-    /// f16 of `kernels/matmul/a8.cuh`.
-    pub f16: u64,
-    /// f16 panels of `kernels/prefill/panel.cuh`: the address, and the rows a panel has room for.
+    /// In the forms of the products of few rows.
+    pub forms: Forms,
+    /// f16 panels of `kernels/prefill/panel.cuh`: the address, 0 where they are not wanted, and the rows a panel has
+    /// room for.
     pub panel: (u64, usize),
+}
+
+impl Out {
+    /// Only those forms.
+    pub fn of(forms: Forms) -> Out {
+        Out {
+            forms,
+            ..Out::default()
+        }
+    }
 }
 
 /// Which header says how many rows there are.
@@ -41,7 +47,6 @@ pub fn gated_norm(
     [o, z]: [Rows; 2],
     out: &Out,
 ) -> Launch {
-    let wanted = |address: u64| u8::from(address != 0);
     let (kind, header) = match source {
         Source::Step(address) => (0, address),
         Source::Chunk(address) => (1, address),
@@ -49,15 +54,11 @@ pub fn gated_norm(
     let unit = shape
         .unit("delta/gated_norm.cu")
         .define("SOURCE", kind)
-        .define("N_TILES", rows.div_ceil(8))
-        .define("OUT_F32", wanted(out.f32))
-        .define("OUT_A8", wanted(out.a8))
-        .define("OUT_BF16", wanted(out.bf16))
-        .define("OUT_F16", wanted(out.f16))
-        .define("OUT_PANEL", wanted(out.panel.0));
+        .define("OUT_PANEL", u8::from(out.panel.0 != 0));
+    let unit = out.forms.define(unit, shape.values(), rows);
     let args = row_args(row_args(Args::new().ptr(header), o), z);
     let args = args.ptr(layer.norm).f32(layer.eps);
-    let args = args.words(&[out.f32, out.a8, out.bf16, out.f16]);
+    let args = args.words(&out.forms.words());
     let args = args.ptr(out.panel.0).u32(dim(out.panel.1));
     let groups = shape.values().div_ceil(256);
     let grid = [groups.div_ceil(GROUPS), rows, 1];

@@ -30,8 +30,7 @@ struct Scratch {
     bytes: usize,
 }
 
-/// The form for a bucket of `rows` rows. One row has nothing to share: the sequential form's two launches take 4.8 us
-/// on an H200 where the factor form takes 6.5.
+/// The form for a bucket of `rows` rows. One row has nothing to share, and [`row`] has the bits of the sequential form.
 fn form(rows: usize, exactness: Exactness) -> Exactness {
     match rows {
         1 => Exactness::Sequential,
@@ -94,6 +93,10 @@ pub fn verify(
         stride: shape.values(),
     };
     let norm = gated_norm(shape, rows, Source::Step(step), layer, [o, inputs.z], out);
+    // Codes of 8 bits have a scale for two heads.
+    if rows == 1 && out.forms.a8 == 0 && out.panel.0 == 0 {
+        return vec![row(shape, step, layer, inputs, out)];
+    }
     match form(rows, exactness) {
         Exactness::Factors => {
             vec![tree(shape, rows, trees, step, layer, inputs, o.at), norm]
@@ -108,6 +111,29 @@ pub fn verify(
             ]
         }
     }
+}
+
+/// A step of one row, from the projections to the output norm: the bits of [`conv_tree`], [`tree_persist`] and
+/// [`gated_norm`] one after the other.
+///
+/// # Panics
+/// If `out` wants a form that takes more than a head at once: 8-bit codes or panels.
+pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -> Launch {
+    assert!(
+        out.forms.a8 == 0 && out.panel.0 == 0,
+        "one head at a time cannot be written as {out:?}"
+    );
+    let args = Args::new().ptr(step).ptr(inputs.qkv.at);
+    let args = args.ptr(inputs.alpha.at).ptr(inputs.beta.at);
+    let args = slot_args(args, layer.window);
+    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
+    let args = slot_args(slot_args(args, layer.state), layer.factors);
+    let args = args.ptr(inputs.z.at).ptr(layer.norm).f32(layer.eps);
+    let args = args.words(&out.forms.words());
+    let unit = out
+        .forms
+        .define(shape.unit("delta/row.cu"), shape.values(), 1);
+    launch("delta_row", unit, [shape.n_v_heads, 1, 1], 256, args)
 }
 
 /// Convolution, SiLU, norms of q and k, gates; leaves k, g and x of each node in the factors.
@@ -275,9 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn one_row_and_exact_steps_go_node_by_node() {
+    fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
         let sequence = ["conv_tree", "tree_persist", "gated_norm"];
-        assert_eq!(entries(1, Exactness::Factors), sequence);
+        assert_eq!(entries(1, Exactness::Factors), ["delta_row"]);
+        assert_eq!(entries(1, Exactness::Sequential), ["delta_row"]);
         assert_eq!(entries(24, Exactness::Sequential), sequence);
         assert_eq!(entries(8, Exactness::Factors), ["tree", "gated_norm"]);
     }
