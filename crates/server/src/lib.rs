@@ -37,6 +37,7 @@ pub mod settings;
 pub mod shutdown;
 pub mod sse;
 pub mod state;
+pub mod store;
 pub mod talk;
 
 pub use serve::{serve, serve_with};

@@ -1,0 +1,243 @@
+//! Saved states on disk: what the prefix cache keeps beyond the process.
+//!
+//! ```text
+//! DIR/lock                  held while files are taken away
+//! DIR/OWNER/TOKENS.state    a state ([`file`] says what is inside); OWNER and TOKENS are hashes
+//! DIR/OWNER/*.part          a state being written, locked by its writer
+//! ```
+//!
+//! Files are written on a thread of their own from bytes that are no longer the device's: into a part file,
+//! which is synchronised, renamed, and made lasting by synchronising its folder. So a file under its final name
+//! is whole, unless the medium damaged it, which checksums find. Nothing rests on names: tokens are stored and
+//! compared. A file that does not fit is a miss and is taken away; a folder that cannot be written turns the
+//! store off with a warning.
+//!
+//! Several processes may share a folder. Whoever writes makes room first, by the age of last use, counting
+//! everything below the folder; part files whose writer is gone are taken away.
+
+pub mod file;
+mod shelf;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use contract::TokenId;
+use decode::Store;
+use decode::prefix::Found;
+
+use shelf::Shelf;
+
+/// Bytes that may wait to be written; more is not taken, so that a slow disk does not fill the memory.
+const MOST_WAITING: u64 = 4 << 30;
+
+/// Where states are kept, and how many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// The folder; made if it is not there.
+    pub dir: PathBuf,
+    /// Bytes that all files below it may have.
+    pub budget: u64,
+    /// What all states of this process have in common: model, draft, formats. States of another owner are
+    /// never looked at.
+    pub owner: [u8; 16],
+}
+
+/// What can be told about a store from outside.
+#[derive(Debug, Clone, Default)]
+pub struct StoreHealth {
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+impl StoreHealth {
+    /// Why nothing is written any more, if so.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.trouble).clone()
+    }
+
+    fn fail(&self, what: String) {
+        tracing::warn!("states are kept on disk no longer: {what}");
+        *lock(&self.trouble) = Some(what);
+    }
+}
+
+/// The states of one owner in one folder. Dropping it waits until everything it took is written.
+pub struct DiskStore {
+    shelf: Arc<Mutex<Shelf>>,
+    /// Tokens of states that are not written yet.
+    waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
+    waiting_bytes: Arc<AtomicU64>,
+    health: StoreHealth,
+    budget: u64,
+    /// `None` once it is being dropped, which ends the thread.
+    inbox: Option<Sender<Parcel>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+struct Parcel {
+    tokens: Arc<[TokenId]>,
+    bytes: Vec<u8>,
+}
+
+impl DiskStore {
+    /// Opens a folder, reads what is there, and takes away what dead writers left.
+    pub fn open(config: StoreConfig) -> io::Result<DiskStore> {
+        let mut shelf = Shelf::open(&config.dir, config.owner)?;
+        shelf.tidy(config.budget)?;
+        shelf.look();
+        let shelf = Arc::new(Mutex::new(shelf));
+        let (inbox, parcels) = mpsc::channel();
+        let mut store = DiskStore {
+            shelf,
+            waiting: Arc::default(),
+            waiting_bytes: Arc::default(),
+            health: StoreHealth::default(),
+            budget: config.budget,
+            inbox: Some(inbox),
+            writer: None,
+        };
+        let writer = Writer {
+            shelf: Arc::clone(&store.shelf),
+            waiting: Arc::clone(&store.waiting),
+            waiting_bytes: Arc::clone(&store.waiting_bytes),
+            health: store.health.clone(),
+            budget: config.budget,
+        };
+        let thread = std::thread::Builder::new().name("state writer".to_owned());
+        store.writer = Some(thread.spawn(move || writer.run(&parcels))?);
+        Ok(store)
+    }
+
+    /// What can be told from outside.
+    pub fn health(&self) -> StoreHealth {
+        self.health.clone()
+    }
+
+    /// Files of this owner, with their tokens.
+    pub fn kept(&self) -> Vec<Arc<[TokenId]>> {
+        lock(&self.shelf).kept()
+    }
+}
+
+impl Store for DiskStore {
+    fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<Found> {
+        let mut shelf = lock(&self.shelf);
+        shelf.look();
+        loop {
+            let (tokens, path) = shelf.longest(prompt, more_than, at_most)?;
+            match file::open(&path, &tokens) {
+                Ok(payload) => {
+                    // Its age is the time of its last use. A folder that may only be read still serves.
+                    let _ = File::options().write(true).open(&path).and_then(touch);
+                    let source: Box<dyn Read> = Box::new(payload);
+                    return Some(Found {
+                        position: tokens.len(),
+                        source,
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "a stored state is of no use");
+                    shelf.forget(&tokens);
+                }
+            }
+        }
+    }
+
+    fn covered(&mut self, tokens: &[TokenId]) -> usize {
+        let waiting = lock(&self.waiting);
+        let begun = waiting.iter().filter(|kept| tokens.starts_with(kept));
+        let begun = begun.map(|kept| kept.len()).max().unwrap_or(0);
+        let mut shelf = lock(&self.shelf);
+        shelf.look();
+        let kept = shelf.longest(tokens, begun, tokens.len());
+        kept.map_or(begun, |(kept, _)| kept.len())
+    }
+
+    fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>) {
+        let size = bytes.len() as u64;
+        let waiting = self.waiting_bytes.load(Ordering::Relaxed);
+        let fits = size <= self.budget && waiting.saturating_add(size) <= MOST_WAITING;
+        let Some(inbox) = self
+            .inbox
+            .as_ref()
+            .filter(|_| fits && self.health.trouble().is_none())
+        else {
+            return;
+        };
+        let tokens: Arc<[TokenId]> = tokens.into();
+        self.waiting_bytes.fetch_add(size, Ordering::Relaxed);
+        lock(&self.waiting).push(Arc::clone(&tokens));
+        // A send fails only if the writer is gone, which has been told.
+        let _ = inbox.send(Parcel { tokens, bytes });
+    }
+
+    fn forget(&mut self, tokens: &[TokenId]) {
+        lock(&self.shelf).forget(tokens);
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        self.inbox = None;
+        if let Some(writer) = self.writer.take() {
+            // A panic there was told where it happened.
+            let _ = writer.join();
+        }
+    }
+}
+
+/// The thread that writes.
+struct Writer {
+    shelf: Arc<Mutex<Shelf>>,
+    waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
+    waiting_bytes: Arc<AtomicU64>,
+    health: StoreHealth,
+    budget: u64,
+}
+
+impl Writer {
+    fn run(&self, parcels: &Receiver<Parcel>) {
+        for parcel in parcels {
+            if self.health.trouble().is_none()
+                && let Err(error) = self.write(&parcel)
+            {
+                self.health.fail(error.to_string());
+            }
+            let size = parcel.bytes.len() as u64;
+            self.waiting_bytes.fetch_sub(size, Ordering::Relaxed);
+            lock(&self.waiting).retain(|tokens| !Arc::ptr_eq(tokens, &parcel.tokens));
+        }
+    }
+
+    fn write(&self, parcel: &Parcel) -> io::Result<()> {
+        let size = file::size(parcel.tokens.len(), parcel.bytes.len());
+        if size > self.budget {
+            return Ok(());
+        }
+        let dir = {
+            let mut shelf = lock(&self.shelf);
+            shelf.tidy(self.budget - size)?;
+            shelf.dir().to_path_buf()
+        };
+        // The lock of the shelf is not held while the disk works.
+        let path = file::write(&dir, &parcel.tokens, &parcel.bytes)?;
+        lock(&self.shelf).add(Arc::clone(&parcel.tokens), path);
+        Ok(())
+    }
+}
+
+fn touch(file: File) -> io::Result<()> {
+    file.set_modified(std::time::SystemTime::now())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panicking holder left is a list of files; every use of one looks at the file again.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

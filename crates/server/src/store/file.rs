@@ -1,0 +1,159 @@
+//! One stored state.
+//!
+//! ```text
+//! magic "HRTHSTOR" | version u32 | 0 u32 | tokens u64 | payload bytes u64        32 bytes
+//! blake3 of the 32 bytes and of the token ids                                    32 bytes
+//! token ids u32 each, zeros up to a multiple of 4,096
+//! payload: a snapshot as the runner exports it, with a checksum in each section  (contract::snapshot)
+//! ```
+//! Little-endian. The file has exactly the length this says. It holds a prompt, so only its owner may read it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use contract::TokenId;
+
+const MAGIC: &[u8; 8] = b"HRTHSTOR";
+/// Changes whenever the meaning of any byte does.
+const VERSION: u32 = 1;
+const FIXED: usize = 32;
+const HASH: usize = 32;
+/// The payload begins at a multiple of this, so that it can be mapped or read past the page cache.
+const PAGE: usize = 4096;
+/// No prompt comes near this; a larger count is damage.
+const MOST_TOKENS: u64 = 1 << 24;
+
+/// Ending of a whole file.
+pub const WHOLE: &str = "state";
+/// Ending of a file being written.
+pub const PART: &str = "part";
+
+/// Bytes of a file.
+pub fn size(n_tokens: usize, payload_bytes: usize) -> u64 {
+    (head_size(n_tokens) + payload_bytes) as u64
+}
+
+fn head_size(n_tokens: usize) -> usize {
+    (FIXED + HASH + 4 * n_tokens).next_multiple_of(PAGE)
+}
+
+/// The name of the file of these tokens.
+pub fn name(tokens: &[TokenId]) -> String {
+    let hash = blake3::hash(&ids(tokens));
+    format!("{}.{WHOLE}", &hash.to_hex()[..32])
+}
+
+/// Writes a file under its final name, or nothing: the bytes and the name are on the medium when this returns.
+pub fn write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathBuf> {
+    match try_write(dir, tokens, payload) {
+        // Between making a part and locking it, another process may take it for a dead writer's.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => try_write(dir, tokens, payload),
+        written => written,
+    }
+}
+
+fn try_write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathBuf> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let part = dir.join(format!("{}-{number}.{PART}", std::process::id()));
+    let path = dir.join(name(tokens));
+    let written = write_part(&part, tokens, payload).and_then(|file| {
+        fs::rename(&part, &path)?;
+        // Unlocked only now, so that nobody takes it for a dead writer's.
+        drop(file);
+        File::open(dir)?.sync_all()
+    });
+    if written.is_err() {
+        // What cannot be written often cannot be removed; the next start tries again.
+        let _ = fs::remove_file(&part);
+    }
+    written.map(|()| path)
+}
+
+fn write_part(part: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(part)?;
+    file.lock()?;
+    let mut head = fixed(tokens.len(), payload.len()).to_vec();
+    let ids = ids(tokens);
+    head.extend_from_slice(&head_hash(&head, &ids));
+    head.extend_from_slice(&ids);
+    head.resize(head_size(tokens.len()), 0);
+    file.write_all(&head)?;
+    file.write_all(payload)?;
+    file.sync_all()?;
+    Ok(file)
+}
+
+/// The tokens of a file, if its beginning is sound and its length right.
+pub fn tokens(path: &Path) -> io::Result<Vec<TokenId>> {
+    Ok(read_head(path)?.1)
+}
+
+/// The payload of a file that must hold exactly these tokens.
+pub fn open(path: &Path, expected: &[TokenId]) -> io::Result<impl Read + use<>> {
+    let (mut file, tokens, payload) = read_head(path)?;
+    if tokens != expected {
+        return Err(damaged("it holds other tokens than it did"));
+    }
+    file.seek(SeekFrom::Start(head_size(tokens.len()) as u64))?;
+    Ok(BufReader::with_capacity(1 << 16, file.take(payload)))
+}
+
+/// `(file, tokens, payload bytes)`.
+fn read_head(path: &Path) -> io::Result<(File, Vec<TokenId>, u64)> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let mut start = [0; FIXED + HASH];
+    file.read_exact(&mut start)?;
+    let (fixed, hash) = start.split_at(FIXED);
+    let word = |at: usize| u64::from_le_bytes(fixed[at..at + 8].try_into().expect("eight bytes"));
+    if &fixed[..8] != MAGIC || word(8) != u64::from(VERSION) {
+        return Err(damaged("it does not begin as a state of this version does"));
+    }
+    let (n_tokens, payload) = (word(16), word(24));
+    if n_tokens > MOST_TOKENS
+        || length != (head_size(n_tokens as usize) as u64).saturating_add(payload)
+    {
+        return Err(damaged("its length is not what its beginning says"));
+    }
+    let mut ids = vec![0; 4 * n_tokens as usize];
+    file.read_exact(&mut ids)?;
+    if head_hash(fixed, &ids) != hash {
+        return Err(damaged("its tokens are damaged"));
+    }
+    let ids = ids.chunks_exact(4);
+    let tokens = ids.map(|id| TokenId(u32::from_le_bytes([id[0], id[1], id[2], id[3]])));
+    Ok((file, tokens.collect(), payload))
+}
+
+fn fixed(n_tokens: usize, payload: usize) -> [u8; FIXED] {
+    let mut bytes = [0; FIXED];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..16].copy_from_slice(&u64::from(VERSION).to_le_bytes());
+    bytes[16..24].copy_from_slice(&(n_tokens as u64).to_le_bytes());
+    bytes[24..].copy_from_slice(&(payload as u64).to_le_bytes());
+    bytes
+}
+
+fn head_hash(fixed: &[u8], ids: &[u8]) -> [u8; HASH] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(fixed).update(ids);
+    *hasher.finalize().as_bytes()
+}
+
+fn ids(tokens: &[TokenId]) -> Vec<u8> {
+    tokens
+        .iter()
+        .flat_map(|token| token.0.to_le_bytes())
+        .collect()
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

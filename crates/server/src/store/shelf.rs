@@ -1,0 +1,188 @@
+//! What lies in the folder: the index of one owner's files, and room for more among everyone's.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirEntry, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use contract::TokenId;
+
+use super::file::{self, PART, WHOLE};
+
+/// Coarser than any file system's time of last change.
+const CLOCK_GRAIN: Duration = Duration::from_secs(2);
+
+/// The files of one owner.
+pub(super) struct Shelf {
+    root: PathBuf,
+    dir: PathBuf,
+    /// By path; `None` for a file that is of no use and could not be taken away.
+    files: BTreeMap<PathBuf, Option<Arc<[TokenId]>>>,
+    /// When the folder had changed last when it was looked at.
+    seen: Option<SystemTime>,
+}
+
+/// A file of any owner.
+struct Item {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl Shelf {
+    /// Makes the folders that are not there.
+    pub(super) fn open(root: &Path, owner: [u8; 16]) -> io::Result<Shelf> {
+        let name: String = owner.iter().map(|byte| format!("{byte:02x}")).collect();
+        let dir = root.join(name);
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(&dir)?;
+        Ok(Shelf {
+            root: root.to_path_buf(),
+            dir,
+            files: BTreeMap::new(),
+            seen: None,
+        })
+    }
+
+    /// The owner's folder.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Tokens of all files.
+    pub(super) fn kept(&self) -> Vec<Arc<[TokenId]>> {
+        self.files.values().flatten().cloned().collect()
+    }
+
+    /// Takes notice of files that came or went, by this process or another.
+    pub(super) fn look(&mut self) {
+        let changed = fs::metadata(&self.dir).and_then(|dir| dir.modified()).ok();
+        if changed.is_some() && changed == self.seen {
+            return;
+        }
+        // Files that come within the grain of the file system's clock would go unnoticed.
+        let settled = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > CLOCK_GRAIN);
+        self.seen = changed.filter(settled);
+        let Ok(entries) = fs::read_dir(&self.dir) else {
+            self.files.clear();
+            return;
+        };
+        let mut before = std::mem::take(&mut self.files);
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.extension().is_none_or(|ending| ending != WHOLE) {
+                continue;
+            }
+            let known = before.remove(&path).flatten();
+            let tokens = known.or_else(|| match file::tokens(&path) {
+                Ok(tokens) => Some(tokens.into()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "a stored state is of no use");
+                    // If it cannot be removed it stays, and is passed over.
+                    let _ = fs::remove_file(&path);
+                    None
+                }
+            });
+            self.files.insert(path, tokens);
+        }
+    }
+
+    /// The longest file at a beginning of `prompt` within the bounds.
+    pub(super) fn longest(
+        &self,
+        prompt: &[TokenId],
+        more_than: usize,
+        at_most: usize,
+    ) -> Option<(Arc<[TokenId]>, PathBuf)> {
+        let fits = |tokens: &[TokenId]| {
+            let n = tokens.len();
+            n > more_than && n <= at_most && prompt.starts_with(tokens)
+        };
+        let files = self
+            .files
+            .iter()
+            .filter_map(|(path, tokens)| Some((tokens.as_ref()?, path)));
+        let best = files
+            .filter(|(tokens, _)| fits(tokens))
+            .max_by_key(|(tokens, _)| tokens.len());
+        best.map(|(tokens, path)| (Arc::clone(tokens), path.clone()))
+    }
+
+    /// Takes note of a file just written.
+    pub(super) fn add(&mut self, tokens: Arc<[TokenId]>, path: PathBuf) {
+        self.files.insert(path, Some(tokens));
+    }
+
+    /// Takes a file away.
+    pub(super) fn forget(&mut self, tokens: &[TokenId]) {
+        let path = self.dir.join(file::name(tokens));
+        // Another process may have been faster.
+        let _ = fs::remove_file(&path);
+        self.files.remove(&path);
+    }
+
+    /// Takes away what dead writers left, and the files longest unused until all are within `budget` bytes.
+    pub(super) fn tidy(&mut self, budget: u64) -> io::Result<()> {
+        let lock = File::create(self.root.join("lock"))?;
+        lock.lock()?;
+        let mut items = Vec::new();
+        let mut all = 0;
+        for entry in files_below(&self.root)? {
+            let path = entry.path();
+            // A file that another process has just taken away has nothing left to tell.
+            let Ok(metadata) = entry.metadata() else {
+                continue;
+            };
+            let ending = path.extension().unwrap_or_default();
+            if ending == PART && is_orphan(&path) && fs::remove_file(&path).is_ok() {
+                continue;
+            }
+            all += metadata.len();
+            if ending == WHOLE {
+                let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+                let bytes = metadata.len();
+                items.push(Item { path, bytes, used });
+            }
+        }
+        items.sort_by_key(|item| item.used);
+        for item in items {
+            if all <= budget {
+                break;
+            }
+            match fs::remove_file(&item.path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            all -= item.bytes;
+            self.files.remove(&item.path);
+        }
+        Ok(())
+    }
+}
+
+/// All files of all owners.
+fn files_below(root: &Path) -> io::Result<Vec<DirEntry>> {
+    let mut found = Vec::new();
+    for owner in fs::read_dir(root)?.flatten() {
+        if owner.file_type().is_ok_and(|ty| ty.is_dir())
+            && let Ok(entries) = fs::read_dir(owner.path())
+        {
+            found.extend(entries.flatten());
+        }
+    }
+    Ok(found)
+}
+
+/// Whether nobody holds a part file: a writer locks it for as long as it lives.
+fn is_orphan(path: &Path) -> bool {
+    match File::options().write(true).open(path) {
+        Ok(file) => !matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,197 @@
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+fn tokens(n: u32, salt: u32) -> Vec<TokenId> {
+    (0..n).map(|i| TokenId(i * 3 + salt)).collect()
+}
+
+fn config(dir: &Path, budget: u64) -> StoreConfig {
+    StoreConfig {
+        dir: dir.to_path_buf(),
+        budget,
+        owner: [7; 16],
+    }
+}
+
+/// Opens, puts, and closes again, so that all is written.
+fn put(dir: &Path, budget: u64, states: &[(Vec<TokenId>, Vec<u8>)]) {
+    let mut store = DiskStore::open(config(dir, budget)).unwrap();
+    for (tokens, bytes) in states {
+        store.put(tokens, bytes.clone());
+    }
+}
+
+fn found(store: &mut DiskStore, prompt: &[TokenId], more_than: usize) -> Option<(usize, Vec<u8>)> {
+    let mut found = store.find(prompt, more_than, prompt.len())?;
+    let mut bytes = Vec::new();
+    found.source.read_to_end(&mut bytes).unwrap();
+    Some((found.position, bytes))
+}
+
+fn whole_files(dir: &Path) -> Vec<PathBuf> {
+    let owner = fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .map(|e| e.path())
+        .find(|p| p.is_dir())
+        .unwrap();
+    let mut paths: Vec<PathBuf> = fs::read_dir(owner)
+        .unwrap()
+        .flatten()
+        .map(|e| e.path())
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn the_longest_beginning_is_found_by_another_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let short = (tokens(10, 0), vec![1; 100]);
+    let long = (tokens(5000, 0), vec![2; 9000]);
+    put(dir.path(), 1 << 20, &[short, long, (tokens(7, 1), vec![3])]);
+    let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+    assert_eq!(
+        found(&mut store, &tokens(6000, 0), 0),
+        Some((5000, vec![2; 9000]))
+    );
+    assert_eq!(
+        found(&mut store, &tokens(4000, 0), 0),
+        Some((10, vec![1; 100]))
+    );
+    assert_eq!(found(&mut store, &tokens(4000, 0), 10), None);
+    assert_eq!(store.covered(&tokens(5000, 0)), 5000);
+    assert_eq!(store.covered(&tokens(9, 0)), 0);
+    let mut other = DiskStore::open(StoreConfig {
+        owner: [8; 16],
+        ..config(dir.path(), 1 << 20)
+    })
+    .unwrap();
+    assert_eq!(found(&mut other, &tokens(6000, 0), 0), None);
+}
+
+#[test]
+fn what_is_waiting_to_be_written_is_not_asked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+    store.put(&tokens(50, 0), vec![1; 10]);
+    assert_eq!(store.covered(&tokens(60, 0)), 50);
+}
+
+#[test]
+fn every_byte_of_the_beginning_and_every_length_is_watched() {
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), 1 << 20, &[(tokens(20, 0), vec![9; 50])]);
+    let path = whole_files(dir.path()).remove(0);
+    let sound = fs::read(&path).unwrap();
+    assert_eq!(sound.len() as u64, file::size(20, 50));
+    let check = |bytes: &[u8], what: String| {
+        fs::write(&path, bytes).unwrap();
+        let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+        assert_eq!(found(&mut store, &tokens(30, 0), 0), None, "{what}");
+        assert!(!path.exists(), "{what}: a damaged file stays");
+    };
+    for at in 0..32 + 32 + 4 * 20 {
+        let mut bytes = sound.clone();
+        bytes[at] ^= 1 << (at % 8);
+        check(&bytes, format!("byte {at}"));
+    }
+    for length in [0, 1, 31, 63, 64, 100, 4095, 4096, sound.len() - 1] {
+        check(&sound[..length], format!("{length} bytes"));
+    }
+    let longer = [&sound[..], &[0]].concat();
+    check(&longer, "a byte too many".to_owned());
+}
+
+#[test]
+fn the_files_longest_unused_go_for_new_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let budget = 3 * file::size(10, 1000);
+    let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
+    put(dir.path(), budget, &[state(0), state(1), state(2)]);
+    {
+        let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(found(&mut store, &tokens(11, 0), 0).is_some());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        store.put(&state(3).0, state(3).1);
+    }
+    let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
+    let kept: Vec<bool> = (0..4)
+        .map(|salt| found(&mut store, &tokens(11, salt), 0).is_some())
+        .collect();
+    assert_eq!(kept.iter().filter(|kept| **kept).count(), 3);
+    assert!(kept[0] && kept[3], "{kept:?}");
+    drop(store);
+    put(dir.path(), budget, &[(tokens(9, 9), vec![0; 1 << 20])]);
+    assert_eq!(
+        whole_files(dir.path()).len(),
+        3,
+        "a state beyond the budget is not written"
+    );
+    // A smaller budget holds from the start on.
+    drop(DiskStore::open(config(dir.path(), budget / 3)).unwrap());
+    assert_eq!(whole_files(dir.path()).len(), 1);
+}
+
+#[test]
+fn parts_of_dead_writers_go_and_those_of_living_ones_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), 1 << 20, &[(tokens(10, 0), vec![1; 10])]);
+    let owner = whole_files(dir.path())[0].parent().unwrap().to_path_buf();
+    fs::write(owner.join("1-1.part"), "left").unwrap();
+    let alive = owner.join("2-2.part");
+    let held = File::create(&alive).unwrap();
+    held.lock().unwrap();
+    drop(DiskStore::open(config(dir.path(), 1 << 20)).unwrap());
+    assert!(!owner.join("1-1.part").exists() && alive.exists());
+}
+
+#[test]
+fn two_processes_see_each_others_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut reader = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+    assert_eq!(found(&mut reader, &tokens(30, 0), 0), None);
+    put(dir.path(), 1 << 20, &[(tokens(20, 0), vec![4; 10])]);
+    assert_eq!(
+        found(&mut reader, &tokens(30, 0), 0),
+        Some((20, vec![4; 10]))
+    );
+    fs::remove_file(&whole_files(dir.path())[0]).unwrap();
+    assert_eq!(found(&mut reader, &tokens(30, 0), 0), None);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+    let health = store.health();
+    // Where the owner's folder was there is a file now, which stops even an administrator.
+    let owner = fs::read_dir(dir.path())
+        .unwrap()
+        .flatten()
+        .map(|e| e.path())
+        .find(|p| p.is_dir())
+        .unwrap();
+    fs::remove_dir(&owner).unwrap();
+    fs::write(&owner, "").unwrap();
+    store.put(&tokens(10, 0), vec![1; 10]);
+    drop(store);
+    assert!(health.trouble().is_some());
+}
+
+#[test]
+#[cfg(unix)]
+fn prompts_are_for_their_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), 1 << 20, &[(tokens(10, 0), vec![1; 10])]);
+    let mode = fs::metadata(&whole_files(dir.path())[0])
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
