@@ -1,7 +1,7 @@
 //! What a draft and a verify of so many rows cost on the CPU: the table that trees stop by.
 //!
-//! `draft_step TARGET DRAFT THREADS [REPEATS]`: best of the repeats, in milliseconds, for chains after 64 and 512
-//! tokens of context.
+//! `draft_step TARGET DRAFT THREADS [REPEATS [ROWS,ROWS...]]`: best of the repeats, in milliseconds, for chains of
+//! so many rows after 64 and 512 tokens of context; 0 rows stand for a draft.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,9 +17,13 @@ use cpu::{CpuBackend, Options};
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [target, draft, threads, rest @ ..] = &args[..] else {
-        anyhow::bail!("usage: draft_step TARGET DRAFT THREADS [REPEATS]");
+        anyhow::bail!("usage: draft_step TARGET DRAFT THREADS [REPEATS [ROWS,ROWS...]]");
     };
     let repeats: usize = rest.first().map_or(Ok(50), |n| n.parse())?;
+    let sizes = rest
+        .get(1)
+        .map_or("0,1,2,3,4,6,8,12,16,24,32", String::as_str);
+    let sizes: Vec<u32> = sizes.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let loaded = model::load(&PathBuf::from(target)).context("the target")?;
     let found = model::load_draft(
         &PathBuf::from(draft),
@@ -67,18 +71,22 @@ fn main() -> anyhow::Result<()> {
             }
             Ok(best)
         };
+        let depth = runner.info().draft_depth.unwrap_or(1);
         let items = [DraftItem {
             seq,
             root: TokenId(7),
         }];
-        let depth = runner.info().draft_depth.unwrap_or(1);
-        let draft = best(&mut || Ok(runner.draft(&items, depth, 8).map(|_| ())?))?;
         writeln!(
             std::io::stdout(),
-            "context {context}: prefill {prefill:.2} ms, draft {draft:.3} ms"
+            "context {context}: prefill {prefill:.2} ms"
         )?;
         let mut one = 0.0;
-        for rows in [1_u32, 2, 3, 4, 6, 8, 12, 16, 24, 32] {
+        for &rows in &sizes {
+            if rows == 0 {
+                let ms = best(&mut || Ok(runner.draft(&items, depth, 8).map(|_| ())?))?;
+                writeln!(std::io::stdout(), "  draft    {ms:7.3} ms")?;
+                continue;
+            }
             let tokens: Vec<TokenId> = (0..rows).map(|i| TokenId(200 + i)).collect();
             let tree = Tree::chain(&tokens)?;
             let asks = vec![Ask::top(1); rows as usize];
@@ -90,10 +98,10 @@ fn main() -> anyhow::Result<()> {
                 }])?;
                 Ok(runner.discard(seq)?)
             })?;
-            one = if rows == 1 { ms } else { one };
+            one = if one == 0.0 { ms } else { one };
             writeln!(
                 std::io::stdout(),
-                "  {rows:3} rows {ms:7.3} ms  {:5.2} of one row",
+                "  {rows:3} rows {ms:7.3} ms  {:5.2} of the first",
                 ms / one
             )?;
         }

@@ -7,6 +7,14 @@
 use crate::dispatch::Dispatch;
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 
+/// What [`delta::resume`] takes.
+pub type DeltaResume =
+    fn(delta::Columns<'_>, &[delta::Waiting<'_>], &mut [f32], delta::Token<'_>, [&mut [f32]; 2]);
+
+/// What [`delta::follow`] takes.
+pub type DeltaFollow =
+    fn(Option<&[f32]>, &mut [f32], delta::Waiting<'_>, delta::Token<'_>, [&mut [f32]; 2]);
+
 /// One set of vector functions.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
@@ -32,6 +40,10 @@ pub struct Kernels {
     pub delta_look: fn(&[f32], delta::Token<'_>, &mut [f32], &mut [f32]),
     /// [`delta::fold`].
     pub delta_fold: fn(&mut [f32], &[f32], &[f32], f32),
+    /// [`delta::resume`].
+    pub delta_resume: DeltaResume,
+    /// [`delta::follow`].
+    pub delta_follow: DeltaFollow,
     /// [`matmul::accumulate`].
     pub accumulate: fn(&[f32], &[f32], usize, &mut [f32]),
     /// [`kv::dot_f16`].
@@ -72,6 +84,8 @@ impl Kernels {
             conv_row: conv::row,
             delta_look: delta::look,
             delta_fold: delta::fold,
+            delta_resume: delta::resume,
+            delta_follow: delta::follow,
             accumulate: matmul::accumulate,
             dot_f16: kv::dot_f16,
             dot_q8_0: kv::dot_q8_0,

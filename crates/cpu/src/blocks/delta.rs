@@ -6,7 +6,7 @@ use crate::blocks::chunk::{self, CHUNK};
 use crate::forward::{Arena, Compute, Share, TreePlan, Work};
 use crate::linear::apply_all;
 use crate::reference::activation::{sigmoid, softplus};
-use crate::reference::delta::{Token, Tokens};
+use crate::reference::delta::{Columns, Token, Tokens, Waiting};
 use crate::scratch::take;
 use crate::state::{DeltaState, Kept};
 use crate::weights::Delta;
@@ -319,7 +319,7 @@ const SLICE: usize = 32;
 
 /// Floats that one head's tree of `forks` states at once is worked in.
 pub(crate) fn tree_floats(k_dim: usize, v_dim: usize, forks: usize) -> usize {
-    forks * k_dim * slice_of(v_dim) + k_dim * v_dim
+    forks * k_dim * slice_of(v_dim)
 }
 
 /// Columns that are run at a time.
@@ -331,94 +331,81 @@ fn slice_of(v_dim: usize) -> usize {
 }
 
 /// What was kept is folded into the state, and then the nodes are run, each after its parent. A node's state
-/// exists only while it has children to serve.
+/// exists only while it has children to serve: the first of them makes it while it looks at it.
 fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree: Pending<'_>) {
     let Pending { plan, u, decay } = tree;
     for step in &plan.steps {
         let row = item.first_row + step.node.index();
         decay[step.node.index()] = rows.g[row * rows.spec.n_v_heads + item.head].exp();
     }
-    if plan.n_buffers == 0 {
-        // A root alone leaves no state behind, so there is nothing to keep in cache.
-        item.kept.fold(compute.kernels, item.head, item.state);
-        let token = rows.token(item.first_row, item.head, decay[0]);
-        return (compute.kernels.delta_look)(item.state, token, u, item.o);
-    }
     let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
-    let width = slice_of(v_dim);
+    let Some((root, steps)) = plan.steps.split_first() else {
+        return;
+    };
+    // A root alone leaves no state behind, so there is nothing to keep in cache.
+    let width = match root.target {
+        None => v_dim,
+        Some(_) => slice_of(v_dim),
+    };
     let size = k_dim * width;
-    let all = tree_floats(k_dim, v_dim, plan.n_buffers);
-    compute.scratch.with(all, |mut buffers| {
-        // The committed state slice by slice, read once and in order: it comes from far away.
-        let slices = take(&mut buffers, k_dim * v_dim);
-        for (i, row) in item.state.chunks_exact(v_dim).enumerate() {
-            for (slice, part) in row.chunks_exact(width).enumerate() {
-                copy(part, &mut slices[slice * size + i * width..][..width]);
-            }
-        }
-        for (begin, committed) in (0..v_dim).step_by(width).zip(slices.chunks_exact_mut(size)) {
+    let mut kept = Vec::new();
+    compute.scratch.with(plan.n_buffers * size, |buffers| {
+        for begin in (0..v_dim).step_by(width) {
             let columns = begin..begin + width;
-            fold_kept(compute, item, committed, columns.clone());
-            for step in &plan.steps {
-                let node = step.node.index();
-                let source = match step.source {
-                    Some(buffer) => buffer,
-                    None => {
-                        // The root comes first, and its state is the committed one.
-                        let root = step.target.unwrap_or(0);
-                        buffers[root * size..][..size].copy_from_slice(committed);
-                        root
-                    }
-                };
+            let token = |node: usize| {
                 let whole = rows.token(item.first_row + node, item.head, decay[node]);
-                let token = Token {
+                Token {
                     v: &whole.v[columns.clone()],
                     ..whole
-                };
-                let own = node * v_dim + begin..node * v_dim + begin + width;
-                let (u, o) = (&mut u[own.clone()], &mut item.o[own]);
-                (compute.kernels.delta_look)(&buffers[source * size..][..size], token, u, o);
-                let Some(target) = step.target else {
-                    continue;
-                };
-                if source != target {
-                    buffers.copy_within(source * size..(source + 1) * size, target * size);
                 }
-                let state = &mut buffers[target * size..][..size];
-                (compute.kernels.delta_fold)(state, token.k, u, token.decay);
+            };
+            let own = |node: usize| node * v_dim + begin..node * v_dim + begin + width;
+            kept.clear();
+            kept.extend(item.kept.waiting(item.head, columns.clone()));
+            let copy = match root.target {
+                Some(target) => &mut buffers[target * size..][..size],
+                None => &mut [],
+            };
+            let state = Columns {
+                values: &mut item.state[begin..],
+                stride: v_dim,
+            };
+            let out = [&mut u[own(0)], &mut item.o[own(0)]];
+            (compute.kernels.delta_resume)(state, &kept, copy, token(0), out);
+            let mut before = root;
+            for step in steps {
+                let node = step.node.index();
+                let source = step.source.unwrap_or(0);
+                let at = source * size..(source + 1) * size;
+                let (known, u) = u.split_at_mut(node * v_dim);
+                let out = [&mut u[begin..begin + width], &mut item.o[own(node)]];
+                if plan.parent(node) != Some(before.node.index()) {
+                    let [u, o] = out;
+                    (compute.kernels.delta_look)(&buffers[at], token(node), u, o);
+                    before = step;
+                    continue;
+                }
+                // The parent came just before, and its state is made here.
+                let parent = before.node.index();
+                let waiting = Waiting {
+                    k: token(parent).k,
+                    u: &known[own(parent)],
+                    decay: decay[parent],
+                };
+                let (from, state) = match before.source {
+                    Some(above) if above != source => {
+                        let [from, state] = buffers
+                            .get_disjoint_mut([above * size..(above + 1) * size, at])
+                            .expect("two buffers of one size at two places");
+                        (Some(&*from), state)
+                    }
+                    _ => (None, &mut buffers[at]),
+                };
+                (compute.kernels.delta_follow)(from, state, waiting, token(node), out);
+                before = step;
             }
         }
     });
-}
-
-/// Moves a few values in registers, without a call.
-fn copy(from: &[f32], to: &mut [f32]) {
-    let ((from, rest), (to, to_rest)) = (from.as_chunks::<16>(), to.as_chunks_mut::<16>());
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = *from;
-    }
-    to_rest.copy_from_slice(rest);
-}
-
-/// Folds what was kept into some columns of the committed state, here, dense, and in their place.
-fn fold_kept(
-    compute: Compute<'_>,
-    item: &mut HeadItem<'_>,
-    slice: &mut [f32],
-    columns: std::ops::Range<usize>,
-) {
-    if !item
-        .kept
-        .fold_slice(compute.kernels, item.head, slice, columns.clone())
-    {
-        return;
-    }
-    let width = columns.len();
-    let v_dim = item.state.len() / (slice.len() / width);
-    let rows = item.state.chunks_exact_mut(v_dim);
-    for (slice, row) in slice.chunks_exact(width).zip(rows) {
-        copy(slice, &mut row[columns.clone()]);
-    }
 }
 
 /// Floats that one head's chunks are worked in.

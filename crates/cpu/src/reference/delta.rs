@@ -67,6 +67,74 @@ pub fn fold(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
     }
 }
 
+/// A token that was looked at and that a state does not hold yet: what [`fold`] needs of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a> {
+    /// `[k_dim]`.
+    pub k: &'a [f32],
+    /// `[v_dim]`.
+    pub u: &'a [f32],
+    /// `e^g`.
+    pub decay: f32,
+}
+
+/// Some neighbouring columns of a state whose rows lie `stride` apart: row `i` begins at `values[i * stride]`.
+#[derive(Debug)]
+pub struct Columns<'a> {
+    /// From the first of the columns on.
+    pub values: &'a mut [f32],
+    /// Distance between rows.
+    pub stride: usize,
+}
+
+/// Brings columns of a state past `waiting`, in order, and then looks: [`fold`] of each and [`look`], bit for
+/// bit. `copy`, where it is not empty, gets the columns `[k_dim, v_dim]`, dense.
+pub fn resume(
+    state: Columns<'_>,
+    waiting: &[Waiting<'_>],
+    copy: &mut [f32],
+    token: Token<'_>,
+    [u, o]: [&mut [f32]; 2],
+) {
+    let mut dense = gather(&state, token.v.len());
+    for waiting in waiting {
+        fold(&mut dense, waiting.k, waiting.u, waiting.decay);
+    }
+    for (row, from) in state
+        .values
+        .chunks_mut(state.stride)
+        .zip(dense.chunks_exact(token.v.len()))
+    {
+        row[..from.len()].copy_from_slice(from);
+    }
+    if !copy.is_empty() {
+        copy.copy_from_slice(&dense);
+    }
+    look(&dense, token, u, o);
+}
+
+/// The first `width` columns, dense.
+pub(crate) fn gather(state: &Columns<'_>, width: usize) -> Vec<f32> {
+    let rows = state.values.chunks(state.stride);
+    rows.flat_map(|row| &row[..width]).copied().collect()
+}
+
+/// A state `[k_dim, v_dim]` brought past one token, from `from` if that is another place, and then looked at:
+/// [`fold`] and [`look`], bit for bit.
+pub fn follow(
+    from: Option<&[f32]>,
+    state: &mut [f32],
+    waiting: Waiting<'_>,
+    token: Token<'_>,
+    [u, o]: [&mut [f32]; 2],
+) {
+    if let Some(from) = from {
+        state.copy_from_slice(from);
+    }
+    fold(state, waiting.k, waiting.u, waiting.decay);
+    look(state, token, u, o);
+}
+
 /// One token, state included: [`look`], then [`fold`].
 pub fn step(state: &mut [f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
     look(state, token, u, o);

@@ -2,7 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::kernels::Kernels;
-use crate::reference::delta::Token;
+use crate::reference::delta::{Columns, Token, Waiting};
 use crate::reference::kv;
 use contract::QuantType;
 
@@ -147,6 +147,77 @@ fn delta_steps_agree() {
             (kernels.delta_fold)(&mut folded, &k, &u, 0.83);
             [u, o, folded].concat()
         });
+    }
+}
+
+#[test]
+fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_then_looking() {
+    for (k_dim, v_dim, width) in [
+        (128, 128, 128),
+        (128, 128, 32),
+        (9, 64, 16),
+        (5, 24, 24),
+        (3, 9, 7),
+    ] {
+        let (q, k, v) = (noise(9, k_dim), noise(10, k_dim), noise(11, width));
+        let token = Token {
+            q: &q,
+            k: &k,
+            v: &v,
+            decay: 0.83,
+            beta: 0.4,
+        };
+        let (keys, us) = (noise(12, 3 * k_dim), noise(13, 3 * width));
+        let all: Vec<Waiting<'_>> = (0..3)
+            .map(|i| Waiting {
+                k: &keys[i * k_dim..][..k_dim],
+                u: &us[i * width..][..width],
+                decay: 0.9 - 0.1 * i as f32,
+            })
+            .collect();
+        for kernels in Dispatch::all_fast()
+            .into_iter()
+            .map(Kernels::of)
+            .chain([Kernels::scalar()])
+        {
+            for waiting in [&all[..0], &all[..1], &all[..3]] {
+                let state = noise(8, k_dim * v_dim);
+                let mut dense: Vec<f32> = state
+                    .chunks(v_dim)
+                    .flat_map(|row| &row[..width])
+                    .copied()
+                    .collect();
+                let before = dense.clone();
+                for w in waiting {
+                    (kernels.delta_fold)(&mut dense, w.k, w.u, w.decay);
+                }
+                let (mut u, mut o) = (vec![0.0; width], vec![0.0; width]);
+                (kernels.delta_look)(&dense, token, &mut u, &mut o);
+                let expected = [&dense[..], &u, &o].concat();
+                let (mut own, mut copy) = (state.clone(), vec![0.0; dense.len()]);
+                let columns = Columns {
+                    values: &mut own,
+                    stride: v_dim,
+                };
+                (kernels.delta_resume)(columns, waiting, &mut copy, token, [&mut u, &mut o]);
+                assert_eq!([&copy[..], &u, &o].concat(), expected);
+                for ((row, old), new) in own
+                    .chunks(v_dim)
+                    .zip(state.chunks(v_dim))
+                    .zip(copy.chunks(width))
+                {
+                    assert_eq!((&row[..width], &row[width..]), (new, &old[width..]));
+                }
+                let [waiting] = waiting else {
+                    continue;
+                };
+                let (mut here, mut there) = (before.clone(), vec![0.0; before.len()]);
+                for (from, state) in [(None, &mut here), (Some(&before[..]), &mut there)] {
+                    (kernels.delta_follow)(from, state, *waiting, token, [&mut u, &mut o]);
+                    assert_eq!([&state[..], &u, &o].concat(), expected);
+                }
+            }
+        }
     }
 }
 

@@ -1,9 +1,12 @@
 //! Twins of [`crate::reference::delta`].
 //!
 //! `look` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part as
-//! `o = e^g (S^T q) + (q . k) u`.
+//! `o = e^g (S^T q) + (q . k) u`. `resume` and `follow` do the same while they bring the state forward, so that
+//! a step reads and writes it once.
 
-use crate::reference::delta::{self, Token};
+use std::ptr::{null, null_mut};
+
+use crate::reference::delta::{self, Columns, Token, Waiting};
 use crate::simd::lanes::{Lanes, put, take};
 
 /// Vectors of columns handled together, where there are as many; half of them else.
@@ -44,6 +47,141 @@ unsafe fn look_at<L: Lanes, const W: usize>(
     u: &mut [f32],
     o: &mut [f32],
 ) {
+    let way = Way {
+        from: (state.as_ptr(), token.v.len()),
+        ..Way::NOWHERE
+    };
+    // SAFETY: the caller's; nothing is written but `u` and `o`.
+    unsafe { pass::<L, W, 0>(way, &[], token, u, o) }
+}
+
+/// # Safety
+/// As [`look`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn resume<L: Lanes>(
+    state: Columns<'_>,
+    waiting: &[Waiting<'_>],
+    copy: &mut [f32],
+    token: Token<'_>,
+    [u, o]: [&mut [f32]; 2],
+) {
+    let (k_dim, v_dim) = (token.k.len(), token.v.len());
+    let Columns { values, stride } = state;
+    check(waiting, token, u, o);
+    assert!(v_dim <= stride && values.len() >= (k_dim - 1) * stride + v_dim);
+    assert!(copy.is_empty() || copy.len() == k_dim * v_dim);
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    unsafe {
+        if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
+            let mut dense = delta::gather(&Columns { values, stride }, v_dim);
+            for waiting in waiting {
+                fold::<L>(&mut dense, waiting.k, waiting.u, waiting.decay);
+            }
+            let rows = values.chunks_mut(stride).zip(dense.chunks_exact(v_dim));
+            rows.for_each(|(row, from)| row[..v_dim].copy_from_slice(from));
+            if !copy.is_empty() {
+                copy.copy_from_slice(&dense);
+            }
+            return delta::look(&dense, token, u, o);
+        }
+        let way = Way {
+            from: (values.as_ptr(), stride),
+            to: match waiting {
+                [] => (null_mut(), 0),
+                _ => (values.as_mut_ptr(), stride),
+            },
+            copy: match copy {
+                [] => (null_mut(), 0),
+                copy => (copy.as_mut_ptr(), v_dim),
+            },
+        };
+        let wide = v_dim.is_multiple_of(WIDE * L::N);
+        match (waiting, wide) {
+            ([], true) => pass::<L, WIDE, 0>(way, waiting, token, u, o),
+            ([], false) => pass::<L, { WIDE / 2 }, 0>(way, waiting, token, u, o),
+            ([_], true) => pass::<L, WIDE, 1>(way, waiting, token, u, o),
+            ([_], false) => pass::<L, { WIDE / 2 }, 1>(way, waiting, token, u, o),
+            (_, true) => pass::<L, WIDE, 2>(way, waiting, token, u, o),
+            (_, false) => pass::<L, { WIDE / 2 }, 2>(way, waiting, token, u, o),
+        }
+    }
+}
+
+/// # Safety
+/// As [`look`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn follow<L: Lanes>(
+    from: Option<&[f32]>,
+    state: &mut [f32],
+    waiting: Waiting<'_>,
+    token: Token<'_>,
+    [u, o]: [&mut [f32]; 2],
+) {
+    let (k_dim, v_dim) = (token.k.len(), token.v.len());
+    check(&[waiting], token, u, o);
+    assert!(state.len() == k_dim * v_dim && from.is_none_or(|from| from.len() == state.len()));
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    unsafe {
+        if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
+            if let Some(from) = from {
+                state.copy_from_slice(from);
+            }
+            fold::<L>(state, waiting.k, waiting.u, waiting.decay);
+            return delta::look(state, token, u, o);
+        }
+        let to = state.as_mut_ptr();
+        let way = Way {
+            from: (from.map_or(to.cast_const(), <[f32]>::as_ptr), v_dim),
+            to: (to, v_dim),
+            ..Way::NOWHERE
+        };
+        if v_dim.is_multiple_of(WIDE * L::N) {
+            pass::<L, WIDE, 1>(way, &[waiting], token, u, o);
+        } else {
+            pass::<L, { WIDE / 2 }, 1>(way, &[waiting], token, u, o);
+        }
+    }
+}
+
+fn check(waiting: &[Waiting<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
+    let (k_dim, v_dim) = (token.k.len(), token.v.len());
+    assert!(token.q.len() == k_dim && k_dim > 0 && v_dim > 0);
+    assert!(u.len() == v_dim && o.len() == v_dim);
+    let fits = |w: &Waiting<'_>| w.k.len() == k_dim && w.u.len() == v_dim;
+    assert!(waiting.iter().all(fits));
+}
+
+/// Where a pass reads columns of a state and where it leaves them, each a place and the distance between rows;
+/// null for nowhere.
+struct Way {
+    from: (*const f32, usize),
+    to: (*mut f32, usize),
+    copy: (*mut f32, usize),
+}
+
+impl Way {
+    const NOWHERE: Way = Way {
+        from: (null(), 0),
+        to: (null_mut(), 0),
+        copy: (null_mut(), 0),
+    };
+}
+
+/// Folds what waits into columns on their way and looks at them, by groups of `W` vectors of columns; what a
+/// column gives does not depend on `W`. `MANY` is how many wait: none, one, or any number.
+///
+/// # Safety
+/// The instruction set of `L`. `check` holds; the places of `way` have `token.k.len()` rows of
+/// `token.v.len()` values, a multiple of `W * L::N`, and `to` and `copy` may be written. `from` and `to` may be
+/// one place, with one distance; else no two of the places, `u` and `o` overlap.
+#[inline(always)]
+unsafe fn pass<L: Lanes, const W: usize, const MANY: usize>(
+    way: Way,
+    waiting: &[Waiting<'_>],
+    token: Token<'_>,
+    u: &mut [f32],
+    o: &mut [f32],
+) {
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     // SAFETY: the caller's.
     unsafe {
@@ -53,12 +191,47 @@ unsafe fn look_at<L: Lanes, const W: usize>(
         for col in (0..v_dim).step_by(W * L::N) {
             let mut seen = [L::splat(0.0); W];
             let mut read = [L::splat(0.0); W];
+            let mut one = [L::splat(0.0); W];
+            if MANY == 1 {
+                for (w, one) in one.iter_mut().enumerate() {
+                    *one = L::load(waiting[0].u.as_ptr().add(col + w * L::N));
+                }
+            }
             for i in 0..k_dim {
+                let mut s = [L::splat(0.0); W];
+                for (w, s) in s.iter_mut().enumerate() {
+                    *s = L::load(way.from.0.add(i * way.from.1 + col + w * L::N));
+                }
+                if MANY == 1 {
+                    let k = L::splat(*waiting[0].k.as_ptr().add(i));
+                    let decay = L::splat(waiting[0].decay);
+                    for w in 0..W {
+                        s[w] = k.mul_add(one[w], decay.mul(s[w]));
+                    }
+                } else if MANY > 1 {
+                    for waiting in waiting {
+                        let k = L::splat(*waiting.k.as_ptr().add(i));
+                        let decay = L::splat(waiting.decay);
+                        for (w, s) in s.iter_mut().enumerate() {
+                            let u = L::load(waiting.u.as_ptr().add(col + w * L::N));
+                            *s = k.mul_add(u, decay.mul(*s));
+                        }
+                    }
+                }
+                if !way.to.0.is_null() {
+                    for (w, s) in s.iter().enumerate() {
+                        s.store(way.to.0.add(i * way.to.1 + col + w * L::N));
+                    }
+                }
+                if !way.copy.0.is_null() {
+                    for (w, s) in s.iter().enumerate() {
+                        s.store(way.copy.0.add(i * way.copy.1 + col + w * L::N));
+                    }
+                }
                 let (k, q) = (L::splat(*k.add(i)), L::splat(*q.add(i)));
                 for w in 0..W {
-                    let s = L::load(state.as_ptr().add(i * v_dim + col + w * L::N));
-                    seen[w] = k.mul_add(s, seen[w]);
-                    read[w] = q.mul_add(s, read[w]);
+                    seen[w] = k.mul_add(s[w], seen[w]);
+                    read[w] = q.mul_add(s[w], read[w]);
                 }
             }
             for w in 0..W {
