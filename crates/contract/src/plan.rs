@@ -143,16 +143,21 @@ pub struct MemoryPlan {
     pub scratch_bytes: u64,
     /// All of the draft: weights, cached keys and values of all sequences, scratch.
     pub draft_bytes: u64,
+    /// What the device's driver takes beside all that: code, graphs, local memory. An upper bound.
+    pub driver_bytes: u64,
+    /// Page-locked host memory at its peak, while weights are loaded; not part of the device's memory.
+    pub pinned_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// Bytes to be allocated in all.
+    /// Bytes of the device's memory that will be taken in all.
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes
             + self.kv_bytes
             + self.state_bytes
             + self.scratch_bytes
             + self.draft_bytes
+            + self.driver_bytes
     }
 }
 

@@ -83,6 +83,8 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
             let pass = draft_pass_bytes(&draft.spec, limits);
             draft_weights_bytes(&draft.spec, dispatch) + pass + all(rings + features)
         }),
+        driver_bytes: 0,
+        pinned_bytes: 0,
     }
 }
 

@@ -9,10 +9,10 @@ use contract::{
 use crate::check;
 use crate::compile::{self, Modules};
 use crate::driver::Gpu;
-use crate::exec::{Engine, Mode, Regions, Runs};
+use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
-use crate::memory::{Allowance, Carver, REGION_ALIGN};
+use crate::memory::{Allowance, Carver, DRIVER_BYTES, REGION_ALIGN};
 use crate::plan::{Facts, Plans};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
@@ -81,6 +81,8 @@ impl Layout {
 
     fn memory(&self) -> MemoryPlan {
         let [weights, kv, states, scratch, draft] = self.sizes;
+        let loading = self.weights.staging_bytes();
+        let running: usize = pinned_bytes(&self.plans).iter().sum();
         MemoryPlan {
             weights_bytes: weights,
             kv_bytes: kv,
@@ -88,6 +90,8 @@ impl Layout {
             scratch_bytes: scratch,
             draft_bytes: draft,
             mapped_bytes: 0,
+            driver_bytes: DRIVER_BYTES,
+            pinned_bytes: loading.max(running) as u64,
         }
     }
 }
@@ -175,8 +179,9 @@ impl CudaBackend {
         let planned = Layout::new(&plan, &self.card, [0; 5]);
         let memory = planned.memory();
         let gpu = Gpu::open(self.card.ordinal)?;
+        let free = gpu.memory()?.0;
         let allowance = Allowance {
-            free: gpu.memory()?.0,
+            free,
             limit: self.options.vram_limit,
         };
         let with_context = |context: usize| {
@@ -201,7 +206,9 @@ impl CudaBackend {
             target: &*plan.weights,
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
         };
+        let began = Instant::now();
         layout.weights.load(&gpu, sources, progress)?;
+        let loaded = began.elapsed();
         let mode = match self.options.eager {
             true => Mode::Eager,
             false => Mode::Graph,
@@ -218,19 +225,23 @@ impl CudaBackend {
             prefill_align: PREFILL_ALIGN,
             memory,
         };
-        tracing::info!(
-            device = %info.device.id,
-            kernels = units.len(),
-            compile_ms = compiled.as_millis() as u64,
-            load_ms = (started.elapsed() - compiled).as_millis() as u64,
-            weights_bytes = info.memory.weights_bytes,
-            kv_bytes = info.memory.kv_bytes,
-            "model opened on the card"
-        );
         let target = plan.target.clone();
         let made = (layout.plans, runs);
         let chains = self.options.chains;
         let engine = Engine::new(gpu, target, layout.state, regions, made, chains)?;
+        let taken = free.saturating_sub(engine.gpu().memory()?.0);
+        let planned: u64 = planned.sizes.iter().sum();
+        tracing::info!(
+            device = %info.device.id,
+            kernels = units.len(),
+            compile_ms = compiled.as_millis() as u64,
+            load_ms = loaded.as_millis() as u64,
+            open_ms = started.elapsed().as_millis() as u64,
+            weights_bytes = info.memory.weights_bytes,
+            kv_bytes = info.memory.kv_bytes,
+            driver_bytes = taken.saturating_sub(planned),
+            "model opened on the card"
+        );
         let draft = plan.draft.as_ref().map(|draft| DraftFacts {
             hash: draft.spec.hash,
             kv: draft.kv,

@@ -51,14 +51,13 @@ pub(crate) struct Allowance {
     pub(crate) limit: Option<u64>,
 }
 
-impl Allowance {
-    /// Left to the driver for module code, graphs and local memory, in bytes.
-    const RESERVE: u64 = 256 << 20;
+/// Left to the driver for module code, graphs and local memory, in bytes; part of every plan.
+pub(crate) const DRIVER_BYTES: u64 = 256 << 20;
 
+impl Allowance {
     /// Bytes that a plan may take.
     pub(crate) fn bytes(self) -> u64 {
-        let free = self.free.saturating_sub(Allowance::RESERVE);
-        self.limit.map_or(free, |limit| free.min(limit))
+        self.limit.map_or(self.free, |limit| self.free.min(limit))
     }
 
     /// Refuses a plan that does not fit, with the longest context that would.

@@ -283,6 +283,13 @@ impl Weights {
         }
     }
 
+    /// Bytes of page-locked memory that loading takes on this machine, given back at its end.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        let pieces: Vec<Piece<'_>> = self.items.iter().flat_map(Item::pieces).collect();
+        let (threads, largest) = staging(&pieces);
+        (threads + COPIES) * largest
+    }
+
     /// Brings every weight to its place on the card. Returns when all have arrived.
     pub(crate) fn load(
         &self,
@@ -291,9 +298,7 @@ impl Weights {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), DeviceError> {
         let pieces: Vec<Piece<'_>> = self.items.iter().flat_map(Item::pieces).collect();
-        let largest = pieces.iter().map(|p| p.bytes).max().unwrap_or(0);
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let threads = threads.min(MOST_THREADS).min(pieces.len().max(1));
+        let (threads, largest) = staging(&pieces);
         let copies = gpu.new_stream()?;
         let mut stages = Vec::with_capacity(threads + COPIES);
         for _ in 0..threads + COPIES {
@@ -374,6 +379,13 @@ impl Weights {
             outcome.and(arrived)
         })
     }
+}
+
+/// Threads that pack pieces, and bytes of the buffer each fills.
+fn staging(pieces: &[Piece<'_>]) -> (usize, usize) {
+    let largest = pieces.iter().map(|p| p.bytes).max().unwrap_or(0);
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    (threads.min(MOST_THREADS).min(pieces.len().max(1)), largest)
 }
 
 /// Where the bytes are.

@@ -6,9 +6,9 @@ use contract::{Ask, Row, TokenId, Want};
 /// Terms of a log-sum-exp added in f32; the runs are added in f64.
 const RUN: usize = 1024;
 
-/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked, summed. NaN counts
-/// as minus infinity wherever it comes from.
-pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, raw_lse: f32) -> Row {
+/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked, summed where the
+/// log-sum-exp of the edited ones is not known. NaN counts as minus infinity wherever it comes from.
+pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, lse: Option<f32>, raw_lse: f32) -> Row {
     clean(&mut raw);
     let edited = ask.edits.as_ref().map(|edits| {
         let mut row = raw.clone();
@@ -16,7 +16,7 @@ pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, raw_lse: f32) -> Row {
         clean(&mut row);
         row
     });
-    let lse = edited.as_deref().map_or(raw_lse, log_sum_exp);
+    let lse = lse.unwrap_or_else(|| edited.as_deref().map_or(raw_lse, log_sum_exp));
     let values = edited.as_deref().unwrap_or(&raw);
     let ids = match ask.want {
         Want::Nothing => return Row::default(),
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn ties_go_to_the_lower_id_and_nan_goes_last() {
         let raw = vec![1.0, f32::NAN, 3.0, -0.0, 3.0, 0.0];
-        let ids = |k| from_logits(&Ask::top(k), raw.clone(), 0.0).ids;
+        let ids = |k| from_logits(&Ask::top(k), raw.clone(), None, 0.0).ids;
         assert_eq!(ids(6), [2, 4, 0, 3, 5, 1].map(TokenId));
         assert_eq!(ids(2), [2, 4].map(TokenId));
         assert_eq!(ids(99).len(), 6);
@@ -101,7 +101,7 @@ mod tests {
             want: Want::Top(2),
             edits: Some(Arc::new(edits)),
         };
-        let row = from_logits(&ask, vec![1.0, 2.0, 3.0], 3.4);
+        let row = from_logits(&ask, vec![1.0, 2.0, 3.0], None, 3.4);
         assert_eq!(row.ids, [0, 2].map(TokenId));
         assert_eq!((row.logits, row.raw), (vec![6.0, 3.0], vec![1.0, 3.0]));
         assert!((row.lse - (6.0 + (1.0_f32 + (-4_f32).exp() + (-3_f32).exp()).ln())).abs() < 1e-6);

@@ -58,6 +58,20 @@ struct Uploads {
     edits: Pinned<u8>,
 }
 
+/// Bytes of page-locked memory an engine keeps: headers of a step, a draft, a chunk and a commit, edits, a row of
+/// logits, reduced rows.
+pub(crate) fn pinned_bytes(plans: &Plans) -> [usize; 7] {
+    [
+        size_of::<Step>(),
+        size_of::<Step>(),
+        ChunkHead::bytes(plans.chunk_rows()),
+        size_of::<Commit>(),
+        EDIT_BYTES,
+        size_of::<f32>() * plans.reduce.vocab,
+        plans.reduce.out_bytes(step::ROWS),
+    ]
+}
+
 impl Engine {
     /// An engine whose weights are loaded and whose plans are compiled.
     pub(crate) fn new(
@@ -68,16 +82,17 @@ impl Engine {
         (plans, runs): (Plans, Runs),
         chains: bool,
     ) -> Result<Engine, DeviceError> {
+        let [step, draft, chunk, commit, edits, logits, rows] = pinned_bytes(&plans);
         let headers = Headers {
             up: Uploads {
-                step: gpu.pinned(size_of::<Step>())?,
-                draft: gpu.pinned(size_of::<Step>())?,
-                chunk: gpu.pinned(ChunkHead::bytes(plans.chunk_rows()))?,
-                commit: gpu.pinned(size_of::<Commit>())?,
-                edits: gpu.pinned(EDIT_BYTES)?,
+                step: gpu.pinned(step)?,
+                draft: gpu.pinned(draft)?,
+                chunk: gpu.pinned(chunk)?,
+                commit: gpu.pinned(commit)?,
+                edits: gpu.pinned(edits)?,
             },
-            logits: gpu.pinned(plans.reduce.vocab)?,
-            rows: gpu.pinned(plans.reduce.out_bytes(step::ROWS))?,
+            logits: gpu.pinned(logits / size_of::<f32>())?,
+            rows: gpu.pinned(rows)?,
             in_flight: false,
         };
         let mut engine = Engine {
@@ -293,14 +308,13 @@ impl Engine {
         }
     }
 
-    /// Queues the edits of rows whose best tokens are wanted, and their reduction; false where none has any, or
-    /// they are too many and will be made on the host.
+    /// Queues the edits of rows and their reduction; false where none has any, or they are too many and will be
+    /// made on the host.
     fn queue_edits(&mut self, key: Key, asks: &[&Ask]) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
         let items: Vec<(usize, &Edits)> = asks
             .iter()
             .enumerate()
-            .filter(|(_, ask)| matches!(ask.want, Want::Top(k) if k <= reduce.k))
             .filter_map(|(i, ask)| Some((i, ask.edits.as_deref()?)))
             .collect();
         if items.is_empty() {
@@ -327,7 +341,11 @@ impl Engine {
             let best = reduce.read(self.headers.rows.as_slice(), i);
             answers.push(match ask.want {
                 Want::Top(k) if k <= reduce.k && (edited || ask.edits.is_none()) => top(best, k),
-                _ => answer::from_logits(ask, self.logits(i)?, best.raw_lse),
+                // The card's sum, where it made one, so that a whole row tells the same as the head of it.
+                _ => {
+                    let lse = (edited || ask.edits.is_none()).then_some(best.lse);
+                    answer::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
+                }
             });
         }
         Ok(answers)

@@ -184,6 +184,8 @@ impl Report {
                 bytes("state_bytes", memory.state_bytes),
                 bytes("scratch_bytes", memory.scratch_bytes),
                 bytes("draft_bytes", memory.draft_bytes),
+                bytes("driver_bytes", memory.driver_bytes),
+                bytes("pinned_bytes", memory.pinned_bytes),
                 bytes("total_bytes", memory.total_bytes()),
             ],
         );

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Shows on a machine with an NVIDIA card whether Hearth is right and fast on it, and prints a short table.
+#
+#   harness/card/card.sh [PART...]     parts: tests sanitizer bench file http; all of them without any
+#
+# Needs a driver, libnvrtc (`pip install nvidia-cuda-nvrtc`), Python 3; the sanitizer part needs compute-sanitizer of
+# the CUDA toolkit, without which it is skipped. Environment:
+#   MODEL=qwen3.5-27b:q4_k_m   what is measured; qwen3.5-9b:q4_k_m and smaller fit any card
+#   DRAFT=q8_0                 weight type of the made-up draft; empty for none
+#   DEPTHS=512,4096,32768      committed tokens before the measured steps
+#   BIN=DIR                    `hearth` and the test binaries are there; without it cargo builds them
+#   OUT=DIR                    logs and JSON lines go there (default: a temporary folder, named at the end)
+#   FILES=DIR                  where a GGUF file of MODEL is written for the file part (as large as the model)
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+root=$PWD
+model=${MODEL:-qwen3.5-27b:q4_k_m} draft=${DRAFT-q8_0} depths=${DEPTHS:-512,4096,32768}
+out=${OUT:-$(mktemp -d)} files=${FILES:-${TMPDIR:-/tmp}}
+parts=" ${*:-tests sanitizer bench file http} "
+mkdir -p "$out"
+out=$(realpath "$out")
+tests="driver norm rows delta delta_chunk attention matmul prefill prefill_attention oracle conformance protocol ember real_shapes"
+failures=0
+
+row() { # what, result, seconds, detail
+  printf '%-28s %-7s %6s s  %s\n' "$1" "$2" "$3" "$4" | tee -a "$out/table"
+  [ "$2" = FAILED ] && failures=$((failures + 1))
+  return 0
+}
+timed() { # what, log, command...: a row for a command; its log is kept
+  local what=$1 log=$out/$2.log begun=$SECONDS
+  shift 2
+  if "$@" >"$log" 2>&1; then row "$what" ok $((SECONDS - begun)) ""; else row "$what" FAILED $((SECONDS - begun)) "$log"; fi
+}
+wants() { [[ $parts == *" $1 "* ]]; }
+
+if [ -n "${BIN:-}" ]; then
+  hearth=$BIN/hearth
+  binary() { echo "$BIN/$1"; }
+else
+  cargo build --release -p server --bin hearth || exit 1
+  hearth=$root/target/release/hearth
+  binary() { # the path of a test binary of crates/cuda
+    cargo test --release -p cuda --test "$1" --no-run 2>&1 | sed -n 's/.*(\(.*\)).*/\1/p' | tail -1
+  }
+fi
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/table"
+
+if wants tests; then
+  for test in $tests; do timed "test $test" "$test" "$(binary "$test")" --nocapture --test-threads 1; done
+fi
+
+if wants sanitizer; then
+  if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+      timed "$tool" "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$(binary oracle)" a_short --nocapture
+      grep -h "SUMMARY" "$out/$tool.log" | tail -1 | tee -a "$out/table"
+    done
+  else
+    row sanitizer skipped 0 "no compute-sanitizer"
+  fi
+fi
+
+bench() { # name, arguments...
+  local name=$1
+  shift
+  timed "bench $name" "bench_$name" "$hearth" bench --device cuda --json "$out/lines.jsonl" "$@"
+  grep -hE '^(case|pp|tg|verify|step|draft)' "$out/bench_$name.log" | tee -a "$out/table"
+}
+if wants bench; then
+  bench first --synthetic "$model" ${draft:+--draft "$draft"} --depth "${depths%%,*}"
+  # Without the first depth, deep contexts; kernels come from the cache now.
+  [ "$depths" != "${depths#*,}" ] && bench deep --synthetic "$model" --pp 2048 --verify 1,24 --depth "${depths#*,}"
+  bench small --synthetic qwen3.5-0.8b:bf16 --pp 512 --verify 1
+fi
+
+serve() { # arguments...: a server on $port, or an error
+  port=$((20000 + RANDOM % 20000))
+  "$hearth" serve "$@" --device cuda --port $port >"$out/serve.log" 2>&1 &
+  server=$!
+  for _ in $(seq 600); do
+    curl -sf "http://127.0.0.1:$port/health" >/dev/null && return
+    kill -0 $server 2>/dev/null || break
+    sleep 0.1
+  done
+  row serve FAILED 0 "$(tail -1 "$out/serve.log")"
+  return 1
+}
+stop() {
+  kill -TERM $server
+  wait $server
+  cat "$out/serve.log" >>"$out/servers.log"
+}
+
+if wants file; then
+  file=$files/card-$$.gguf
+  timed "write $model" synth "$hearth" synth "$model" "$file"
+  cat "$file" >/dev/null # from the page cache, as the goal for loading is stated
+  bench file "$file" --pp 2048 --verify 1,24 --depth "${depths%%,*}"
+  grep -h "model opened" "$out/bench_file.log" | tee -a "$out/table"
+  if serve "$file" --max-ctx 4096 --no-speculation; then
+    python3 harness/card/client.py $port rate 160 500 | tee -a "$out/table"
+    stop
+  fi
+  size=$(stat -c %s "$file")
+  for limit in $((size / 2)) $((size + (size / 4))); do
+    if "$hearth" bench "$file" --device cuda --vram-limit $limit --pp 0 --tg 8 --verify '' >"$out/limit.log" 2>&1; then
+      row "limit $limit" fits 0 "$(grep -h '^tg' "$out/limit.log" | head -1)"
+    else
+      row "limit $limit" refused 0 "$(grep -h 'error' "$out/limit.log" | head -1)"
+    fi
+  done
+  rm -f "$file"
+fi
+
+if wants http; then
+  if serve; then
+    python3 harness/card/client.py $port chat | tee -a "$out/table"
+    python3 harness/card/client.py $port rate 160 200 | tee -a "$out/table"
+    stop
+  fi
+fi
+
+grep -q 'FAILED' "$out/table" && failures=$((failures + 1))
+echo "logs and JSON lines: $out"
+[ $failures -eq 0 ]
