@@ -14,6 +14,8 @@ mod q23_k;
 mod q45_k;
 mod q6_k;
 mod scale6;
+pub mod tq3;
+pub mod turn;
 
 pub use iq4::IQ4_LEVELS;
 pub use scale6::scale_and_min;
