@@ -23,6 +23,7 @@ use contract::{
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, TokenKind, VerifyItem, Vocab, Want,
 };
 use decode::SchedulerConfig;
+use server::constrain::Constrain;
 use server::engine::{EngineFactory, Loaded};
 use server::served::{ModelFacts, ServedModel};
 use server::settings::{GenerationDefaults, ServerConfig};
@@ -228,6 +229,8 @@ fn vocab() -> Vocab {
 fn main() -> anyhow::Result<()> {
     let factory: EngineFactory = Box::new(|_| {
         let vocab = vocab();
+        let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
+        let defaults = GenerationDefaults::default();
         Ok(Loaded {
             runner: Box::new(StampRunner::new()),
             scheduler: SchedulerConfig {
@@ -236,10 +239,11 @@ fn main() -> anyhow::Result<()> {
                 ..SchedulerConfig::default()
             },
             model: ServedModel {
-                tokenizer: Arc::new(Tokenizer::new(&vocab)?),
+                constrain: Constrain::new(&tokenizer, &vocab.eos, vocab.tokens.len(), &defaults.reasoning),
+                tokenizer,
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
-                defaults: GenerationDefaults::default(),
+                defaults,
                 facts: ModelFacts::default(),
             },
         })

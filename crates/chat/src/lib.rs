@@ -26,6 +26,7 @@ pub mod reply;
 pub mod responses;
 #[cfg(test)]
 mod sample;
+pub mod shape;
 pub mod stop;
 pub mod template;
 mod tokenizer;

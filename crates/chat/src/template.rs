@@ -106,6 +106,16 @@ impl ChatTemplate {
         self.program.source()
     }
 
+    /// The text that begins a prompt; empty if there is none.
+    pub fn bos_token(&self) -> &str {
+        &self.bos_token
+    }
+
+    /// The text that ends a turn; empty if there is none.
+    pub fn eos_token(&self) -> &str {
+        &self.eos_token
+    }
+
     /// Writes the prompt of `conversation`.
     ///
     /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) when the template

@@ -46,6 +46,15 @@ impl Tool {
             declaration: json!({ "type": "function", "function": function }),
         }
     }
+
+    /// Whether its calls must obey its schema to the letter.
+    pub fn is_strict(&self) -> bool {
+        let function = self
+            .declaration
+            .get("function")
+            .unwrap_or(&self.declaration);
+        function.get("strict") == Some(&Value::Bool(true))
+    }
 }
 
 /// The tools a reply may call.

@@ -60,9 +60,18 @@ where
     T: Send + 'static,
     W: FnOnce() -> Result<T, ApiError> + Send + 'static,
 {
-    if size_bytes <= INLINE_BYTES {
-        return work();
+    match size_bytes <= INLINE_BYTES {
+        true => work(),
+        false => run_long(work).await,
     }
+}
+
+/// Runs `work` on the blocking pool.
+pub async fn run_long<T, W>(work: W) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    W: FnOnce() -> Result<T, ApiError> + Send + 'static,
+{
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => Err(ApiError::internal(format!(

@@ -3,14 +3,20 @@
 
 use std::sync::Arc;
 
+use chat::conversation::Conversation;
 use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::reply::call_opening_token;
+use chat::shape::CallMarkup;
+use chat::template::{CallFormat, Rendered};
 use contract::TokenId;
+use decode::Opening;
 
+use crate::engine::Ready;
 use crate::error::ApiError;
 use crate::ids;
 use crate::served::ServedModel;
 use crate::settings::ServerConfig;
+use crate::thinking::LEAST_THINKING;
 
 /// A prompt ready for the engine.
 #[derive(Debug, Clone)]
@@ -19,8 +25,10 @@ pub struct Prompt {
     pub text: String,
     /// Its tokens.
     pub ids: Arc<[TokenId]>,
-    /// Whether the reply begins inside an open thinking block.
-    pub opens_reasoning: bool,
+    /// Where the reply begins.
+    pub opening: Opening,
+    /// The most tokens of thinking.
+    pub thinking_budget: Option<usize>,
 }
 
 /// What the server decides about every conversation.
@@ -32,20 +40,66 @@ pub fn policy(config: &ServerConfig) -> ConversationPolicy {
     }
 }
 
-/// The prompt of a chat request.
+/// The prompt of a chat request. Where there is hardly room for thinking, there is none.
 pub fn chat(
-    model: &ServedModel,
+    ready: &Ready,
     policy: &ConversationPolicy,
     request: &ChatRequest,
 ) -> Result<Prompt, ApiError> {
     let conversation = request.conversation(policy)?;
-    let rendered = model.template.render(&conversation)?;
+    let prompt = prompt(ready, request, &conversation)?;
+    let is_short = prompt.thinking_budget.is_some_and(|n| n < LEAST_THINKING);
+    if prompt.opening == Opening::Thinking && is_short {
+        let briefly = Conversation {
+            enable_thinking: Some(false),
+            ..conversation
+        };
+        return self::prompt(ready, request, &briefly);
+    }
+    Ok(prompt)
+}
+
+fn prompt(
+    ready: &Ready,
+    request: &ChatRequest,
+    conversation: &Conversation,
+) -> Result<Prompt, ApiError> {
+    let model = &ready.model;
+    let rendered = model.template.render(conversation)?;
     let ids = model.tokenizer.encode_rendered(&rendered)?;
+    let room = ready.info.limits.context.saturating_sub(ids.len());
+    let max_tokens = most_tokens(model, request, room);
+    let reasoning = &model.defaults.reasoning;
     Ok(Prompt {
-        opens_reasoning: rendered.opens_reasoning(),
+        opening: opening(&rendered, conversation),
+        thinking_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),
         text: rendered.text,
     })
+}
+
+/// Where the reply to a prompt begins. A template that says nothing of thinking leaves it to the model.
+fn opening(rendered: &Rendered, conversation: &Conversation) -> Opening {
+    let text = rendered.text.trim_end();
+    if rendered.opens_reasoning() {
+        Opening::Thinking
+    } else if text.ends_with("</think>")
+        || conversation.continue_final_message
+        || conversation.enable_thinking == Some(false)
+    {
+        Opening::Text
+    } else {
+        Opening::Either
+    }
+}
+
+/// The most tokens of a reply where `room` are free: what is asked for or usual, but never more than the model
+/// is good for.
+pub fn most_tokens(model: &ServedModel, request: &ChatRequest, room: usize) -> usize {
+    let defaults = &model.defaults;
+    let wanted = request.sampling.max_tokens.or(defaults.max_tokens);
+    let most = defaults.reasoning.most_tokens.unwrap_or(usize::MAX);
+    wanted.unwrap_or(room).min(most).min(room)
 }
 
 /// The token that opens a call, for a request that shows tools but forbids calling them.
@@ -54,4 +108,13 @@ pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenI
     barred
         .then(|| call_opening_token(&model.tokenizer))
         .flatten()
+}
+
+/// How the model writes calls.
+pub fn call_markup(model: &ServedModel) -> CallMarkup<'_> {
+    let format = model.template.capabilities().call_format;
+    CallMarkup {
+        tokenizer: &model.tokenizer,
+        format: format.unwrap_or(CallFormat::JsonInTags),
+    }
 }

@@ -6,10 +6,11 @@ use chat::Tokenizer;
 use chat::openai::response::{ChatLogprobs, FinishReason};
 use chat::reply::{End, Piece, Reply, ReplyConfig, ReplyParser, Stop, Summary};
 use contract::TokenId;
-use decode::{FinishReason as Ended, OutToken};
+use decode::{Close, FinishReason as Ended, OutToken, Reins};
 
 use crate::ids;
 use crate::logprobs::{Pending, Shown};
+use crate::loops::Loops;
 
 /// What all choices of a request have in common.
 #[derive(Clone)]
@@ -41,6 +42,12 @@ pub struct Choice {
     over: bool,
     /// Whether a stop token came.
     stopped: bool,
+    /// Where its thinking is held, if it is.
+    reins: Option<Arc<Reins>>,
+    /// Looks for a text that goes round and round behind a thought that was closed.
+    loops: Loops,
+    /// Whether it did.
+    went_round: bool,
 }
 
 impl Choice {
@@ -57,7 +64,32 @@ impl Choice {
             pending: plan.logprobs.then(|| Pending::new(Arc::clone(tokenizer))),
             over: false,
             stopped: false,
+            reins: None,
+            loops: Loops::default(),
+            went_round: false,
         }
+    }
+
+    /// The same, with its thinking held by `reins`.
+    pub fn held(self, reins: Option<Arc<Reins>>) -> Choice {
+        Choice { reins, ..self }
+    }
+
+    /// Where its thinking is held, if it is.
+    pub fn reins(&self) -> Option<&Arc<Reins>> {
+        self.reins.as_ref()
+    }
+
+    /// How its thinking ended.
+    pub fn close(&self) -> Close {
+        self.reins
+            .as_ref()
+            .map_or(Close::Natural, |reins| reins.close())
+    }
+
+    /// Whether it was ended because it said the same over and over.
+    pub fn went_round(&self) -> bool {
+        self.went_round
     }
 
     /// Whether its end was told.
@@ -67,7 +99,7 @@ impl Choice {
 
     /// Whether nothing that may still be generated would be shown.
     pub fn wants_no_more(&self) -> bool {
-        self.stopped || self.parser.stopped().is_some()
+        self.stopped || self.went_round || self.parser.stopped().is_some()
     }
 
     /// The stop string that ended the text, if one did.
@@ -92,6 +124,7 @@ impl Choice {
     pub fn push(&mut self, tokens: Vec<OutToken>) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
+        let watched = self.close() == Close::Hard;
         for token in tokens {
             if self.wants_no_more() {
                 break;
@@ -99,6 +132,9 @@ impl Choice {
             if self.stop_tokens.contains(&token.id) {
                 self.stopped = true;
                 break;
+            }
+            if watched && self.loops.closes(token.id) {
+                self.went_round = true;
             }
             match &mut self.pending {
                 None => ids.push(token.id),
@@ -120,6 +156,7 @@ impl Choice {
     pub fn finish(&mut self, ended: Ended) -> (Vec<Part>, FinishReason) {
         self.over = true;
         let end = match ended {
+            _ if self.went_round => End::Length,
             _ if self.wants_no_more() => End::Stopped,
             Ended::Eos => End::Eos,
             Ended::Length | Ended::ContextFull => End::Length,

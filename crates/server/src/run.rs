@@ -1,9 +1,10 @@
 //! One request while it runs: events of the engine in, news for the client out.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use chat::openai::response::FinishReason;
-use decode::{Event, FinishReason as Ended, Logprobs, OutToken};
+use decode::{Event, FinishReason as Ended, Logprobs, OutToken, Reins};
 
 use crate::error::ApiError;
 use crate::handle::{Events, Order, Stamped, Update};
@@ -99,6 +100,12 @@ impl Run {
     /// How many choices there are.
     pub fn n_choices(&self) -> usize {
         self.choices.len()
+    }
+
+    /// What holds the thinking of its choices, where there is anything to hold.
+    pub fn reins(&self) -> Vec<Arc<Reins>> {
+        let reins = self.choices.iter().filter_map(Choice::reins);
+        reins.map(Arc::clone).collect()
     }
 
     /// A choice, by its index.

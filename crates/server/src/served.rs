@@ -6,6 +6,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::TokenId;
 
+use crate::constrain::Constrain;
 use crate::settings::GenerationDefaults;
 
 /// What requests need to know of a model: how text becomes tokens and back, and what is usual.
@@ -18,6 +19,8 @@ pub struct ServedModel {
     pub eos: Vec<TokenId>,
     /// What a request gets that does not say: the card's values where it has them.
     pub defaults: GenerationDefaults,
+    /// What its replies can be held to.
+    pub constrain: Constrain,
     /// What is shown of it.
     pub facts: ModelFacts,
 }

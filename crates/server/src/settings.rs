@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use chat::openai::request::LateSystem;
 
+use crate::thinking::ReasoningDefaults;
+
 /// Everything the HTTP side and the engine thread need to be told.
 ///
 /// [`ServerConfig::default`] gives the documented defaults.
@@ -60,7 +62,7 @@ pub struct Times {
 }
 
 /// What a request gets where it says nothing. The model's card overrides the neutral values.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GenerationDefaults {
     /// Tokens of a chat reply, thinking included; `None` uses all the room there is.
     pub max_tokens: Option<usize>,
@@ -80,6 +82,8 @@ pub struct GenerationDefaults {
     pub repetition_penalty: f32,
     /// Presence penalty; 0 is none.
     pub presence_penalty: f32,
+    /// How long thinking may be.
+    pub reasoning: ReasoningDefaults,
 }
 
 impl Default for ServerConfig {
@@ -129,6 +133,7 @@ impl Default for GenerationDefaults {
             min_p: 0.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
+            reasoning: ReasoningDefaults::default(),
         }
     }
 }

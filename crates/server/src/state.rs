@@ -6,6 +6,7 @@ use crate::engine::{Phase, Ready};
 use crate::error::{ApiError, phase_error};
 use crate::front::Keys;
 use crate::handle::EngineHandle;
+use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::settings::ServerConfig;
 
@@ -18,6 +19,7 @@ struct Inner {
     engine: EngineHandle,
     keys: Keys,
     metrics: Metrics,
+    live: Live,
     started_unix: u64,
 }
 
@@ -27,6 +29,7 @@ impl App {
         App(Arc::new(Inner {
             keys: Keys::new(&config.api_keys),
             metrics: Metrics::new(),
+            live: Live::default(),
             started_unix: crate::ids::unix_now(),
             config,
             engine,
@@ -51,6 +54,11 @@ impl App {
     /// The meters.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Answers under way.
+    pub fn live(&self) -> &Live {
+        &self.0.live
     }
 
     /// When the server started, in seconds since 1970.

@@ -11,6 +11,7 @@ use chat::ChatError;
 use chat::openai::request::{ChatRequest, ReasoningFormat};
 use chat::openai::response::FinishReason;
 use chat::reply::ReplyConfig;
+use decode::{Grammar, Opening};
 
 use crate::body;
 use crate::engine::Ready;
@@ -46,7 +47,7 @@ impl<T: Send + 'static> Talk<T> {
         let model = Arc::clone(&ready);
         let (request, own, prompt) = body::run_sized(bytes.len(), move || {
             let (request, own) = parse(&bytes)?;
-            let prompt = prepare::chat(&model.model, &policy, &request)?;
+            let prompt = prepare::chat(&model, &policy, &request)?;
             Ok((request, own, prompt))
         })
         .await?;
@@ -62,14 +63,24 @@ impl<T: Send + 'static> Talk<T> {
         })
     }
 
+    /// What the reply must be, if it may not be anything.
+    async fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        let markup = prepare::call_markup(&self.ready.model);
+        let Some(shape) = self.request.shape(markup)? else {
+            return Ok(None);
+        };
+        let ready = Arc::clone(&self.ready);
+        let compiled = move || ready.model.constrain.compile(&shape);
+        body::run_long(compiled).await.map(Some)
+    }
+
     /// Hands the request over; refuses what cannot be promised or does not fit.
-    pub fn start(&self, app: &App) -> Result<Run, ApiError> {
+    pub async fn start(&self, app: &App) -> Result<Run, ApiError> {
+        let grammar = self.grammar().await?;
         let (request, model) = (&self.request, &self.ready.model);
-        request.refuse_unenforced()?;
         let fields = &request.sampling;
         let room = order::room(self.prompt.ids.len(), self.ready.info.limits.context)?;
-        let wanted = fields.max_tokens.or(model.defaults.max_tokens);
-        let max_tokens = wanted.unwrap_or(room).min(room);
+        let max_tokens = prepare::most_tokens(model, request, room);
         let vocab = self.ready.info.vocab;
         let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
@@ -77,10 +88,14 @@ impl<T: Send + 'static> Talk<T> {
             settings.sampling.bias.retain(|(other, _)| *other != token);
             settings.sampling.bias.push((token, f32::NEG_INFINITY));
         }
+        let course = model.constrain.course(&self.prompt, grammar, fields.n);
+        let (constraints, reins) = course.unzip();
+        settings.constraints = constraints;
+        let reins = reins.unwrap_or_default();
         let plan = ChoicePlan {
             tokenizer: Arc::clone(&model.tokenizer),
             reading: ReplyConfig {
-                starts_in_reasoning: self.prompt.opens_reasoning,
+                starts_in_reasoning: self.prompt.opening == Opening::Thinking,
                 split_reasoning: request.reasoning_format == ReasoningFormat::Split,
                 tools: request.callable_tools(),
                 parallel_tool_calls: request.parallel_tool_calls,
@@ -91,7 +106,8 @@ impl<T: Send + 'static> Talk<T> {
             stop_tokens: fields.stop_token_ids.clone(),
             logprobs: request.logprobs.is_some(),
         };
-        let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
+        let choice = |i: usize| Choice::new(&plan).held(reins.get(i).cloned());
+        let choices = (0..fields.n).map(choice).collect();
         let order = Order {
             prompt: Arc::clone(&self.prompt.ids),
             choices: fields.n,

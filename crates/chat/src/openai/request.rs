@@ -2,6 +2,7 @@
 
 mod chat;
 mod completion;
+mod control;
 mod format;
 mod messages;
 mod sampling;
@@ -10,6 +11,7 @@ mod tools;
 
 pub use self::chat::{CacheHints, ChatRequest, ConversationPolicy, ReasoningFormat, StreamOptions};
 pub use self::completion::{CompletionRequest, DEFAULT_MAX_TOKENS, Prompt};
+pub use self::control::{ControlAction, ControlRequest};
 pub use self::format::ResponseFormat;
 pub use self::sampling::{RepWindow, SamplingFields};
 pub use self::thinking::Thinking;

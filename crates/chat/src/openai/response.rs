@@ -143,6 +143,9 @@ pub struct FinishDetails {
     pub content_tokens: usize,
     /// All tokens.
     pub total_tokens: usize,
+    /// Whether the text was ended because it said the same over and over.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub degenerate_decode: bool,
 }
 
 /// Who closed the thinking.

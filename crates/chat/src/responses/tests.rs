@@ -136,7 +136,15 @@ fn choices_efforts_and_shapes_keep_their_meaning() {
     .unwrap();
     assert_eq!(request.tool_choice, ToolChoice::Named("shell".to_owned()));
     assert!(!request.parallel_tool_calls);
-    assert_eq!(request.response_format, ResponseFormat::JsonSchema(schema));
+    let ResponseFormat::JsonSchema {
+        schema: found,
+        field,
+        ..
+    } = request.response_format
+    else {
+        panic!("{:?}", request.response_format);
+    };
+    assert_eq!((found, &*field), (schema, "text.format.schema"));
     assert_eq!(request.thinking.enable, Some(true));
     assert_eq!(request.cache.session.as_deref(), Some("k"));
     assert!(own.summary);

@@ -15,6 +15,7 @@ use crate::cli::DeviceArgs;
 use crate::commands::drafting::Drafting;
 use crate::commands::progress::{Progress, bytes_text};
 use crate::config;
+use crate::constrain::Constrain;
 use crate::devices::{self, DeviceChoice};
 use crate::served::{ModelFacts, ServedModel};
 use crate::settings::GenerationDefaults;
@@ -108,10 +109,13 @@ pub(super) fn text_side(
         }
         None => ChatTemplate::from_vocab(&loaded.vocab)?,
     };
+    let tokenizer = Arc::new(Tokenizer::new(&loaded.vocab)?);
+    let eos = loaded.vocab.eos.clone();
     Ok(ServedModel {
-        tokenizer: Arc::new(Tokenizer::new(&loaded.vocab)?),
+        constrain: Constrain::new(&tokenizer, &eos, loaded.spec.vocab, &defaults.reasoning),
+        tokenizer,
         template,
-        eos: loaded.vocab.eos.clone(),
+        eos,
         defaults,
         facts: ModelFacts {
             trained_context: loaded.spec.trained_context,

@@ -148,6 +148,7 @@ fn load(
     let flags = GenerationFlags {
         max_tokens: args.default_max_tokens.or(args.max_tokens),
         thinking: args.thinking_default.map(is_on),
+        ..GenerationFlags::default()
     };
     let (defaults, told) = card::generation_defaults(flags, &found);
     config::log(&told);

@@ -6,6 +6,7 @@ use model::Card;
 
 use crate::config::{Origin, Told};
 use crate::settings::GenerationDefaults;
+use crate::thinking::{ReasoningDefaults, ReasoningFlags};
 
 /// Where cards lie in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
@@ -31,6 +32,8 @@ pub struct GenerationFlags {
     pub max_tokens: Option<usize>,
     /// Whether to think.
     pub thinking: Option<bool>,
+    /// How long to think.
+    pub reasoning: ReasoningFlags,
 }
 
 /// Looks for the card of a model: in `dir`, in the checkout, in the executable. A bad card is warned of and
@@ -102,9 +105,11 @@ pub fn generation_defaults(
         tell(name, value.to_string(), origin);
         value
     }
+    let max_tokens = flags.max_tokens.unwrap_or(found.card.max_tokens);
     let defaults = GenerationDefaults {
-        max_tokens: Some(flags.max_tokens.unwrap_or(found.card.max_tokens)),
+        max_tokens: Some(max_tokens),
         thinking: flags.thinking,
+        reasoning: ReasoningDefaults::of_card(&found.card, &flags.reasoning, max_tokens),
         temperature: chosen(
             "temperature",
             sampling.temperature,
@@ -185,6 +190,7 @@ mod tests {
         let flags = GenerationFlags {
             max_tokens: Some(7),
             thinking: Some(false),
+            ..GenerationFlags::default()
         };
         let (by_flag, _) = generation_defaults(flags, &found);
         assert_eq!(

@@ -5,13 +5,16 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::ChatError;
-use chat::openai::request::ChatRequest;
+use chat::openai::request::{ChatRequest, ControlAction, ControlRequest};
 use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
+use decode::Close;
 use serde_json::{Value, json};
 
+use crate::body;
 use crate::error::{ApiError, Dialect};
 use crate::ids;
+use crate::live::Listed;
 use crate::run::{News, Run};
 use crate::sse::{Encoder, Silence};
 use crate::state::App;
@@ -20,8 +23,8 @@ use crate::talk::{self, Talk, Voice};
 /// `POST /v1/chat/completions`.
 pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let talk = Talk::read(&app, body, parse).await?;
-    let run = talk.start(&app)?;
-    let envelope = Envelope::new(&app, &talk);
+    let run = talk.start(&app).await?;
+    let envelope = Envelope::new(&app, &talk, &run);
     if talk.request.stream {
         return Ok(talk::stream(&app, run, envelope));
     }
@@ -40,12 +43,26 @@ pub(super) async fn input_tokens(
     })))
 }
 
+/// `POST /v1/chat/completions/control`: a word to an answer that is under way.
+pub(super) async fn control(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+    let bytes = body::read(body, app.config().body_limit_bytes).await?;
+    let order = ControlRequest::from_json(&bytes)?;
+    let ControlAction::ReasoningEnd = order.action;
+    if !app.live().close_thinking(&order.id) {
+        let message = format!("id: no answer {:?} is under way", order.id);
+        return Err(ApiError::NotFound { message });
+    }
+    Ok(Json(json!({"id": order.id, "success": true})))
+}
+
 fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
     Ok((ChatRequest::from_json(bytes)?, ()))
 }
 
 /// What is the same on all events of one answer.
 struct Envelope {
+    /// Lets the answer be controlled while it lasts.
+    _listed: Listed,
     id: String,
     created: i64,
     model: String,
@@ -59,11 +76,13 @@ struct Envelope {
 }
 
 impl Envelope {
-    fn new(app: &App, talk: &Talk<()>) -> Envelope {
+    fn new(app: &App, talk: &Talk<()>, run: &Run) -> Envelope {
         let request = &talk.request;
         let options = request.stream_options;
+        let id = ids::random("chatcmpl-");
         Envelope {
-            id: ids::random("chatcmpl-"),
+            _listed: app.live().list(&id, run.reins()),
+            id,
             created: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
             model: talk.model_name(app),
             n: request.sampling.n,
@@ -83,7 +102,12 @@ impl Envelope {
         let choice = run.choice(choice);
         let (thinking, total) = (choice.summary().reasoning_tokens, choice.n_tokens());
         Some(FinishDetails {
-            close_kind: CloseKind::Natural,
+            close_kind: match choice.close() {
+                Close::Natural => CloseKind::Natural,
+                Close::Soft => CloseKind::Soft,
+                Close::Hard => CloseKind::Hard,
+            },
+            degenerate_decode: choice.went_round(),
             thinking_tokens: thinking,
             content_tokens: total.saturating_sub(thinking),
             total_tokens: total,

@@ -27,7 +27,7 @@ pub(super) async fn messages(
     body: Body,
 ) -> Result<Response, ApiError> {
     let talk = Talk::read(&app, body, parse).await?;
-    let mut run = talk.start(&app)?;
+    let mut run = talk.start(&app).await?;
     let usage = MessageUsage::new(run.meter().usage(), None);
     let mut message = Message::new(ids::random("msg_"), talk.model_name(&app), usage);
     if talk.request.stream {

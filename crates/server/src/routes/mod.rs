@@ -34,7 +34,7 @@ const NOT_OURS: [(&str, &str); 6] = [
 ];
 
 /// Every path behind `/v1`, and who answers there.
-fn routes() -> [(&'static str, MethodRouter<App>); 18] {
+fn routes() -> [(&'static str, MethodRouter<App>); 20] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
@@ -46,6 +46,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 18] {
         ("/openapi.json", get(openapi::openapi)),
         ("/chat/completions", post(chat::completions)),
         ("/chat/completions/input_tokens", post(chat::input_tokens)),
+        ("/chat/completions/control", post(chat::control)),
         ("/completions", post(completions::completions)),
         ("/responses", post(responses::responses)),
         ("/responses/input_tokens", post(responses::input_tokens)),
@@ -53,6 +54,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 18] {
         ("/messages/count_tokens", post(messages::count_tokens)),
         ("/tokenize", post(text::tokenize)),
         ("/detokenize", post(text::detokenize)),
+        ("/tokenizer_info", get(text::tokenizer_info)),
         ("/apply-template", post(text::apply_template)),
     ]
 }

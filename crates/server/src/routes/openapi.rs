@@ -18,7 +18,7 @@ type Operation = (
     Option<&'static str>,
 );
 
-const OPERATIONS: [Operation; 20] = [
+const OPERATIONS: [Operation; 22] = [
     ("/health", "get", "Whether requests are taken", None),
     ("/models", "get", "The model, as a list", None),
     ("/models/{id}", "get", "The model, by its id", None),
@@ -38,6 +38,12 @@ const OPERATIONS: [Operation; 20] = [
         "post",
         "Tokens of a conversation",
         Some("ChatRequest"),
+    ),
+    (
+        "/chat/completions/control",
+        "post",
+        "A word to a reply under way",
+        Some("ControlRequest"),
     ),
     (
         "/completions",
@@ -81,6 +87,7 @@ const OPERATIONS: [Operation; 20] = [
         "Tokens to text",
         Some("DetokenizeRequest"),
     ),
+    ("/tokenizer_info", "get", "The template and its marks", None),
     (
         "/apply-template",
         "post",
@@ -236,6 +243,14 @@ fn schemas() -> Value {
             "type": "object",
             "required": ["tokens"],
             "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+        },
+        "ControlRequest": {
+            "type": "object",
+            "required": ["id", "action"],
+            "properties": {
+                "id": {"type": "string"},
+                "action": {"type": "string", "enum": ["reasoning_end"]},
+            },
         },
         "Error": {
             "type": "object",

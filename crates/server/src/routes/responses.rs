@@ -20,7 +20,7 @@ use crate::talk::{self, Talk, Voice};
 /// `POST /v1/responses`.
 pub(super) async fn responses(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let talk = Talk::read(&app, body, ResponsesRequest::from_json).await?;
-    let mut run = talk.start(&app)?;
+    let mut run = talk.start(&app).await?;
     let mut voice = ResponsesVoice::new(&app, &talk);
     if talk.request.stream {
         return Ok(talk::stream(&app, run, voice));

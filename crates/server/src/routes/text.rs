@@ -26,7 +26,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
         let model = &ready.model;
         let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
             let request = ChatRequest::from_json(&bytes)?;
-            prepare::chat(model, &policy, &request)?.ids.to_vec()
+            prepare::chat(&ready, &policy, &request)?.ids.to_vec()
         } else {
             let text = string(&map, &["content", "prompt"])?;
             let special = match flag(&map, "parse_special", true)? {
@@ -80,10 +80,31 @@ pub(super) async fn detokenize(
                 }
             }
         }
-        Ok(json!({"content": ready.model.tokenizer.decode(&ids)}))
+        let text = ready.model.tokenizer.decode(&ids);
+        // Two protocols have this call, and each has its own name for the answer.
+        Ok(json!({"content": text, "prompt": text}))
     })
     .await?;
     Ok(Json(answer))
+}
+
+/// `GET /tokenizer_info`: what a client that renders prompts by itself has to know.
+pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    let template = &ready.model.template;
+    let named = |text: &str| match text {
+        "" => Value::Null,
+        text => text.into(),
+    };
+    Ok(Json(json!({
+        "tokenizer_class": "hearth",
+        "vocab_size": ready.model.tokenizer.n_tokens(),
+        "model_max_length": ready.info.limits.context,
+        "bos_token": named(template.bos_token()),
+        "eos_token": named(template.eos_token()),
+        "pad_token": Value::Null,
+        "chat_template": template.source(),
+    })))
 }
 
 /// `POST /apply-template`: the prompt a chat request would run.
@@ -95,7 +116,7 @@ pub(super) async fn apply_template(
     let policy = prepare::policy(app.config());
     let prompt = body::run_sized(bytes.len(), move || {
         let request = ChatRequest::from_json(&bytes)?;
-        prepare::chat(&ready.model, &policy, &request)
+        prepare::chat(&ready, &policy, &request)
     })
     .await?;
     Ok(Json(json!({"prompt": prompt.text})))

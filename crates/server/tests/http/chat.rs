@@ -325,25 +325,6 @@ async fn without_leave_to_call_the_call_is_barred() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_enforced_is_refused_by_name() {
-    let house = Plan::saying("x").open().await;
-    for (fields, param) in [
-        (
-            json!({"response_format": {"type": "json_object"}}),
-            "response_format",
-        ),
-        (
-            json!({"tools": weather_tool(), "tool_choice": "required"}),
-            "tool_choice",
-        ),
-    ] {
-        let answer = house.chat(fields).await;
-        assert_eq!(answer.status, 400);
-        assert_eq!(answer.json().await["error"]["param"], param);
-    }
-}
-
-#[tokio::test]
 async fn prefill_progress_is_told_when_asked_for() {
     let house = Plan::saying("ok").open().await;
     let mut body = chat_body(json!({"stream": true, "return_progress": true}));

@@ -9,6 +9,7 @@ use chat::template::ChatTemplate;
 use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
 use decode::SchedulerConfig;
 use serde_json::{Value, json};
+use server::constrain::Constrain;
 use server::engine::{EngineFactory, Loaded};
 use server::served::{ModelFacts, ServedModel};
 use server::settings::{GenerationDefaults, ServerConfig};
@@ -173,14 +174,17 @@ impl House {
             if let Some(error) = load_error {
                 return Err(error.into());
             }
+            let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
+            let defaults = GenerationDefaults {
+                temperature: 0.0,
+                ..GenerationDefaults::default()
+            };
             let model = ServedModel {
-                tokenizer: Arc::new(Tokenizer::new(&vocab)?),
+                constrain: Constrain::new(&tokenizer, &vocab.eos, n_tokens, &defaults.reasoning),
+                tokenizer,
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
-                defaults: GenerationDefaults {
-                    temperature: 0.0,
-                    ..GenerationDefaults::default()
-                },
+                defaults,
                 facts: ModelFacts {
                     trained_context: 1024,
                     vocab: n_tokens,

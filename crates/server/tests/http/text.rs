@@ -15,6 +15,20 @@ async fn text_goes_to_tokens_and_back() {
     let body = json!({"tokens": [104, 195, 169]});
     let answer = house.post("/detokenize", &body).await.json().await;
     assert_eq!(answer["content"], "hé");
+    assert_eq!(answer["prompt"], "hé");
+}
+
+#[tokio::test]
+async fn a_client_that_renders_prompts_itself_is_told_how() {
+    let house = Plan::saying("x").open().await;
+    let answer = house.get("/tokenizer_info").await.json().await;
+    assert_eq!(answer["eos_token"], "<|im_end|>");
+    assert!(
+        answer["chat_template"]
+            .as_str()
+            .unwrap()
+            .contains("<|im_start|>")
+    );
 }
 
 #[tokio::test]

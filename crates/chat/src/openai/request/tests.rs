@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
+use crate::shape::JsonRules;
 
 mod completion;
 mod hostile;
@@ -356,30 +357,51 @@ fn tool_choice_is_read_in_every_spelling() {
 }
 
 #[test]
-fn what_needs_constrained_decoding_is_refused_by_name() {
-    let refusal = |fields: Value| chat(fields).unwrap().refuse_unenforced().unwrap_err().param;
-    let named = |name: &str| Some(name.to_owned());
+fn a_shape_is_read_in_every_spelling_and_refused_by_name() {
+    let format = |fields: Value| chat(fields).unwrap().response_format;
+    let schema = json!({"type": "integer"});
+    let kept = |field: &str| ResponseFormat::JsonSchema {
+        schema: schema.clone(),
+        rules: JsonRules::Kept,
+        field: field.to_owned(),
+    };
+    let object = json!({"response_format": {"type": "json_object"}});
+    assert_eq!(format(object), ResponseFormat::JsonObject);
+    let of =
+        |inner: Value| json!({"response_format": {"type": "json_schema", "json_schema": inner}});
     assert_eq!(
-        refusal(json!({"response_format": {"type": "json_object"}})),
-        named("response_format")
+        format(of(json!({"name": "n", "schema": schema}))),
+        kept("response_format.json_schema.schema")
+    );
+    assert!(matches!(
+        format(of(json!({"schema": schema, "strict": false}))),
+        ResponseFormat::JsonSchema {
+            rules: JsonRules::BestEffort,
+            ..
+        }
+    ));
+    for name in ["guided_json", "json_schema"] {
+        assert_eq!(format(json!({name: schema})), kept(name));
+        assert_eq!(format(json!({name: schema.to_string()})), kept(name));
+    }
+    assert_eq!(
+        format(json!({"structured_outputs": {"json": schema}})),
+        kept("structured_outputs.json")
     );
     assert_eq!(
-        refusal(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})),
-        named("response_format")
+        format(json!({"guided_regex": "a+", "guided_json": null})),
+        ResponseFormat::Pattern {
+            pattern: "a+".to_owned(),
+            field: "guided_regex".to_owned()
+        }
     );
     assert_eq!(
-        refusal(json!({"guided_regex": "a+"})),
-        named("guided_regex")
+        format(json!({"guided_choice": ["a", "b"]})),
+        ResponseFormat::Choice {
+            texts: vec!["a".to_owned(), "b".to_owned()],
+            field: "guided_choice".to_owned()
+        }
     );
-    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
-    assert_eq!(
-        refusal(json!({"tools": tools, "tool_choice": "required"})),
-        named("tool_choice")
-    );
-    chat(json!({"response_format": {"type": "text"}, "tools": tools}))
-        .unwrap()
-        .refuse_unenforced()
-        .unwrap();
     refused(
         json!({"response_format": {"type": "yaml"}}),
         "response_format.type",
@@ -389,6 +411,14 @@ fn what_needs_constrained_decoding_is_refused_by_name() {
         json!({"response_format": {"type": "json_schema"}}),
         "response_format.json_schema",
         "schema",
+    );
+    refused(json!({"guided_choice": []}), "guided_choice", "1 to");
+    refused(json!({"guided_choice": [1]}), "guided_choice[0]", "string");
+    refused(json!({"grammar": "root ::= \"a\""}), "grammar", "GBNF");
+    refused(
+        json!({"grammar": "start: /a/", "guided_regex": "a"}),
+        "guided_regex",
+        "one shape",
     );
 }
 

@@ -1,5 +1,7 @@
 //! Bodies nobody would send in good faith.
 
+use crate::shape::CallMarkup;
+use crate::template::CallFormat;
 use proptest::prelude::*;
 
 use super::*;
@@ -111,7 +113,10 @@ proptest! {
         }
         let bytes = body.to_string().into_bytes();
         if let Ok(request) = ChatRequest::from_json(&bytes) {
-            let _ = request.refuse_unenforced();
+            let tokenizer = crate::sample::tokenizer();
+            for format in [CallFormat::JsonInTags, CallFormat::XmlParameters] {
+                let _ = request.shape(CallMarkup { tokenizer: &tokenizer, format });
+            }
             let _ = request.callable_tools();
             prop_assert!(request.conversation(&ConversationPolicy::default()).is_ok());
         }

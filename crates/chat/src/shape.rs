@@ -1,0 +1,162 @@
+//! The language a reply must be in, as a grammar: a JSON shape, a pattern, or calls of tools.
+//!
+//! A [`Shape`] is text in Lark's notation, with JSON schemas inline and special tokens by their ids. Who decodes
+//! compiles it; this module only says what a request means by it, and refuses by name what cannot be kept.
+
+mod json;
+mod markup;
+
+use serde_json::Value;
+
+pub use self::json::JsonRules;
+use crate::error::ChatError;
+use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
+use crate::template::CallFormat;
+use crate::tokenizer::Tokenizer;
+
+/// A grammar and where in the request it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// In Lark's notation; the rule `start` is the reply.
+    pub lark: String,
+    /// A wider language, for where the grammar cannot be compiled although the request did not ask for all of it
+    /// to be kept.
+    pub wider: Option<String>,
+    /// The request's field that asks for it.
+    pub field: String,
+}
+
+/// How calls are written by a model.
+#[derive(Debug, Clone, Copy)]
+pub struct CallMarkup<'a> {
+    /// Tells which marks are tokens of their own.
+    pub tokenizer: &'a Tokenizer,
+    /// What stands between them.
+    pub format: CallFormat,
+}
+
+impl ChatRequest {
+    /// The language the reply must be in, if it may not be in any.
+    ///
+    /// Fails where the request asks for what cannot be kept, naming it.
+    pub fn shape(&self, markup: CallMarkup<'_>) -> Result<Option<Shape>, ChatError> {
+        let tools = self.callable_tools();
+        let forced = match &self.tool_choice {
+            ToolChoice::Required => Some(None),
+            ToolChoice::Named(name) => Some(Some(name.as_str())),
+            ToolChoice::Auto | ToolChoice::None => None,
+        };
+        if let Some(only) = forced {
+            let several = only.is_none() && self.parallel_tool_calls;
+            return markup::calls(markup, &tools, only, several).map(Some);
+        }
+        let strict = tools.iter().any(|tool| tool.is_strict());
+        match &self.response_format {
+            ResponseFormat::Text if strict => markup::text_with_calls(markup, &tools).map(Some),
+            ResponseFormat::Text => Ok(None),
+            format => {
+                let shape = format.shape()?;
+                if tools.is_empty() || !format.is_json() {
+                    return Ok(shape);
+                }
+                let calls = markup::calls(markup, &tools, None, self.parallel_tool_calls)?;
+                Ok(shape.map(|shape| either(shape, &calls)))
+            }
+        }
+    }
+}
+
+impl ResponseFormat {
+    /// Whether the shape is JSON.
+    fn is_json(&self) -> bool {
+        matches!(
+            self,
+            ResponseFormat::JsonObject | ResponseFormat::JsonSchema { .. }
+        )
+    }
+
+    /// The language of a reply in this form; `None` for free text.
+    pub fn shape(&self) -> Result<Option<Shape>, ChatError> {
+        let plain = |lark: String, field: &str| Shape {
+            lark,
+            wider: None,
+            field: field.to_owned(),
+        };
+        Ok(Some(match self {
+            ResponseFormat::Text => return Ok(None),
+            ResponseFormat::JsonObject => {
+                let object = serde_json::json!({"type": "object"});
+                let schema = json::prepare(&object, JsonRules::Kept, "response_format")?;
+                plain(format!("start: %json {schema}\n"), "response_format")
+            }
+            ResponseFormat::JsonSchema {
+                schema,
+                rules,
+                field,
+            } => {
+                let schema = json::prepare(schema, *rules, field)?;
+                plain(format!("start: %json {schema}\n"), field)
+            }
+            ResponseFormat::Pattern { pattern, field } => {
+                plain(format!("start: /{}/\n", pattern_literal(pattern)), field)
+            }
+            ResponseFormat::Choice { texts, field } => {
+                let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+                plain(format!("start: {}\n", texts.join(" | ")), field)
+            }
+            ResponseFormat::Grammar { lark, field } => plain(lark.clone(), field),
+        }))
+    }
+}
+
+/// Either language, told apart by how they begin.
+fn either(shape: Shape, calls: &Shape) -> Shape {
+    let join = |one: &str, other: &str| {
+        let one = one.replacen("start:", "text_reply:", 1);
+        let other = other.replacen("start:", "call_reply:", 1);
+        format!("start: text_reply | call_reply\n{one}{other}")
+    };
+    Shape {
+        wider: calls.wider.as_ref().map(|wider| join(&shape.lark, wider)),
+        lark: join(&shape.lark, &calls.lark),
+        field: shape.field,
+    }
+}
+
+/// A text as a literal of the notation.
+fn literal(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A regular expression as it stands between slashes: without anchors, which a whole reply does not need, and
+/// with slashes and line breaks written out.
+fn pattern_literal(pattern: &str) -> String {
+    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
+    let dollar = pattern.strip_suffix('$').filter(|rest| {
+        let slashes = rest.bytes().rev().take_while(|byte| *byte == b'\\').count();
+        slashes % 2 == 0
+    });
+    let mut out = String::with_capacity(pattern.len());
+    let mut letters = dollar.unwrap_or(pattern).chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '/' => out.push_str("\\/"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\\' => match letters.next() {
+                Some('\n') => out.push_str("\\n"),
+                Some(escaped) => out.extend(['\\', escaped]),
+                None => out.push_str("\\\\"),
+            },
+            other => out.push(other),
+        }
+    }
+    match out.is_empty() {
+        // Between slashes there must be something.
+        true => "()".to_owned(),
+        false => out,
+    }
+}
+
+#[cfg(test)]
+mod tests;

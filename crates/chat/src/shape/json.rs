@@ -1,0 +1,267 @@
+//! JSON schemas as the matcher takes them: what it does not keep is refused by name, or left away where the
+//! request did not ask for all of it.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::ChatError;
+
+/// How much of a schema has to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JsonRules {
+    /// All of it; what cannot be kept is an error.
+    Kept,
+    /// As much as is possible.
+    BestEffort,
+}
+
+/// Keywords that say something about values and that the matcher does not know.
+const UNKNOWN: [&str; 18] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$dynamicAnchor",
+    "$recursiveRef",
+    "$recursiveAnchor",
+];
+/// Keywords whose value is a schema.
+const ONE: [&str; 3] = ["items", "additionalProperties", "additionalItems"];
+/// Keywords whose value is an array of schemas.
+const SEVERAL: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
+/// Keywords whose value is an object of schemas.
+const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+/// What may stand between the parts of a value: nothing, a space, or a line break with some indentation. Without
+/// a bound a model can go on with blanks for ever.
+const BLANKS: &str = r" |\r?\n[ \t]{0,48}";
+/// Schemas nested deeper are refused.
+const MAX_DEPTH: usize = 96;
+
+/// The schema to compile, or what of it cannot be kept. `field` is where it stands in the request.
+pub(super) fn prepare(schema: &Value, rules: JsonRules, field: &str) -> Result<Value, ChatError> {
+    let mut schema = match schema {
+        Value::Bool(true) => Value::Object(Map::new()),
+        Value::Object(_) => schema.clone(),
+        _ => return Err(ChatError::field(field, "a schema must be an object")),
+    };
+    let mut walk = Walk {
+        rules,
+        field,
+        closes: !uses(&schema, "allOf", 0),
+        moved: Vec::new(),
+        root: schema.clone(),
+    };
+    walk.schema(&mut schema, "#", 0)?;
+    // What a reference names in a way the matcher cannot follow is put where it can; that may name more.
+    let mut next = 0;
+    while let Some(target) = walk.moved.get(next).cloned() {
+        let mut copy = walk
+            .root
+            .pointer(&target)
+            .cloned()
+            .unwrap_or(Value::Bool(true));
+        walk.schema(&mut copy, &format!("#{target}"), 0)?;
+        let definitions = schema.as_object_mut().map(|map| {
+            map.entry("$defs")
+                .or_insert_with(|| Value::Object(Map::new()))
+        });
+        if let Some(Value::Object(definitions)) = definitions {
+            definitions.insert(moved_name(next), copy);
+        }
+        next += 1;
+    }
+    if let Value::Object(map) = &mut schema {
+        let lenient = rules == JsonRules::BestEffort;
+        map.insert(
+            "x-guidance".to_owned(),
+            json!({
+                "whitespace_pattern": BLANKS,
+                "lenient": lenient,
+                "coerce_one_of": lenient,
+            }),
+        );
+    }
+    Ok(schema)
+}
+
+fn moved_name(index: usize) -> String {
+    format!("moved-{index}")
+}
+
+/// Whether a keyword stands anywhere in a schema, in a place of a keyword or not.
+fn uses(value: &Value, keyword: &str, depth: usize) -> bool {
+    if depth > MAX_DEPTH {
+        return false;
+    }
+    match value {
+        Value::Object(map) => {
+            map.contains_key(keyword) || map.values().any(|v| uses(v, keyword, depth + 1))
+        }
+        Value::Array(items) => items.iter().any(|v| uses(v, keyword, depth + 1)),
+        _ => false,
+    }
+}
+
+struct Walk<'a> {
+    rules: JsonRules,
+    field: &'a str,
+    /// Whether objects that list their properties have no others. A reply is one of many that would do, and
+    /// nobody wants properties that nobody asked for; but what is required of one value in several places
+    /// cannot be closed in each.
+    closes: bool,
+    /// Pointers of what was moved, by their number.
+    moved: Vec<String>,
+    root: Value,
+}
+
+impl Walk<'_> {
+    fn refuse(&self, path: &str, message: &str) -> ChatError {
+        ChatError::field(self.field, format!("the schema's {message} at {path}"))
+    }
+
+    fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), ChatError> {
+        let Value::Object(map) = schema else {
+            return match schema {
+                Value::Bool(_) => Ok(()),
+                _ => Err(self.refuse(path, "part that is no schema stands")),
+            };
+        };
+        if depth > MAX_DEPTH {
+            return Err(self.refuse(path, "parts are nested too deep"));
+        }
+        for keyword in UNKNOWN {
+            if map
+                .get(keyword)
+                .is_some_and(|value| says_something(keyword, value))
+            {
+                if self.rules == JsonRules::Kept {
+                    let message = format!("keyword '{keyword}' is not supported; it stands");
+                    return Err(self.refuse(path, &message));
+                }
+                tracing::info!(keyword, path, "a schema's keyword is not kept");
+            }
+            map.shift_remove(keyword);
+        }
+        map.shift_remove("x-guidance");
+        if let Some(Value::String(reference)) = map.get("$ref") {
+            let reference = self.reference(reference, path)?;
+            map.insert("$ref".to_owned(), reference.into());
+        }
+        if !map.contains_key("type") && !map.contains_key("$ref") {
+            if map.contains_key("properties") {
+                map.insert("type".to_owned(), "object".into());
+            } else if map.contains_key("items") || map.contains_key("prefixItems") {
+                map.insert("type".to_owned(), "array".into());
+            }
+        }
+        if self.closes
+            && map.contains_key("properties")
+            && ![
+                "additionalProperties",
+                "patternProperties",
+                "$ref",
+                "anyOf",
+                "oneOf",
+            ]
+            .iter()
+            .any(|keyword| map.contains_key(*keyword))
+        {
+            map.insert("additionalProperties".to_owned(), false.into());
+        }
+        for keyword in ONE {
+            match map.get_mut(keyword) {
+                // An older spelling of `prefixItems`.
+                Some(Value::Array(items)) => {
+                    for (i, item) in items.iter_mut().enumerate() {
+                        self.schema(item, &format!("{path}/{keyword}/{i}"), depth + 1)?;
+                    }
+                }
+                Some(inner) => self.schema(inner, &format!("{path}/{keyword}"), depth + 1)?,
+                None => {}
+            }
+        }
+        for keyword in SEVERAL {
+            if let Some(Value::Array(items)) = map.get_mut(keyword) {
+                for (i, item) in items.iter_mut().enumerate() {
+                    self.schema(item, &format!("{path}/{keyword}/{i}"), depth + 1)?;
+                }
+            }
+        }
+        for keyword in NAMED {
+            if let Some(Value::Object(items)) = map.get_mut(keyword) {
+                for (name, item) in items {
+                    self.schema(item, &format!("{path}/{keyword}/{name}"), depth + 1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A reference as the matcher follows it: names between slashes, as they are.
+    fn reference(&mut self, reference: &str, path: &str) -> Result<String, ChatError> {
+        let Some(pointer) = reference.strip_prefix('#') else {
+            let message = format!("reference {reference:?} leads out of it; it stands");
+            return Err(self.refuse(path, &message));
+        };
+        let pointer = percent_decoded(pointer);
+        if self.root.pointer(&pointer).is_none() {
+            let message = format!("reference {reference:?} leads nowhere; it stands");
+            return Err(self.refuse(path, &message));
+        }
+        if pointer.is_empty() || !(pointer.contains('~') || reference.contains('%')) {
+            return Ok(format!("#{pointer}"));
+        }
+        let known = self.moved.iter().position(|other| *other == pointer);
+        let index = known.unwrap_or_else(|| {
+            self.moved.push(pointer);
+            self.moved.len() - 1
+        });
+        Ok(format!("#/$defs/{}", moved_name(index)))
+    }
+}
+
+/// Whether a keyword that is not known says anything here: `uniqueItems: false` does not.
+fn says_something(keyword: &str, value: &Value) -> bool {
+    match (keyword, value) {
+        ("uniqueItems", Value::Bool(unique)) => *unique,
+        ("unevaluatedProperties" | "unevaluatedItems" | "propertyNames", Value::Bool(true)) => {
+            false
+        }
+        ("propertyNames", Value::Object(map)) => {
+            // Names are strings anyway; this is how typed maps are often written.
+            !(map.len() == 1 && map.get("type") == Some(&Value::from("string")))
+        }
+        ("then" | "else" | "$dynamicAnchor" | "$recursiveAnchor", _) => false,
+        _ => true,
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|d| std::str::from_utf8(d).ok());
+        let code = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,326 @@
+//! Calls of tools in the model's own markup, their arguments typed by the tools' schemas.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use super::json::{JsonRules, prepare};
+use super::{CallMarkup, Shape, literal, pattern_literal};
+use crate::error::ChatError;
+use crate::template::CallFormat;
+use crate::tools::{Tool, ToolSet};
+
+/// What a request's calls stand under, in errors.
+const FIELD: &str = "tools";
+/// Ends a parameter's value in markup.
+const VALUE_END: &str = "\n</parameter>\n";
+
+/// A reply of nothing but calls: of the tool named `only`, or of any; more than one where `several` may come.
+pub(super) fn calls(
+    markup: CallMarkup<'_>,
+    tools: &ToolSet,
+    only: Option<&str>,
+    several: bool,
+) -> Result<Shape, ChatError> {
+    let listed = || {
+        tools
+            .iter()
+            .filter(|tool| only.is_none_or(|name| tool.name == name))
+    };
+    let write = |typing: Typing| {
+        let more = if several { " (\"\\n\" call)*" } else { "" };
+        let mut rules = Rules::new(format!("start: call{more}\n"), typing);
+        rules.call(markup, listed())?;
+        Ok(rules.text)
+    };
+    shape(write, listed().any(Tool::is_strict))
+}
+
+/// Text with calls in it wherever the model likes, each of them typed.
+pub(super) fn text_with_calls(markup: CallMarkup<'_>, tools: &ToolSet) -> Result<Shape, ChatError> {
+    let write = |typing: Typing| {
+        let start = "start: TEXT? (call TEXT?)*\nTEXT: /(?s:.+)/\n";
+        let mut rules = Rules::new(start.to_owned(), typing);
+        rules.call(markup, tools.iter())?;
+        Ok(rules.text)
+    };
+    shape(write, true)
+}
+
+/// The grammar that `write` writes, and a wider one beside it if not all has to be kept.
+fn shape(
+    write: impl Fn(Typing) -> Result<String, ChatError>,
+    strict: bool,
+) -> Result<Shape, ChatError> {
+    let lark = match (write(Typing::BySchema), strict) {
+        (Err(_), false) => return shape_of(write(Typing::Loose)?, None),
+        (lark, _) => lark?,
+    };
+    let wider = match strict {
+        true => None,
+        false => Some(write(Typing::Loose)?),
+    };
+    shape_of(lark, wider)
+}
+
+fn shape_of(lark: String, wider: Option<String>) -> Result<Shape, ChatError> {
+    Ok(Shape {
+        lark,
+        wider,
+        field: FIELD.to_owned(),
+    })
+}
+
+/// How closely values follow their schemas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Typing {
+    BySchema,
+    /// Any JSON where a value is not text.
+    Loose,
+}
+
+/// A grammar as it is written, rule by rule.
+struct Rules {
+    text: String,
+    typing: Typing,
+    n_values: usize,
+}
+
+impl Rules {
+    fn new(start: String, typing: Typing) -> Rules {
+        Rules {
+            text: start,
+            typing,
+            n_values: 0,
+        }
+    }
+
+    fn rule(&mut self, name: &str, body: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.text, "{name}: {body}");
+    }
+
+    /// The rule `call`, of any of `tools`.
+    fn call<'t>(
+        &mut self,
+        markup: CallMarkup<'_>,
+        tools: impl Iterator<Item = &'t Tool>,
+    ) -> Result<(), ChatError> {
+        let mark = |text: &str| match markup.tokenizer.id_of(text) {
+            Some(id) => format!("<[{}]>", id.0),
+            None => literal(text),
+        };
+        let mut names = Vec::new();
+        for (i, tool) in tools.enumerate() {
+            let name = format!("tool_{i}");
+            let body = match markup.format {
+                CallFormat::JsonInTags => self.json_call(tool)?,
+                CallFormat::XmlParameters => self.xml_call(i, tool)?,
+            };
+            self.rule(&name, &body);
+            names.push(name);
+        }
+        let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
+        let body = format!("{open} \"\\n\" ({}) \"\\n\" {close}", names.join(" | "));
+        self.rule("call", &body);
+        Ok(())
+    }
+
+    fn rules_of(tool: &Tool) -> JsonRules {
+        match tool.is_strict() {
+            true => JsonRules::Kept,
+            false => JsonRules::BestEffort,
+        }
+    }
+
+    fn json_call(&mut self, tool: &Tool) -> Result<String, ChatError> {
+        let schema = match (&tool.parameters, self.typing) {
+            (Some(parameters), Typing::BySchema) => {
+                let mut schema = parameters.clone();
+                if let Value::Object(map) = &mut schema {
+                    map.insert("type".to_owned(), "object".into());
+                }
+                prepare(&schema, Rules::rules_of(tool), FIELD)?
+            }
+            _ => prepare(&json!({"type": "object"}), JsonRules::BestEffort, FIELD)?,
+        };
+        let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(&*tool.name));
+        Ok(format!("{} %json {schema} \"}}\"", literal(&head)))
+    }
+
+    fn xml_call(&mut self, index: usize, tool: &Tool) -> Result<String, ChatError> {
+        let none = Map::new();
+        let root = tool.parameters.as_ref().and_then(Value::as_object);
+        let root = root.unwrap_or(&none);
+        let properties = root.get("properties").and_then(Value::as_object);
+        let required: Vec<&str> = match root.get("required").and_then(Value::as_array) {
+            Some(names) => names.iter().filter_map(Value::as_str).collect(),
+            None => Vec::new(),
+        };
+        let mut body = literal(&format!("<function={}>\n", tool.name));
+        for (i, (key, schema)) in properties.into_iter().flatten().enumerate() {
+            let name = format!("value_{index}_{i}");
+            let value = self.value(&name, schema, root, Rules::rules_of(tool))?;
+            self.rule(
+                &name,
+                &format!("{} {value}", literal(&format!("<parameter={key}>\n"))),
+            );
+            let mark = if required.contains(&key.as_str()) {
+                ""
+            } else {
+                "?"
+            };
+            let _ = write!(body, " {name}{mark}");
+        }
+        let takes_any = properties.is_none_or(Map::is_empty)
+            && match root.get("additionalProperties") {
+                None => !root.is_empty() && properties.is_none(),
+                Some(more) => *more != Value::Bool(false),
+            };
+        if takes_any {
+            let name = format!("any_{index}");
+            let value = self.text_value(&format!("{name}_text"), "(?s:.*)");
+            let key = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
+            self.rule(&name, &format!("\"<parameter=\" {key} \">\\n\" {value}"));
+            let _ = write!(body, " {name}*");
+        }
+        body.push_str(" \"</function>\"");
+        Ok(body)
+    }
+
+    /// What follows a parameter's tag, its closing tag included.
+    fn value(
+        &mut self,
+        name: &str,
+        schema: &Value,
+        root: &Map<String, Value>,
+        rules: JsonRules,
+    ) -> Result<String, ChatError> {
+        let schema = followed(schema, root);
+        let end = literal(VALUE_END);
+        if let Some(texts) = listed_texts(schema) {
+            let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+            return Ok(format!("({}) {end}", texts.join(" | ")));
+        }
+        if may_be_text(schema, root, 0) {
+            let body = match self.typing {
+                Typing::BySchema => text_pattern(schema),
+                Typing::Loose => "(?s:.*)".to_owned(),
+            };
+            return Ok(self.text_value(&format!("{name}_text"), &body));
+        }
+        let mut whole = match (schema, self.typing) {
+            (Value::Object(map), Typing::BySchema) => map.clone(),
+            _ => Map::new(),
+        };
+        if self.typing == Typing::BySchema {
+            for definitions in ["$defs", "definitions"] {
+                if let Some(given) = root.get(definitions) {
+                    whole.insert(definitions.to_owned(), given.clone());
+                }
+            }
+        }
+        let schema = prepare(&Value::Object(whole), rules, FIELD)?;
+        Ok(format!("%json {schema} {end}"))
+    }
+
+    /// Text up to the closing tag, the shortest that ends there.
+    fn text_value(&mut self, name: &str, pattern: &str) -> String {
+        self.n_values += 1;
+        let terminal = format!("TEXT_{}", self.n_values);
+        self.rule(&terminal, &format!("/{pattern}/"));
+        let head = format!("{name}[suffix={}]", literal(VALUE_END));
+        self.rule(&head, &terminal);
+        name.to_owned()
+    }
+}
+
+/// The schema a reference to a definition stands for.
+fn followed<'a>(schema: &'a Value, root: &'a Map<String, Value>) -> &'a Value {
+    let mut schema = schema;
+    for _ in 0..8 {
+        let reference = schema.get("$ref").and_then(Value::as_str);
+        let Some((holder, name)) = reference
+            .and_then(|reference| reference.strip_prefix("#/"))
+            .and_then(|path| path.split_once('/'))
+        else {
+            break;
+        };
+        match root
+            .get(holder)
+            .and_then(|definitions| definitions.get(name))
+        {
+            Some(target) => schema = target,
+            None => break,
+        }
+    }
+    schema
+}
+
+/// The only texts a value may be, if it can be nothing else.
+fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
+    let values = match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => std::slice::from_ref(value),
+        (None, Some(Value::Array(values))) => values,
+        _ => return None,
+    };
+    let texts: Option<Vec<&str>> = values.iter().map(Value::as_str).collect();
+    texts.filter(|texts| !texts.is_empty())
+}
+
+/// Whether a value may be text, so that any text will do.
+fn may_be_text(schema: &Value, root: &Map<String, Value>, depth: usize) -> bool {
+    let schema = followed(schema, root);
+    let is_text = |name: &Value| name == "string";
+    match schema.get("type") {
+        Some(name @ Value::String(_)) => return is_text(name),
+        Some(Value::Array(names)) => return names.iter().any(is_text),
+        _ => {}
+    }
+    if let Some(value) = schema.get("const") {
+        return value.is_string();
+    }
+    if let Some(Value::Array(values)) = schema.get("enum") {
+        return values.iter().any(Value::is_string);
+    }
+    let alternatives = ["anyOf", "oneOf", "allOf"]
+        .iter()
+        .find_map(|key| schema.get(*key));
+    match alternatives.and_then(Value::as_array) {
+        Some(alternatives) if depth < 8 => alternatives
+            .iter()
+            .any(|schema| may_be_text(schema, root, depth + 1)),
+        Some(_) => true,
+        None => schema.get("properties").is_none() && schema.get("items").is_none(),
+    }
+}
+
+/// What a text value has to match. Only where text is all it can be do its bounds say anything here.
+fn text_pattern(schema: &Value) -> String {
+    if schema.get("type") != Some(&Value::from("string")) {
+        return "(?s:.*)".to_owned();
+    }
+    if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
+        let (open, close) = (
+            if pattern.starts_with('^') {
+                ""
+            } else {
+                "(?s:.*)"
+            },
+            if pattern.ends_with('$') {
+                ""
+            } else {
+                "(?s:.*)"
+            },
+        );
+        return format!("{open}({}){close}", pattern_literal(pattern));
+    }
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
+    // Long bounds cost as many states as they count.
+    let bound = |key: &str| bound(key).filter(|n| *n <= 512);
+    match (bound("minLength"), bound("maxLength")) {
+        (None | Some(0), None) => "(?s:.*)".to_owned(),
+        (least, Some(most)) => format!("(?s:.{{{},{most}}})", least.unwrap_or(0).min(most)),
+        (Some(least), None) => format!("(?s:.{{{least},}})"),
+    }
+}

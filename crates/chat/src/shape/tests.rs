@@ -1,0 +1,161 @@
+use serde_json::{Value, json};
+
+use super::json::prepare;
+use super::*;
+use crate::sample::tokenizer;
+
+fn chat(fields: Value) -> ChatRequest {
+    let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+    for (key, value) in fields.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    ChatRequest::from_json(body.to_string().as_bytes()).unwrap()
+}
+
+fn shape(format: CallFormat, fields: Value) -> Option<Shape> {
+    let tokenizer = tokenizer();
+    let markup = CallMarkup {
+        tokenizer: &tokenizer,
+        format,
+    };
+    chat(fields).shape(markup).unwrap()
+}
+
+fn tools(strict: bool) -> Value {
+    json!([{"type": "function", "function": {"name": "f", "strict": strict, "parameters": {
+        "type": "object", "required": ["n"],
+        "properties": {"n": {"type": "integer"}, "s": {"type": "string"}, "of": {"enum": ["a", "b\""]}}}}}])
+}
+
+#[track_caller]
+fn refused(schema: Value, rules: JsonRules, expected: &[&str]) {
+    let fault = prepare(&schema, rules, "field").unwrap_err();
+    assert_eq!(fault.param.as_deref(), Some("field"));
+    for part in expected {
+        assert!(fault.message.contains(part), "{}", fault.message);
+    }
+}
+
+#[test]
+fn a_keyword_that_cannot_be_kept_is_refused_by_name_and_place() {
+    let schema =
+        json!({"type": "object", "properties": {"a": {"items": {"not": {"type": "null"}}}}});
+    refused(
+        schema.clone(),
+        JsonRules::Kept,
+        &["'not'", "#/properties/a/items"],
+    );
+    let prepared = prepare(&schema, JsonRules::BestEffort, "field").unwrap();
+    assert_eq!(
+        prepared["properties"]["a"],
+        json!({"items": {}, "type": "array"})
+    );
+    refused(
+        json!({"uniqueItems": true}),
+        JsonRules::Kept,
+        &["'uniqueItems'"],
+    );
+    refused(
+        json!({"$ref": "https://a/b"}),
+        JsonRules::Kept,
+        &["https://a/b"],
+    );
+    refused(
+        json!({"$ref": "#/$defs/no"}),
+        JsonRules::BestEffort,
+        &["#/$defs/no", "nowhere"],
+    );
+    refused(json!([1]), JsonRules::BestEffort, &["object"]);
+}
+
+#[test]
+fn names_and_values_are_no_keywords() {
+    let schema = json!({"type": "object", "properties": {"not": {"const": {"if": 1}}, "if": {"enum": [{"not": 1}]}},
+        "default": {"contains": 1}, "uniqueItems": false, "propertyNames": {"type": "string"}});
+    prepare(&schema, JsonRules::Kept, "field").unwrap();
+}
+
+#[test]
+fn objects_are_closed_where_that_cannot_bar_what_is_required() {
+    let closed = |schema: Value| {
+        prepare(&schema, JsonRules::Kept, "f").unwrap()["additionalProperties"].clone()
+    };
+    assert_eq!(closed(json!({"properties": {"a": {}}})), json!(false));
+    assert_eq!(
+        closed(json!({"properties": {}, "additionalProperties": {"type": "null"}})),
+        json!({"type": "null"})
+    );
+    assert_eq!(
+        closed(json!({"properties": {}, "allOf": [{"properties": {"b": {}}}]})),
+        Value::Null
+    );
+    assert_eq!(closed(json!({"type": "object"})), Value::Null);
+}
+
+#[test]
+fn references_lead_where_the_matcher_can_follow() {
+    let schema =
+        json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"items": {"$ref": "#/%24defs/a~1b"}}}});
+    let prepared = prepare(&schema, JsonRules::Kept, "f").unwrap();
+    assert_eq!(prepared["$ref"], "#/$defs/moved-0");
+    assert_eq!(
+        prepared["$defs"]["moved-0"]["items"]["$ref"],
+        "#/$defs/moved-0"
+    );
+}
+
+#[test]
+fn a_pattern_stands_between_slashes_without_its_anchors() {
+    let check = |pattern: &str, expected: &str| assert_eq!(pattern_literal(pattern), expected);
+    check("^a/b$", "a\\/b");
+    check("a\\$", "a\\$");
+    check("a\\\\$", "a\\\\");
+    check("a\nb\\/", "a\\nb\\/");
+    check("^$", "()");
+}
+
+#[test]
+fn a_forced_call_is_typed_in_the_models_own_markup() {
+    let fields = |choice: &str| json!({"tools": tools(false), "tool_choice": choice});
+    let xml = shape(CallFormat::XmlParameters, fields("required")).unwrap();
+    let open = tokenizer().id_of("<tool_call>").unwrap();
+    for part in [
+        "start: call (\"\\n\" call)*\n",
+        &format!("call: <[{}]> \"\\n\" (tool_0) \"\\n\" <[", open.0),
+        r#"tool_0: "<function=f>\n" value_0_0 value_0_1? value_0_2? "</function>""#,
+        r#"value_0_0: "<parameter=n>\n" %json {"type":"integer""#,
+        r#"value_0_1_text[suffix="\n</parameter>\n"]: TEXT_1"#,
+        r#"value_0_2: "<parameter=of>\n" ("a" | "b\"") "\n</parameter>\n""#,
+    ] {
+        assert!(xml.lark.contains(part), "{part}\n{}", xml.lark);
+    }
+    assert!(xml.wider.is_some());
+    let json = shape(CallFormat::JsonInTags, fields("required")).unwrap();
+    let head =
+        r#"tool_0: "{\"name\": \"f\", \"arguments\": " %json {"type":"object","required":["n"]"#;
+    assert!(json.lark.contains(head), "{}", json.lark);
+    let named = json!({"tools": tools(true), "tool_choice": {"type": "function", "function": {"name": "f"}}});
+    let one = shape(CallFormat::JsonInTags, named).unwrap();
+    assert!(one.lark.starts_with("start: call\n"));
+    assert_eq!(one.wider, None, "what is strict is kept");
+}
+
+#[test]
+fn only_what_asks_for_a_shape_has_one() {
+    let xml = CallFormat::XmlParameters;
+    assert_eq!(shape(xml, json!({})), None);
+    assert_eq!(shape(xml, json!({"tools": tools(false)})), None);
+    let strict = shape(xml, json!({"tools": tools(true)})).unwrap();
+    assert!(strict.lark.starts_with("start: TEXT?"), "{}", strict.lark);
+    let object = json!({"response_format": {"type": "json_object"}, "tools": tools(false)});
+    let either = shape(xml, object).unwrap();
+    assert!(
+        either
+            .lark
+            .starts_with("start: text_reply | call_reply\ntext_reply: %json"),
+        "{}",
+        either.lark
+    );
+    let none = json!({"guided_choice": ["a"], "tools": tools(false), "tool_choice": "none"});
+    assert_eq!(shape(xml, none).unwrap().lark, "start: \"a\"\n");
+}

@@ -1,0 +1,230 @@
+//! How long a model may think: tiers of effort, the tokens kept for the reply, and what closes a thought.
+//!
+//! Each value comes from a flag, else from the model's card, else is worked out from the card's lengths.
+
+use std::sync::Arc;
+
+use chat::conversation::Effort;
+use chat::openai::request::Thinking;
+use model::Card;
+
+/// Thinking that would have to be shorter is left out: closing it costs about half as much.
+pub const LEAST_THINKING: usize = 64;
+/// What closes thinking where the card does not say.
+const BARE_CLOSE: &str = "\n</think>\n\n";
+/// How much the closing tag is lifted at most while thinking nears its end.
+const SOFT_LIFT: f32 = 8.0;
+/// The most tokens over which it is lifted, and the part of the budget that is at most.
+const SOFT_TOKENS: usize = 256;
+const SOFT_PART: usize = 8;
+
+/// What flags say about thinking; they win over the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReasoningFlags {
+    /// The most tokens of thinking.
+    pub think_max_tokens: Option<usize>,
+    /// Tokens kept for the reply; with 0 thinking is never closed.
+    pub reply_budget: Option<usize>,
+    /// Tokens of thinking by effort: low, medium, high, x-high, max.
+    pub tiers: [Option<usize>; 5],
+}
+
+/// What a request gets that does not say.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReasoningDefaults {
+    /// Tokens kept for the reply; with 0 thinking is never closed.
+    pub reply_budget: usize,
+    /// The most tokens of thinking, if there is a limit besides the length of the reply.
+    pub think_max_tokens: Option<usize>,
+    /// Tokens of thinking by effort: low, medium, high, x-high, max.
+    pub tiers: Option<[usize; 5]>,
+    /// No request gets more tokens than this, thinking included.
+    pub most_tokens: Option<usize>,
+    /// What closes a thought, the closing tag included.
+    pub close_text: Arc<str>,
+    /// How much the closing tag is lifted at most while thinking nears its end; 0 for not at all.
+    pub soft_lift: f32,
+}
+
+impl Default for ReasoningDefaults {
+    fn default() -> ReasoningDefaults {
+        ReasoningDefaults {
+            reply_budget: 4096,
+            think_max_tokens: None,
+            tiers: None,
+            most_tokens: None,
+            close_text: BARE_CLOSE.into(),
+            soft_lift: SOFT_LIFT,
+        }
+    }
+}
+
+impl ReasoningDefaults {
+    /// The values of a card under those of the flags; `max_tokens` is what a request gets that does not say.
+    pub fn of_card(card: &Card, flags: &ReasoningFlags, max_tokens: usize) -> ReasoningDefaults {
+        let reply_budget = flags.reply_budget.unwrap_or(card.hard_limit_reply_budget);
+        let usual = card.max_tokens.saturating_sub(reply_budget);
+        let complex = card.complex_problem_max_tokens;
+        let longest = complex.map_or(usual, |tokens| tokens.saturating_sub(reply_budget));
+        let worked_out = [
+            rounded(usual, 8),
+            rounded(usual, 2),
+            usual,
+            if complex.is_some() {
+                (usual + longest) / 2
+            } else {
+                usual
+            },
+            longest,
+        ];
+        let mut tiers = worked_out;
+        for (i, tier) in tiers.iter_mut().enumerate() {
+            *tier = flags.tiers[i]
+                .or(card.effort_tiers[i])
+                .filter(|tokens| *tokens > 0)
+                .unwrap_or(*tier);
+        }
+        for i in 1..tiers.len() {
+            tiers[i] = tiers[i].max(tiers[i - 1]);
+        }
+        ReasoningDefaults {
+            reply_budget,
+            think_max_tokens: flags.think_max_tokens,
+            tiers: Some(tiers),
+            most_tokens: Some(max_tokens.max(complex.unwrap_or(0)).max(card.max_tokens)),
+            close_text: close_text(card.thinking_terminator_hint.as_deref()),
+            soft_lift: SOFT_LIFT,
+        }
+    }
+
+    /// How many tokens of thinking a reply of at most `max_tokens` may have; `None` for no limit.
+    pub fn budget(&self, asked: &Thinking, max_tokens: usize) -> Option<usize> {
+        if self.reply_budget == 0 {
+            return None;
+        }
+        let kept = asked.reply_budget.unwrap_or(usize::MAX);
+        let kept = kept.min(self.reply_budget).min(max_tokens.div_ceil(2));
+        let most = self.think_max_tokens.unwrap_or(usize::MAX);
+        let wanted = match (asked.budget_tokens, asked.effort, self.tiers) {
+            (Some(tokens), _, _) => tokens.min(most),
+            (None, Some(effort), Some(tiers)) => tiers[tier(effort)],
+            _ => most,
+        };
+        Some(wanted.min(max_tokens - kept))
+    }
+
+    /// Over how many tokens at the end of a budget its close is leaned towards.
+    pub fn soft_tokens(budget: usize) -> usize {
+        SOFT_TOKENS.min(budget / SOFT_PART)
+    }
+}
+
+fn rounded(tokens: usize, parts: usize) -> usize {
+    (tokens + parts / 2) / parts
+}
+
+fn tier(effort: Effort) -> usize {
+    match effort {
+        Effort::Low => 0,
+        Effort::Medium => 1,
+        Effort::High => 2,
+        Effort::XHigh => 3,
+        Effort::Max => 4,
+    }
+}
+
+/// A card's words with the closing tag, which they may lack.
+fn close_text(hint: Option<&str>) -> Arc<str> {
+    match hint {
+        None => BARE_CLOSE.into(),
+        Some(hint) if hint.contains("</think>") => hint.into(),
+        Some(hint) => format!("{}{BARE_CLOSE}", hint.trim_end()).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(json: &str) -> Card {
+        let (mut card, _) = Card::parse(json, "qwen35");
+        card.name = "a".to_owned();
+        card
+    }
+
+    /// The card of the 27B model, as the table of the protocol has it.
+    fn large() -> ReasoningDefaults {
+        let card = card(
+            r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 32768,
+                "complex_problem_max_tokens": 81920}"#,
+        );
+        ReasoningDefaults::of_card(&card, &ReasoningFlags::default(), 32768)
+    }
+
+    #[test]
+    fn tiers_are_worked_out_where_a_card_does_not_name_them() {
+        let defaults = large();
+        assert_eq!(defaults.tiers, Some([3584, 14336, 28672, 53248, 77824]));
+        assert_eq!(defaults.most_tokens, Some(81920));
+        let short = card(r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 8192}"#);
+        let defaults = ReasoningDefaults::of_card(&short, &ReasoningFlags::default(), 8192);
+        assert_eq!(defaults.tiers, Some([512, 2048, 4096, 4096, 4096]));
+    }
+
+    #[test]
+    fn flags_win_over_the_card_and_tiers_never_fall() {
+        let card = card(
+            r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 32768,
+                "reasoning_effort_tiers": {"low": 4032, "high": 100}}"#,
+        );
+        let flags = ReasoningFlags {
+            reply_budget: Some(768),
+            tiers: [None, Some(5000), None, None, Some(9)],
+            ..ReasoningFlags::default()
+        };
+        let defaults = ReasoningDefaults::of_card(&card, &flags, 32768);
+        assert_eq!(defaults.reply_budget, 768);
+        assert_eq!(defaults.tiers, Some([4032, 5000, 5000, 32000, 32000]));
+    }
+
+    #[track_caller]
+    fn check(asked: Thinking, max_tokens: usize, expected: Option<usize>) {
+        assert_eq!(large().budget(&asked, max_tokens), expected, "{asked:?}");
+    }
+
+    #[test]
+    fn a_budget_leaves_room_for_the_reply() {
+        let effort = |effort| Thinking {
+            effort: Some(effort),
+            ..Thinking::default()
+        };
+        let tokens = |tokens, reply_budget| Thinking {
+            budget_tokens: Some(tokens),
+            reply_budget,
+            ..Thinking::default()
+        };
+        check(Thinking::default(), 32768, Some(28672));
+        check(effort(Effort::Low), 32768, Some(3584));
+        check(effort(Effort::Max), 81920, Some(77824));
+        check(effort(Effort::Low), 32, Some(16));
+        check(tokens(1000, None), 32768, Some(1000));
+        check(tokens(99_999, None), 6000, Some(3000));
+        check(tokens(99_999, Some(500)), 6000, Some(5500));
+        check(tokens(99_999, Some(9999)), 16_000, Some(11_904));
+        let never = ReasoningDefaults {
+            reply_budget: 0,
+            ..large()
+        };
+        assert_eq!(never.budget(&Thinking::default(), 100), None);
+    }
+
+    #[test]
+    fn what_closes_a_thought_has_the_tag() {
+        assert_eq!(&*close_text(None), "\n</think>\n\n");
+        assert_eq!(
+            &*close_text(Some("Enough.\n</think>\n")),
+            "Enough.\n</think>\n"
+        );
+        assert_eq!(&*close_text(Some("Enough. ")), "Enough.\n</think>\n\n");
+    }
+}
