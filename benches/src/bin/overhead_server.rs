@@ -239,13 +239,19 @@ fn main() -> anyhow::Result<()> {
                 ..SchedulerConfig::default()
             },
             model: ServedModel {
-                constrain: Constrain::new(&tokenizer, &vocab.eos, vocab.tokens.len(), &defaults.reasoning),
+                constrain: Constrain::new(
+                    &tokenizer,
+                    &vocab.eos,
+                    vocab.tokens.len(),
+                    &defaults.reasoning,
+                ),
                 tokenizer,
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
                 facts: ModelFacts::default(),
             },
+            store: None,
         })
     });
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -157,13 +157,18 @@ impl Scheduler {
         self
     }
 
-    /// Does one piece of work that nobody waits for: one saved state goes to the store. Says whether there was
-    /// any. To be called while [`is_idle`](Scheduler::is_idle).
+    /// Whether [`upkeep`](Scheduler::upkeep) has something to look at.
+    pub fn has_upkeep(&self) -> bool {
+        self.lost.is_none() && self.prefix.has_upkeep()
+    }
+
+    /// Does one piece of work that nobody waits for: one saved state goes to the store, if it is worth it. To be
+    /// called while [`is_idle`](Scheduler::is_idle).
     ///
     /// The only error is [`DeviceError::Lost`].
-    pub fn upkeep(&mut self) -> Result<bool, DeviceError> {
+    pub fn upkeep(&mut self) -> Result<(), DeviceError> {
         match self.lost {
-            Some(_) => Ok(false),
+            Some(_) => Ok(()),
             None => self.prefix.upkeep(&mut *self.runner),
         }
     }

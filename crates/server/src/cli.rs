@@ -3,11 +3,13 @@
 //! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
 //! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > default.
 
+mod caching;
 mod drafting;
 
 use std::path::PathBuf;
 
 pub use crate::commands::BenchArgs;
+pub use caching::CacheArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
@@ -190,6 +192,9 @@ pub struct ServeArgs {
     /// How tokens are drafted.
     #[command(flatten)]
     pub draft: DraftArgs,
+    /// What is kept of prompts.
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// Address to listen on.
     #[arg(long, env = "HEARTH_HOST", default_value = "127.0.0.1")]
     pub host: String,

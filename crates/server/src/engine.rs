@@ -16,12 +16,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contract::{LoadProgress, Runner, RunnerInfo};
-use decode::{Event, Job, JobId, Scheduler, SchedulerConfig, Stats};
-use tokio::sync::mpsc::error::TrySendError;
+use decode::{Event, Job, JobId, PrefixConfig, Scheduler, SchedulerConfig, Stats};
+use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use crate::handle::{EngineHandle, Fault, Stamped, Update};
 use crate::served::ServedModel;
+use crate::store::{DiskStore, StoreFacts};
+
+/// An idle engine keeps its hands free for this long: the next turn of a conversation often comes at once.
+const BETWEEN_TURNS: Duration = Duration::from_millis(300);
+/// How late a message may be seen in that time.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// An error of any kind, as far as loading is concerned: it is only shown.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -38,6 +44,8 @@ pub struct Loaded {
     pub scheduler: SchedulerConfig,
     /// The text side of the same model.
     pub model: ServedModel,
+    /// Where saved states outlive the process, if anywhere.
+    pub store: Option<DiskStore>,
 }
 
 /// The loaded model as the HTTP side sees it.
@@ -46,6 +54,10 @@ pub struct Ready {
     pub model: ServedModel,
     /// Device side: limits and sizes.
     pub info: RunnerInfo,
+    /// What of prompts is saved.
+    pub prefix: PrefixConfig,
+    /// Where it outlives the process, if anywhere.
+    pub store: Option<StoreFacts>,
 }
 
 /// Where the engine stands in its life.
@@ -197,14 +209,20 @@ fn run(
     let ready = Arc::new(Ready {
         model: loaded.model,
         info,
+        prefix: loaded.scheduler.prefix.clone(),
+        store: loaded.store.as_ref().map(DiskStore::facts),
     });
     let scheduler = SchedulerConfig {
         // The handle's places bound what waits; a second bound here could refuse what was admitted there.
         queue_limit: usize::MAX,
         ..loaded.scheduler
     };
+    let mut scheduler = Scheduler::new(loaded.runner, scheduler);
+    if let Some(store) = loaded.store {
+        scheduler = scheduler.keep_in(Box::new(store));
+    }
     let mut turns = Turns {
-        scheduler: Scheduler::new(loaded.runner, scheduler),
+        scheduler,
         live: HashMap::new(),
         published: &published,
         drain_until: None,
@@ -281,10 +299,10 @@ impl Turns<'_> {
             if self.scheduler.is_idle() {
                 self.publish();
                 if self.drain_until.is_some() {
-                    return Ok(());
+                    return self.scheduler.flush();
                 }
                 beat.idle();
-                match inbox.blocking_recv() {
+                match self.wait(inbox)? {
                     Some(message) => self.take(message),
                     // Every handle is gone, so nobody can ever ask for anything again.
                     None => return Ok(()),
@@ -298,7 +316,7 @@ impl Turns<'_> {
                 .is_some_and(|until| Instant::now() >= until)
             {
                 self.give_up();
-                return Ok(());
+                return self.scheduler.flush();
             }
             if self.scheduler.is_idle() {
                 continue;
@@ -316,6 +334,28 @@ impl Turns<'_> {
             self.publish();
             outcome?;
         }
+    }
+
+    /// The next message, however long it takes. Once it takes longer than clients do between two turns, saved
+    /// states go to the store meanwhile, one at a time.
+    fn wait(
+        &mut self,
+        inbox: &mut mpsc::UnboundedReceiver<Message>,
+    ) -> Result<Option<Message>, contract::DeviceError> {
+        let begun = Instant::now();
+        while self.scheduler.has_upkeep() {
+            match inbox.try_recv() {
+                Ok(message) => return Ok(Some(message)),
+                Err(TryRecvError::Disconnected) => return Ok(None),
+                Err(TryRecvError::Empty) if begun.elapsed() < BETWEEN_TURNS => {
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                Err(TryRecvError::Empty) => {
+                    self.scheduler.upkeep()?;
+                }
+            }
+        }
+        Ok(inbox.blocking_recv())
     }
 
     fn take(&mut self, message: Message) {

@@ -47,13 +47,17 @@ pub struct StoreConfig {
     pub owner: [u8; 16],
 }
 
-/// What can be told about a store from outside.
-#[derive(Debug, Clone, Default)]
-pub struct StoreHealth {
+/// What can be told of a store from outside.
+#[derive(Debug, Clone)]
+pub struct StoreFacts {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Bytes that all files below it may have.
+    pub budget: u64,
     trouble: Arc<Mutex<Option<String>>>,
 }
 
-impl StoreHealth {
+impl StoreFacts {
     /// Why nothing is written any more, if so.
     pub fn trouble(&self) -> Option<String> {
         lock(&self.trouble).clone()
@@ -71,8 +75,7 @@ pub struct DiskStore {
     /// Tokens of states that are not written yet.
     waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
     waiting_bytes: Arc<AtomicU64>,
-    health: StoreHealth,
-    budget: u64,
+    facts: StoreFacts,
     /// `None` once it is being dropped, which ends the thread.
     inbox: Option<Sender<Parcel>>,
     writer: Option<JoinHandle<()>>,
@@ -95,8 +98,11 @@ impl DiskStore {
             shelf,
             waiting: Arc::default(),
             waiting_bytes: Arc::default(),
-            health: StoreHealth::default(),
-            budget: config.budget,
+            facts: StoreFacts {
+                dir: config.dir,
+                budget: config.budget,
+                trouble: Arc::default(),
+            },
             inbox: Some(inbox),
             writer: None,
         };
@@ -104,8 +110,7 @@ impl DiskStore {
             shelf: Arc::clone(&store.shelf),
             waiting: Arc::clone(&store.waiting),
             waiting_bytes: Arc::clone(&store.waiting_bytes),
-            health: store.health.clone(),
-            budget: config.budget,
+            facts: store.facts.clone(),
         };
         let thread = std::thread::Builder::new().name("state writer".to_owned());
         store.writer = Some(thread.spawn(move || writer.run(&parcels))?);
@@ -113,8 +118,8 @@ impl DiskStore {
     }
 
     /// What can be told from outside.
-    pub fn health(&self) -> StoreHealth {
-        self.health.clone()
+    pub fn facts(&self) -> StoreFacts {
+        self.facts.clone()
     }
 
     /// Files of this owner, with their tokens.
@@ -160,11 +165,11 @@ impl Store for DiskStore {
     fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>) {
         let size = bytes.len() as u64;
         let waiting = self.waiting_bytes.load(Ordering::Relaxed);
-        let fits = size <= self.budget && waiting.saturating_add(size) <= MOST_WAITING;
+        let fits = size <= self.facts.budget && waiting.saturating_add(size) <= MOST_WAITING;
         let Some(inbox) = self
             .inbox
             .as_ref()
-            .filter(|_| fits && self.health.trouble().is_none())
+            .filter(|_| fits && self.facts.trouble().is_none())
         else {
             return;
         };
@@ -195,17 +200,16 @@ struct Writer {
     shelf: Arc<Mutex<Shelf>>,
     waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
     waiting_bytes: Arc<AtomicU64>,
-    health: StoreHealth,
-    budget: u64,
+    facts: StoreFacts,
 }
 
 impl Writer {
     fn run(&self, parcels: &Receiver<Parcel>) {
         for parcel in parcels {
-            if self.health.trouble().is_none()
+            if self.facts.trouble().is_none()
                 && let Err(error) = self.write(&parcel)
             {
-                self.health.fail(error.to_string());
+                self.facts.fail(error.to_string());
             }
             let size = parcel.bytes.len() as u64;
             self.waiting_bytes.fetch_sub(size, Ordering::Relaxed);
@@ -215,12 +219,12 @@ impl Writer {
 
     fn write(&self, parcel: &Parcel) -> io::Result<()> {
         let size = file::size(parcel.tokens.len(), parcel.bytes.len());
-        if size > self.budget {
+        if size > self.facts.budget {
             return Ok(());
         }
         let dir = {
             let mut shelf = lock(&self.shelf);
-            shelf.tidy(self.budget - size)?;
+            shelf.tidy(self.facts.budget - size)?;
             shelf.dir().to_path_buf()
         };
         // The lock of the shelf is not held while the disk works.

@@ -266,18 +266,32 @@ impl PrefixCache {
         Ok(true)
     }
 
-    /// Gives one state to the store, if one is worth it. Says whether it did, so that a caller with nothing
-    /// else to do can call again.
-    pub(crate) fn upkeep(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
-        if self.store.is_none() {
-            return Ok(false);
-        }
-        for key in policy::lasting(&self.radix) {
-            if self.give(runner, key, Growth::Eighth)? {
-                return Ok(true);
+    /// Whether a state waits to be looked at for the store.
+    pub(crate) fn has_upkeep(&self) -> bool {
+        let offers = |entry: &Entry, depth| !entry.offered && depth >= self.config.least_stored;
+        self.store.is_some()
+            && self
+                .radix
+                .entries()
+                .any(|(_, depth, entry)| offers(entry, depth))
+    }
+
+    /// Gives one state to the store, if one is worth it.
+    pub(crate) fn upkeep(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        let lasting = policy::lasting(&self.radix);
+        for key in &lasting {
+            if self.give(runner, *key, Growth::Eighth)? {
+                return Ok(());
             }
         }
-        Ok(false)
+        // Nobody asks again for what another state continues.
+        let all: Vec<Key> = self.radix.entries().map(|(key, ..)| key).collect();
+        for key in all {
+            if let Some(entry) = self.radix.get_mut(key) {
+                entry.offered = true;
+            }
+        }
+        Ok(())
     }
 
     /// Gives everything to the store that it lacks.

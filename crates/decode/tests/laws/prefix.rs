@@ -333,7 +333,9 @@ fn after_a_restart(
     let head = [turn(20, 1), turn(60, 2), turn(2, 3)].concat();
     world.submit(job(0, head.clone(), greedy(3)));
     world.finish();
-    while world.scheduler.upkeep().unwrap() {}
+    while world.scheduler.has_upkeep() {
+        world.scheduler.upkeep().unwrap();
+    }
     world.scheduler.flush().unwrap();
     assert!(!shelf.lock().unwrap().is_empty());
     change(&mut shelf.lock().unwrap());

@@ -4,6 +4,7 @@
 
 mod answer;
 mod bench;
+mod caching;
 pub(crate) mod drafting;
 mod eval;
 mod inspect;

@@ -58,7 +58,7 @@ pub(super) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
 }
 
 /// A size such as `24G`, `512M` or plain bytes, in binary units.
-fn bytes_of(text: &str) -> Option<u64> {
+pub(super) fn bytes_of(text: &str) -> Option<u64> {
     let text = text.trim().trim_end_matches(['b', 'B', 'i']);
     let (digits, shift) = match text.chars().last()?.to_ascii_uppercase() {
         'K' => (&text[..text.len() - 1], 10),

@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::ServeArgs;
+use crate::commands::caching;
 use crate::commands::drafting::{Drafting, clock};
 use crate::commands::open::{self, Fitted, Wish};
 use crate::commands::progress::percent;
@@ -166,12 +167,19 @@ fn load(
         tracing::info!("{line}");
     }
     let prefill_chunk = fitted.plan.limits.prefill_chunk;
+    let prefix = caching::prefix(&args.cache, &model, &fitted.device)?;
+    let store = caching::store(&args.cache, &fitted)?;
+    tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
-    let scheduler = scheduler(args, &model, prefill_chunk, speculation);
+    let scheduler = SchedulerConfig {
+        prefix,
+        ..scheduler(args, &model, prefill_chunk, speculation)
+    };
     Ok(Loaded {
         runner,
         scheduler,
         model,
+        store,
     })
 }
 
@@ -220,6 +228,7 @@ fn scripted(
         runner: Box::new(runner),
         scheduler: scheduler(args, &model, SCRIPT_CHUNK, drafting.speculation),
         model,
+        store: None,
     })
 }
 

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use chat::Tokenizer;
 use contract::TokenId;
+use decode::PrefixStats;
 use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
@@ -11,6 +12,7 @@ use crate::engine::{Phase, Ready};
 use crate::error::ApiError;
 use crate::scripted;
 use crate::state::App;
+use crate::store::StoreFacts;
 
 /// Raised when a key is removed, renamed or gets another type.
 const SCHEMA: u32 = 2;
@@ -22,7 +24,7 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high"
 pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let config = app.config();
-    let Ready { model, info } = &*ready;
+    let Ready { model, info, .. } = &*ready;
     // Where files lie is for those who hold a key; without keys, everyone may read this page.
     let path = match config.api_keys.is_empty() {
         true => None,
@@ -61,7 +63,11 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
     if info.device.id == scripted::DEVICE {
         props["warning"] = json!(scripted::WARNING);
     }
-    for part in [generation(&ready), template(&ready), caches()] {
+    for part in [
+        generation(&ready),
+        template(&ready),
+        caches(&ready, &app.engine().published().stats.prefix),
+    ] {
         if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
             props.extend(part);
         }
@@ -122,12 +128,28 @@ fn template(ready: &Ready) -> Value {
 }
 
 /// Caches and compression that clients of other servers look for.
-fn caches() -> Value {
+fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
+    let store = ready.store.as_ref();
     json!({
-        "prefix_cache": {"capacity": 0, "in_use": 0, "lifetime_hits": 0},
+        "prefix_cache": {
+            "capacity": ready.prefix.slots,
+            "in_use": prefix.entries,
+            "lifetime_hits": prefix.hits,
+            "lookups": prefix.lookups,
+            "cached_tokens": prefix.cached_tokens,
+            "bytes": prefix.bytes,
+            "capacity_bytes": ready.prefix.bytes,
+            "evicted": prefix.evicted,
+            "failed": prefix.failed,
+        },
         "full_cache": {
-            "enabled": false, "capacity": 0, "in_use": 0, "disk_bytes": 0, "lifetime_hits": 0,
-            "disk_policy": "off",
+            "enabled": store.is_some(),
+            "capacity_bytes": store.map_or(0, |store| store.budget),
+            "stored": prefix.stored,
+            "lifetime_hits": prefix.store_hits,
+            "disk_policy": if store.is_some() { "full" } else { "off" },
+            "trouble": store.and_then(StoreFacts::trouble),
+            "capacity": 0, "in_use": 0, "disk_bytes": 0,
         },
         "pflash": {"enabled": false, "mode": "off"},
         "tool_replay": {

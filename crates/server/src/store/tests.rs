@@ -168,7 +168,7 @@ fn two_processes_see_each_others_files() {
 fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
-    let health = store.health();
+    let health = store.facts();
     // Where the owner's folder was there is a file now, which stops even an administrator.
     let owner = fs::read_dir(dir.path())
         .unwrap()

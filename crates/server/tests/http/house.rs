@@ -202,6 +202,7 @@ impl House {
                     ..SchedulerConfig::default()
                 },
                 model,
+                store: None,
             })
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
