@@ -21,8 +21,7 @@
 #include "delta/shape.cuh"
 #include "delta/halves.cuh"
 #include "delta/window.cuh"
-#include "delta/wgmma.cuh"
-#include "prefill/wgmma.cuh"
+#include "common/wgmma_sm90.cuh"
 
 #define THREADS 128
 #define COLUMNS 64

@@ -22,7 +22,8 @@
 #include "common/step.cuh"
 #include "prefill/heads.cuh"
 #include "prefill/tile.cuh"
-#include "prefill/wgmma.cuh"
+#include "common/wgmma_sm90.cuh"
+#include "prefill/bulk_sm90.cuh"
 
 #if DIM != 256
 #error "attention_sm90.cu is for heads of 256 values"
@@ -142,7 +143,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[32], u32 q, u32 k) 
 __device__ __forceinline__ void begin_sums(float (&sums)[128], const u32 (&weights)[4][4], u32 v) {
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        wgmma_256_from_registers(sums, weights[i], transposed_operand(v + i * 16 * 128, KEYS * 128));
+        wgmma_256_across(sums, weights[i], transposed_operand(v + i * 16 * 128, KEYS * 128));
     }
     wgmma_commit();
 }

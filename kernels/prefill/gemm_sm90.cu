@@ -17,7 +17,8 @@
 #include "prefill/panel.cuh"
 #include "prefill/target.cuh"
 #include "prefill/units.cuh"
-#include "prefill/wgmma.cuh"
+#include "common/wgmma_sm90.cuh"
+#include "prefill/bulk_sm90.cuh"
 
 #define STAGES 4
 #define STAGING (16 * 64 * 4) // bytes of a warp: 16 rows, 64 columns
