@@ -1,10 +1,12 @@
 //! What was typed: the command line and its environment variables, exactly, with no meaning yet.
 //!
 //! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
-//! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > default.
+//! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > card > default.
 
 mod caching;
 mod drafting;
+pub mod refused;
+mod showing;
 
 use std::path::PathBuf;
 
@@ -13,12 +15,14 @@ pub use caching::CacheArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
+pub use showing::{ConfigCommand, ShowArgs};
 
 /// A local LLM server with an OpenAI-compatible API.
 #[derive(Debug, Parser)]
 #[command(
     name = "hearth",
     version,
+    propagate_version = true,
     about,
     max_term_width = 100,
     arg_required_else_help = true
@@ -75,6 +79,10 @@ pub enum Command {
         Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal."
     )]
     Serve(Box<ServeArgs>),
+    /// Show the settings of the server.
+    #[command(subcommand)]
+    #[command(after_help = "Example:\n  hearth config show --config hearth.toml")]
+    Config(ConfigCommand),
     /// Answer one prompt on the terminal, or chat when no prompt is given.
     #[command(
         after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
@@ -148,8 +156,8 @@ pub struct DeviceArgs {
     /// How cached values are stored.
     #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
-    /// How cached keys and values are stored, where the two flags above say nothing
-    /// [default: f16, and f32 with --cpu-reference].
+    /// How cached keys and values are stored, where the two flags above say nothing; of several types, such as
+    /// tq3_0,q4_0, the first that the device has [default: f16, and f32 with --cpu-reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU, 2048 on a card].
@@ -245,6 +253,14 @@ pub struct ServeArgs {
     /// Send no CORS headers.
     #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
     pub no_cors: bool,
+    /// Known from start lines of another server: attention sees the whole context, whatever is said here.
+    #[arg(
+        long,
+        env = "HEARTH_FA_WINDOW",
+        value_name = "TOKENS",
+        default_value_t = 0
+    )]
+    pub fa_window: usize,
     /// Answer 404 to a request that names another model.
     #[arg(long, env = "HEARTH_STRICT_MODEL", value_parser = FalseyValueParser::new())]
     pub strict_model: bool,

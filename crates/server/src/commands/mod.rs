@@ -17,6 +17,7 @@ mod quantize;
 mod run;
 mod serve;
 mod shape;
+mod show;
 mod supervisor;
 mod synth;
 mod terminal;
@@ -27,7 +28,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use crate::bundled::Bundled;
-use crate::cli::{Command, LogFormat};
+use crate::cli::{Command, ConfigCommand, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
 pub use bench::{BENCH_HELP, BenchArgs};
@@ -53,6 +54,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
     }
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &typed.told, bundled),
+        Command::Config(ConfigCommand::Show(args)) => show::show(&args, typed.told, bundled),
         Command::Run(args) => run::run(&args, bundled, cli.no_color),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Tree(args) => tree::tree(&args),

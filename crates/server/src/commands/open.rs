@@ -128,33 +128,62 @@ pub(super) fn text_side(
     })
 }
 
-/// Storage of keys and values that the flags mean.
-pub(super) fn kv_formats(args: &DeviceArgs) -> anyhow::Result<KvFormats> {
-    let parse = |flag: &str, name: Option<&String>| -> anyhow::Result<Option<KvFormat>> {
-        let Some(name) = name else { return Ok(None) };
+/// Storages of keys and values that the flags mean, best first; a device takes the first that it has.
+pub(super) fn kv_choices(args: &DeviceArgs) -> anyhow::Result<Vec<KvFormats>> {
+    let parse = |flag: &str, name: &str| -> anyhow::Result<KvFormat> {
         let known = KvFormat::ALL
             .into_iter()
-            .find(|format| format.name() == name);
-        match known {
-            Some(format) => Ok(Some(format)),
-            None => {
-                let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
-                bail!(
-                    "{flag} {name}: unknown type, use one of {}",
-                    names.join(", ")
-                )
-            }
-        }
+            .find(|format| format.name().eq_ignore_ascii_case(name));
+        known.with_context(|| {
+            let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
+            format!(
+                "{flag} {name}: unknown type, use one of {}",
+                names.join(", ")
+            )
+        })
     };
     // The reference judges others, so it rounds nothing unless it is told to.
     let usual = match args.cpu_reference {
         true => KvFormat::F32,
         false => KvFormat::F16,
     };
-    let both = parse("--kv-type", args.kv_type.as_ref())?.unwrap_or(usual);
-    let k = parse("--cache-type-k", args.cache_type_k.as_ref())?.unwrap_or(both);
-    let v = parse("--cache-type-v", args.cache_type_v.as_ref())?.unwrap_or(both);
-    Ok(KvFormats { k, v })
+    let single = |flag: &str, name: &Option<String>| {
+        let name = name.as_ref();
+        name.map(|name| parse(flag, name)).transpose()
+    };
+    let k = single("--cache-type-k", &args.cache_type_k)?;
+    let v = single("--cache-type-v", &args.cache_type_v)?;
+    let pair = |both: KvFormat| KvFormats {
+        k: k.unwrap_or(both),
+        v: v.unwrap_or(both),
+    };
+    match &args.kv_type {
+        None => Ok(vec![pair(usual)]),
+        Some(names) => names
+            .split(',')
+            .map(|name| Ok(pair(parse("--kv-type", name.trim())?)))
+            .collect(),
+    }
+}
+
+/// The first choice that the device has; its refusal of the last one if it has none.
+fn stored(
+    choices: &[KvFormats],
+    estimate: impl Fn(KvFormats) -> Result<MemoryPlan, contract::DeviceError>,
+) -> anyhow::Result<KvFormats> {
+    let name = |kv: &KvFormats| format!("keys as {} and values as {}", kv.k.name(), kv.v.name());
+    let (last, others) = choices
+        .split_last()
+        .context("--kv-type: no type is named")?;
+    for kv in others {
+        match estimate(*kv) {
+            Err(contract::DeviceError::Unsupported { .. }) => {
+                tracing::warn!("the device does not store {}; trying the next", name(kv));
+            }
+            _ => return Ok(*kv),
+        }
+    }
+    Ok(*last)
 }
 
 /// What a command wants to open, before the context is fitted to the memory.
@@ -205,8 +234,7 @@ pub(super) fn fit_beside(
     if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
         bail!("--chunk {prefill_chunk}: use a multiple of 64");
     }
-    let kv = kv_formats(args)?;
-    let plan_for = |context: usize| OpenPlan {
+    let plan_with = |kv: KvFormats, context: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
@@ -219,6 +247,10 @@ pub(super) fn fit_beside(
             prefill_chunk,
         },
     };
+    let kv = stored(&kv_choices(args)?, |kv| {
+        backend.estimate(&plan_with(kv, LEAST_CONTEXT))
+    })?;
+    let plan_for = |context: usize| plan_with(kv, context);
     let free = device.free_bytes;
     if let Some(context) = args.max_ctx.or(wish.context) {
         if context > MOST_CONTEXT {
@@ -312,7 +344,7 @@ pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3]
         ),
         format!(
             "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of {} \
-             tokens (keys {}, values {}), states {}, draft {}, scratch {}",
+             tokens (keys {}, values {}), states {}, draft {}, scratch {}, driver {}; pinned on the host {}",
             bytes_text(memory.total_bytes()),
             bytes_text(memory.weights_bytes),
             bytes_text(memory.mapped_bytes),
@@ -323,7 +355,9 @@ pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 3]
             plan.kv.v.name(),
             bytes_text(memory.state_bytes),
             bytes_text(memory.draft_bytes),
-            bytes_text(memory.scratch_bytes)
+            bytes_text(memory.scratch_bytes),
+            bytes_text(memory.driver_bytes),
+            bytes_text(memory.pinned_bytes)
         ),
     ]
 }
@@ -381,30 +415,38 @@ mod tests {
 
     #[test]
     fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
-        let kv = kv_formats(&device_args(&["--kv-type", "q8_0"])).unwrap();
-        assert_eq!(
-            kv,
-            KvFormats {
-                k: KvFormat::Q8_0,
-                v: KvFormat::Q8_0
-            }
-        );
-        let kv = kv_formats(&device_args(&[
-            "--kv-type",
-            "q8_0",
-            "--cache-type-v",
-            "f16",
-        ]))
-        .unwrap();
-        assert_eq!(
-            kv,
-            KvFormats {
-                k: KvFormat::Q8_0,
-                v: KvFormat::F16
-            }
-        );
-        let kv = kv_formats(&device_args(&["--cpu-reference"])).unwrap();
-        assert_eq!((kv.k, kv.v), (KvFormat::F32, KvFormat::F32));
+        let check = |words: &[&str], expected: &[(KvFormat, KvFormat)]| {
+            let choices = kv_choices(&device_args(words)).unwrap();
+            let pairs: Vec<_> = choices.iter().map(|kv| (kv.k, kv.v)).collect();
+            assert_eq!(pairs, expected, "{words:?}");
+        };
+        use KvFormat::{F16, F32, Q4_0, Q8_0, Tq3_0};
+        check(&["--kv-type", "q8_0"], &[(Q8_0, Q8_0)]);
+        let words = ["--kv-type", "q8_0", "--cache-type-v", "F16"];
+        check(&words, &[(Q8_0, F16)]);
+        check(&["--cpu-reference"], &[(F32, F32)]);
+        let words = ["--kv-type", "tq3_0,q4_0"];
+        check(&words, &[(Tq3_0, Tq3_0), (Q4_0, Q4_0)]);
+    }
+
+    #[test]
+    fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named_and_is_refused_without() {
+        let loaded = tiny();
+        let backend = device(&device_args(&[])).unwrap();
+        let wish = Wish {
+            sequences: 1,
+            context: None,
+            tree_nodes: 1,
+        };
+        let kv = |types: &str| {
+            let args = device_args(&["--kv-type", types]);
+            let fitted = fit(backend.as_ref(), &loaded, &args, wish)?;
+            anyhow::Ok(fitted.plan.kv.k)
+        };
+        assert_eq!(kv("bf16,q8_0").unwrap(), KvFormat::Q8_0);
+        assert_eq!(kv("q8_0,bf16").unwrap(), KvFormat::Q8_0);
+        let error = kv("bf16").unwrap_err().to_string();
+        assert!(error.contains("bf16 is not supported"), "{error}");
     }
 
     #[test]

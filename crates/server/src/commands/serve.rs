@@ -25,7 +25,7 @@ use crate::error::ServeError;
 use crate::handle::EngineHandle;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
 use crate::served::ServedModel;
-use crate::settings::ServerConfig;
+use crate::settings::{GenerationDefaults, ServerConfig};
 use crate::shutdown::Stop;
 
 /// HTTP work is light, and the cores belong to the device.
@@ -43,6 +43,12 @@ pub(super) fn serve(args: ServeArgs, told: &[Told], bundled: Bundled) -> anyhow:
         return dry_run(&args, bundled);
     }
     config::log(told);
+    if args.fa_window > 0 {
+        tracing::warn!(
+            "--fa-window {}: attention sees the whole context all the same, so that no prompt loses its beginning",
+            args.fa_window
+        );
+    }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.clamp(2, MOST_WORKERS))
@@ -139,19 +145,8 @@ fn load(
     if path.is_none() && args.script.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
     }
-    let facts = &loaded.facts;
-    let found = card::find(
-        &facts.name,
-        &facts.architecture,
-        args.model_cards_dir.as_deref(),
-    );
-    tracing::info!("model card: {}", found.place);
-    let flags = GenerationFlags {
-        max_tokens: args.default_max_tokens.or(args.max_tokens),
-        thinking: args.thinking_default.map(is_on),
-        ..GenerationFlags::default()
-    };
-    let (defaults, told) = card::generation_defaults(flags, &found);
+    let (place, defaults, told) = generation(args, &loaded);
+    tracing::info!("model card: {place}");
     config::log(&told);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     if let Some(file) = &args.script {
@@ -181,6 +176,27 @@ fn load(
         model,
         store,
     })
+}
+
+/// What requests get that do not say: where the model's card was found, its values under what the flags say,
+/// and each value with its origin.
+pub(super) fn generation(
+    args: &ServeArgs,
+    loaded: &model::Loaded,
+) -> (String, GenerationDefaults, Vec<Told>) {
+    let facts = &loaded.facts;
+    let found = card::find(
+        &facts.name,
+        &facts.architecture,
+        args.model_cards_dir.as_deref(),
+    );
+    let flags = GenerationFlags {
+        max_tokens: args.default_max_tokens.or(args.max_tokens),
+        thinking: args.thinking_default.map(is_on),
+        ..GenerationFlags::default()
+    };
+    let (defaults, told) = card::generation_defaults(flags, &found);
+    (found.place, defaults, told)
 }
 
 fn scheduler(

@@ -2,22 +2,27 @@
 
 use std::path::Path;
 
-use clap::Command;
+use clap::{Arg, Command};
 use toml::{Table, Value};
 
-use crate::config::{ConfigError, read_text};
+use crate::cli::refused::goes_by;
+use crate::config::{ConfigError, Origin, read_text};
 
-/// What the file says of one flag.
+/// What something other than the command line says of one flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     /// The argument's id in the command.
     pub(super) id: String,
     /// Its values as they would be typed.
     pub(super) values: Vec<String>,
+    /// What says it.
+    pub(super) origin: Origin,
+    /// The file or the variable that says it.
+    pub(super) by: String,
 }
 
 /// Flags that say what to do now, not how to serve.
-const NOT_IN_FILES: [&str; 4] = ["config", "dry-run", "help", "version"];
+const NOT_IN_FILES: [&str; 5] = ["config", "dry-run", "json", "help", "version"];
 
 /// Reads the file; every key must be a flag of `command`.
 pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigError> {
@@ -28,18 +33,20 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
     let table: Table = read_text("--config", path)?
         .parse()
         .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
-    let flags: Vec<(&str, &str)> = command
+    let flags: Vec<&Arg> = command
         .get_arguments()
-        .filter_map(|arg| Some((arg.get_long()?, arg.get_id().as_str())))
-        .filter(|(long, _)| !NOT_IN_FILES.contains(long))
+        .filter(|arg| {
+            arg.get_long()
+                .is_some_and(|long| !NOT_IN_FILES.contains(&long))
+        })
         .collect();
-    let mut entries = Vec::new();
+    let mut entries: Vec<Entry> = Vec::new();
     for (key, value) in table {
         let name = key.replace('_', "-");
-        let Some((_, id)) = flags.iter().find(|(long, _)| *long == name) else {
-            let near = flags
-                .iter()
-                .map(|(long, _)| *long)
+        let Some(flag) = flags.iter().find(|flag| goes_by(flag, &name)) else {
+            let shown = flags.iter().filter(|flag| !flag.is_hide_set());
+            let near = shown
+                .filter_map(|flag| flag.get_long())
                 .min_by_key(|long| distance(&name, long));
             let near = near.filter(|long| distance(&name, long) <= 3);
             let hint = near.map_or(String::new(), |long| format!("; did you mean {long}?"));
@@ -51,9 +58,16 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
         };
         let values = values
             .ok_or_else(|| wrong(format!("{key} must be a string, a number, true or false")))?;
+        let id = flag.get_id().as_str().to_owned();
+        if let Some(other) = entries.iter().find(|entry| entry.id == id) {
+            let both = format!("{} says it already", other.by);
+            return Err(wrong(format!("{key} is the same setting twice: {both}")));
+        }
         entries.push(Entry {
-            id: (*id).to_owned(),
+            id,
             values,
+            origin: Origin::File,
+            by: format!("{}: {key}", path.display()),
         });
     }
     Ok(entries)
@@ -70,12 +84,16 @@ fn plain(value: Value) -> Option<String> {
     }
 }
 
-/// The command line with the file's values as the defaults of `serve`.
+/// A command with what entries say of its own arguments as their defaults; a later entry wins over an earlier one.
 pub(super) fn with_defaults(command: Command, entries: &[Entry]) -> Command {
-    command.mut_subcommand("serve", |serve| {
-        entries.iter().fold(serve, |serve, entry| {
-            serve.mut_arg(&entry.id, |arg| arg.default_values(entry.values.clone()))
-        })
+    entries.iter().fold(command, |command, entry| {
+        let has = command
+            .get_arguments()
+            .any(|arg| arg.get_id() == entry.id.as_str());
+        match has {
+            true => command.mut_arg(&entry.id, |arg| arg.default_values(entry.values.clone())),
+            false => command,
+        }
     })
 }
 

@@ -4,6 +4,7 @@
 //! Start with [`parse`] for the command line, [`server::server_config`] for the settings of `serve`, and
 //! [`card`] for what a model's card adds.
 
+mod aliases;
 pub mod card;
 mod file;
 pub mod kernels;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use crate::cli::{self, Cli};
+use crate::cli::{Cli, refused};
 
 /// Why the command line and what it names could not be understood.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ impl fmt::Display for Origin {
 pub struct Told {
     /// The flag without its dashes.
     pub name: String,
-    /// Its value; never that of a secret.
+    /// Its value; never that of a secret, and empty where none is set.
     pub value: String,
     /// Where it came from.
     pub origin: Origin,
@@ -102,59 +103,119 @@ pub struct Typed {
     pub told: Vec<Told>,
 }
 
-/// Reads the command line, and the configuration file if it names one.
+/// Where the settings of `serve` are taken, as words of the command line.
+const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
+
+/// Reads the command line, the variables of this process, and the configuration file if one is named.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigError> {
-    let args: Vec<OsString> = args.into_iter().collect();
-    let mut command = Cli::command();
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    if args.get(1).is_some_and(is_model_file) {
+        args.insert(1, "serve".into());
+    }
+    let mut command = commands();
+    let serves = |word: &OsString| SERVING.iter().any(|path| word == path[0]);
+    if args.get(1).is_some_and(serves) {
+        refused::check_families(&mut command, &args)?;
+    }
     let mut matches = command.try_get_matches_from_mut(&args)?;
-    let mut from_file = Vec::new();
-    if let cli::Command::Serve(serve) = Cli::from_arg_matches(&matches)?.command
-        && let Some(path) = &serve.config
-    {
-        from_file = file::read(path, serve_command(&command))?;
-        // The file's values become defaults, so that the one parser checks them and everything else wins.
-        command = file::with_defaults(Cli::command(), &from_file);
+    let Some(path) = SERVING.iter().find(|path| under(&matches, path).is_some()) else {
+        let cli = Cli::from_arg_matches(&matches)?;
+        let told = Vec::new();
+        return Ok(Typed { cli, told });
+    };
+    let named = under(&matches, path).and_then(|matches| matches.get_one::<PathBuf>("config"));
+    let mut entries = match named {
+        Some(file) => file::read(file, subcommand(&command, path))?,
+        None => Vec::new(),
+    };
+    let variables = aliases::read()
+        .map_err(|variable| refused::refuse(&mut command, variable.name, variable.instead))?;
+    entries.extend(variables);
+    if !entries.is_empty() {
+        // What they say becomes defaults, so that the one parser checks it and everything else wins.
+        let filled = |command| file::with_defaults(command, &entries);
+        // Some arguments are those of the whole program, the others those of the subcommand.
+        command = filled(at(commands(), path, &filled));
         matches = command.try_get_matches_from_mut(&args)?;
     }
     let cli = Cli::from_arg_matches(&matches)?;
-    let told = match matches.subcommand_matches("serve") {
-        Some(matches) => told(serve_command(&command), matches, &from_file),
-        None => Vec::new(),
-    };
+    let found = under(&matches, path).expect("it was there before");
+    let told = told(subcommand(&command, path), found, &entries);
+    refused::check(&mut command, found)?;
     Ok(Typed { cli, told })
 }
 
-fn serve_command(command: &Command) -> &Command {
-    command
-        .find_subcommand("serve")
-        .expect("the command line defines it")
+/// The command line, with the refused flags wherever settings of `serve` are taken.
+fn commands() -> Command {
+    SERVING.iter().fold(Cli::command(), |command, path| {
+        at(command, path, &refused::known)
+    })
 }
 
-/// Every argument that has a value.
-fn told(command: &Command, matches: &ArgMatches, from_file: &[file::Entry]) -> Vec<Told> {
-    let shown = |arg: &&clap::Arg| !matches!(arg.get_id().as_str(), "help" | "version" | "dry_run");
+/// Whether a word in the place of a command is a model, as in the start lines of servers that only serve.
+fn is_model_file(word: &OsString) -> bool {
+    let ending = Path::new(word).extension();
+    ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+}
+
+/// A command with the subcommand that `path` names changed.
+fn at(command: Command, path: &[&str], change: &dyn Fn(Command) -> Command) -> Command {
+    match path.split_first() {
+        None => change(command),
+        Some((name, rest)) => command.mut_subcommand(name, |inner| at(inner, rest, change)),
+    }
+}
+
+/// The subcommand that `path` names.
+fn subcommand<'a>(command: &'a Command, path: &[&str]) -> &'a Command {
+    path.iter().fold(command, |command, name| {
+        command
+            .find_subcommand(name)
+            .expect("the command line defines it")
+    })
+}
+
+/// What was given to the subcommand that `path` names, if that is the one.
+fn under<'a>(matches: &'a ArgMatches, path: &[&str]) -> Option<&'a ArgMatches> {
+    path.iter()
+        .try_fold(matches, |matches, name| matches.subcommand_matches(name))
+}
+
+/// Every setting; a flag that was given and is refused among them is not shown.
+fn told(command: &Command, matches: &ArgMatches, entries: &[file::Entry]) -> Vec<Told> {
+    let now = ["help", "version", "dry_run", "json"];
+    let shown = |arg: &&clap::Arg| !arg.is_hide_set() && !now.contains(&arg.get_id().as_str());
     let mut told = Vec::new();
     for arg in command.get_arguments().filter(shown) {
         let id = arg.get_id().as_str();
+        let entry = entries.iter().rfind(|entry| entry.id == id);
         let origin = match matches.value_source(id) {
             Some(ValueSource::CommandLine) => Origin::Flag,
             Some(ValueSource::EnvVariable) => Origin::Environment,
-            Some(_) if from_file.iter().any(|entry| entry.id == id) => Origin::File,
-            Some(_) => Origin::Default,
-            None => continue,
+            Some(_) => entry.map_or(Origin::Default, |entry| entry.origin),
+            None => Origin::Default,
         };
         let raw = matches.get_raw(id).into_iter().flatten();
         let values: Vec<_> = raw.map(|value| value.to_string_lossy()).collect();
-        let secret = id == "api_key";
+        let value = match id {
+            // Never shown, whoever asks.
+            "api_key" if !values.is_empty() => format!("{} keys", values.len()),
+            _ => values.join(","),
+        };
+        let name = arg.get_long().unwrap_or("model").to_owned();
         told.push(Told {
-            name: arg.get_long().unwrap_or("model").to_owned(),
-            value: if secret {
-                format!("{} keys", values.len())
-            } else {
-                values.join(",")
-            },
+            name,
+            value,
             origin,
         });
+    }
+    // The model may be named in two ways; only the one that was used tells something.
+    if let Some(at) = told
+        .iter()
+        .rposition(|told| told.name == "model" && told.value.is_empty())
+        && told.iter().filter(|told| told.name == "model").count() > 1
+    {
+        told.remove(at);
     }
     told
 }
@@ -164,7 +225,7 @@ pub fn log(told: &[Told]) {
     for origin in Origin::ALL {
         let values: Vec<String> = told
             .iter()
-            .filter(|told| told.origin == origin)
+            .filter(|told| told.origin == origin && !told.value.is_empty())
             .map(|told| format!("{}={}", told.name, told.value))
             .collect();
         if !values.is_empty() {
@@ -191,9 +252,9 @@ mod tests {
         parse(words.map(OsString::from))
     }
 
-    fn serve(typed: Typed) -> cli::ServeArgs {
+    fn serve(typed: Typed) -> crate::cli::ServeArgs {
         match typed.cli.command {
-            cli::Command::Serve(args) => *args,
+            crate::cli::Command::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }

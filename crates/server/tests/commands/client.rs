@@ -51,10 +51,15 @@ impl Server {
         let mut command = command();
         command
             .args(["serve", "--port", "0"])
-            .args(args)
-            .stderr(Stdio::piped())
-            .stdin(Stdio::null());
-        let mut child = change(&mut command).spawn().unwrap();
+            .args(args);
+        change(&mut command);
+        Server::spawn(command)
+    }
+
+    /// Starts a command line that serves, and waits until it is ready.
+    pub(crate) fn spawn(mut command: Command) -> Server {
+        command.stderr(Stdio::piped()).stdin(Stdio::null());
+        let mut child = command.spawn().unwrap();
         let lines = lines(child.stderr.take().unwrap());
         let mut server = Server {
             child,

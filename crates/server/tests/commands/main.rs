@@ -14,3 +14,4 @@ mod process;
 mod running;
 mod scripted;
 mod serving;
+mod settings;

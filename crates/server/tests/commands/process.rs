@@ -19,7 +19,8 @@ pub(crate) struct Done {
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HEARTH_") {
+        let text = name.to_string_lossy();
+        if text.starts_with("HEARTH_") || text.starts_with("DFLASH") {
             command.env_remove(name);
         }
     }

@@ -1,0 +1,130 @@
+//! Environment variables of the server whose start lines this one takes over, as other names of settings.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this is where the environment is read"
+)]
+
+use super::Origin;
+use super::file::Entry;
+
+/// What a variable is here.
+#[derive(Debug, Clone, Copy)]
+enum Meaning {
+    /// The value of an argument, by its id.
+    Value(&'static str),
+    /// If it is switched on, this value of an argument.
+    Switch(&'static str, &'static str),
+    /// Nothing; with what to do instead.
+    Refused(&'static str),
+}
+
+const NO_COMPRESSION: &str = "prompts are not compressed yet; unset it";
+const NO_PAGING: &str =
+    "cached keys and values stay on the device; unset it, and use --max-ctx or --kv-type";
+const NO_EXPERTS: &str = "models of experts are not run yet; unset it";
+
+/// Variables in rising precedence; the last of those that set one argument wins.
+const ALIASES: [(&str, Meaning); 17] = [
+    ("DFLASH_TARGET", Meaning::Value("model_flag")),
+    ("DFLASH_DRAFT", Meaning::Value("draft")),
+    ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
+    ("DFLASH_MODEL_CARDS_DIR", Meaning::Value("model_cards_dir")),
+    ("DFLASH27B_KV_TQ3", Meaning::Switch("kv_type", "tq3_0,q4_0")),
+    ("DFLASH27B_KV_Q4", Meaning::Switch("kv_type", "q4_0")),
+    ("DFLASH27B_KV_F16", Meaning::Switch("kv_type", "f16")),
+    ("DFLASH27B_KV_K", Meaning::Value("cache_type_k")),
+    ("DFLASH27B_KV_V", Meaning::Value("cache_type_v")),
+    ("DFLASH27B_PREFILL_UBATCH", Meaning::Value("chunk")),
+    ("DFLASH27B_DRAFT_SWA", Meaning::Value("draft_swa")),
+    ("DFLASH_FP_USE_BSA", Meaning::Refused(NO_COMPRESSION)),
+    ("DFLASH_FP_ALPHA", Meaning::Refused(NO_COMPRESSION)),
+    ("DFLASH_FP_PROFILE", Meaning::Refused(NO_COMPRESSION)),
+    ("DFLASH_KVFLASH", Meaning::Refused(NO_PAGING)),
+    ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
+    ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
+];
+
+/// A variable that is set and refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RefusedVariable {
+    /// Its name.
+    pub(super) name: &'static str,
+    /// What to do instead.
+    pub(super) instead: &'static str,
+}
+
+/// What the variables of this process set.
+pub(super) fn read() -> Result<Vec<Entry>, RefusedVariable> {
+    read_from(|name| std::env::var(name).ok())
+}
+
+fn read_from(value_of: impl Fn(&str) -> Option<String>) -> Result<Vec<Entry>, RefusedVariable> {
+    let mut entries: Vec<Entry> = Vec::new();
+    for (name, meaning) in ALIASES {
+        let Some(value) = value_of(name).filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        let off = matches!(&*value.to_lowercase(), "0" | "false" | "no" | "off");
+        let (id, value) = match meaning {
+            Meaning::Refused(instead) if !off => return Err(RefusedVariable { name, instead }),
+            Meaning::Refused(_) => continue,
+            Meaning::Switch(..) if off => continue,
+            Meaning::Switch(id, value) => (id, value.to_owned()),
+            Meaning::Value(id) => (id, value),
+        };
+        entries.retain(|entry| entry.id != id);
+        entries.push(Entry {
+            id: id.to_owned(),
+            values: vec![value],
+            origin: Origin::Environment,
+            by: name.to_owned(),
+        });
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(set: &[(&str, &str)]) -> Result<Vec<(String, String)>, RefusedVariable> {
+        let found = read_from(|name| {
+            let mut set = set.iter();
+            set.find(|(other, _)| *other == name)
+                .map(|(_, value)| (*value).to_owned())
+        })?;
+        let pair = |entry: Entry| (entry.id, entry.values.join(","));
+        Ok(found.into_iter().map(pair).collect())
+    }
+
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        let owned = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
+        pairs.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn shorthands_set_the_cache_type_and_the_last_one_wins() {
+        assert_eq!(
+            entries(&[("DFLASH27B_KV_TQ3", "1")]),
+            Ok(pairs(&[("kv_type", "tq3_0,q4_0")]))
+        );
+        assert_eq!(
+            entries(&[("DFLASH27B_KV_TQ3", "1"), ("DFLASH27B_KV_F16", "1")]),
+            Ok(pairs(&[("kv_type", "f16")]))
+        );
+        assert_eq!(entries(&[("DFLASH27B_KV_TQ3", "0")]), Ok(Vec::new()));
+        assert_eq!(
+            entries(&[("DFLASH27B_KV_Q4", "1"), ("DFLASH27B_KV_V", "q8_0")]),
+            Ok(pairs(&[("kv_type", "q4_0"), ("cache_type_v", "q8_0")]))
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_its_variable_unless_it_is_off() {
+        let refused = entries(&[("DFLASH_FP_USE_BSA", "1")]).unwrap_err();
+        assert_eq!(refused.name, "DFLASH_FP_USE_BSA");
+        assert_eq!(entries(&[("DFLASH_FP_PROFILE", "0")]), Ok(Vec::new()));
+        assert!(entries(&[("DFLASH_FP_ALPHA", "0.85")]).is_err());
+    }
+}

@@ -1,0 +1,449 @@
+//! Every flag and variable that start lines of this server, and of the one it takes over from, may hold: it
+//! works, or it is refused by name with a sentence.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::client::Server;
+use crate::process::{command, hearth, model};
+
+/// What becomes of a flag or a variable.
+enum Fate {
+    /// It sets the setting of this name.
+    Sets(&'static str),
+    /// It is refused with a sentence that has this part.
+    Refused(&'static str),
+    /// One of the two; the setting comes with another change.
+    Either(&'static str, &'static str),
+}
+use Fate::{Either, Refused, Sets};
+
+/// As it is known, or [`Either`] resolved by what the executable did.
+fn settled(fate: &Fate, output: &Output) -> Fate {
+    match fate {
+        Either(_, part) if output.status.code() == Some(2) => Refused(part),
+        Either(name, _) | Sets(name) => Sets(name),
+        Refused(part) => Refused(part),
+    }
+}
+
+/// Flags, with the words that follow each, in the order of the specification's table.
+const FLAGS: [(&str, &[&str], Fate); 90] = [
+    ("--model", &["m.gguf"], Sets("model")),
+    ("--draft", &["d.gguf"], Sets("draft")),
+    ("--port", &["9"], Sets("port")),
+    ("--host", &["::1"], Sets("host")),
+    ("--max-ctx", &["4096"], Sets("max-ctx")),
+    ("--max-tokens", &["512"], Sets("max-tokens")),
+    ("--model-name", &["x"], Sets("model-name")),
+    (
+        "--chat-template-file",
+        &["t.jinja"],
+        Sets("chat-template-file"),
+    ),
+    ("--ddtree", &[], Sets("ddtree")),
+    ("--no-ddtree", &[], Sets("no-ddtree")),
+    ("--no-speculation", &[], Sets("no-speculation")),
+    ("--ddtree-budget", &["22"], Sets("ddtree-budget")),
+    ("--fa-window", &["2048"], Sets("fa-window")),
+    ("--fa-window-force", &[], Refused("leave it away")),
+    ("--lazy-draft", &[], Sets("lazy-draft")),
+    (
+        "--prefill-compression",
+        &["auto"],
+        Refused("not compressed"),
+    ),
+    ("--prefill-threshold", &["1000"], Refused("not compressed")),
+    ("--prefill-keep-ratio", &["0.1"], Refused("not compressed")),
+    ("--prefill-drafter", &["d.gguf"], Refused("not compressed")),
+    ("--prefill-skip-park", &[], Refused("not compressed")),
+    ("--cache-type-k", &["q8_0"], Sets("cache-type-k")),
+    ("--cache-type-v", &["tq3_0"], Sets("cache-type-v")),
+    (
+        "--think-max-tokens",
+        &["100"],
+        Either("think-max-tokens", "not cut yet"),
+    ),
+    ("--default-max-tokens", &["100"], Sets("default-max-tokens")),
+    (
+        "--hard-limit-reply-budget",
+        &["512"],
+        Either("hard-limit-reply-budget", "not cut yet"),
+    ),
+    (
+        "--reasoning-effort-low",
+        &["100"],
+        Either("reasoning-effort-low", "not cut yet"),
+    ),
+    (
+        "--reasoning-effort-medium",
+        &["100"],
+        Either("reasoning-effort-medium", "not cut yet"),
+    ),
+    (
+        "--reasoning-effort-high",
+        &["100"],
+        Either("reasoning-effort-high", "not cut yet"),
+    ),
+    (
+        "--reasoning-effort-x-high",
+        &["100"],
+        Either("reasoning-effort-x-high", "not cut yet"),
+    ),
+    (
+        "--reasoning-effort-max",
+        &["100"],
+        Either("reasoning-effort-max", "not cut yet"),
+    ),
+    ("--target-device", &["cpu"], Sets("device")),
+    ("--draft-device", &["cpu"], Sets("draft-device")),
+    (
+        "--target-devices",
+        &["cuda:0,cuda:1"],
+        Refused("--device cuda:N"),
+    ),
+    ("--target-layer-split", &["1,1"], Refused("--device cuda:N")),
+    ("--draft-ipc-bin", &["x"], Refused("--draft")),
+    ("--peer-access", &[], Refused("--device cuda:N")),
+    ("--chunk", &["128"], Sets("chunk")),
+    ("--no-cors", &[], Sets("no-cors")),
+    (
+        "--prefix-cache-slots",
+        &["4"],
+        Either("prefix-cache-slots", "not kept"),
+    ),
+    (
+        "--prefix-cache-bytes",
+        &["1G"],
+        Either("prefix-cache-bytes", "not kept"),
+    ),
+    (
+        "--kv-cache-dir",
+        &["kv"],
+        Either("kv-cache-dir", "not kept"),
+    ),
+    (
+        "--kv-cache-budget",
+        &["100"],
+        Either("kv-cache-budget", "not kept"),
+    ),
+    (
+        "--prefill-cache-slots",
+        &["4"],
+        Either("prefill-cache-slots", "not kept"),
+    ),
+    (
+        "--kv-cache-min-tokens",
+        &["4"],
+        Either("kv-cache-min-tokens", "not kept"),
+    ),
+    (
+        "--kv-cache-interval",
+        &["4"],
+        Either("kv-cache-interval", "not kept"),
+    ),
+    (
+        "--kv-cache-cold-max",
+        &["4"],
+        Either("kv-cache-cold-max", "not kept"),
+    ),
+    (
+        "--disk-prefix-cache",
+        &["full"],
+        Either("disk-prefix-cache", "not kept"),
+    ),
+    (
+        "--disk-prefix-cache-compress",
+        &[],
+        Refused("not compressed"),
+    ),
+    (
+        "--prefill-curve",
+        &["10000:0.5", "40000:0.2"],
+        Refused("not compressed"),
+    ),
+    (
+        "--prefill-upstream-base",
+        &["http://x"],
+        Refused("directly"),
+    ),
+    ("--prefill-upstream-key", &["k"], Refused("directly")),
+    ("--prefill-upstream-model", &["m"], Refused("directly")),
+    (
+        "--draft-residency",
+        &["request-scoped"],
+        Refused("--lazy-draft"),
+    ),
+    ("--fast-rollback=0", &[], Refused("rolled back")),
+    ("--no-fast-rollback", &[], Refused("rolled back")),
+    ("--verify-width", &["8"], Refused("--ddtree-budget")),
+    ("--draft-swa", &["128"], Sets("draft-swa")),
+    ("--kvflash", &["auto"], Refused("--max-ctx")),
+    ("--kvflash-policy", &["lru"], Refused("--max-ctx")),
+    ("--kvflash-tau", &["64"], Refused("--max-ctx")),
+    ("--adaptive-experts", &[], Refused("experts")),
+    ("--spark", &[], Refused("experts")),
+    ("--spark-slots", &["4"], Refused("experts")),
+    ("--spark-vram", &["4"], Refused("experts")),
+    ("--freq", &["x"], Refused("experts")),
+    ("--collect-routing", &["x"], Refused("experts")),
+    ("--ds4-anything", &[], Refused("kind of model")),
+    ("--target-shard-ipc-bin", &["x"], Refused("one process")),
+    ("--draft-ipc-work-dir", &["x"], Refused("one process")),
+    ("--draft-ipc-ring-cap", &["4"], Refused("one process")),
+    ("--early-dispatch", &[], Refused("ahead")),
+    ("--end-turn-snapshot", &[], Refused("ahead")),
+    ("--prefetch-prefill", &[], Refused("ahead")),
+    ("--api-key", &["k"], Sets("api-key")),
+    ("--api-key-file", &["Cargo.toml"], Sets("api-key-file")),
+    ("--queue-limit", &["3"], Sets("queue-limit")),
+    ("--queue-timeout", &["3"], Sets("queue-timeout")),
+    ("--request-timeout", &["3"], Sets("request-timeout")),
+    ("--write-timeout", &["3"], Sets("write-timeout")),
+    ("--shutdown-timeout", &["3"], Sets("shutdown-timeout")),
+    ("--sse-ping-interval", &["3"], Sets("sse-ping-interval")),
+    ("--thinking-default", &["off"], Sets("thinking-default")),
+    ("--late-system", &["hoist"], Sets("late-system")),
+    ("--always-usage", &[], Sets("always-usage")),
+    ("--strict-model", &[], Sets("strict-model")),
+    ("--metrics", &["off"], Sets("metrics")),
+    ("--log-format", &["json"], Sets("log-format")),
+    ("--log-prompts", &[], Sets("log-prompts")),
+    ("--model-cards-dir", &["."], Sets("model-cards-dir")),
+    ("--max-sequences", &["2"], Sets("max-sequences")),
+];
+
+/// Variables of the server this one takes over from, each with a value.
+const VARIABLES: [(&str, &str, Fate); 17] = [
+    ("DFLASH_FP_USE_BSA", "1", Refused("not compressed")),
+    ("DFLASH_FP_ALPHA", "0.85", Refused("not compressed")),
+    ("DFLASH_FP_PROFILE", "1", Refused("not compressed")),
+    ("DFLASH27B_KV_TQ3", "1", Sets("kv-type")),
+    ("DFLASH27B_KV_Q4", "1", Sets("kv-type")),
+    ("DFLASH27B_KV_F16", "1", Sets("kv-type")),
+    ("DFLASH27B_KV_K", "q8_0", Sets("cache-type-k")),
+    ("DFLASH27B_KV_V", "q8_0", Sets("cache-type-v")),
+    ("DFLASH27B_PREFILL_UBATCH", "128", Sets("chunk")),
+    ("DFLASH27B_DRAFT_SWA", "128", Sets("draft-swa")),
+    ("DFLASH_TARGET", "m.gguf", Sets("model")),
+    ("DFLASH_DRAFT", "d.gguf", Sets("draft")),
+    ("DFLASH_MODEL_NAME", "x", Sets("model-name")),
+    ("DFLASH_MODEL_CARDS_DIR", ".", Sets("model-cards-dir")),
+    ("DFLASH_KVFLASH", "auto", Refused("--max-ctx")),
+    ("DFLASH_SPARK", "1", Refused("experts")),
+    ("HEARTH_TARGET_DEVICE", "cpu", Sets("device")),
+];
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `hearth config show --json` with further words, on the bundled model unless one is named.
+fn show(words: &[&str], change: impl FnOnce(&mut Command) -> &mut Command) -> Output {
+    let mut command = command();
+    command.args(["config", "show", "--json"]).args(words);
+    change(&mut command).output().unwrap()
+}
+
+fn setting(output: &Output, name: &str) -> (String, String) {
+    let settings: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
+    let found = settings.as_array().unwrap().iter();
+    let found = found.filter(|setting| setting["name"] == name);
+    let found: Vec<&Value> = found.collect();
+    assert_eq!(found.len(), 1, "{name}: {found:?}");
+    let part = |key: &str| found[0][key].as_str().unwrap_or("").to_owned();
+    (part("value"), part("origin"))
+}
+
+fn check_refused(output: &Output, name: &str, part: &str) {
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{name}: {err}");
+    let named = format!("{name} is not supported");
+    assert!(err.contains(&named) && err.contains(part), "{name}: {err}");
+}
+
+#[test]
+fn every_flag_of_the_specification_works_or_is_refused_by_name() {
+    let model = model();
+    for (flag, follow, fate) in &FLAGS {
+        let mut words = vec![*flag];
+        words.extend(follow.iter());
+        let name = flag.split('=').next().unwrap();
+        if name == "--model" {
+            words[1] = model.to_str().unwrap();
+        }
+        let output = show(&words, |command| command);
+        match settled(fate, &output) {
+            Refused(part) => check_refused(&output, name, part),
+            Sets(name) | Either(name, _) => assert_eq!(setting(&output, name).1, "flag", "{flag}"),
+        }
+    }
+}
+
+#[test]
+fn every_flag_has_its_variable_and_its_key_in_the_file() {
+    for (flag, follow, fate) in &FLAGS {
+        let name = flag.trim_start_matches("--");
+        let (name, value) = match (name.split_once('='), follow.first()) {
+            (Some((name, value)), _) => (name, value),
+            (None, Some(value)) => (name, *value),
+            (None, None) => (name, "true"),
+        };
+        // Known only by how they begin; and the model is what is shown.
+        if name.starts_with("ds4-") || name.starts_with("target-shard") || name == "model" {
+            continue;
+        }
+        let variable = format!("HEARTH_{}", name.to_uppercase().replace('-', "_"));
+        let by_variable = show(&[], |command| command.env(&variable, value));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), format!("{name} = \"{value}\"\n")).unwrap();
+        let words = ["--config", file.path().to_str().unwrap()];
+        let by_file = show(&words, |command| command);
+        match settled(fate, &by_variable) {
+            Refused(part) => {
+                check_refused(&by_variable, &format!("--{name}"), part);
+                check_refused(&by_file, &format!("--{name}"), part);
+            }
+            Sets(sets) | Either(sets, _) => {
+                let (_, origin) = setting(&by_variable, sets);
+                assert_eq!(origin, "environment", "{variable}");
+                assert_eq!(setting(&by_file, sets).1, "configuration file", "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn variables_of_the_server_before_this_one_are_other_names_of_settings() {
+    let model = model();
+    for (variable, value, fate) in &VARIABLES {
+        let value = match fate {
+            Sets("model") => model.to_str().unwrap(),
+            _ => value,
+        };
+        let output = show(&[], |command| command.env(variable, value));
+        match fate {
+            Refused(part) => check_refused(&output, variable, part),
+            Sets(name) | Either(name, _) => {
+                assert_eq!(setting(&output, name).1, "environment", "{variable}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flag_wins_over_the_environment_that_over_the_file_that_over_the_card_that_over_the_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hearth.toml");
+    fs::write(
+        &file,
+        "port = 1\nqueue-limit = 1\ndefault_max_tokens = 1\nkv-type = \"f16\"\n",
+    )
+    .unwrap();
+    let words = ["--config", file.to_str().unwrap(), "--port", "3"];
+    let output = show(&words, |command| {
+        command
+            .env("HEARTH_PORT", "2")
+            .env("HEARTH_QUEUE_LIMIT", "2")
+            .env("DFLASH27B_KV_TQ3", "1")
+            .env("HEARTH_API_KEY", "one-secret,two-secret")
+    });
+    let is = |name: &str| setting(&output, name);
+    let pair = |value: &str, origin: &str| (value.to_owned(), origin.to_owned());
+    assert_eq!(is("port"), pair("3", "flag"));
+    assert_eq!(is("queue-limit"), pair("2", "environment"));
+    assert_eq!(is("kv-type"), pair("tq3_0,q4_0", "environment"));
+    assert_eq!(is("default-max-tokens"), pair("1", "configuration file"));
+    assert_eq!(is("temperature").1, "model card");
+    assert_eq!(is("host"), pair("127.0.0.1", "default"));
+    assert_eq!(is("api-key"), pair("2 keys", "environment"));
+    assert!(!text(&output.stdout).contains("secret"));
+    let table = hearth(&["config", "show", "--port", "3", "--api-key", "one-secret"]);
+    assert_eq!(table.code, Some(0), "{}", table.err);
+    let line = |name: &str| {
+        let mut lines = table.out.lines();
+        let found = lines.find(|line| line.starts_with(&format!("{name} ")));
+        found.unwrap_or_else(|| panic!("{name} in {}", table.out))
+    };
+    assert!(line("port").contains(" 3 ") && line("port").ends_with("flag"));
+    assert!(!table.out.contains("secret"), "{}", table.out);
+}
+
+#[test]
+fn what_the_file_says_wrongly_is_refused_with_a_suggestion() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for (toml, part) in [
+        ("prot = 1", "did you mean port?"),
+        ("max-ctxt = 1", "did you mean max-ctx?"),
+        (
+            "target-devices = \"a\"",
+            "--target-devices is not supported",
+        ),
+        (
+            "device = \"cpu\"\ntarget-device = \"cpu\"",
+            "the same setting twice",
+        ),
+    ] {
+        fs::write(file.path(), toml).unwrap();
+        for words in [
+            vec!["serve", "--config", path],
+            vec!["config", "show", "--config", path],
+        ] {
+            let done = hearth(&words);
+            assert_ne!(done.code, Some(0), "{toml}");
+            assert!(done.err.contains(part), "{toml}: {}", done.err);
+        }
+    }
+    let done = hearth(&["serve", "--ddtree-budgets", "3"]);
+    assert!(done.err.contains("--ddtree-budget'"), "{}", done.err);
+}
+
+#[test]
+fn the_start_line_of_the_server_before_this_one_starts_with_only_its_name_changed() {
+    let model = model();
+    let mut line = command();
+    line.env("DFLASH27B_KV_TQ3", "1").args([
+        model.to_str().unwrap(),
+        "--ddtree",
+        "--ddtree-budget",
+        "22",
+        "--fa-window",
+        "2048",
+        "--max-ctx",
+        "2048",
+        "--max-tokens",
+        "512",
+        "--model-name",
+        "luce-dflash",
+        "--port",
+        "0",
+    ]);
+    let server = Server::spawn(line);
+    // This device has no such type yet, and says so instead of not starting.
+    assert!(
+        server.log.contains("does not store keys as tq3_0")
+            && server.log.contains("keys q4_0, values q4_0"),
+        "{}",
+        server.log
+    );
+    let catalogue = server.ask("/v1/models?client_version=0.169.0", "").json();
+    assert_eq!(catalogue["models"][0]["slug"], "luce-dflash");
+    let body =
+        r#"{"model": "luce-dflash", "input": "Hello", "max_output_tokens": 2, "stream": true}"#;
+    let response = server.ask("/v1/responses", body);
+    assert!(
+        response.body.contains("event: response.created"),
+        "{}",
+        response.body
+    );
+    assert!(
+        response.body.contains("event: response.completed")
+            || response.body.contains("event: response.incomplete"),
+        "{}",
+        response.body
+    );
+}
