@@ -1,156 +1,131 @@
 #!/usr/bin/env python3
-"""Real agent clients against a running server: a plain turn and a tool turn each, headless, loopback only.
+"""Real clients against a real server, headless, in a network with loopback only: a table of what passes.
 
-    hearth serve --max-ctx 49152 --late-system hoist &
-    python3 harness/clients/run.py --install DIR [--url http://127.0.0.1:8000] [--only codex]
+    cargo build --release
+    python3 harness/clients/run.py [NAME ...] [--hearth target/release/hearth] [--into target/harness]
 
-Installs the pinned clients from npm into DIR (Node 24 comes along) and prints a table.
-A plain turn passes when the client ends well with some text.
-A tool turn passes when the model called the tool, the client ran it, and its result, a marker in a file, went back.
-The plain turns use each client's full prompt; so does Codex's tool turn, while Claude Code's has one tool and a short system prompt.
-The wishes are worded as the bundled model learnt them; other models understand them too.
-Exits 1 if a turn fails.
+Installs the pinned clients that are missing (`install.py`), then goes into a network namespace of its own, starts the
+server there, and has each client do three turns through a relay that keeps what goes over the wire (`recorder.py`):
+
+plain     the client ends well and shows what the model wrote
+streamed  the same, and the answer came as a stream in parts, with its last event
+tool      the model called a tool, the client ran it, and its result, a marker in a file, went back to the model
+
+Clients that can turn streaming off do the plain turn without it. In no turn may a request to the model be refused.
+The server runs the bundled model. Where that cannot follow a client's tool turn, `hearth serve --script replies.jsonl`
+replays what a model would write: logits only, all else is real; the table says `scripted`.
+Exits 1 if a turn fails; what happened then is in OUT/NAME-TURN.txt.
 """
 
 import argparse
-import json
-import os
 import pathlib
-import subprocess
 import sys
-import tempfile
-import time
 
-PACKAGES = {
-    "node": "24",
-    "@anthropic-ai/claude-code": "2.1.328",
-    "@openai/codex": "0.169.0",
-}
-MARKER = "HEARTH-4711"
-LIMIT_SECONDS = 600
+import install
+import world
+from agents import AGENTS
+from programs import PROGRAMS
+
+HERE = pathlib.Path(__file__).resolve().parent
+SERVE = ["--model-name", "hearth", "--max-ctx", "49152", "--late-system", "hoist"]
 
 
-def install(folder):
-    """Puts the pinned clients into `folder`; a folder that holds them already is left as it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest = folder / "package.json"
-    wanted = {
-        "private": True,
-        "dependencies": PACKAGES,
-        "allowScripts": {"node": True, "@anthropic-ai/claude-code": True},
-    }
-    if manifest.exists() and json.loads(manifest.read_text()) == wanted and (folder / "node_modules").exists():
-        return
-    manifest.write_text(json.dumps(wanted))
-    node = folder / "node_modules" / "node" / "bin"
-    for _ in range(2):
-        # The second pass runs under the Node that the first one brought: clients ask for it while they install.
-        path = f"{node}{os.pathsep}{os.environ['PATH']}"
-        subprocess.run(["npm", "install", "--no-audit", "--no-fund"], cwd=folder, check=True, env={**os.environ, "PATH": path})
+def judge(turn, kind, streams):
+    """What is wrong with a turn, or nothing."""
+    faults = []
+    if turn.code != 0:
+        faults.append(f"the client ended with {turn.code}")
+    if not turn.asked:
+        faults.append("nothing was asked")
+    faults += [f"{each.method} {each.path} was answered {each.status}" for each in turn.refused]
+    texts = [exchange.said for exchange in turn.asked if exchange.said]
+    # After a tool's result a small model may end without a word.
+    if not any(map(turn.shows, texts)) and (texts or kind != "tool"):
+        faults.append("the client shows nothing of what the model wrote")
+    if streams is not None and any(exchange.streamed != streams for exchange in turn.asked):
+        faults.append("streamed where it should not, or not where it should")
+    if kind == "streamed" and not any(each.streamed and each.whole and each.parts > 1 for each in turn.asked):
+        faults.append("no stream came through in parts with its last event")
+    knew = [world.MARKER.encode() in exchange.body for exchange in turn.asked]
+    if kind == "tool" and (not any(knew) or knew[0]):
+        faults.append("no result of a tool went back")
+    return faults
 
 
-def run(folder, work, home, command, variables):
-    """Output of a client, and the seconds it took; nothing of the caller's environment but the path."""
-    node = folder / "node_modules"
-    env = {
-        "HOME": str(home),
-        "PATH": f"{node / 'node' / 'bin'}{os.pathsep}{node / '.bin'}{os.pathsep}{os.environ['PATH']}",
-        "NO_COLOR": "1",
-        **variables,
-    }
-    begun = time.monotonic()
-    ended = subprocess.run(
-        command, cwd=work, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_SECONDS
-    )
-    lines = []
-    for line in ended.stdout.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return ended.returncode, [line for line in lines if isinstance(line, dict)], time.monotonic() - begun
+def turns(name):
+    """The turns of a client: kind, what runs it, and whether its requests must stream (None: as it likes)."""
+    if name in AGENTS:
+        client, wish = AGENTS[name]
+        yield "plain", lambda place: client(place, "Say hello.", False), None
+        yield "streamed", lambda place: client(place, "Count to three.", True), None
+        yield "tool", lambda place: client(place, wish, True), None
+    else:
+        yield from PROGRAMS[name]
 
 
-def claude_code(url, folder, work, home, arguments):
-    variables = {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "none",
-        "ANTHROPIC_MODEL": "hearth",
-        "ANTHROPIC_DEFAULT_OPUS_MODEL": "hearth",
-        "ANTHROPIC_DEFAULT_SONNET_MODEL": "hearth",
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": "hearth",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_TELEMETRY": "1",
-        "DISABLE_AUTOUPDATER": "1",
-    }
-    command = ["claude", "-p", *arguments, "--output-format", "stream-json", "--verbose"]
-    code, events, seconds = run(folder, work, home, command, variables)
-    text = next((event.get("result") for event in events if event.get("type") == "result" and not event.get("is_error")), None)
-    results = [
-        json.dumps(block)
-        for event in events
-        if event.get("type") == "user"
-        for block in event["message"]["content"]
-        if isinstance(block, dict) and block.get("type") == "tool_result"
-    ]
-    return code == 0 and bool(text), results, seconds
-
-
-def codex(url, folder, work, home, arguments):
-    settings = home / ".codex"
-    settings.mkdir(exist_ok=True)
-    (settings / "config.toml").write_text(
-        'model = "hearth"\nmodel_provider = "hearth"\ncheck_for_update_on_startup = false\n'
-        '[model_providers.hearth]\nname = "Hearth"\nwire_api = "responses"\nenv_key = "HEARTH_API_KEY"\n'
-        f'base_url = "{url}/v1"\n[analytics]\nenabled = false\n'
-    )
-    command = ["codex", "exec", "--skip-git-repo-check", "--json", *arguments]
-    code, events, seconds = run(folder, work, home, command, {"HEARTH_API_KEY": "none"})
-    items = [event["item"] for event in events if event.get("type") == "item.completed"]
-    text = any(item["type"] == "agent_message" and item["text"] for item in items)
-    results = [item["aggregated_output"] for item in items if item["type"] == "command_execution"]
-    return code == 0 and text, results, seconds
-
-
-# How to run a client, its package, and the arguments of its tool turn.
-CLIENTS = {
-    "claude-code": (
-        claude_code,
-        "@anthropic-ai/claude-code",
-        # The bundled model loses the wish among the twelve tools and the reminders of the full prompt.
-        ["Please read the file with file path note", "--tools", "Read", "--system-prompt", "Use the functions whenever they fit."],
-    ),
-    "codex": (codex, "@openai/codex", ['Please exec the command with cmd "cat note".']),
-}
+def note(folder, name, kind, turn, faults):
+    """Keeps what happened in a turn."""
+    lines = [f"{name} {kind}: {faults or 'pass'}", f"exit {turn.code}, {turn.seconds:.1f} s"]
+    for exchange in turn.exchanges:
+        lines.append(
+            f"{exchange.method} {exchange.path} -> {exchange.status} streamed={exchange.streamed} parts={exchange.parts} "
+            f"whole={exchange.whole} left={exchange.left} prompt={exchange.prompt_tokens} {exchange.seconds:.1f} s"
+        )
+        if exchange.infers:
+            lines += ["  asked " + exchange.body.decode("utf-8", "replace"), "  said " + repr(exchange.said)]
+            lines.append("  answered " + exchange.answered[-4000:].decode("utf-8", "replace"))
+    lines += ["--- stdout", turn.output, "--- stderr", turn.errors]
+    (folder / f"{name}-{kind}.txt").write_text("\n".join(lines))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, without /v1")
-    parser.add_argument("--install", type=pathlib.Path, required=True, help="folder for the clients")
-    parser.add_argument("--only", choices=sorted(CLIENTS), help="one client alone")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*AGENTS, *PROGRAMS])}")
+    parser.add_argument("--hearth", type=pathlib.Path, default=HERE.parents[1] / "target" / "release" / "hearth")
+    parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the clients")
+    parser.add_argument("--turn", choices=("plain", "streamed", "tool"), help="one turn alone")
+    parser.add_argument("--script", type=pathlib.Path, default=HERE / "replies.jsonl")
+    parser.add_argument("--unscripted", action="store_true", help="the bundled model alone, whatever it can follow")
     told = parser.parse_args()
-    folder = told.install.resolve()
-    install(folder)
-    print("| client | version | plain turn | tool turn |\n|---|---|---|---|")
+    names = told.names or [*AGENTS, *PROGRAMS]
+    if unknown := set(names) - {*AGENTS, *PROGRAMS}:
+        parser.error(f"no such client: {', '.join(sorted(unknown))}")
+    folder = told.into.resolve()
+    if world.INSIDE not in world.os.environ:
+        install.install(folder, names)
+    world.leave_the_network()
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    servers = {False: world.Server(told.hearth.resolve(), SERVE, out / "serve.log")}
+    print("| client | version | plain | streamed | tool |\n|---|---|---|---|---|")
     failed = False
-    for name, (client, package, tool_turn) in CLIENTS.items():
-        if told.only not in (None, name):
-            continue
-        cells = []
-        for turn, arguments in (("plain", ["Say hello."]), ("tool", tool_turn)):
-            with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as work:
-                (pathlib.Path(work) / "note").write_text(MARKER + "\n")
-                try:
-                    well, results, seconds = client(told.url, folder, pathlib.Path(work), pathlib.Path(home), arguments)
-                except subprocess.TimeoutExpired:
-                    well, results, seconds = False, [], LIMIT_SECONDS
-            passed = well and (turn == "plain" or any(MARKER in result for result in results))
-            failed |= not passed
-            cells.append(f"{'pass' if passed else 'FAIL'} ({seconds:.0f} s)")
-        print(f"| {name} | {PACKAGES[package]} | {' | '.join(cells)} |", flush=True)
+    for name in names:
+        cells = {}
+        for kind, client, streams in turns(name):
+            if told.turn not in (None, kind):
+                continue
+            if isinstance(client, str):
+                cells[kind] = [client]
+                continue
+            scripted = kind == "tool" and name in SCRIPTED and not told.unscripted
+            if scripted not in servers:
+                arguments = [*SERVE, "--script", str(told.script)]
+                servers[scripted] = world.Server(told.hearth.resolve(), arguments, out / "scripted.log")
+            with world.World(folder, name, servers[scripted]) as place:
+                turn = client(place)
+            faults = judge(turn, kind, streams)
+            note(out, name, kind, turn, faults)
+            failed |= bool(faults)
+            tokens = max((exchange.prompt_tokens for exchange in turn.exchanges), default=0)
+            verdict = f"FAIL: {'; '.join(faults)}" if faults else f"pass{', scripted' if scripted else ''}"
+            cells.setdefault(kind, []).append(f"{verdict} ({tokens:,} tokens, {turn.seconds:.0f} s)")
+        row = [name, install.version(name), *("; ".join(cells.get(kind, [])) for kind in ("plain", "streamed", "tool"))]
+        print(f"| {' | '.join(row)} |", flush=True)
     sys.exit(failed)
 
+
+# Clients whose tool turn the bundled model cannot follow.
+SCRIPTED = {"openclaw"}
 
 if __name__ == "__main__":
     main()

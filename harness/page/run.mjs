@@ -1,0 +1,147 @@
+// The chat page in headless Chromium: streaming, the stop button, folded reasoning, speed and acceptance, no other host.
+//
+//   apt-get install chromium                      (Debian's; tried with 156.0.8078.79)
+//   python3 harness/clients/install.py browser    (playwright-core, pinned)
+//   node harness/page/run.mjs [target/release/hearth] [/usr/bin/chromium]
+//
+// The first server replays a script slowly (`hearth serve --script`), so that what is seen midway does not depend on
+// how fast this machine is; the second runs the bundled model with its draft. Prints one line a check and exits 1 at the
+// first that does not hold. The screenshots are written to target/harness/out/page-*.png.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { mkdirSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { createServer } from "node:net";
+import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+
+const root = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
+const installed = join(root, "target/harness");
+const hearth = resolve(process.argv[2] ?? join(root, "target/release/hearth"));
+const browserPath = process.argv[3] ?? "/usr/bin/chromium";
+const { chromium } = createRequire(join(installed, "browser/package.json"))("playwright-core");
+const out = join(installed, "out");
+mkdirSync(out, { recursive: true });
+
+const words = Array.from({ length: 120 }, (_, at) => `word${at}`).join(" ");
+const SCRIPT = [
+  { step_ms: 25 },
+  { last: "long story", say: words },
+  { last: "sum", think: "Twenty-three and forty-five make sixty-eight.", say: "23 + 45 = **68** 👍🏽 日本" },
+  { last: "markup", say: "<img src=x onerror=\"document.title='broken'\"> & <b>bold</b>" },
+];
+
+function check(name, holds) {
+  assert.ok(holds, name);
+  console.log(`ok ${name}`);
+}
+
+async function serve(...flags) {
+  const port = await new Promise((told) => {
+    const free = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = free.address();
+      free.close(() => told(port));
+    });
+  });
+  const server = spawn(hearth, ["serve", "--port", port, "--max-ctx", "4096", "--log", "warn", ...flags], { stdio: "inherit" });
+  for (let tries = 0; tries < 600; tries++) {
+    const well = await fetch(`http://127.0.0.1:${port}/health`).catch(() => null);
+    if (well?.ok) return { server, url: `http://127.0.0.1:${port}/` };
+    await new Promise((later) => setTimeout(later, 100));
+  }
+  throw new Error("the server did not start");
+}
+
+/** A tab on the page; whatever it asks of other hosts, and every error in it, is kept. */
+async function open(browser, url) {
+  const page = await browser.newPage({ viewport: { width: 900, height: 640 } });
+  const faults = [];
+  page.on("request", (request) => {
+    const asked = new URL(request.url());
+    if (asked.protocol !== "data:" && asked.origin !== new URL(url).origin) faults.push(request.url());
+  });
+  page.on("pageerror", (fault) => faults.push(String(fault)));
+  await page.goto(url);
+  await page.locator("#model", { hasText: "tokens of context" }).waitFor();
+  return { page, faults };
+}
+
+const last = (page) => page.locator("article.assistant").last();
+
+async function send(page, text) {
+  await page.locator("#text").fill(text);
+  await page.locator("#text").press("Enter");
+}
+
+async function scripted(browser) {
+  const script = join(out, "page.jsonl");
+  writeFileSync(script, SCRIPT.map((line) => JSON.stringify(line)).join("\n"));
+  const { server, url } = await serve("--script", script);
+  try {
+    const { page, faults } = await open(browser, url);
+    await send(page, "Tell a long story.");
+    await page.locator("#stop").waitFor();
+    check("while it writes there is a stop button and no other", !(await page.locator("#send").isVisible()));
+    const text = last(page).locator(".text");
+    await page.waitForFunction(() => document.querySelector("article.assistant:last-of-type .text").textContent.length > 20);
+    const early = (await text.textContent()).length;
+    await page.waitForFunction((than) => document.querySelector("article.assistant:last-of-type .text").textContent.length > than, early);
+    check("the answer grows on the page", early < words.length);
+    await page.locator("#stop").click();
+    await last(page).locator(".counts", { hasText: "stopped" }).waitFor();
+    const stopped = await text.textContent();
+    await page.waitForTimeout(700);
+    check("stop keeps what is there and ends it", (await text.textContent()) === stopped && words.startsWith(stopped));
+    const slots = await (await fetch(`${url}slots`)).json();
+    check("the server stopped too", slots.sequences === 0 && slots.requests_running === 0);
+    check("one can go on", await page.locator("#send").isVisible());
+
+    await page.locator("#think").check();
+    await send(page, "A sum, please.");
+    await last(page).locator(".counts", { hasText: "tok/s" }).waitFor();
+    const fold = last(page).locator("details");
+    check("reasoning is folded", !(await fold.evaluate((node) => node.open)) && !(await fold.locator("pre").isVisible()));
+    await fold.locator("summary").click();
+    check("reasoning can be unfolded", (await fold.locator("pre").textContent()).includes("make sixty-eight"));
+    check("text arrives whole", (await last(page).locator(".text").textContent()).trim() === "23 + 45 = **68** 👍🏽 日本");
+    check("speed is shown", /\d+ tokens · [\d.]+ tok\/s/.test(await last(page).locator(".counts").textContent()));
+
+    await send(page, "Some markup.");
+    await last(page).locator(".counts").waitFor();
+    check("what the model writes is text, not markup", (await page.title()) === "Hearth" && (await page.locator("#log img").count()) === 0);
+    await page.screenshot({ path: join(out, "page-scripted.png") });
+    await page.locator("#clear").click();
+    check("a new chat is empty", (await page.locator("article").count()) === 0);
+    assert.deepEqual(faults, []);
+    console.log("ok no other host, no error");
+  } finally {
+    server.kill();
+  }
+}
+
+async function bundled(browser) {
+  const { server, url } = await serve("--ddtree-cost-stop", "off");
+  try {
+    const { page, faults } = await open(browser, url);
+    await send(page, "What is 23 + 45?");
+    await last(page).locator(".counts", { hasText: "tok/s" }).waitFor();
+    const counts = await last(page).locator(".counts").textContent();
+    check(`acceptance is shown: ${counts}`, /\d+ % of drafts accepted/.test(counts));
+    check("the bundled model answers", (await last(page).locator(".text").textContent()).includes("68"));
+    await page.screenshot({ path: join(out, "page-bundled.png") });
+    assert.deepEqual(faults, []);
+  } finally {
+    server.kill();
+  }
+}
+
+const browser = await chromium.launch({ executablePath: browserPath, args: ["--no-sandbox"] });
+try {
+  console.log(`Chromium ${browser.version()}`);
+  await scripted(browser);
+  await bundled(browser);
+} finally {
+  await browser.close();
+}
+console.log(`screenshots: ${join(out, "page-scripted.png")}, ${join(out, "page-bundled.png")}`);
