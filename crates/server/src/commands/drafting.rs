@@ -18,7 +18,7 @@ const BUDGET: usize = 22;
 /// Nodes of a pass without a draft: a run of forced tokens takes one each.
 const FORCED_NODES: usize = 16;
 /// How long measuring the costs may take.
-const MEASURING: Duration = Duration::from_secs(1);
+pub(super) const MEASURING: Duration = Duration::from_secs(1);
 
 /// What goes beside a model, and how it is used.
 pub(super) struct Drafting {

@@ -63,7 +63,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Eval(args) => eval::eval(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),
         Command::Kernels(args) => kernels::kernels(&args),
-        Command::Bench(args) => bench::bench(&args),
+        Command::Bench(args) => bench::bench(&args, bundled),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, Subcommand, value_parser};
 use contract::Tree;
 
 use crate::cli::DeviceArgs;
@@ -13,11 +13,21 @@ pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:
     hearth bench --synthetic qwen3.5-0.8b:bf16 --pp 0 --tg 128 --verify '' --depth 0,4096\n  \
     hearth bench model.gguf --verify 1,24,4x8 --json lines.jsonl\n\n\
     Cases: pp N (N tokens of a prompt), tg N (N tokens one by one, row on the host), verify N (a tree of N\n\
-    nodes) or SxN (S sequences with a tree of N each), draft. Medians over --reps runs, after one to warm up.";
+    nodes) or SxN (S sequences with a tree of N each), draft. Medians over --reps runs, after one to warm up.\n\n  \
+    hearth bench step --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --accept 8.3 --device cuda:0\n  \
+    hearth bench tune model.gguf --draft draft.gguf --device cuda:0";
 
 /// `hearth bench`.
 #[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_value_name = "PART",
+    subcommand_help_heading = "Parts"
+)]
 pub struct BenchArgs {
+    /// Another thing to measure than single passes.
+    #[command(subcommand)]
+    pub part: Option<BenchPart>,
     /// The GGUF file to measure.
     #[arg(conflicts_with = "synthetic")]
     pub model: Option<PathBuf>,
@@ -61,6 +71,97 @@ pub struct BenchArgs {
     /// Seed of made-up weights and of tokens.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+}
+
+/// What `hearth bench` measures besides single passes.
+#[derive(Debug, Subcommand)]
+pub enum BenchPart {
+    /// Whole steps of speculation at real shapes, with made-up acceptance.
+    Step(StepArgs),
+    /// Sweep the budget of drafted nodes over real prompts and tell the best one.
+    Tune(TuneArgs),
+}
+
+/// `hearth bench step`.
+#[derive(Debug, Args)]
+pub struct StepArgs {
+    /// The GGUF file to measure [default: the bundled model].
+    #[arg(conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+    /// A made-up model instead: a shape and a recipe, as for `hearth synth`.
+    #[arg(long, value_name = "SHAPE:TYPES")]
+    pub synthetic: Option<String>,
+    /// Its draft: a weight type such as q8_0 for a made-up one, or a file [default: the bundled one for the
+    /// bundled model].
+    #[arg(long, value_name = "WHAT")]
+    pub draft: Option<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Tokens a step in the mean, the one that the target adds included. Made up: the device does all its work,
+    /// and the walk is told what to keep.
+    #[arg(long, value_name = "TOKENS", default_value_t = 8.3)]
+    pub accept: f64,
+    /// Drafted nodes of each tree.
+    #[arg(long, value_name = "N", default_value = "22", value_parser = value_parser!(u8).range(1..=63))]
+    pub budget: u8,
+    /// Committed tokens before the first step.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub depth: usize,
+    /// Sequences that speak at once.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2"
+    )]
+    pub sequences: Vec<usize>,
+    /// Steps of one run.
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub rounds: usize,
+    /// Runs.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub reps: usize,
+    /// Sums in the order of plain decoding.
+    #[arg(long)]
+    pub exact: bool,
+    /// Append a JSON line for each number of sequences to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// `hearth bench tune`.
+#[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// The GGUF file [default: the bundled model].
+    pub model: Option<PathBuf>,
+    /// Its draft [default: the bundled one for the bundled model].
+    #[arg(long, value_name = "FILE")]
+    pub draft: Option<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Budgets to try, up to 63.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "4,8,12,15,18,22,26,30,40,63"
+    )]
+    pub budgets: Vec<usize>,
+    /// The most tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub tokens: usize,
+    /// How often each prompt is answered; the fastest counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub reps: usize,
+    /// Prompts: a JSON array of objects with `class`, `messages` and perhaps `tools` [default: twelve of code, chat
+    /// and tools].
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Append a JSON line to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// Trees of one verify call: so many, each of so many nodes.

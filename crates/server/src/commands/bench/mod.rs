@@ -6,7 +6,10 @@
 mod args;
 mod cases;
 mod cost;
+mod lent;
 mod report;
+mod step;
+mod tune;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,15 +18,29 @@ use anyhow::{Context, bail};
 use contract::{DraftLoad, DraftPlan, QuantType};
 use model::synth::{SynthSpec, draft_for};
 
+use args::BenchPart;
 pub use args::{BENCH_HELP, BenchArgs};
 use cases::Bench;
 use report::Report;
 
+use crate::bundled::Bundled;
+use crate::commands::drafting;
 use crate::commands::open::{self, Fitted, Wish};
 use crate::devices;
 
-pub(super) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
-    let loaded = model(args)?;
+pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
+    match &args.part {
+        Some(BenchPart::Step(args)) => return step::step(args, bundled),
+        Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
+        None => {}
+    }
+    let source = Source {
+        model: args.model.as_deref(),
+        synthetic: args.synthetic.as_deref(),
+        seed: args.seed,
+        bundled: None,
+    };
+    let loaded = model(&source)?;
     let forms = args.forms()?;
     let choice = open::choice(&args.device)?;
     let backend = devices::choose(&choice)?;
@@ -41,8 +58,8 @@ pub(super) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         memory,
         device,
     } = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
-    if let Some(ty) = &args.draft {
-        plan.draft = Some(draft(&loaded, ty, plan.kv.k)?);
+    if args.draft.is_some() {
+        plan.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plan.kv.k)?);
     }
     let fitted = Fitted {
         plan: plan.clone(),
@@ -73,40 +90,82 @@ pub(super) fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     bench.end()
 }
 
-/// The model of a file, or a made-up one.
-fn model(args: &BenchArgs) -> anyhow::Result<model::Loaded> {
-    match (&args.model, &args.synthetic) {
+/// Where a model and its draft come from.
+struct Source<'a> {
+    model: Option<&'a Path>,
+    synthetic: Option<&'a str>,
+    /// Of made-up weights.
+    seed: u64,
+    /// What stands in where neither of both is named.
+    bundled: Option<Bundled>,
+}
+
+impl Source<'_> {
+    /// The bundled model, if that is what this means.
+    fn stand_in(&self) -> Option<Bundled> {
+        match (self.model, self.synthetic) {
+            (None, None) => self.bundled,
+            _ => None,
+        }
+    }
+}
+
+/// The model of a file, a made-up one, or the bundled one.
+fn model(source: &Source<'_>) -> anyhow::Result<model::Loaded> {
+    if let Some(bundled) = source.stand_in() {
+        return open::load_or(None, bundled);
+    }
+    match (source.model, source.synthetic) {
         (Some(path), None) => open::load(path),
         (None, Some(what)) => {
             // Speed is compared on the mix of published files.
             let mix = if what.to_ascii_lowercase().ends_with(":q4_k_m") || what.ends_with(":bf16") {
                 format!("{what}-published")
             } else {
-                what.clone()
+                what.to_owned()
             };
             let mut spec = SynthSpec::parse(&mix)?;
-            spec.seed = args.seed;
+            spec.seed = source.seed;
             Ok(spec.load()?)
         }
         _ => bail!("name a model file, or a shape with --synthetic; see hearth bench --help"),
     }
 }
 
-/// A draft for the target: from a file, or made up of one type.
-fn draft(target: &model::Loaded, what: &str, kv: contract::KvFormat) -> anyhow::Result<DraftPlan> {
-    let path = Path::new(what);
-    let ty = QuantType::ALL
-        .into_iter()
-        .find(|ty| ty.name().eq_ignore_ascii_case(what));
-    let (spec, weights) = match ty {
-        Some(ty) => {
-            let made = draft_for(target, ty, 1);
-            (made.spec, made.weights)
-        }
-        None => {
-            let loaded = model::load_draft(path, &target.spec, model::DraftOptions::default())
-                .with_context(|| format!("--draft {what}: neither a weight type nor a draft"))?;
+/// A draft for the target: from a file, made up of one type, or the bundled one.
+fn draft(
+    target: &model::Loaded,
+    what: Option<&str>,
+    source: &Source<'_>,
+    kv: contract::KvFormat,
+) -> anyhow::Result<DraftPlan> {
+    let options = drafting::options(0);
+    let (spec, weights) = match (what, source.stand_in()) {
+        (None, Some(bundled)) => {
+            let bytes = gguf::Mapped::embedded(bundled.draft);
+            let loaded = model::load_draft_bytes(bundled.name, bytes, &target.spec, options)?;
             (loaded.spec, loaded.weights)
+        }
+        (None, None) => {
+            bail!("--draft is missing: name the draft of the model, or a type such as q8_0")
+        }
+        (Some(what), _) => {
+            let ty = QuantType::ALL
+                .into_iter()
+                .find(|ty| ty.name().eq_ignore_ascii_case(what));
+            match ty {
+                Some(ty) => {
+                    let made = draft_for(target, ty, 1);
+                    (made.spec, made.weights)
+                }
+                None => {
+                    let loaded = model::load_draft(Path::new(what), &target.spec, options);
+                    let loaded = loaded.with_context(|| {
+                        format!("--draft {what}: neither a weight type nor a draft")
+                    })?;
+                    (loaded.spec, loaded.weights)
+                }
+            }
         }
     };
     Ok(DraftPlan {

@@ -1,0 +1,238 @@
+//! `hearth bench step`: whole steps of speculation, with acceptance made up.
+//!
+//! A step is everything between two sets of tokens: draft, tree, verify, accept, commit, and the tokens handed
+//! out as events. It runs through the scheduler as serving does; see [`super::lent`] for what is made up.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use contract::TokenId;
+use decode::{
+    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
+};
+use serde_json::json;
+
+use super::args::StepArgs;
+use super::lent::{Calls, Lent};
+use super::{Source, draft, model};
+use crate::bundled::Bundled;
+use crate::commands::open::{self, Wish};
+
+/// Steps before those that count: plans are made and caches filled.
+const WARM_UP: usize = 3;
+
+/// What one step came to.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    ms: f64,
+    calls: Calls,
+    tokens: u64,
+}
+
+pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
+    if args.accept < 1.0 || !args.accept.is_finite() {
+        bail!("--accept {}: a step gives at least one token", args.accept);
+    }
+    let source = Source {
+        model: args.model.as_deref(),
+        synthetic: args.synthetic.as_deref(),
+        seed: 1,
+        bundled: Some(bundled),
+    };
+    let loaded = model(&source)?;
+    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let tokens = ((WARM_UP + args.rounds) as f64 * args.accept).ceil() as usize + 1;
+    let backend = open::device(&args.device)?;
+    let wish = Wish {
+        sequences: most,
+        context: Some(args.depth + tokens + 80),
+        tree_nodes: usize::from(args.budget) + 1,
+    };
+    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    fitted.plan.draft = Some(draft(
+        &loaded,
+        args.draft.as_deref(),
+        &source,
+        fitted.plan.kv.k,
+    )?);
+    fitted.plan.exact = args.exact;
+    let vocab = loaded.spec.vocab as u32;
+    let chunk = fitted.plan.limits.prefill_chunk;
+    let runner = Lent::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
+    runner.make_up(args.accept);
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "{} on {}: whole steps of trees of {} drafted nodes after {} tokens\n\
+         acceptance is MADE UP: {} tokens a step in the mean, whatever the weights say",
+        loaded.facts.name, fitted.device.name, args.budget, args.depth, args.accept
+    )?;
+    writeln!(
+        out,
+        "{:>9} {:>6} {:>11} {:>9} {:>17} {:>9} {:>9} {:>9} {:>9} {:>10}",
+        "sequences",
+        "steps",
+        "tokens/step",
+        "ms",
+        "spread ms",
+        "draft",
+        "verify",
+        "commit",
+        "outside",
+        "tok/s"
+    )?;
+    let mut alone = None;
+    for &sequences in &args.sequences {
+        let mut steps = Vec::new();
+        for rep in 0..args.reps.max(1) {
+            let config = SchedulerConfig {
+                max_sequences: sequences,
+                prefill_chunk: chunk,
+                speculation: Speculation {
+                    budget: usize::from(args.budget),
+                    ..Speculation::default()
+                },
+                ..SchedulerConfig::default()
+            };
+            let mut scheduler = Scheduler::new(Box::new(runner.clone()), config);
+            for i in 0..sequences {
+                let seed = (rep * sequences + i) as u32;
+                let token = |at: usize| {
+                    let mixed = (at as u32)
+                        .wrapping_mul(2_654_435_761)
+                        .wrapping_add(seed * 97);
+                    TokenId((mixed >> 8) % vocab)
+                };
+                scheduler.submit(Job {
+                    id: JobId(i as u64),
+                    prompt: (0..args.depth.max(1)).map(token).collect(),
+                    choices: 1,
+                    settings: Settings {
+                        sampling: Sampling::greedy(),
+                        max_tokens: tokens,
+                        ignore_eos: true,
+                        ..Settings::default()
+                    },
+                    priority: 0,
+                })?;
+            }
+            steps.extend(drive(&mut scheduler, &runner, sequences)?);
+        }
+        let line = Summary::of(&steps)?;
+        writeln!(
+            out,
+            "{sequences:>9} {:>6} {:>11.2} {:>9.3} {:>17} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.1}",
+            steps.len(),
+            line.tokens,
+            line.ms,
+            format!("{:.3}..{:.3}", line.low, line.high),
+            line.draft,
+            line.verify,
+            line.commit,
+            line.outside,
+            line.per_s,
+        )?;
+        if sequences == 1 {
+            alone = Some(line.per_s);
+        } else if let Some(alone) = alone {
+            writeln!(
+                out,
+                "          {:.2} times the tokens of one sequence",
+                line.per_s / alone
+            )?;
+        }
+        if let Some(path) = &args.json {
+            let line = json!({
+                "bench": "whole_step", "acceptance": "made up", "accept": args.accept,
+                "model": loaded.facts.name, "device": fitted.device.name, "draft": args.draft,
+                "budget": args.budget, "depth": args.depth, "sequences": sequences, "exact": args.exact,
+                "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
+                "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
+                "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
+                "times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.per_s / alone),
+                "version": env!("CARGO_PKG_VERSION"),
+            });
+            let file = OpenOptions::new().create(true).append(true).open(path);
+            let mut file = file.with_context(|| format!("--json {}", path.display()))?;
+            writeln!(file, "{line}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs everything to its end, and tells of each step in which all sequences spoke, but for the first ones.
+fn drive(scheduler: &mut Scheduler, runner: &Lent, sequences: usize) -> anyhow::Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    let mut events = Vec::new();
+    loop {
+        let before = scheduler.stats();
+        runner.take_calls();
+        let start = Instant::now();
+        let progress = scheduler.step(&mut events)?;
+        let took = start.elapsed();
+        let after = scheduler.stats();
+        for (_, event) in events.drain(..) {
+            if let Event::Failed { error } = event {
+                bail!("a sequence failed: {error}");
+            }
+        }
+        let batch = after.batched - before.batched;
+        if after.rounds > before.rounds && batch == sequences as u64 && after.running == sequences {
+            steps.push(Step {
+                ms: took.as_secs_f64() * 1e3,
+                calls: runner.take_calls(),
+                tokens: after.generated_tokens - before.generated_tokens,
+            });
+        }
+        if progress == Progress::Idle {
+            steps.drain(..WARM_UP.min(steps.len()));
+            return Ok(steps);
+        }
+    }
+}
+
+/// Medians of steps, in milliseconds.
+struct Summary {
+    ms: f64,
+    low: f64,
+    high: f64,
+    draft: f64,
+    verify: f64,
+    commit: f64,
+    /// What is neither of the three: scheduling, trees, sampling, events.
+    outside: f64,
+    /// Mean tokens of a step, all sequences together.
+    tokens: f64,
+    per_s: f64,
+}
+
+impl Summary {
+    fn of(steps: &[Step]) -> anyhow::Result<Summary> {
+        if steps.is_empty() {
+            bail!("no step was measured: --rounds is too small");
+        }
+        let sorted = |of: &dyn Fn(&Step) -> f64| {
+            let mut all: Vec<f64> = steps.iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all
+        };
+        let median = |of: &dyn Fn(&Step) -> f64| sorted(of)[steps.len() / 2];
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let all = sorted(&|step| step.ms);
+        let tokens = steps.iter().map(|s| s.tokens).sum::<u64>() as f64 / steps.len() as f64;
+        let middle = all[all.len() / 2];
+        Ok(Summary {
+            ms: middle,
+            low: all[0],
+            high: all[all.len() - 1],
+            draft: median(&|step| ms(step.calls.draft)),
+            verify: median(&|step| ms(step.calls.verify)),
+            commit: median(&|step| ms(step.calls.commit)),
+            outside: median(&|step| step.ms - ms(step.calls.total())),
+            tokens,
+            per_s: tokens / middle * 1e3,
+        })
+    }
+}

@@ -1,0 +1,384 @@
+//! `hearth bench tune`: which budget of drafted nodes is best for this device and this pair of models.
+//!
+//! Prompts of several kinds are answered greedily, plainly and with trees of every budget listed, with chains, and
+//! with the stop that goes by measured costs. Nothing is stored: the flag that fits is printed.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
+use contract::{Backend, OpenPlan, TokenId, Tree};
+use decode::{
+    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Seed, Settings, Speculation,
+};
+use serde_json::{Value, json};
+
+use super::args::TuneArgs;
+use super::lent::Lent;
+use super::{Source, draft, model};
+use crate::bundled::Bundled;
+use crate::commands::drafting;
+use crate::commands::open::{self, Wish};
+use crate::settings::GenerationDefaults;
+
+/// What is asked when nobody brings prompts.
+const PROMPTS: &str = include_str!("prompts.json");
+/// A smaller budget is preferred to one that is better by less than this share.
+const LEVEL: f64 = 0.02;
+
+/// One way of drafting.
+#[derive(Debug, Clone)]
+struct Way {
+    name: String,
+    /// `None` decodes plainly, on a runner without a draft.
+    speculation: Option<Speculation>,
+}
+
+/// One prompt, ready.
+struct Prompt {
+    class: String,
+    tokens: Vec<TokenId>,
+}
+
+/// What a way made of one prompt: the fastest of several times.
+#[derive(Debug, Clone, Copy)]
+struct Took {
+    seconds: f64,
+    tokens: usize,
+    rounds: usize,
+}
+
+pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
+    if let Some(wrong) = args.budgets.iter().find(|b| **b >= Tree::MAX_NODES) {
+        bail!("--budgets {wrong}: at most {}", Tree::MAX_NODES - 1);
+    }
+    let source = Source {
+        model: args.model.as_deref(),
+        synthetic: None,
+        seed: 1,
+        bundled: Some(bundled),
+    };
+    let loaded = model(&source)?;
+    let prompts = prompts(args, &loaded)?;
+    let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
+    let backend = open::device(&args.device)?;
+    let widest = args.budgets.iter().copied().max().unwrap_or(0);
+    let wish = Wish {
+        sequences: 1,
+        context: Some(longest + args.tokens + 128),
+        tree_nodes: widest + 1,
+    };
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let plain = fitted.plan;
+    let mut drafted = plain.clone();
+    drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
+    let ways = ways(args, widest);
+    let mut best: Vec<Vec<Option<Took>>> = vec![vec![None; prompts.len()]; ways.len()];
+    for _ in 0..args.reps.max(1) {
+        // Plainly first: that runner has no draft to keep up with.
+        for plainly in [true, false] {
+            let plan = if plainly { &plain } else { &drafted };
+            let runner = open(backend.as_ref(), plan)?;
+            let costs = match plainly {
+                true => None,
+                false => decode::costs::measure(
+                    &mut runner.clone(),
+                    drafting::clock,
+                    drafting::MEASURING,
+                )?,
+            };
+            for (prompt_idx, prompt) in prompts.iter().enumerate() {
+                for (way, best) in ways.iter().zip(&mut best) {
+                    if way.speculation.is_none() != plainly {
+                        continue;
+                    }
+                    let mut speculation = way.speculation.clone().unwrap_or(Speculation {
+                        budget: 0,
+                        ..Speculation::default()
+                    });
+                    if way.name == STOPPED {
+                        speculation.costs = costs.clone();
+                    }
+                    let took = answer(&runner, &loaded, (prompt, args.tokens), speculation)?;
+                    let slot = &mut best[prompt_idx];
+                    if slot.is_none_or(|old| took.seconds < old.seconds) {
+                        *slot = Some(took);
+                    }
+                }
+            }
+        }
+    }
+    report(args, &loaded, &fitted.device.name, (&ways, &prompts, &best))
+}
+
+/// Name of the way that goes by costs.
+const STOPPED: &str = "cost stop";
+
+fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
+    let way = |name: String, budget: usize, seed: Seed| Way {
+        name,
+        speculation: Some(Speculation {
+            budget,
+            seed,
+            ..Speculation::default()
+        }),
+    };
+    let mut ways = vec![Way {
+        name: "plain".to_owned(),
+        speculation: None,
+    }];
+    let budgets = args.budgets.iter().filter(|budget| **budget > 0);
+    ways.extend(budgets.map(|&budget| way(budget.to_string(), budget, Seed::None)));
+    ways.push(way("chain".to_owned(), widest, Seed::ChainOnly));
+    ways.push(way(STOPPED.to_owned(), widest, Seed::None));
+    ways
+}
+
+fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<Lent> {
+    Ok(Lent::new(open::open(backend, plan.clone(), &mut |_| {})?))
+}
+
+/// The prompts of a file, or the built-in ones, as the model's template renders them.
+fn prompts(args: &TuneArgs, loaded: &model::Loaded) -> anyhow::Result<Vec<Prompt>> {
+    let (text, name) = match &args.prompts {
+        Some(path) => {
+            let text = fs::read_to_string(path);
+            let text = text.with_context(|| format!("--prompts {}", path.display()))?;
+            (text, path.display().to_string())
+        }
+        None => (PROMPTS.to_owned(), "the built-in prompts".to_owned()),
+    };
+    let all: Vec<Value> = serde_json::from_str(&text).with_context(|| {
+        format!("{name}: use an array of objects with class, messages and tools")
+    })?;
+    let side = open::text_side(loaded, None, None, GenerationDefaults::default())?;
+    let policy = ConversationPolicy {
+        late_system: LateSystem::User,
+        thinking_default: Some(false),
+        now_unix: 0,
+    };
+    let mut prompts = Vec::with_capacity(all.len());
+    for (i, prompt) in all.iter().enumerate() {
+        let at = || format!("{name}, entry {i}");
+        let request = ChatRequest::from_json(prompt.to_string().as_bytes()).with_context(at)?;
+        let rendered = side
+            .template
+            .render(&request.conversation(&policy)?)
+            .with_context(at)?;
+        prompts.push(Prompt {
+            class: prompt["class"].as_str().unwrap_or("all").to_owned(),
+            tokens: side.tokenizer.encode_rendered(&rendered).with_context(at)?,
+        });
+    }
+    if prompts.is_empty() {
+        bail!("{name}: no prompt is there");
+    }
+    Ok(prompts)
+}
+
+/// Answers a prompt; the time is from the first token to the last.
+fn answer(
+    runner: &Lent,
+    loaded: &model::Loaded,
+    (prompt, most): (&Prompt, usize),
+    speculation: Speculation,
+) -> anyhow::Result<Took> {
+    let config = SchedulerConfig {
+        max_sequences: 1,
+        eos: loaded.vocab.eos.clone(),
+        speculation,
+        ..SchedulerConfig::default()
+    };
+    let mut scheduler = Scheduler::new(Box::new(runner.clone()), config);
+    scheduler.submit(Job {
+        id: JobId(0),
+        prompt: prompt.tokens.as_slice().into(),
+        choices: 1,
+        settings: Settings {
+            sampling: Sampling::greedy(),
+            max_tokens: most,
+            ..Settings::default()
+        },
+        priority: 0,
+    })?;
+    let mut events = Vec::new();
+    let mut start = None;
+    let mut took = Took {
+        seconds: 0.0,
+        tokens: 0,
+        rounds: 0,
+    };
+    loop {
+        let progress = scheduler.step(&mut events)?;
+        for (_, event) in events.drain(..) {
+            match event {
+                Event::Tokens { tokens, .. } => match start {
+                    None => start = Some(Instant::now()),
+                    Some(start) => {
+                        took.tokens += tokens.len();
+                        took.rounds += 1;
+                        took.seconds = start.elapsed().as_secs_f64();
+                    }
+                },
+                Event::Failed { error } => bail!("an answer failed: {error}"),
+                _ => {}
+            }
+        }
+        if progress == Progress::Idle {
+            return Ok(took);
+        }
+    }
+}
+
+/// Sums over prompts: seconds, tokens, rounds.
+fn sum<'a>(all: impl Iterator<Item = (&'a Option<Took>, &'a Prompt)>, class: Option<&str>) -> Took {
+    let mut sum = Took {
+        seconds: 0.0,
+        tokens: 0,
+        rounds: 0,
+    };
+    for (took, prompt) in all {
+        if let Some(took) = took
+            && class.is_none_or(|class| class == prompt.class)
+        {
+            sum.seconds += took.seconds;
+            sum.tokens += took.tokens;
+            sum.rounds += took.rounds;
+        }
+    }
+    sum
+}
+
+impl Took {
+    fn per_s(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
+    }
+}
+
+type Measured<'a> = (&'a [Way], &'a [Prompt], &'a [Vec<Option<Took>>]);
+
+fn report(
+    args: &TuneArgs,
+    loaded: &model::Loaded,
+    device: &str,
+    (ways, prompts, best): Measured<'_>,
+) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+    for prompt in prompts {
+        *classes.entry(prompt.class.as_str()).or_default() += 1;
+    }
+    writeln!(
+        out,
+        "{} on {device}: {} prompts, up to {} tokens each, greedy; fastest of {} for each prompt",
+        loaded.facts.name,
+        prompts.len(),
+        args.tokens,
+        args.reps.max(1)
+    )?;
+    write!(
+        out,
+        "{:<10} {:>11} {:>9} {:>9} {:>8}",
+        "budget", "tokens/step", "ms/step", "tok/s", "x plain"
+    )?;
+    for (class, n) in &classes {
+        write!(out, " {:>12}", format!("{class} ({n})"))?;
+    }
+    writeln!(out)?;
+    let over = |way: usize, class: Option<&str>| sum(best[way].iter().zip(prompts), class);
+    let plain = over(0, None);
+    let mut lines = Vec::with_capacity(ways.len());
+    for (i, way) in ways.iter().enumerate() {
+        let all = over(i, None);
+        let rounds = all.rounds.max(1) as f64;
+        let gain = all.per_s() / plain.per_s();
+        write!(
+            out,
+            "{:<10} {:>11.2} {:>9.3} {:>9.1} {gain:>8.2}",
+            way.name,
+            all.tokens as f64 / rounds,
+            all.seconds / rounds * 1e3,
+            all.per_s()
+        )?;
+        let mut by_class = serde_json::Map::new();
+        for class in classes.keys() {
+            let gain = over(i, Some(class)).per_s() / over(0, Some(class)).per_s();
+            write!(out, " {gain:>12.2}")?;
+            by_class.insert((*class).to_owned(), json!(gain));
+        }
+        writeln!(out)?;
+        lines.push(json!({
+            "budget": way.name, "tokens_per_step": all.tokens as f64 / rounds,
+            "ms_per_step": all.seconds / rounds * 1e3, "tokens_per_s": all.per_s(), "times_plain": gain,
+            "times_plain_by_class": by_class,
+        }));
+    }
+    let trees: Vec<(usize, f64)> = ways
+        .iter()
+        .enumerate()
+        .filter_map(|(i, way)| Some((way.name.parse().ok()?, over(i, None).per_s())))
+        .collect();
+    let knee = knee(&trees);
+    match knee {
+        Some(knee) if over_plain(&trees, knee, plain.per_s()) => writeln!(
+            out,
+            "knee: --ddtree-budget {knee} (the smallest budget within {:.0} % of the best); nothing was stored",
+            LEVEL * 100.0
+        )?,
+        _ => writeln!(
+            out,
+            "no budget is faster than plain decoding here: --no-speculation; nothing was stored"
+        )?,
+    }
+    if let Some(path) = &args.json {
+        let line = json!({
+            "bench": "tune", "model": loaded.facts.name, "device": device, "prompts": prompts.len(),
+            "tokens": args.tokens, "reps": args.reps, "ways": lines, "knee": knee,
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let mut file = file.with_context(|| format!("--json {}", path.display()))?;
+        writeln!(file, "{line}")?;
+    }
+    Ok(())
+}
+
+/// The smallest budget that is nearly as fast as the fastest, of `(budget, tokens per second)`.
+fn knee(trees: &[(usize, f64)]) -> Option<usize> {
+    let best = trees.iter().map(|t| t.1).fold(0.0, f64::max);
+    let near = trees.iter().filter(|t| t.1 >= best * (1.0 - LEVEL));
+    near.map(|t| t.0).min()
+}
+
+fn over_plain(trees: &[(usize, f64)], budget: usize, plain: f64) -> bool {
+    trees.iter().any(|t| t.0 == budget && t.1 > plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_knee_is_the_smallest_budget_that_is_nearly_best() {
+        let trees = [(4, 50.0), (8, 98.5), (22, 100.0), (40, 99.0)];
+        assert_eq!(knee(&trees), Some(8));
+        assert_eq!(knee(&[(15, 120.0), (22, 135.0), (30, 120.0)]), Some(22));
+        assert_eq!(knee(&[]), None);
+        assert!(over_plain(&trees, 8, 90.0) && !over_plain(&trees, 4, 90.0));
+    }
+
+    #[test]
+    fn the_built_in_prompts_are_of_three_classes() {
+        let all: Vec<Value> = serde_json::from_str(PROMPTS).unwrap();
+        for class in ["code", "chat", "tools"] {
+            let n = all.iter().filter(|p| p["class"] == class).count();
+            assert_eq!(n, 4, "{class}");
+        }
+        for prompt in all {
+            ChatRequest::from_json(prompt.to_string().as_bytes()).unwrap();
+        }
+    }
+}
