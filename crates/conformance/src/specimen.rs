@@ -35,22 +35,26 @@ pub enum Layout {
     Dense,
     /// Attention only: as many key as query heads, no norms, partial rope, a head of its own.
     Plain,
+    /// Widths that are multiples of 32 and of nothing more, heads in odd numbers; block formats of 256 values fall
+    /// back to Q8_0.
+    Odd,
 }
 
 impl Layout {
     /// Every layout.
-    pub const ALL: [Layout; 5] = [
+    pub const ALL: [Layout; 6] = [
         Layout::HybridEven,
         Layout::HybridTiled,
         Layout::HybridGrouped,
         Layout::Dense,
         Layout::Plain,
+        Layout::Odd,
     ];
 }
 
-/// The narrowest width that every block format can store.
-const HIDDEN: usize = 256;
-const FFN: usize = 512;
+/// Width and feed-forward: the narrowest that every block format can store, and an odd number of blocks.
+const EVEN: (usize, usize) = (256, 512);
+const ODD: (usize, usize) = (288, 352);
 /// Not a multiple of anything a device might like.
 const VOCAB: usize = 263;
 const DELTA_DIM: usize = 128;
@@ -58,15 +62,21 @@ const DELTA_DIM: usize = 128;
 impl Specimen {
     /// A specimen whose matrices are stored as `ty`; vectors and convolutions stay f32, as in files.
     pub fn new(layout: Layout, ty: QuantType, seed: u64) -> Specimen {
+        let (hidden, ffn) = match layout {
+            Layout::Odd => ODD,
+            _ => EVEN,
+        };
         let mut maker = Maker {
             ty,
+            hidden,
+            ffn,
             dice: Dice(seed ^ 0x5EED),
             bytes: HashMap::new(),
         };
-        let embedding = maker.matrix("embedding", VOCAB, HIDDEN, 1.0);
+        let embedding = maker.matrix("embedding", VOCAB, hidden, 1.0);
         let layers = maker.layers(layout);
         let head = match layout {
-            Layout::Plain => maker.matrix("head", VOCAB, HIDDEN, 1.0),
+            Layout::Plain => maker.matrix("head", VOCAB, hidden, 1.0),
             _ => embedding.clone(),
         };
         let mut hash = [0; 16];
@@ -77,13 +87,13 @@ impl Specimen {
             name: format!("{layout:?} {}", ty.name()),
             hash: ModelHash(hash),
             vocab: VOCAB,
-            hidden: HIDDEN,
+            hidden,
             trained_context: 4096,
             norm_eps: 1e-6,
             embedding,
             layers,
             // Spreads logits over a few units, as trained models do.
-            final_norm: maker.vector("final_norm", HIDDEN, |d| 2.0 + 0.2 * d.signed()),
+            final_norm: maker.vector("final_norm", hidden, |d| 2.0 + 0.2 * d.signed()),
             head,
         };
         Specimen {
@@ -91,6 +101,13 @@ impl Specimen {
             weights: Arc::new(Memory(maker.bytes)),
             ty,
         }
+    }
+}
+
+impl Specimen {
+    /// Whether matrices of [`Layout::Odd`] are stored as `ty` and not as the format it falls back to.
+    pub fn stores_odd_widths(ty: QuantType) -> bool {
+        ODD.0.is_multiple_of(ty.block_values()) && ODD.1.is_multiple_of(ty.block_values())
     }
 }
 
@@ -117,6 +134,8 @@ impl WeightSource for Memory {
 
 struct Maker {
     ty: QuantType,
+    hidden: usize,
+    ffn: usize,
     dice: Dice,
     bytes: HashMap<Arc<str>, Vec<u8>>,
 }
@@ -169,6 +188,11 @@ impl Maker {
                 };
                 (0..2).map(|i| self.attention(i, heads)).collect()
             }
+            Layout::Odd => vec![
+                self.attention(0, gated(5, 1)),
+                self.delta(1, 1, 5, HeadMap::Tiled),
+                self.attention(2, gated(3, 3)),
+            ],
         };
         let mixers = mixers.into_iter().enumerate();
         mixers.map(|(i, mixer)| self.layer(i, mixer)).collect()
@@ -177,13 +201,13 @@ impl Maker {
     fn layer(&mut self, i: usize, mixer: Mixer) -> LayerSpec {
         let name = |part: &str| format!("layer {i} {part}");
         LayerSpec {
-            mixer_norm: self.vector(&name("mixer_norm"), HIDDEN, |d| 1.0 + 0.1 * d.signed()),
+            mixer_norm: self.vector(&name("mixer_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
             mixer,
-            ffn_norm: self.vector(&name("ffn_norm"), HIDDEN, |d| 1.0 + 0.1 * d.signed()),
+            ffn_norm: self.vector(&name("ffn_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
             ffn: FeedForward::Dense {
-                gate: self.matrix(&name("gate"), FFN, HIDDEN, 1.0),
-                up: self.matrix(&name("up"), FFN, HIDDEN, 1.0),
-                down: self.matrix(&name("down"), HIDDEN, FFN, 1.0),
+                gate: self.matrix(&name("gate"), self.ffn, self.hidden, 1.0),
+                up: self.matrix(&name("up"), self.ffn, self.hidden, 1.0),
+                down: self.matrix(&name("down"), self.hidden, self.ffn, 1.0),
             },
         }
     }
@@ -217,10 +241,10 @@ impl Maker {
             gate: heads.gate,
             q_norm: norm(self, "q_norm"),
             k_norm: norm(self, "k_norm"),
-            q: self.matrix(&name("q"), gates * n_heads * head_dim, HIDDEN, 1.5),
-            k: self.matrix(&name("k"), n_kv_heads * head_dim, HIDDEN, 1.5),
-            v: self.matrix(&name("v"), n_kv_heads * head_dim, HIDDEN, 1.0),
-            o: self.matrix(&name("o"), HIDDEN, n_heads * head_dim, 1.0),
+            q: self.matrix(&name("q"), gates * n_heads * head_dim, self.hidden, 1.5),
+            k: self.matrix(&name("k"), n_kv_heads * head_dim, self.hidden, 1.5),
+            v: self.matrix(&name("v"), n_kv_heads * head_dim, self.hidden, 1.0),
+            o: self.matrix(&name("o"), self.hidden, n_heads * head_dim, 1.0),
         })
     }
 
@@ -237,10 +261,10 @@ impl Maker {
             v_dim: DELTA_DIM,
             conv_taps,
             head_map,
-            qkv: self.matrix(&name("qkv"), channels, HIDDEN, 1.0),
-            z: self.matrix(&name("z"), values, HIDDEN, 1.0),
-            beta: self.matrix(&name("beta"), n_v_heads, HIDDEN, 1.0),
-            alpha: self.matrix(&name("alpha"), n_v_heads, HIDDEN, 1.0),
+            qkv: self.matrix(&name("qkv"), channels, self.hidden, 1.0),
+            z: self.matrix(&name("z"), values, self.hidden, 1.0),
+            beta: self.matrix(&name("beta"), n_v_heads, self.hidden, 1.0),
+            alpha: self.matrix(&name("alpha"), n_v_heads, self.hidden, 1.0),
             // From slow to quick forgetting, as trained models have it.
             a: self.vector(&name("a"), n_v_heads, |d| -(0.02 + 0.5 * d.unit())),
             dt: self.vector(&name("dt"), n_v_heads, |d| d.signed()),
@@ -250,7 +274,7 @@ impl Maker {
                 ..taps
             },
             norm: self.vector(&name("norm"), DELTA_DIM, |d| 1.0 + 0.1 * d.signed()),
-            out: self.matrix(&name("out"), HIDDEN, values, 1.0),
+            out: self.matrix(&name("out"), self.hidden, values, 1.0),
         })
     }
 

@@ -9,12 +9,12 @@
 mod card;
 mod model_world;
 
-use conformance::compare::{Exactness, Tolerance};
+use conformance::compare::{Exactness, Tolerance, compare_rows};
 use conformance::specimen::{Layout, Specimen};
 use conformance::suite::{self, Subject};
-use contract::{KvFormat, KvFormats, QuantType};
+use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Row, TokenId, Tree};
 
-use model_world::{Bench, against_the_oracle, bench};
+use model_world::{Bench, HALF, LIMITS, against_the_oracle, bench, plan, text, verify};
 
 fn tolerance(specimen: &Specimen, kv: KvFormats) -> Tolerance {
     Tolerance::of_logits(specimen.ty)
@@ -58,11 +58,6 @@ fn keep_laws(bench: &Bench, specimen: &Specimen, kv: KvFormats, mode: Mode) -> u
 fn none_was_broken(breaches: usize) {
     assert_eq!(breaches, 0, "{breaches} times a law did not hold");
 }
-
-const HALF: KvFormats = KvFormats {
-    k: KvFormat::F16,
-    v: KvFormat::F16,
-};
 
 #[test]
 fn every_layout_keeps_every_law() {
@@ -117,4 +112,36 @@ fn exact_models_keep_every_law_to_the_bit() {
     let specimen = Specimen::new(Layout::HybridTiled, QuantType::F32, 5);
     breaches += keep_laws(&bench, &specimen, HALF, Mode::Exact);
     none_was_broken(breaches);
+}
+
+/// In exact mode a row is the same to the bit whatever stands beside it: the root of a star of 1 to 64 nodes, and
+/// its last leaf beside any number of others.
+#[test]
+fn a_row_has_the_same_bits_at_every_width() {
+    let Some(bench) = bench(false) else { return };
+    for ty in QuantType::ALL {
+        let specimen = Specimen::new(Layout::HybridTiled, ty, 6);
+        let mut plan = plan(&specimen, HALF, LIMITS);
+        plan.exact = true;
+        let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
+        let vocab = specimen.spec.vocab;
+        let seq = runner.open(300).unwrap();
+        runner.prefill(seq, &text(vocab, 70, 7), &[]).unwrap();
+        let mut alone: Option<(Row, Row)> = None;
+        for n in 2..=64_u32 {
+            // The same root and the same last leaf, others between them.
+            let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
+            (tokens[0], tokens[n as usize - 1]) = (TokenId(3), TokenId(9));
+            let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();
+            let mut rows = verify(&mut *runner, seq, &star);
+            runner.discard(seq).unwrap();
+            let (leaf, root) = (rows.pop().unwrap(), rows.remove(0));
+            let (first_root, first_leaf) =
+                alone.get_or_insert_with(|| (root.clone(), leaf.clone()));
+            for (found, expected) in [(&root, first_root), (&leaf, first_leaf)] {
+                let same = compare_rows(found, expected, Exactness::Bits);
+                same.unwrap_or_else(|e| panic!("{}, {n} nodes: {e}", specimen.spec.name));
+            }
+        }
+    }
 }

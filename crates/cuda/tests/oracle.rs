@@ -230,6 +230,43 @@ fn every_weight_type_follows_the_oracle() {
     for ty in QuantType::ALL {
         let specimen = Specimen::new(Layout::HybridEven, ty, 7);
         faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), against_the_oracle(ty));
+        if Specimen::stores_odd_widths(ty) {
+            let specimen = Specimen::new(Layout::Odd, ty, 7);
+            faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), against_the_oracle(ty));
+        }
+    }
+    none_was_faulty(faulty);
+}
+
+/// Trees of 1 to 64 nodes, so that every bucket is tried full, short by one and with one row in it.
+#[test]
+fn every_row_count_follows_the_oracle() {
+    let Some(bench) = bench(false) else { return };
+    let mut faulty = 0;
+    for (layout, ty) in [
+        (Layout::HybridTiled, QuantType::F32),
+        (Layout::Odd, QuantType::Q8_0),
+        (Layout::HybridEven, QuantType::Q4_K),
+    ] {
+        let specimen = Specimen::new(layout, ty, 12);
+        let vocab = specimen.spec.vocab;
+        let mut pair = Pair::new(&specimen, HALF, against_the_oracle(ty).or_half());
+        let plan = || plan(&specimen, HALF, LIMITS);
+        let mut ours = bench.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut judge = oracle().open_inspected(plan(), &mut |_| {}).unwrap();
+        let (a, b) = (ours.open(300).unwrap(), judge.open(300).unwrap());
+        let prompt = text(vocab, 77, 4);
+        ours.prefill(a, &prompt, &[]).unwrap();
+        judge.prefill(b, &prompt, &[]).unwrap();
+        for n in 1..=64 {
+            let tree = tree(vocab, n, |i| i / 3);
+            let found = verify(&mut *ours, a, &tree);
+            let expected = verify(&mut *judge, b, &tree);
+            pair.rows(&format!("a bush of {n}"), &found, &expected);
+            ours.discard(a).unwrap();
+            judge.discard(b).unwrap();
+        }
+        faulty += pair.end();
     }
     none_was_faulty(faulty);
 }

@@ -76,6 +76,7 @@ fn every_unit_of_float_weights_compiles() {
     let plans = [
         plan(Layout::Dense, QuantType::F32, KvFormat::F32),
         plan(Layout::Plain, QuantType::BF16, KvFormat::F16),
+        plan(Layout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
     ];
     compiles(80, &plans);
 }

@@ -70,6 +70,17 @@ pub struct Allowance {
     pub mean: f32,
 }
 
+impl Allowance {
+    /// At least what a cache in half precision makes.
+    pub fn or_half(self) -> Allowance {
+        let half = against_the_oracle(QuantType::F16);
+        Allowance {
+            each: self.each.or(half.each),
+            mean: self.mean.max(half.mean),
+        }
+    }
+}
+
 /// What rounding activations makes of these models' logits, which spread by 2.
 ///
 /// A step multiplies block formats with activations in eight bits, one scale for 256 values. A uniform error of
