@@ -54,7 +54,7 @@ pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
 
 /// Candidates of every `stride`th greedy token of a case as root, told to `see` with the root's number.
 fn drafts(
-    (plan, options): (&OpenPlan, Options),
+    (plan, backend): (&OpenPlan, &dyn Backend),
     name: &str,
     (k, stride): (usize, usize),
     see: &mut dyn FnMut(usize, Candidates),
@@ -62,9 +62,7 @@ fn drafts(
     let cases = cases();
     let case = cases.iter().find(|case| case["name"] == name).unwrap();
     let (prompt, greedy) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
-    let mut runner = CpuBackend::new(options)
-        .open(plan.clone(), &mut |_| {})
-        .unwrap();
+    let mut runner = backend.open(plan.clone(), &mut |_| {}).unwrap();
     let depth = runner.info().draft_depth.unwrap();
     let seq = runner.open(prompt.len() + greedy.len()).unwrap();
     for chunk in prompt.chunks(runner.info().limits.prefill_chunk) {
@@ -83,6 +81,7 @@ fn drafts(
 fn worst(window: Option<usize>, options: Options) -> f32 {
     let golden = tensors();
     let plan = plan_with_draft(window, options);
+    let backend = CpuBackend::new(options);
     let kind = if window.is_some() { "sliding." } else { "" };
     let (mut worst, mut count) = (0.0_f32, 0);
     for name in ["story", "code", "tool"] {
@@ -90,7 +89,7 @@ fn worst(window: Option<usize>, options: Options) -> f32 {
         let expected = &golden[&format!("{name}.{kind}draft_log_probs")];
         // Twice as many candidates, since near ties may stand in another order.
         drafts(
-            (&plan, options),
+            (&plan, &backend),
             name,
             (2 * K, STRIDE),
             &mut |root, found| {
@@ -147,16 +146,18 @@ fn kept(tree: &Tree, text: &[TokenId]) -> usize {
     text.iter().take_while(follow).count()
 }
 
-#[test]
-fn as_many_drafted_tokens_come_true_as_in_the_independent_implementation() {
+/// Drafted tokens that come true on a device, and as many as in the independent implementation, for chains and
+/// for trees.
+pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64)> {
     let plan = plan_with_draft(None, FAST);
+    let mut all = Vec::new();
     for (kind, seed) in [("chain", Seed::ChainOnly), ("tree", Seed::None)] {
         let (mut found, mut expected) = (0, 0.0);
         for case in cases().iter().filter(|case| !case["kept"].is_null()) {
             let text = ids(&case["greedy_ids"]);
             expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
             let name = case["name"].as_str().unwrap();
-            drafts((&plan, FAST), name, (K, 1), &mut |root, candidates| {
+            drafts((&plan, backend), name, (K, 1), &mut |root, candidates| {
                 let soil = Soil {
                     root: text[root],
                     forced: &[],
@@ -171,6 +172,14 @@ fn as_many_drafted_tokens_come_true_as_in_the_independent_implementation() {
                 found += kept(&grow(soil, shape).tree, &text[root + 1..]);
             });
         }
+        all.push((kind, found, expected));
+    }
+    all
+}
+
+#[test]
+fn as_many_drafted_tokens_come_true_as_in_the_independent_implementation() {
+    for (kind, found, expected) in acceptance(&CpuBackend::new(FAST)) {
         let off = (found as f64 - expected).abs() / expected;
         assert!(off < 0.02, "{kind}: {found} kept, {expected} expected");
         assert!(expected > 1000.0, "{kind}: only {expected} were expected");

@@ -19,7 +19,7 @@ const PROMPTS: usize = 204;
 const MAX_TOKENS: usize = 20;
 
 /// Prompts of many kinds, as the template would render them.
-fn prompts() -> Vec<Vec<TokenId>> {
+pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
     let things = [

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
+mod card;
 mod draft;
+mod drift;
 mod golden;
 mod laws;
 
