@@ -50,6 +50,8 @@ def lm_eval(backend, task, *more):
         }
         turn = world.run([*command, "--model_args", arguments], variables)
         turn.output += "\n".join(file.read_text() for file in (world.work / "scores").rglob("*.json*"))
+        # Of log-probabilities the client shows the score alone.
+        turn.expects = '"acc,none"' if backend == "local-completions" else ""
         return turn
 
     return run

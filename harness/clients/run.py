@@ -38,7 +38,7 @@ def judge(turn, kind, streams):
     if not turn.asked:
         faults.append("nothing was asked")
     faults += [f"{each.method} {each.path} was answered {each.status}" for each in turn.refused]
-    texts = [exchange.said for exchange in turn.asked if exchange.said]
+    texts = [turn.expects] if turn.expects else [exchange.said for exchange in turn.asked if exchange.said]
     # After a tool's result a small model may end without a word.
     if not any(map(turn.shows, texts)) and (texts or kind != "tool"):
         faults.append("the client shows nothing of what the model wrote")
@@ -118,7 +118,8 @@ def main():
             failed |= bool(faults)
             tokens = max((exchange.prompt_tokens for exchange in turn.exchanges), default=0)
             verdict = f"FAIL: {'; '.join(faults)}" if faults else f"pass{', scripted' if scripted else ''}"
-            cells.setdefault(kind, []).append(f"{verdict} ({tokens:,} tokens, {turn.seconds:.0f} s)")
+            counted = f"{tokens:,} tokens, " if tokens else ""
+            cells.setdefault(kind, []).append(f"{verdict} ({counted}{turn.seconds:.0f} s)")
         row = [name, install.version(name), *("; ".join(cells.get(kind, [])) for kind in ("plain", "streamed", "tool"))]
         print(f"| {' | '.join(row)} |", flush=True)
     sys.exit(failed)

@@ -81,6 +81,8 @@ class Turn:
     errors: str
     seconds: float
     exchanges: list
+    # What the client must show instead of the model's words, if it shows none of those.
+    expects: str = ""
 
     @property
     def asked(self):

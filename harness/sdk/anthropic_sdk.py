@@ -45,6 +45,11 @@ def streamed(client, **fields):
         return stream.get_final_message(), kinds
 
 
+def prompt(usage):
+    """Tokens of a prompt, whether they were run or found in the cache."""
+    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+
+
 def blocks(message):
     """Blocks without what differs between two answers."""
     return [b.model_dump(exclude={"id", "signature", "citations", "caller"}) for b in message.content]
@@ -70,7 +75,7 @@ def main():
         check(f"{name}: stream equals whole", blocks(final) == blocks(whole), f"{blocks(final)} {blocks(whole)}")
         check(f"{name}: same reason", final.stop_reason == whole.stop_reason, final.stop_reason)
         check(f"{name}: same usage", final.usage.output_tokens == whole.usage.output_tokens, final.usage)
-        check(f"{name}: same input", final.usage.input_tokens == whole.usage.input_tokens, final.usage)
+        check(f"{name}: same input", prompt(final.usage) == prompt(whole.usage), final.usage)
         check(f"{name}: first and last event", (kinds[0], kinds[-1]) == ("message_start", "message_stop"), kinds)
         for block in whole.content:
             if block.type == "thinking":
@@ -80,13 +85,13 @@ def main():
         count = {key: value for key, value in fields.items() if key != "thinking" or value["type"] == "enabled"}
         counted = client.messages.count_tokens(model=model.id, **count)
         if "thinking" not in fields:
-            check(f"{name}: counted", counted.input_tokens == whole.usage.input_tokens, counted)
+            check(f"{name}: counted", counted.input_tokens == prompt(whole.usage), counted)
 
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain, 7 degrees"}]}
     history = ASK + [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     after = client.messages.create(**fixed, messages=history, tools=[TOOL])
-    check("tool result in", after.usage.input_tokens > client.messages.count_tokens(model=model.id, messages=ASK).input_tokens)
+    check("tool result in", prompt(after.usage) > client.messages.count_tokens(model=model.id, messages=ASK).input_tokens)
     print("   it says:", "".join(block.text for block in after.content if block.type == "text")[:100])
 
     short = client.messages.create(model=model.id, max_tokens=1, messages=ASK)

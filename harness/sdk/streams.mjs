@@ -1,16 +1,19 @@
 // The OpenAI and Anthropic SDKs of Node against a running server: what their stream parsers join must be what the
 // whole answer says.
 //
-//   npm install openai @anthropic-ai/sdk        (beside this file, or in a folder above it)
+//   npm install openai @anthropic-ai/sdk        (in FOLDER; Node 22 or newer)
 //   hearth serve &
-//   node harness/sdk/streams.mjs [http://127.0.0.1:8000]
+//   node harness/sdk/streams.mjs [http://127.0.0.1:8000] [FOLDER]
 //
 // Prints one line a check; exits 1 at the first that does not hold.
 
 import assert from "node:assert/strict";
-import Anthropic from "@anthropic-ai/sdk";
-import OpenAI from "openai";
+import { createRequire } from "node:module";
+import { resolve } from "node:path";
 
+const need = createRequire(`${resolve(process.argv[3] ?? ".")}/`);
+const { default: Anthropic } = need("@anthropic-ai/sdk");
+const { default: OpenAI } = need("openai");
 const base = process.argv[2] ?? "http://127.0.0.1:8000";
 const openai = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
 const anthropic = new Anthropic({ baseURL: base, apiKey: "none", maxRetries: 0 });
