@@ -5,6 +5,7 @@
 
 mod caching;
 mod drafting;
+mod reasoning;
 pub mod refused;
 mod showing;
 
@@ -15,6 +16,7 @@ pub use caching::CacheArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
+pub use reasoning::ReasoningArgs;
 pub use showing::{ConfigCommand, ShowArgs};
 
 /// A local LLM server with an OpenAI-compatible API.
@@ -156,8 +158,8 @@ pub struct DeviceArgs {
     /// How cached values are stored.
     #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
-    /// How cached keys and values are stored, where the two flags above say nothing; of several types, such as
-    /// tq3_0,q4_0, the first that the device has [default: f16, and f32 with --cpu-reference].
+    /// How cached keys and values are stored, where the two flags above say nothing; of several, as in
+    /// `tq3_0,q4_0`, the first that the device has [default: f16, or f32 for the reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU, 2048 on a card].
@@ -222,20 +224,9 @@ pub struct ServeArgs {
     #[arg(long, env = "HEARTH_MAX_SEQUENCES", value_name = "N", default_value = "4",
         value_parser = at_least_one)]
     pub max_sequences: usize,
-    /// Tokens of an answer when a request does not say [default: the model card's].
-    #[arg(long, env = "HEARTH_DEFAULT_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
-    pub default_max_tokens: Option<usize>,
-    /// The same under its older name; `--default-max-tokens` wins.
-    #[arg(long, env = "HEARTH_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
-    pub max_tokens: Option<usize>,
-    /// Whether requests think when they do not say; by default the chat template decides.
-    #[arg(
-        long,
-        env = "HEARTH_THINKING_DEFAULT",
-        value_enum,
-        value_name = "WHETHER"
-    )]
-    pub thinking_default: Option<OnOff>,
+    /// How long requests may think and answer.
+    #[command(flatten)]
+    pub reasoning: ReasoningArgs,
     /// What to do with a system message after the first turn.
     #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
     pub late_system: LateSystemArg,

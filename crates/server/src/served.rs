@@ -40,4 +40,19 @@ pub struct ModelFacts {
     pub architecture: String,
     /// Where it was loaded from; shown only to those with the key.
     pub path: Option<String>,
+    /// The draft's file, if one was named; shown as `path` is.
+    pub draft_path: Option<String>,
+    /// Whether the draft is loaded at its first use.
+    pub lazy_draft: bool,
+    /// Its card.
+    pub card: Option<CardFacts>,
+}
+
+/// What is shown of a model's card.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CardFacts {
+    /// Where it was found, or what stands in for it.
+    pub source: String,
+    /// The card as it was read, if there is one.
+    pub verbatim: Option<serde_json::Value>,
 }

@@ -43,12 +43,12 @@ const NO_UPSTREAM: &str =
     "prompts are not compressed for other servers; send requests there directly";
 const NO_EXPERTS: &str = "models of experts are not run yet; leave it away";
 const NO_PAGING: &str = "cached keys and values stay on the device; leave it away, and use --max-ctx or --kv-type q4_0 if they do not fit";
-const NO_CACHE: &str = "prompts are not kept between requests yet; leave it away";
+const NO_CACHE: &str = "what is kept of prompts follows one rule; leave it away, and use --prefix-cache-slots or --kv-cache-dir";
 const NO_AGENT_CACHE: &str = "nothing runs ahead of a request; leave it away";
 const FULL_WINDOW: &str = "attention always sees the whole context, so nothing of a prompt is hidden; use --fa-window 0 or leave it away";
 const ROLLBACK: &str = "states are always rolled back without replay; leave it away";
 
-const REFUSED: [Refused; 49] = [
+const REFUSED: [Refused; 37] = [
     one("target-devices", &[], ONE_DEVICE),
     one("target-layer-split", &[], ONE_DEVICE),
     switch("peer-access", &OFF, ONE_DEVICE),
@@ -66,15 +66,10 @@ const REFUSED: [Refused; 49] = [
     one("prefill-upstream-key", &[], NO_UPSTREAM),
     one("prefill-upstream-model", &[], NO_UPSTREAM),
     switch("disk-prefix-cache-compress", &OFF, NO_COMPRESSION),
-    one("prefix-cache-slots", &["0"], NO_CACHE),
-    one("prefix-cache-bytes", &["0"], NO_CACHE),
     one("prefill-cache-slots", &["0"], NO_CACHE),
-    one("kv-cache-dir", &[], NO_CACHE),
-    one("kv-cache-budget", &[], NO_CACHE),
-    one("kv-cache-min-tokens", &[], NO_CACHE),
     one("kv-cache-interval", &[], NO_CACHE),
     one("kv-cache-cold-max", &[], NO_CACHE),
-    one("disk-prefix-cache", &["off"], NO_CACHE),
+    one("disk-prefix-cache", &["full"], NO_CACHE),
     switch("early-dispatch", &OFF, NO_AGENT_CACHE),
     switch("end-turn-snapshot", &OFF, NO_AGENT_CACHE),
     switch("prefetch-prefill", &OFF, NO_AGENT_CACHE),
@@ -99,16 +94,7 @@ const REFUSED: [Refused; 49] = [
     one("spark-vram", &[], NO_EXPERTS),
     one("freq", &[], NO_EXPERTS),
     one("collect-routing", &[], NO_EXPERTS),
-    one("think-max-tokens", &[], NO_BUDGET),
-    one("hard-limit-reply-budget", &["0"], NO_BUDGET),
-    one("reasoning-effort-low", &[], NO_BUDGET),
-    one("reasoning-effort-medium", &[], NO_BUDGET),
-    one("reasoning-effort-high", &[], NO_BUDGET),
-    one("reasoning-effort-x-high", &[], NO_BUDGET),
-    one("reasoning-effort-max", &[], NO_BUDGET),
 ];
-
-const NO_BUDGET: &str = "thinking is not cut yet; bound replies with --default-max-tokens";
 
 const fn one(
     flag: &'static str,

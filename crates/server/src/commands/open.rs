@@ -124,6 +124,7 @@ pub(super) fn text_side(
             size_bytes: loaded.facts.bytes,
             architecture: loaded.facts.architecture.clone(),
             path: path.map(|path| path.display().to_string()),
+            ..ModelFacts::default()
         },
     })
 }

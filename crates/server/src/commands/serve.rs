@@ -17,7 +17,7 @@ use crate::commands::drafting::{Drafting, clock};
 use crate::commands::open::{self, Fitted, Wish};
 use crate::commands::progress::percent;
 use crate::commands::{all_causes, supervisor};
-use crate::config::card::{self, GenerationFlags};
+use crate::config::card::{self, Found, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, Told};
 use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
@@ -145,10 +145,18 @@ fn load(
     if path.is_none() && args.script.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
     }
-    let (place, defaults, told) = generation(args, &loaded);
-    tracing::info!("model card: {place}");
+    let (found, defaults, told) = generation(args, &loaded);
+    tracing::info!("model card: {}", found.place);
     config::log(&told);
-    let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
+    let template = args.chat_template_file.as_deref();
+    let mut model = open::text_side(&loaded, path, template, defaults)?;
+    model.facts.card = Some(found.facts());
+    model.facts.lazy_draft = args.draft.lazy_draft;
+    model.facts.draft_path = args
+        .draft
+        .draft
+        .as_ref()
+        .map(|path| path.display().to_string());
     if let Some(file) = &args.script {
         return scripted(args, file, &loaded, model);
     }
@@ -178,12 +186,12 @@ fn load(
     })
 }
 
-/// What requests get that do not say: where the model's card was found, its values under what the flags say,
-/// and each value with its origin.
+/// What requests get that do not say: the model's card, its values under what the flags say, and each value
+/// with its origin.
 pub(super) fn generation(
     args: &ServeArgs,
     loaded: &model::Loaded,
-) -> (String, GenerationDefaults, Vec<Told>) {
+) -> (Found, GenerationDefaults, Vec<Told>) {
     let facts = &loaded.facts;
     let found = card::find(
         &facts.name,
@@ -191,12 +199,12 @@ pub(super) fn generation(
         args.model_cards_dir.as_deref(),
     );
     let flags = GenerationFlags {
-        max_tokens: args.default_max_tokens.or(args.max_tokens),
-        thinking: args.thinking_default.map(is_on),
-        ..GenerationFlags::default()
+        max_tokens: args.reasoning.answer_tokens(),
+        thinking: args.reasoning.thinking_default.map(is_on),
+        reasoning: args.reasoning.flags(),
     };
     let (defaults, told) = card::generation_defaults(flags, &found);
-    (found.place, defaults, told)
+    (found, defaults, told)
 }
 
 fn scheduler(

@@ -5,9 +5,12 @@ use std::path::Path;
 use model::Card;
 
 use crate::config::{Origin, Told};
+use crate::served::CardFacts;
 use crate::settings::GenerationDefaults;
 use crate::thinking::{ReasoningDefaults, ReasoningFlags};
 
+/// Efforts by the names of their flags, in the order of a card's tiers.
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
 /// Where cards lie in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards inside the executable, by stem.
@@ -23,6 +26,18 @@ pub struct Found {
     pub place: String,
     /// What its values count as.
     pub origin: Origin,
+    /// The card as it was read, if it was.
+    pub verbatim: Option<serde_json::Value>,
+}
+
+impl Found {
+    /// What is shown of it.
+    pub fn facts(&self) -> CardFacts {
+        CardFacts {
+            source: self.place.clone(),
+            verbatim: self.verbatim.clone(),
+        }
+    }
 }
 
 /// What flags say of generation; they win over a card.
@@ -60,6 +75,7 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
         card: Card::of_architecture(architecture),
         place: format!("none for {stem}, so {architecture} defaults"),
         origin: Origin::Default,
+        verbatim: None,
     }
 }
 
@@ -72,6 +88,7 @@ fn read(json: &str, architecture: &str, place: &str) -> Found {
         card,
         place: place.to_owned(),
         origin: Origin::Card,
+        verbatim: serde_json::from_str(json).ok(),
     }
 }
 
@@ -135,12 +152,41 @@ pub fn generation_defaults(
     };
     if flags.max_tokens.is_none() {
         tell(
-            "max_tokens",
+            "default_max_tokens",
             found.card.max_tokens.to_string(),
             found.origin,
         );
     }
+    tell_thinking(&flags.reasoning, &defaults.reasoning, found, &mut tell);
     (defaults, told)
+}
+
+/// Tells what no flag says of thinking, by the names of the flags.
+fn tell_thinking(
+    flags: &ReasoningFlags,
+    values: &ReasoningDefaults,
+    found: &Found,
+    tell: &mut impl FnMut(&str, String, Origin),
+) {
+    let budget = values.reply_budget.to_string();
+    if flags.reply_budget.is_none() {
+        tell("hard_limit_reply_budget", budget, found.origin);
+    }
+    let Some(tiers) = values.tiers else { return };
+    for (i, effort) in EFFORTS.iter().enumerate() {
+        if flags.tiers[i].is_none() {
+            // What the card leaves out is worked out from its lengths.
+            let origin = match found.card.effort_tiers[i] {
+                Some(_) => Origin::Card,
+                None => Origin::Default,
+            };
+            tell(
+                &format!("reasoning_effort_{effort}"),
+                tiers[i].to_string(),
+                origin,
+            );
+        }
+    }
 }
 
 #[cfg(test)]

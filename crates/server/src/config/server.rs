@@ -15,7 +15,7 @@ const UNNAMED: &str = "ember";
 /// What the flags mean; what only the model's card can tell is left at its default.
 pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
     let defaults = GenerationDefaults {
-        thinking: args.thinking_default.map(is_on),
+        thinking: args.reasoning.thinking_default.map(is_on),
         ..GenerationDefaults::default()
     };
     Ok(ServerConfig {

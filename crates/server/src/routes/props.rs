@@ -20,26 +20,26 @@ const SCHEMA: u32 = 2;
 /// Efforts a request may name.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high", "max"];
 
+/// Tiers of effort, in their order.
+const TIERS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
+
 /// `GET /props`.
 pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let config = app.config();
     let Ready { model, info, .. } = &*ready;
     // Where files lie is for those who hold a key; without keys, everyone may read this page.
-    let path = match config.api_keys.is_empty() {
-        true => None,
-        false => model.facts.path.as_deref(),
-    };
+    let shown = |path: &Option<String>| path.clone().filter(|_| !config.api_keys.is_empty());
     let mut props = json!({
         "api": {"endpoints": super::paths().collect::<Vec<String>>()},
         "build_info": format!("{NAME} v{VERSION} props_schema={SCHEMA}"),
         "server": {"name": NAME, "version": VERSION, "props_schema": SCHEMA},
         "daemon": {"alive": app.engine().phase() == Phase::Ready},
         "model_alias": config.model_name,
-        "model_path": path,
+        "model_path": shown(&model.facts.path),
         "model": {
             "arch": model.facts.architecture,
-            "draft_path": null,
+            "draft_path": shown(&model.facts.draft_path),
             "tokenizer_id": null,
         },
         "total_slots": info.limits.sequences,
@@ -52,10 +52,19 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "fa_window": 0,
             "kv_cache_k": info.kv.k.name(),
             "kv_cache_v": info.kv.v.name(),
+            "lazy_draft": model.facts.lazy_draft,
+            "draft_residency": if model.facts.lazy_draft { "auto" } else { "persistent" },
+            "target_sharding": null,
+            "target_device": info.device.id,
+            "draft_device": info.draft_depth.map(|_| &info.device.id),
             "chunk": info.limits.prefill_chunk,
             "memory_bytes": info.memory.total_bytes(),
         },
-        "speculative": {"enabled": info.draft_depth.is_some(), "draft_depth": info.draft_depth},
+        "speculative": {
+            "enabled": info.draft_depth.is_some(),
+            "draft_depth": info.draft_depth,
+            "ddtree_budget": info.draft_depth.map(|_| info.limits.tree_nodes.saturating_sub(1)),
+        },
         "speculative_mode": if info.draft_depth.is_some() { "dflash" } else { "off" },
         "bos_token": null,
         "eos_token": special(&model.tokenizer, &model.eos),
@@ -89,8 +98,8 @@ fn generation(ready: &Ready) -> Value {
             "repeat_penalty": defaults.repetition_penalty,
             "presence_penalty": defaults.presence_penalty,
         },
-        "budget_envelope": {"default_max_tokens": defaults.max_tokens},
-        "model_card": null,
+        "budget_envelope": envelope(ready),
+        "model_card": ready.model.facts.card.as_ref().and_then(|card| card.verbatim.clone()),
         "sampling": {"capabilities": {
             "supports_temperature": true, "supports_top_p": true, "supports_top_k": true,
             "supports_min_p": true, "supports_repetition_penalty": true,
@@ -98,6 +107,22 @@ fn generation(ready: &Ready) -> Value {
             "supports_seed": true, "supports_logit_bias": true, "supports_logprobs": true,
             "supports_n": true, "supports_stop": true,
         }},
+    })
+}
+
+/// How long requests may think and answer.
+fn envelope(ready: &Ready) -> Value {
+    let (facts, defaults) = (&ready.model.facts, &ready.model.defaults);
+    let reasoning = &defaults.reasoning;
+    let tiers = TIERS.iter().enumerate();
+    let tiers = tiers.map(|(i, name)| ((*name).to_owned(), json!(reasoning.tiers.map(|t| t[i]))));
+    json!({
+        "model_card_source": facts.card.as_ref().map(|card| &card.source),
+        "default_max_tokens": defaults.max_tokens,
+        "most_tokens": reasoning.most_tokens,
+        "hard_limit_reply_budget": reasoning.reply_budget,
+        "think_max_tokens": reasoning.think_max_tokens,
+        "effort_tiers": tiers.collect::<serde_json::Map<String, Value>>(),
     })
 }
 
@@ -151,7 +176,11 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
             "trouble": store.and_then(StoreFacts::trouble),
             "capacity": 0, "in_use": 0, "disk_bytes": 0,
         },
-        "pflash": {"enabled": false, "mode": "off"},
+        "pflash": {
+            "enabled": false, "mode": "off", "threshold": 0, "keep_ratio": 0.0, "drafter_gguf": null,
+            "skip_park": false, "bsa_enabled": false, "bsa_alpha": 0.0, "lm_head_fix": false,
+            "draft_residency": "persistent",
+        },
         "tool_replay": {
             "max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0,
         },

@@ -1,7 +1,7 @@
 use crate::process::hearth;
 
-const COMMANDS: [&str; 7] = [
-    "serve", "run", "inspect", "quantize", "synth", "eval", "tokenize",
+const COMMANDS: [&str; 8] = [
+    "serve", "config", "run", "inspect", "quantize", "synth", "eval", "tokenize",
 ];
 
 #[test]
@@ -28,7 +28,7 @@ fn every_command_explains_itself_with_a_worked_example() {
 fn every_flag_of_serve_has_its_environment_variable() {
     let help = hearth(&["serve", "--help"]).out;
     // What to do now, and what has its variable under another name.
-    let without = ["--help", "--dry-run", "--model", "--no-color"];
+    let without = ["--help", "--version", "--dry-run", "--model", "--no-color"];
     let flags: Vec<&str> = help
         .lines()
         .filter(|line| line.trim_start().starts_with('-'))

@@ -15,19 +15,8 @@ enum Fate {
     Sets(&'static str),
     /// It is refused with a sentence that has this part.
     Refused(&'static str),
-    /// One of the two; the setting comes with another change.
-    Either(&'static str, &'static str),
 }
-use Fate::{Either, Refused, Sets};
-
-/// As it is known, or [`Either`] resolved by what the executable did.
-fn settled(fate: &Fate, output: &Output) -> Fate {
-    match fate {
-        Either(_, part) if output.status.code() == Some(2) => Refused(part),
-        Either(name, _) | Sets(name) => Sets(name),
-        Refused(part) => Refused(part),
-    }
-}
+use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
 const FLAGS: [(&str, &[&str], Fate); 90] = [
@@ -61,41 +50,37 @@ const FLAGS: [(&str, &[&str], Fate); 90] = [
     ("--prefill-skip-park", &[], Refused("not compressed")),
     ("--cache-type-k", &["q8_0"], Sets("cache-type-k")),
     ("--cache-type-v", &["tq3_0"], Sets("cache-type-v")),
-    (
-        "--think-max-tokens",
-        &["100"],
-        Either("think-max-tokens", "not cut yet"),
-    ),
+    ("--think-max-tokens", &["100"], Sets("think-max-tokens")),
     ("--default-max-tokens", &["100"], Sets("default-max-tokens")),
     (
         "--hard-limit-reply-budget",
         &["512"],
-        Either("hard-limit-reply-budget", "not cut yet"),
+        Sets("hard-limit-reply-budget"),
     ),
     (
         "--reasoning-effort-low",
         &["100"],
-        Either("reasoning-effort-low", "not cut yet"),
+        Sets("reasoning-effort-low"),
     ),
     (
         "--reasoning-effort-medium",
         &["100"],
-        Either("reasoning-effort-medium", "not cut yet"),
+        Sets("reasoning-effort-medium"),
     ),
     (
         "--reasoning-effort-high",
         &["100"],
-        Either("reasoning-effort-high", "not cut yet"),
+        Sets("reasoning-effort-high"),
     ),
     (
         "--reasoning-effort-x-high",
         &["100"],
-        Either("reasoning-effort-x-high", "not cut yet"),
+        Sets("reasoning-effort-x-high"),
     ),
     (
         "--reasoning-effort-max",
         &["100"],
-        Either("reasoning-effort-max", "not cut yet"),
+        Sets("reasoning-effort-max"),
     ),
     ("--target-device", &["cpu"], Sets("device")),
     ("--draft-device", &["cpu"], Sets("draft-device")),
@@ -109,51 +94,15 @@ const FLAGS: [(&str, &[&str], Fate); 90] = [
     ("--peer-access", &[], Refused("--device cuda:N")),
     ("--chunk", &["128"], Sets("chunk")),
     ("--no-cors", &[], Sets("no-cors")),
-    (
-        "--prefix-cache-slots",
-        &["4"],
-        Either("prefix-cache-slots", "not kept"),
-    ),
-    (
-        "--prefix-cache-bytes",
-        &["1G"],
-        Either("prefix-cache-bytes", "not kept"),
-    ),
-    (
-        "--kv-cache-dir",
-        &["kv"],
-        Either("kv-cache-dir", "not kept"),
-    ),
-    (
-        "--kv-cache-budget",
-        &["100"],
-        Either("kv-cache-budget", "not kept"),
-    ),
-    (
-        "--prefill-cache-slots",
-        &["4"],
-        Either("prefill-cache-slots", "not kept"),
-    ),
-    (
-        "--kv-cache-min-tokens",
-        &["4"],
-        Either("kv-cache-min-tokens", "not kept"),
-    ),
-    (
-        "--kv-cache-interval",
-        &["4"],
-        Either("kv-cache-interval", "not kept"),
-    ),
-    (
-        "--kv-cache-cold-max",
-        &["4"],
-        Either("kv-cache-cold-max", "not kept"),
-    ),
-    (
-        "--disk-prefix-cache",
-        &["full"],
-        Either("disk-prefix-cache", "not kept"),
-    ),
+    ("--prefix-cache-slots", &["4"], Sets("prefix-cache-slots")),
+    ("--prefix-cache-bytes", &["1G"], Sets("prefix-cache-bytes")),
+    ("--kv-cache-dir", &["kv"], Sets("kv-cache-dir")),
+    ("--kv-cache-budget", &["100"], Sets("kv-cache-budget")),
+    ("--prefill-cache-slots", &["4"], Refused("kv-cache-dir")),
+    ("--kv-cache-min-tokens", &["4"], Sets("kv-cache-min-tokens")),
+    ("--kv-cache-interval", &["4"], Refused("kv-cache-dir")),
+    ("--kv-cache-cold-max", &["4"], Refused("kv-cache-dir")),
+    ("--disk-prefix-cache", &["auto:30"], Refused("kv-cache-dir")),
     (
         "--disk-prefix-cache-compress",
         &[],
@@ -276,9 +225,9 @@ fn every_flag_of_the_specification_works_or_is_refused_by_name() {
             words[1] = model.to_str().unwrap();
         }
         let output = show(&words, |command| command);
-        match settled(fate, &output) {
+        match fate {
             Refused(part) => check_refused(&output, name, part),
-            Sets(name) | Either(name, _) => assert_eq!(setting(&output, name).1, "flag", "{flag}"),
+            Sets(name) => assert_eq!(setting(&output, name).1, "flag", "{flag}"),
         }
     }
 }
@@ -302,12 +251,12 @@ fn every_flag_has_its_variable_and_its_key_in_the_file() {
         fs::write(file.path(), format!("{name} = \"{value}\"\n")).unwrap();
         let words = ["--config", file.path().to_str().unwrap()];
         let by_file = show(&words, |command| command);
-        match settled(fate, &by_variable) {
+        match fate {
             Refused(part) => {
                 check_refused(&by_variable, &format!("--{name}"), part);
                 check_refused(&by_file, &format!("--{name}"), part);
             }
-            Sets(sets) | Either(sets, _) => {
+            Sets(sets) => {
                 let (_, origin) = setting(&by_variable, sets);
                 assert_eq!(origin, "environment", "{variable}");
                 assert_eq!(setting(&by_file, sets).1, "configuration file", "{name}");
@@ -327,7 +276,7 @@ fn variables_of_the_server_before_this_one_are_other_names_of_settings() {
         let output = show(&[], |command| command.env(variable, value));
         match fate {
             Refused(part) => check_refused(&output, variable, part),
-            Sets(name) | Either(name, _) => {
+            Sets(name) => {
                 assert_eq!(setting(&output, name).1, "environment", "{variable}");
             }
         }

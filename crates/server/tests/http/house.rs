@@ -192,6 +192,7 @@ impl House {
                     size_bytes: 34,
                     architecture: "script".to_owned(),
                     path: Some("/models/tiny.gguf".to_owned()),
+                    ..ModelFacts::default()
                 },
             };
             Ok(Loaded {
