@@ -1,7 +1,8 @@
 //! The device-neutral bytes of an exported snapshot.
 //!
 //! ```text
-//! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each)
+//! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each, with
+//! a star behind it where rows are stored turned and need not be)
 //! draft hash 16 B, draft format 8 B (both NUL without a draft)
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
@@ -56,6 +57,8 @@ pub struct Owner {
     pub model: ModelHash,
     /// Storage of keys and values.
     pub kv: KvFormats,
+    /// Whether coarse keys and values are stored turned ([`crate::quant::turn`]).
+    pub turned: bool,
     /// Identity of the draft and storage of its keys and values, if there is one.
     pub draft: Option<(ModelHash, KvFormat)>,
 }
@@ -88,8 +91,8 @@ pub fn write_header(sink: &mut dyn Write, header: &Header) -> io::Result<()> {
     sink.write_all(&LAYOUT.to_le_bytes())?;
     let owner = header.owner;
     sink.write_all(&owner.model.0)?;
-    sink.write_all(&padded(owner.kv.k.name()))?;
-    sink.write_all(&padded(owner.kv.v.name()))?;
+    sink.write_all(&storage(owner.kv.k, owner.turned))?;
+    sink.write_all(&storage(owner.kv.v, owner.turned))?;
     let (draft, format) = owner.draft_bytes();
     sink.write_all(&draft)?;
     sink.write_all(&format)?;
@@ -140,14 +143,14 @@ pub fn read_header(source: &mut dyn Read, owner: Owner) -> Result<Header, Device
         return Err(refuse("it was made with another model"));
     }
     let (k, v): ([u8; 8], [u8; 8]) = (take(source)?, take(source)?);
-    if k != padded(kv.k.name()) || v != padded(kv.v.name()) {
+    if k != storage(kv.k, owner.turned) || v != storage(kv.v, owner.turned) {
         return Err(DeviceError::SnapshotRefused {
             detail: format!(
                 "its keys and values are {} and {}, not {} and {}",
                 printable(&k),
                 printable(&v),
-                kv.k.name(),
-                kv.v.name()
+                printable(&storage(kv.k, owner.turned)),
+                printable(&storage(kv.v, owner.turned))
             ),
         });
     }
@@ -214,6 +217,18 @@ fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError
         })
 }
 
+/// The name of a format, with a mark where rows are turned and need not be.
+fn storage(format: KvFormat, turned: bool) -> [u8; 8] {
+    let always = matches!(
+        format,
+        KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 | KvFormat::Tq3_0
+    );
+    match turned && !always {
+        true => padded(&format!("{}*", format.name())),
+        false => padded(format.name()),
+    }
+}
+
 fn padded(name: &str) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[..name.len()].copy_from_slice(name.as_bytes());
@@ -252,6 +267,7 @@ mod tests {
             k: KvFormat::F16,
             v: KvFormat::Q8_0,
         },
+        turned: true,
         draft: Some((ModelHash([9; 16]), KvFormat::F16)),
     };
 

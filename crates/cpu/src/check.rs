@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
+use contract::quant::turn;
 use contract::{
-    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, Mixer, ModelSpec,
+    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec,
     OutputGate, Tree, WeightError, WeightRef,
 };
 use contract::{Limits, OpenPlan};
-
-use crate::reference::kv;
 
 /// Values a cached row is stored in multiples of.
 const KV_BLOCK: usize = 32;
@@ -20,14 +19,6 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
         device: device.to_owned(),
         instead: instead.to_owned(),
     };
-    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
-        if kv::block_type(format).is_none() {
-            return Err(unsupported(
-                format!("storing {what} as {}", format.name()),
-                "use f16, q8_0, q4_0 or f32",
-            ));
-        }
-    }
     limits(plan.limits).map_err(|(what, instead)| unsupported(what, instead))?;
     spec(&plan.target)?;
     for attention in plan.target.attention_layers() {
@@ -37,14 +28,22 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
                 "it must be a multiple of 32",
             ));
         }
+        for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+            if format == KvFormat::Tq3_0 && !attention.head_dim.is_multiple_of(turn::GROUP) {
+                return Err(unsupported(
+                    format!("storing {what} of {} values as tq3_0", attention.head_dim),
+                    "it stores 128 values together; use q4_0",
+                ));
+            }
+        }
     }
     let Some(draft) = &plan.draft else {
         return Ok(());
     };
-    if kv::block_type(draft.kv).is_none() {
+    if draft.kv == KvFormat::Tq3_0 {
         return Err(unsupported(
             format!("storing a draft's rows as {}", draft.kv.name()),
-            "use f16, q8_0, q4_0 or f32",
+            "use f16 or another format that need not be turned",
         ));
     }
     Ok(draft_spec(&draft.spec, &plan.target)?)

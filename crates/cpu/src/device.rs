@@ -27,6 +27,7 @@ pub struct Options {
 pub struct CpuBackend {
     dispatch: Dispatch,
     threads: usize,
+    turned: bool,
 }
 
 impl CpuBackend {
@@ -39,6 +40,18 @@ impl CpuBackend {
                 false => Dispatch::detect(),
             },
             threads: options.threads.unwrap_or(processors).max(1),
+            turned: false,
+        }
+    }
+
+    /// Stores keys and values of the coarse formats turned, which loses less of what stands out in one dimension
+    /// ([`contract::quant::turn`]). Not the default, because states and rows of devices that store them plainly
+    /// could not be compared.
+    #[must_use]
+    pub fn turning(self) -> CpuBackend {
+        CpuBackend {
+            turned: true,
+            ..self
         }
     }
 
@@ -47,6 +60,7 @@ impl CpuBackend {
         CpuBackend {
             dispatch,
             threads: threads.max(1),
+            turned: false,
         }
     }
 
@@ -108,6 +122,7 @@ impl CpuBackend {
             draft,
             pool,
             kernels,
+            turned: self.turned,
         };
         Ok(CpuRunner::new(info, parts))
     }

@@ -1,6 +1,7 @@
 //! A look inside the runner, for conformance only.
 
 use contract::inspect::Inspect;
+use contract::quant::turn;
 use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 
 use crate::device::CpuBackend;
@@ -75,8 +76,15 @@ impl Inspect for CpuRunner {
         let shape = cache.shape;
         let values = position * shape.n_kv_heads * shape.head_dim;
         let (mut k, mut v) = (vec![0.0; values], vec![0.0; values]);
-        kv::decode(shape.k, &cache.keys[..position * shape.k_bytes()], &mut k);
-        kv::decode(shape.v, &cache.values[..position * shape.v_bytes()], &mut v);
+        let keys = &cache.keys[..position * shape.k_bytes()];
+        let values = &cache.values[..position * shape.v_bytes()];
+        for (codec, bytes, rows) in [(shape.k, keys, &mut k), (shape.v, values, &mut v)] {
+            kv::decode(codec.format(), bytes, rows);
+            if codec.is_turned() {
+                rows.chunks_exact_mut(shape.head_dim)
+                    .for_each(turn::turn_back);
+            }
+        }
         Ok((k, v))
     }
 }

@@ -19,6 +19,7 @@ pub mod kernels;
 pub mod linear;
 pub mod matmul;
 mod memory;
+mod pages;
 pub mod pool;
 pub mod reference;
 mod runner;

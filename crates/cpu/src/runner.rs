@@ -16,6 +16,7 @@ use crate::draft::cache::{DraftCache, WAITING};
 use crate::draft::{Draft, DraftRoot, Reach, Taps};
 use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
 use crate::kernels::Kernels;
+use crate::pages::Ledger;
 use crate::pool::Pool;
 use crate::scratch::Scratch;
 use crate::snapshot::{Imported, Snapshot};
@@ -38,6 +39,8 @@ pub(crate) struct CpuRunner {
     owner: Owner,
     pub(crate) sequences: BTreeMap<SeqId, Sequence>,
     pub(crate) snapshots: BTreeMap<SnapshotId, Snapshot>,
+    /// What they hold together.
+    ledger: Ledger,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// Rows of the longest pass.
@@ -51,6 +54,8 @@ pub(crate) struct Parts {
     pub(crate) draft: Option<(Draft, KvFormat)>,
     pub(crate) pool: Pool,
     pub(crate) kernels: Kernels,
+    /// Whether coarse keys and values are turned before they are stored.
+    pub(crate) turned: bool,
 }
 
 /// Rows of the longest pass that prefill or verify makes; longer calls take several.
@@ -73,6 +78,7 @@ impl CpuRunner {
             draft,
             pool,
             kernels,
+            turned,
         } = parts;
         let max_rows = rows_per_pass(info.limits);
         let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
@@ -81,6 +87,7 @@ impl CpuRunner {
             owner: Owner {
                 model: info.model,
                 kv: info.kv,
+                turned,
                 draft: draft.as_ref().map(|(draft, kv)| (draft.spec().hash, *kv)),
             },
             info,
@@ -93,6 +100,7 @@ impl CpuRunner {
             features: vec![0.0; max_rows * feature_width],
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            ledger: Ledger::default(),
             next_id: 0,
             max_rows,
         }
@@ -258,14 +266,14 @@ impl Runner for CpuRunner {
     }
 
     fn room(&self) -> Room {
-        let snapshots = self.snapshots.values().map(Snapshot::bytes).sum();
-        self.protocol().room(snapshots)
+        self.protocol().room(self.ledger.total())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.protocol().open(max_len)?;
         let limits = self.info.limits;
-        let mut sequence = Sequence::new(&self.weights.spec, self.info.kv, limits, max_len);
+        let kv = (self.info.kv, self.owner.turned);
+        let mut sequence = Sequence::new(&self.weights.spec, kv, limits, max_len);
         if let (Some(draft), Some((_, kv))) = (&self.draft, self.owner.draft) {
             sequence.draft = Some(DraftCache::new(draft.spec(), kv, max_len));
         }
@@ -345,7 +353,7 @@ impl Runner for CpuRunner {
             .get_mut(&seq)
             .ok_or(DeviceError::UnknownSequence(seq))?;
         sequence.settle(&self.pool, &self.kernels);
-        let snapshot = Snapshot::of(sequence)?;
+        let snapshot = Snapshot::of(sequence, &self.ledger)?;
         Ok(self.keep_snapshot(snapshot))
     }
 
@@ -379,6 +387,7 @@ impl Runner for CpuRunner {
             spec: &self.weights.spec,
             draft: self.draft.as_ref().map(Draft::spec),
             context: self.info.limits.context,
+            ledger: &self.ledger,
         };
         let snapshot = Snapshot::import(plan, source)?;
         Ok(self.keep_snapshot(snapshot))

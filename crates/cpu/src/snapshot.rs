@@ -1,6 +1,7 @@
 //! Saved committed states, and their way to bytes and back.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use contract::snapshot::{
     Header, Owner, SectionKind, read_header, read_section, write_header, write_section,
@@ -9,6 +10,7 @@ use contract::{DeviceError, DraftLayer, DraftSpec, KvFormats, Mixer, ModelSpec};
 
 use crate::draft::cache::DraftRing;
 use crate::memory;
+use crate::pages::{Held, Ledger, PAGE, Page, cut};
 use crate::state::{KvShape, LayerState, Sequence};
 
 /// The committed state of a sequence at one position. Owned by the runner until it is freed.
@@ -17,52 +19,80 @@ pub(crate) struct Snapshot {
     layers: Vec<SavedLayer>,
     /// Stored keys and values of each draft layer, those positions that are in its sight.
     draft: Vec<(Vec<u8>, Vec<u8>)>,
+    /// All but the pages.
+    _held: Held,
 }
 
 /// What was saved of one layer.
 enum SavedLayer {
     /// Stored rows of the committed positions.
-    Attention { keys: Vec<u8>, values: Vec<u8> },
+    Attention(Vec<Arc<Page>>),
     /// State and window.
     Delta { state: Vec<f32>, window: Vec<f32> },
 }
 
 impl Snapshot {
-    /// Copies what is committed. The delta states must be settled, and no feature may wait to be projected.
-    pub(crate) fn of(sequence: &Sequence) -> Result<Snapshot, DeviceError> {
+    /// Copies what is committed and no snapshot holds. The delta states must be settled, and no feature may wait
+    /// to be projected.
+    pub(crate) fn of(sequence: &mut Sequence, ledger: &Ledger) -> Result<Snapshot, DeviceError> {
         let n = sequence.position;
         let bytes = |layer: &LayerState| match layer {
-            LayerState::Attention(c) => n * (c.shape.k_bytes() + c.shape.v_bytes()),
+            LayerState::Attention(c) => {
+                c.saved.missing(n) * (c.shape.k_bytes() + c.shape.v_bytes())
+            }
             LayerState::Delta(d) => 4 * (d.state.len() + d.window.len()),
         };
         let rings = sequence.draft.iter().flat_map(|draft| &draft.rings);
         let ring = |ring: &DraftRing| ring.keys.len() + ring.values.len();
         let all = sequence.layers.iter().map(bytes).chain(rings.map(ring));
         memory::require(all.map(|n| n as u64).sum())?;
-        let save = |layer: &LayerState| match layer {
-            LayerState::Attention(cache) => SavedLayer::Attention {
-                keys: cache.keys[..n * cache.shape.k_bytes()].to_vec(),
-                values: cache.values[..n * cache.shape.v_bytes()].to_vec(),
-            },
+        let save = |layer: &mut LayerState| match layer {
+            LayerState::Attention(cache) => {
+                let rows = (&cache.keys[..], &cache.values[..]);
+                SavedLayer::Attention(cache.saved.save(rows, cache.shape, n, ledger))
+            }
             LayerState::Delta(delta) => SavedLayer::Delta {
                 state: delta.state.clone(),
                 window: delta.window.clone(),
             },
         };
-        Ok(Snapshot {
-            position: n,
-            layers: sequence.layers.iter().map(save).collect(),
-            draft: sequence.draft.as_ref().map_or(Vec::new(), |d| d.save(n)),
-        })
+        let layers = sequence.layers.iter_mut().map(save).collect();
+        let draft = sequence.draft.as_ref().map_or(Vec::new(), |d| d.save(n));
+        Ok(Snapshot::new(n, layers, draft, ledger))
+    }
+
+    fn new(
+        position: usize,
+        layers: Vec<SavedLayer>,
+        draft: Vec<(Vec<u8>, Vec<u8>)>,
+        ledger: &Ledger,
+    ) -> Snapshot {
+        let state = |layer: &SavedLayer| match layer {
+            SavedLayer::Attention(_) => 0,
+            SavedLayer::Delta { state, window } => 4 * (state.len() + window.len()),
+        };
+        let states: usize = layers.iter().map(state).sum();
+        let rings: usize = draft.iter().map(|(k, v)| k.len() + v.len()).sum();
+        Snapshot {
+            position,
+            layers,
+            draft,
+            _held: ledger.enter(states + rings),
+        }
     }
 
     /// Puts `sequence` into this state. It must be of the same model and long enough.
     pub(crate) fn restore(&self, sequence: &mut Sequence) {
         for (layer, saved) in sequence.layers.iter_mut().zip(&self.layers) {
             match (layer, saved) {
-                (LayerState::Attention(cache), SavedLayer::Attention { keys, values }) => {
-                    cache.keys[..keys.len()].copy_from_slice(keys);
-                    cache.values[..values.len()].copy_from_slice(values);
+                (LayerState::Attention(cache), SavedLayer::Attention(pages)) => {
+                    let (k, v) = (cache.shape.k_bytes(), cache.shape.v_bytes());
+                    for (i, page) in pages.iter().enumerate() {
+                        cache.keys[i * PAGE * k..][..page.keys.len()].copy_from_slice(&page.keys);
+                        let values = &mut cache.values[i * PAGE * v..];
+                        values[..page.values.len()].copy_from_slice(&page.values);
+                    }
+                    cache.saved.restored(pages, self.position);
                 }
                 (LayerState::Delta(delta), SavedLayer::Delta { state, window }) => {
                     delta.state.copy_from_slice(state);
@@ -79,10 +109,13 @@ impl Snapshot {
         sequence.pending = None;
     }
 
-    /// Bytes held.
+    /// Bytes held, what it shares included.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |layer: &SavedLayer| match layer {
-            SavedLayer::Attention { keys, values } => keys.len() + values.len(),
+            SavedLayer::Attention(pages) => {
+                let bytes = |page: &Arc<Page>| page.keys.len() + page.values.len();
+                pages.iter().map(bytes).sum()
+            }
             SavedLayer::Delta { state, window } => 4 * (state.len() + window.len()),
         };
         let draft = self
@@ -106,9 +139,13 @@ impl Snapshot {
         for (i, layer) in self.layers.iter().enumerate() {
             let i = i as u32;
             match layer {
-                SavedLayer::Attention { keys, values } => {
-                    write_section(sink, SectionKind::Keys, i, keys)?;
-                    write_section(sink, SectionKind::Values, i, values)?;
+                SavedLayer::Attention(pages) => {
+                    let join = |of: fn(&Page) -> &[u8]| -> Vec<u8> {
+                        pages.iter().flat_map(|page| of(page)).copied().collect()
+                    };
+                    let (keys, values) = (join(|page| &page.keys), join(|page| &page.values));
+                    write_section(sink, SectionKind::Keys, i, &keys)?;
+                    write_section(sink, SectionKind::Values, i, &values)?;
                 }
                 SavedLayer::Delta { state, window } => {
                     write_section(sink, SectionKind::DeltaState, i, &to_bytes(state))?;
@@ -171,21 +208,22 @@ impl Snapshot {
         }
         let draft = pairs.split_off(n_layers);
         let layers = pairs.into_iter().zip(&plan.spec.layers);
-        let layers = layers.map(|((first, second), layer)| match layer.mixer {
-            Mixer::Attention(_) => SavedLayer::Attention {
-                keys: first,
-                values: second,
-            },
+        let layers = layers.map(|((first, second), layer)| match &layer.mixer {
+            Mixer::Attention(a) => {
+                let shape = KvShape::new(a, plan.owner.kv, plan.owner.turned);
+                SavedLayer::Attention(cut((&first, &second), position, shape, plan.ledger))
+            }
             Mixer::GatedDelta(_) => SavedLayer::Delta {
                 state: from_bytes(&first),
                 window: from_bytes(&second),
             },
         });
-        Ok(Snapshot {
+        Ok(Snapshot::new(
             position,
-            layers: layers.collect(),
+            layers.collect(),
             draft,
-        })
+            plan.ledger,
+        ))
     }
 }
 
@@ -197,6 +235,8 @@ pub(crate) struct Imported<'a> {
     pub(crate) draft: Option<&'a DraftSpec>,
     /// The longest sequence.
     pub(crate) context: usize,
+    /// Where what it holds is entered.
+    pub(crate) ledger: &'a Ledger,
 }
 
 impl Imported<'_> {
@@ -216,17 +256,17 @@ impl Imported<'_> {
                     v: format,
                 };
                 let rows = position.min(layer.window);
-                return Some(rows * KvShape::new(&layer.attention, kv).k_bytes());
+                return Some(rows * KvShape::new(&layer.attention, kv, false).k_bytes());
             }
             _ => {}
         }
         let layer = self.spec.layers.get(layer as usize)?;
         match (&layer.mixer, kind) {
             (Mixer::Attention(a), SectionKind::Keys) => {
-                Some(position * KvShape::new(a, kv).k_bytes())
+                Some(position * KvShape::new(a, kv, self.owner.turned).k_bytes())
             }
             (Mixer::Attention(a), SectionKind::Values) => {
-                Some(position * KvShape::new(a, kv).v_bytes())
+                Some(position * KvShape::new(a, kv, self.owner.turned).v_bytes())
             }
             (Mixer::GatedDelta(d), SectionKind::DeltaState) => Some(4 * d.state_values()),
             (Mixer::GatedDelta(d), SectionKind::ConvWindow) => Some(4 * d.window_values()),

@@ -1,15 +1,14 @@
 //! What a sequence holds on the device: cached rows, delta states, windows, and work that is pending.
 
 use contract::protocol::Timeline;
-use contract::{
-    AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, QuantType, Tree,
-};
+use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, Tree};
 
 use crate::draft::cache::DraftCache;
 use crate::kernels::Kernels;
+use crate::pages::SavedPages;
 use crate::pool::Pool;
 use crate::reference::delta::Waiting;
-use crate::reference::kv;
+use crate::reference::kv::Codec;
 
 /// One open sequence. Dropping it frees everything it holds.
 pub(crate) struct Sequence {
@@ -40,14 +39,16 @@ pub(crate) struct KvCache {
     pub(crate) keys: Vec<u8>,
     pub(crate) values: Vec<u8>,
     pub(crate) shape: KvShape,
+    /// Pages of committed rows that snapshots hold.
+    pub(crate) saved: SavedPages,
 }
 
 /// How the rows of a [`KvCache`] are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
-    /// Formats of keys and values.
-    pub(crate) k: QuantType,
-    pub(crate) v: QuantType,
+    /// Storage of keys and values.
+    pub(crate) k: Codec,
+    pub(crate) v: Codec,
     pub(crate) n_kv_heads: usize,
     pub(crate) head_dim: usize,
 }
@@ -132,8 +133,13 @@ impl Timeline for Sequence {
 }
 
 impl Sequence {
-    /// An empty sequence. `kv` must hold formats that [`kv::block_type`] knows.
-    pub(crate) fn new(spec: &ModelSpec, kv: KvFormats, limits: Limits, max_len: usize) -> Sequence {
+    /// An empty sequence; `kv` says how rows are stored, and whether coarse ones are turned.
+    pub(crate) fn new(
+        spec: &ModelSpec,
+        kv: (KvFormats, bool),
+        limits: Limits,
+        max_len: usize,
+    ) -> Sequence {
         let slots = max_len + limits.tree_nodes;
         let layer = |mixer: &Mixer| match mixer {
             Mixer::Attention(a) => LayerState::Attention(KvCache::new(a, kv, slots)),
@@ -193,14 +199,11 @@ impl LayerState {
 }
 
 impl KvShape {
-    /// The storage of a layer's rows.
-    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats) -> KvShape {
-        let ty = |format| {
-            kv::block_type(format).expect("formats without a block type are refused by estimate")
-        };
+    /// The storage of a layer's rows, coarse ones turned if `turn` says so.
+    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, turn: bool) -> KvShape {
         KvShape {
-            k: ty(kv.k),
-            v: ty(kv.v),
+            k: Codec::new(kv.k, turn),
+            v: Codec::new(kv.v, turn),
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
         }
@@ -218,12 +221,13 @@ impl KvShape {
 }
 
 impl KvCache {
-    fn new(spec: &AttentionSpec, kv: KvFormats, slots: usize) -> KvCache {
-        let shape = KvShape::new(spec, kv);
+    fn new(spec: &AttentionSpec, (kv, turn): (KvFormats, bool), slots: usize) -> KvCache {
+        let shape = KvShape::new(spec, kv, turn);
         KvCache {
             keys: vec![0; slots * shape.k_bytes()],
             values: vec![0; slots * shape.v_bytes()],
             shape,
+            saved: SavedPages::default(),
         }
     }
 

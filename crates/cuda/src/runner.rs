@@ -89,6 +89,7 @@ impl CudaRunner {
         Owner {
             model: self.info.model,
             kv: self.info.kv,
+            turned: false,
             draft: self.draft.map(|draft| (draft.hash, draft.kv)),
         }
     }

@@ -149,6 +149,7 @@ fn made_up(plan: &OpenPlan, position: usize) -> Vec<u8> {
     let owner = Owner {
         model: plan.target.hash,
         kv: plan.kv,
+        turned: false,
         draft: None,
     };
     let header = Header {

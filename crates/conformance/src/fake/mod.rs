@@ -535,6 +535,7 @@ impl FakeRunner {
         Owner {
             model: self.info.model,
             kv: self.info.kv,
+            turned: false,
             draft: None,
         }
     }

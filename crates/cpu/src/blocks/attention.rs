@@ -1,12 +1,14 @@
 //! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output projection.
 
-use contract::{AttentionSpec, NodeIdx, OutputGate, QuantType};
+use contract::quant::turn;
+use contract::{AttentionSpec, KvFormat, NodeIdx, OutputGate};
 
 use crate::blocks::softmax::{BLOCK, Running};
 use crate::forward::{Angles, Arena, Compute, Share, Work, angles_of};
 use crate::kernels::Kernels;
 use crate::linear::apply_all;
-use crate::reference::{kv, rope};
+use crate::reference::kv::{self, Codec};
+use crate::reference::rope;
 use crate::scratch::take;
 use crate::state::{KvCache, KvShape};
 use crate::weights::Attention;
@@ -135,16 +137,20 @@ fn store(
             spec.n_heads,
             weights.q_norm.as_deref(),
         );
+        if item.shape.k.is_turned() {
+            let heads = item.q.chunks_exact_mut(q_stride(spec));
+            heads.for_each(|head| turn::turn(&mut head[..dim]));
+        }
         prepare(item.k, dim, spec.n_kv_heads, weights.k_norm.as_deref());
         encode_rows(item.shape.k, dim, item.k, item.keys);
         encode_rows(item.shape.v, dim, item.v, item.values);
     });
 }
 
-fn encode_rows(ty: QuantType, dim: usize, rows: &[f32], bytes: &mut [u8]) {
-    let stored = bytes.chunks_exact_mut(ty.row_bytes(dim));
+fn encode_rows(codec: Codec, dim: usize, rows: &[f32], bytes: &mut [u8]) {
+    let stored = bytes.chunks_exact_mut(codec.row_bytes(dim));
     for (row, bytes) in rows.chunks_exact(dim).zip(stored) {
-        kv::encode(ty, row, bytes);
+        kv::encode(codec, row, bytes);
     }
 }
 
@@ -317,6 +323,7 @@ fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
         }
         running.finish();
     });
+    turn_back(shape, out);
     if spec.gate == OutputGate::SigmoidPerHead {
         for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(stride)) {
             (kernels.sigmoid_gate)(out, &q[dim..]);
@@ -391,6 +398,7 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
                 running.absorb(kernels, scores, block, BLOCK);
             }
             running.finish();
+            turn_back(cache.shape, outputs);
             for (i, head) in outputs.chunks_exact(dim).enumerate() {
                 let (row, h) = (i / group, kv_head * group + i % group);
                 let out = &mut out[row * out_width + h * dim..][..dim];
@@ -404,20 +412,40 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
     });
 }
 
-pub(super) fn decode_of(kernels: &Kernels, ty: QuantType) -> fn(&[u8], &mut [f32]) {
-    match ty {
-        QuantType::F32 => kv::decode_f32,
-        QuantType::Q8_0 => kernels.decode_q8_0,
-        QuantType::Q4_0 => kernels.decode_q4_0,
-        _ => kernels.decode_f16,
+/// Turns back what was summed of values that are stored turned, `[n, head_dim]`.
+fn turn_back(shape: KvShape, heads: &mut [f32]) {
+    if shape.v.is_turned() {
+        let heads = heads.chunks_exact_mut(shape.head_dim);
+        heads.for_each(turn::turn_back);
     }
 }
 
-fn dot_of(kernels: &Kernels, ty: QuantType) -> fn(&[f32], &[u8]) -> f32 {
-    match ty {
-        QuantType::F32 => kv::dot_f32,
-        QuantType::Q8_0 => kernels.dot_q8_0,
-        QuantType::Q4_0 => kernels.dot_q4_0,
-        _ => kernels.dot_f16,
+/// Reads a stored row, turned if it is stored so.
+pub(super) fn decode_of(kernels: &Kernels, codec: Codec) -> fn(&[u8], &mut [f32]) {
+    match codec.format() {
+        KvFormat::F32 => kv::decode_f32,
+        KvFormat::F16 => kernels.decode_f16,
+        KvFormat::Q8_0 => kernels.decode_q8_0,
+        KvFormat::Q4_0 => kernels.decode_q4_0,
+        KvFormat::Bf16 => |bytes, row| kv::decode(KvFormat::Bf16, bytes, row),
+        KvFormat::Q5_1 => |bytes, row| kv::decode(KvFormat::Q5_1, bytes, row),
+        KvFormat::Q5_0 => |bytes, row| kv::decode(KvFormat::Q5_0, bytes, row),
+        KvFormat::Q4_1 => |bytes, row| kv::decode(KvFormat::Q4_1, bytes, row),
+        KvFormat::Tq3_0 => |bytes, row| kv::decode(KvFormat::Tq3_0, bytes, row),
+    }
+}
+
+/// The product of a query and a stored key.
+fn dot_of(kernels: &Kernels, codec: Codec) -> fn(&[f32], &[u8]) -> f32 {
+    match codec.format() {
+        KvFormat::F32 => kv::dot_f32,
+        KvFormat::F16 => kernels.dot_f16,
+        KvFormat::Q8_0 => kernels.dot_q8_0,
+        KvFormat::Q4_0 => kernels.dot_q4_0,
+        KvFormat::Bf16 => |query, key| kv::dot(KvFormat::Bf16, query, key),
+        KvFormat::Q5_1 => |query, key| kv::dot(KvFormat::Q5_1, query, key),
+        KvFormat::Q5_0 => |query, key| kv::dot(KvFormat::Q5_0, query, key),
+        KvFormat::Q4_1 => |query, key| kv::dot(KvFormat::Q4_1, query, key),
+        KvFormat::Tq3_0 => |query, key| kv::dot(KvFormat::Tq3_0, query, key),
     }
 }

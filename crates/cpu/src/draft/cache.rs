@@ -55,7 +55,7 @@ impl DraftCache {
     pub(crate) fn new(spec: &DraftSpec, kv: KvFormat, max_len: usize) -> DraftCache {
         let formats = KvFormats { k: kv, v: kv };
         let ring = |layer: &contract::DraftLayer| {
-            let shape = KvShape::new(&layer.attention, formats);
+            let shape = KvShape::new(&layer.attention, formats, false);
             let slots = slots(layer.window, max_len);
             DraftRing {
                 keys: vec![0; slots * shape.k_bytes()],

@@ -295,7 +295,7 @@ fn project(
         let angles = turn(compute, attention, &positions, angles);
         prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
         let shape = ring.shape;
-        let store = |ty: contract::QuantType, rows: &[f32], bytes: &mut [u8]| {
+        let store = |ty: kv::Codec, rows: &[f32], bytes: &mut [u8]| {
             let (width, dim) = (shape.n_kv_heads * shape.head_dim, shape.head_dim);
             let row_bytes = ty.row_bytes(dim);
             let skip = n.saturating_sub(ring.slots);

@@ -1,6 +1,6 @@
 //! Cached rows: one key or value head, `head_dim` values, in its storage format.
 
-use contract::quant::{dequantize_row, quantize_row};
+use contract::quant::{dequantize_row, quantize_row, tq3, turn};
 use contract::{KvFormat, QuantType};
 use half::f16;
 
@@ -11,25 +11,102 @@ const BLOCK_BYTES: usize = 34;
 /// Bytes of a Q4_0 block: a half scale, then nibbles, value `j` low and `j + 16` high in byte `j`, biased by 8.
 const NIBBLE_BYTES: usize = 18;
 
-/// The formats this device stores; the others are refused when a plan is estimated.
-pub fn block_type(format: KvFormat) -> Option<QuantType> {
-    match format {
-        KvFormat::F32 => Some(QuantType::F32),
-        KvFormat::F16 => Some(QuantType::F16),
-        KvFormat::Q8_0 => Some(QuantType::Q8_0),
-        KvFormat::Q4_0 => Some(QuantType::Q4_0),
-        _ => None,
+/// How one head of a key or value is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Codec {
+    format: KvFormat,
+    turned: bool,
+}
+
+impl Codec {
+    /// Storage in a format. With `turn`, coarse formats hold rows turned by [`turn::turn`]; halves and floats
+    /// gain nothing from that and never are, and TQ3_0 always is.
+    pub fn new(format: KvFormat, turn: bool) -> Codec {
+        let turned = match format {
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => false,
+            KvFormat::Tq3_0 => true,
+            _ => turn,
+        };
+        Codec { format, turned }
+    }
+
+    /// The format.
+    pub fn format(self) -> KvFormat {
+        self.format
+    }
+
+    /// Whether rows are stored turned: then queries are turned to match keys, and what is summed of values is
+    /// turned back.
+    pub fn is_turned(self) -> bool {
+        self.turned
+    }
+
+    /// Bytes of a row of `n` values.
+    pub fn row_bytes(self, n: usize) -> usize {
+        self.format.bytes(n)
     }
 }
 
-/// Stores a row `[n]` in [`QuantType::row_bytes`] bytes.
-pub fn encode(ty: QuantType, values: &[f32], bytes: &mut [u8]) {
-    quantize_row(ty, values, bytes);
+/// The block format that a storage format is one of, unless it is one for rows only.
+fn block_type(format: KvFormat) -> Option<QuantType> {
+    Some(match format {
+        KvFormat::F32 => QuantType::F32,
+        KvFormat::F16 => QuantType::F16,
+        KvFormat::Bf16 => QuantType::BF16,
+        KvFormat::Q8_0 => QuantType::Q8_0,
+        KvFormat::Q5_1 => QuantType::Q5_1,
+        KvFormat::Q5_0 => QuantType::Q5_0,
+        KvFormat::Q4_1 => QuantType::Q4_1,
+        KvFormat::Q4_0 => QuantType::Q4_0,
+        KvFormat::Tq3_0 => return None,
+    })
 }
 
-/// Reads a stored row back, `[n]`.
-pub fn decode(ty: QuantType, bytes: &[u8], values: &mut [f32]) {
-    dequantize_row(ty, bytes, values);
+/// Stores a head `[n]` in [`Codec::row_bytes`] bytes.
+pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
+    let Some(ty) = block_type(codec.format) else {
+        return tq3::quantize(values, bytes);
+    };
+    if !codec.turned {
+        return quantize_row(ty, values, bytes);
+    }
+    let size = turn::group(values.len());
+    let mut group = [0.0; turn::GROUP];
+    let groups = bytes.chunks_exact_mut(codec.row_bytes(size));
+    for (values, bytes) in values.chunks_exact(size).zip(groups) {
+        let group = &mut group[..size];
+        group.copy_from_slice(values);
+        turn::turn(group);
+        quantize_row(ty, group, bytes);
+    }
+}
+
+/// Reads a stored head back as it is stored: turned, if it was turned.
+pub fn decode(format: KvFormat, bytes: &[u8], values: &mut [f32]) {
+    match block_type(format) {
+        Some(ty) => dequantize_row(ty, bytes, values),
+        None => tq3::dequantize(bytes, values),
+    }
+}
+
+/// `sum x * row`, the row as [`decode`] reads it, `x` `[n]`.
+pub fn dot(format: KvFormat, x: &[f32], bytes: &[u8]) -> f32 {
+    let mut piece = [0.0; 128];
+    let size = if x.len().is_multiple_of(128) {
+        128
+    } else {
+        BLOCK
+    };
+    let mut sum = 0.0;
+    for (x, bytes) in x
+        .chunks_exact(size)
+        .zip(bytes.chunks_exact(format.bytes(size)))
+    {
+        let piece = &mut piece[..size];
+        decode(format, bytes, piece);
+        sum += x.iter().zip(&*piece).map(|(x, v)| x * v).sum::<f32>();
+    }
+    sum
 }
 
 /// Reads an f32 row, `[n]` from `4 n` bytes.
@@ -136,4 +213,51 @@ pub fn dot_q8_0(x: &[f32], bytes: &[u8]) -> f32 {
         sum += scale * products.sum::<f32>();
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|i| ((i * 37 + 5) % 64) as f32 / 32.0 - 1.0)
+            .collect()
+    }
+
+    #[test]
+    fn every_format_gives_back_what_it_holds_in_either_basis() {
+        for format in KvFormat::ALL {
+            for turned in [false, true] {
+                for dim in [32_usize, 64, 96, 128, 256] {
+                    if format == KvFormat::Tq3_0 && !dim.is_multiple_of(128) {
+                        continue;
+                    }
+                    let codec = Codec::new(format, turned);
+                    let (x, query) = (row(dim), row(dim + 3).split_off(3));
+                    let mut bytes = vec![0; codec.row_bytes(dim)];
+                    encode(codec, &x, &mut bytes);
+                    let mut back = vec![0.0; dim];
+                    decode(format, &bytes, &mut back);
+                    let mut turned_query = query.clone();
+                    if codec.is_turned() {
+                        turn::turn_back(&mut back);
+                        turn::turn(&mut turned_query);
+                    }
+                    let error: f32 = x.iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum();
+                    let length: f32 = x.iter().map(|a| a * a).sum();
+                    let most = match format {
+                        KvFormat::Tq3_0 => 0.06,
+                        KvFormat::Q4_0 | KvFormat::Q4_1 => 0.02,
+                        KvFormat::Q5_0 | KvFormat::Q5_1 => 0.005,
+                        _ => 1e-3,
+                    };
+                    assert!(error < most * length, "{codec:?} {dim}: {}", error / length);
+                    let product: f32 = query.iter().zip(&back).map(|(a, b)| a * b).sum();
+                    let found = dot(format, &turned_query, &bytes);
+                    assert!((found - product).abs() < 1e-3 * length, "{codec:?} {dim}");
+                }
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use crate::dispatch::Dispatch;
 use crate::kernels::Kernels;
 use crate::reference::delta::{Columns, Token, Waiting};
 use crate::reference::kv;
-use contract::QuantType;
+use contract::KvFormat;
 
 /// Numbers in `-1..1` that look random.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -248,13 +248,13 @@ fn products_agree_and_a_row_does_not_depend_on_its_neighbours() {
 fn cached_rows_agree() {
     for n in [32, 96, 128, 256] {
         let (x, row) = (noise(15, n), noise(16, n));
-        let stored = |ty: QuantType| {
-            let mut bytes = vec![0; ty.row_bytes(n)];
-            kv::encode(ty, &row, &mut bytes);
+        let stored = |format: KvFormat| {
+            let mut bytes = vec![0; format.bytes(n)];
+            kv::encode(kv::Codec::new(format, false), &row, &mut bytes);
             bytes
         };
-        let (half, byte) = (stored(QuantType::F16), stored(QuantType::Q8_0));
-        let nibble = stored(QuantType::Q4_0);
+        let (half, byte) = (stored(KvFormat::F16), stored(KvFormat::Q8_0));
+        let nibble = stored(KvFormat::Q4_0);
         check(1e-5, |kernels| {
             vec![
                 (kernels.dot_f16)(&x, &half),

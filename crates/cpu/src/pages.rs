@@ -1,0 +1,128 @@
+//! Cached rows of snapshots, in pages that several of them share.
+//!
+//! Committed rows never change, so a page of them that one snapshot holds serves every later snapshot of the
+//! same sequence, and of sequences restored from it. A conversation that is saved at every turn keeps its rows
+//! once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use crate::state::KvShape;
+
+/// Positions of a page.
+pub(crate) const PAGE: usize = 256;
+
+/// Bytes that snapshots hold, each page counted once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ledger(Arc<AtomicU64>);
+
+impl Ledger {
+    /// All that is held.
+    pub(crate) fn total(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Enters bytes that are held until the entry is dropped.
+    pub(crate) fn enter(&self, bytes: usize) -> Held {
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+        Held {
+            bytes: bytes as u64,
+            ledger: self.clone(),
+        }
+    }
+}
+
+/// An entry of a [`Ledger`], struck out when dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    bytes: u64,
+    ledger: Ledger,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ledger.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Stored rows of one attention layer at consecutive positions, [`PAGE`] of them but in the last page.
+pub(crate) struct Page {
+    /// `[n, n_kv_heads, row]`.
+    pub(crate) keys: Box<[u8]>,
+    /// `[n, n_kv_heads, row]`.
+    pub(crate) values: Box<[u8]>,
+    _held: Held,
+}
+
+impl Page {
+    fn new(keys: &[u8], values: &[u8], ledger: &Ledger) -> Arc<Page> {
+        Arc::new(Page {
+            keys: keys.into(),
+            values: values.into(),
+            _held: ledger.enter(keys.len() + values.len()),
+        })
+    }
+}
+
+/// Which pages of a cache are in some snapshot already.
+#[derive(Default)]
+pub(crate) struct SavedPages(Vec<Weak<Page>>);
+
+impl SavedPages {
+    /// Positions before `n` that no snapshot holds.
+    pub(crate) fn missing(&self, n: usize) -> usize {
+        let there = self
+            .0
+            .iter()
+            .take(n / PAGE)
+            .filter(|page| page.strong_count() > 0);
+        n - there.count() * PAGE
+    }
+
+    /// The first `n` positions of a cache, from pages that are there and copies of the rest.
+    pub(crate) fn save(
+        &mut self,
+        (keys, values): (&[u8], &[u8]),
+        shape: KvShape,
+        n: usize,
+        ledger: &Ledger,
+    ) -> Vec<Arc<Page>> {
+        let (k, v) = (shape.k_bytes(), shape.v_bytes());
+        let whole = n / PAGE;
+        if self.0.len() < whole {
+            self.0.resize_with(whole, Weak::new);
+        }
+        let rows = |at: std::ops::Range<usize>| {
+            let keys = &keys[at.start * k..at.end * k];
+            Page::new(keys, &values[at.start * v..at.end * v], ledger)
+        };
+        let mut pages = Vec::with_capacity(n.div_ceil(PAGE));
+        for (i, saved) in self.0.iter_mut().enumerate().take(whole) {
+            let page = saved.upgrade().unwrap_or_else(|| {
+                let page = rows(i * PAGE..(i + 1) * PAGE);
+                *saved = Arc::downgrade(&page);
+                page
+            });
+            pages.push(page);
+        }
+        if n > whole * PAGE {
+            pages.push(rows(whole * PAGE..n));
+        }
+        pages
+    }
+
+    /// Takes note that a cache now holds exactly these pages.
+    pub(crate) fn restored(&mut self, pages: &[Arc<Page>], n: usize) {
+        self.0 = pages.iter().take(n / PAGE).map(Arc::downgrade).collect();
+    }
+}
+
+/// Cuts the rows of `n` positions into pages of their own.
+pub(crate) fn cut(
+    (keys, values): (&[u8], &[u8]),
+    n: usize,
+    shape: KvShape,
+    ledger: &Ledger,
+) -> Vec<Arc<Page>> {
+    SavedPages::default().save((keys, values), shape, n, ledger)
+}

@@ -1,0 +1,188 @@
+//! Storage formats of keys and values: every pair keeps every law of a runner, states share their rows, and the
+//! coarser a format is, the further the model is from what it says with the finest.
+
+#![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
+
+use std::path::Path;
+
+use conformance::compare::{Exactness, Tolerance};
+use conformance::specimen::{Layout, Specimen};
+use conformance::suite::{self, Subject};
+use contract::{
+    Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Place, QuantType, Runner, TokenId,
+};
+use cpu::{CpuBackend, Options};
+
+fn backend() -> CpuBackend {
+    CpuBackend::new(Options {
+        reference: false,
+        threads: Some(2),
+    })
+}
+
+/// Head dimensions must be whole groups for the coarsest format.
+const LONG_HEADS: Layout = Layout::Dense;
+
+fn check(k: KvFormat, v: KvFormat) {
+    let specimen = Specimen::new(LONG_HEADS, QuantType::F32, 3);
+    let backend = backend().turning();
+    let subject = Subject {
+        backend: &backend,
+        specimen: &specimen,
+        kv: KvFormats { k, v },
+        exactness: Exactness::Bits,
+        routes: Tolerance::NONE,
+        exact: false,
+    };
+    if let Err(breach) = suite::run(&subject) {
+        panic!("keys {}, values {}: {breach}", k.name(), v.name());
+    }
+}
+
+#[test]
+fn every_format_keeps_every_law_turned() {
+    for format in KvFormat::ALL {
+        check(format, format);
+    }
+}
+
+/// Keys and values are read by different code, each by its own format alone, so pairs with a third format
+/// between them show nothing that these do not.
+#[test]
+fn formats_of_keys_and_values_do_not_mix() {
+    use KvFormat::{Bf16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
+    for (k, v) in [(Q8_0, Tq3_0), (Tq3_0, Q4_0), (Q5_1, Bf16), (Q4_1, Q5_0)] {
+        check(k, v);
+    }
+}
+
+fn ember(kv: KvFormats, context: usize) -> OpenPlan {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
+    let loaded = model::load(&file).unwrap();
+    OpenPlan {
+        target: loaded.spec,
+        weights: loaded.weights,
+        draft: None,
+        exact: false,
+        kv,
+        limits: Limits {
+            sequences: 2,
+            context,
+            tree_nodes: 1,
+            prefill_chunk: 512,
+        },
+    }
+}
+
+/// Text-like ids: any will do, as long as they are the same for all.
+fn text(n: usize) -> Vec<TokenId> {
+    (0..n)
+        .map(|i| TokenId(300 + (i * i * 7 + i * 13) as u32 % 3000))
+        .collect()
+}
+
+/// Mean divergence, in nats, of what `found` says from what `expected` says, row by row.
+fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
+    let log_probs = |row: &[f32]| -> Vec<f64> {
+        let max = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+        row.iter().map(|v| f64::from(v - max) - sum.ln()).collect()
+    };
+    let rows = expected.iter().zip(found).map(|(expected, found)| {
+        let (p, q) = (log_probs(expected), log_probs(found));
+        p.iter()
+            .zip(&q)
+            .map(|(p, q)| p.exp() * (p - q))
+            .sum::<f64>()
+    });
+    rows.sum::<f64>() / expected.len() as f64
+}
+
+fn rows(backend: &CpuBackend, format: KvFormat) -> Vec<Vec<f32>> {
+    let kv = KvFormats {
+        k: format,
+        v: format,
+    };
+    let mut runner = backend.open(ember(kv, 512), &mut |_| {}).unwrap();
+    let seq = runner.open(512).unwrap();
+    let tokens = text(400);
+    let asks: Vec<(usize, Ask)> = (200..400).step_by(10).map(|at| (at, Ask::full())).collect();
+    let rows = runner.prefill(seq, &tokens, &asks).unwrap();
+    rows.into_iter().map(|row| row.logits).collect()
+}
+
+#[test]
+fn the_bundled_model_drifts_as_far_as_a_format_is_coarse() {
+    let exact = rows(&backend(), KvFormat::F32);
+    let mut table = Vec::new();
+    for format in KvFormat::ALL {
+        let turned = divergence(&exact, &rows(&backend().turning(), format));
+        let plain = divergence(&exact, &rows(&backend(), format));
+        println!(
+            "{:6} KL {turned:.6} turned, {plain:.6} plain",
+            format.name()
+        );
+        table.push((format, turned));
+    }
+    let plain = divergence(&exact, &rows(&backend(), KvFormat::Q4_0));
+    println!("q4_0 plain: KL {plain:.6}");
+    let of = |wanted: KvFormat| {
+        table
+            .iter()
+            .find(|(format, _)| *format == wanted)
+            .unwrap()
+            .1
+    };
+    // Activations are rounded too, so that the last bit of a half shows.
+    assert!(of(KvFormat::F16) < 0.003);
+    assert!(of(KvFormat::Tq3_0) < 0.06);
+    assert!(of(KvFormat::Q8_0) < of(KvFormat::Q5_0) && of(KvFormat::Q5_0) < of(KvFormat::Q4_0));
+    assert!(of(KvFormat::Q4_0) < of(KvFormat::Tq3_0) && of(KvFormat::Q4_0) < plain);
+}
+
+#[test]
+fn states_of_one_text_hold_their_rows_once() {
+    let kv = KvFormats {
+        k: KvFormat::Q8_0,
+        v: KvFormat::Q4_0,
+    };
+    let mut runner = backend()
+        .turning()
+        .open(ember(kv, 2048), &mut |_| {})
+        .unwrap();
+    let tokens = text(1600);
+    let seq = runner.open(2048).unwrap();
+    let bytes = |runner: &dyn Runner| runner.room().snapshot_bytes;
+    runner.prefill(seq, &tokens[..1024], &[]).unwrap();
+    let first = runner.snapshot(seq, Place::Host).unwrap();
+    assert_eq!(bytes(&*runner), first.bytes);
+    runner.prefill(seq, &tokens[1024..1536], &[]).unwrap();
+    let second = runner.snapshot(seq, Place::Host).unwrap();
+    // The rows of 1,024 positions are there already.
+    let both = bytes(&*runner);
+    assert!(both < first.bytes + second.bytes && both > second.bytes);
+    let shared = first.bytes + second.bytes - both;
+    // A sequence that was restored shares too.
+    let other = runner.open(2048).unwrap();
+    runner.restore(other, second.id).unwrap();
+    runner.prefill(other, &tokens[1536..1600], &[]).unwrap();
+    let third = runner.snapshot(other, Place::Host).unwrap();
+    assert!(
+        bytes(&*runner) - both + shared + shared / 2 == third.bytes,
+        "{shared}"
+    );
+    // Whoever goes first, the others stay whole.
+    let mut expected = Vec::new();
+    runner.export(third.id, &mut expected).unwrap();
+    runner.free_snapshot(second.id);
+    runner.free_snapshot(first.id);
+    assert_eq!(bytes(&*runner), third.bytes);
+    runner.restore(seq, third.id).unwrap();
+    let again = runner.snapshot(seq, Place::Host).unwrap();
+    let mut found = Vec::new();
+    runner.export(again.id, &mut found).unwrap();
+    assert!(found == expected);
+    runner.free_snapshot(third.id);
+    runner.free_snapshot(again.id);
+    assert_eq!(bytes(&*runner), 0);
+}
