@@ -5,23 +5,23 @@ What has no command line of its own runs a page of Python from `turns/` in the c
 """
 
 import pathlib
+import shlex
+
+import pages
 
 TURNS = pathlib.Path(__file__).resolve().parent / "turns"
 WISH = "Please read the note with name note"
 
 
 def aider(world, streams):
-    variables = {"OPENAI_API_BASE": f"{world.url}/v1", "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    variables = {**pages.exports("aider", world.url), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     command = ["aider", "--model", "openai/hearth", "--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
     command += ["--no-git", "--no-pretty", "--yes-always", "--no-detect-urls", "--stream" if streams else "--no-stream"]
     return world.run([*command, "--message", "Say hello."], variables)
 
 
 def llm(world, streams, more=("Say hello.",)):
-    world.write(
-        "llm/extra-openai-models.yaml",
-        f"- model_id: hearth\n  model_name: hearth\n  api_base: {world.url}/v1\n  supports_tools: true\n  supports_schema: true\n",
-    )
+    world.write("llm/extra-openai-models.yaml", pages.block("llm", "yaml", world.url))
     command = ["llm", "prompt", "-m", "hearth", "--key", "none", "--no-log", *([] if streams else ["--no-stream"])]
     return world.run([*command, *more], {"LLM_USER_PATH": str(world.home / "llm")})
 
@@ -31,27 +31,26 @@ def llm_tool(world):
     return llm(world, True, ["--functions", function, WISH])
 
 
-def page(name, mode):
-    """Runs `turns/NAME.py` with the server and what to do; the page prints what the model wrote."""
-    return lambda world: world.run(["python", TURNS / f"{name}.py", world.url, mode], {"PYTHONUNBUFFERED": "1"})
+def script(name, mode, page=None):
+    """Runs `turns/NAME.py` with the server and what to do; it prints what the model wrote."""
 
-
-def lm_eval(backend, task, *more):
     def run(world):
-        path = "completions" if backend == "local-completions" else "chat/completions"
-        arguments = f"model=hearth,base_url={world.url}/v1/{path},num_concurrent=2,max_retries=1"
-        command = ["lm_eval", "run", "--model", backend, "--tasks", task, "--include_path", TURNS / "tasks", *more]
-        command += ["--output_path", world.work / "scores", "--log_samples"]
-        variables = {
-            "HF_HUB_OFFLINE": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "HEARTH_TASKS": str(TURNS / "tasks"),
-            "OPENAI_API_KEY": "none",
-        }
-        turn = world.run([*command, "--model_args", arguments], variables)
+        variables = {"PYTHONUNBUFFERED": "1", **(pages.exports(page, world.url) if page else {})}
+        return world.run(["python", TURNS / f"{name}.py", world.url, mode], variables)
+
+    return run
+
+
+def lm_eval(number, task, expects=""):
+    """Runs command `number` of the client's page on a task of ours."""
+
+    def run(world):
+        commands = pages.block("lm-eval", "", world.url).replace("\\\n", " ").splitlines()
+        command = shlex.split(commands[number].replace("TASK", task))
+        command += ["--include_path", TURNS / "tasks", "--output_path", world.work / "scores", "--log_samples"]
+        turn = world.run(command, {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"})
         turn.output += "\n".join(file.read_text() for file in (world.work / "scores").rglob("*.json*"))
-        # Of log-probabilities the client shows the score alone.
-        turn.expects = '"acc,none"' if backend == "local-completions" else ""
+        turn.expects = expects
         return turn
 
     return run
@@ -70,19 +69,19 @@ PROGRAMS = {
         ("tool", llm_tool, None),
     ],
     "litellm": [
-        ("plain", page("with_litellm", "plain"), False),
-        ("streamed", page("with_litellm", "streamed"), True),
-        ("tool", page("with_litellm", "tool"), None),
+        ("plain", script("with_litellm", "plain"), False),
+        ("streamed", script("with_litellm", "streamed"), True),
+        ("tool", script("with_litellm", "tool"), None),
     ],
     "open-webui": [
-        ("plain", page("with_open_webui", "plain"), None),
-        ("streamed", page("with_open_webui", "streamed"), None),
-        ("tool", page("with_open_webui", "tool"), None),
+        ("plain", script("with_open_webui", "plain", "open-webui"), None),
+        ("streamed", script("with_open_webui", "streamed", "open-webui"), None),
+        ("tool", script("with_open_webui", "tool", "open-webui"), None),
     ],
     "lm-eval": [
-        ("plain", lm_eval("local-chat-completions", "hearth_writes", "--apply_chat_template"), False),
-        # Its other way of asking: log-probabilities of prompts that are token ids.
-        ("plain", lm_eval("local-completions", "hearth_ranks"), False),
+        ("plain", lm_eval(1, "hearth_writes"), False),
+        # Its other way of asking: log-probabilities of prompts that are token ids. It shows the score alone.
+        ("plain", lm_eval(0, "hearth_ranks", '"acc,none"'), False),
         ("streamed", "has none", None),
         ("tool", "has none", None),
     ],

@@ -11,7 +11,8 @@ plain     the client ends well and shows what the model wrote
 streamed  the same, and the answer came as a stream in parts, with its last event
 tool      the model called a tool, the client ran it, and its result, a marker in a file, went back to the model
 
-Clients that can turn streaming off do the plain turn without it. In no turn may a request to the model be refused.
+Clients that can turn streaming off do the plain turn without it. How each is pointed at the server is read from its page (`NAME.md`), so the pages are tried too. In no turn may a request
+to the model be refused.
 The server runs the bundled model. Where that cannot follow a client's tool turn, `hearth serve --script replies.jsonl`
 replays what a model would write: logits only, all else is real; the table says `scripted`.
 Exits 1 if a turn fails; what happened then is in OUT/NAME-TURN.txt.
@@ -27,7 +28,7 @@ from agents import AGENTS
 from programs import PROGRAMS
 
 HERE = pathlib.Path(__file__).resolve().parent
-SERVE = ["--model-name", "hearth", "--max-ctx", "49152", "--late-system", "hoist"]
+SERVE = ["--model-name", "hearth", "--max-ctx", "65536", "--late-system", "hoist"]
 
 
 def judge(turn, kind, streams):

@@ -1,6 +1,6 @@
 """Open WebUI over its own API, as its page uses it: `with_open_webui.py URL plain|streamed|tool` prints what the model wrote.
 
-Starts the interface with a data folder in the home and no accounts. The tool turn is a chat of the interface with a
+Starts the interface, which its environment points at the server, with a data folder in the home and no accounts. The tool turn is a chat of the interface with a
 tool written in Python, which the interface runs.
 """
 
@@ -15,7 +15,7 @@ import uuid
 
 import httpx
 
-url, mode = sys.argv[1:]
+mode = sys.argv[2]
 WISH = "Please read the note with name note"
 TOOL = '''
 class Tools:
@@ -33,10 +33,6 @@ def serve():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {
-        "OPENAI_API_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": "none",
-        "ENABLE_OLLAMA_API": "False",
-        "OFFLINE_MODE": "1",
         "HF_HUB_OFFLINE": "1",
         "WEBUI_AUTH": "False",
         "DATA_DIR": f"{os.environ['HOME']}/data",
