@@ -148,10 +148,11 @@ impl Arena {
             let half = spec.dims / 2;
             cos.resize(n_rows * half, 0.0);
             sin.resize(n_rows * half, 0.0);
+            let turns = rope::turns(spec.theta, spec.dims);
             let positions = segments.iter().flat_map(Segment::positions);
             for (row, position) in positions.enumerate() {
                 let at = row * half..(row + 1) * half;
-                rope::angles(position, spec.theta, &mut cos[at.clone()], &mut sin[at]);
+                rope::angles_at(position, &turns, &mut cos[at.clone()], &mut sin[at]);
             }
         }
     }
@@ -201,10 +202,21 @@ impl Compute<'_> {
         (n_rows / (4 * self.pool.threads())).clamp(1, 16)
     }
 
+    /// Rows of `width` light values that one parallel item takes: all of them, where sharing them out would take
+    /// longer than the work.
+    pub(crate) fn light_grain(&self, n_rows: usize, width: usize) -> usize {
+        /// Values that are added, multiplied or moved in the time that a region takes.
+        const FEW: usize = 8192;
+        match n_rows * width <= FEW {
+            true => n_rows.max(1),
+            false => self.grain(n_rows),
+        }
+    }
+
     /// `y = rms(x)`, row by row; `x` and `y` are `[n, hidden]`, `weight` `[hidden]`.
     pub(crate) fn norm(&self, x: &[f32], weight: &[f32], y: &mut [f32]) {
         let hidden = weight.len();
-        let size = self.grain(x.len() / hidden) * hidden;
+        let size = self.light_grain(x.len() / hidden, hidden) * hidden;
         let rows = x.chunks(size).zip(y.chunks_mut(size));
         self.pool.for_each_item(rows, |(x, y)| {
             for (x, y) in x.chunks_exact(hidden).zip(y.chunks_exact_mut(hidden)) {
@@ -216,7 +228,7 @@ impl Compute<'_> {
     /// `x += update`, then `y = rms(x)`, row by row; all `[n, hidden]`.
     pub(crate) fn add_norm(&self, x: &mut [f32], update: &[f32], weight: &[f32], y: &mut [f32]) {
         let hidden = weight.len();
-        let size = self.grain(x.len() / hidden) * hidden;
+        let size = self.light_grain(x.len() / hidden, hidden) * hidden;
         let x = x.chunks_mut(size);
         let rows = x.zip(update.chunks(size)).zip(y.chunks_mut(size));
         self.pool.for_each_item(rows, |((x, update), y)| {

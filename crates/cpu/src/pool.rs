@@ -7,10 +7,14 @@
 //! Work is cut into items and an item is computed by whichever thread claims it. Every item's result depends
 //! on the item alone, so neither the number of threads nor their luck can change a bit of any result.
 
+use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, TryLockError};
 
 use crate::simd::crew::Crew;
+
+/// Who has spun this many turns for an item gives the processor away.
+const PATIENCE: u32 = 1 << 10;
 
 /// The calling thread and its helpers.
 pub struct Pool {
@@ -54,7 +58,7 @@ impl Pool {
 
     /// Calls `work` for each item, such as the disjoint parts of a buffer with their numbers.
     ///
-    /// Items are handed out under a lock: make them worth a few microseconds each.
+    /// Items are handed out under a lock, which is waited for awake: make them worth a microsecond each.
     pub fn for_each_item<T: Send>(
         &self,
         items: impl ExactSizeIterator<Item = T> + Send,
@@ -63,11 +67,7 @@ impl Pool {
         let n = items.len();
         let items = Mutex::new(items);
         self.on_all(n, &|| {
-            while let Some(item) = {
-                // The iterator of a region whose work panicked elsewhere is still sound to advance.
-                let mut items = items.lock().unwrap_or_else(PoisonError::into_inner);
-                items.next()
-            } {
+            while let Some(item) = next(&items) {
                 work(item);
             }
         });
@@ -80,6 +80,26 @@ impl Pool {
         }
         let _awake = self.crew.wake();
         self.crew.region(work);
+    }
+}
+
+/// The next item. Whoever holds the lock is about to let it go, so going to sleep would cost more.
+fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    let mut turns = 0_u32;
+    loop {
+        match items.try_lock() {
+            Ok(mut items) => return items.next(),
+            // The iterator of a region whose work panicked elsewhere is still sound to advance.
+            Err(TryLockError::Poisoned(items)) => return items.into_inner().next(),
+            Err(TryLockError::WouldBlock) => {
+                turns = turns.wrapping_add(1);
+                if turns.is_multiple_of(PATIENCE) {
+                    std::thread::yield_now();
+                } else {
+                    spin_loop();
+                }
+            }
+        }
     }
 }
 

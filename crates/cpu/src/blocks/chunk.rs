@@ -96,15 +96,37 @@ pub(crate) fn chunk(
     (kernels.accumulate)(k_turned, u, v_dim, state);
 }
 
-/// From `[n, width]` to `[width, n]`, in tiles that stay in cache.
+/// From `[n, width]` to `[width, n]`, in tiles that stay in cache or, better, in registers.
 pub(crate) fn transpose(rows: &[f32], width: usize, out: &mut [f32]) {
     const TILE: usize = 16;
     let n = rows.len() / width;
+    if n.is_multiple_of(4) && width.is_multiple_of(4) {
+        return transpose_by_four(rows, width, out);
+    }
     for tile in (0..width).step_by(TILE) {
         let columns = tile..(tile + TILE).min(width);
         for (i, row) in rows.chunks_exact(width).enumerate() {
             for column in columns.clone() {
                 out[column * n + i] = row[column];
+            }
+        }
+    }
+}
+
+/// [`transpose`] of whole squares of four by four values.
+fn transpose_by_four(rows: &[f32], width: usize, out: &mut [f32]) {
+    let n = rows.len() / width;
+    let four = |from: &[f32], at: usize| [from[at], from[at + 1], from[at + 2], from[at + 3]];
+    for (i, rows) in rows.chunks_exact(4 * width).enumerate() {
+        let (a, rest) = rows.split_at(width);
+        let (b, rest) = rest.split_at(width);
+        let (c, d) = rest.split_at(width);
+        for column in (0..width).step_by(4) {
+            let (a, b) = (four(a, column), four(b, column));
+            let (c, d) = (four(c, column), four(d, column));
+            for j in 0..4 {
+                let at = (column + j) * n + 4 * i;
+                out[at..at + 4].copy_from_slice(&[a[j], b[j], c[j], d[j]]);
             }
         }
     }

@@ -470,7 +470,7 @@ fn turn(
             by_row.copy_from_slice(heads);
             continue;
         }
-        let grain = compute.grain(share.n_rows);
+        let grain = compute.light_grain(share.n_rows, values);
         let items = by_row.chunks_mut(grain * values).enumerate();
         compute.pool.for_each_item(items, |(item, rows)| {
             for (i, row) in rows.chunks_exact_mut(values).enumerate() {

@@ -4,6 +4,8 @@
 //! the first one that any row sees, the draft block itself last, so a row's result does not depend on which
 //! other sequences share the call.
 
+use std::ops::Range;
+
 use contract::AttentionSpec;
 
 use crate::draft::cache::DraftRing;
@@ -14,6 +16,9 @@ use crate::scratch::take;
 use super::attention::decode_of;
 use super::chunk::transpose;
 use super::softmax::{BLOCK, Running};
+
+/// Keys come in whole vectors of the widest kernels.
+const KEYS: usize = 16;
 
 /// One sequence's block at one layer: `q` `[block, n_heads, head_dim]`, `k` and `v`
 /// `[block, n_kv_heads, head_dim]`, all prepared.
@@ -108,26 +113,30 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
         let mut absorb = |rows: &mut [f32],
                           read: &dyn Fn(bool, usize, &mut [f32]),
                           n: usize,
-                          seen: &dyn Fn(usize, usize) -> bool| {
+                          seen: &dyn Fn(usize) -> Range<usize>| {
+            // Whole vectors of keys, those beyond the last being zero and unseen.
+            let width = n.next_multiple_of(KEYS).min(BLOCK);
+            let (rows, turned) = (&mut rows[..width * dim], &mut turned[..width * dim]);
+            let scores = &mut scores[..m * width];
             for (i, row) in rows.chunks_exact_mut(dim).take(n).enumerate() {
                 read(true, i, row);
             }
             rows[n * dim..].fill(0.0);
             transpose(rows, dim, turned);
             scores.fill(0.0);
-            (kernels.accumulate)(queries, turned, BLOCK, scores);
-            for (i, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
-                for (key, score) in scores.iter_mut().enumerate() {
-                    *score = match key < n && seen(first_row + i / group, key) {
-                        true => *score * spec.scale,
-                        false => f32::NEG_INFINITY,
-                    };
+            (kernels.accumulate)(queries, turned, width, scores);
+            for (i, scores) in scores.chunks_exact_mut(width).enumerate() {
+                let seen = seen(first_row + i / group);
+                scores[..seen.start].fill(f32::NEG_INFINITY);
+                scores[seen.end..].fill(f32::NEG_INFINITY);
+                for score in &mut scores[seen] {
+                    *score *= spec.scale;
                 }
             }
             for (i, row) in rows.chunks_exact_mut(dim).take(n).enumerate() {
                 read(false, i, row);
             }
-            running.absorb(kernels, scores, rows, BLOCK);
+            running.absorb(kernels, scores, rows, width);
         };
         let mut begin = sight.first(committed).max(ring.held(committed).start);
         while begin < committed {
@@ -136,7 +145,10 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
                 true => decode_key(ring.key(begin + i, kv_head), row),
                 false => decode_value(ring.value(begin + i, kv_head), row),
             };
-            let seen = |row: usize, i: usize| sight.sees_context(committed + row, begin + i);
+            let seen = |row: usize| {
+                let first = (committed + row + 1).saturating_sub(sight.window);
+                first.saturating_sub(begin).min(n)..n
+            };
             absorb(rows, &read, n, &seen);
             begin += n;
         }
@@ -145,7 +157,11 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
             let from = if key { block.k } else { block.v };
             row.copy_from_slice(&from[i * kv_width + kv_head * dim..][..dim]);
         };
-        absorb(rows, &read, n_block, &|row, i| sight.sees_row(row, i));
+        let seen = |row: usize| match sight.causal {
+            true => 0..row + 1,
+            false => 0..n_block,
+        };
+        absorb(rows, &read, n_block, &seen);
         running.finish();
     });
 }

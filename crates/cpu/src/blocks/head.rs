@@ -18,9 +18,8 @@ pub(crate) struct HeadBuffers {
     logits: Vec<f32>,
     /// `[vocab]`: the row after edits.
     edited: Vec<f32>,
-    /// `[vocab / RUN]` each.
-    maxima: Vec<f32>,
-    sums: Vec<f32>,
+    /// `[2, vocab / RUN]`: maxima and sums of runs.
+    runs: Vec<f32>,
 }
 
 /// One row of a pass that something was asked of.
@@ -55,14 +54,24 @@ pub(crate) fn rows(
         }
         let logits = &mut buffers.logits[..n * vocab];
         head.apply(compute.pool, inputs, n, logits);
-        let mut ranking = Ranking {
-            compute,
-            maxima: &mut buffers.maxima,
-            sums: &mut buffers.sums,
-        };
-        for (logits, asked) in logits.chunks_exact(vocab).zip(asked) {
+        if let [asked] = asked {
+            grow(&mut buffers.runs, 2 * vocab.div_ceil(RUN));
+            let mut ranking = Ranking::new(compute, &mut buffers.runs, vocab);
             rows.push(ranking.row(asked.ask, logits, &mut buffers.edited));
+            continue;
         }
+        // Several rows are ranked side by side, each by one thread.
+        let first = rows.len();
+        rows.resize(first + n, Row::default());
+        let items = rows[first..].iter_mut().zip(asked);
+        let items = items.zip(logits.chunks_exact(vocab));
+        compute.pool.for_each_item(items, |((row, asked), logits)| {
+            let runs = 2 * vocab.div_ceil(RUN);
+            compute.scratch.with(runs, |runs| {
+                let mut ranking = Ranking::new(compute, runs, vocab);
+                *row = ranking.row(asked.ask, logits, &mut Vec::new());
+            });
+        });
     }
     rows
 }
@@ -77,11 +86,21 @@ fn grow(buffer: &mut Vec<f32>, len: usize) {
 /// Ranks rows of logits, a run of [`RUN`] at a time; gives what [`crate::reference::rows`] says.
 struct Ranking<'a> {
     compute: Compute<'a>,
-    maxima: &'a mut Vec<f32>,
-    sums: &'a mut Vec<f32>,
+    maxima: &'a mut [f32],
+    sums: &'a mut [f32],
 }
 
-impl Ranking<'_> {
+impl<'a> Ranking<'a> {
+    /// `runs` has room for `[2, vocab / RUN]` values.
+    fn new(compute: Compute<'a>, runs: &'a mut [f32], vocab: usize) -> Ranking<'a> {
+        let (maxima, rest) = runs.split_at_mut(vocab.div_ceil(RUN));
+        Ranking {
+            compute,
+            sums: &mut rest[..maxima.len()],
+            maxima,
+        }
+    }
+
     fn row(&mut self, ask: &Ask, raw: &[f32], edited: &mut Vec<f32>) -> Row {
         if ask.want == Want::Nothing {
             return Row::default();
@@ -133,8 +152,6 @@ impl Ranking<'_> {
         } else {
             &mut *self.maxima
         };
-        into.clear();
-        into.resize(row.len().div_ceil(RUN), 0.0);
         let items = into.chunks_mut(RUNS).zip(row.chunks(RUNS * RUN));
         self.compute.pool.for_each_item(items, |(into, row)| {
             for (into, run) in into.iter_mut().zip(row.chunks(RUN)) {
@@ -199,16 +216,14 @@ mod tests {
 
     fn rank(ask: &Ask, raw: &[f32]) -> Row {
         let (pool, scratch) = (Pool::new(2), Scratch::default());
-        let mut ranking = Ranking {
-            compute: Compute {
-                pool: &pool,
-                kernels: &Kernels::scalar(),
-                scratch: &scratch,
-                norm_eps: 1e-6,
-            },
-            maxima: &mut Vec::new(),
-            sums: &mut Vec::new(),
+        let compute = Compute {
+            pool: &pool,
+            kernels: &Kernels::scalar(),
+            scratch: &scratch,
+            norm_eps: 1e-6,
         };
+        let mut runs = vec![0.0; 2 * raw.len().div_ceil(RUN)];
+        let mut ranking = Ranking::new(compute, &mut runs, raw.len());
         ranking.row(ask, raw, &mut Vec::new())
     }
 

@@ -207,7 +207,14 @@ impl Draft {
         }
         for (i, (layer, of)) in weights.layers.iter().zip(&spec.layers).enumerate() {
             let attention = &layer.attention;
-            let angles = turn(compute, attention, &positions, (&mut *cos, &mut *sin));
+            let before = i
+                .checked_sub(1)
+                .map(|before| &weights.layers[before].attention);
+            if !before.is_some_and(|before| same_turn(before, attention)) {
+                turn(compute, attention, &positions, (&mut *cos, &mut *sin));
+            }
+            let size = n * attention.spec.rope.dims / 2;
+            let angles = (&cos[..size], &sin[..size]);
             let (q_width, kv_width) = (attention.q.rows(), attention.k.rows());
             let q = sized(q, n * q_width);
             let (k, v) = sized(kv, 2 * n * kv_width).split_at_mut(n * kv_width);
@@ -286,13 +293,19 @@ fn project(
     apply_all(compute.pool, f, n, &mut outputs);
     let positions: Vec<usize> = (first..first + n).collect();
     let mut outputs = outputs.into_iter().map(|(_, out)| out);
+    let mut before: Option<&Attention> = None;
     for (layer, ring) in weights.layers.iter().zip(&mut cache.rings) {
         let (Some(k), Some(v)) = (outputs.next(), outputs.next()) else {
             return;
         };
         let attention = &layer.attention;
-        let angles = (&mut buffers.cos, &mut buffers.sin);
-        let angles = turn(compute, attention, &positions, angles);
+        if !before.is_some_and(|before| same_turn(before, attention)) {
+            let angles = (&mut buffers.cos, &mut buffers.sin);
+            turn(compute, attention, &positions, angles);
+        }
+        before = Some(attention);
+        let size = n * attention.spec.rope.dims / 2;
+        let angles = (&buffers.cos[..size], &buffers.sin[..size]);
         prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
         let shape = ring.shape;
         let store = |ty: kv::Codec, rows: &[f32], bytes: &mut [u8]| {
@@ -313,26 +326,31 @@ fn project(
 }
 
 /// Cosines and sines of rows at these positions, `[n, rope dims / 2]` each.
-fn turn<'b>(
+fn turn(
     compute: Compute<'_>,
     attention: &Attention,
     positions: &[usize],
-    (cos, sin): (&'b mut Vec<f32>, &'b mut Vec<f32>),
-) -> (&'b [f32], &'b [f32]) {
+    (cos, sin): (&mut Vec<f32>, &mut Vec<f32>),
+) {
     let rope = attention.spec.rope;
     let half = rope.dims / 2;
     let (cos, sin) = (
         sized(cos, positions.len() * half),
         sized(sin, positions.len() * half),
     );
+    let turns = rope::turns(rope.theta, rope.dims);
     let rows = positions
         .iter()
         .zip(cos.chunks_exact_mut(half))
         .zip(sin.chunks_exact_mut(half));
     compute.pool.for_each_item(rows, |((position, cos), sin)| {
-        rope::angles(*position, rope.theta, cos, sin);
+        rope::angles_at(*position, &turns, cos, sin);
     });
-    (cos, sin)
+}
+
+/// Whether two layers turn alike, so that one computation of angles serves both.
+fn same_turn(one: &Attention, other: &Attention) -> bool {
+    one.spec.rope == other.spec.rope
 }
 
 /// Normalises and rotates the heads of rows `[n, heads, head_dim]` in place.

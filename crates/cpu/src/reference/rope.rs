@@ -5,12 +5,23 @@
 /// `cos`, `sin` are `[dims / 2]`. Angles are computed in f64 and only then rounded, so that they are right at
 /// positions where an f32 product is off by hundredths of a radian.
 pub fn angles(position: usize, theta: f64, cos: &mut [f32], sin: &mut [f32]) {
-    assert_eq!(cos.len(), sin.len());
-    let dims = 2 * cos.len();
-    for (j, (c, s)) in cos.iter_mut().zip(sin).enumerate() {
-        let angle = position as f64 * theta.powf(-2.0 * j as f64 / dims as f64);
-        *c = angle.cos() as f32;
-        *s = angle.sin() as f32;
+    angles_at(position, &turns(theta, 2 * cos.len()), cos, sin);
+}
+
+/// How far each pair turns from one position to the next, `[dims / 2]`.
+pub fn turns(theta: f64, dims: usize) -> Vec<f64> {
+    let pairs = 0..dims / 2;
+    pairs
+        .map(|j| theta.powf(-2.0 * j as f64 / dims as f64))
+        .collect()
+}
+
+/// [`angles`] with the [`turns`] at hand.
+pub fn angles_at(position: usize, turns: &[f64], cos: &mut [f32], sin: &mut [f32]) {
+    assert!(cos.len() == turns.len() && sin.len() == turns.len());
+    for ((turn, c), s) in turns.iter().zip(cos).zip(sin) {
+        let (sine, cosine) = (position as f64 * turn).sin_cos();
+        (*c, *s) = (cosine as f32, sine as f32);
     }
 }
 

@@ -153,7 +153,8 @@ impl Shared {
     /// The life of a helper.
     fn help(&self) {
         let mut last_region = 0;
-        let mut idle_since = Instant::now();
+        // The clock is read between passes only: while one runs, a region may begin at any moment.
+        let mut idle_since = None;
         let mut turns = 0_u32;
         while !self.ending.load(SeqCst) {
             let region = self.region.load(SeqCst);
@@ -164,13 +165,13 @@ impl Shared {
             } else if self.passes.load(SeqCst) > 0 {
                 turns = turns.wrapping_add(1);
                 pause(turns);
-                idle_since = Instant::now();
-            } else if idle_since.elapsed() < LINGER {
+                idle_since = None;
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < LINGER {
                 spin_loop();
             } else {
                 // An unpark between the look at `passes` and here makes this return at once.
                 std::thread::park();
-                idle_since = Instant::now();
+                idle_since = None;
             }
         }
     }

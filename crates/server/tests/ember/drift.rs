@@ -88,6 +88,7 @@ pub(crate) fn drift(backend: &dyn Backend, exact: bool) -> (f32, f64) {
     let owner = Owner {
         model: plan.target.hash,
         kv: plan.kv,
+        turned: false,
         draft: Some((draft.spec.hash, draft.kv)),
     };
     let mut runner = backend.open(plan, &mut |_| {}).unwrap();

@@ -37,6 +37,20 @@ pub(in crate::simd) unsafe fn accumulate<L: Lanes>(a: &[f32], b: &[f32], n: usiz
             }
             col += L::WIDE * L::N;
         }
+        while col + L::N <= n {
+            let mut row = 0;
+            while row + 2 * ROWS <= m {
+                let (a, c) = (a.add(row * k), c.add(row * n + col));
+                block::<L, { 2 * ROWS }, 1>(a, b.add(col), c, k, n);
+                row += 2 * ROWS;
+            }
+            while row < m {
+                let (a, c) = (a.add(row * k), c.add(row * n + col));
+                block::<L, 1, 1>(a, b.add(col), c, k, n);
+                row += 1;
+            }
+            col += L::N;
+        }
         while col < n {
             for row in 0..m {
                 let (a, b, c) = (a.add(row * k), b.add(col), c.add(row * n + col));
