@@ -57,6 +57,11 @@ pub(crate) fn blank_lines(text: &str) -> Option<usize> {
     Some(text[..blank].rfind('\n').map_or(0, |at| at + 1))
 }
 
+/// Length of `text` without the line breaks at its end.
+pub(crate) fn without_last_breaks(text: &str) -> usize {
+    text.trim_end_matches(['\n', '\r']).len()
+}
+
 /// Length of the end of `text` that may become the closing tag.
 pub(crate) fn possible_close(text: &str) -> usize {
     held_back(text, &[CLOSE])

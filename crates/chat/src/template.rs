@@ -36,6 +36,11 @@ impl Rendered {
     pub fn opens_reasoning(&self) -> bool {
         self.text.trim_end().ends_with("<think>")
     }
+
+    /// Whether the prompt ends with a thinking block that is closed, so that the reply is without one.
+    pub fn closes_reasoning(&self) -> bool {
+        self.text.trim_end().ends_with("</think>")
+    }
 }
 
 /// A compiled chat template with what it is able to express. Share by `Arc`.

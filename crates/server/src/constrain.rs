@@ -124,6 +124,21 @@ impl Constrain {
         Grammars::new(&words, self.vocab, &self.eos, Arc::new(encode))
     }
 
+    /// A text that is of a grammar from its beginning.
+    pub fn text(&self, grammar: Grammar) -> Constraints {
+        let plan = Arc::new(CoursePlan {
+            opening: Opening::Text,
+            tags: None,
+            budget: None,
+            closing: Arc::default(),
+            gap: Arc::default(),
+            in_thinking: None,
+            call_tags: None,
+            grammar: Some(grammar),
+        });
+        Constraints::new(move |_| Box::new(Course::new(Arc::clone(&plan), Arc::default())))
+    }
+
     /// The course of each of a request's `n` replies, and what holds on to them; `None` where nothing is to be
     /// kept to.
     pub fn course(

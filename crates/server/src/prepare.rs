@@ -71,25 +71,22 @@ fn prompt(
     let max_tokens = most_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;
     Ok(Prompt {
-        opening: opening(&rendered, conversation),
+        opening: opening(model, &rendered, conversation),
         thinking_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),
         text: rendered.text,
     })
 }
 
-/// Where the reply to a prompt begins. A template that says nothing of thinking leaves it to the model.
-fn opening(rendered: &Rendered, conversation: &Conversation) -> Opening {
-    let text = rendered.text.trim_end();
+/// Where the reply to a prompt begins.
+fn opening(model: &ServedModel, rendered: &Rendered, conversation: &Conversation) -> Opening {
+    let left_open = !rendered.closes_reasoning() && !conversation.continue_final_message;
     if rendered.opens_reasoning() {
         Opening::Thinking
-    } else if text.ends_with("</think>")
-        || conversation.continue_final_message
-        || conversation.enable_thinking == Some(false)
-    {
-        Opening::Text
-    } else {
+    } else if left_open && model.template.capabilities().model_opens {
         Opening::Either
+    } else {
+        Opening::Text
     }
 }
 

@@ -44,6 +44,10 @@ pub struct Choice {
     stopped: bool,
     /// Where its thinking is held, if it is.
     reins: Option<Arc<Reins>>,
+    /// Closes thinking.
+    close_token: Option<TokenId>,
+    /// Whether that came.
+    is_closed: bool,
     /// Looks for a text that goes round and round behind a thought that was closed.
     loops: Loops,
     /// Whether it did.
@@ -65,6 +69,8 @@ impl Choice {
             over: false,
             stopped: false,
             reins: None,
+            close_token: tokenizer.id_of("</think>"),
+            is_closed: false,
             loops: Loops::default(),
             went_round: false,
         }
@@ -124,7 +130,6 @@ impl Choice {
     pub fn push(&mut self, tokens: Vec<OutToken>) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
-        let watched = self.close() == Close::Hard;
         for token in tokens {
             if self.wants_no_more() {
                 break;
@@ -133,9 +138,12 @@ impl Choice {
                 self.stopped = true;
                 break;
             }
-            if watched && self.loops.closes(token.id) {
+            if self.is_closed && self.loops.closes(token.id) {
                 self.went_round = true;
             }
+            // The engine is ahead: how the thought ended is known before its tokens are seen here.
+            let is_close = self.close_token == Some(token.id);
+            self.is_closed |= is_close && self.close() == Close::Hard;
             match &mut self.pending {
                 None => ids.push(token.id),
                 Some(pending) => {

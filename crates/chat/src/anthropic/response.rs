@@ -71,12 +71,15 @@ pub enum Block {
     },
 }
 
-/// Blocks of a whole reply. A call that the token limit cut off has no arguments to show, and is left out.
-pub fn blocks(reply: Reply, signature: &str) -> Vec<Block> {
+/// Blocks of a whole reply; with `omits_thinking` the block of thinking is empty. A call that the token limit cut off has no arguments to show, and is left out.
+pub fn blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<Block> {
     let mut blocks = Vec::new();
     if !reply.reasoning.is_empty() {
         blocks.push(Block::Thinking {
-            thinking: reply.reasoning,
+            thinking: match omits_thinking {
+                true => String::new(),
+                false => reply.reasoning,
+            },
             signature: signature.to_owned(),
         });
     }

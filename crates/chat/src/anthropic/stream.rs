@@ -112,6 +112,8 @@ pub struct Blocks {
     /// Index of the open block, or of the next one.
     index: usize,
     signature: String,
+    /// What was thought is not told, only that something was.
+    omits_thinking: bool,
 }
 
 impl Blocks {
@@ -121,6 +123,15 @@ impl Blocks {
             open: None,
             index: 0,
             signature,
+            omits_thinking: false,
+        }
+    }
+
+    /// The same, with the text of thinking left out.
+    pub fn omitting_thinking(self, omits_thinking: bool) -> Blocks {
+        Blocks {
+            omits_thinking,
+            ..self
         }
     }
 
@@ -135,6 +146,9 @@ impl Blocks {
                         signature: String::new(),
                     };
                     self.begin(Open::Thinking, empty, &mut events);
+                }
+                if self.omits_thinking {
+                    return events;
                 }
                 BlockDelta::ThinkingDelta { thinking }
             }

@@ -292,7 +292,7 @@ fn blocks_open_late_close_once_and_count_up() {
 #[test]
 fn a_reply_that_says_nothing_has_no_blocks() {
     assert_eq!(events(Vec::new()), Vec::<Value>::new());
-    assert!(blocks(Reply::default(), "s").is_empty());
+    assert!(blocks(Reply::default(), "s", false).is_empty());
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn a_whole_reply_lists_what_its_stream_would() {
         call(1, "call_34", "Read"),
         arguments(1, "{\"pa"),
     ]);
-    let blocks = serde_json::to_value(blocks(reply, "sig")).unwrap();
+    let blocks = serde_json::to_value(blocks(reply, "sig", false)).unwrap();
     assert_eq!(
         blocks,
         json!([

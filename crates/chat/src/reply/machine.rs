@@ -253,8 +253,9 @@ impl Machine {
             });
         }
         if let Some(at) = close {
-            self.give_reasoning(at, ledger, pieces);
-            self.drop_text(CLOSE.len(), Place::Hidden, ledger);
+            let thought = reasoning::without_last_breaks(&self.text[..at]);
+            self.give_reasoning(thought, ledger, pieces);
+            self.drop_text(at - thought + CLOSE.len(), Place::Hidden, ledger);
             self.markdown = Markdown::default();
             return self.go(State::AfterReasoning);
         }
@@ -263,7 +264,13 @@ impl Machine {
             None if self.config.tools.is_empty() => reasoning::possible_close(&self.text),
             None => held_back(&self.text, &[CLOSE, CALL_TAG]),
         };
-        self.give_reasoning(self.text.len() - held, ledger, pieces);
+        let certain = self.text.len() - held;
+        let certain = match end {
+            Some(_) => certain,
+            // Line breaks before the closing tag are not part of the thought.
+            None => reasoning::without_last_breaks(&self.text[..certain]),
+        };
+        self.give_reasoning(certain, ledger, pieces);
         Progress::Stuck
     }
 

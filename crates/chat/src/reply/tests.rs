@@ -94,7 +94,7 @@ fn calls(reply: &Reply) -> Vec<(String, Value)> {
 #[test]
 fn thinking_is_told_from_text() {
     for (text, starts_in_reasoning, reasoning, content) in [
-        ("\n<think>\nhm\n</think>\n\nhi", false, "hm\n", "hi"),
+        ("\n<think>\nhm\n</think>\n\nhi", false, "hm", "hi"),
         ("hm</think>\n\nhi", true, "hm", "hi"),
         ("\nhm</think>hi", true, "hm", "hi"),
         ("just text", false, "", "just text"),

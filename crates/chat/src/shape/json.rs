@@ -43,7 +43,7 @@ const SEVERAL: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
 const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 /// What may stand between the parts of a value: nothing, a space, or a line break with some indentation. Without
 /// a bound a model can go on with blanks for ever.
-const BLANKS: &str = r" |\r?\n[ \t]{0,48}";
+const BLANKS: &str = r" |\r?\n( {0,48}|\t{0,12})";
 /// Schemas nested deeper are refused.
 const MAX_DEPTH: usize = 96;
 

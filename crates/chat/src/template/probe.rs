@@ -20,6 +20,8 @@ pub struct Capabilities {
     pub thinking_switch: bool,
     /// By default the prompt leaves a thinking block open.
     pub opens_reasoning: bool,
+    /// By default the model opens a thinking block itself: only when told not to does the prompt close one.
+    pub model_opens: bool,
     /// The template asks for an effort.
     pub effort: bool,
 }
@@ -112,6 +114,8 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
             }
         }),
         thinking_switch: thinking(true) != thinking(false),
+        model_opens: thinking(false).is_some_and(|rendered| rendered.closes_reasoning())
+            && plain.as_ref().is_some_and(|rendered| !rendered.opens_reasoning() && !rendered.closes_reasoning()),
         opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning()),
         effort: template.source().contains("reasoning_effort"),
     }

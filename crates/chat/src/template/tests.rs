@@ -266,12 +266,13 @@ fn capabilities_are_found_by_rendering() {
             call_format: Some(CallFormat::XmlParameters),
             thinking_switch: true,
             opens_reasoning: true,
+            model_opens: false,
             effort: false,
         }
     );
     let qwen3 = of("qwen3");
     assert_eq!(qwen3.call_format, Some(CallFormat::JsonInTags));
-    assert!(qwen3.thinking_switch && !qwen3.opens_reasoning);
+    assert!(qwen3.thinking_switch && !qwen3.opens_reasoning && qwen3.model_opens);
     assert!(!of("qwen2_5").thinking_switch);
 }
 

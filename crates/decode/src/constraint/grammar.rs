@@ -183,6 +183,7 @@ impl Grammar {
             // Deep, so that no request waits for another's or fills up the states of another's.
             matcher: self.start.deep_clone(),
             ahead: Vec::new(),
+            beyond: 0,
             vocab: self.vocab,
             eos: self.eos,
             fault: None,
@@ -201,6 +202,8 @@ pub(crate) struct Follower {
     matcher: Matcher,
     /// Tokens the matcher has taken beyond those that were told of.
     ahead: Vec<TokenId>,
+    /// How many of all tokens came behind the end of the text, where the matcher takes none.
+    beyond: usize,
     vocab: usize,
     eos: TokenId,
     fault: Option<String>,
@@ -215,15 +218,20 @@ impl Follower {
         let pairs = self.ahead.iter().zip(path);
         let common = pairs.take_while(|(a, b)| a == b).count();
         let back = self.ahead.len() - common;
-        let moved = self.matcher.rollback(back);
-        if back > 0 {
+        let taken = back - back.min(self.beyond);
+        self.beyond -= back - taken;
+        let moved = self.matcher.rollback(taken);
+        if taken > 0 {
             // Its last mask is kept by the place in the text, which now has another text before it.
             self.matcher.invalidate_bias_cache();
         }
         self.ahead.truncate(common);
         let moved = moved.and_then(|()| {
             for token in &path[common..] {
-                self.matcher.consume_token(token.0)?;
+                match self.matcher.is_stopped() {
+                    true => self.beyond += 1,
+                    false => self.matcher.consume_token(token.0)?,
+                }
                 self.ahead.push(*token);
             }
             Ok(())

@@ -11,6 +11,7 @@ use chat::openai::request::CompletionRequest;
 use chat::openai::response::{FinishReason, LegacyLogprobs, TextChoice, TextCompletion, Usage};
 use chat::reply::{Piece, ReplyConfig};
 use contract::TokenId;
+use decode::Grammar;
 use futures::{Stream, StreamExt, stream};
 
 use crate::body;
@@ -43,8 +44,17 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     })
     .await?;
     app.check_model(request.model.as_deref())?;
+    let grammar = match request.response_format.shape()? {
+        None => None,
+        Some(shape) => {
+            let model = Arc::clone(&ready);
+            let compiled = move || model.model.constrain.compile(&shape);
+            Some(body::run_long(compiled).await?)
+        }
+    };
     let job = Job {
         envelope: Envelope::new(&app, &request),
+        grammar,
         request: Arc::new(request),
         prompts,
         app: app.clone(),
@@ -67,6 +77,8 @@ struct Job {
     ready: Arc<Ready>,
     request: Arc<CompletionRequest>,
     prompts: Vec<Arc<[TokenId]>>,
+    /// What the texts must be, if they may not be anything.
+    grammar: Option<Grammar>,
     envelope: Envelope,
 }
 
@@ -142,6 +154,8 @@ impl Job {
         let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
         settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
+        let grammar = self.grammar.clone();
+        settings.constraints = grammar.map(|grammar| model.constrain.text(grammar));
         let plan = ChoicePlan {
             tokenizer: Arc::clone(&model.tokenizer),
             reading: ReplyConfig {

@@ -30,10 +30,11 @@ pub(super) async fn messages(
     let mut run = talk.start(&app).await?;
     let usage = MessageUsage::new(run.meter().usage(), None);
     let mut message = Message::new(ids::random("msg_"), talk.model_name(&app), usage);
+    let omits = talk.request.thinking.omitted;
     if talk.request.stream {
         let voice = MessageVoice {
             message,
-            blocks: Blocks::new(ids::random("")),
+            blocks: Blocks::new(ids::random("")).omitting_thinking(omits),
             reason: FinishReason::Stop,
             request_id,
         };
@@ -44,7 +45,7 @@ pub(super) async fn messages(
         let ending = ending(&run, reason);
         message.stop_reason = Some(ending.stop_reason);
         message.stop_sequence = ending.stop_sequence;
-        message.content = blocks(whole.reply, &ids::random(""));
+        message.content = blocks(whole.reply, &ids::random(""), omits);
     }
     message.usage = final_usage(&run);
     Ok(Json(message).into_response())

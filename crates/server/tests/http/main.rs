@@ -6,6 +6,7 @@
     reason = "in a test a failed unwrap is a failed test"
 )]
 
+mod caching;
 mod chat;
 mod client;
 mod completions;
@@ -17,5 +18,7 @@ mod misuse;
 mod queue;
 mod responses;
 mod script;
+mod shapes;
 mod status;
 mod text;
+mod thinking;

@@ -3,6 +3,7 @@
 use contract::TokenId;
 use serde_json::Value;
 
+use super::format::ResponseFormat;
 use super::sampling::{SamplingFields, token_id};
 use super::{MAX_PROMPTS, MAX_TOP_LOGPROBS, StreamOptions};
 use crate::error::ChatError;
@@ -31,6 +32,8 @@ pub struct CompletionRequest {
     pub sampling: SamplingFields,
     /// Asked for: how many alternatives per token, 0..=20.
     pub logprobs: Option<usize>,
+    /// The shape the text must have.
+    pub response_format: ResponseFormat,
     /// Higher goes first.
     pub priority: i32,
 }
@@ -68,6 +71,7 @@ impl CompletionRequest {
             stream_options: StreamOptions::read(&body)?,
             sampling,
             logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
+            response_format: ResponseFormat::read(&body)?,
             priority: i32::try_from(priority.unwrap_or(0)).expect("the range was checked"),
         })
     }

@@ -17,6 +17,8 @@ pub struct Thinking {
     pub budget_tokens: Option<usize>,
     /// Tokens to keep free for the reply.
     pub reply_budget: Option<usize>,
+    /// The client wants to know that there was thinking, and not what.
+    pub omitted: bool,
 }
 
 impl Thinking {
@@ -36,6 +38,10 @@ impl Thinking {
         let reasoning = body.object("reasoning")?;
         let effort_name = effort_name(body, reasoning.as_ref())?;
         let thinking = body.object("thinking")?;
+        let omitted = match &thinking {
+            None => false,
+            Some(thinking) => is_omitted(thinking)?,
+        };
         let (by_type, mut budget_tokens, reply_budget) = match &thinking {
             None => (None, None, None),
             Some(thinking) => (
@@ -83,6 +89,7 @@ impl Thinking {
             effort,
             budget_tokens,
             reply_budget,
+            omitted,
         })
     }
 }
@@ -115,6 +122,17 @@ fn by_type(thinking: &Fields<'_>) -> Result<Option<bool>, ChatError> {
         Some(other) => Err(thinking.error(
             "type",
             format!("must be enabled, adaptive or disabled, not {other:?}"),
+        )),
+    }
+}
+
+fn is_omitted(thinking: &Fields<'_>) -> Result<bool, ChatError> {
+    match thinking.string("display")? {
+        None | Some("summarized" | "full") => Ok(false),
+        Some("omitted") => Ok(true),
+        Some(other) => Err(thinking.error(
+            "display",
+            format!("must be summarized, full or omitted, not {other:?}"),
         )),
     }
 }

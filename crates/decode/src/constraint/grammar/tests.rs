@@ -125,6 +125,17 @@ fn what_is_forced_comes_without_being_asked_and_ends_the_text() {
     assert_eq!(follower.forced(&path), Some(MARK));
     path.push(MARK);
     assert_eq!(follower.forced(&path), Some(EOS[0]));
+    // What comes behind the end, because ends are ignored, changes nothing, and can be taken back.
+    path.push(EOS[0]);
+    assert_eq!(follower.forced(&path), Some(EOS[0]));
+    path.extend([EOS[0], EOS[1]]);
+    assert_eq!(follower.forced(&path), Some(EOS[0]));
+    path.truncate(path.len() - 4);
+    assert_eq!(follower.forced(&path), Some(MARK));
+    path.extend([MARK, EOS[0]]);
+    follower.advance(&path);
+    assert_eq!(follower.forced(&[]), Some(EOS[0]));
+    assert_eq!(follower.fault(), None);
 }
 
 #[test]

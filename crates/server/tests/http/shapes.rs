@@ -1,0 +1,342 @@
+//! Replies that must have a shape: JSON, patterns, choices, grammars and calls, in every dialect, whatever the
+//! model would rather say.
+
+use serde_json::{Value, json};
+
+use crate::house::{House, Plan};
+
+/// Never JSON, and no call.
+const STUBBORN: &str = "I would rather tell you about the weather. It is fine today, and warm.";
+
+fn schema() -> Value {
+    json!({"type": "object", "properties": {
+        "ok": {"type": "boolean"}, "kind": {"enum": ["a", "bc"]}, "n": {"type": "integer", "minimum": 3, "maximum": 17}},
+        "required": ["ok", "kind", "n"], "additionalProperties": false})
+}
+
+#[track_caller]
+fn check(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:?}"));
+    let mut keys: Vec<&String> = value.as_object().unwrap().keys().collect();
+    keys.sort();
+    assert_eq!(keys, ["kind", "n", "ok"], "{text}");
+    assert!(value["ok"].is_boolean(), "{text}");
+    assert!(value["kind"] == "a" || value["kind"] == "bc", "{text}");
+    assert!((3..=17).contains(&value["n"].as_i64().unwrap()), "{text}");
+}
+
+async fn post(house: &House, path: &str, body: Value) -> Value {
+    let answer = house.post(path, &body).await;
+    let status = answer.status;
+    let body = answer.json().await;
+    assert_eq!(status, 200, "{path}: {body}");
+    body
+}
+
+fn format() -> Value {
+    json!({"type": "json_schema", "name": "n", "schema": schema(), "strict": true})
+}
+
+/// The text of an answer in each dialect to a request for the schema.
+async fn texts(house: &House) -> Vec<String> {
+    let wrapped = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema(), "strict": true}});
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let chat = post(
+        house,
+        "/v1/chat/completions",
+        json!({"messages": user, "response_format": wrapped}),
+    )
+    .await;
+    assert_eq!(chat["choices"][0]["finish_reason"], "stop");
+    let messages = post(
+        house,
+        "/v1/messages",
+        json!({"messages": user, "max_tokens": 300, "output_config": {"format": format()}}),
+    )
+    .await;
+    assert_eq!(messages["stop_reason"], "end_turn");
+    let responses = post(
+        house,
+        "/v1/responses",
+        json!({"input": "hi", "text": {"format": format()}}),
+    )
+    .await;
+    assert_eq!(responses["status"], "completed");
+    let completions = post(
+        house,
+        "/v1/completions",
+        json!({"prompt": "hi", "max_tokens": 300, "response_format": wrapped}),
+    )
+    .await;
+    vec![
+        text(&chat["choices"][0]["message"]["content"]),
+        text(&messages["content"][0]["text"]),
+        text(&responses["output"][0]["content"][0]["text"]),
+        text(&completions["choices"][0]["text"]),
+    ]
+}
+
+#[tokio::test]
+async fn a_schema_is_kept_in_every_dialect() {
+    // One that would rather say something else, one that says anything at all.
+    for plan in [Plan::saying(STUBBORN), Plan::default()] {
+        let house = plan.open().await;
+        for text in texts(&house).await {
+            check(&text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_streamed_shape_is_the_same_and_so_is_each_of_several_choices() {
+    let house = Plan::default().open().await;
+    let wanted = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
+    for seed in 0..6 {
+        let fields = json!({"response_format": wanted, "temperature": 1.0, "seed": seed, "n": 2});
+        let whole = house.chat(fields.clone()).await.json().await;
+        let mut streamed = fields;
+        streamed["stream"] = json!(true);
+        let chunks = house.chat(streamed).await.chunks().await;
+        for index in 0..2 {
+            let whole = whole["choices"][index]["message"]["content"]
+                .as_str()
+                .unwrap();
+            check(whole);
+            let parts = chunks.iter().filter(|c| c["choices"][0]["index"] == index);
+            let parts = parts.filter_map(|c| c["choices"][0]["delta"]["content"].as_str());
+            assert_eq!(parts.collect::<String>(), whole);
+        }
+    }
+}
+
+#[tokio::test]
+async fn patterns_choices_and_grammars_are_kept() {
+    let house = Plan::saying(STUBBORN).open().await;
+    let said = async |fields: Value| {
+        let body = house.chat(fields).await.json().await;
+        body["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{body}"))
+            .to_owned()
+    };
+    let date = said(json!({"guided_regex": "^[0-9]{4}/[01][0-9]$"})).await;
+    assert!(date.len() == 7 && date.as_bytes()[4] == b'/', "{date}");
+    let choice = said(json!({"structured_outputs": {"choice": ["yes \"sir\"", "no"]}})).await;
+    assert!(["yes \"sir\"", "no"].contains(&&*choice), "{choice}");
+    let lark =
+        "start: greeting \" \" NAME \"!\"\ngreeting: \"hello\" | \"bye\"\nNAME: /[A-Z][a-z]{2}/\n";
+    let greeting = said(json!({"grammar": lark})).await;
+    assert!(
+        greeting.starts_with("hello ") || greeting.starts_with("bye "),
+        "{greeting}"
+    );
+    assert!(greeting.ends_with('!'), "{greeting}");
+    let object = said(json!({"response_format": {"type": "json_object"}, "max_tokens": 200})).await;
+    assert!(object.starts_with('{'), "{object}");
+}
+
+#[tokio::test]
+async fn thinking_comes_before_the_shape_and_ends_by_itself() {
+    let said = format!("let me see.\n</think>{STUBBORN}");
+    let house = Plan::saying(&said).open().await;
+    let fields = json!({"enable_thinking": true, "max_tokens": 400,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema()}}});
+    let body = house.chat(fields).await.json().await;
+    let message = &body["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "let me see.");
+    check(message["content"].as_str().unwrap());
+    assert_eq!(
+        body["choices"][0]["finish_details"]["close_kind"],
+        "natural"
+    );
+}
+
+#[tokio::test]
+async fn a_length_that_is_too_short_is_told_and_the_text_is_as_it_is() {
+    let house = Plan::saying(STUBBORN).open().await;
+    let fields = json!({"max_tokens": 9, "response_format": {"type": "json_schema", "json_schema": {"schema": schema()}}});
+    let body = house.chat(fields).await.json().await;
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    assert!(
+        body["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .starts_with('{')
+    );
+}
+
+#[tokio::test]
+async fn logprobs_of_a_shape_are_those_of_the_model() {
+    let house = Plan::saying(STUBBORN).open().await;
+    let fields = json!({"logprobs": true, "top_logprobs": 1, "guided_choice": ["yes", "no"]});
+    let body = house.chat(fields).await.json().await;
+    let first = &body["choices"][0]["logprobs"]["content"][0];
+    assert_eq!(first["top_logprobs"][0]["token"], "I", "{first}");
+    assert!(first["logprob"].as_f64().unwrap() < -19.0, "{first}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_refused_by_name_in_each_dialect() {
+    let house = Plan::saying("x").open().await;
+    let bad = json!({"type": "object", "properties": {"a": {"not": {"type": "null"}}}});
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let plain = json!({"type": "json_schema", "schema": bad});
+    let wrapped = json!({"type": "json_schema", "json_schema": {"schema": bad, "strict": true}});
+    let cases = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": user, "response_format": wrapped}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": user, "max_tokens": 9, "output_config": {"format": plain}}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "hi", "text": {"format": plain}}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "guided_json": bad}),
+        ),
+    ];
+    for (path, body) in cases {
+        let answer = house.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path}");
+        let body = answer.json().await;
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains("'not'") && message.contains("#/properties/a"),
+            "{path}: {message}"
+        );
+    }
+    // What only the compiler finds is the request's fault as well.
+    for (fields, param) in [
+        (json!({"guided_regex": "(a"}), "guided_regex"),
+        (json!({"grammar": "start: nothing"}), "grammar"),
+        (
+            json!({"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}),
+            "guided_json",
+        ),
+    ] {
+        let answer = house.chat(fields).await;
+        assert_eq!(answer.status, 400);
+        let body = answer.json().await;
+        assert_eq!(body["error"]["param"], param, "{body}");
+    }
+}
+
+fn parameters() -> Value {
+    json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"], "additionalProperties": false})
+}
+
+#[track_caller]
+fn check_call(name: &Value, arguments: &Value) {
+    assert_eq!(name, "weather");
+    assert!(arguments["city"].is_string(), "{arguments}");
+    assert!(
+        (1..=9).contains(&arguments["days"].as_i64().unwrap()),
+        "{arguments}"
+    );
+    assert_eq!(arguments.as_object().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
+    for plan in [Plan::saying(STUBBORN), Plan::default()] {
+        let house = plan.open().await;
+        let user = json!([{"role": "user", "content": "hi"}]);
+        let nested = json!([
+            {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}},
+            {"type": "function", "function": {"name": "weather", "parameters": parameters()}},
+        ]);
+        let chat = post(
+            &house,
+            "/v1/chat/completions",
+            json!({"messages": user, "tools": nested,
+            "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
+        )
+        .await;
+        let choice = &chat["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{chat}");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1);
+        let function = &calls[0]["function"];
+        check_call(
+            &function["name"],
+            &serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap(),
+        );
+
+        let tools = json!([{"name": "weather", "input_schema": parameters()}]);
+        let messages = post(
+            &house,
+            "/v1/messages",
+            json!({"messages": user, "max_tokens": 400, "tools": tools,
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": true}}),
+        )
+        .await;
+        assert_eq!(messages["stop_reason"], "tool_use");
+        let block = &messages["content"][0];
+        assert_eq!(block["type"], "tool_use");
+        check_call(&block["name"], &block["input"]);
+
+        let flat = json!([{"type": "function", "name": "weather", "parameters": parameters()}]);
+        let responses = post(
+            &house,
+            "/v1/responses",
+            json!({"input": "hi", "tools": flat,
+            "tool_choice": "required", "parallel_tool_calls": false}),
+        )
+        .await;
+        let item = &responses["output"][0];
+        assert_eq!(item["type"], "function_call");
+        check_call(
+            &item["name"],
+            &serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap(),
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_strict_tool_is_kept_to_where_the_model_calls_it_by_itself() {
+    let call = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 7, \"days\": \"many\"}}\n</tool_call>";
+    let house = Plan::saying(call).open().await;
+    let tool = |strict: bool| json!([{"type": "function", "function": {"name": "weather", "strict": strict, "parameters": parameters()}}]);
+    let body = house
+        .chat(json!({"tools": tool(true), "max_tokens": 300}))
+        .await
+        .json()
+        .await;
+    let message = &body["choices"][0]["message"];
+    assert_eq!(message["content"], "Let me look.");
+    let function = &message["tool_calls"][0]["function"];
+    check_call(
+        &function["name"],
+        &serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap(),
+    );
+    let body = house
+        .chat(json!({"tools": tool(false), "max_tokens": 300}))
+        .await
+        .json()
+        .await;
+    let function = &body["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(function["arguments"], "{\"city\": 7, \"days\": \"many\"}");
+}
+
+#[tokio::test]
+async fn a_shape_and_tools_go_together() {
+    let wanted = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
+    let tools =
+        json!([{"type": "function", "function": {"name": "weather", "parameters": parameters()}}]);
+    let fields = json!({"response_format": wanted, "tools": tools, "max_tokens": 300});
+    let house = Plan::saying("<tool_call>\nhm").open().await;
+    let body = house.chat(fields.clone()).await.json().await;
+    assert_eq!(body["choices"][0]["finish_reason"], "tool_calls", "{body}");
+    let house = Plan::saying(STUBBORN).open().await;
+    let body = house.chat(fields).await.json().await;
+    check(body["choices"][0]["message"]["content"].as_str().unwrap());
+}
