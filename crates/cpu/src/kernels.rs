@@ -48,6 +48,8 @@ pub struct Kernels {
     pub accumulate: fn(&[f32], &[f32], usize, &mut [f32]),
     /// [`kv::dot_f16`].
     pub dot_f16: fn(&[f32], &[u8]) -> f32,
+    /// [`kv::dots_f16`]: the bits of `dot_f16`.
+    pub dots_f16: fn(&[f32], &[u8], &mut [f32]),
     /// [`kv::dot_q8_0`].
     pub dot_q8_0: fn(&[f32], &[u8]) -> f32,
     /// [`kv::dot_q4_0`].
@@ -88,6 +90,7 @@ impl Kernels {
             delta_follow: delta::follow,
             accumulate: matmul::accumulate,
             dot_f16: kv::dot_f16,
+            dots_f16: kv::dots_f16,
             dot_q8_0: kv::dot_q8_0,
             dot_q4_0: kv::dot_q4_0,
             decode_f16: kv::decode_f16,

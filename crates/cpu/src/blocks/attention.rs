@@ -13,6 +13,7 @@ use crate::scratch::take;
 use crate::state::{KvCache, KvShape};
 use crate::weights::Attention;
 
+use super::branches::{self, Nodes, attend_nodes};
 use super::chunk::transpose;
 
 /// Query rows that share one reading of the cached keys in prefill.
@@ -157,6 +158,7 @@ fn encode_rows(codec: Codec, dim: usize, rows: &[f32], bytes: &mut [u8]) {
 /// Output heads that one parallel item computes.
 enum Item<'a> {
     Node(Node<'a>),
+    Nodes(Nodes<'a>),
     Tile(Tile<'a>),
 }
 
@@ -193,7 +195,7 @@ fn attend(
         let q = &q[share.first_row * q_width..][..share.n_rows * q_width];
         let out = take(&mut out, share.n_rows * out_width);
         match share.work {
-            Work::Tree(plan) => {
+            Work::Tree(plan) if share.n_rows < compute.pool.threads() => {
                 let group = spec.n_heads / spec.n_kv_heads;
                 // Heads of a group share the reading of keys, unless that leaves threads without work.
                 let heads = match share.n_rows * spec.n_kv_heads < compute.pool.threads() {
@@ -213,6 +215,20 @@ fn attend(
                     items.push(Item::Node(Node { keys, q, out }));
                 }
             }
+            Work::Tree(plan) => {
+                let grain = share.n_rows.div_ceil(compute.pool.threads()).min(TILE);
+                let out = out.chunks_mut(grain * out_width);
+                for (i, (q, out)) in q.chunks(grain * q_width).zip(out).enumerate() {
+                    items.push(Item::Nodes(Nodes {
+                        cache,
+                        committed: share.position,
+                        plan,
+                        first_node: i * grain,
+                        q,
+                        out,
+                    }));
+                }
+            }
             Work::Chunk => {
                 let tiles = out.chunks_mut(TILE * out_width);
                 for (i, (out, q)) in tiles.zip(q.chunks(TILE * q_width)).enumerate() {
@@ -230,36 +246,37 @@ fn attend(
     let items = items.into_iter().rev();
     compute.pool.for_each_item(items, |item| match item {
         Item::Node(node) => attend_node(compute, spec, node),
+        Item::Nodes(nodes) => attend_nodes(compute, spec, nodes),
         Item::Tile(tile) => attend_tile(compute, spec, tile),
     });
 }
 
 /// The stored rows of one key head.
 #[derive(Clone, Copy)]
-struct Keys<'a> {
-    cache: &'a KvCache,
-    kv_head: usize,
+pub(super) struct Keys<'a> {
+    pub(super) cache: &'a KvCache,
+    pub(super) kv_head: usize,
     /// Committed positions, which are stored in order.
-    committed: usize,
+    pub(super) committed: usize,
     /// Nodes after them, each stored as many slots after the committed ones as its index says.
-    path: &'a [NodeIdx],
+    pub(super) path: &'a [NodeIdx],
 }
 
 impl<'a> Keys<'a> {
     /// How many keys there are.
-    fn n(&self) -> usize {
+    pub(super) fn n(&self) -> usize {
         self.committed + self.path.len()
     }
 
     /// Where the key of position `at` is stored.
-    fn slot(&self, at: usize) -> usize {
+    pub(super) fn slot(&self, at: usize) -> usize {
         match at.checked_sub(self.committed) {
             None => at,
             Some(depth) => self.committed + self.path[depth].index(),
         }
     }
 
-    fn key(&self, slot: usize) -> &'a [u8] {
+    pub(super) fn key(&self, slot: usize) -> &'a [u8] {
         let KvShape {
             k,
             n_kv_heads,
@@ -270,7 +287,7 @@ impl<'a> Keys<'a> {
         &self.cache.keys[(slot * n_kv_heads + self.kv_head) * bytes..][..bytes]
     }
 
-    fn value(&self, slot: usize) -> &'a [u8] {
+    pub(super) fn value(&self, slot: usize) -> &'a [u8] {
         let KvShape {
             v,
             n_kv_heads,
@@ -283,7 +300,7 @@ impl<'a> Keys<'a> {
 }
 
 /// Width of a query head in the projection, gate included.
-fn q_stride(spec: &AttentionSpec) -> usize {
+pub(super) fn q_stride(spec: &AttentionSpec) -> usize {
     match spec.gate {
         OutputGate::None => spec.head_dim,
         OutputGate::SigmoidPerHead => 2 * spec.head_dim,
@@ -334,7 +351,8 @@ fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
 /// Floats that one tile of rows is worked in.
 pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
     let m = TILE * spec.n_heads / spec.n_kv_heads;
-    m * (2 * spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim
+    let tile = m * (2 * spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim;
+    tile.max(branches::scratch_floats(spec, TILE))
 }
 
 /// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
@@ -413,7 +431,7 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
 }
 
 /// Turns back what was summed of values that are stored turned, `[n, head_dim]`.
-fn turn_back(shape: KvShape, heads: &mut [f32]) {
+pub(super) fn turn_back(shape: KvShape, heads: &mut [f32]) {
     if shape.v.is_turned() {
         let heads = heads.chunks_exact_mut(shape.head_dim);
         heads.for_each(turn::turn_back);
@@ -436,7 +454,7 @@ pub(super) fn decode_of(kernels: &Kernels, codec: Codec) -> fn(&[u8], &mut [f32]
 }
 
 /// The product of a query and a stored key.
-fn dot_of(kernels: &Kernels, codec: Codec) -> fn(&[f32], &[u8]) -> f32 {
+pub(super) fn dot_of(kernels: &Kernels, codec: Codec) -> fn(&[f32], &[u8]) -> f32 {
     match codec.format() {
         KvFormat::F32 => kv::dot_f32,
         KvFormat::F16 => kernels.dot_f16,

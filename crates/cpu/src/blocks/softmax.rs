@@ -29,6 +29,16 @@ impl<'a> Running<'a> {
         Running { max, sum, out }
     }
 
+    /// Some of the rows alone.
+    pub(crate) fn part(&mut self, rows: std::ops::Range<usize>) -> Running<'_> {
+        let dim = self.out.len() / self.sum.len();
+        Running {
+            max: &mut self.max[rows.clone()],
+            sum: &mut self.sum[rows.clone()],
+            out: &mut self.out[rows.start * dim..rows.end * dim],
+        }
+    }
+
     /// Takes in `n` keys: `scores` is `[m, n]` and becomes the weights, `values` is `[n, dim]`.
     ///
     /// A score of minus infinity or NaN has no weight.

@@ -191,6 +191,14 @@ pub fn dot_q4_0(x: &[f32], bytes: &[u8]) -> f32 {
     sum
 }
 
+/// [`dot_f16`] of each of several queries, `[m, n]`, into `dots` `[m]`.
+pub fn dots_f16(queries: &[f32], key: &[u8], dots: &mut [f32]) {
+    let dim = queries.len() / dots.len();
+    for (query, dot) in queries.chunks_exact(dim).zip(dots) {
+        *dot = dot_f16(query, key);
+    }
+}
+
 /// `sum x * row`, the row in f16, `x` `[n]`.
 pub fn dot_f16(x: &[f32], bytes: &[u8]) -> f32 {
     assert_eq!(bytes.len(), 2 * x.len());

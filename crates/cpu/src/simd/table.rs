@@ -22,6 +22,7 @@ macro_rules! table {
             delta_follow: delta::follow(from: Option<&[f32]>, state: &mut [f32], waiting: Waiting<'_>, token: Token<'_>, out: [&mut [f32]; 2]) -> ();
             accumulate: matmul::accumulate(a: &[f32], b: &[f32], n: usize, c: &mut [f32]) -> ();
             dot_f16: kv::dot_f16(x: &[f32], bytes: &[u8]) -> f32;
+            dots_f16: kv::dots_f16(queries: &[f32], key: &[u8], dots: &mut [f32]) -> ();
             dot_q8_0: kv::dot_q8_0(x: &[f32], bytes: &[u8]) -> f32;
             dot_q4_0: kv::dot_q4_0(x: &[f32], bytes: &[u8]) -> f32;
             decode_f16: kv::decode_f16(bytes: &[u8], values: &mut [f32]) -> ();

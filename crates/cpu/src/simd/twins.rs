@@ -245,6 +245,23 @@ fn products_agree_and_a_row_does_not_depend_on_its_neighbours() {
 }
 
 #[test]
+fn a_key_gives_each_of_several_queries_the_bits_it_gives_one() {
+    for (m, n) in [(1, 256), (3, 128), (7, 64), (12, 256), (5, 40)] {
+        let (queries, row) = (noise(17, m * n), noise(18, n));
+        let mut key = vec![0; 2 * n];
+        kv::encode(kv::Codec::new(KvFormat::F16, false), &row, &mut key);
+        for kernels in Dispatch::all_fast().into_iter().map(Kernels::of) {
+            let mut dots = vec![0.0; m];
+            (kernels.dots_f16)(&queries, &key, &mut dots);
+            let alone = queries
+                .chunks(n)
+                .map(|query| (kernels.dot_f16)(query, &key));
+            assert!(dots.iter().copied().eq(alone), "{m} x {n}");
+        }
+    }
+}
+
+#[test]
 fn cached_rows_agree() {
     for n in [32, 96, 128, 256] {
         let (x, row) = (noise(15, n), noise(16, n));

@@ -33,6 +33,46 @@ pub(in crate::simd) unsafe fn dot_f16<L: Lanes>(x: &[f32], bytes: &[u8]) -> f32 
     }
 }
 
+/// [`dot_f16`] of queries `[m, dim]`, four of them sharing each reading of the key.
+///
+/// # Safety
+/// As [`dot_f16`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn dots_f16<L: Lanes>(queries: &[f32], key: &[u8], dots: &mut [f32]) {
+    const SHARED: usize = 4;
+    let dim = key.len() / 2;
+    assert_eq!(queries.len(), dots.len() * dim);
+    let mut done = 0;
+    if dim.is_multiple_of(4 * L::N) {
+        while done + SHARED <= dots.len() {
+            // SAFETY: the caller's instruction set; `SHARED` queries of `dim` values from `done` on, and as many
+            // halves, whole groups of four vectors.
+            unsafe {
+                let x = queries.as_ptr().add(done * dim);
+                let mut sums = [[L::splat(0.0); 4]; SHARED];
+                for at in (0..dim).step_by(4 * L::N) {
+                    for i in 0..4 {
+                        let at = at + i * L::N;
+                        let key = L::load_f16(key.as_ptr().add(2 * at));
+                        for (query, sums) in sums.iter_mut().enumerate() {
+                            sums[i] = key.mul_add(L::load(x.add(query * dim + at)), sums[i]);
+                        }
+                    }
+                }
+                for (sums, dot) in sums.into_iter().zip(&mut dots[done..]) {
+                    let [a, b, c, d] = sums;
+                    *dot = a.add(b).add(c.add(d)).sum();
+                }
+            }
+            done += SHARED;
+        }
+    }
+    for (query, dot) in queries.chunks_exact(dim).zip(dots).skip(done) {
+        // SAFETY: the caller's.
+        *dot = unsafe { dot_f16::<L>(query, key) };
+    }
+}
+
 /// # Safety
 /// As [`dot_f16`].
 #[inline(always)]
