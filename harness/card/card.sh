@@ -132,6 +132,7 @@ if wants file; then
 fi
 
 if wants http; then
+  timed "run" run bash -c '"$0" run --device cuda --temperature 0 "What is 23 + 45?" | grep 68' "$hearth"
   if serve; then
     python3 harness/card/client.py $port chat | tee -a "$out/table"
     python3 harness/card/client.py $port rate 160 200 | tee -a "$out/table"
