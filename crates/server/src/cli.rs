@@ -4,6 +4,7 @@
 //! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > card > default.
 
 mod caching;
+mod clients;
 mod drafting;
 mod reasoning;
 pub mod refused;
@@ -15,6 +16,7 @@ pub use crate::commands::BenchArgs;
 pub use caching::CacheArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+pub use clients::{ConnectArgs, ProbeArgs};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
 pub use reasoning::ReasoningArgs;
 pub use showing::{ConfigCommand, ShowArgs};
@@ -85,6 +87,19 @@ pub enum Command {
     #[command(subcommand)]
     #[command(after_help = "Example:\n  hearth config show --config hearth.toml")]
     Config(ConfigCommand),
+    /// Point a client at the server: print what to tell it, or write that into its own files.
+    #[command(
+        after_help = "Examples:\n  hearth connect                          (lists the clients)\n  \
+        hearth connect codex                    (prints; changes nothing)\n  \
+        hearth connect claude-code --write --url http://127.0.0.1:8000"
+    )]
+    Connect(ConnectArgs),
+    /// Ask a running server what clients would ask it, and tell what works.
+    #[command(
+        after_help = "Examples:\n  hearth probe --url http://127.0.0.1:8000\n  hearth probe --url http://127.0.0.1:8080 --json\n\n\
+        Exit status: 0 all of it works, 1 something failed."
+    )]
+    Probe(ProbeArgs),
     /// Answer one prompt on the terminal, or chat when no prompt is given.
     #[command(
         after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \

@@ -5,6 +5,8 @@
 mod answer;
 mod bench;
 mod caching;
+mod caller;
+mod connect;
 pub(crate) mod drafting;
 mod eval;
 mod inspect;
@@ -12,6 +14,7 @@ mod kernels;
 mod new_file;
 mod npy;
 mod open;
+mod probe;
 mod progress;
 mod quantize;
 mod run;
@@ -55,6 +58,8 @@ pub fn main(bundled: Bundled) -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &typed.told, bundled),
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, typed.told, bundled),
+        Command::Connect(args) => connect::connect(&args),
+        Command::Probe(args) => probe::probe(&args),
         Command::Run(args) => run::run(&args, bundled, cli.no_color),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Tree(args) => tree::tree(&args),

@@ -431,23 +431,24 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named_and_is_refused_without() {
-        let loaded = tiny();
-        let backend = device(&device_args(&[])).unwrap();
-        let wish = Wish {
-            sequences: 1,
-            context: None,
-            tree_nodes: 1,
+    fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named() {
+        let pair = |both| KvFormats { k: both, v: both };
+        let lacks = |kv: KvFormats| match kv.k {
+            KvFormat::Tq3_0 => Err(contract::DeviceError::Unsupported {
+                what: "tq3_0".to_owned(),
+                device: "this".to_owned(),
+                instead: "use q4_0".to_owned(),
+            }),
+            _ => Ok(MemoryPlan::default()),
         };
-        let kv = |types: &str| {
-            let args = device_args(&["--kv-type", types]);
-            let fitted = fit(backend.as_ref(), &loaded, &args, wish)?;
-            anyhow::Ok(fitted.plan.kv.k)
+        let choose = |types: &[KvFormat]| {
+            let choices: Vec<_> = types.iter().map(|both| pair(*both)).collect();
+            stored(&choices, lacks).unwrap().k
         };
-        assert_eq!(kv("bf16,q8_0").unwrap(), KvFormat::Q8_0);
-        assert_eq!(kv("q8_0,bf16").unwrap(), KvFormat::Q8_0);
-        let error = kv("bf16").unwrap_err().to_string();
-        assert!(error.contains("bf16 is not supported"), "{error}");
+        assert_eq!(choose(&[KvFormat::Tq3_0, KvFormat::Q4_0]), KvFormat::Q4_0);
+        assert_eq!(choose(&[KvFormat::Q8_0, KvFormat::Tq3_0]), KvFormat::Q8_0);
+        // The last is left to be refused by the device in its own words.
+        assert_eq!(choose(&[KvFormat::Tq3_0]), KvFormat::Tq3_0);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod aliases;
 pub mod card;
 mod file;
 pub mod kernels;
+pub mod places;
 pub mod server;
 
 use std::ffi::OsString;

@@ -6,6 +6,7 @@
 )]
 
 mod client;
+mod clients;
 mod drafting;
 mod errors;
 mod files;
