@@ -256,19 +256,24 @@ fn once(call: &'static str, seqs: impl Iterator<Item = SeqId>) -> Result<(), Dev
 /// How a device cuts a prompt that is longer than a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Tokens of the longest pass, a multiple of `align`.
+    /// Tokens of the longest pass.
     pub longest: usize,
-    /// Passes but the last end at absolute multiples of this many tokens, so that cutting changes no bit.
+    /// Passes but the last end at absolute multiples of this many tokens, so that cutting changes no bit, unless
+    /// the longest pass is shorter than that.
     pub align: usize,
 }
 
 impl Cut {
     /// The passes over `n` tokens that follow `position` committed ones, as ranges of the tokens.
     pub fn passes(self, position: usize, n: usize) -> Vec<Range<usize>> {
+        let whole = self.longest / self.align * self.align;
         let mut passes = Vec::new();
         let mut begin = 0;
         while begin < n {
-            let room = self.longest - (position + begin) % self.align;
+            let room = match whole {
+                0 => self.longest,
+                whole => whole - (position + begin) % self.align,
+            };
             let end = n.min(begin + room);
             passes.push(begin..end);
             begin = end;
@@ -316,6 +321,12 @@ mod tests {
         assert_eq!(cut.passes(0, 300), [0..128, 128..256, 256..300]);
         assert_eq!(cut.passes(70, 300), [0..122, 122..250, 250..300]);
         assert_eq!(cut.passes(127, 66), [0..65, 65..66]);
+        let short = |longest| Cut {
+            longest,
+            align: 64,
+        };
+        assert_eq!(short(100).passes(0, 100), [0..64, 64..100]);
+        assert_eq!(short(30).passes(63, 70), [0..30, 30..60, 60..70]);
     }
 
     #[test]
