@@ -283,10 +283,7 @@ impl Cut {
 }
 
 /// The asks for a row within `pass`, their places counted from its begin.
-pub fn asked_within<'a>(
-    asks: &'a [(usize, Ask)],
-    pass: &Range<usize>,
-) -> Vec<(usize, &'a Ask)> {
+pub fn asked_within<'a>(asks: &'a [(usize, Ask)], pass: &Range<usize>) -> Vec<(usize, &'a Ask)> {
     let within = asks.iter().filter(|(at, _)| pass.contains(at));
     let rows = within.filter(|(_, ask)| ask.want != Want::Nothing);
     rows.map(|(at, ask)| (at - pass.start, ask)).collect()
@@ -321,10 +318,7 @@ mod tests {
         assert_eq!(cut.passes(0, 300), [0..128, 128..256, 256..300]);
         assert_eq!(cut.passes(70, 300), [0..122, 122..250, 250..300]);
         assert_eq!(cut.passes(127, 66), [0..65, 65..66]);
-        let short = |longest| Cut {
-            longest,
-            align: 64,
-        };
+        let short = |longest| Cut { longest, align: 64 };
         assert_eq!(short(100).passes(0, 100), [0..64, 64..100]);
         assert_eq!(short(30).passes(63, 70), [0..30, 30..60, 60..70]);
     }
