@@ -59,12 +59,12 @@ impl Scheduler {
             let max_len = bounds.max_len(job.prompt.len());
             let (prompt, session) = (Arc::clone(&job.prompt), job.settings.session.clone());
             // A prompt whose logprobs are told is read whole: a saved state has no rows.
-            let told = job.settings.prompt_logprobs.is_some();
+            let whole = job.settings.prompt_logprobs.is_some() || !job.settings.use_saved;
             let Some(mut seq) = self.open(max_len)? else {
                 return Ok(Attempt::Refused);
             };
             let runner = &mut *self.runner;
-            let restored = match told {
+            let restored = match whole {
                 true => Restored::Nothing,
                 false => self
                     .prefix
@@ -154,7 +154,7 @@ impl Scheduler {
         self.stats.chunks += 1;
         self.stats.prompt_tokens += (prefill.done - before) as u64;
         let (done, total) = (prefill.done, running.prompt.len());
-        if let Some(stop) = prefill.reached() {
+        if let Some(stop) = prefill.reached().filter(|_| running.settings.use_saved) {
             let mark = (stop.head, running.settings.session.as_ref());
             let tokens = &running.prompt[..done];
             self.prefix

@@ -62,6 +62,8 @@ pub struct Settings {
     /// Which conversation this belongs to, if its caller knows. Only ever a hint: it protects the longest saved
     /// state of a conversation from requests on the side.
     pub session: Option<Arc<str>>,
+    /// Whether saved states may be looked up for its prompt, and states of it saved.
+    pub use_saved: bool,
 }
 
 impl Settings {
@@ -82,6 +84,7 @@ impl Default for Settings {
             speculate: true,
             constraints: None,
             session: None,
+            use_saved: true,
         }
     }
 }

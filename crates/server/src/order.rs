@@ -76,6 +76,7 @@ pub fn settings(
         speculate: !fields.plain,
         constraints: None,
         session: None,
+        use_saved: true,
     })
 }
 

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::http::HeaderMap;
 use axum::response::Response;
 use chat::ChatError;
 use chat::openai::request::{ChatRequest, ReasoningFormat};
@@ -40,18 +41,29 @@ pub struct Talk<T> {
 
 impl<T: Send + 'static> Talk<T> {
     /// Reads a body with the dialect's function `parse`, and makes the prompt.
-    pub async fn read(app: &App, body: Body, parse: Parse<T>) -> Result<Talk<T>, ApiError> {
+    pub async fn read(
+        app: &App,
+        headers: &HeaderMap,
+        body: Body,
+        parse: Parse<T>,
+    ) -> Result<Talk<T>, ApiError> {
         let bytes = body::read(body, app.config().body_limit_bytes).await?;
         let ready = app.ready()?;
         let policy = prepare::policy(app.config());
         let model = Arc::clone(&ready);
-        let (request, own, prompt) = body::run_sized(bytes.len(), move || {
+        let (mut request, own, prompt) = body::run_sized(bytes.len(), move || {
             let (request, own) = parse(&bytes)?;
             let prompt = prepare::chat(&model, &policy, &request)?;
             Ok((request, own, prompt))
         })
         .await?;
         app.check_model(request.model.as_deref())?;
+        let hints = &mut request.cache;
+        hints.session = hints
+            .session
+            .take()
+            .or_else(|| session(headers))
+            .or_else(|| hints.group.clone());
         if app.config().log_prompts {
             tracing::info!(prompt = %prompt.text, "prompt");
         }
@@ -84,6 +96,8 @@ impl<T: Send + 'static> Talk<T> {
         let vocab = self.ready.info.vocab;
         let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
+        settings.session = request.cache.session.as_deref().map(Arc::from);
+        settings.use_saved = request.cache.enabled;
         if let Some(token) = prepare::barred_token(model, request) {
             settings.sampling.bias.retain(|(other, _)| *other != token);
             settings.sampling.bias.push((token, f32::NEG_INFINITY));
@@ -122,6 +136,28 @@ impl<T: Send + 'static> Talk<T> {
         let asked = self.request.model.clone();
         asked.unwrap_or_else(|| app.config().model_name.clone())
     }
+}
+
+/// Headers in which clients name a conversation, the surest first.
+const SESSIONS: [&str; 9] = [
+    "x-session-affinity",
+    "x-session-id",
+    "x-claude-code-session-id",
+    "session_id",
+    "session-id",
+    "thread-id",
+    "conversation_id",
+    "conversation-id",
+    "x-hermes-session-id",
+];
+
+/// The conversation that headers name: a hint, never a right.
+fn session(headers: &HeaderMap) -> Option<String> {
+    let named = SESSIONS
+        .iter()
+        .filter_map(|name| headers.get(*name)?.to_str().ok());
+    let mut named = named.filter(|text| !text.is_empty());
+    named.next().map(|text| text.chars().take(256).collect())
 }
 
 /// How a dialect writes a stream.

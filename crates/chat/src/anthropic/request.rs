@@ -7,7 +7,7 @@ use crate::conversation::{Message, Role};
 use crate::error::ChatError;
 use crate::fields::{Fields, parse_body};
 use crate::openai::request::{
-    ChatRequest, MAX_MESSAGES, Own, ResponseFormat, SamplingFields, ToolChoice, ToolFields,
+    ChatRequest, MAX_MESSAGES, Own, ResponseFormat, SamplingFields, ToolChoice, ToolFields, hint,
     tool_items,
 };
 use crate::tools::Tool;
@@ -36,11 +36,11 @@ pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
         continue_final_message: continues,
     };
     let mut request = ChatRequest::assemble(&body, own)?;
-    if request.cache.session.is_none()
+    if request.cache.group.is_none()
         && let Some(metadata) = body.object("metadata")?
     {
         let user = metadata.string("user_id")?;
-        request.cache.session = user.map(|user| user.chars().take(256).collect());
+        request.cache.group = user.map(hint);
     }
     Ok(request)
 }

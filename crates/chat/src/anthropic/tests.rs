@@ -166,7 +166,7 @@ fn what_clients_send_beside_the_documented_fields_is_let_through() {
     assert_eq!(read.sampling.stop, ["END"]);
     assert_eq!(read.sampling.n, 1);
     assert_eq!(read.thinking.enable, Some(true));
-    assert_eq!(read.cache.session.as_deref(), Some("user_1"));
+    assert_eq!(read.cache.group.as_deref(), Some("user_1"));
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub use self::sampling::{RepWindow, SamplingFields};
 pub use self::thinking::Thinking;
 pub use self::tools::ToolChoice;
 pub(crate) use self::{
-    chat::Own,
+    chat::{Own, hint},
     messages::parse_arguments,
     tools::{ToolFields, choice as tool_choice, items as tool_items},
 };

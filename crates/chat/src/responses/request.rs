@@ -9,7 +9,7 @@ use super::{history, tools};
 use crate::conversation::{Message, Role};
 use crate::error::ChatError;
 use crate::fields::{Fields, parse_body};
-use crate::openai::request::{ChatRequest, Own, ResponseFormat, SamplingFields};
+use crate::openai::request::{ChatRequest, MAX_TOP_LOGPROBS, Own, ResponseFormat, SamplingFields};
 
 /// What only this dialect knows of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,6 +51,7 @@ impl Echo {
                 ("text", or("text", json!({"format": {"type": "text"}}))),
                 ("tool_choice", or("tool_choice", "auto".into())),
                 ("tools", or("tools", json!([]))),
+                ("top_logprobs", or("top_logprobs", 0.into())),
                 ("top_p", or("top_p", Value::Null)),
                 ("truncation", "disabled".into()),
                 ("user", or("user", Value::Null)),
@@ -74,7 +75,7 @@ impl ResponsesRequest {
                 n: 1,
                 ..SamplingFields::read(&body, "stop")?
             },
-            logprobs: None,
+            logprobs: logprobs(&body)?,
             tools,
             response_format: response_format(&body)?,
             continue_final_message: false,
@@ -91,6 +92,19 @@ impl ResponsesRequest {
         };
         Ok((request, own))
     }
+}
+
+/// How many alternatives per token are told, if logprobs are asked for: by a number of them or by name.
+fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
+    let top = body.count("top_logprobs", MAX_TOP_LOGPROBS)?;
+    let included = body.array("include")?.unwrap_or_default();
+    let named = included
+        .iter()
+        .any(|name| name == "message.output_text.logprobs");
+    Ok(match top {
+        Some(top) if top > 0 || named => Some(top),
+        _ => named.then_some(0),
+    })
 }
 
 /// Refuses what would need answers to be kept here.

@@ -89,7 +89,7 @@ pub enum Part {
         text: String,
         /// Always empty.
         annotations: Vec<Value>,
-        /// Always empty.
+        /// Logprobs of its tokens, if they were asked for.
         logprobs: Vec<Value>,
     },
     /// Thinking.
@@ -106,11 +106,11 @@ pub enum Part {
 
 impl Part {
     /// Text of the reply.
-    pub(super) fn output(text: &str) -> Part {
+    pub(super) fn output(text: &str, logprobs: &[Value]) -> Part {
         Part::OutputText {
             text: text.to_owned(),
             annotations: Vec::new(),
-            logprobs: Vec::new(),
+            logprobs: logprobs.to_vec(),
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::response::{Item, Part, Status};
 use super::tools::{Spoken, ToolNames};
+use crate::openai::response::TokenLogprob;
 use crate::reply::Piece;
 
 /// One event; its data repeats the name under `type` and carries its number.
@@ -36,6 +37,8 @@ struct Open {
     kind: Kind,
     /// What it holds so far: text, thinking, or arguments.
     text: String,
+    /// Logprobs of its text, if they are told.
+    logprobs: Vec<Value>,
 }
 
 #[derive(Debug)]
@@ -75,19 +78,25 @@ impl Items {
 
     /// Takes the next piece.
     pub fn push(&mut self, piece: Piece) -> Vec<Event> {
+        self.push_with(piece, Vec::new())
+    }
+
+    /// Takes the next piece with the logprobs of its tokens; those of anything but text are not told.
+    pub fn push_with(&mut self, piece: Piece, logprobs: Vec<TokenLogprob>) -> Vec<Event> {
+        let logprobs: Vec<Value> = logprobs.iter().map(|token| json!(token)).collect();
         let mut events = Vec::new();
         match piece {
             Piece::Reasoning(text) => {
                 if !matches!(&self.open, Some(open) if matches!(open.kind, Kind::Reasoning)) {
                     self.begin(Kind::Reasoning, "rs", &mut events);
                 }
-                self.grow(&text, &mut events);
+                self.grow(&text, Vec::new(), &mut events);
             }
             Piece::Content(text) => {
                 if !matches!(&self.open, Some(open) if matches!(open.kind, Kind::Message)) {
                     self.begin(Kind::Message, "msg", &mut events);
                 }
-                self.grow(&text, &mut events);
+                self.grow(&text, logprobs, &mut events);
             }
             Piece::ToolCall { id, name, .. } => {
                 let spoken = self.names.spoken(&name);
@@ -98,7 +107,7 @@ impl Items {
                 let call_id = id;
                 self.begin(Kind::Call { call_id, spoken }, prefix, &mut events);
             }
-            Piece::ToolArguments { fragment, .. } => self.grow(&fragment, &mut events),
+            Piece::ToolArguments { fragment, .. } => self.grow(&fragment, Vec::new(), &mut events),
         }
         events
     }
@@ -121,6 +130,7 @@ impl Items {
             id: format!("{prefix}_{}{index:02x}", self.stem),
             kind,
             text: String::new(),
+            logprobs: Vec::new(),
         };
         let item = self.item(&open, Status::InProgress);
         let added = json!({"output_index": index, "item": item});
@@ -132,7 +142,7 @@ impl Items {
         self.open = Some(open);
     }
 
-    fn grow(&mut self, text: &str, events: &mut Vec<Event>) {
+    fn grow(&mut self, text: &str, logprobs: Vec<Value>, events: &mut Vec<Event>) {
         let Some(mut open) = self.open.take() else {
             return;
         };
@@ -154,11 +164,12 @@ impl Items {
         if let Some((name, key)) = named {
             let mut fields = json!({"delta": text});
             if matches!(open.kind, Kind::Message) {
-                fields["logprobs"] = json!([]);
+                fields["logprobs"] = json!(logprobs);
             }
             let fields = at(&open, index, key, fields);
             events.push(self.event(name, fields));
         }
+        open.logprobs.extend(logprobs);
         self.open = Some(open);
     }
 
@@ -195,7 +206,7 @@ impl Items {
                 };
                 let mut fields = json!({"text": open.text});
                 if matches!(kind, Kind::Message) {
-                    fields["logprobs"] = json!([]);
+                    fields["logprobs"] = json!(open.logprobs);
                 }
                 let done = at(&open, index, Some(key), fields);
                 events.push(self.event(name, done));
@@ -239,7 +250,7 @@ impl Items {
             Kind::Reasoning => Part::ReasoningText {
                 text: open.text.clone(),
             },
-            Kind::Message | Kind::Call { .. } => Part::output(&open.text),
+            Kind::Message | Kind::Call { .. } => Part::output(&open.text, &open.logprobs),
         }
     }
 

@@ -146,7 +146,7 @@ fn choices_efforts_and_shapes_keep_their_meaning() {
     };
     assert_eq!((found, &*field), (schema, "text.format.schema"));
     assert_eq!(request.thinking.enable, Some(true));
-    assert_eq!(request.cache.session.as_deref(), Some("k"));
+    assert_eq!(request.cache.group.as_deref(), Some("k"));
     assert!(own.summary);
 }
 

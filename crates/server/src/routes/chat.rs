@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::ChatError;
 use chat::openai::request::{ChatRequest, ControlAction, ControlRequest};
@@ -21,8 +22,12 @@ use crate::state::App;
 use crate::talk::{self, Talk, Voice};
 
 /// `POST /v1/chat/completions`.
-pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, body, parse).await?;
+pub(super) async fn completions(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let talk = Talk::read(&app, &headers, body, parse).await?;
     let run = talk.start(&app).await?;
     let envelope = Envelope::new(&app, &talk, &run);
     if talk.request.stream {
@@ -34,9 +39,10 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
 /// `POST /v1/chat/completions/input_tokens`: how long the prompt would be.
 pub(super) async fn input_tokens(
     State(app): State<App>,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, body, parse).await?;
+    let talk = Talk::read(&app, &headers, body, parse).await?;
     Ok(Json(json!({
         "object": "response.input_tokens",
         "input_tokens": talk.prompt.ids.len(),

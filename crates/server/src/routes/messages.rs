@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use chat::ChatError;
@@ -24,9 +25,10 @@ use crate::talk::{self, Talk, Voice};
 pub(super) async fn messages(
     State(app): State<App>,
     Extension(request_id): Extension<RequestId>,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, body, parse).await?;
+    let talk = Talk::read(&app, &headers, body, parse).await?;
     let mut run = talk.start(&app).await?;
     let usage = MessageUsage::new(run.meter().usage(), None);
     let mut message = Message::new(ids::random("msg_"), talk.model_name(&app), usage);
@@ -54,9 +56,10 @@ pub(super) async fn messages(
 /// `POST /v1/messages/count_tokens`: how long the prompt would be.
 pub(super) async fn count_tokens(
     State(app): State<App>,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, body, parse).await?;
+    let talk = Talk::read(&app, &headers, body, parse).await?;
     Ok(Json(json!({ "input_tokens": talk.prompt.ids.len() })))
 }
 

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::openai::response::FinishReason;
 use chat::responses::ResponsesRequest;
@@ -12,14 +13,19 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::ids;
+use crate::reply::Part;
 use crate::run::{News, Run};
 use crate::sse::{Encoder, Silence};
 use crate::state::App;
 use crate::talk::{self, Talk, Voice};
 
 /// `POST /v1/responses`.
-pub(super) async fn responses(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, body, ResponsesRequest::from_json).await?;
+pub(super) async fn responses(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let talk = Talk::read(&app, &headers, body, ResponsesRequest::from_json).await?;
     let mut run = talk.start(&app).await?;
     let mut voice = ResponsesVoice::new(&app, &talk);
     if talk.request.stream {
@@ -27,7 +33,7 @@ pub(super) async fn responses(State(app): State<App>, body: Body) -> Result<Resp
     }
     while let Some(news) = run.next().await? {
         for item in news {
-            voice.take(item);
+            voice.take(&run, item);
         }
     }
     let is_cut = voice.is_cut();
@@ -40,9 +46,10 @@ pub(super) async fn responses(State(app): State<App>, body: Body) -> Result<Resp
 /// `POST /v1/responses/input_tokens`: how long the prompt would be.
 pub(super) async fn input_tokens(
     State(app): State<App>,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, body, ResponsesRequest::from_json).await?;
+    let talk = Talk::read(&app, &headers, body, ResponsesRequest::from_json).await?;
     Ok(Json(json!({
         "object": "response.input_tokens",
         "input_tokens": talk.prompt.ids.len(),
@@ -72,11 +79,16 @@ impl ResponsesVoice {
     }
 
     /// Takes news, and gives the events they make.
-    fn take(&mut self, news: News) -> Vec<Event> {
+    fn take(&mut self, run: &Run, news: News) -> Vec<Event> {
         match news {
-            News::Parts { parts, .. } => {
-                let pieces = parts.into_iter().map(|part| part.piece);
-                pieces.flat_map(|piece| self.items.push(piece)).collect()
+            News::Parts { choice, parts } => {
+                let choice = run.choice(choice);
+                let told = |part: &Part| choice.chat_logprobs(part).map(|told| told.content);
+                let parts = parts.into_iter().map(|part| (told(&part), part.piece));
+                let events = parts.flat_map(|(told, piece)| {
+                    self.items.push_with(piece, told.unwrap_or_default())
+                });
+                events.collect()
             }
             News::End { reason, .. } => {
                 self.reason = reason;
@@ -106,8 +118,8 @@ impl Voice for ResponsesVoice {
         self.tell(out, "response.in_progress", begun);
     }
 
-    fn news(&mut self, out: &mut Encoder, _run: &Run, news: News) {
-        for event in self.take(news) {
+    fn news(&mut self, out: &mut Encoder, run: &Run, news: News) {
+        for event in self.take(run, news) {
             out.event(event.name, &event.data);
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
-use decode::SchedulerConfig;
+use decode::{PrefixConfig, SchedulerConfig};
 use serde_json::{Value, json};
 use server::constrain::Constrain;
 use server::engine::{EngineFactory, Loaded};
@@ -113,6 +113,7 @@ pub(crate) struct Plan {
     pub(crate) script: Option<Script>,
     pub(crate) config: ServerConfig,
     pub(crate) limits: Limits,
+    pub(crate) prefix: PrefixConfig,
     pub(crate) step: Duration,
     pub(crate) load_time: Duration,
     pub(crate) load_error: Option<&'static str>,
@@ -147,6 +148,7 @@ impl Default for Plan {
                 tree_nodes: 8,
                 prefill_chunk: 64,
             },
+            prefix: PrefixConfig::default(),
             step: Duration::ZERO,
             load_time: Duration::ZERO,
             load_error: None,
@@ -168,7 +170,7 @@ impl House {
         let n_tokens = vocab.tokens.len();
         let (runner, watch) = ScriptRunner::new(n_tokens, plan.limits, plan.step, plan.script);
         let (load_time, load_error) = (plan.load_time, plan.load_error);
-        let sequences = plan.limits.sequences;
+        let (sequences, prefix) = (plan.limits.sequences, plan.prefix);
         let factory: EngineFactory = Box::new(move |_| {
             std::thread::sleep(load_time);
             if let Some(error) = load_error {
@@ -199,6 +201,7 @@ impl House {
                 runner: Box::new(contract::checked::Checked::new(runner)),
                 scheduler: SchedulerConfig {
                     max_sequences: sequences,
+                    prefix,
                     eos: vocab.eos.clone(),
                     ..SchedulerConfig::default()
                 },

@@ -13,6 +13,34 @@ fn bytes(entries: &[Value]) -> Vec<u8> {
 }
 
 #[tokio::test]
+async fn responses_tell_them_with_their_text() {
+    let text = "héllo 😀!";
+    let house = Plan::saying(text).open().await;
+    let fields = json!({"input": "hi", "top_logprobs": 2});
+    let body = house.post("/v1/responses", &fields).await.json().await;
+    let part = &body["output"][0]["content"][0];
+    let entries = part["logprobs"].as_array().unwrap();
+    assert_eq!(bytes(entries), text.as_bytes());
+    assert_eq!(entries[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    let named = json!({"input": "hi", "include": ["message.output_text.logprobs"], "stream": true});
+    let events = house.post("/v1/responses", &named).await.events().await;
+    let deltas = events
+        .iter()
+        .filter(|(name, _)| name == "response.output_text.delta");
+    for (_, delta) in deltas {
+        let told = delta["logprobs"].as_array().unwrap();
+        assert_eq!(bytes(told), delta["delta"].as_str().unwrap().as_bytes());
+        assert_eq!(told[0]["top_logprobs"], json!([]));
+    }
+    let plain = house
+        .post("/v1/responses", &json!({"input": "hi"}))
+        .await
+        .json()
+        .await;
+    assert_eq!(plain["output"][0]["content"][0]["logprobs"], json!([]));
+}
+
+#[tokio::test]
 async fn tokens_join_to_the_content_whole_and_streamed() {
     let text = "héllo 😀!";
     let house = Plan::saying(text).open().await;

@@ -92,8 +92,11 @@ pub enum ReasoningFormat {
 pub struct CacheHints {
     /// Whether to look up and to store at all.
     pub enabled: bool,
-    /// Which conversation this is, at most 256 characters.
+    /// Which conversation this is, as the request says of itself; at most 256 characters.
     pub session: Option<String>,
+    /// What the request is likely to have in common with others of its conversation, where nothing better is
+    /// known; at most 256 characters.
+    pub group: Option<String>,
 }
 
 /// What the server decides about every conversation.
@@ -253,6 +256,11 @@ fn reasoning_format(body: &Fields<'_>) -> Result<ReasoningFormat, ChatError> {
     }
 }
 
+/// As much of a hint as is looked at.
+pub(crate) fn hint(text: &str) -> String {
+    text.chars().take(256).collect()
+}
+
 fn cache_hints(body: &Fields<'_>) -> Result<CacheHints, ChatError> {
     if let Some(prefix_cache) = body.object("prefix_cache")? {
         match prefix_cache.string("scope")? {
@@ -270,15 +278,13 @@ fn cache_hints(body: &Fields<'_>) -> Result<CacheHints, ChatError> {
     {
         session = extra.string("session_id")?;
     }
-    if session.is_none() {
-        session = body.string("prompt_cache_key")?;
-    }
     let off = body
         .object("prefix_cache")?
         .is_some_and(|cache| matches!(cache.string("scope"), Ok(Some("off"))));
     Ok(CacheHints {
         enabled: body.flag("cache_prompt", true)? && !off,
-        session: session.map(|session| session.chars().take(256).collect()),
+        session: session.map(hint),
+        group: body.string("prompt_cache_key")?.map(hint),
     })
 }
 

@@ -1,0 +1,114 @@
+//! What is kept of prompts, as clients see it: in the usage of every dialect, in the properties, in the metrics.
+
+use contract::Limits;
+use decode::{Boundaries, PrefixConfig};
+use serde_json::{Value, json};
+
+use crate::house::{House, Plan, special};
+
+fn plan() -> Plan {
+    let plan = Plan::saying("Fine.");
+    Plan {
+        limits: Limits {
+            context: 2048,
+            ..plan.limits
+        },
+        prefix: PrefixConfig {
+            slots: 8,
+            boundaries: Boundaries {
+                turn_starts: vec![special("<|im_start|>")],
+                apart: 8,
+                ..Boundaries::default()
+            },
+            ..PrefixConfig::default()
+        },
+        ..plan
+    }
+}
+
+/// `n` turns of a conversation that goes on.
+fn messages(n: usize) -> Vec<Value> {
+    let turn = |i: usize| {
+        let role = if i % 2 == 0 { "user" } else { "assistant" };
+        json!({"role": role, "content": format!("{i}: {}", "words and more words, ".repeat(4 + i))})
+    };
+    (0..n).map(turn).collect()
+}
+
+/// Prompt tokens, and how many of them were cached, in each dialect.
+async fn ask(house: &House, dialect: &str, n: usize) -> (u64, u64) {
+    let messages = messages(n);
+    let (path, body) = match dialect {
+        "chat" => (
+            "/v1/chat/completions",
+            json!({"model": "m", "messages": messages}),
+        ),
+        "messages" => (
+            "/v1/messages",
+            json!({"model": "m", "max_tokens": 20, "messages": messages}),
+        ),
+        _ => ("/v1/responses", json!({"model": "m", "input": messages})),
+    };
+    let answer = house.post(path, &body).await;
+    assert_eq!(answer.status, 200, "{dialect}");
+    let usage = &answer.json().await["usage"];
+    let count = |value: &Value| value.as_u64().unwrap();
+    match dialect {
+        "chat" => (
+            count(&usage["prompt_tokens"]),
+            count(&usage["prompt_tokens_details"]["cached_tokens"]),
+        ),
+        // This dialect counts cached tokens apart.
+        "messages" => {
+            let cached = count(&usage["cache_read_input_tokens"]);
+            (count(&usage["input_tokens"]) + cached, cached)
+        }
+        _ => (
+            count(&usage["input_tokens"]),
+            count(&usage["input_tokens_details"]["cached_tokens"]),
+        ),
+    }
+}
+
+#[tokio::test]
+async fn the_second_turn_is_mostly_cached_in_every_dialect() {
+    for dialect in ["chat", "messages", "responses"] {
+        let house = plan().open().await;
+        let (first, cold) = ask(&house, dialect, 3).await;
+        assert_eq!(cold, 0, "{dialect}");
+        let (second, cached) = ask(&house, dialect, 5).await;
+        // All up to the reply of the first request, but for what alignment costs.
+        assert!(
+            cached + 64 + 24 > first && cached < first,
+            "{dialect}: {cached} of {first}"
+        );
+        assert!(second > first);
+        let props = house.get("/props").await.json().await;
+        assert_eq!(props["prefix_cache"]["lifetime_hits"], 1, "{dialect}");
+        assert_eq!(props["prefix_cache"]["capacity"], 8);
+        let metrics = house.get("/metrics").await.text().await;
+        assert!(metrics.contains("hearth_prefix_hits_total 1"), "{metrics}");
+        assert!(metrics.contains(&format!("hearth_prompt_tokens_cached_total {cached}")));
+    }
+}
+
+#[tokio::test]
+async fn one_dialect_finds_what_another_left() {
+    let house = plan().open().await;
+    ask(&house, "chat", 3).await;
+    let (_, by_messages) = ask(&house, "messages", 5).await;
+    let (_, by_responses) = ask(&house, "responses", 5).await;
+    assert!(by_messages > 0 && by_responses > by_messages);
+}
+
+#[tokio::test]
+async fn without_a_cache_nothing_is_said_to_be_cached() {
+    let house = Plan {
+        prefix: PrefixConfig::default(),
+        ..plan()
+    }
+    .open()
+    .await;
+    ask(&house, "chat", 3).await;
+    assert_eq!(ask(&house, "chat", 5).await.1, 0);
+}
