@@ -139,10 +139,11 @@ fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
 }
 
 fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
-    Box::new(CpuBackend::new(cpu::Options {
+    let backend = CpuBackend::new(cpu::Options {
         reference: choice.cpu_reference,
         threads: choice.threads,
-    }))
+    });
+    Box::new(backend.turning())
 }
 
 #[cfg(test)]

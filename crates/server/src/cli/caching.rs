@@ -38,3 +38,14 @@ pub struct CacheArgs {
     )]
     pub kv_cache_min_tokens: usize,
 }
+
+/// The memory table of `hearth inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct PlanArgs {
+    /// Show what the model takes for any context and storage of keys and values.
+    #[arg(long)]
+    pub plan: bool,
+    /// Memory to plan for, such as 24GiB [default: what the device has free].
+    #[arg(long, value_name = "SIZE", requires = "plan")]
+    pub vram: Option<String>,
+}

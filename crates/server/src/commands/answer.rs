@@ -11,6 +11,7 @@ use chat::reply::{Piece, Reply, ReplyConfig};
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 
+use crate::commands::caching;
 use crate::ids;
 use crate::order;
 use crate::reply::{Choice, ChoicePlan, Part};
@@ -63,6 +64,7 @@ impl Answerer {
             max_sequences: 1,
             prefill_chunk: runner.info().limits.prefill_chunk,
             eos: model.eos.clone(),
+            prefix: caching::of_talk(&model),
             ..SchedulerConfig::default()
         };
         Answerer {

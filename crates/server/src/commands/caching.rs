@@ -16,6 +16,8 @@ use crate::store::{DiskStore, StoreConfig};
 const EVERY: usize = 4096;
 /// The same on a card, whose snapshots do not share what they hold.
 const EVERY_ON_A_CARD: usize = 16_384;
+/// States of a conversation on a terminal: its head, its last turns, and one to fall back on.
+const TALK_SLOTS: usize = 4;
 /// Changes whenever equal tokens may lead to other states than before, in which case stored ones are of no use.
 const ENGINE: &str = "hearth state 1";
 
@@ -51,6 +53,18 @@ pub(super) fn prefix(
         place: Place::Host,
         least_stored: args.kv_cache_min_tokens.max(1),
     })
+}
+
+/// What is saved of the prompts of one conversation on a terminal.
+pub(super) fn of_talk(model: &ServedModel) -> PrefixConfig {
+    PrefixConfig {
+        slots: TALK_SLOTS,
+        boundaries: Boundaries {
+            turn_starts: turn_starts(model),
+            ..Boundaries::default()
+        },
+        ..PrefixConfig::default()
+    }
 }
 
 /// The store of the flags, if they name one.

@@ -10,6 +10,7 @@ use crate::cli::InspectArgs;
 use crate::commands::all_causes;
 use crate::commands::drafting::{Drafting, draft_plan};
 use crate::commands::open::{self, Fitted, Wish, count_text};
+use crate::commands::plan;
 use crate::commands::progress::bytes_text;
 use crate::commands::shape;
 
@@ -148,6 +149,11 @@ impl Report {
             self.section("draft", shape::of_draft(&draft));
             let found = draft.fit(&loaded.spec, model::DraftOptions::default())?;
             drafting.plan = Some(draft_plan(found, args.device.cpu_reference, false));
+        }
+        if args.plan.plan {
+            let (text, json) = plan::table(loaded, args, &drafting)?;
+            self.text.push_str(&text);
+            self.json.insert("memory".to_owned(), json);
         }
         let wish = Wish {
             sequences: args.max_sequences,

@@ -14,6 +14,7 @@ mod kernels;
 mod new_file;
 mod npy;
 mod open;
+mod plan;
 mod probe;
 mod progress;
 mod quantize;

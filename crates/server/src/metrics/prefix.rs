@@ -1,0 +1,68 @@
+//! Meters of what is kept of prompts, set from the scheduler's own counters.
+
+use decode::PrefixStats;
+use metrics::{Counter, Gauge};
+use metrics_exporter_prometheus::PrometheusRecorder;
+
+use super::Maker;
+
+/// What the prefix cache holds and has done.
+pub(super) struct PrefixMeters {
+    snapshots: Gauge,
+    bytes: Gauge,
+    lookups: Counter,
+    hits: Counter,
+    store_hits: Counter,
+    saved: Counter,
+    evicted: Counter,
+    stored: Counter,
+    failed: Counter,
+}
+
+impl PrefixMeters {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> PrefixMeters {
+        let make = Maker(recorder);
+        PrefixMeters {
+            snapshots: make.gauge(
+                "hearth_prefix_cache_snapshots",
+                "States of prompts held in memory.",
+            ),
+            bytes: make.gauge(
+                "hearth_prefix_cache_bytes",
+                "Bytes that all snapshots hold; what several share is counted once.",
+            ),
+            lookups: make.counter("hearth_prefix_lookups_total", "Prompts looked up."),
+            hits: make.counter(
+                "hearth_prefix_hits_total",
+                "Prompts that began with a saved state.",
+            ),
+            store_hits: make.counter(
+                "hearth_prefix_store_hits_total",
+                "States that were read from disk for a prompt.",
+            ),
+            saved: make.counter("hearth_prefix_saved_total", "States saved."),
+            evicted: make.counter(
+                "hearth_prefix_evicted_total",
+                "States given up for want of room.",
+            ),
+            stored: make.counter("hearth_prefix_stored_total", "States given to the disk."),
+            failed: make.counter(
+                "hearth_prefix_failed_total",
+                "States that could not be saved, restored or read.",
+            ),
+        }
+    }
+
+    /// Shows the counters as they are now.
+    pub(super) fn set(&self, stats: &PrefixStats) {
+        self.snapshots.set(stats.entries as f64);
+        self.bytes.set(stats.bytes as f64);
+        self.lookups.absolute(stats.lookups);
+        self.hits.absolute(stats.hits);
+        self.store_hits.absolute(stats.store_hits);
+        self.saved.absolute(stats.saved);
+        self.evicted.absolute(stats.evicted);
+        self.stored.absolute(stats.stored);
+        self.failed.absolute(stats.failed);
+    }
+}
