@@ -13,7 +13,7 @@ mod showing;
 use std::path::PathBuf;
 
 pub use crate::commands::BenchArgs;
-pub use caching::{CacheArgs, PlanArgs};
+pub use caching::CacheArgs;
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
@@ -318,6 +318,9 @@ pub struct ServeArgs {
         default_value = "on"
     )]
     pub metrics: OnOff,
+    /// Serve pages at /status that show who is being served; never what is said.
+    #[arg(long, env = "HEARTH_STATUS_PAGE", value_parser = FalseyValueParser::new())]
+    pub status_page: bool,
     /// The longest request body, in MiB.
     #[arg(long, env = "HEARTH_MAX_BODY", value_name = "MIB", default_value_t = 64,
         value_parser = value_parser!(u32).range(1..=4096))]
@@ -406,9 +409,6 @@ pub struct InspectArgs {
     /// Sequences to plan for.
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
-    /// Memory by context and storage.
-    #[command(flatten)]
-    pub plan: PlanArgs,
     /// List every tensor.
     #[arg(long)]
     pub tensors: bool,

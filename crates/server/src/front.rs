@@ -103,7 +103,12 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
         }
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        // What the router says of other methods stays true in any dialect.
+        let allowed = response.headers_mut().remove(header::ALLOW);
         response = error.respond(dialect, Some(&id));
+        if let Some(allowed) = allowed {
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
     }
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {

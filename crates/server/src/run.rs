@@ -6,6 +6,7 @@ use std::time::Instant;
 use chat::openai::response::FinishReason;
 use decode::{Event, FinishReason as Ended, Logprobs, OutToken, Reins};
 
+use crate::board::Place;
 use crate::error::ApiError;
 use crate::handle::{Events, Order, Stamped, Update};
 use crate::meter::Meter;
@@ -49,6 +50,8 @@ pub struct Run {
     /// When each choice last got tokens.
     last_step: Vec<Option<Instant>>,
     meter: Meter,
+    /// Where others see how far it is.
+    place: Place,
     /// An error that came right behind news; it is told after them.
     fault: Option<ApiError>,
     /// Whether it ended by itself, well or not; else its client left.
@@ -61,9 +64,9 @@ pub struct Run {
 impl Run {
     /// Hands the order over. `choices` are as many fresh ones as the order asks for.
     pub fn start(app: &App, order: Order, choices: Vec<Choice>) -> Result<Run, ApiError> {
-        let meter = Meter::new(order.prompt.len());
+        let (meter, place) = (Meter::new(order.prompt.len()), app.board().enter(&order));
         let events = app.engine().submit(order, app.config().times)?;
-        Ok(Run::following(app, events, choices, meter))
+        Ok(Run::following(app, events, choices, (meter, place)))
     }
 
     /// As [`start`](Run::start), but waits for a place in the queue instead of being refused.
@@ -72,12 +75,17 @@ impl Run {
         order: Order,
         choices: Vec<Choice>,
     ) -> Result<Run, ApiError> {
-        let meter = Meter::new(order.prompt.len());
+        let (meter, place) = (Meter::new(order.prompt.len()), app.board().enter(&order));
         let events = app.engine().submit_later(order, app.config().times).await?;
-        Ok(Run::following(app, events, choices, meter))
+        Ok(Run::following(app, events, choices, (meter, place)))
     }
 
-    fn following(app: &App, events: Events, choices: Vec<Choice>, meter: Meter) -> Run {
+    fn following(
+        app: &App,
+        events: Events,
+        choices: Vec<Choice>,
+        (meter, place): (Meter, Place),
+    ) -> Run {
         Run {
             app: app.clone(),
             events,
@@ -85,6 +93,7 @@ impl Run {
             last_step: vec![None; choices.len()],
             choices,
             meter,
+            place,
             fault: None,
             settled: false,
             last_reason: "stop",
@@ -136,6 +145,7 @@ impl Run {
                 break;
             }
         }
+        self.place.show(&self.meter);
         if self.choices_left == 0 && self.fault.is_none() && !self.settled {
             self.settle();
         }

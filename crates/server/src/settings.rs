@@ -26,6 +26,8 @@ pub struct ServerConfig {
     pub cors: bool,
     /// Serve `/metrics`.
     pub metrics: bool,
+    /// Serve `/status` and what belongs to it.
+    pub status_page: bool,
     /// Longest request body, in bytes.
     pub body_limit_bytes: usize,
     /// Send the usage chunk of a stream even when it was not asked for.
@@ -96,6 +98,7 @@ impl Default for ServerConfig {
             api_keys: Vec::new(),
             cors: true,
             metrics: true,
+            status_page: false,
             body_limit_bytes: 64 << 20,
             always_usage: false,
             log_prompts: false,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::board::Board;
 use crate::engine::{Phase, Ready};
 use crate::error::{ApiError, phase_error};
 use crate::front::Keys;
@@ -20,6 +21,7 @@ struct Inner {
     keys: Keys,
     metrics: Metrics,
     live: Live,
+    board: Arc<Board>,
     started_unix: u64,
 }
 
@@ -30,6 +32,7 @@ impl App {
             keys: Keys::new(&config.api_keys),
             metrics: Metrics::new(),
             live: Live::default(),
+            board: Arc::default(),
             started_unix: crate::ids::unix_now(),
             config,
             engine,
@@ -54,6 +57,11 @@ impl App {
     /// The meters.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Who is being served.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.0.board
     }
 
     /// Answers under way.

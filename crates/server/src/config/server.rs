@@ -26,6 +26,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
         api_keys: api_keys(args)?,
         cors: !args.no_cors,
         metrics: is_on(args.metrics),
+        status_page: args.status_page,
         body_limit_bytes: usize::try_from(args.max_body).unwrap_or(usize::MAX) << 20,
         always_usage: args.always_usage,
         log_prompts: args.log_prompts,

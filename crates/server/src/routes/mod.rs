@@ -8,6 +8,7 @@ mod openapi;
 mod page;
 mod props;
 mod responses;
+mod slots;
 mod status;
 mod text;
 
@@ -34,13 +35,16 @@ const NOT_OURS: [(&str, &str); 6] = [
 ];
 
 /// Every path behind `/v1`, and who answers there.
-fn routes() -> [(&'static str, MethodRouter<App>); 20] {
+fn routes() -> [(&'static str, MethodRouter<App>); 23] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
         ("/models/{*id}", get(models::model)),
         ("/props", get(props::props)),
-        ("/slots", get(status::slots)),
+        ("/slots", get(slots::slots)),
+        ("/status", get(slots::page)),
+        ("/status/json", get(slots::snapshot)),
+        ("/status/events", get(slots::events)),
         ("/metrics", get(status::metrics)),
         ("/version", get(status::version)),
         ("/openapi.json", get(openapi::openapi)),

@@ -1,6 +1,7 @@
 //! The one model, as the lists of several protocols show it.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use serde_json::{Value, json};
 
@@ -43,8 +44,10 @@ pub(super) async fn models(State(app): State<App>, RawQuery(query): RawQuery) ->
 /// `GET /v1/models/{id}`.
 pub(super) async fn model(
     State(app): State<App>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that is no text cannot be the model's.
+    let Path(id) = id.unwrap_or_else(|_| Path(String::new()));
     if id != app.config().model_name {
         return Err(ApiError::ModelNotFound {
             asked: id,

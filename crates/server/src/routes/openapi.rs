@@ -10,108 +10,214 @@ pub(super) async fn openapi() -> Json<Value> {
     Json(document())
 }
 
-/// One operation: path, method, what it does, and the schema of its body.
-type Operation = (
-    &'static str,
-    &'static str,
-    &'static str,
-    Option<&'static str>,
-);
+/// One operation.
+struct Operation {
+    path: &'static str,
+    method: &'static str,
+    summary: &'static str,
+    /// The schema of its body, if it takes one.
+    body: Option<&'static str>,
+    /// What a good answer is made of.
+    gives: Gives,
+    /// Which errors it may end in, besides those that all have.
+    errors: &'static [u16],
+}
 
-const OPERATIONS: [Operation; 22] = [
-    ("/health", "get", "Whether requests are taken", None),
-    ("/models", "get", "The model, as a list", None),
-    ("/models/{id}", "get", "The model, by its id", None),
-    ("/props", "get", "What is loaded and how it is set up", None),
-    ("/slots", "get", "Who is on the device now", None),
-    ("/metrics", "get", "Counters as Prometheus text", None),
-    ("/version", "get", "The program's version", None),
-    ("/openapi.json", "get", "This document", None),
-    (
+/// What a good answer is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gives {
+    /// A JSON object.
+    Json,
+    /// A JSON object, or a stream of events if one was asked for.
+    JsonOrEvents,
+    /// Events.
+    Events,
+    /// A page, or JSON for whoever does not ask for one.
+    PageOrJson,
+    /// A page.
+    Page,
+    /// Plain text.
+    Text,
+}
+
+impl Gives {
+    fn kinds(self) -> &'static [&'static str] {
+        match self {
+            Gives::Json => &[JSON],
+            Gives::JsonOrEvents => &[JSON, EVENTS],
+            Gives::Events => &[EVENTS],
+            Gives::PageOrJson => &[JSON, "text/html"],
+            Gives::Page => &["text/html"],
+            Gives::Text => &["text/plain"],
+        }
+    }
+}
+
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+/// Errors of what needs the model and a body.
+const WORK: &[u16] = &[400, 404, 413, 429, 500, 503];
+/// The same where nothing waits in a queue.
+const COUNT: &[u16] = &[400, 404, 413, 500, 503];
+
+const fn get(
+    path: &'static str,
+    summary: &'static str,
+    gives: Gives,
+    errors: &'static [u16],
+) -> Operation {
+    Operation {
+        path,
+        method: "get",
+        summary,
+        body: None,
+        gives,
+        errors,
+    }
+}
+
+const fn post(
+    path: &'static str,
+    summary: &'static str,
+    body: &'static str,
+    gives: Gives,
+    errors: &'static [u16],
+) -> Operation {
+    Operation {
+        path,
+        method: "post",
+        summary,
+        body: Some(body),
+        gives,
+        errors,
+    }
+}
+
+use Gives::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
+
+const OPERATIONS: [Operation; 25] = [
+    get("/health", "Whether requests are taken", Object, &[503]),
+    get("/models", "The model, as a list", Object, &[]),
+    get("/models/{id}", "The model, by its id", Object, &[404]),
+    get(
+        "/props",
+        "What is loaded and how it is set up",
+        Object,
+        &[500, 503],
+    ),
+    get("/slots", "Who is on the device now", Object, &[500, 503]),
+    get("/status", "A page that shows who is served", Page, &[404]),
+    get(
+        "/status/json",
+        "Who is served, and the server's state",
+        Object,
+        &[404],
+    ),
+    get("/status/events", "The same as it changes", Events, &[404]),
+    get("/metrics", "Counters as Prometheus text", Text, &[404]),
+    get("/version", "The program's version", Object, &[]),
+    get("/openapi.json", "This document", Object, &[]),
+    post(
         "/chat/completions",
-        "post",
         "A reply to a conversation",
-        Some("ChatRequest"),
+        "ChatRequest",
+        JsonOrEvents,
+        WORK,
     ),
-    (
+    post(
         "/chat/completions/input_tokens",
-        "post",
         "Tokens of a conversation",
-        Some("ChatRequest"),
+        "ChatRequest",
+        Object,
+        COUNT,
     ),
-    (
+    post(
         "/chat/completions/control",
-        "post",
         "A word to a reply under way",
-        Some("ControlRequest"),
+        "ControlRequest",
+        Object,
+        COUNT,
     ),
-    (
+    post(
         "/completions",
-        "post",
         "Text that goes on",
-        Some("CompletionRequest"),
+        "CompletionRequest",
+        JsonOrEvents,
+        WORK,
     ),
-    (
+    post(
         "/responses",
-        "post",
         "A reply, in items",
-        Some("ResponsesRequest"),
+        "ResponsesRequest",
+        JsonOrEvents,
+        WORK,
     ),
-    (
+    post(
         "/responses/input_tokens",
-        "post",
         "Tokens of a conversation in items",
-        Some("ResponsesRequest"),
+        "ResponsesRequest",
+        Object,
+        COUNT,
     ),
-    (
+    post(
         "/messages",
-        "post",
         "A reply, in Anthropic's blocks",
-        Some("MessagesRequest"),
+        "MessagesRequest",
+        JsonOrEvents,
+        WORK,
     ),
-    (
+    post(
         "/messages/count_tokens",
-        "post",
         "Tokens of a conversation in Anthropic's blocks",
-        Some("MessagesRequest"),
+        "MessagesRequest",
+        Object,
+        COUNT,
     ),
-    (
+    post(
         "/tokenize",
-        "post",
         "Text to tokens",
-        Some("TokenizeRequest"),
+        "TokenizeRequest",
+        Object,
+        COUNT,
     ),
-    (
+    post(
         "/detokenize",
-        "post",
         "Tokens to text",
-        Some("DetokenizeRequest"),
+        "DetokenizeRequest",
+        Object,
+        COUNT,
     ),
-    ("/tokenizer_info", "get", "The template and its marks", None),
-    (
+    get(
+        "/tokenizer_info",
+        "The template and its marks",
+        Object,
+        &[500, 503],
+    ),
+    post(
         "/apply-template",
-        "post",
         "Messages to a prompt",
-        Some("ChatRequest"),
+        "ChatRequest",
+        Object,
+        COUNT,
     ),
-    (
+    get(
         "/",
-        "get",
         "A chat page for browsers, else as /health",
-        None,
+        PageOrJson,
+        &[503],
     ),
-    ("/v1", "get", "As /health", None),
+    get("/v1", "As /health", Object, &[503]),
 ];
 
 fn document() -> Value {
     let mut paths = Map::new();
-    for (path, method, summary, schema) in OPERATIONS {
-        let full = match path {
-            "/" | "/v1" => path.to_owned(),
+    for operation in &OPERATIONS {
+        let full = match operation.path {
+            "/" | "/v1" => operation.path.to_owned(),
             path => format!("/v1{path}"),
         };
-        let operation = operation(&full, summary, schema);
-        paths.insert(full, json!({ method: operation }));
+        let told = described(operation);
+        paths.insert(full, json!({ operation.method: told }));
     }
     json!({
         "openapi": "3.1.0",
@@ -133,53 +239,66 @@ fn document() -> Value {
     })
 }
 
-fn operation(path: &str, summary: &str, schema: Option<&str>) -> Value {
-    let anthropic = path.starts_with("/v1/messages");
-    let text = |description: &str| json!({"description": description});
+fn described(operation: &Operation) -> Value {
+    let anthropic = operation.path.starts_with("/messages");
+    let open = matches!(operation.path, "/" | "/health");
     let mut responses = Map::new();
-    responses.insert(
-        "200".to_owned(),
-        text("The answer; a stream of events if one was asked for"),
-    );
-    let mut errors = vec![
-        ("401", "No key, or a wrong one"),
-        ("404", "Nothing of that name"),
-        ("500", "A defect of the server or the model's file"),
-        ("503", "The model is loading, or the server is stopping"),
-    ];
-    if schema.is_some() {
-        errors.push(("400", "The request is wrong; the message says where"));
-        errors.push(("413", "The body is too large"));
-        errors.push(match anthropic {
-            true => ("529", "The queue is full"),
-            false => ("429", "The queue is full"),
-        });
-    }
-    let error = match anthropic {
-        true => "AnthropicError",
-        false => "Error",
-    };
-    for (status, description) in errors {
-        let mut response = text(description);
-        // Health says in its own words why it is not well.
-        if !(status == "503" && schema.is_none()) {
-            let schema = json!({"$ref": format!("#/components/schemas/{error}")});
-            response["content"] = json!({"application/json": {"schema": schema}});
-        }
+    responses.insert("200".to_owned(), answer(operation.gives));
+    // Health and the page are open to everyone.
+    let key = (!open).then_some(401);
+    for status in operation.errors.iter().copied().chain(key) {
+        let (status, description) = match status {
+            400 => ("400", "The request is wrong; the message says where"),
+            401 => ("401", "No key, or a wrong one"),
+            404 => ("404", "Nothing of that name"),
+            413 => ("413", "The body is too large"),
+            429 if anthropic => ("529", "The queue is full"),
+            429 => ("429", "The queue is full"),
+            503 => ("503", "The model is loading, or the server is stopping"),
+            _ => ("500", "A defect of the server or the model's file"),
+        };
+        let schema = match (operation.body, anthropic) {
+            // Health says in its own words why it is not well.
+            (None, _) if status == "503" && matches!(operation.path, "/" | "/v1" | "/health") => {
+                json!({"type": "object", "required": ["status"]})
+            }
+            (_, true) => json!({"$ref": "#/components/schemas/AnthropicError"}),
+            (_, false) => json!({"$ref": "#/components/schemas/Error"}),
+        };
+        let content = json!({ JSON: {"schema": schema} });
+        let response = json!({"description": description, "content": content});
         responses.insert(status.to_owned(), response);
     }
-    let mut operation = json!({"summary": summary, "responses": responses});
-    if path.contains("{id}") {
-        operation["parameters"] = json!([
-            {"name": "id", "in": "path", "required": true, "schema": {"type": "string"}}
+    let mut told = json!({"summary": operation.summary, "responses": responses});
+    if open {
+        told["security"] = json!([]);
+    }
+    if operation.path.contains("{id}") {
+        told["parameters"] = json!([
+            {"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}
         ]);
     }
-    if let Some(schema) = schema {
+    if let Some(schema) = operation.body {
         let schema = json!({"$ref": format!("#/components/schemas/{schema}")});
-        operation["requestBody"] =
-            json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        told["requestBody"] = json!({"required": true, "content": { JSON: {"schema": schema} }});
     }
-    operation
+    told
+}
+
+/// A good answer.
+fn answer(gives: Gives) -> Value {
+    let kinds = gives.kinds().iter().map(|kind| {
+        let schema = match *kind {
+            JSON => json!({"type": "object"}),
+            _ => json!({"type": "string"}),
+        };
+        ((*kind).to_owned(), json!({ "schema": schema }))
+    });
+    let description = match gives {
+        Gives::JsonOrEvents => "The answer; a stream of events if one was asked for",
+        _ => "The answer",
+    };
+    json!({"description": description, "content": kinds.collect::<Map<String, Value>>()})
 }
 
 fn schemas() -> Value {
@@ -308,7 +427,7 @@ mod tests {
     fn the_document_lists_exactly_what_is_served() {
         let mut listed: Vec<String> = OPERATIONS
             .iter()
-            .map(|(path, ..)| *path)
+            .map(|operation| operation.path)
             .filter(|path| !matches!(*path, "/" | "/v1"))
             .map(|path| format!("/v1{}", path.replace("{id}", "{*id}")))
             .collect();

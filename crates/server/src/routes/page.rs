@@ -10,7 +10,7 @@ use crate::state::App;
 const PAGE: &str = include_str!("../page/index.html");
 
 /// The page holds its own style and script, and talks to nobody but this server.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+pub(super) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
 

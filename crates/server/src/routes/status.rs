@@ -44,24 +44,6 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     response
 }
 
-/// Who is on the device now.
-pub(super) async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
-    let published = app.engine().published();
-    let stats = &published.stats;
-    Ok(Json(json!({
-        "total": ready.info.limits.sequences,
-        "sequences": stats.sequences,
-        "prefilling": stats.prefilling,
-        "requests_running": published.running,
-        "requests_waiting": app.engine().waiting(),
-        "context": ready.info.limits.context,
-        "free_context_tokens": stats.free_tokens,
-        "generated_tokens": stats.generated_tokens,
-        "prompt_tokens": stats.prompt_tokens,
-    })))
-}
-
 /// Prometheus text.
 pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     if !app.config().metrics {

@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 90] = [
+const FLAGS: [(&str, &[&str], Fate); 91] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -157,6 +157,7 @@ const FLAGS: [(&str, &[&str], Fate); 90] = [
     ("--late-system", &["hoist"], Sets("late-system")),
     ("--always-usage", &[], Sets("always-usage")),
     ("--strict-model", &[], Sets("strict-model")),
+    ("--status-page", &[], Sets("status-page")),
     ("--metrics", &["off"], Sets("metrics")),
     ("--log-format", &["json"], Sets("log-format")),
     ("--log-prompts", &[], Sets("log-prompts")),

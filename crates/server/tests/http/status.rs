@@ -328,3 +328,91 @@ async fn metrics_count_what_happened() {
     assert_eq!(slots["total"], 4);
     assert_eq!(slots["sequences"], 0);
 }
+
+#[tokio::test]
+async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() {
+    let mut plan = with_config(|config| config.status_page = true);
+    plan.step = Duration::from_millis(20);
+    let house = plan.open().await;
+    house.watch.gate.hold();
+    let body = json!({"messages": [{"role": "user", "content": "secret words"}], "priority": 7, "max_tokens": 9});
+    let waiting = {
+        let address = house.address;
+        let body = body.to_string();
+        tokio::spawn(async move {
+            let kind = [("content-type", "application/json")];
+            client::send(
+                address,
+                "POST",
+                "/v1/chat/completions",
+                &kind,
+                body.as_bytes(),
+            )
+            .await
+        })
+    };
+    let request = loop {
+        let slots = house.get("/slots").await.json().await;
+        if let Some(request) = slots["requests"].get(0) {
+            break request.clone();
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert_eq!(request["priority"], 7, "{request}");
+    assert_eq!(request["max_tokens"], 9);
+    assert!(request["prompt_tokens"].as_u64().unwrap() > 0);
+    assert!(["waiting", "prefill"].contains(&request["state"].as_str().unwrap()));
+    let status = house.get("/status/json").await.text().await;
+    assert!(
+        status.contains("\"priority\":7") && !status.contains("secret"),
+        "{status}"
+    );
+    let page = house.get("/status").await;
+    assert_eq!(
+        page.header("content-type"),
+        Some("text/html; charset=utf-8")
+    );
+    let page = page.text().await;
+    for outside in ["http://", "https://", "src="] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    house.watch.gate.release();
+    assert_eq!(waiting.await.unwrap().status, 200);
+    let slots = house.get("/slots").await.json().await;
+    assert_eq!(slots["requests"], json!([]), "{slots}");
+}
+
+#[tokio::test]
+async fn the_status_pages_are_off_unless_asked_for_and_want_the_key() {
+    let house = Plan::saying("ok").open().await;
+    for path in ["/status", "/status/json", "/v1/status/events"] {
+        let answer = house.get(path).await;
+        assert_eq!(answer.status, 404, "{path}");
+        let error = answer.json().await;
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains("--status-page"), "{message}");
+    }
+    let closed = with_config(|config| {
+        config.status_page = true;
+        config.api_keys = vec!["k".to_owned()];
+    });
+    let house = closed.open().await;
+    assert_eq!(house.get("/status/json").await.status, 401);
+    let key = [("authorization", "Bearer k")];
+    let open = client::send(house.address, "GET", "/status/json", &key, b"").await;
+    assert_eq!(open.status, 200);
+}
+
+#[tokio::test]
+async fn a_wrong_method_is_told_with_the_right_ones() {
+    let house = Plan::saying("ok").open().await;
+    for (method, path, right) in [
+        ("GET", "/v1/messages", "POST"),
+        ("DELETE", "/v1/models", "GET"),
+    ] {
+        let answer = client::send(house.address, method, path, &[], b"").await;
+        assert_eq!(answer.status, 405, "{path}");
+        let allowed = answer.header("allow").unwrap_or_default().to_owned();
+        assert!(allowed.contains(right), "{path}: {allowed}");
+    }
+}
