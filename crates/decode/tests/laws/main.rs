@@ -5,6 +5,7 @@ mod cancelling;
 mod chance;
 mod faults;
 mod forcing;
+mod grammar;
 mod prefix;
 mod tokens;
 mod world;
