@@ -12,34 +12,34 @@ def claude_code(world, wish, small):
     # Among its twelve tools and its reminders the bundled model loses the wish.
     few = ["--tools", "Read", "--system-prompt", "Use the functions whenever they fit."] if small else []
     command = ["claude", "-p", wish, "--output-format", "stream-json", "--include-partial-messages", "--verbose", *few]
-    return world.run(command, pages.exports("claude-code", world.url))
+    return world.run(command, pages.variables(world, "claude-code"))
 
 
 def codex(world, wish, _small):
-    world.write(".codex/config.toml", pages.block("codex", "toml", world.url))
+    pages.write(world, "codex", "toml", ".codex/config.toml")
     return world.run(["codex", "exec", "--skip-git-repo-check", "--json", wish], {"HEARTH_API_KEY": "none"})
 
 
 def opencode(world, wish, _small):
-    world.write(".config/opencode/opencode.json", pages.block("opencode", "json", world.url))
+    pages.write(world, "opencode", "json", ".config/opencode/opencode.json")
     command = ["opencode", "run", "--auto", "--format", "json", *wish.split()]
     return world.run(command, {"OPENCODE_DISABLE_MODELS_FETCH": "1"})
 
 
 def pi(world, wish, _small):
-    world.write(".pi/agent/models.json", pages.block("pi", "json", world.url))
+    pages.write(world, "pi", "json", ".pi/agent/models.json")
     command = ["pi", "--provider", "hearth", "--model", "hearth", "--mode", "json", "--no-session", "-p", wish]
     return world.run(command, {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
 
 
 def openclaw(world, wish, _small):
-    world.write(".openclaw/openclaw.json", pages.block("openclaw", "json", world.url))
+    pages.write(world, "openclaw", "json", ".openclaw/openclaw.json")
     config = world.home / ".openclaw" / "openclaw.json"
     return world.run(["openclaw", "agent", "exec", wish, "--config", config, "--json"], {})
 
 
 def hermes(world, wish, small):
-    world.write(".hermes/config.yaml", pages.block("hermes", "yaml", world.url))
+    pages.write(world, "hermes", "yaml", ".hermes/config.yaml")
     few = ["-t", "file"] if small else []
     return world.run(["hermes", "chat", "-Q", "--yolo", *few, "-q", wish], {})
 

@@ -1,8 +1,13 @@
-"""What the pages of the clients tell a person to write, read by the run: a page that is wrong fails it."""
+"""How the clients are pointed at the server: by what their pages tell a person to write, or by `hearth connect`.
 
+Both are read by the run, so a page or a command that is wrong fails it.
+"""
+
+import os
 import pathlib
 import re
 import shlex
+import subprocess
 
 PAGES = pathlib.Path(__file__).resolve().parent
 # What the pages call the server.
@@ -16,10 +21,34 @@ def block(client, language, url):
     return found.group(1).replace(ADDRESS, url)
 
 
-def exports(client, url):
-    """The variables that `CLIENT.md` tells a person to export."""
+def connect(world, client):
+    """Has `hearth connect` write the client's configuration into the world's home."""
+    command = [world.hearth, "connect", client, "--url", world.url, "--model", "hearth", "--context", "65536", "--write"]
+    subprocess.run(command, check=True, env={**os.environ, "HOME": str(world.home)}, stdout=subprocess.DEVNULL)
+
+
+def write(world, client, language, path):
+    """Puts the client's configuration at `path` of the world's home."""
+    if world.hearth:
+        connect(world, client)
+        assert (world.home / path).exists(), f"`hearth connect {client}` wrote no {path}"
+    else:
+        world.write(path, block(client, language, world.url))
+
+
+def variables(world, client):
+    """The variables that a person sets for the client."""
+    if not world.hearth:
+        return exports(block(client, "", world.url))
+    connect(world, client)
+    file = world.home / ".config" / "hearth" / f"{client}.env"
+    return exports(file.read_text()) if file.exists() else {}
+
+
+def exports(text):
+    """The variables that lines of a shell export."""
     found = {}
-    for line in block(client, "", url).splitlines():
+    for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["export"]:
             found.update(word.split("=", 1) for word in words[1:])

@@ -14,16 +14,16 @@ WISH = "Please read the note with name note"
 
 
 def aider(world, streams):
-    variables = {**pages.exports("aider", world.url), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    variables = {**pages.variables(world, "aider"), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     command = ["aider", "--model", "openai/hearth", "--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
     command += ["--no-git", "--no-pretty", "--yes-always", "--no-detect-urls", "--stream" if streams else "--no-stream"]
     return world.run([*command, "--message", "Say hello."], variables)
 
 
 def llm(world, streams, more=("Say hello.",)):
-    world.write("llm/extra-openai-models.yaml", pages.block("llm", "yaml", world.url))
+    pages.write(world, "llm", "yaml", ".config/io.datasette.llm/extra-openai-models.yaml")
     command = ["llm", "prompt", "-m", "hearth", "--key", "none", "--no-log", *([] if streams else ["--no-stream"])]
-    return world.run([*command, *more], {"LLM_USER_PATH": str(world.home / "llm")})
+    return world.run([*command, *more], {})
 
 
 def llm_tool(world):
@@ -35,7 +35,7 @@ def script(name, mode, page=None):
     """Runs `turns/NAME.py` with the server and what to do; it prints what the model wrote."""
 
     def run(world):
-        variables = {"PYTHONUNBUFFERED": "1", **(pages.exports(page, world.url) if page else {})}
+        variables = {"PYTHONUNBUFFERED": "1", **(pages.variables(world, page) if page else {})}
         return world.run(["python", TURNS / f"{name}.py", world.url, mode], variables)
 
     return run

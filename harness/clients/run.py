@@ -11,8 +11,9 @@ plain     the client ends well and shows what the model wrote
 streamed  the same, and the answer came as a stream in parts, with its last event
 tool      the model called a tool, the client ran it, and its result, a marker in a file, went back to the model
 
-Clients that can turn streaming off do the plain turn without it. How each is pointed at the server is read from its page (`NAME.md`), so the pages are tried too. In no turn may a request
-to the model be refused.
+Clients that can turn streaming off do the plain turn without it. In no turn may a request to the model be refused.
+How each is pointed at the server is read from its page (`NAME.md`), or with `--connect` written by `hearth connect`, so
+these are tried too.
 The server runs the bundled model. Where that cannot follow a client's tool turn, `hearth serve --script replies.jsonl`
 replays what a model would write: logits only, all else is real; the table says `scripted`.
 Exits 1 if a turn fails; what happened then is in OUT/NAME-TURN.txt.
@@ -87,6 +88,7 @@ def main():
     parser.add_argument("--turn", choices=("plain", "streamed", "tool"), help="one turn alone")
     parser.add_argument("--script", type=pathlib.Path, default=HERE / "replies.jsonl")
     parser.add_argument("--unscripted", action="store_true", help="the bundled model alone, whatever it can follow")
+    parser.add_argument("--connect", action="store_true", help="let `hearth connect` point the clients at the server")
     told = parser.parse_args()
     names = told.names or [*AGENTS, *PROGRAMS]
     if unknown := set(names) - {*AGENTS, *PROGRAMS}:
@@ -98,6 +100,7 @@ def main():
     out = folder / "out"
     out.mkdir(exist_ok=True)
     servers = {False: world.Server(told.hearth.resolve(), SERVE, out / "serve.log")}
+    connect = told.hearth.resolve() if told.connect else None
     print("| client | version | plain | streamed | tool |\n|---|---|---|---|---|")
     failed = False
     for name in names:
@@ -112,7 +115,7 @@ def main():
             if scripted not in servers:
                 arguments = [*SERVE, "--script", str(told.script)]
                 servers[scripted] = world.Server(told.hearth.resolve(), arguments, out / "scripted.log")
-            with world.World(folder, name, servers[scripted]) as place:
+            with world.World(folder, name, servers[scripted], connect) as place:
                 turn = client(place)
             faults = judge(turn, kind, streams)
             note(out, name, kind, turn, faults)

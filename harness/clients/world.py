@@ -123,8 +123,10 @@ def strings(output):
 class World:
     """A fresh home and work folder for one turn of one client; both go when it ends."""
 
-    def __init__(self, folder, name, server):
+    def __init__(self, folder, name, server, hearth=None):
         self.folder, self.name, self.server = folder, name, server
+        # The executable whose `connect` points the client here; without it the client's page does.
+        self.hearth = hearth
         self.url = server.url
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="hearth-home-"))
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="hearth-work-"))
