@@ -55,7 +55,9 @@ static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
 
 fn course(opening: Opening, budget: usize, reins: &Arc<Reins>) -> Constraints {
     let mut sentence_ends = TokenMask::none(LANGUAGE.vocab);
-    [25, 26].map(|id| sentence_ends.insert(TokenId(id)));
+    for id in [25, 26] {
+        sentence_ends.insert(TokenId(id));
+    }
     let mut in_thinking = TokenMask::all(LANGUAGE.vocab);
     in_thinking.remove(EOS);
     let plan = Arc::new(CoursePlan {

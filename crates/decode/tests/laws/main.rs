@@ -1,5 +1,7 @@
 //! The laws of the algorithm, over a runner whose next token is a hash of the history.
 
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
 mod admission;
 mod cancelling;
 mod chance;
