@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Asks a running server for replies in JSON schemas and has every reply judged by an independent validator.
 
-    python3 harness/shapes/judge.py http://127.0.0.1:8000 [--random 60] [--seeds 2] [--max-tokens 600]
+    python3 harness/shapes/judge.py http://127.0.0.1:8000 [--random 60] [--seeds 2] [--max-tokens 600] [--seconds 3600]
 
 For each schema of `corpus.py`, and for random ones, a greedy and some sampled replies, with and without drafting
-(which must say the same), in the chat dialect; every reply that ended must be valid, and none may fail. Replies
+(which must say the same), in the chat dialect; every reply that ended must be valid, and none may fail. Before
+that, forced calls of tools whose parameters are the corpus's objects, with the same demands on their arguments. Replies
 that ran into the length are counted apart: their text must still be the beginning of some JSON.
 Needs the package `jsonschema` (`pip install jsonschema`). Ends with 0 if everything held.
 """
@@ -78,19 +79,66 @@ def random_schema(dice, depth=0):
             return {"anyOf": [random_schema(dice, depth + 1), {"type": "null"}]}
 
 
+def calls(url, counts, seeds):
+    """Forced calls of tools whose parameters are the corpus's objects; their arguments must be valid."""
+    for name, schema in SCHEMAS.items():
+        if schema.get("type") != "object" or not schema.get("properties") or not name.isascii():
+            continue
+        validator = Draft202012Validator(schema)
+        tool = {"name": name.replace("-", "_"), "description": name, "parameters": schema}
+        for seed in range(seeds + 1):
+            said = []
+            for speculative in (True, False):
+                status, answer = ask(url, {
+                    "messages": [{"role": "user", "content": f"Use the tool {tool['name']}."}],
+                    "tools": [{"type": "function", "function": tool}],
+                    "tool_choice": "required" if seed % 2 else {"type": "function", "function": {"name": tool["name"]}},
+                    "parallel_tool_calls": False,
+                    "max_tokens": 600, "seed": seed, "temperature": 0 if seed == 0 else 0.9, "speculative": speculative,
+                })
+                choice = answer["choices"][0] if status == 200 else None
+                made = [c["function"] for c in choice["message"].get("tool_calls", [])] if choice else []
+                said.append((status, choice and choice["finish_reason"], json.dumps(made) if choice else str(answer)))
+            status, reason, made = said[0]
+            fault = None
+            if said[0] != said[1]:
+                fault = f"drafting shows: {said}"
+            elif status != 200:
+                fault = made
+            elif reason == "length":
+                counts["length"] += 1
+                continue
+            else:
+                made = json.loads(made)
+                if len(made) != 1 or made[0]["name"] != tool["name"]:
+                    fault = f"no call of it: {made}"
+                else:
+                    errors = validator.iter_errors(json.loads(made[0]["arguments"]))
+                    fault = "; ".join(error.message for error in errors)
+            counts["wrong" if fault else "valid"] += 1
+            if fault:
+                print(f"call of {name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--random", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=600)
+    parser.add_argument("--seconds", type=float, default=3600, help="leave out what is not reached by then")
     args = parser.parse_args()
     schemas = dict(SCHEMAS)
     for i in range(args.random):
         schemas[f"random-{i}"] = random_schema(random.Random(i))
     counts = {"valid": 0, "length": 0, "wrong": 0}
     began = time.time()
+    calls(args.url, counts, args.seeds)
+    print(f"forced calls: {counts}", flush=True)
     for name, schema in schemas.items():
+        if time.time() - began > args.seconds:
+            print(f"time is up before {name}")
+            break
         validator = Draft202012Validator(schema)
         wanted = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
         for seed in range(args.seeds + 1):
@@ -126,7 +174,7 @@ def main():
                     fault = str(error)
             counts["wrong" if fault else "valid"] += 1
             if fault:
-                print(f"{name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}")
+                print(f"{name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}", flush=True)
     print(f"{len(schemas)} schemas, {counts}, {time.time() - began:.0f} s")
     sys.exit(1 if counts["wrong"] or counts["length"] * 5 > counts["valid"] else 0)
 
