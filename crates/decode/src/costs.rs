@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::RoundTimes;
 use contract::{
     Ask, CommitItem, DeviceError, DraftItem, NodeIdx, Runner, TokenId, Tree, VerifyItem,
 };
@@ -63,6 +64,57 @@ impl CostTable {
     /// The measured `(sequences, seconds)` of a draft.
     pub fn draft_points(&self) -> &[(usize, f64)] {
         &self.draft
+    }
+}
+
+/// How long rounds take beside the table, which was measured after few tokens: contexts grow.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pace {
+    draft: f64,
+    verify: f64,
+}
+
+impl Pace {
+    /// As measured.
+    pub(crate) const MEASURED: Pace = Pace {
+        draft: 1.0,
+        verify: 1.0,
+    };
+
+    /// The table as rounds go now.
+    pub(crate) fn of(self, costs: &CostTable) -> CostTable {
+        let scaled =
+            |points: &[(usize, f64)], by: f64| points.iter().map(|p| (p.0, p.1 * by)).collect();
+        CostTable {
+            verify: scaled(&costs.verify, self.verify),
+            draft: scaled(&costs.draft, self.draft),
+        }
+    }
+
+    /// Takes in a round of `rows` nodes and of drafts for `drafted` sequences. Times of a clock that stands still
+    /// say nothing.
+    pub(crate) fn learn(
+        &mut self,
+        costs: &CostTable,
+        (rows, drafted): (usize, usize),
+        times: RoundTimes,
+    ) {
+        /// What one round counts; most are alike, and some are disturbed.
+        const SHARE: f64 = 0.2;
+        let take = |pace: &mut f64, took: Duration, expected: f64| {
+            let now = took.as_secs_f64() / expected;
+            if now > 0.0 {
+                *pace += SHARE * (now.clamp(*pace / 2.0, *pace * 2.0) - *pace);
+            }
+        };
+        take(
+            &mut self.verify,
+            times.verify + times.commit,
+            costs.verify(rows),
+        );
+        if drafted > 0 {
+            take(&mut self.draft, times.draft, costs.draft(drafted));
+        }
     }
 }
 
@@ -134,10 +186,11 @@ pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect]) -> Plan {
     }
 }
 
-/// Verify sizes that are measured.
-const SIZES: [usize; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+/// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
+/// nearly straight lines.
+const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 24, 32, 48];
 /// Times that each is measured; the fastest counts, since others may have been disturbed.
-const REPEATS: usize = 3;
+const REPEATS: usize = 2;
 /// Tokens read before anything is measured.
 const CONTEXT: usize = 64;
 
@@ -162,7 +215,7 @@ pub fn measure(
         .max(1);
     let max_len = limits
         .context
-        .min(context + SIZES.len() * (REPEATS + 1) + Tree::MAX_NODES);
+        .min(context + (SIZES.len() + 1) * (REPEATS + 1) + Tree::MAX_NODES);
     let seq = runner.open(max_len)?;
     let measured = (|| {
         let tokens = vec![TokenId(0); context];
@@ -181,7 +234,9 @@ pub fn measure(
             draft = draft.min((clock() - start).as_secs_f64());
         }
         let mut verify = Vec::new();
-        for rows in SIZES.into_iter().filter(|rows| *rows <= limits.tree_nodes) {
+        let widest = limits.tree_nodes.min(Tree::MAX_NODES);
+        let sizes = SIZES.into_iter().filter(|rows| *rows < widest);
+        for rows in sizes.chain([widest]) {
             let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
             let Ok(tree) = Tree::chain(&tokens) else {
                 break;
@@ -241,6 +296,32 @@ mod tests {
             None
         );
         assert_eq!(CostTable::new(vec![(1, f64::NAN)], vec![(1, 1.0)]), None);
+    }
+
+    #[test]
+    fn a_pace_follows_rounds_that_take_longer_and_no_standing_clock() {
+        let ms = Duration::from_millis;
+        let mut pace = Pace::MEASURED;
+        pace.learn(&table(), (8, 1), RoundTimes::default());
+        assert_eq!(pace, Pace::MEASURED);
+        let times = RoundTimes {
+            draft: ms(1000),
+            verify: ms(2000),
+            commit: ms(550),
+        };
+        for _ in 0..40 {
+            pace.learn(&table(), (8, 1), times);
+        }
+        let now = pace.of(&table());
+        assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
+        assert!((now.verify(1) - 1.5).abs() < 0.01);
+        // One round that was held up moves little.
+        let held_up = RoundTimes {
+            verify: ms(90_000),
+            ..times
+        };
+        pace.learn(&table(), (8, 1), held_up);
+        assert!(pace.of(&table()).verify(8) < 3.2);
     }
 
     #[test]

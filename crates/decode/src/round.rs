@@ -141,7 +141,7 @@ pub(crate) fn round(
             sequence.stats.times.add(outcome.times);
         }
     }
-    source.learn(&results);
+    source.learn(&results, outcome.times);
     Ok(outcome)
 }
 

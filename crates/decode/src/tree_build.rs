@@ -2,7 +2,8 @@
 
 use contract::{DeviceError, DraftItem, Runner, SeqId, TokenId, Tree};
 
-use crate::costs::{CostTable, Prospect, choose};
+use crate::RoundTimes;
+use crate::costs::{CostTable, Pace, Prospect, choose};
 use crate::grow::{Grown, Seed, Shape, Soil, cut, grow, tempered};
 use crate::habit::{Habits, Round};
 
@@ -57,9 +58,9 @@ pub trait TreeSource {
         roots: &[Root<'_>],
     ) -> Result<Vec<Tree>, DeviceError>;
 
-    /// Tells what the trees of the last call brought, so that the next ones can be better.
-    fn learn(&mut self, results: &[TreeResult]) {
-        let _ = results;
+    /// Tells what the trees of the last call brought and took, so that the next ones can be better.
+    fn learn(&mut self, results: &[TreeResult], times: RoundTimes) {
+        let _ = (results, times);
     }
 }
 
@@ -110,7 +111,7 @@ impl Default for Speculation {
 
 /// What drafting must be able to bring at its very best, against plain decoding, to be tried at all: where the
 /// gain is small even then, the trials cost more than it.
-pub const WORTH_TRYING: f64 = 2.5;
+pub const WORTH_TRYING: f64 = 1.5;
 
 /// Trees from the runner's own draft.
 pub(crate) struct Drafted {
@@ -118,6 +119,9 @@ pub(crate) struct Drafted {
     habits: Habits,
     /// What the last trees were expected to bring, in the order of their roots.
     open: Option<Round>,
+    /// Nodes of the last trees together, and for how many sequences they were drafted.
+    last: (usize, usize),
+    pace: Pace,
 }
 
 impl Drafted {
@@ -126,6 +130,8 @@ impl Drafted {
             config,
             habits: Habits::default(),
             open: None,
+            last: (0, 0),
+            pace: Pace::MEASURED,
         }
     }
 
@@ -155,6 +161,7 @@ impl Drafted {
                 }
             })
             .collect();
+        let costs = &self.pace.of(costs);
         let plan = choose(costs, &prospects);
         let sequences = wanting.len() + others;
         let mut round = Round {
@@ -181,6 +188,7 @@ impl TreeSource for Drafted {
         let limit = runner.info().limits.tree_nodes;
         let mut trees = Roots.trees(runner, roots)?;
         self.open = None;
+        self.last = (trees.iter().map(Tree::len).sum(), 0);
         self.habits.keep(roots.iter().map(|root| root.seq));
         let drafts = runner.info().draft_depth.unwrap_or(0);
         let budget = self.config.budget.min(limit.saturating_sub(1));
@@ -225,14 +233,23 @@ impl TreeSource for Drafted {
         }
         let of: Vec<&Root<'_>> = wanting.iter().map(|i| &roots[*i]).collect();
         let sizes = self.sizes(&of, &grown, roots.len() - wanting.len());
+        let drafted = wanting.len();
         for ((i, grown), size) in wanting.into_iter().zip(&grown).zip(sizes) {
             trees[i] = cut(grown, size.min(limit));
         }
+        self.last = (trees.iter().map(Tree::len).sum(), drafted);
         Ok(trees)
     }
 
-    fn learn(&mut self, results: &[TreeResult]) {
-        if let Some(round) = self.open.take() {
+    fn learn(&mut self, results: &[TreeResult], times: RoundTimes) {
+        if let Some(costs) = &self.config.costs {
+            self.pace.learn(costs, self.last, times);
+        }
+        if let Some(mut round) = self.open.take() {
+            let took = (times.draft + times.verify + times.commit).as_secs_f64();
+            if took > 0.0 {
+                round.seconds = took;
+            }
             self.habits.learn(&round, results);
         }
     }

@@ -38,6 +38,11 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `at` points at `N` readable signed bytes.
     unsafe fn load_i8(at: *const u8) -> Self;
+    /// Asks for a line of cache; the address need not be readable.
+    ///
+    /// # Safety
+    /// The instruction set.
+    unsafe fn prefetch(at: *const f32);
     /// # Safety
     /// The instruction set.
     unsafe fn add(self, other: Self) -> Self;

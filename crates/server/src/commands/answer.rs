@@ -11,7 +11,7 @@ use chat::reply::{Piece, Reply, ReplyConfig};
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 
-use crate::commands::caching;
+use crate::commands::{caching, drafting};
 use crate::ids;
 use crate::order;
 use crate::reply::{Choice, ChoicePlan, Part};
@@ -65,6 +65,8 @@ impl Answerer {
             prefill_chunk: runner.info().limits.prefill_chunk,
             eos: model.eos.clone(),
             prefix: caching::of_talk(&model),
+            // Trees stop by what rounds take.
+            clock: Some(drafting::clock),
             ..SchedulerConfig::default()
         };
         Answerer {

@@ -83,6 +83,11 @@ impl Lanes for F32x8 {
         F32x8(unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) })
     }
     #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see above.
         F32x8(unsafe { _mm256_add_ps(self.0, other.0) })

@@ -62,6 +62,11 @@ impl Lanes for F32x16 {
         F32x16(unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast()))) })
     }
     #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: see above.
         F32x16(unsafe { _mm512_add_ps(self.0, other.0) })

@@ -52,7 +52,7 @@ unsafe fn look_at<L: Lanes, const W: usize>(
         ..Way::NOWHERE
     };
     // SAFETY: the caller's; nothing is written but `u` and `o`.
-    unsafe { pass::<L, W, 0>(way, &[], token, u, o) }
+    unsafe { pass::<L, W, 0, false>(way, &[], token, u, o) }
 }
 
 /// # Safety
@@ -97,12 +97,12 @@ pub(in crate::simd) unsafe fn resume<L: Lanes>(
         };
         let wide = v_dim.is_multiple_of(WIDE * L::N);
         match (waiting, wide) {
-            ([], true) => pass::<L, WIDE, 0>(way, waiting, token, u, o),
-            ([], false) => pass::<L, { WIDE / 2 }, 0>(way, waiting, token, u, o),
-            ([_], true) => pass::<L, WIDE, 1>(way, waiting, token, u, o),
-            ([_], false) => pass::<L, { WIDE / 2 }, 1>(way, waiting, token, u, o),
-            (_, true) => pass::<L, WIDE, 2>(way, waiting, token, u, o),
-            (_, false) => pass::<L, { WIDE / 2 }, 2>(way, waiting, token, u, o),
+            ([], true) => pass::<L, WIDE, 0, true>(way, waiting, token, u, o),
+            ([], false) => pass::<L, { WIDE / 2 }, 0, true>(way, waiting, token, u, o),
+            ([_], true) => pass::<L, WIDE, 1, true>(way, waiting, token, u, o),
+            ([_], false) => pass::<L, { WIDE / 2 }, 1, true>(way, waiting, token, u, o),
+            (_, true) => pass::<L, WIDE, 2, true>(way, waiting, token, u, o),
+            (_, false) => pass::<L, { WIDE / 2 }, 2, true>(way, waiting, token, u, o),
         }
     }
 }
@@ -136,9 +136,9 @@ pub(in crate::simd) unsafe fn follow<L: Lanes>(
             ..Way::NOWHERE
         };
         if v_dim.is_multiple_of(WIDE * L::N) {
-            pass::<L, WIDE, 1>(way, &[waiting], token, u, o);
+            pass::<L, WIDE, 1, false>(way, &[waiting], token, u, o);
         } else {
-            pass::<L, { WIDE / 2 }, 1>(way, &[waiting], token, u, o);
+            pass::<L, { WIDE / 2 }, 1, false>(way, &[waiting], token, u, o);
         }
     }
 }
@@ -150,6 +150,11 @@ fn check(waiting: &[Waiting<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
     let fits = |w: &Waiting<'_>| w.k.len() == k_dim && w.u.len() == v_dim;
     assert!(waiting.iter().all(fits));
 }
+
+/// Vectors that are asked for ahead of their use, where a state comes from far away.
+const AHEAD: usize = 32;
+/// Floats of a line of cache.
+const LINE: usize = 16;
 
 /// Where a pass reads columns of a state and where it leaves them, each a place and the distance between rows;
 /// null for nowhere.
@@ -168,14 +173,15 @@ impl Way {
 }
 
 /// Folds what waits into columns on their way and looks at them, by groups of `W` vectors of columns; what a
-/// column gives does not depend on `W`. `MANY` is how many wait: none, one, or any number.
+/// column gives does not depend on `W`. `MANY` is how many wait: none, one, or any number. `FAR` says that the state
+/// is not in the first cache: then rows are asked for ahead, at the end of a group those of the columns behind it.
 ///
 /// # Safety
 /// The instruction set of `L`. `check` holds; the places of `way` have `token.k.len()` rows of
 /// `token.v.len()` values, a multiple of `W * L::N`, and `to` and `copy` may be written. `from` and `to` may be
 /// one place, with one distance; else no two of the places, `u` and `o` overlap.
 #[inline(always)]
-unsafe fn pass<L: Lanes, const W: usize, const MANY: usize>(
+unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
     way: Way,
     waiting: &[Waiting<'_>],
     token: Token<'_>,
@@ -198,6 +204,16 @@ unsafe fn pass<L: Lanes, const W: usize, const MANY: usize>(
                 }
             }
             for i in 0..k_dim {
+                if FAR {
+                    let (row, col) = match i + AHEAD / W {
+                        row if row < k_dim => (row, col),
+                        row => (row - k_dim, col + W * L::N),
+                    };
+                    let at = way.from.0.wrapping_add(row * way.from.1 + col);
+                    for line in (0..W * L::N).step_by(LINE) {
+                        L::prefetch(at.wrapping_add(line));
+                    }
+                }
                 let mut s = [L::splat(0.0); W];
                 for (w, s) in s.iter_mut().enumerate() {
                     *s = L::load(way.from.0.add(i * way.from.1 + col + w * L::N));
