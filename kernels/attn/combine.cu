@@ -2,89 +2,110 @@
 //
 //   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s) * sigmoid(gate)
 //
+// A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum.
+//
 // in   step     partial [rows][HEADS][SPLITS][DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l)
 //      q        [rows][HEADS][Q_STRIDE] f32; with GATE, values DIM .. 2 DIM of a head are its gate
 // out  [rows][HEADS * DIM] in any of the forms of norm/emit.cuh (WIDTH = HEADS * DIM)
-// grid (groups of 256 values, rows) x 256: each of 8 warps sums every eighth split, in order, then the eight in order
+// grid (groups of 256 values, rows) x 256, a thread per value
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
 // test attention::trees_over_*_equal_the_reference
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "norm/emit.cuh"
 #include "attn/span.cuh"
+#include "norm/emit.cuh"
+
+// Splits whose values are fetched together.
+#define FETCH (SPLITS < 16 ? SPLITS : 16)
+
+struct Value {
+    const float* o;      // [SPLITS][DIM], moved to the value
+    const float2* pairs; // (m, l) [SPLITS]
+    int n;               // splits that have keys, at most 64
+    float first[FETCH];
+};
+
+// Begins to fetch value `value` of head `index` = row * HEADS + head; `rows` are those that `partial` has room for.
+__device__ __forceinline__ void fetch_value(Value& v, const float* partial, int rows, size_t index, int value, int n) {
+    v.o = partial + index * SPLITS * DIM + value;
+    v.pairs = (const float2*)(partial + (size_t)rows * HEADS * SPLITS * DIM) + index * SPLITS;
+    v.n = n;
+#pragma unroll
+    for (int s = 0; s < FETCH; s++) v.first[s] = s < n ? __ldcg(v.o + s * DIM) : 0.0f;
+}
+
+// The value; all lanes of the warp take part.
+__device__ __forceinline__ float merge(const Value& v) {
+    const int lane = threadIdx.x % 32;
+    float most = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
+#pragma unroll
+    for (int i = 0; i < (SPLITS + 31) / 32; i++) {
+        const float2 pair = lane + 32 * i < v.n ? __ldcg(v.pairs + lane + 32 * i) : make_float2(-INF, 0.0f);
+        weight[i] = pair.x, l[i] = pair.y;
+        most = fmaxf(most, pair.x);
+    }
+    most = warp_max(most);
+    // A split that sees no key has no weight, whatever it left.
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < (SPLITS + 31) / 32; i++) {
+        weight[i] = weight[i] == -INF ? 0.0f : exp2f(weight[i] - most);
+        sum += weight[i] == 0.0f ? 0.0f : weight[i] * l[i];
+    }
+    sum = warp_sum(sum);
+    float acc = 0.0f;
+    const auto add = [&](int s, float o) {
+        float w = weight[0];
+#pragma unroll
+        for (int i = 1; i < (SPLITS + 31) / 32; i++) w = s / 32 == i ? weight[i] : w;
+        w = __shfl_sync(WARP_ALL, w, s % 32);
+        if (w != 0.0f) acc = fmaf(w, o, acc);
+    };
+#pragma unroll
+    for (int s = 0; s < FETCH; s++) add(s, v.first[s]);
+    for (int begin = FETCH; begin < v.n; begin += FETCH) {
+        float o[FETCH];
+#pragma unroll
+        for (int i = 0; i < FETCH; i++) o[i] = begin + i < v.n ? __ldcg(v.o + (begin + i) * DIM) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < FETCH; i++)
+            if (begin + i < SPLITS) add(begin + i, o[i]);
+    }
+    // A row whose every key has no weight gives zeros.
+    return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
+}
 
 extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const Step* step, const float* q, const float* partial, int rows, Out out) {
     pdl_launch();
-    __shared__ float part[8][256];
-    __shared__ float weights[8][32][2];
-    const int group = blockIdx.x, row = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int at = group * 256 + lane * 8, head = at / DIM;
-    const bool real = at < WIDTH;
+    __shared__ __align__(16) float values[256];
+    const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
     if (row >= step->rows) return;
-    const Tree tree = step->tree[step->tree_of[row]];
 #if SPLITS > 1
-    const int splits = splits_of(span_of(tree));
+    const int n = splits_of(span_of(step->tree[step->tree_of[row]]));
 #else
-    const int splits = 1;
+    const int n = 1;
 #endif
     const size_t index = (size_t)row * HEADS + head;
     pdl_wait();
+    float result = 0.0f;
+    // Whole warps: heads are multiples of 32 wide.
+    if (at < WIDTH) {
+        Value value;
+        fetch_value(value, partial, rows, index, at % DIM, n);
 #if GATE
-    float4 gates[2];
-    if (real && warp == 0) {
-        const float4* gate = (const float4*)(q + index * Q_STRIDE + DIM + at % DIM);
-        gates[0] = gate[0], gates[1] = gate[1];
-    }
+        // The gate stands behind the head in the projection.
+        const float gate = sigmoid(q[index * Q_STRIDE + DIM + at % DIM]);
+#else
+        const float gate = 1.0f;
 #endif
-    const float* pairs = partial + (size_t)rows * HEADS * SPLITS * DIM + index * SPLITS * 2;
-    const float* values = partial + index * SPLITS * DIM + at % DIM;
-
-    // Each warp scales to the largest maximum among its own splits; the warps are then scaled to the largest of all.
-    float most = -INF, sum = 0.0f, acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    if (real) {
-        for (int s = warp; s < splits; s += 8) most = fmaxf(most, pairs[2 * s]);
-#pragma unroll 4
-        for (int s = warp; s < splits; s += 8) {
-            const float m = pairs[2 * s];
-            if (m == -INF) continue;
-            const float w = exp2f(m - most);
-            const float4 a = ((const float4*)(values + (size_t)s * DIM))[0], b = ((const float4*)(values + (size_t)s * DIM))[1];
-            sum += w * pairs[2 * s + 1];
-            acc[0] += w * a.x, acc[1] += w * a.y, acc[2] += w * a.z, acc[3] += w * a.w;
-            acc[4] += w * b.x, acc[5] += w * b.y, acc[6] += w * b.z, acc[7] += w * b.w;
-        }
+        result = merge(value) * gate;
     }
-    weights[warp][lane][0] = most;
-    weights[warp][lane][1] = sum;
-#pragma unroll
-    for (int i = 0; i < 8; i++) part[warp][i * 32 + lane] = acc[i];
+    values[threadIdx.x] = result;
     __syncthreads();
-    if (warp) return;
-    const int used = min(8, splits);
-    for (int w = 1; w < used; w++) most = fmaxf(most, weights[w][lane][0]);
-    sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) acc[i] = 0.0f;
-    for (int w = 0; w < used; w++) {
-        const float m = weights[w][lane][0];
-        if (m == -INF) continue;
-        const float share = exp2f(m - most);
-        sum += share * weights[w][lane][1];
-#pragma unroll
-        for (int i = 0; i < 8; i++) acc[i] += share * part[w][i * 32 + lane];
-    }
-    // A row whose every key has no weight gives zeros.
-    const float scale = sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum;
-#pragma unroll
-    for (int i = 0; i < 8; i++) acc[i] *= scale;
-#if GATE
-    if (real) {
-        const float4 a = gates[0], b = gates[1];
-        acc[0] *= sigmoid(a.x), acc[1] *= sigmoid(a.y), acc[2] *= sigmoid(a.z), acc[3] *= sigmoid(a.w);
-        acc[4] *= sigmoid(b.x), acc[5] *= sigmoid(b.y), acc[6] *= sigmoid(b.z), acc[7] *= sigmoid(b.w);
-    }
-#endif
-    emit(out, row, group, acc);
+    if (threadIdx.x >= 32) return;
+    const float4 a = ((const float4*)values)[2 * threadIdx.x], b = ((const float4*)values)[2 * threadIdx.x + 1];
+    const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    emit(out, row, group, v);
 }

@@ -117,9 +117,10 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) norm[b] = (head < HEADS ? q_norm : k_norm)[32 * b + lane];
 #endif
-    pdl_wait();
     Place place;
-    if (head >= HEADS + 2 * KV_HEADS || !place_of(header, row, pages.ring, place)) return;
+    const bool real = head < HEADS + 2 * KV_HEADS && place_of(header, row, pages.ring, place);
+    pdl_wait();
+    if (!real) return;
     float x[BLOCKS];
     if (head < HEADS) {
         float* from = q + ((size_t)row * HEADS + head) * Q_STRIDE;

@@ -17,7 +17,7 @@
 // grid as many blocks as the card holds at once, x 256: each takes every gridDim.x-th work item
 // smem queries MT * 32 DIM, weights MT * 2048, RING tiles of keys or values, maxima
 // arch sm_80 and up     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
-// spills 16 bytes on sm_86 and sm_89 over f16 keys at MT 2, where two blocks share a multiprocessor
+// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attn/span.cuh"
@@ -42,8 +42,9 @@
 #define V_STRIDE value_stride(V_FORMAT)
 #define ONES 0x3c003c00u
 // Rolled loops (2, 1) won 1.5 us of 12 at 24 rows and 512 keys and lost a quarter of the speed at 128K keys.
+// Half at MT 2, where two blocks share a multiprocessor and a thread has 128 registers.
 #ifndef QK_UNROLL
-#define QK_UNROLL BLOCKS
+#define QK_UNROLL (MT == 2 ? BLOCKS / 2 : BLOCKS)
 #endif
 #ifndef PV_UNROLL
 #define PV_UNROLL 4

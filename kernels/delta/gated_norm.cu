@@ -20,8 +20,9 @@ gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 l
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     float weight[8];
     fetch<DIM * 2>(norm - lane / 16 * DIM, 0, weight);
+    const bool real = row < source_rows(header) && group < OUT_GROUPS;
     pdl_wait();
-    if (row >= source_rows(header) || group >= OUT_GROUPS) return;
+    if (!real) return;
     float y[8], gate[8];
     fetch<WIDTH>(o + (u64)row * ld_o, group, y);
     fetch<WIDTH>(z + (u64)row * ld_z, group, gate);

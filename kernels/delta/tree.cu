@@ -9,7 +9,7 @@
 // in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV],
 //      state [slot][NV][128 v][128 k]
 // out: o [rows][VALUES]; k, u, g and x of each node into the factors
-// grid (128 / COLUMNS, NV, trees), 256 threads: a block has COLUMNS value columns of one head of one tree
+// grid (128 / COLUMNS, NV, trees), 8 COLUMNS threads: a block has COLUMNS value columns of one head of one tree
 // shared memory: 4 * (128 * (2 * NODES + COLUMNS) + NODES * COLUMNS) bytes
 //
 // Products [K; Q] . [K | S0]^T run on the tensor cores in tf32 with both operands split in two (3 products), which
@@ -27,8 +27,8 @@
 
 #define TILES (NODES / 8)
 #define S_TILES (COLUMNS / 8)
-#define WARPS 8
-#define WIDE (COLUMNS / 32)
+#define WARPS (COLUMNS / 4)
+#define THREADS (WARPS * 32)
 // Column tiles of one task: they share the rows.
 #define PAIR (NODES > 8 ? 2 : 1)
 #define TASKS_OF(t) ((S_TILES + (t) + 1 + PAIR - 1) / PAIR)
@@ -77,7 +77,7 @@ struct Source {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
 tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
      u64 state_stride, float* factors, u64 factor_stride, float* o) {
@@ -113,7 +113,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     const int tiles = (nodes + 7) / 8;
     const float* s0 = of_slot(state, tree.slot, state_stride) + ((u64)head * DIM + first_column) * DIM;
 #pragma unroll
-    for (int i = tid; i < COLUMNS * 32; i += 256) {
+    for (int i = tid; i < COLUMNS * 32; i += THREADS) {
         const int row = i / 32, piece = i % 32;
         cp_async_16(shared_address(columns + place(row, piece)), s0 + row * DIM + piece * 4);
     }
@@ -168,17 +168,18 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         betas[tid] = rate;
     }
     constexpr int BATCH = NODES > 8 ? 3 : 2;
-    for (int first = warp / 2; first < nodes; first += 4 * BATCH) {
+    constexpr int APART = WARPS / 2;  // nodes of a batch
+    for (int first = warp / 2; first < nodes; first += APART * BATCH) {
         float4 in[BATCH][TAPS];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            const int4 line = lines[min(first + 4 * b, nodes - 1)];
+            const int4 line = lines[min(first + APART * b, nodes - 1)];
             in[b][0] = source.at(line.x, qk_channel), in[b][1] = source.at(line.y, qk_channel);
             in[b][2] = source.at(line.z, qk_channel), in[b][3] = source.at(line.w, qk_channel);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            const int node = first + 4 * b;
+            const int node = first + APART * b;
             if (node >= nodes) break;
             const float4 y = normalise(convolve(qk_weights, in[b][0], in[b][1], in[b][2], in[b][3]), qk_head);
             *(float4*)((is_key ? keys : queries) + place(node, lane)) = y;
@@ -310,18 +311,16 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         }
     }
     __syncthreads();
-    // A warp has row `warp` of every tile, a lane one or two columns of it.
-    float u[TILES][WIDE], out[TILES][WIDE];
+    // A warp has a row of every tile and 32 columns of it.
+    const int own_row = warp % 8, own_column = warp / 8 * 32 + lane;
+    float u[TILES], out[TILES];
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         if (tile >= tiles) break;
-#pragma unroll
-        for (int e = 0; e < WIDE; e++) {
-            const int at = (tile * 8 + warp) * COLUMNS + e * 32 + lane;
-            u[tile][e] = right[at];
-            out[tile][e] = carried[at];
-            if (tile == 0) staged[warp * COLUMNS + e * 32 + lane] = u[0][e];
-        }
+        const int at = (tile * 8 + own_row) * COLUMNS + own_column;
+        u[tile] = right[at];
+        out[tile] = carried[at];
+        if (tile == 0) staged[own_row * COLUMNS + own_column] = u[0];
     }
     // Inverses of the 8x8 blocks (I + A) on the diagonal, a thread per column.
     if (tid < 8 * tiles) {
@@ -339,62 +338,46 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         }
     }
     __syncthreads();
-    float* u_out = node_out + NODE_U + head * DIM + first_column + lane;
-    float* o_out = o + (u64)tree.first * VALUES + head * DIM + first_column + lane;
+    float* u_out = node_out + NODE_U + head * DIM + first_column + own_column;
+    float* o_out = o + (u64)tree.first * VALUES + head * DIM + first_column + own_column;
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         if (tile >= tiles) break;
-        const int own = tile * 8 + warp;
+        const int own = tile * 8 + own_row;
         const u32 within = ((const u8*)ancestors)[own * 8 + tile];
-        const float* before = staged + tile % 2 * 8 * COLUMNS + lane;
-        const float4 low = inverse[tile][warp][0], high = inverse[tile][warp][1];
+        const float* before = staged + tile % 2 * 8 * COLUMNS + own_column;
+        const float4 low = inverse[tile][own_row][0], high = inverse[tile][own_row][1];
         const float factor[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (int e = 0; e < WIDE; e++) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const float x = before[j * COLUMNS + e * 32];
-                sum = fmaf(factor[j], within >> j & 1 ? x : 0.0f, sum);
-            }
-            right[own * COLUMNS + e * 32 + lane] = sum;
-            if (own < nodes) u_out[(u64)own * NODE_FLOATS + e * 32] = sum;
-        }
-        __syncthreads();
-        float past[8][WIDE];
+        float solved = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-#pragma unroll
-            for (int e = 0; e < WIDE; e++) past[j][e] = right[(tile * 8 + j) * COLUMNS + e * 32 + lane];
+            const float x = before[j * COLUMNS];
+            solved = fmaf(factor[j], within >> j & 1 ? x : 0.0f, solved);
         }
+        right[own * COLUMNS + own_column] = solved;
+        if (own < nodes) u_out[(u64)own * NODE_FLOATS] = solved;
+        __syncthreads();
+        float past[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) past[j] = right[(tile * 8 + j) * COLUMNS + own_column];
         // What this tile gives to the rows of later ones, and to its own outputs.
 #pragma unroll
         for (int turn = 1; turn <= TILES - tile; turn++) {
             const int later = turn == TILES - tile ? tile : tile + turn;
             if (later >= tiles) continue;
-            const int row = later * 8 + warp;
+            const int row = later * 8 + own_row;
             const u32 seen = ((const u8*)ancestors)[row * 8 + tile];
             const float4* given = (const float4*)(weights + row * NODES + tile * 8);
 #pragma unroll
             for (int j = 0; j < 8; j += 2) {
                 const float4 w = given[j / 2];
-#pragma unroll
-                for (int e = 0; e < WIDE; e++) {
-                    const float x = seen >> j & 1 ? past[j][e] : 0.0f, y = seen >> (j + 1) & 1 ? past[j + 1][e] : 0.0f;
-                    if (later > tile) u[later][e] = fmaf(-w.z, y, fmaf(-w.x, x, u[later][e]));
-                    out[later][e] = fmaf(w.w, y, fmaf(w.y, x, out[later][e]));
-                }
+                const float x = seen >> j & 1 ? past[j] : 0.0f, y = seen >> (j + 1) & 1 ? past[j + 1] : 0.0f;
+                if (later > tile) u[later] = fmaf(-w.z, y, fmaf(-w.x, x, u[later]));
+                out[later] = fmaf(w.w, y, fmaf(w.y, x, out[later]));
             }
-            if (later == tile + 1) {
-#pragma unroll
-                for (int e = 0; e < WIDE; e++)
-                    staged[((tile + 1) % 2 * 8 + warp) * COLUMNS + e * 32 + lane] = u[later][e];
-            }
+            if (later == tile + 1) staged[((tile + 1) % 2 * 8 + own_row) * COLUMNS + own_column] = u[later];
         }
-        if (own < nodes) {
-#pragma unroll
-            for (int e = 0; e < WIDE; e++) o_out[(u64)own * VALUES + e * 32] = out[tile][e];
-        }
+        if (own < nodes) o_out[(u64)own * VALUES] = out[tile];
         __syncthreads();
     }
 }

@@ -117,9 +117,10 @@ extern "C" __global__ void __launch_bounds__(256) embed_gather(
     const Header* header, const u8* __restrict__ table, float* out) {
     pdl_launch();
     const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
+    const bool real = row < source_rows(header) && at < WIDTH;
+    const u8* from = table + (size_t)(real ? header->token[row] : 0) * ROW_BYTES;
     pdl_wait();
-    if (row >= source_rows(header) || at >= WIDTH) return;
-    const u8* from = table + (size_t)header->token[row] * ROW_BYTES;
+    if (!real) return;
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode(from, at + i) : 0.0f;

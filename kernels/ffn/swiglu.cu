@@ -15,8 +15,9 @@ extern "C" __global__ void __launch_bounds__(128) ffn_swiglu(
     const Header* header, const float* gate, const float* up, Out out) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
+    const bool real = row < source_rows(header) && group < OUT_GROUPS;
     pdl_wait();
-    if (row >= source_rows(header) || group >= OUT_GROUPS) return;
+    if (!real) return;
     float g[8], u[8];
     fetch<WIDTH>(gate + (size_t)row * STRIDE, group, g);
     fetch<WIDTH>(up + (size_t)row * STRIDE, group, u);

@@ -23,9 +23,10 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
     float w[PER_WARP][8], v[PER_WARP][8];
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(weight, warp + i * NORM_WARPS, w[i]);
+    const bool real = row < source_rows(header);
+    float* from = x + (size_t)(real ? source_row(header, row) : 0) * WIDTH;
     pdl_wait();
-    if (row >= source_rows(header)) return;
-    float* from = x + (size_t)source_row(header, row) * WIDTH;
+    if (!real) return;
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(from, warp + i * NORM_WARPS, v[i]);
@@ -51,7 +52,12 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
     for (int i = 0; i < PER_WARP; i++)
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
-    sum = block_sum<NORM_WARPS>(sum, room);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) room[warp] = sum;
+    __syncthreads();
+    sum = room[0];
+#pragma unroll
+    for (int i = 1; i < NORM_WARPS; i++) sum += room[i];
     const float scale = 1.0f / sqrtf(sum / WIDTH + eps);
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) {
@@ -66,10 +72,12 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
 extern "C" __global__ void __launch_bounds__(128) norm_convert(const Header* header, const float* x, Out out) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
+    const bool real = row < source_rows(header) && group < OUT_GROUPS;
+    const float* from = x + (size_t)(real ? source_row(header, row) : 0) * WIDTH;
     pdl_wait();
-    if (row >= source_rows(header) || group >= OUT_GROUPS) return;
+    if (!real) return;
     float v[8];
-    fetch<WIDTH>(x + (size_t)source_row(header, row) * WIDTH, group, v);
+    fetch<WIDTH>(from, group, v);
     emit(out, row, group, v);
 }
 #endif

@@ -22,10 +22,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) rows_scan(
     pdl_launch();
     const int row = blockIdx.y, raw = blockIdx.z;
     const int lane = threadIdx.x & 31, run = blockIdx.x * WARPS + (threadIdx.x >> 5);
-    pdl_wait();
-    if (row >= header[ASKED_AT] || run >= RUNS) return;
     const bool has_edits = edit_of(edits, row) >= 0;
-    if (raw && !has_edits) return;
+    const bool real = row < header[ASKED_AT] && run < RUNS && (!raw || has_edits);
+    pdl_wait();
+    if (!real) return;
     const float* values = (has_edits && !raw ? edited : logits) + (size_t)row * STRIDE;
     float* out = scratch + (size_t)row * ROW_SCRATCH;
     const float none = __int_as_float(0xff800000);

@@ -19,53 +19,62 @@
 #define CAP 2048
 #define N (K < VOCAB ? K : VOCAB)
 
+#define WARPS (THREADS / 32)
+// Listed groups of a warp whose logits are on their way together.
+#define BATCH 2
+
 struct Shared {
-    unsigned keys[CAP];
-    int ids[CAP];
+    u64 best[CAP];            // candidates, see ranked()
+    float2 runs[2][RUNS];     // (max, sum) of the row's runs, then of the raw row's
     unsigned short groups[GROUPS];
-    double sums[THREADS / 32];
-    float maxima[THREADS / 32];
     int listed, found, taken;
 };
 
-// ln of the sum over runs of (max, sum) pairs. All threads get the same value.
-__device__ float log_sum_exp(const float* pairs, Shared& s) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+// A candidate as one number: of two, the better is the larger. Ties go to the lower id.
+__device__ __forceinline__ u64 ranked(unsigned key, int id) { return (u64)key << 32 | (unsigned)~id; }
+
+// ln of the sum over runs of (max, sum) pairs, by one warp.
+__device__ float log_sum_exp(const float2* runs) {
+    const int lane = threadIdx.x & 31;
     float most = __int_as_float(0xff800000);
-    for (int r = threadIdx.x; r < RUNS; r += THREADS) most = fmaxf(most, pairs[2 * r]);
-#pragma unroll
-    for (int off = 16; off; off >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, off));
-    __syncthreads();
-    if (lane == 0) s.maxima[warp] = most;
-    __syncthreads();
-    most = s.maxima[lane];
-#pragma unroll
-    for (int off = 16; off; off >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, off));
+    for (int r = lane; r < RUNS; r += 32) most = fmaxf(most, runs[r].x);
+    most = warp_max(most);
     if (most - most != 0.0f) return most;  // an infinity
     double sum = 0.0;
-    for (int r = threadIdx.x; r < RUNS; r += THREADS) {
-        const float m = pairs[2 * r];
-        if (m - m == 0.0f) sum += (double)(pairs[2 * r + 1] * __expf(m - most));
+    for (int r = lane; r < RUNS; r += 32) {
+        const float2 run = runs[r];
+        if (run.x - run.x == 0.0f) sum += (double)(run.y * __expf(run.x - most));
     }
 #pragma unroll
-    for (int off = 16; off; off >>= 1) sum += __shfl_xor_sync(~0u, sum, off);
-    if (lane == 0) s.sums[warp] = sum;
-    __syncthreads();
-    sum = s.sums[lane];
-#pragma unroll
-    for (int off = 16; off; off >>= 1) sum += __shfl_xor_sync(~0u, sum, off);
+    for (int gap = 16; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
     return most + (float)log(sum);
 }
 
-// Puts every logit of the listed groups whose order is at least `bound` behind the others.
+// Puts every logit of the listed groups whose order is at least `bound` behind the others: a warp per group.
 __device__ void gather(const float* values, unsigned bound, Shared& s) {
-    for (int i = threadIdx.x; i < s.listed * GROUP; i += THREADS) {
-        const int id = s.groups[i / GROUP] * GROUP + i % GROUP;
-        if (id >= VOCAB) continue;
-        const unsigned key = order_of(values[id]);
-        if (key >= bound) {
-            const int at = atomicAdd(&s.found, 1);
-            if (at < CAP) s.keys[at] = key, s.ids[at] = id;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    for (int first = warp; first < s.listed; first += BATCH * WARPS) {
+        float x[BATCH][GROUP / 32];
+        int begin[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int index = first + b * WARPS;
+            begin[b] = index < s.listed ? s.groups[index] * GROUP + lane : VOCAB;
+#pragma unroll
+            for (int i = 0; i < GROUP / 32; i++)
+                x[b][i] = begin[b] + 32 * i < VOCAB ? values[begin[b] + 32 * i] : 0.0f;
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+            for (int i = 0; i < GROUP / 32; i++) {
+                const int id = begin[b] + 32 * i;
+                const unsigned key = order_of(x[b][i]);
+                if (id < VOCAB && key >= bound) {
+                    const int at = atomicAdd(&s.found, 1);
+                    if (at < CAP) s.best[at] = ranked(key, id);
+                }
+            }
         }
     }
 }
@@ -76,27 +85,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
     pdl_launch();
     __shared__ Shared s;
     const int row = blockIdx.x;
-    pdl_wait();
-    if (row >= header[ASKED_AT]) return;
+    const bool real = row < header[ASKED_AT];
     const bool has_edits = edit_of(edits, row) >= 0;
+    pdl_wait();
+    if (!real) return;
     const float* raw = logits + (size_t)row * STRIDE;
     const float* values = has_edits ? edited + (size_t)row * STRIDE : raw;
     const float* maxima = scratch + (size_t)row * ROW_SCRATCH;
     out += (size_t)row * (4 + 3 * K);
 
-    const float lse = log_sum_exp(maxima + GROUPS, s);
-    float raw_lse = lse;
-    if (has_edits) {
-        __syncthreads();
-        raw_lse = log_sum_exp(maxima + GROUPS + 2 * RUNS, s);
+    for (int r = threadIdx.x; r < RUNS; r += THREADS) {
+        const float* pairs = maxima + GROUPS + 2 * r;
+        s.runs[0][r] = make_float2(pairs[0], pairs[1]);
+        if (has_edits) s.runs[1][r] = make_float2(pairs[2 * RUNS], pairs[2 * RUNS + 1]);
     }
-    if (threadIdx.x == 0) {
-        out[0] = __float_as_int(lse);
-        out[1] = __float_as_int(raw_lse);
-        out[2] = N;
-        out[3] = 0;
-        s.listed = s.found = s.taken = 0;
-    }
+    if (threadIdx.x == 0) s.listed = s.found = s.taken = 0;
 
     // A bound that at least N groups reach, and if it can be had soon, not many more.
     unsigned bound = 0;
@@ -151,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
                     const bool hit = id < VOCAB && order_of(values[id]) == bound;
                     const unsigned hits = __ballot_sync(~0u, hit);
                     const int at = found + __popc(hits & ((1u << threadIdx.x) - 1));
-                    if (hit && at < N) s.keys[at] = bound, s.ids[at] = id;
+                    if (hit && at < N) s.best[at] = ranked(bound, id);
                     found += __popc(hits);
                 }
             }
@@ -160,14 +163,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
         __syncthreads();
     }
 
+    // The sums beside the ranking, by the last warp, which ranks only where there are many candidates.
+    if (threadIdx.x / 32 == WARPS - 1) {
+        const float lse = log_sum_exp(s.runs[0]);
+        const float raw_lse = has_edits ? log_sum_exp(s.runs[1]) : lse;
+        if (threadIdx.x % 32 == 0) {
+            out[0] = __float_as_int(lse);
+            out[1] = __float_as_int(raw_lse);
+            out[2] = N;
+            out[3] = 0;
+        }
+    }
     const int found = s.found;
     for (int i = threadIdx.x; i < found; i += THREADS) {
-        const unsigned key = s.keys[i];
-        const int id = s.ids[i];
+        const u64 own = s.best[i];
         int rank = 0;
-        for (int j = 0; j < found; j++)
-            rank += s.keys[j] > key || (s.keys[j] == key && s.ids[j] < id);
+#pragma unroll 8
+        for (int j = 0; j < found; j++) rank += s.best[j] > own;
         if (rank < N) {
+            const int id = (int)~(unsigned)own;
             out[4 + rank] = id;
             out[4 + K + rank] = __float_as_int(clean(values[id]));
             out[4 + 2 * K + rank] = __float_as_int(clean(raw[id]));

@@ -12,13 +12,16 @@ extern "C" __global__ void __launch_bounds__(256) rows_tap(
     const int* header, const float* x, float* out) {
     pdl_launch();
     const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
-    pdl_wait();
-    if (row >= header[0] || at >= WIDTH) return;
+    const bool real = row < header[0] && at < WIDTH;
     size_t place = row;
 #if NODES
     const Step* step = (const Step*)header;
-    const Tree tree = step->tree[step->tree_of[row]];
-    place = (size_t)tree.slot * NODES + row - tree.first;
+    if (real) {
+        const Tree tree = step->tree[step->tree_of[row]];
+        place = (size_t)tree.slot * NODES + row - tree.first;
+    }
 #endif
+    pdl_wait();
+    if (!real) return;
     *(float4*)(out + place * STRIDE + OFFSET + at) = *(const float4*)(x + (size_t)row * WIDTH + at);
 }

@@ -198,7 +198,9 @@ pub fn tree(
     let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     let grid = [DIM / columns, shape.n_v_heads, trees];
-    let mut launch = launch("tree", tree_unit(shape, rows), grid, 256, args);
+    // A warp for 4 columns: each has one row of every 8 nodes, and 32 columns.
+    let block = dim(8 * columns);
+    let mut launch = launch("tree", tree_unit(shape, rows), grid, block, args);
     // q and k of the nodes, the slice of the state, and v of the nodes.
     launch.shared = dim(4 * DIM * (2 * nodes + columns) + 4 * nodes * columns);
     launch
