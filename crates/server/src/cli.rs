@@ -144,7 +144,7 @@ pub enum Command {
     Kernels(KernelsArgs),
     /// Measure how fast a model runs here.
     #[command(after_help = crate::commands::BENCH_HELP)]
-    Bench(BenchArgs),
+    Bench(Box<BenchArgs>),
 }
 
 /// Where and how a model runs.

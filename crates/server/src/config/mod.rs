@@ -136,7 +136,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigEr
         // What they say becomes defaults, so that the one parser checks it and everything else wins.
         let filled = |command| file::with_defaults(command, &entries);
         // Some arguments are those of the whole program, the others those of the subcommand.
-        command = filled(at(commands(), path, &filled));
+        let whole = file::with_defaults(commands(), &entries);
+        command = at(whole, path, &filled);
         matches = command.try_get_matches_from_mut(&args)?;
     }
     let cli = Cli::from_arg_matches(&matches)?;

@@ -393,3 +393,37 @@ fn the_start_line_of_the_server_before_this_one_starts_with_only_its_name_change
         response.body
     );
 }
+
+#[test]
+fn the_service_that_is_shipped_names_settings_that_exist() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("service");
+    let unit = fs::read_to_string(dir.join("hearth.service")).unwrap();
+    let start = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    fs::write(keys.path(), "k\n").unwrap();
+    let example = fs::read_to_string(dir.join("hearth.toml")).unwrap();
+    // What is commented out must be right too, but for the files that are not here.
+    let lines = example.lines().map(|line| match line.strip_prefix("# ") {
+        Some(setting) if setting.contains(" = ") && !setting.contains('/') => setting,
+        _ => line,
+    });
+    let settings = tempfile::NamedTempFile::new().unwrap();
+    fs::write(settings.path(), lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let words: Vec<String> = start
+        .unwrap()
+        .split(' ')
+        .skip(2)
+        .map(|word| match word {
+            "/etc/hearth/hearth.toml" => settings.path().display().to_string(),
+            "%d/keys" => keys.path().display().to_string(),
+            word => word.to_owned(),
+        })
+        .collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = show(&words, |command| command);
+    assert_eq!(setting(&output, "kv-type").1, "configuration file");
+    assert_eq!(setting(&output, "api-key-file").1, "flag");
+    assert!(unit.contains("Type=notify") && unit.contains("WatchdogSec="));
+}
