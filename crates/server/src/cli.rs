@@ -13,7 +13,7 @@ mod showing;
 use std::path::PathBuf;
 
 pub use crate::commands::BenchArgs;
-pub use caching::CacheArgs;
+pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
@@ -409,6 +409,9 @@ pub struct InspectArgs {
     /// Sequences to plan for.
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
+    /// Memory by context and storage.
+    #[command(flatten)]
+    pub plan: PlanArgs,
     /// List every tensor.
     #[arg(long)]
     pub tensors: bool,
