@@ -49,9 +49,7 @@ impl Server {
         change: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Server {
         let mut command = command();
-        command
-            .args(["serve", "--port", "0"])
-            .args(args);
+        command.args(["serve", "--port", "0"]).args(args);
         change(&mut command);
         Server::spawn(command)
     }
