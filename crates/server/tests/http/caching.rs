@@ -29,7 +29,11 @@ fn plan() -> Plan {
 /// `n` turns of a conversation that goes on.
 fn messages(n: usize) -> Vec<Value> {
     let turn = |i: usize| {
-        let role = if i % 2 == 0 { "user" } else { "assistant" };
+        let role = if i.is_multiple_of(2) {
+            "user"
+        } else {
+            "assistant"
+        };
         json!({"role": role, "content": format!("{i}: {}", "words and more words, ".repeat(4 + i))})
     };
     (0..n).map(turn).collect()

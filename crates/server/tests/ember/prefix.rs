@@ -1,0 +1,182 @@
+//! Saved states on the bundled pair, bit for bit: conversations that take turns say, from states in memory and
+//! from files after a restart, the same tokens with the same probabilities as when every prompt is read whole.
+
+use std::sync::Arc;
+
+use chat::{Special, Tokenizer};
+use contract::{Backend, KvFormat, TokenId};
+use cpu::CpuBackend;
+use decode::{
+    Boundaries, Event, Job, JobId, OutToken, PrefixConfig, PrefixStats, Progress, Sampling,
+    Scheduler, SchedulerConfig, Seed, Settings, Speculation,
+};
+use server::store::{DiskStore, StoreConfig};
+
+use crate::draft::plan_with_draft;
+use crate::golden::{FAST, ember};
+
+const MAX_TOKENS: usize = 12;
+
+fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Scheduler {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
+    let mut plan = plan_with_draft(None, FAST);
+    plan.kv.k = format;
+    plan.kv.v = format;
+    plan.limits.sequences = 4;
+    plan.limits.context = 2048;
+    let config = SchedulerConfig {
+        max_sequences: 2,
+        eos: loaded.vocab.eos,
+        speculation: Speculation {
+            budget: 7,
+            seed: Seed::None,
+            ..Speculation::default()
+        },
+        prefix: PrefixConfig {
+            slots,
+            boundaries: Boundaries {
+                turn_starts: vec![tokenizer.id_of("<|im_start|>").unwrap()],
+                ..Boundaries::default()
+            },
+            least_stored: 64,
+            ..PrefixConfig::default()
+        },
+        ..SchedulerConfig::default()
+    };
+    let runner = CpuBackend::new(FAST)
+        .turning()
+        .open(plan, &mut |_| {})
+        .unwrap();
+    let scheduler = Scheduler::new(runner, config);
+    match store {
+        Some(store) => scheduler.keep_in(Box::new(store)),
+        None => scheduler,
+    }
+}
+
+/// Prompts of three conversations in turn, each turn beginning as the last one did: the reply was thought about
+/// when it was asked for, and stands there without its thoughts afterwards.
+fn prompts(turns: usize) -> Vec<Vec<TokenId>> {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
+    let head =
+        "<|im_start|>system\nYou count things, and you are told at length which things they are. "
+            .to_owned()
+            + &"Lamps, coins, letters, apples, tickets, stones and birds are things. ".repeat(8)
+            + "<|im_end|>\n";
+    let mut talks = vec![head; 3];
+    let mut prompts = Vec::new();
+    for turn in 0..turns {
+        for (who, talk) in talks.iter_mut().enumerate() {
+            let question = format!("How many stones has {who} after turn {turn}? ").repeat(6);
+            talk.push_str(&format!(
+                "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+            ));
+            let asked = format!("{talk}<think>\n");
+            prompts.push(tokenizer.encode(&asked, Special::Match).unwrap());
+            talk.push_str(&format!("There are {turn} stones, or {who}.<|im_end|>\n"));
+        }
+    }
+    prompts
+}
+
+fn settings(i: usize) -> Settings {
+    let sampling = match i % 2 {
+        0 => Sampling::greedy(),
+        _ => Sampling {
+            temperature: 0.9,
+            seed: i as u64,
+            ..Sampling::default()
+        },
+    };
+    Settings {
+        sampling,
+        max_tokens: MAX_TOKENS,
+        logprobs: Some(3),
+        ..Settings::default()
+    }
+}
+
+/// What each prompt is answered with, two at a time; `first` is the number of the first prompt.
+fn answers(
+    scheduler: &mut Scheduler,
+    prompts: &[Vec<TokenId>],
+    first: usize,
+) -> (Vec<Vec<OutToken>>, PrefixStats) {
+    let mut said = vec![Vec::new(); prompts.len()];
+    let mut events = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let job = Job {
+            id: JobId(i as u64),
+            prompt: Arc::from(&prompt[..]),
+            choices: 1,
+            settings: settings(first + i),
+            priority: 0,
+        };
+        scheduler.submit(job).unwrap();
+        let wait = i % 2 == 1 || i + 1 == prompts.len();
+        while wait && scheduler.step(&mut events).unwrap() == Progress::Working {}
+    }
+    for (id, event) in events {
+        match event {
+            Event::Tokens { tokens, .. } => said[id.0 as usize].extend(tokens),
+            Event::Failed { error } => panic!("{id}: {error}"),
+            _ => {}
+        }
+    }
+    let stats = scheduler.stats();
+    assert_eq!(stats.leaks, 0);
+    (said, stats.prefix)
+}
+
+fn check(format: KvFormat, turns: usize) {
+    let prompts = prompts(turns);
+    let (expected, cold) = answers(&mut scheduler(0, format, None), &prompts, 0);
+    assert_eq!(cold.cached_tokens, 0);
+    let all: usize = prompts.iter().map(Vec::len).sum();
+    for slots in [16, 3] {
+        let (found, stats) = answers(&mut scheduler(slots, format, None), &prompts, 0);
+        assert!(
+            found == expected,
+            "{}, {slots} slots: {stats:?}",
+            format.name()
+        );
+        assert_eq!(stats.failed, 0);
+        let least = if slots == 16 { all / 3 } else { all / 6 };
+        assert!(stats.cached_tokens as usize > least, "{stats:?} of {all}");
+    }
+    // The last turns in a new process, from what the old one left on disk.
+    let dir = tempfile::tempdir().unwrap();
+    let store = || {
+        let config = StoreConfig {
+            dir: dir.path().to_path_buf(),
+            budget: 1 << 30,
+            owner: [1; 16],
+        };
+        Some(DiskStore::open(config).unwrap())
+    };
+    let last = prompts.len() - 3;
+    let mut before = scheduler(16, format, store());
+    answers(&mut before, &prompts[..last], 0);
+    before.flush().unwrap();
+    drop(before);
+    let mut after = scheduler(16, format, store());
+    let (found, stats) = answers(&mut after, &prompts[last..], last);
+    assert!(
+        found == expected[last..],
+        "{} after a restart",
+        format.name()
+    );
+    assert!(stats.store_hits > 0 && stats.failed == 0, "{stats:?}");
+}
+
+#[test]
+fn conversations_in_turn_say_the_same_bits_from_states_as_from_the_beginning() {
+    check(KvFormat::F16, 4);
+}
+
+#[test]
+fn so_they_do_from_rows_of_few_bits() {
+    check(KvFormat::Q4_0, 2);
+}

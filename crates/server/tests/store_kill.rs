@@ -1,0 +1,138 @@
+//! The store under `kill -9`: whatever moment a writer dies at, what another finds is whole and right, nothing
+//! is left over, and the budget holds.
+
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use contract::TokenId;
+use decode::Store;
+use server::store::{DiskStore, StoreConfig};
+
+const BUDGET: u64 = 3 << 20;
+/// Kills of the test that always runs, and of the one that is asked for.
+const FEW: u64 = 12;
+const MANY: u64 = 200;
+
+fn config(dir: &Path) -> StoreConfig {
+    StoreConfig {
+        dir: dir.to_path_buf(),
+        budget: BUDGET,
+        owner: [3; 16],
+    }
+}
+
+fn tokens(state: u64) -> Vec<TokenId> {
+    let n = 300 + state % 700;
+    (0..n)
+        .map(|i| TokenId((i * 31 + state * 7919) as u32 % 50_000))
+        .collect()
+}
+
+/// The payload that belongs to some tokens; whoever finds another one has been given a wrong hit.
+fn payload(tokens: &[TokenId]) -> Vec<u8> {
+    let seed = tokens.iter().fold(1_u64, |seed, token| {
+        (seed ^ u64::from(token.0))
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1)
+    });
+    let n = 20_000 + (seed >> 40) as usize % 200_000;
+    let mut state = seed;
+    let byte = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(seed | 1);
+        (state >> 56) as u8
+    };
+    (0..n).map(byte).collect()
+}
+
+/// Not a test: the process that is killed. Its standard input names the folder and where to begin.
+#[test]
+#[ignore = "the victim of the tests below"]
+fn victim() {
+    let mut lines = BufReader::new(std::io::stdin()).lines();
+    let dir = PathBuf::from(lines.next().unwrap().unwrap());
+    let mut state: u64 = lines.next().unwrap().unwrap().parse().unwrap();
+    loop {
+        let mut store = DiskStore::open(config(&dir)).unwrap();
+        for _ in 0..5 {
+            let tokens = tokens(state);
+            store.put(&tokens, payload(&tokens));
+            state += 1;
+        }
+    }
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let owners = fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .filter(|e| e.path().is_dir());
+    let files = owners.flat_map(|owner| fs::read_dir(owner.path()).unwrap().flatten());
+    files.map(|file| file.path()).collect()
+}
+
+fn kill(times: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut found = 0;
+    for round in 0..times {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let start = format!("{}\n{}\n", dir.path().display(), round * 1000);
+        child
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(start.as_bytes())
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(15 + round * 37 % 120));
+        // `kill` sends SIGKILL.
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut store = DiskStore::open(config(dir.path())).unwrap();
+        let kept = store.kept();
+        for tokens in &kept {
+            let prompt = [&tokens[..], &[TokenId(1), TokenId(2)]].concat();
+            let mut state = store.find(&prompt, 0, prompt.len()).unwrap();
+            assert_eq!(state.position, tokens.len());
+            let mut bytes = Vec::new();
+            state.source.read_to_end(&mut bytes).unwrap();
+            assert!(bytes == payload(tokens), "round {round}: a wrong hit");
+        }
+        found += kept.len();
+        let left = files(dir.path());
+        assert_eq!(
+            left.len(),
+            kept.len(),
+            "round {round}: something is left over: {left:?}"
+        );
+        let bytes: u64 = left
+            .iter()
+            .map(|file| fs::metadata(file).unwrap().len())
+            .sum();
+        assert!(bytes <= BUDGET, "round {round}: {bytes} bytes");
+    }
+    assert!(found as u64 > times, "only {found} states were ever found");
+    println!("{times} kills, {found} states found and right");
+}
+
+#[test]
+fn a_killed_writer_leaves_whole_states_or_none() {
+    kill(FEW);
+}
+
+#[test]
+#[ignore = "takes a minute; `cargo test -p server --test store_kill -- --ignored many`"]
+fn many_killed_writers_leave_whole_states_or_none() {
+    kill(MANY);
+}
