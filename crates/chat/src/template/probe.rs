@@ -115,7 +115,9 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
         }),
         thinking_switch: thinking(true) != thinking(false),
         model_opens: thinking(false).is_some_and(|rendered| rendered.closes_reasoning())
-            && plain.as_ref().is_some_and(|rendered| !rendered.opens_reasoning() && !rendered.closes_reasoning()),
+            && plain.as_ref().is_some_and(|rendered| {
+                !rendered.opens_reasoning() && !rendered.closes_reasoning()
+            }),
         opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning()),
         effort: template.source().contains("reasoning_effort"),
     }
