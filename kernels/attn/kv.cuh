@@ -57,26 +57,33 @@ template <int format, int blocks>
 __device__ __forceinline__ void kv_store(const Plane& plane, size_t row, const float (&x)[blocks]) {
     const int lane = threadIdx.x % 32;
     u8* to = plane.values + row * kv_row_bytes(format, 32 * blocks);
+    if constexpr (format == KV_F32) {
 #pragma unroll
-    for (int b = 0; b < blocks; b++) {
-        if (format == KV_F32) {
-            ((float*)to)[32 * b + lane] = x[b];
-        } else if (format == KV_F16) {
-            ((u16*)to)[32 * b + lane] = f32_to_f16(x[b]);
-        } else {
-            const float peak = warp_peak(x[b]);
-            const float d = format == KV_Q8_0 ? __fdiv_rn(fabsf(peak), 127.0f) : __fdiv_rn(peak, -8.0f);
-            const float inverse = d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d);
+        for (int b = 0; b < blocks; b++) ((float*)to)[32 * b + lane] = x[b];
+    } else if constexpr (format == KV_F16) {
+#pragma unroll
+        for (int b = 0; b < blocks; b++) ((u16*)to)[32 * b + lane] = f32_to_f16(x[b]);
+    } else {
+        // Lane b divides for block b.
+        float peak = 0.0f;
+#pragma unroll
+        for (int b = 0; b < blocks; b++) {
+            const float own = warp_peak(x[b]);
+            if (lane == b) peak = own;
+        }
+        const float d = format == KV_Q8_0 ? __fdiv_rn(fabsf(peak), 127.0f) : __fdiv_rn(peak, -8.0f);
+        const float inverse = d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d);
+        if (lane < blocks) plane.scales[row * blocks + lane] = f32_to_f16(d);
+#pragma unroll
+        for (int b = 0; b < blocks; b++) {
+            const float scaled = __fmul_rn(x[b], __shfl_sync(WARP_ALL, inverse, b));
             if (format == KV_Q8_0) {
-                const int q = __float2int_rz(roundf(__fmul_rn(x[b], inverse)));
-                to[32 * b + lane] = (u8)max(-128, min(127, q));
+                to[32 * b + lane] = (u8)max(-128, min(127, __float2int_rz(roundf(scaled))));
             } else {
-                const int q = __float2int_rz(__fadd_rn(__fmul_rn(x[b], inverse), 8.5f));
-                const int low = max(0, min(15, q));
+                const int low = max(0, min(15, __float2int_rz(__fadd_rn(scaled, 8.5f))));
                 const int high = __shfl_down_sync(WARP_ALL, low, 16);
                 if (lane < 16) to[16 * b + lane] = (u8)(low | high << 4);
             }
-            if (lane == 0) plane.scales[row * blocks + b] = f32_to_f16(d);
         }
     }
 }
