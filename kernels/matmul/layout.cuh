@@ -1,26 +1,32 @@
 // How weights lie in device memory for the matmuls. Host twin: crates/cuda/src/pack (it writes what is described here).
 //
-// A matrix [n_out][K] is cut into row blocks of 128 rows (the last may have fewer; rows are padded to 16 with zeros), a row
-// block into units along K (256 values; 64 for the 16-bit kinds; K is padded with zeros to whole units, 16-bit kinds to 256),
-// a unit into tiles of 16 rows:  [row block][unit][tile of 16 rows][tile bytes].  Byte offset of the tile of row R and unit U,
-// with full = R / 128, tiles(b) = number of 16-row tiles of row block b (8, or less in the last one), units = units along K:
-//     full * 128/16 * units * TILE + (U * tiles(full) + R % 128 / 16) * TILE
-// Within a tile, for row r (0..15) and value k of the unit; kk = k % 32, lane = (r % 8) * 4 + kk % 16 / 4, word j = r / 8 + 2 * (kk / 16):
-// the A fragments of mma.m16n8k32, so that 16 bytes at lane * 16 are the registers a0..a3 of one lane.
+// A matrix [n_out][K] is cut into row blocks of 128 rows (the last may have fewer; rows are padded to 16 with zeros). A row
+// block of n tiles of 16 rows is n * 16 f32 row factors and then its units along K. A unit has one piece or, for K-quants, two
+// of 128 values each; a piece is n tiles. K is padded with zeros to a multiple of 256.
+//     [row block][row factors | unit [piece [tile of 16 rows]]]
+// The value of a weight is its row factor (a power of two) times what is said below, which fits f16: factors are chosen for
+// each row so that nothing overflows and little is lost below the smallest normal number.
 //
-// Q4K   2304 bytes  codes: nibble (k / 32) % 2 (0 = low) of byte  k/64 * 512 + lane * 16 + j * 4 + kk % 4
-//                   headers: the 16 bytes of the GGUF block (d f16, dmin f16, 12 bytes of 6-bit scales and mins) at 2048 + r * 16
-//                   value = d * sc(k/32) * code - dmin * m(k/32)
-// Q5K   2816 bytes  low nibbles as Q4K; fifth bits: bit 8 * (kk % 4) + (k / 32 % 2) * 4 + j of the u32 at 2048 + lane * 16 + k/64 * 4
-//                   headers at 2560 + r * 16
-// Q6K   3360 bytes  low nibbles as Q4K; top pairs, the upper of the two bits inverted (so that the six bits are code - 32 in
-//                   two's complement): bits 8 * (kk % 4) + 2 * j .. of the u32 at 2048 + k/128 * 512 + lane * 16 + k/32 % 4 * 4
-//                   scales i8 of runs of 16 at 3072 + r * 16 + k/16, d f16 at 3328 + r * 2;   value = d * sc(k/16) * (code - 32)
-// Q8    4352 bytes  codes i8 at k/32 * 512 + lane * 16 + j * 4 + kk % 4; scales f16 at 4096 + r * 16 + k/32 * 2
-// WIDE  6144 bytes  codes as Q8; scales f32 of runs of 16 at 4096 + r * 64 + k/16 * 4, offsets f32 at 5120 + r * 64 + k/16 * 4
-//                   value = scale(k/16) * code + offset(k/16)
-// F16, BF16  2048 bytes, 64 values: at k/16 * 512 + ((r % 8) * 4 + k % 8 / 2) * 16 + (r / 8 + 2 * (k % 16 / 8)) * 4 + k % 2 * 2
-// F32   plain [n_out][K], no padding.
+// Within a tile, for row r (0..15) and value k of the piece, in the order of the A fragments of mma.m16n8k16 (two k a register):
+//     lane = (r % 8) * 4 + k % 8 / 2,  word j = r / 8 + 2 * (k % 16 / 8),  half h = k % 2,  step s = k / 16 % 2,  run b = k / 32 % 2
+// "at bit B" means from bit B % 32 on of a u32, wrapping around: codes lie so that, masked, they are small f16 numbers
+// (subnormal or of the lowest exponent: bit i of a half is worth 2^(i - 24)), for s = 1 after turning the word right by 8.
+//
+// Q4K   1280 + 1024 bytes  codes: 4 bits at bit 2 + 4 b + 8 s + 16 h of the u32 at k/64 * 512 + lane * 16 + j * 4
+//                   first piece: headers at 1024 + r * 16: f16 d * 2^22, f16 dmin, three u32. With 6-bit scales c and minimums m
+//                   of the eight runs of 32 in the unit: byte i of word 0 is 4 c(i) + m(4 + i) % 4, of word 1
+//                   4 m(i) + m(4 + i) / 4 % 4, of word 2 4 c(4 + i) + m(4 + i) / 16;   value = d * c * code - dmin * m
+// Q5K   1536 + 1280 bytes  low 4 bits as Q4K; fifth bit at bit 6 + 4 b + 8 s + 16 h + j of the u32 at 1024 + lane * 8 + k/64 * 4
+//                   headers as Q4K, at 1280 + r * 16
+// Q6K   1696 + 1664 bytes  low 4 bits as Q4K but at bit 1 + ..; top 2 bits at bit 5 + 4 b + 16 h + 8 * (j % 2) + 2 * (j / 2) of the u32 at
+//                   1024 + lane * 16 + k/64 * 8 + s * 4; scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
+//                   first piece: f16 d * 2^23 at 1664 + r * 2;   value = d * c * (code - 32)
+// Q8    1088 bytes, 64 values  codes plus 128: 8 bits at bit 2 + 8 s + 16 h of the u32 at b * 512 + lane * 16 + j * 4
+//                   f16 scale * 2^22 at 1024 + r * 4 + b * 2;   value = scale * code
+// WIDE  1280 bytes, 64 values  unsigned codes as Q8; f16 scale * 2^22 and f16 offset at 1024 + r * 16 + k/16 * 4
+//                   value = scale * code + offset
+// F16   2048 bytes, 64 values  at k/16 * 512 + lane * 16 + j * 4 + h * 2
+// F32   plain [n_out][K], no padding, no factors.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -30,14 +36,21 @@
 #define KIND_Q8 3
 #define KIND_WIDE 4
 #define KIND_F16 5
-#define KIND_BF16 6
-#define KIND_F32 7
+#define KIND_F32 6
+#define KINDS_PACKED 6
 
-// Bytes of a tile of 16 rows.
-__device__ constexpr int tile_bytes(int kind) {
-    return kind == KIND_Q4K ? 2304 : kind == KIND_Q5K ? 2816 : kind == KIND_Q6K ? 3360 : kind == KIND_Q8 ? 4352 : kind == KIND_WIDE ? 6144 : 2048;
+// Pieces of a unit.
+__device__ constexpr int unit_pieces(int kind) { return kind <= KIND_Q6K ? 2 : 1; }
+// Bytes of a tile of 16 rows in a piece.
+__device__ constexpr int piece_bytes(int kind, int piece) {
+    return kind == KIND_Q4K   ? piece ? 1024 : 1280
+           : kind == KIND_Q5K ? piece ? 1280 : 1536
+           : kind == KIND_Q6K ? piece ? 1664 : 1696
+           : kind == KIND_Q8  ? 1088
+           : kind == KIND_WIDE ? 1280
+                               : 2048;
 }
-// Values of K in a unit.
-__device__ constexpr int unit_values(int kind) { return kind < KIND_F16 ? 256 : 64; }
-// Bytes of activations that 8 rows have for one unit.
-__device__ constexpr int unit_x_bytes(int kind) { return kind < KIND_F16 ? 2336 : 1024; }
+// Bytes of a tile in a unit.
+__device__ constexpr int tile_bytes(int kind) { return piece_bytes(kind, 0) + (unit_pieces(kind) == 2 ? piece_bytes(kind, 1) : 0); }
+// Chunks of 64 values in a piece.
+__device__ constexpr int piece_chunks(int kind) { return unit_pieces(kind); }

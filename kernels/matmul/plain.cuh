@@ -4,13 +4,13 @@
 // slice of K, walked in chunks of 512 values whose weights are in shared memory; the first chunk is fetched before the
 // dependency wait. Warp w takes rows w, w + WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
 // k, the lanes 16, 8, 4, 2, 1 apart, then the slices in order. Where K is sliced there is one job a block at most; the block
-// that finishes a group last sums its slices when its own packed work is done, so nobody waits for memory in between.
+// of a group's first slice takes the sums of all (scratch.cuh) when its own packed work is done, and waits for nobody.
 // Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
 #pragma once
-#include "common/prelude.cuh"
+#include "matmul/scratch.cuh"
 
 #define PLAIN_CHUNK 512
-#define PLAIN_R ((ROWS + WARPS - 1) / WARPS)  // rows of x a warp has
+#define PLAIN_R (ROWS > WARPS ? 2 : 1)  // rows of x that a warp takes at a time
 
 struct PlainSegment {
     const float* weights;  // [n_out][cols]
@@ -21,8 +21,7 @@ struct PlainSegment {
 struct Plain {
     PlainSegment segments[SEGMENTS];
     const float* x;   // [ROWS][cols]
-    float* partials;  // [groups][slices][ROWS][8]
-    u32* counters;    // [groups], zero before and after
+    float* partials;  // [groups][slices][ROWS][8], +0 before and after
     int n_segments, cols;
     int groups, slices;
     int slice, _pad;  // values of a slice, a multiple of PLAIN_CHUNK
@@ -30,7 +29,6 @@ struct Plain {
 
 struct PlainRoom {
     float4 weights[8][PLAIN_CHUNK / 4];
-    int last;
 };
 
 __device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, int group) {
@@ -86,82 +84,84 @@ __device__ __forceinline__ void plain_store(const PlainSegment& s, int row, int 
     *to = s.add ? *to + v : v;
 }
 
-// After the dependency wait: all of a block's jobs. All threads of the block come here.
+// After the dependency wait: all of a block's jobs. All threads that multiply come here.
 __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = work.cols;
     const int jobs = work.groups * work.slices;
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
         const int group = job / work.slices, slice = job % work.slices;
         const int begin = slice * work.slice, end = min(cols, begin + work.slice);
-        float sum[PLAIN_R][8];
+        const PlainSegment& s = plain_segment(work, group);
+        for (int first = warp; first < (ROWS + WARPS - 1) / WARPS * WARPS; first += WARPS * PLAIN_R) {
+            float sum[PLAIN_R][8];
 #pragma unroll
-        for (int r = 0; r < PLAIN_R; r++)
+            for (int r = 0; r < PLAIN_R; r++)
 #pragma unroll
-            for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
-        for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
-            if (job != int(blockIdx.x) || k0 != begin) {
-                __syncthreads();
-                plain_fetch(work, room, group, k0);
-            }
-            cp_async_wait<0>();
-            __syncthreads();
-#pragma unroll
-            for (int turn = 0; turn < PLAIN_CHUNK / 128; turn++) {
-                const int k = k0 + turn * 128 + lane * 4;
-                float4 x[PLAIN_R];
-#pragma unroll
-                for (int r = 0; r < PLAIN_R; r++) {
-                    const int row = min(warp + r * WARPS, ROWS - 1);
-                    x[r] = k < cols ? *(const float4*)(work.x + size_t(row) * cols + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
+            for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
+                // What plain_begin fetched is there at first; a slice of one chunk stays for all rows.
+                if (k0 != begin || (first != warp ? end - begin > PLAIN_CHUNK : job != int(blockIdx.x))) {
+                    sync_multipliers();
+                    plain_fetch(work, room, group, k0);
                 }
+                cp_async_wait<0>();
+                sync_multipliers();
 #pragma unroll
-                for (int n = 0; n < 8; n++) {
-                    const float4 w = room.weights[n][turn * 32 + lane];
+                for (int turn = 0; turn < PLAIN_CHUNK / 128; turn++) {
+                    const int k = k0 + turn * 128 + lane * 4;
+                    float4 x[PLAIN_R];
 #pragma unroll
                     for (int r = 0; r < PLAIN_R; r++) {
-                        sum[r][n] = fmaf(w.x, x[r].x, sum[r][n]);
-                        sum[r][n] = fmaf(w.y, x[r].y, sum[r][n]);
-                        sum[r][n] = fmaf(w.z, x[r].z, sum[r][n]);
-                        sum[r][n] = fmaf(w.w, x[r].w, sum[r][n]);
+                        const int row = min(first + r * WARPS, ROWS - 1);
+                        x[r] = k < cols ? *(const float4*)(work.x + size_t(row) * cols + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    }
+#pragma unroll
+                    for (int n = 0; n < 8; n++) {
+                        const float4 w = room.weights[n][turn * 32 + lane];
+#pragma unroll
+                        for (int r = 0; r < PLAIN_R; r++) {
+                            sum[r][n] = fmaf(w.x, x[r].x, sum[r][n]);
+                            sum[r][n] = fmaf(w.y, x[r].y, sum[r][n]);
+                            sum[r][n] = fmaf(w.z, x[r].z, sum[r][n]);
+                            sum[r][n] = fmaf(w.w, x[r].w, sum[r][n]);
+                        }
                     }
                 }
             }
-        }
-        const PlainSegment& s = plain_segment(work, group);
 #pragma unroll
-        for (int r = 0; r < PLAIN_R; r++) {
-            const int row = warp + r * WARPS;
-            const float v = sum_of_eight(sum[r]);
-            if (lane % 4 == 0 && row < ROWS) {
-                if (work.slices == 1)
-                    plain_store(s, row, (group - s.first) * 8 + lane / 4, v);
-                else
-                    __stcg(work.partials + ((size_t(group) * work.slices + slice) * ROWS + row) * 8 + lane / 4, v);
+            for (int r = 0; r < PLAIN_R; r++) {
+                const int row = first + r * WARPS;
+                const float v = sum_of_eight(sum[r]);
+                if (lane % 4 == 0 && row < ROWS) {
+                    if (work.slices == 1)
+                        plain_store(s, row, (group - s.first) * 8 + lane / 4, v);
+                    else
+                        leave(work.partials + ((size_t(group) * work.slices + slice) * ROWS + row) * 8 + lane / 4, v);
+                }
             }
         }
     }
 }
 
-// At the end of the block, all threads: where K is sliced, the group's last block adds the slices up.
-__device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room) {
-    if (work.slices == 1 || int(blockIdx.x) >= work.groups * work.slices) return;
+// At the end of the block, all threads that multiply: where K is sliced, the block of the group's first slice adds all up.
+__device__ __forceinline__ void plain_end(const Plain& work) {
+    if (work.slices == 1 || int(blockIdx.x) >= work.groups * work.slices || blockIdx.x % work.slices) return;
     const int group = blockIdx.x / work.slices;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const u32 before = atomicAdd(work.counters + group, 1);
-        room.last = before == u32(work.slices - 1);
-        if (room.last) work.counters[group] = 0;
-    }
-    __syncthreads();
-    if (!room.last) return;
-    __threadfence();
     const PlainSegment& s = plain_segment(work, group);
+    constexpr int FETCH = 12;
     for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
-        const float* from = work.partials + size_t(group) * work.slices * ROWS * 8 + i;
+        float* from = work.partials + size_t(group) * work.slices * ROWS * 8 + i;
         float v = 0.0f;
-#pragma unroll 8
-        for (int slice = 0; slice < work.slices; slice++) v += __ldcg(from + size_t(slice) * ROWS * 8);
+        for (int first = 0; first < work.slices; first += FETCH) {
+            float part[FETCH];
+#pragma unroll
+            for (int f = 0; f < FETCH; f++) part[f] = peek(from + size_t(min(first + f, work.slices - 1)) * ROWS * 8);
+#pragma unroll
+            for (int f = 0; f < FETCH; f++) {
+                if (first + f >= work.slices) break;
+                v += take(from + size_t(first + f) * ROWS * 8, part[f]);
+            }
+        }
         plain_store(s, i / 8, (group - s.first) * 8 + i % 8, v);
     }
 }

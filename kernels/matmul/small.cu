@@ -1,37 +1,45 @@
 // matmul/small: out[row][n] (+)= sum over k of W[n][k] * x[row][k] for a few rows (1..64) and several matrices W that share x.
 //
-// Inputs: packed weights (layout.cuh), x in the form of a8.cuh for the same bucket of rows. Output f32 [ROWS][stride] per segment.
-// Memory-bound: a block streams 128 * BLOCKS rows x 256 values of weights a step (18 KB of Q4K a row block) through a ring in shared memory
-// and multiplies them by tensor cores with all rows of x at once; a warp has 16 rows of each of MT row blocks.
+// Inputs: packed weights (layout.cuh), x in the form of a16.cuh for the same bucket of rows. Output f32 [ROWS][stride] per segment.
+// Memory-bound: a block streams 256 rows x 128 values of weights a step (20 KB of Q4K; 64 values of some kinds) through a ring in shared
+// memory and multiplies them, expanded to f16 in registers (tiles.cuh), by tensor cores with all rows of x at once, in f32 sums; a
+// warp has two of the sixteen 16-row tiles. A ninth warp fills the ring.
 //
 // Grid: as many blocks as the card has multiprocessors (any number is correct). The units of all segments, in order, are one
 // line; each has a cost (its bytes / 16), and block b takes the units that begin in its equal share of the line (stream-K),
-// a share being no less than a unit (blocks beyond the line's end have nothing to do). A tile of
-// 128 * BLOCKS rows whose units lie in several blocks is summed from their partial tiles in scratch, in block order, by the warp
-// that arrives last. The cut depends on shapes and grid only, so a row of the result has the same bits whatever ROWS is.
-// Shared memory: STAGES * (8 * BLOCKS * tile + NT * unit of x) bytes, dynamic, and asked for in such an amount that no two blocks
-// share a multiprocessor: with room for two, an early start would put two there and none elsewhere.
-// Scratch: gridDim * 2 * 8 * BLOCKS * NT * 512 bytes. Counters: WARPS u32 per tile of every segment, zero before and after.
+// a share being no less than a unit (blocks beyond the line's end have nothing to do). The cut depends on shapes and grid only, so
+// a row of the result has the same bits whatever ROWS is.
+//
+// A tile of 256 rows whose units lie in several blocks: each of them but the last, which goes on to other tiles, adds up some
+// of the sixteen 16-row tiles, in block order, from its own sums and what the others leave in scratch. There is no fence and no counter:
+// what is waited for is the data itself. A word that has not arrived is +0, so -0 is left for it, and the reader puts +0 back.
+// All blocks of the grid are resident at once or have ended, so waiting ends.
+//
+// Shared memory: STAGES * (16 tiles of a piece + NT * its x) bytes, dynamic.
+// Scratch: gridDim * 2 * 16 * NT * 512 bytes, +0 before and after.
 //
 // f32 matrices of the same input are done on the side (plain.cuh, PLAIN = 1).
 //
-// Defines: ROWS (rows of x here), NT = ceil(ROWS / 8), WARPS (8, 16), MT (row blocks of a warp: 1, 2), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch),
-// RESIDENT (blocks per multiprocessor that registers must allow), PLAIN.
-// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async.
+// Defines: ROWS (rows of x here), NT = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN.
+// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async. sm_90a multiplies 48 rows and more by
+// warpgroup products (units_sm90.cuh): the same bits.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
 #ifndef PLAIN
 #define PLAIN 0
 #endif
-#ifndef WARPS
 #define WARPS 8
-#endif
-#define THREADS (WARPS * 32)
-#define BLOCKS (MT * WARPS / 8)  // row blocks of a tile; warp w has 16-row tiles w, w + WARPS, .. of its 8 * BLOCKS
+#define MT 2  // 16-row tiles of a warp: w and w + 8 of the sixteen of a tile
+#define THREADS (WARPS * 32)  // that multiply; 32 more fill the ring
 
+// All warps that multiply.
+__device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+#include "common/prelude.cuh"
+#include "matmul/scratch.cuh"
 #include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
-#if defined(WARPGROUPS) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && NT >= 6
 #include "matmul/units_sm90.cuh"
 #define GROUPED 1
 #else
@@ -40,39 +48,41 @@
 
 struct Segment {
     const u8* weights;
-    const u8* x;
     float* out;
     int n_out;       // rows of W, columns of out
     int stride;      // floats from a row of out to the next
     int add;         // out += instead of out =
     int kind;
     int units;       // along K
-    int tiles;       // of 128 * BLOCKS rows
-    int tile;        // bytes of a 16-row tile
-    int x_bytes;     // of all NT tiles for one unit
+    int tiles;       // of 256 rows
+    int tile;        // bytes of a 16-row tile in a unit
+    int first_piece; // those in its first piece
     u32 first_cost;  // where its units begin on the line
     u32 cost;        // of a unit
-    int first_tile;  // of all segments, for the counters
-    int x_step;      // bytes from a unit of x to the next: x_bytes, or more if x has rows that others multiply
+    int pieces;      // of a unit
+    int _pad;
 };
 struct Work {
     Segment segments[SEGMENTS];
+    const u8* x;     // of the rows of this launch
     float4* scratch;
-    u32* counters;
     int n_segments;
+    int x_step;        // bytes from 64 values of x to the next: NT * 1024, or more if x has rows that others multiply
     u32 share, extra;  // block b begins at b * share + min(b, extra); share is at least the cost of any unit
-    u32 prefetch;      // units beyond the ring that are fetched into L2 before the dependency wait
 #if PLAIN
     Plain plain;
 #endif
 };
 
-constexpr int max_tile(int kind) { return kind > KIND_BF16 ? 0 : (KINDS >> kind & 1) && tile_bytes(kind) > max_tile(kind + 1) ? tile_bytes(kind) : max_tile(kind + 1); }
-constexpr int X_BYTES = NT * ((KINDS & 31) ? A8_TILE : A16_TILE);
-constexpr int W_BYTES = BLOCKS * 8 * max_tile(0);
-constexpr int SLOT = KINDS ? W_BYTES + X_BYTES : 16;
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int max_piece(int kind) {
+    return kind == KINDS_PACKED ? 0 : most(KINDS >> kind & 1 ? most(piece_bytes(kind, 0), piece_bytes(kind, 1)) : 0, max_piece(kind + 1));
+}
+constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
+constexpr int W_BYTES = 16 * max_piece(0);
+constexpr int SLOT = KINDS ? W_BYTES + NT * A16_TILE * max_chunks(0) : 16;
 
-// A place on the line of units, walked unit by unit.
+// A place on the line of units.
 struct Cursor {
     int segment, tile, unit;
 };
@@ -87,91 +97,141 @@ __device__ __forceinline__ int unit_at(const Segment& s, u32 cost) {
     return cost <= s.first_cost ? 0 : min(s.units * s.tiles, int((cost - s.first_cost + s.cost - 1) / s.cost));
 }
 __device__ __forceinline__ int row_tiles(const Segment& s, int row_block) { return max(0, min(8, (s.n_out - row_block * 128 + 15) / 16)); }
-__device__ __forceinline__ void advance(const Work& work, Cursor& c) {
-    if (++c.unit < work.segments[c.segment].units) return;
-    c.unit = 0;
-    if (++c.tile < work.segments[c.segment].tiles) return;
-    c.tile = 0;
-    c.segment++;
+// Where a row block begins: its row factors, and behind them its units.
+__device__ __forceinline__ const u8* row_block_of(const Segment& s, int row_block) {
+    return s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile * 8);
 }
+// What the next piece is made of, from piece to piece.
+struct Feed {
+    const u8 *weights[2], *x;  // of both row blocks of the tile
+    Cursor at;
+    int rows[2];               // 16-row tiles of the row blocks
+    int units, pieces, piece;
+    int bytes[2];              // of a 16-row tile, in this piece and in the other
 
-// Where the weights of row block m of a tile's unit begin and how many bytes they have.
-__device__ __forceinline__ const u8* weights_of(const Segment& s, const Cursor& c, int m, int& bytes) {
-    const int row_block = c.tile * BLOCKS + m, tiles = row_tiles(s, row_block);
-    bytes = tiles * s.tile;
-    return s.weights + (size_t(row_block) * 8 * s.units + size_t(c.unit) * tiles) * s.tile;
-}
-
-__device__ __forceinline__ void store(const Segment& s, int tile, int warp, const float (&acc)[MT][NT][4]) {
-    const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ void begin_tile(const Work& work) {
+        const Segment& s = work.segments[at.segment];
+        units = s.units;
+        pieces = s.pieces;
+        piece = 0;
+        bytes[0] = s.first_piece;
+        bytes[1] = pieces == 2 ? s.tile - s.first_piece : s.first_piece;
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int n = 0; n < NT; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int column = tile * BLOCKS * 128 + (m * WARPS + warp) * 16 + lane / 4 + i / 2 * 8;
-                const int row = n * 8 + lane % 4 * 2 + i % 2;
-                if (row < ROWS && column < s.n_out) {
-                    float* to = s.out + size_t(row) * s.stride + column;
-                    *to = s.add ? *to + acc[m][n][i] : acc[m][n][i];
-                }
-            }
+        for (int m = 0; m < 2; m++) {
+            rows[m] = row_tiles(s, at.tile * 2 + m);
+            weights[m] = row_block_of(s, at.tile * 2 + m) + rows[m] * (64 + at.unit * s.tile);
         }
+        x = work.x + size_t(at.unit) * pieces * pieces * work.x_step;
     }
-}
+    __device__ __forceinline__ void advance(const Work& work) {
+        weights[0] += rows[0] * bytes[0];
+        weights[1] += rows[1] * bytes[0];
+        x += pieces * work.x_step;
+        const int other = bytes[1];
+        bytes[1] = bytes[0];
+        bytes[0] = other;
+        if (++piece < pieces) return;
+        piece = 0;
+        if (++at.unit < units) return;
+        at.unit = 0;
+        if (++at.tile == work.segments[at.segment].tiles) {
+            at.tile = 0;
+            at.segment++;
+        }
+        if (at.segment < work.n_segments) begin_tile(work);
+    }
+};
 
-// Leaves the warp's partial tile; the last of the tile's blocks to arrive sums them in block order and stores.
-__device__ __forceinline__ void contribute(const Work& work, const Segment& s, int tile, bool begun_before, int warp, float (&acc)[MT][NT][4]) {
-    const int lane = threadIdx.x % 32;
-    constexpr int PIECE = MT * NT * 32;  // float4 of one warp
-    float4* mine = work.scratch + (size_t(blockIdx.x) * 2 + (begun_before ? 0 : 1)) * WARPS * PIECE + warp * PIECE + lane;
+// The row factors of the warp's rows lane / 4 and lane / 4 + 8 of each row block.
+__device__ __forceinline__ void row_factors(const Segment& s, int tile, int warp, float (&factors)[MT][2]) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
-        for (int n = 0; n < NT; n++) __stcg(mine + (m * NT + n) * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
-    __threadfence();
-    __syncwarp();
+        for (int i = 0; i < 2; i++) {
+            const int index = m * WARPS + warp, row_block = tile * 2 + index / 8;
+            const float* from = (const float*)row_block_of(s, row_block) + index % 8 * 16 + threadIdx.x % 32 / 4 + i * 8;
+            factors[m][i] = index % 8 < row_tiles(s, row_block) ? __ldg(from) : 0.0f;
+        }
+}
+
+// One 16-row tile, `index` of a tile's sixteen.
+__device__ __forceinline__ void store(const Segment& s, int tile, int index, const float (&factors)[2], const float (&before)[NT][4], const float (&acc)[NT][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = (tile * 16 + index) * 16 + lane / 4 + i / 2 * 8, row = n * 8 + lane % 4 * 2 + i % 2;
+            if (row < ROWS && column < s.n_out) s.out[size_t(row) * s.stride + column] = before[n][i] + acc[n][i] * factors[i / 2];
+        }
+}
+// What stands where that tile goes, if it is added to; else zeros.
+__device__ __forceinline__ void fetch_before(const Segment& s, int tile, int index, float (&before)[NT][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = (tile * 16 + index) * 16 + lane / 4 + i / 2 * 8, row = n * 8 + lane % 4 * 2 + i % 2;
+            before[n][i] = s.add && row < ROWS && column < s.n_out ? s.out[size_t(row) * s.stride + column] : 0.0f;
+        }
+}
+
+// A tile that lies in several blocks, as told above.
+__device__ __forceinline__ void contribute(const Work& work, const Segment& s, int tile, int warp, const float (&factors)[MT][2], float (&acc)[MT][NT][4]) {
+    constexpr int PIECE = NT * 32;  // float4 of one 16-row tile
     const u32 begin = s.first_cost + u32(tile) * s.units * s.cost;
     const u32 first = block_of(work, begin), last = block_of(work, begin + u32(s.units - 1) * s.cost);
-    u32* counter = work.counters + (s.first_tile + tile) * WARPS + warp;
-    u32 before = 0;
-    if (lane == 0) before = atomicAdd(counter, 1);
-    before = __shfl_sync(WARP_ALL, before, 0);
-    if (before != last - first) return;
-    __threadfence();
-    if (lane == 0) *counter = 0;
+    // A block has parts of two such tiles at most, one that others began and one that it begins.
+    const auto place = [&](u32 block, int index) { return work.scratch + ((size_t(block) * 2 + (block == first)) * 16 + index) * PIECE + threadIdx.x % 32; };
+    const auto is_there = [&](int index) { return index % 8 < row_tiles(s, tile * 2 + index / 8); };
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < MT; m++) {
+        const int index = m * WARPS + warp;
+        if (first + (2 * warp + m) % (last - first) == blockIdx.x || !is_there(index)) continue;
+        float4* to = place(blockIdx.x, index);
+#pragma unroll
+        for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        const int index = m * WARPS + warp;
+        if (first + (2 * warp + m) % (last - first) != blockIdx.x || !is_there(index)) continue;
+        float sum[NT][4], before[NT][4];
+        if (NT <= 4) fetch_before(s, tile, index, before);
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) acc[m][n][i] = 0.0f;
-    // In block order, the pieces of FETCH blocks at a time on their way.
-    constexpr int FETCH = MT * NT > 4 ? 2 : 4;
-    for (u32 b0 = first; b0 <= last; b0 += FETCH) {
-        float4 piece[FETCH][MT * NT];
+            for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
+        // The parts of FETCH blocks at a time on their way.
+        constexpr int FETCH = NT == 1 ? 8 : NT <= 3 ? 4 : NT == 4 ? 3 : 1;
+        for (u32 b0 = first; b0 <= last; b0 += FETCH) {
+            float4 part[FETCH][NT];
 #pragma unroll
-        for (int f = 0; f < FETCH; f++) {
-            const u32 b = min(b0 + f, last);
-            const float4* from = work.scratch + (size_t(b) * 2 + (b == first ? 1 : 0)) * WARPS * PIECE + warp * PIECE + lane;
+            for (int f = 0; f < FETCH; f++) {
+                const float4* from = place(min(b0 + f, last), index);
 #pragma unroll
-            for (int i = 0; i < MT * NT; i++) piece[f][i] = __ldcg(from + i * 32);
-        }
+                for (int n = 0; n < NT; n++) part[f][n] = peek(from + n * 32);
+            }
 #pragma unroll
-        for (int f = 0; f < FETCH; f++) {
-            if (b0 + f > last) break;
+            for (int f = 0; f < FETCH; f++) {
+                const u32 block = b0 + f;
+                if (block > last) break;
+                float4* from = place(block, index);
 #pragma unroll
-            for (int i = 0; i < MT * NT; i++) {
-                float(&to)[4] = acc[i / NT][i % NT];
-                to[0] += piece[f][i].x;
-                to[1] += piece[f][i].y;
-                to[2] += piece[f][i].z;
-                to[3] += piece[f][i].w;
+                for (int n = 0; n < NT; n++) {
+                    float4 v = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+                    if (block != blockIdx.x) v = take(from + n * 32, part[f][n]);
+                    sum[n][0] += v.x;
+                    sum[n][1] += v.y;
+                    sum[n][2] += v.z;
+                    sum[n][3] += v.w;
+                }
             }
         }
+        if (NT > 4) fetch_before(s, tile, index, before);
+        store(s, tile, index, factors[m], before, sum);
     }
-    store(s, tile, warp, acc);
 }
 
 template <int VALUE>
@@ -179,29 +239,34 @@ struct Constant {
     static constexpr int value = VALUE;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(const __grid_constant__ Work work) {
+extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) u8 ring[];
     const int warp = threadIdx.x / 32;
     pdl_launch();
 
     const u32 begin = share_begin(work, blockIdx.x), end = share_begin(work, blockIdx.x + 1);
-    int count = 0;
+    int count = 0, units_here = 0;  // pieces and units
     Cursor at = {0, 0, 0};
-#if PLAIN
-    __shared__ PlainRoom plain_room;
-    plain_begin(work.plain, plain_room);
-#endif
     for (int i = 0; i < work.n_segments; i++) {
         const Segment& s = work.segments[i];
         const int from = unit_at(s, begin), to = unit_at(s, end);
-        if (count == 0 && to > from) at = {i, from / s.units, from % s.units};
-        count += to - from;
+        if (units_here == 0 && to > from) at = {i, from / s.units, from % s.units};
+        count += (to - from) * s.pieces;
+        units_here += to - from;
     }
 
+    int slot = 0;
+    u32 parity = 0;  // of the ring's turn
+    const auto turn_ring = [&]() {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    };
 #if HAS_BULK
     __shared__ __align__(8) u64 barriers[2 * STAGES];
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == THREADS) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(full + 8 * i, 1);
             mbarrier_init(empty + 8 * i, WARPS);
@@ -209,88 +274,104 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         mbarrier_init_fence();
     }
     __syncthreads();
-    const u32 ring_address = shared_address(ring);
-    const u64 once = policy_evict_first(), keep = policy_evict_last();
-    const auto load_weights = [&](const Cursor& c, int slot) {
-        const Segment& s = work.segments[c.segment];
-        int bytes[BLOCKS], sum = s.x_bytes;
-        const u8* from[BLOCKS];
-#pragma unroll
-        for (int m = 0; m < BLOCKS; m++) {
-            from[m] = weights_of(s, c, m, bytes[m]);
-            sum += bytes[m];
-        }
-        mbarrier_expect(full + 8 * slot, sum);
-#pragma unroll
-        for (int m = 0; m < BLOCKS; m++)
-            if (bytes[m]) bulk_load(ring_address + slot * SLOT + m * 8 * s.tile, from[m], bytes[m], full + 8 * slot, once);
-    };
-    const auto load_x = [&](const Cursor& c, int slot) {
-        const Segment& s = work.segments[c.segment];
-        bulk_load(ring_address + slot * SLOT + W_BYTES, s.x + size_t(c.unit) * s.x_step, s.x_bytes, full + 8 * slot, keep);
-    };
-    Cursor ahead = at;  // the next unit to load
-    for (int i = 0; i < STAGES && i < count; i++) {
-        if (threadIdx.x == 0) load_weights(ahead, i);
-        advance(work, ahead);
-    }
-    // While the dependency is waited for, memory need not idle: the units after the ring's go to L2.
-    if (threadIdx.x == 0) {
-        Cursor next = ahead;
-        for (int i = STAGES; i < STAGES + int(work.prefetch) && i < count; i++) {
-            const Segment& s = work.segments[next.segment];
-#pragma unroll
-            for (int m = 0; m < BLOCKS; m++) {
-                int bytes;
-                const u8* from = weights_of(s, next, m, bytes);
-                if (bytes) bulk_prefetch(from, bytes, once);
+    if (warp == WARPS) {
+        if (threadIdx.x == THREADS && count) {
+            const u32 ring_address = shared_address(ring);
+            const u64 once = policy_evict_first(), keep = policy_evict_last();
+            const auto load_weights = [&](const Feed& feed, int slot) {
+                const u32 to = ring_address + slot * SLOT;
+                mbarrier_expect(full + 8 * slot, (feed.rows[0] + feed.rows[1]) * feed.bytes[0] + feed.pieces * NT * A16_TILE);
+                bulk_load(to, feed.weights[0], feed.rows[0] * feed.bytes[0], full + 8 * slot, once);
+                if (feed.rows[1]) bulk_load(to + 8 * feed.bytes[0], feed.weights[1], feed.rows[1] * feed.bytes[0], full + 8 * slot, once);
+            };
+            const auto load_x = [&](const Feed& feed, int slot) {
+                const u32 to = ring_address + slot * SLOT + W_BYTES;
+                if (work.x_step == NT * A16_TILE) {
+                    bulk_load(to, feed.x, feed.pieces * NT * A16_TILE, full + 8 * slot, keep);
+                } else {
+                    for (int i = 0; i < feed.pieces; i++)
+                        bulk_load(to + i * NT * A16_TILE, feed.x + size_t(i) * work.x_step, NT * A16_TILE, full + 8 * slot, keep);
+                }
+            };
+            Feed feed;
+            feed.at = at;
+            feed.begin_tile(work);
+            Feed first = feed;
+            for (int i = 0; i < STAGES && i < count; i++) {
+                load_weights(feed, i);
+                feed.advance(work);
             }
-            advance(work, next);
+            pdl_wait();
+            for (int i = 0; i < STAGES && i < count; i++) {
+                load_x(first, i);
+                first.advance(work);
+            }
+            for (int i = STAGES; i < count; i++) {
+                mbarrier_wait(empty + 8 * slot, parity);
+                load_weights(feed, slot);
+                load_x(feed, slot);
+                feed.advance(work);
+                turn_ring();
+            }
         }
+        pdl_wait();
+        return;
     }
+#if PLAIN
+    __shared__ PlainRoom plain_room;
+    plain_begin(work.plain, plain_room);
+#endif
     pdl_wait();
-    if (threadIdx.x == 0) {
-        Cursor c = at;
-        for (int i = 0; i < STAGES && i < count; i++) {
-            load_x(c, i);
-            advance(work, c);
-        }
-    }
-    __syncwarp();
-#else
-    Cursor ahead = at;  // the next unit to load
-    const auto load = [&](const Cursor& c, int slot) {
-        const Segment& s = work.segments[c.segment];
-        const u32 to = shared_address(ring) + slot * SLOT;
-#pragma unroll
-        for (int m = 0; m < BLOCKS; m++) {
-            int bytes;
-            const u8* from = weights_of(s, c, m, bytes);
-            for (int i = threadIdx.x * 16; i < bytes; i += THREADS * 16) cp_async_16(to + m * 8 * s.tile + i, from + i);
-        }
-        const u8* x = s.x + size_t(c.unit) * s.x_step;
-        for (int i = threadIdx.x * 16; i < s.x_bytes; i += THREADS * 16) cp_async_16(to + W_BYTES + i, x + i);
+    const auto begin_piece = [&]() { mbarrier_wait(full + 8 * slot, parity); };
+    const auto end_piece = [&]() {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
+        turn_ring();
     };
-    pdl_wait();
-    for (int i = 0; i < STAGES - 1; i++) {
-        if (i < count) {
-            load(ahead, i);
-            advance(work, ahead);
+#else
+    if (warp == WARPS) return;
+#if PLAIN
+    __shared__ PlainRoom plain_room;
+    plain_begin(work.plain, plain_room);
+#endif
+    Feed feed;
+    feed.at = at;
+    if (count) feed.begin_tile(work);
+    int left = count;  // pieces to load
+    const auto load = [&](int slot) {
+        if (left > 0) {
+            const u32 to = shared_address(ring) + slot * SLOT;
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                for (int i = threadIdx.x * 16; i < feed.rows[m] * feed.bytes[0]; i += THREADS * 16)
+                    cp_async_16(to + m * 8 * feed.bytes[0] + i, feed.weights[m] + i);
+            for (int i = threadIdx.x * 16; i < feed.pieces * NT * A16_TILE; i += THREADS * 16)
+                cp_async_16(to + W_BYTES + i, feed.x + (i / (NT * A16_TILE)) * size_t(work.x_step) + i % (NT * A16_TILE));
+            feed.advance(work);
+            left--;
         }
         cp_async_commit();
-    }
+    };
+    pdl_wait();
+    for (int i = 0; i < STAGES - 1; i++) load(i);
+    // The slot of the piece before this one is free once all have come here.
+    const auto begin_piece = [&]() {
+        cp_async_wait<STAGES - 2>();
+        sync_multipliers();
+        load(slot == 0 ? STAGES - 1 : slot - 1);
+    };
+    const auto end_piece = turn_ring;
 #endif
+
+    float acc[MT][NT][4], factors[MT][2];
 #if PLAIN
     plain_jobs(work.plain, plain_room);  // while the ring fills
 #endif
-
-    float acc[MT][NT][4];
-    int slot = 0;
-    u32 parity = 0;  // of the ring's turn
-    for (int done = 0; done < count;) {
+    for (int done = 0; done < units_here;) {
         const Segment& s = work.segments[at.segment];
-        const int units = s.units, n = min(units - at.unit, count - done);
-        const bool mine = (GROUPED ? warp % 8 & 4 : warp % 8) < row_tiles(s, at.tile * BLOCKS + warp / 8);
+        const int units = s.units, n = min(units - at.unit, units_here - done);
+        const bool mine = (GROUPED ? warp & 4 : warp) < row_tiles(s, at.tile * 2);
+        row_factors(s, at.tile, warp, factors);
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -299,67 +380,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
                 for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
         const auto walk = [&](auto kind) {
             constexpr int KIND = decltype(kind)::value;
-            const u8* base = ring + warp * tile_bytes(KIND);
-            for (int i = 0; i < n; i++) {
-#if HAS_BULK
-                // The slot of the unit before this one is free once every warp is through with it; the warps
-                // take turns to fill it anew.
-                const int index = done + i;
-                if (index > 0 && index - 1 + STAGES < count) {
-                    if (threadIdx.x == index % WARPS * 32) {
-                        const int old = slot == 0 ? STAGES - 1 : slot - 1;
-                        mbarrier_wait(empty + 8 * old, slot == 0 ? parity ^ 1 : parity);
-                        load_weights(ahead, old);
-                        load_x(ahead, old);
-                    }
-                    advance(work, ahead);
-                }
-                __syncwarp();
-                mbarrier_wait(full + 8 * slot, parity);
-#else
-                cp_async_wait<STAGES - 2>();
-                __syncthreads();
-                if (done + i - 1 + STAGES < count) {
-                    load(ahead, slot == 0 ? STAGES - 1 : slot - 1);
-                    advance(work, ahead);
-                }
-                cp_async_commit();
-#endif
-                if (mine) {
-                    const u8* w[MT];
+            Tile<KIND> tile[MT];
+            const auto piece = [&](auto which) {
+                constexpr int P = decltype(which)::value;
+                const u8* w[MT];
 #pragma unroll
-                    for (int m = 0; m < MT; m++) w[m] = base + slot * SLOT + m * WARPS * tile_bytes(KIND);
-                    const u8* x = ring + slot * SLOT + W_BYTES;
+                for (int m = 0; m < MT; m++) w[m] = ring + slot * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
+                const u8* x = ring + slot * SLOT + W_BYTES;
 #if GROUPED
-                    if constexpr (KIND == KIND_Q4K || KIND == KIND_Q5K)
-                        unit_k45_sm90<KIND, MT, NT>(w, x, acc);
-                    else if constexpr (KIND == KIND_Q6K)
-                        unit_q6k_sm90<MT, NT>(w, x, acc);
+                multiply_grouped<KIND, MT, NT, P>(tile, w, x, acc);
+#else
+                multiply<KIND, MT, NT, P>(tile, w, x, acc);
+#endif
+            };
+            for (int i = 0; i < n * unit_pieces(KIND); i++) {
+                begin_piece();
+                if (mine) {
+                    if (unit_pieces(KIND) == 2 && i % 2)
+                        piece(Constant<1>());
                     else
-#endif
-                        unit<KIND, MT, NT>(w, x, acc);
+                        piece(Constant<0>());
                 }
-#if HAS_BULK
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
-#endif
-                if (++slot == STAGES) {
-                    slot = 0;
-                    parity ^= 1;
-                }
+                end_piece();
             }
         };
         switch (s.kind) {
 #define CASE(K) \
     case K: if constexpr (KINDS >> K & 1) walk(Constant<K>()); break;
-            CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16) CASE(KIND_BF16)
+            CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
 #undef CASE
         }
-        if (mine) {
-            if (n == units)
-                store(s, at.tile, warp, acc);
-            else
-                contribute(work, s, at.tile, at.unit != 0, warp, acc);
+        if (n < units) {
+            contribute(work, s, at.tile, warp, factors, acc);
+        } else {
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                float before[NT][4];
+                fetch_before(s, at.tile, m * WARPS + warp, before);
+                store(s, at.tile, m * WARPS + warp, factors[m], before, acc[m]);
+            }
         }
         done += n;
         at.unit = 0;
@@ -369,6 +428,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) matmul_small(con
         }
     }
 #if PLAIN
-    plain_end(work.plain, plain_room);
+    plain_end(work.plain);
 #endif
 }

@@ -1,15 +1,13 @@
-// Results in the forms that the products behind them read: any of f32 rows, A8, bf16 and f16.
+// Results in the forms that the products behind them read: f32 rows, blocked halves, or both.
 //
-// Defines OUT_F32, OUT_A8, OUT_BF16, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N_TILES the tiles of 8
-// rows that the blocked forms are laid out for.
+// Defines OUT_F32, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N_TILES the tiles of 8 rows that the blocked
+// form (matmul/a16.cuh) is laid out for.
 #pragma once
 #include "common/prelude.cuh"
-#include "matmul/a8.cuh"
+#include "matmul/a16.cuh"
 
 struct Out {
     float* f32;   // [rows][WIDTH]
-    void* a8;
-    void* bf16;
     void* f16;
 };
 
@@ -31,14 +29,8 @@ __device__ __forceinline__ void emit(const Out& out, int row, int group, const f
         if (at + i < WIDTH) out.f32[(size_t)row * WIDTH + at + i] = v[i];
 #endif
 #endif
-#if OUT_A8
-    a8_store(out.a8, N_TILES, row, group, v);
-#endif
-#if OUT_BF16
-    a16_store_bf16(out.bf16, N_TILES, row, group, v);
-#endif
 #if OUT_F16
-    a16_store_f16(out.f16, N_TILES, row, group, v);
+    a16_store(out.f16, N_TILES, row, group, v);
 #endif
 }
 

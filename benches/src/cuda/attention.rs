@@ -245,7 +245,7 @@ impl World {
             frequencies: self.frequencies.ptr(),
         };
         let out = Out {
-            a8: self.out.ptr(),
+            f16: self.out.ptr(),
             ..Out::default()
         };
         let (at, q16) = (step.ptr(), self.q16.ptr());

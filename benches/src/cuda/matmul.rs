@@ -3,14 +3,15 @@
 //! The step is that of a 64-layer hybrid model of 27 billion weights, every tensor an allocation of its own, types as in
 //! a Q4_K_M file: 48 delta layers (fused input projections Q5_K 10240 and Q4_K 6144, plain f32 96), 16
 //! attention layers (Q4_K 12288, 1024 and 1024, half of the last Q6_K), output projections, gate and up
-//! fused, down half Q6_K, and a Q6_K head. Only matmuls are launched, back to back: what lies between
-//! them in a real step is not in these figures.
+//! fused, down half Q6_K, and a Q6_K head. `step` launches only matmuls, back to back; in `step, norms between`
+//! each is followed by a small kernel over the same rows, as in a real step.
 
 use anyhow::{Result, ensure};
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::matmul::scratch_bytes;
-use cuda::launch::matmul::{Card, Inputs, Scratch, Segment, Write, counter_bytes, launches};
+use cuda::launch::matmul::{Card, Inputs, Scratch, Segment, Write, launches};
+use cuda::launch::norm::{Out, Residual, Rms, Source, rms};
 use cuda::pack::{Input, Kind};
 
 use super::{Bench, Work};
@@ -22,6 +23,8 @@ const VOCAB: usize = 248_320;
 const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
 /// Random bytes that weights are filled with, over and over.
 const PATTERN: usize = 64 << 20;
+/// Words of a step's header.
+const HEADER: usize = 532;
 
 /// One launch: input width, and kind and rows of each matrix.
 type Shape = (usize, Vec<(Kind, usize)>);
@@ -109,11 +112,13 @@ impl Plan {
 
 /// What all launches share.
 struct Room {
+    /// A step of as many rows as the index says, for [`Room::norm`].
+    headers: Buffer<i32>,
+    normed: Buffer<u8>,
     card: Card,
     x: Buffer<u8>,
     out: Buffer<f32>,
     partials: Buffer<u8>,
-    counters: Buffer<u8>,
 }
 
 impl Room {
@@ -125,30 +130,42 @@ impl Room {
         let x = gpu.alloc::<u8>(Input::F32.bytes(64, 25600))?;
         ensure!(x.bytes() < PATTERN);
         gpu.copy_bytes(x.ptr(), pattern.ptr(), x.bytes())?;
+        let mut headers = vec![0; 65 * HEADER];
+        for rows in 0..65 {
+            headers[rows * HEADER] = rows as i32;
+        }
         Ok(Room {
+            headers: gpu.upload(&headers)?,
+            normed: gpu.alloc(Input::F16.bytes(64, HIDDEN))?,
             card,
             x,
             out: gpu.alloc(64 * VOCAB)?,
-            partials: gpu.alloc(scratch_bytes(card, 64))?,
-            counters: gpu.filled(counter_bytes([2 * VOCAB]), 0)?,
+            partials: gpu.filled(scratch_bytes(card, 64), 0)?,
         })
     }
 
     fn inputs(&self) -> Inputs {
         let x = self.x.ptr();
-        Inputs {
-            a8: x,
-            f16: x,
-            bf16: x,
-            f32: x,
-        }
+        Inputs { f16: x, f32: x }
+    }
+
+    /// A norm of rows that nothing else reads or writes.
+    fn norm(&self, rows: usize) -> Launch {
+        let shape = Rms {
+            width: HIDDEN,
+            eps: 1e-6,
+        };
+        let source = Source::Step(self.headers.ptr_at(rows * HEADER));
+        let out = Out {
+            f16: self.normed.ptr(),
+            ..Out::default()
+        };
+        let x = self.out.ptr();
+        rms(shape, rows, source, Residual::of(x), x, out)
     }
 
     fn scratch(&self) -> Scratch {
-        Scratch {
-            partials: self.partials.ptr(),
-            counters: self.counters.ptr(),
-        }
+        Scratch(self.partials.ptr())
     }
 }
 
@@ -265,21 +282,26 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         let plan = Plan::new(&bench.gpu, &pattern, shapes)?;
         for &bucket in buckets {
             let list = plan.launches(&room, bucket);
-            let units: Vec<_> = list.iter().map(|l| l.unit.clone()).collect();
+            let norm = room.norm(bucket);
+            let mut units: Vec<_> = list.iter().map(|l| l.unit.clone()).collect();
+            units.push(norm.unit.clone());
             let modules = bench.modules(&units)?;
-            let list: Vec<&Launch> = list.iter().collect();
-            bench.sequence(
-                "matmul",
-                &format!("{name} n={bucket}"),
-                &modules,
-                &list,
-                plan.work(bucket),
-            )?;
+            let alone: Vec<&Launch> = list.iter().collect();
+            let between: Vec<&Launch> = list.iter().flat_map(|l| [l, &norm]).collect();
+            for (what, list) in [("", alone), (", norms between", between)] {
+                bench.sequence(
+                    "matmul",
+                    &format!("{name} n={bucket}{what}"),
+                    &modules,
+                    &list,
+                    plan.work(bucket),
+                )?;
+            }
         }
     }
     ensure!(
-        room.counters.download(&bench.gpu)?.iter().all(|&c| c == 0),
-        "a launch left a counter"
+        room.partials.download(&bench.gpu)?.iter().all(|&c| c == 0),
+        "a launch left sums behind"
     );
     Ok(())
 }

@@ -189,7 +189,7 @@ fn products(bench: &mut Bench) -> Result<()> {
         ),
         ("down", FFN, &[(HIDDEN, Kind::Q4K)], Write::Add),
         ("down", FFN, &[(HIDDEN, Kind::Q6K)], Write::Add),
-        ("down", FFN, &[(HIDDEN, Kind::Bf16)], Write::Add),
+        ("down", FFN, &[(HIDDEN, Kind::F16)], Write::Add),
     ];
     for (name, cols, matrices, write) in cases {
         let n_out: usize = matrices.iter().map(|m| m.0).sum();

@@ -65,8 +65,8 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
     let weight = bench.gpu.upload(&noise(HIDDEN))?;
     let both = bench.gpu.upload(&noise(rows * 2 * FFN))?;
     let out: Buffer<u8> = bench.gpu.alloc(64 * 5 * HIDDEN * 4)?;
-    let a8 = Out {
-        a8: out.ptr(),
+    let f16 = Out {
+        f16: out.ptr(),
         ..Out::default()
     };
     let shape = Rms {
@@ -89,23 +89,30 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
     let n = rows * HIDDEN;
     let all = [
         (
-            "rms to a8",
-            rms(shape, rows, source, Residual::of(x.ptr()), weight.ptr(), a8),
+            "rms to f16",
+            rms(
+                shape,
+                rows,
+                source,
+                Residual::of(x.ptr()),
+                weight.ptr(),
+                f16,
+            ),
             n * 5,
         ),
         (
-            "residual, rms to a8",
-            rms(shape, rows, source, residual, weight.ptr(), a8),
+            "residual, rms to f16",
+            rms(shape, rows, source, residual, weight.ptr(), f16),
             n * 13,
         ),
         (
-            "f32 to a8",
-            convert(HIDDEN, rows, source, x.ptr(), a8),
+            "f32 to f16",
+            convert(HIDDEN, rows, source, x.ptr(), f16),
             n * 5,
         ),
         (
-            "swiglu to a8",
-            ffn::swiglu(FFN, rows, source, halves, a8),
+            "swiglu to f16",
+            ffn::swiglu(FFN, rows, source, halves, f16),
             rows * FFN * 9,
         ),
         ("tap", tap(HIDDEN, rows, source, x.ptr(), to), n * 8),

@@ -14,12 +14,11 @@ use cuda::launch::delta::{Inputs, Layer, Out, Rows, Shape, Source, tree as steps
 use cuda::launch::norm::Out as Forms;
 use delta_world::{Device, Projected, World, chain, shapes};
 
-/// What a layer leaves: f32 rows, both 16-bit forms, and the factors of all slots.
+/// What a layer leaves: f32 rows, halves, and the factors of all slots.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     f32: Vec<u32>,
     f16: Vec<u8>,
-    bf16: Vec<u8>,
     factors: Vec<u32>,
 }
 
@@ -42,10 +41,9 @@ fn run(
     let result = card::poisoned::<f32>(gpu, shape.values());
     // Eight rows of whole groups of 256 values; zeros, for the seven rows that nobody writes.
     let wide = 16 * shape.values().next_multiple_of(256);
-    let [f16, bf16] = [0, 1].map(|_| gpu.filled::<u8>(wide, 0).unwrap());
+    let f16 = gpu.filled::<u8>(wide, 0).unwrap();
     let out = Out::of(Forms {
         f16: f16.ptr(),
-        bf16: bf16.ptr(),
         ..Forms::f32(result.ptr())
     });
     gpu.launch(&launches(
@@ -57,7 +55,6 @@ fn run(
     Left {
         f32: bits(&result.download(gpu).unwrap()),
         f16: f16.download(gpu).unwrap(),
-        bf16: bf16.download(gpu).unwrap(),
         factors: bits(&world.factors.download(gpu).unwrap()),
     }
 }
@@ -151,5 +148,5 @@ fn row_of_a_step_without_trees_writes_nothing() {
     });
     let untouched = |all: &[u32]| all.iter().all(|x| *x == u32::MAX);
     assert!(untouched(&left.f32) && untouched(&left.factors));
-    assert!(left.f16.iter().chain(&left.bf16).all(|x| *x == 0));
+    assert!(left.f16.iter().all(|x| *x == 0));
 }

@@ -13,6 +13,7 @@ use cuda::driver::Buffer;
 use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::{Out, Panels, product, rows};
 use cuda::pack::Kind;
+use cuda::pack::value::Packed;
 use half::f16;
 use prefill_world::{Matrix, Room, World, cards, from_panels, header, rows_of, segment};
 
@@ -111,7 +112,7 @@ fn rows_match_reference() {
 }
 
 #[test]
-fn dequantised_panels_match_the_codec() {
+fn dequantised_panels_are_what_small_products_use() {
     let Some(gpu) = World::open(&[512]) else {
         return;
     };
@@ -120,6 +121,13 @@ fn dequantised_panels_match_the_codec() {
     for ty in TYPES {
         let cols = 512;
         let matrix = Matrix::random(&gpu, &mut random, ty, 263, cols);
+        let bytes = matrix.weight.download(&gpu).unwrap();
+        let packed = Packed {
+            kind: matrix.kind,
+            rows: 263,
+            cols,
+            bytes: &bytes,
+        };
         let mut x = vec![0.0; cols * cols];
         x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
         let header = header(&gpu, cols);
@@ -139,16 +147,15 @@ fn dequantised_panels_match_the_codec() {
             ));
             let found = out.download(&gpu).unwrap();
             for (i, &found) in found.iter().enumerate() {
-                let exact = matrix.values[i % 263 * cols + i / 263];
+                let (row, k) = (i % 263, i / 263);
                 let expected = match ty {
-                    QuantType::F32 => exact,
-                    _ => f16::from_f32(exact).to_f32(),
+                    QuantType::F32 => matrix.values[row * cols + k],
+                    _ => f16::from_f32(packed.value(row, k)).to_f32(),
                 };
-                // F32 is taken in two terms of 11 bits, both cut off. Elsewhere codec and kernel may differ in the
-                // last bit of the f32 before it is rounded.
+                // F32 is taken in two terms of 11 bits, both cut off.
                 let most = match ty {
-                    QuantType::F32 => exact.abs() * 1.0e-6,
-                    _ => exact.abs() * 1.0e-3 + 6.0e-8,
+                    QuantType::F32 => expected.abs() * 1.0e-6,
+                    _ => 0.0,
                 };
                 assert!(
                     (found - expected).abs() <= most,
@@ -301,7 +308,11 @@ fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, wr
         right.extend_from_slice(&expected);
         all.extend_from_slice(&found[row * stride..][..size]);
     }
-    let most = if matrix.kind == Kind::F32 { 1e-5 } else { 5e-4 };
+    let most = if matrix.kind == Kind::F32 {
+        1e-5
+    } else {
+        1.5e-3
+    };
     close(
         &format!("{:?} [{n}][{cols}] x [{size}]", matrix.kind),
         &all,
@@ -420,7 +431,7 @@ fn gated_products_match_reference() {
             let h = h.download(&gpu).unwrap();
             let panel_rows = Panels::new(0, cap).rows;
             let found = from_panels(&h, panel_rows, panel_rows, ffn);
-            close("gated", &found[..n * ffn], &expected, 8e-4);
+            close("gated", &found[..n * ffn], &expected, 2e-3);
             assert!(
                 found[n * ffn..].iter().all(|v| v.is_nan()),
                 "rows beyond the chunk were written"

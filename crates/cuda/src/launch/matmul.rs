@@ -4,22 +4,23 @@
 //! of `matmul/small.cu`.
 
 use super::{Args, Launch, Unit};
+use crate::pack::activations::A16_TILE;
 use crate::pack::{Input, Kind};
 
 /// Most matrices of one launch.
 pub const MAX_SEGMENTS: usize = 6;
 /// Tiles of 16 rows in a row block.
 const TILES: usize = 8;
-/// Most warps of a block.
-const MAX_WARPS: usize = 16;
+/// Threads of a block: eight warps that multiply and one that fills the ring.
+const THREADS: u32 = 288;
 /// Most turns of a ring.
 const MAX_STAGES: usize = 8;
-/// Shared memory from which tiles have two row blocks.
-const LARGE_SHARED: usize = 150 << 10;
+/// Most shared memory of a block, in bytes: what small kernels need is left.
+const MOST_SHARED: usize = 200 << 10;
 /// Rows of a row block of packed weights.
 const BLOCK_ROWS: usize = 128;
-/// Most row blocks of a tile.
-const MAX_ROW_BLOCKS: usize = 2;
+/// Row blocks of a tile.
+const ROW_BLOCKS: usize = 2;
 /// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most jobs that
 /// have slices.
 const PLAIN_ROWS: usize = 8;
@@ -27,10 +28,8 @@ const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
 /// Shared memory that f32 matrices add, in bytes.
 const PLAIN_SHARED: usize = 17 << 10;
-/// Units beyond the ring that are fetched into L2 before the dependency wait.
-const PREFETCH: usize = 0;
 /// Words that `Segment` of `matmul/small.cu` has.
-const SEGMENT_WORDS: usize = 9;
+const SEGMENT_WORDS: usize = 8;
 
 /// What launches depend on besides shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,19 +45,9 @@ impl Card {
     pub fn of(card: super::attention::Card) -> Card {
         Card {
             multiprocessors: narrow(card.multiprocessors),
-            shared: narrow(card.shared_bytes),
+            shared: narrow(card.shared_bytes.min(MOST_SHARED)),
         }
     }
-}
-
-/// Which instructions multiply K-quants. The results have the same bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Products {
-    /// Each warp its own rows, on every architecture.
-    #[default]
-    Warps,
-    /// Four warps together, where the architecture has it (sm_90a); elsewhere as `Warps`.
-    Warpgroups,
 }
 
 /// What a matrix does to its output.
@@ -90,12 +79,8 @@ pub struct Segment {
 /// The rows all matrices are multiplied with, in the forms their kinds read; 0 where no kind reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Inputs {
-    /// Signed bytes ([`Input::A8`]).
-    pub a8: u64,
-    /// Halves.
+    /// Halves ([`Input::F16`]).
     pub f16: u64,
-    /// bfloat16.
-    pub bf16: u64,
     /// f32 `[bucket][cols]`.
     pub f32: u64,
 }
@@ -103,37 +88,25 @@ pub struct Inputs {
 impl Inputs {
     fn of(self, input: Input) -> u64 {
         match input {
-            Input::A8 => self.a8,
             Input::F16 => self.f16,
-            Input::Bf16 => self.bf16,
             Input::F32 => self.f32,
         }
     }
 }
 
-/// Memory that launches share, one after the other.
+/// Memory that launches share, one after the other: [`scratch_bytes`] at this address, zero before the first launch, and
+/// left zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scratch {
-    /// [`scratch_bytes`]; need not be zeroed.
-    pub partials: u64,
-    /// [`counter_bytes`] of the widest launch; zero before the first launch, and left zero.
-    pub counters: u64,
-}
+pub struct Scratch(pub u64);
 
-/// Bytes of [`Scratch::partials`] for buckets of up to `bucket` rows.
+/// Bytes of [`Scratch`] for buckets of up to `bucket` rows.
 pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
     packed_scratch_bytes(card, bucket) + PLAIN_JOBS * PLAIN_ROWS * bucket * 4
 }
 
 /// What the packed matrices of a launch need of it, at its start.
 fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
-    card.multiprocessors as usize * 2 * TILES * MAX_ROW_BLOCKS * bucket.div_ceil(8) * 512
-}
-
-/// Bytes of [`Scratch::counters`] for a launch whose matrices have these rows.
-pub fn counter_bytes(rows: impl IntoIterator<Item = usize>) -> usize {
-    let tiles: usize = rows.into_iter().map(|rows| rows.div_ceil(BLOCK_ROWS)).sum();
-    (tiles + PLAIN_JOBS) * MAX_WARPS * 4
+    card.multiprocessors as usize * 2 * TILES * ROW_BLOCKS * bucket.div_ceil(8) * 512
 }
 
 /// How a launch of packed kinds is compiled.
@@ -143,109 +116,71 @@ struct Form {
     rows: usize,
     /// Bit `i`: kind `i` occurs.
     kinds: u32,
-    /// Row blocks of a tile; from the card alone, because it decides where sums are cut.
-    row_blocks: usize,
     /// Turns of the ring.
     stages: usize,
     /// Whether there are f32 matrices.
     plain: bool,
-    products: Products,
-    /// Shared memory of a block in bytes.
-    shared: usize,
 }
 
 impl Form {
     /// `None` if not even 8 rows of these kinds leave room for a ring of two turns.
-    fn new(card: Card, rows: usize, kinds: u32, plain: bool, products: Products) -> Option<Form> {
+    fn new(card: Card, rows: usize, kinds: u32, plain: bool) -> Option<Form> {
         let own = if plain { PLAIN_SHARED } else { 0 };
         let room = (card.shared as usize).saturating_sub(1024 + own);
         let mut form = Form {
             rows,
             kinds,
-            row_blocks: 1,
             stages: 0,
             plain,
-            products,
-            shared: 0,
         };
-        let ring = |form: Form| form.slot() * 2 <= room;
-        // Two row blocks where the card has the room for them at 8 rows, whatever the rows of this launch.
-        let two = Form {
-            rows: 8,
-            row_blocks: 2,
-            ..form
-        };
-        if card.shared as usize >= LARGE_SHARED && ring(two) {
-            form.row_blocks = 2;
-        }
         // With too many rows for a ring they go in two launches.
-        while !ring(form) {
+        while form.slot() * 2 > room {
             if form.rows <= 8 {
                 return None;
             }
             form.rows = (form.rows / 2).next_multiple_of(8);
         }
         form.stages = (room / form.slot()).clamp(2, MAX_STAGES);
-        // More than half of a multiprocessor's, so that blocks never share one.
-        form.shared = (form.stages * form.slot()).max(card.shared as usize / 2 + 1024 - own);
         Some(form)
+    }
+
+    /// Shared memory of a block in bytes.
+    fn shared(self) -> usize {
+        self.stages * self.slot()
     }
 
     fn tiles(self) -> usize {
         self.rows.div_ceil(8)
     }
 
-    /// Row blocks a warp works on at once: two where registers are needed for many rows of x, which halves
-    /// what is read of x from shared memory.
-    fn per_warp(self) -> usize {
-        if self.tiles() > 4 { self.row_blocks } else { 1 }
-    }
-
-    fn warps(self) -> usize {
-        8 * self.row_blocks / self.per_warp()
-    }
-
     /// Bytes of a turn of the ring, as `SLOT` of the kernel.
     fn slot(self) -> usize {
         let kinds = || Kind::ALL.into_iter().filter(|&kind| self.has(kind));
-        let tile = kinds().map(Kind::tile_bytes).max().unwrap_or(0);
-        let x = kinds().map(unit_x_bytes).max().unwrap_or(0);
-        (self.row_blocks * TILES * tile + self.tiles() * x).max(16)
+        let piece = kinds().flat_map(Kind::piece_bytes).max().unwrap_or(0);
+        let chunks = kinds().map(Kind::pieces).max().unwrap_or(0);
+        (ROW_BLOCKS * TILES * piece + self.tiles() * chunks * A16_TILE).max(16)
     }
 
     fn has(self, kind: Kind) -> bool {
-        self.kinds >> kind as u32 & 1 == 1
+        kind != Kind::F32 && self.kinds >> kind as u32 & 1 == 1
     }
 
     fn unit(self) -> Unit {
-        let unit = match self.products {
-            Products::Warps => Unit::new("matmul/small.cu"),
-            Products::Warpgroups => Unit::new("matmul/small.cu").define("WARPGROUPS", 1),
-        };
-        unit.define("ROWS", self.rows)
+        Unit::new("matmul/small.cu")
+            .define("ROWS", self.rows)
             .define("NT", self.tiles())
-            .define("WARPS", self.warps())
-            .define("MT", self.per_warp())
             .define("STAGES", self.stages)
             .define("KINDS", self.kinds)
             .define("SEGMENTS", MAX_SEGMENTS)
-            .define("RESIDENT", 1)
             .define("PLAIN", u8::from(self.plain))
-    }
-}
-
-/// Bytes of activations of 8 rows for one unit.
-fn unit_x_bytes(kind: Kind) -> usize {
-    match kind.input() {
-        Input::A8 => crate::pack::activations::A8_TILE,
-        _ => crate::pack::activations::A16_TILE,
     }
 }
 
 /// The launches that multiply the rows of `bucket` by every segment; `cols` is the width of the input.
 ///
 /// # Panics
-/// As [`launches_by`].
+/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
+/// reads is missing, or the card does not hold a kind (see [`holds`]).
 pub fn launches(
     card: Card,
     bucket: usize,
@@ -254,40 +189,6 @@ pub fn launches(
     inputs: Inputs,
     scratch: Scratch,
 ) -> Vec<Launch> {
-    let rows = Rows {
-        bucket,
-        cols,
-        inputs,
-        products: Products::default(),
-    };
-    launches_by(card, rows, segments, scratch)
-}
-
-/// What every matrix of a launch is multiplied with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
-    /// Rows, 1 to 64.
-    pub bucket: usize,
-    /// Values of a row.
-    pub cols: usize,
-    /// Where they are.
-    pub inputs: Inputs,
-    /// By which instructions.
-    pub products: Products,
-}
-
-/// As [`launches`], by given instructions.
-///
-/// # Panics
-/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
-/// reads is missing, or the card does not hold a kind (see [`holds`]).
-pub fn launches_by(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
-    let Rows {
-        bucket,
-        cols,
-        inputs,
-        products,
-    } = rows;
     assert!((1..=64).contains(&bucket), "a bucket of {bucket} rows");
     assert!(
         (1..=MAX_SEGMENTS).contains(&segments.len()),
@@ -306,16 +207,29 @@ pub fn launches_by(card: Card, rows: Rows, segments: &[Segment], scratch: Scratc
             "an f32 matrix of {cols} columns: rows are read 16 bytes at a time"
         );
     }
-    parts(card, segments, products)
+    let rows = Rows {
+        bucket,
+        cols,
+        inputs,
+    };
+    parts(card, segments)
         .iter()
         .flat_map(|segments| part_launches(card, rows, segments, scratch))
         .collect()
 }
 
+/// What every matrix of a launch is multiplied with.
+#[derive(Debug, Clone, Copy)]
+struct Rows {
+    bucket: usize,
+    cols: usize,
+    inputs: Inputs,
+}
+
 /// Whether a card has the shared memory that matrices of a kind need.
 pub fn holds(card: Card, kind: Kind) -> bool {
     let (kinds, plain) = kinds_of(&[kind]);
-    Form::new(card, 8, kinds, plain, Products::default()).is_some()
+    Form::new(card, 8, kinds, plain).is_some()
 }
 
 /// The packed kinds as bits, and whether there are f32 matrices.
@@ -326,10 +240,10 @@ fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
 }
 
 /// The segments of each launch: all in one where the card has the room, else those of a kind.
-fn parts(card: Card, segments: &[Segment], products: Products) -> Vec<Vec<Segment>> {
+fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
     let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
     let (bits, plain) = kinds_of(&kinds);
-    if Form::new(card, 8, bits, plain, products).is_some() {
+    if Form::new(card, 8, bits, plain).is_some() {
         return vec![segments.to_vec()];
     }
     let of = |kind| {
@@ -346,7 +260,6 @@ fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch)
         bucket,
         cols,
         inputs,
-        products,
     } = rows;
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == Kind::F32);
@@ -355,7 +268,7 @@ fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch)
     let mut launches = Vec::new();
     let mut first = 0;
     while first < bucket {
-        let form = Form::new(card, bucket - first, kinds, has_plain, products)
+        let form = Form::new(card, bucket - first, kinds, has_plain)
             .expect("kinds that a card cannot hold are refused before anything is planned");
         let part = Part {
             card,
@@ -390,50 +303,45 @@ impl Part {
     ) -> Launch {
         let (form, cols) = (self.form, self.cols);
         let mut words = Vec::new();
-        let (mut line, mut tiles, mut dearest) = (0, 0, 1);
+        let (mut line, mut dearest) = (0, 1);
         for segment in packed {
             let kind = segment.kind;
             let units = kind.units(cols);
-            let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * form.row_blocks);
-            let cost = form.row_blocks * TILES * kind.tile_bytes() / 16;
-            let x_bytes = unit_x_bytes(kind);
+            let segment_tiles = segment.rows.div_ceil(BLOCK_ROWS * ROW_BLOCKS);
+            let cost = ROW_BLOCKS * TILES * kind.tile_bytes() / 16;
             words.extend([
                 segment.weight,
-                inputs.of(kind.input()) + (self.first / 8 * x_bytes) as u64,
                 self.out(segment),
                 pair(segment.rows, segment.stride),
                 pair(usize::from(segment.write == Write::Add), kind as usize),
                 pair(units, segment_tiles),
-                pair(kind.tile_bytes(), form.tiles() * x_bytes),
+                pair(kind.tile_bytes(), kind.piece_bytes()[0]),
                 pair(line, cost),
-                pair(tiles, self.bucket.div_ceil(8) * x_bytes),
+                pair(kind.pieces(), 0),
             ]);
             line += units * segment_tiles * cost;
             dearest = dearest.max(cost);
-            tiles += segment_tiles;
         }
         words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
         // Every share holds the beginning of some unit: those who wait for a tile count on it.
         let blocks = (self.card.multiprocessors as usize).min((line / dearest).max(1));
+        let x = inputs.f16 + (self.first / 8 * A16_TILE) as u64;
         words.extend([
-            scratch.partials,
-            scratch.counters,
-            pair(packed.len(), line / blocks),
-            pair(line % blocks, PREFETCH),
+            x,
+            scratch.0,
+            pair(packed.len(), self.bucket.div_ceil(8) * A16_TILE),
+            pair(line / blocks, line % blocks),
         ]);
         if !plain.is_empty() {
-            let room = Scratch {
-                partials: scratch.partials + packed_scratch_bytes(self.card, self.bucket) as u64,
-                counters: scratch.counters + (tiles * MAX_WARPS * 4) as u64,
-            };
+            let room = scratch.0 + packed_scratch_bytes(self.card, self.bucket) as u64;
             words.extend(self.plain_words(plain, inputs.f32, room));
         }
         Launch {
             entry: "matmul_small",
             unit: form.unit(),
             grid: [self.card.multiprocessors, 1, 1],
-            block: [narrow(form.warps() * 32), 1, 1],
-            shared: narrow(form.shared),
+            block: [THREADS, 1, 1],
+            shared: narrow(form.shared()),
             args: Args::new().words(&words),
             cooperative: false,
             overlap: true,
@@ -447,7 +355,7 @@ impl Part {
 
     /// `Plain` of `matmul/plain.cuh`: groups of 8 rows, K cut into slices where groups alone would leave
     /// multiprocessors without work.
-    fn plain_words(&self, segments: &[Segment], x: u64, scratch: Scratch) -> Vec<u64> {
+    fn plain_words(&self, segments: &[Segment], x: u64, partials: u64) -> Vec<u64> {
         let cols = self.cols;
         let mut words = Vec::new();
         let mut groups = 0;
@@ -466,8 +374,7 @@ impl Part {
         let slice = turns.div_ceil(most.clamp(1, turns)) * PLAIN_TURN;
         words.extend([
             x + (4 * self.first * cols) as u64,
-            scratch.partials,
-            scratch.counters,
+            partials,
             pair(segments.len(), cols),
             pair(groups, cols.div_ceil(slice)),
             pair(slice, 0),

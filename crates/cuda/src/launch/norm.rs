@@ -39,16 +39,12 @@ impl Source {
 
 /// Where a result goes, form by form; 0 where a form is not wanted.
 ///
-/// The blocked forms are those of `kernels/matmul/a8.cuh`, laid out for as many rows as the launch is for.
+/// The blocked form is that of `kernels/matmul/a16.cuh`, laid out for as many rows as the launch is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Out {
     /// Plain f32 rows.
     pub f32: u64,
-    /// Signed bytes with scales.
-    pub a8: u64,
-    /// bf16.
-    pub bf16: u64,
-    /// f16.
+    /// Blocked halves.
     pub f16: u64,
 }
 
@@ -67,14 +63,12 @@ impl Out {
         unit.define("WIDTH", width)
             .define("N_TILES", rows.div_ceil(8))
             .define("OUT_F32", wanted(self.f32))
-            .define("OUT_A8", wanted(self.a8))
-            .define("OUT_BF16", wanted(self.bf16))
             .define("OUT_F16", wanted(self.f16))
     }
 
     /// The `Out` of the kernels.
-    pub(super) fn words(self) -> [u64; 4] {
-        [self.f32, self.a8, self.bf16, self.f16]
+    pub(super) fn words(self) -> [u64; 2] {
+        [self.f32, self.f16]
     }
 }
 

@@ -33,57 +33,98 @@ pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
     }
 }
 
-/// 32 values `scale * code + offset`, scale and offset for each half.
+/// 32 values `scale * (code - raised) + offset`, scale and offset for each half.
 pub(super) struct Affine {
-    pub(super) values: [i8; 32],
+    pub(super) codes: [u8; 32],
+    pub(super) raised: u8,
     pub(super) scale: [f32; 2],
     pub(super) offset: [f32; 2],
 }
 
-/// The runs of 32 of one block.
-pub(super) fn affine(ty: QuantType, block: &[u8]) -> Vec<Affine> {
-    let whole = |values: [u8; 32], scale: f32, offset: f32| Affine {
-        values: values.map(u8::cast_signed),
-        scale: [scale; 2],
-        offset: [offset; 2],
+/// Run `run` of 32 values of one block.
+pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
+    let whole = |codes: [u8; 32]| Affine {
+        codes,
+        raised: 0,
+        scale: [half_at(block, 0); 2],
+        offset: [half_at(block, 2); 2],
     };
     match ty {
-        QuantType::Q4_1 => {
-            let values = nibbles_32(&block[4..], 0);
-            vec![whole(values, half_at(block, 0), half_at(block, 2))]
+        QuantType::Q4_1 => whole(nibbles_32(&block[4..], 0)),
+        QuantType::Q5_1 => whole(nibbles_32(&block[8..], high_bits(block, 4))),
+        QuantType::Q2_K => {
+            let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+            let byte = |half: usize| block[2 * run + half];
+            Affine {
+                codes: std::array::from_fn(|l| block[16 + 32 * (run / 4) + l] >> (run % 4 * 2) & 3),
+                raised: 0,
+                scale: [0, 1].map(|half| d * f32::from(byte(half) & 15)),
+                offset: [0, 1].map(|half| -(dmin * f32::from(byte(half) >> 4))),
+            }
         }
-        QuantType::Q5_1 => {
-            let values = nibbles_32(&block[8..], high_bits(block, 4));
-            vec![whole(values, half_at(block, 0), half_at(block, 2))]
+        QuantType::IQ4_XS => {
+            let high = u16::from_le_bytes([block[2], block[3]]);
+            let low = block[4 + run / 2] >> (run % 2 * 4) & 15;
+            let scale = i16::from(low) + ((high >> (2 * run) & 3) << 4).cast_signed() - 32;
+            let codes = nibbles_32(&block[8 + 16 * run..24 + 16 * run], 0);
+            Affine {
+                codes: codes.map(|q| IQ4_LEVELS[usize::from(q)].cast_unsigned() ^ 0x80),
+                raised: 128,
+                scale: [half_at(block, 0) * f32::from(scale); 2],
+                offset: [0.0; 2],
+            }
         }
-        QuantType::Q2_K => (0..8)
-            .map(|run| {
-                let (d, dmin) = (half_at(block, 80), half_at(block, 82));
-                let byte = |half: usize| block[2 * run + half];
-                Affine {
-                    values: std::array::from_fn(|l| {
-                        (block[16 + 32 * (run / 4) + l] >> (run % 4 * 2) & 3).cast_signed()
-                    }),
-                    scale: [0, 1].map(|half| d * f32::from(byte(half) & 15)),
-                    offset: [0, 1].map(|half| -(dmin * f32::from(byte(half) >> 4))),
-                }
-            })
-            .collect(),
-        QuantType::IQ4_XS => (0..8)
-            .map(|run| {
-                let high = u16::from_le_bytes([block[2], block[3]]);
-                let low = block[4 + run / 2] >> (run % 2 * 4) & 15;
-                let scale = i16::from(low) + ((high >> (2 * run) & 3) << 4).cast_signed() - 32;
-                let codes = nibbles_32(&block[8 + 16 * run..24 + 16 * run], 0);
-                Affine {
-                    values: codes.map(|q| IQ4_LEVELS[usize::from(q)]),
-                    scale: [half_at(block, 0) * f32::from(scale); 2],
-                    offset: [0.0; 2],
-                }
-            })
-            .collect(),
         other => unreachable!("{} has a kind of its own", other.name()),
     }
+}
+
+/// 128 codes of six bits: for each 64 of them, byte `l` of 32 has those of value `l` and of value `32 + l`.
+pub(super) struct SixBits {
+    /// Low nibbles: the low and the high nibble.
+    pub(super) nibbles: [u8; 64],
+    /// Upper pairs: bits 0 and 1, bits 4 and 5.
+    pub(super) tops: [u8; 64],
+}
+
+impl SixBits {
+    /// From codes a byte each.
+    pub(super) fn of(codes: &[u8]) -> SixBits {
+        let both = |i: usize| {
+            (
+                codes[i / 32 * 64 + i % 32],
+                codes[i / 32 * 64 + 32 + i % 32],
+            )
+        };
+        SixBits {
+            nibbles: std::array::from_fn(|i| {
+                let (low, high) = both(i);
+                low & 15 | high << 4
+            }),
+            tops: std::array::from_fn(|i| {
+                let (low, high) = both(i);
+                low >> 4 | high & 0x30
+            }),
+        }
+    }
+}
+
+/// Half `piece` of a Q6_K block.
+pub(super) fn six_bits(block: &[u8], piece: usize) -> SixBits {
+    let low = &block[64 * piece..][..64];
+    let top = &block[128 + 32 * piece..][..32];
+    // The runs of 64 values have their low nibbles in the two halves of `low`.
+    let mut six = SixBits {
+        nibbles: [0; 64],
+        tops: [0; 64],
+    };
+    for l in 0..32 {
+        let (a, b, t) = (low[l], low[32 + l], top[l]);
+        six.nibbles[l] = a & 15 | b << 4;
+        six.nibbles[32 + l] = a >> 4 | b & 0xf0;
+        six.tops[l] = t & 3 | (t & 0x0c) << 2;
+        six.tops[32 + l] = t >> 4 & 3 | (t & 0xc0) >> 2;
+    }
+    six
 }
 
 /// A Q3_K block in the terms of Q6_K.
@@ -112,15 +153,4 @@ pub(super) fn three_bits(block: &[u8]) -> ThreeBits {
         }),
         d: [block[108], block[109]],
     }
-}
-
-/// Scale and minimum of run `run` of a Q4_K or Q5_K header of 16 bytes, times `d` and `dmin`.
-#[cfg(test)]
-pub(super) fn header(bytes: &[u8], run: usize) -> (f32, f32) {
-    let packed = bytes[4..16].as_array().expect("twelve bytes");
-    let (scale, min) = contract::quant::scale_and_min(packed, run);
-    (
-        half_at(bytes, 0) * f32::from(scale),
-        half_at(bytes, 2) * f32::from(min),
-    )
 }

@@ -2,18 +2,22 @@
 //!
 //! [`Kind::of`] says which kernel kind serves a stored format, [`pack`] rewrites whole rows, and
 //! [`activations`] is the host twin of the activation forms. Every layout is described once, in
-//! `kernels/matmul/layout.cuh` and `kernels/matmul/a8.cuh`.
+//! `kernels/matmul/layout.cuh` and `kernels/matmul/a16.cuh`.
 
 use contract::QuantType;
 
 pub mod activations;
 mod codes;
+mod exponent;
 mod tile;
+pub mod value;
 
 /// Rows of a row block, the piece in which a matrix lies contiguously.
 pub const BLOCK_ROWS: usize = 128;
 /// Rows of a tile.
 pub const TILE_ROWS: usize = 16;
+/// Bytes of the row factors of a tile.
+const FACTOR_BYTES: usize = 4 * TILE_ROWS;
 
 /// How a matrix lies on the card. The discriminants are the kernels' `KIND_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,25 +30,19 @@ pub enum Kind {
     Q6K = 2,
     /// Q8_0, reordered; Q4_0, Q5_0 and IQ4_NL with their codes widened.
     Q8 = 3,
-    /// Signed bytes with an f32 scale and offset for 16: Q4_1, Q5_1, Q2_K, IQ4_XS.
+    /// Bytes with an f16 scale and offset for 16: Q4_1, Q5_1, Q2_K, IQ4_XS.
     Wide = 4,
-    /// F16, reordered.
+    /// Halves: F16, and BF16 times a power of two for each row.
     F16 = 5,
-    /// BF16, reordered.
-    Bf16 = 6,
     /// F32, as stored.
-    F32 = 7,
+    F32 = 6,
 }
 
 /// The form of activations a kind is multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Input {
-    /// Signed bytes, a scale for 256.
-    A8,
-    /// Halves.
+    /// Halves, blocked for the matrix units.
     F16,
-    /// bfloat16.
-    Bf16,
     /// Plain f32 rows.
     F32,
 }
@@ -54,8 +52,7 @@ impl Input {
     pub fn bytes(self, rows: usize, width: usize) -> usize {
         let groups = width.div_ceil(256) * rows.div_ceil(8);
         match self {
-            Input::A8 => groups * activations::A8_TILE,
-            Input::F16 | Input::Bf16 => groups * 4 * activations::A16_TILE,
+            Input::F16 => groups * 4 * activations::A16_TILE,
             Input::F32 => 4 * rows * width,
         }
     }
@@ -63,18 +60,17 @@ impl Input {
 
 impl Kind {
     /// Every kind, by discriminant.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 7] = [
         Kind::Q4K,
         Kind::Q5K,
         Kind::Q6K,
         Kind::Q8,
         Kind::Wide,
         Kind::F16,
-        Kind::Bf16,
         Kind::F32,
     ];
 
-    /// The kind that holds the values of `ty` exactly.
+    /// The kind that holds the values of `ty`.
     pub fn of(ty: QuantType) -> Kind {
         match ty {
             QuantType::Q4_K => Kind::Q4K,
@@ -82,8 +78,7 @@ impl Kind {
             QuantType::Q6_K | QuantType::Q3_K => Kind::Q6K,
             QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => Kind::Q8,
             QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => Kind::Wide,
-            QuantType::F16 => Kind::F16,
-            QuantType::BF16 => Kind::Bf16,
+            QuantType::F16 | QuantType::BF16 => Kind::F16,
             QuantType::F32 => Kind::F32,
         }
     }
@@ -91,31 +86,39 @@ impl Kind {
     /// What it is multiplied with.
     pub fn input(self) -> Input {
         match self {
-            Kind::F16 => Input::F16,
-            Kind::Bf16 => Input::Bf16,
             Kind::F32 => Input::F32,
-            _ => Input::A8,
+            _ => Input::F16,
+        }
+    }
+
+    /// Bytes of a tile of [`TILE_ROWS`] rows in each piece of a unit; 0 where a unit has but one.
+    pub fn piece_bytes(self) -> [usize; 2] {
+        match self {
+            Kind::Q4K => [1280, 1024],
+            Kind::Q5K => [1536, 1280],
+            Kind::Q6K => [1696, 1664],
+            Kind::Q8 => [1088, 0],
+            Kind::Wide => [1280, 0],
+            Kind::F16 => [2048, 0],
+            Kind::F32 => [0, 0],
         }
     }
 
     /// Bytes of a tile of [`TILE_ROWS`] rows and one unit.
     pub fn tile_bytes(self) -> usize {
-        match self {
-            Kind::Q4K => 2304,
-            Kind::Q5K => 2816,
-            Kind::Q6K => 3360,
-            Kind::Q8 => 4352,
-            Kind::Wide => 6144,
-            Kind::F16 | Kind::Bf16 => 2048,
-            Kind::F32 => 0,
-        }
+        self.piece_bytes().iter().sum()
+    }
+
+    /// Pieces of a unit.
+    pub fn pieces(self) -> usize {
+        if self.piece_bytes()[1] == 0 { 1 } else { 2 }
     }
 
     /// Values of a row in a unit.
     pub fn unit_values(self) -> usize {
         match self {
-            Kind::F16 | Kind::Bf16 => 64,
-            _ => 256,
+            Kind::Q4K | Kind::Q5K | Kind::Q6K => 256,
+            _ => 64,
         }
     }
 
@@ -133,7 +136,10 @@ impl Kind {
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
         match self {
             Kind::F32 => 4 * rows * cols,
-            _ => rows.div_ceil(TILE_ROWS) * self.units(cols) * self.tile_bytes(),
+            _ => {
+                let tile = self.units(cols) * self.tile_bytes() + FACTOR_BYTES;
+                rows.div_ceil(TILE_ROWS) * tile
+            }
         }
     }
 }
@@ -158,24 +164,46 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     if kind == Kind::F32 {
         return to.copy_from_slice(from);
     }
-    let units = kind.units(cols);
-    let tile = kind.tile_bytes();
-    let unit_bytes = ty.row_bytes(kind.unit_values());
     let blocks = from.chunks(BLOCK_ROWS * row_bytes);
-    for (from, to) in blocks.zip(to.chunks_mut(8 * units * tile)) {
-        let tiles = to.len() / (units * tile);
-        for (index, to) in to.chunks_exact_mut(tile).enumerate() {
-            let (unit, first) = (index / tiles, index % tiles * TILE_ROWS);
-            to.fill(0);
-            for (r, row) in from
-                .chunks_exact(row_bytes)
-                .skip(first)
-                .take(16)
-                .enumerate()
-            {
-                let at = (unit * unit_bytes).min(row.len());
-                let piece = &row[at..row.len().min(at + unit_bytes)];
-                tile::put(ty, r, piece, to);
+    for (from, to) in blocks.zip(to.chunks_mut(kind.bytes(BLOCK_ROWS, cols))) {
+        pack_block(ty, cols, from, to);
+    }
+}
+
+/// Writes the rows of one row block.
+fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
+    let (kind, row_bytes) = (Kind::of(ty), ty.row_bytes(cols));
+    let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
+    let tiles = rows.len().div_ceil(TILE_ROWS);
+    let exponents: Vec<i32> = rows.iter().map(|row| exponent::of(ty, row)).collect();
+    let (factors, mut to) = to.split_at_mut(tiles * FACTOR_BYTES);
+    factors.fill(0);
+    for (factor, exponent) in factors.chunks_exact_mut(4).zip(&exponents) {
+        factor.copy_from_slice(&exponent::power(-exponent).to_le_bytes());
+    }
+    // Some units are a part of a stored block.
+    let values = kind.unit_values().max(ty.block_values());
+    let parts = values / kind.unit_values();
+    let stored_bytes = ty.row_bytes(values);
+    for unit in 0..kind.units(cols) {
+        for piece in 0..kind.pieces() {
+            for tile in 0..tiles {
+                let (now, rest) = to.split_at_mut(kind.piece_bytes()[piece]);
+                to = rest;
+                now.fill(0);
+                let rows = rows.iter().zip(&exponents).skip(tile * TILE_ROWS);
+                for (index, (row, exponent)) in rows.take(TILE_ROWS).enumerate() {
+                    let at = (unit / parts * stored_bytes).min(row.len());
+                    let stored = &row[at..row.len().min(at + stored_bytes)];
+                    let row = tile::Row {
+                        index,
+                        exponent: *exponent,
+                    };
+                    match parts {
+                        1 => tile::put(ty, piece, row, stored, now),
+                        _ => tile::put_quarter(ty, unit % parts, row, stored, now),
+                    }
+                }
             }
         }
     }

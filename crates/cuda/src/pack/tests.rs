@@ -1,65 +1,20 @@
-//! The layouts of `kernels/matmul/layout.cuh`, read back value by value.
+//! What kernels make of packed weights, against what is stored.
 
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
-use half::{bf16, f16};
 
-use super::{BLOCK_ROWS, Kind, codes, pack};
-
-/// Value `(row, k)` of a packed matrix of `rows` rows of `cols` values, by the formulas of the layout.
-fn value(kind: Kind, packed: &[u8], rows: usize, cols: usize, row: usize, k: usize) -> f32 {
-    let (unit, k) = (k / kind.unit_values(), k % kind.unit_values());
-    let block = row / BLOCK_ROWS;
-    let tiles = (rows - block * BLOCK_ROWS).div_ceil(16).min(8);
-    let first = block * 8 * kind.units(cols) + unit * tiles + row % BLOCK_ROWS / 16;
-    let tile = &packed[first * kind.tile_bytes()..][..kind.tile_bytes()];
-    let (r, kk) = (row % 16, k % 32);
-    let (lane, j) = (r % 8 * 4 + kk % 16 / 4, r / 8 + 2 * (kk / 16));
-    let u16_at = |at: usize| u16::from_le_bytes([tile[at], tile[at + 1]]);
-    let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
-    let half_at = |at: usize| f16::from_bits(u16_at(at)).to_f32();
-    let nibble = || tile[k / 64 * 512 + lane * 16 + j * 4 + kk % 4] >> (k / 32 % 2 * 4) & 15;
-    let byte = || f32::from(tile[k / 32 * 512 + lane * 16 + j * 4 + kk % 4].cast_signed());
-    match kind {
-        Kind::Q4K => {
-            let (scale, min) = codes::header(&tile[2048 + r * 16..][..16], k / 32);
-            scale * f32::from(nibble()) - min
-        }
-        Kind::Q5K => {
-            let (scale, min) = codes::header(&tile[2560 + r * 16..][..16], k / 32);
-            let bits = u32_at(2048 + lane * 16 + k / 64 * 4);
-            let fifth = bits >> (8 * (kk % 4) + k / 32 % 2 * 4 + j) & 1;
-            scale * f32::from(nibble() | (fifth as u8) << 4) - min
-        }
-        Kind::Q6K => {
-            let bits = u32_at(2048 + k / 128 * 512 + lane * 16 + k / 32 % 4 * 4);
-            let pair = bits >> (8 * (kk % 4) + 2 * j) & 3 ^ 2;
-            let scale = f32::from(tile[3072 + r * 16 + k / 16].cast_signed());
-            let code = i16::from(nibble() | (pair as u8) << 4) - 32;
-            half_at(3328 + r * 2) * scale * f32::from(code)
-        }
-        Kind::Q8 => half_at(4096 + r * 16 + k / 32 * 2) * byte(),
-        Kind::Wide => {
-            let scale = f32::from_bits(u32_at(4096 + r * 64 + k / 16 * 4));
-            let offset = f32::from_bits(u32_at(5120 + r * 64 + k / 16 * 4));
-            scale * byte() + offset
-        }
-        Kind::F16 | Kind::Bf16 => {
-            let lane = r % 8 * 4 + k % 8 / 2;
-            let at = k / 16 * 512 + lane * 16 + (r / 8 + 2 * (k % 16 / 8)) * 4 + k % 2 * 2;
-            match kind {
-                Kind::F16 => half_at(at),
-                _ => bf16::from_bits(u16_at(at)).to_f32(),
-            }
-        }
-        Kind::F32 => unreachable!("F32 is plain"),
-    }
-}
+use super::value::Packed;
+use super::{Kind, pack};
 
 fn row_of(seed: usize, cols: usize) -> Vec<f32> {
     (0..cols)
         .map(|k| ((seed * 31 + k * 17 + k * k % 113) % 251) as f32 / 100.0 - 1.2)
         .collect()
+}
+
+/// Rows of every size of value, from 1e-6 to 1e6.
+fn scale_of(row: usize) -> f32 {
+    10.0_f32.powi((row % 13).cast_signed() as i32 - 6)
 }
 
 #[test]
@@ -74,34 +29,103 @@ fn every_format_reads_back_as_it_was_stored() {
             let rows = 150;
             let mut stored = vec![0; rows * ty.row_bytes(cols)];
             let mut wanted = vec![0.0; rows * cols];
+            // f16 has no such range: scales of blocks and values of rows.
+            let narrow = ty != QuantType::BF16 && ty != QuantType::F32;
             for (row, bytes) in stored.chunks_exact_mut(ty.row_bytes(cols)).enumerate() {
-                quantize_row(ty, &row_of(row, cols), bytes);
+                let scale = if narrow {
+                    scale_of(row % 9)
+                } else {
+                    scale_of(row)
+                };
+                let values: Vec<f32> = row_of(row, cols).iter().map(|v| v * scale).collect();
+                quantize_row(ty, &values, bytes);
                 dequantize_row(ty, bytes, &mut wanted[row * cols..][..cols]);
             }
             let kind = Kind::of(ty);
-            let mut packed = vec![0xff; kind.bytes(rows, cols)];
-            pack(ty, cols, &stored, &mut packed);
+            let mut bytes = vec![0xff; kind.bytes(rows, cols)];
+            pack(ty, cols, &stored, &mut bytes);
             if kind == Kind::F32 {
-                assert_eq!(packed, stored);
+                assert_eq!(bytes, stored);
                 continue;
             }
+            let packed = |rows, cols| Packed {
+                kind,
+                rows,
+                cols,
+                bytes: &bytes,
+            };
+            let most = if kind == Kind::F16 { 0.0 } else { 1.0 / 500.0 };
             for row in 0..rows {
-                for k in 0..cols {
-                    let wanted = wanted[row * cols + k];
-                    let got = value(kind, &packed, rows, cols, row, k);
+                let wanted = &wanted[row * cols..][..cols];
+                let top = wanted.iter().fold(0.0_f32, |top, v| top.max(v.abs()));
+                for (k, wanted) in wanted.iter().enumerate() {
+                    let got = packed(rows, cols).value(row, k);
                     assert!(
-                        (got - wanted).abs() <= 1e-6 * wanted.abs().max(1.0),
-                        "{} {rows} x {cols}, row {row}, {k}: {got} for {wanted}",
+                        (got - wanted).abs() <= most * top,
+                        "{} {rows} x {cols}, row {row}, {k}: {got} for {wanted}, {top} at most",
                         ty.name()
                     );
                 }
             }
             // What pads the last tile and the last unit is worth nothing.
             for row in rows..160 {
-                assert_eq!(value(kind, &packed, rows, cols, row, 5), 0.0);
+                assert_eq!(packed(160, cols).value(row, 5), 0.0);
             }
             for k in cols..cols.next_multiple_of(256) {
-                assert_eq!(value(kind, &packed, rows, cols, 3, k), 0.0);
+                let same = packed(rows, cols.next_multiple_of(256));
+                assert_eq!(same.value(3, k), 0.0, "{} {k}", ty.name());
+            }
+        }
+    }
+}
+
+/// Blocks of any bits: every code, scale and minimum lies where kernels look for it.
+#[test]
+fn random_blocks_read_back_as_they_were_stored() {
+    let mut state = 9_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 40) as u8
+    };
+    for ty in QuantType::ALL {
+        let kind = Kind::of(ty);
+        if matches!(ty, QuantType::F32 | QuantType::F16 | QuantType::BF16) {
+            continue;
+        }
+        let (rows, cols) = (40, 512);
+        let mut stored: Vec<u8> = (0..rows * ty.row_bytes(cols)).map(|_| random()).collect();
+        // Scales of one binade, so that no row is led by one block.
+        for block in stored.chunks_exact_mut(ty.block_bytes()) {
+            let halves: &[usize] = match ty {
+                QuantType::Q6_K => &[208],
+                QuantType::Q3_K => &[108],
+                QuantType::Q2_K => &[80, 82],
+                QuantType::Q4_K | QuantType::Q5_K | QuantType::Q4_1 | QuantType::Q5_1 => &[0, 2],
+                _ => &[0],
+            };
+            for at in halves {
+                block[at + 1] = 0x18 | block[at + 1] & 0x83;
+            }
+        }
+        let mut bytes = vec![0xff; kind.bytes(rows, cols)];
+        pack(ty, cols, &stored, &mut bytes);
+        let packed = Packed {
+            kind,
+            rows,
+            cols,
+            bytes: &bytes,
+        };
+        let mut wanted = vec![0.0; cols];
+        for (row, stored) in stored.chunks_exact(ty.row_bytes(cols)).enumerate() {
+            dequantize_row(ty, stored, &mut wanted);
+            let top = wanted.iter().fold(0.0_f32, |top, v| top.max(v.abs()));
+            for (k, wanted) in wanted.iter().enumerate() {
+                let got = packed.value(row, k);
+                assert!(
+                    (got - wanted).abs() <= top / 500.0,
+                    "{} row {row}, {k}: {got} for {wanted}, {top} at most",
+                    ty.name()
+                );
             }
         }
     }
@@ -127,7 +151,7 @@ fn pieces_of_row_blocks_make_the_whole() {
 }
 
 #[test]
-fn packed_k_quants_are_as_long_as_stored_ones() {
+fn packed_rows_are_a_factor_longer_than_stored_ones() {
     for ty in [
         QuantType::Q4_K,
         QuantType::Q5_K,
@@ -138,7 +162,7 @@ fn packed_k_quants_are_as_long_as_stored_ones() {
     ] {
         assert_eq!(
             Kind::of(ty).bytes(5120, 6144),
-            5120 * ty.row_bytes(6144),
+            5120 * (ty.row_bytes(6144) + 4),
             "{}",
             ty.name()
         );

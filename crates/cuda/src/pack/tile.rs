@@ -1,153 +1,221 @@
 //! One row's part of one tile, for each kind.
 
 use contract::QuantType;
+use contract::quant::scale_and_min;
+use half::{bf16, f16};
 
-use super::Kind;
 use super::codes;
+use super::exponent::power;
 
-/// Writes row `r` (0..16) of a tile from the stored bytes of one unit of the row, fewer at the end of a row.
+/// A row in a tile: which of its 16, and the power of two that its values are multiplied by there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    pub(super) index: usize,
+    pub(super) exponent: i32,
+}
+
+/// Writes a row's part of piece `piece` of a unit from the stored bytes of the unit, fewer at the end of a row.
 /// The tile was zero before.
-pub(super) fn put(ty: QuantType, r: usize, stored: &[u8], tile: &mut [u8]) {
+pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
+    let blocks = stored.chunks_exact(ty.block_bytes());
     match ty {
-        QuantType::Q4_K if !stored.is_empty() => {
-            put_nibbles(r, &stored[16..144], tile);
-            tile[2048 + r * 16..][..16].copy_from_slice(&stored[..16]);
+        QuantType::Q4_K => {
+            for block in blocks {
+                put_nibbles(row, &block[16 + 64 * piece..][..64], 2, tile);
+                put_header(row, piece, 1024, &block[..16], tile);
+            }
         }
-        QuantType::Q5_K if !stored.is_empty() => {
-            put_nibbles(r, &stored[48..176], tile);
-            put_fifth_bits(r, &stored[16..48], tile);
-            tile[2560 + r * 16..][..16].copy_from_slice(&stored[..16]);
+        QuantType::Q5_K => {
+            for block in blocks {
+                put_nibbles(row, &block[48 + 64 * piece..][..64], 2, tile);
+                put_fifth_bits(row, piece, &block[16..48], tile);
+                put_header(row, piece, 1280, &block[..16], tile);
+            }
         }
-        QuantType::Q6_K if !stored.is_empty() => put_six_bits(r, stored, tile),
-        _ => put_rare(ty, r, stored, tile),
+        QuantType::Q6_K => {
+            for block in blocks {
+                let six = codes::six_bits(block, piece);
+                let scales = &block[192 + 8 * piece..][..8];
+                put_six(row, piece, &six, scales, half_at(block, 208), tile);
+            }
+        }
+        QuantType::Q3_K => {
+            for block in blocks {
+                let three = codes::three_bits(block);
+                let six = codes::SixBits::of(&three.values[128 * piece..][..128]);
+                let d = half_at(&three.d, 0);
+                put_six(row, piece, &six, &three.scales[8 * piece..][..8], d, tile);
+            }
+        }
+        QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+            for (run, block) in blocks.enumerate() {
+                let signed = codes::signed_32(ty, block);
+                put_bytes(row, run, &signed.map(|q| q.cast_unsigned() ^ 0x80), tile);
+                let scale = half_at(block, 0) * power(22 + row.exponent);
+                put_half(tile, 1024 + row.index * 4 + run * 2, scale);
+            }
+        }
+        QuantType::Q4_1 | QuantType::Q5_1 => {
+            for (run, block) in blocks.enumerate() {
+                put_affine(row, run, &codes::affine(ty, block, 0), tile);
+            }
+        }
+        QuantType::Q2_K | QuantType::IQ4_XS => unreachable!("their units are a part of a block"),
+        QuantType::F16 | QuantType::BF16 => {
+            for (k, bytes) in stored.chunks_exact(2).enumerate() {
+                let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
+                let (lane, j) = place(row, k % 16 / 2 * 2);
+                let at = k / 16 * 512 + lane * 16 + j * 4 + k % 2 * 2;
+                let half = match ty {
+                    QuantType::F16 => bits,
+                    _ => scaled_half(bf16::from_bits(bits).to_f32() * power(row.exponent)),
+                };
+                tile[at..at + 2].copy_from_slice(&half.to_le_bytes());
+            }
+        }
+        QuantType::F32 => unreachable!("F32 is plain"),
     }
 }
 
-/// Where four values from `k % 32 == 4 * quad` on lie: `(lane, word of the lane's 16 bytes)`.
-fn place(r: usize, quad: usize) -> (usize, usize) {
-    (r % 8 * 4 + quad % 4, r / 8 + 2 * (quad / 4))
+/// Quarter `quarter` (64 values) of a block of 256 of a format without a kind of its own.
+pub(super) fn put_quarter(ty: QuantType, quarter: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
+    for block in stored.chunks_exact(ty.block_bytes()) {
+        for run in 0..2 {
+            put_affine(row, run, &codes::affine(ty, block, 2 * quarter + run), tile);
+        }
+    }
 }
 
-fn word(bytes: &[u8], index: usize) -> u32 {
-    let b = &bytes[4 * index..4 * index + 4];
-    u32::from_le_bytes([b[0], b[1], b[2], b[3]])
+/// Where value `k` (0..16, even) of 16 and its neighbour lie: `(lane, word of the lane's 16 bytes)`.
+fn place(row: Row, k: usize) -> (usize, usize) {
+    (row.index % 8 * 4 + k % 8 / 2, row.index / 8 + 2 * (k / 8))
 }
 
-fn or_word(bytes: &mut [u8], at: usize, bits: u32) {
-    for (byte, more) in bytes[at..at + 4].iter_mut().zip(bits.to_le_bytes()) {
+fn half_at(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+fn scaled_half(value: f32) -> u16 {
+    f16::from_f32(value).to_bits()
+}
+
+fn put_half(tile: &mut [u8], at: usize, value: f32) {
+    tile[at..at + 2].copy_from_slice(&scaled_half(value).to_le_bytes());
+}
+
+fn put_word(tile: &mut [u8], at: usize, bits: u32) {
+    tile[at..at + 4].copy_from_slice(&bits.to_le_bytes());
+}
+
+fn or_word(tile: &mut [u8], at: usize, bits: u32) {
+    for (byte, more) in tile[at..at + 4].iter_mut().zip(bits.to_le_bytes()) {
         *byte |= more;
     }
 }
 
-/// 128 bytes whose low nibbles are run `2 p` of 32 values and whose high ones are run `2 p + 1`.
-fn put_nibbles(r: usize, nibbles: &[u8], tile: &mut [u8]) {
-    for (p, pair) in nibbles.chunks_exact(32).enumerate() {
-        for (quad, bytes) in pair.chunks_exact(4).enumerate() {
-            let (lane, j) = place(r, quad);
-            tile[p * 512 + lane * 16 + j * 4..][..4].copy_from_slice(bytes);
+/// Bytes `at`, `at + 16`, `at + 1`, `at + 17` of 32: what one register holds for both steps, before it is turned.
+fn four(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 16], bytes[at + 1], bytes[at + 17]])
+}
+
+/// 64 bytes, 32 for each 64 values, whose low nibbles are a run of 32 values and whose high ones are the next;
+/// `turn` is where the lowest nibble comes to lie.
+fn put_nibbles(row: Row, nibbles: &[u8], turn: u32, tile: &mut [u8]) {
+    for (q, pair) in nibbles.chunks_exact(32).enumerate() {
+        for k in (0..16).step_by(2) {
+            let (lane, j) = place(row, k);
+            let bits = four(pair, k).rotate_left(turn);
+            put_word(tile, q * 512 + lane * 16 + j * 4, bits);
         }
     }
 }
 
-/// Bit `s` of byte `l` belongs to value `l` of run `s`.
-fn put_fifth_bits(r: usize, bits: &[u8], tile: &mut [u8]) {
-    for quad in 0..8 {
-        let (lane, j) = place(r, quad);
-        let four = word(bits, quad);
-        for run in 0..8 {
-            let spread = (four >> run & 0x0101_0101) << (run % 2 * 4 + j);
-            or_word(tile, 2048 + lane * 16 + run / 2 * 4, spread);
-        }
+/// Scales and minimums of a K-quant's block, in the first piece.
+fn put_header(row: Row, piece: usize, at: usize, stored: &[u8], tile: &mut [u8]) {
+    if piece != 0 {
+        return;
     }
-}
-
-fn put_six_bits(r: usize, stored: &[u8], tile: &mut [u8]) {
+    let to = &mut tile[at + row.index * 16..][..16];
+    put_half(to, 0, half_at(stored, 0) * power(22 + row.exponent));
+    put_half(to, 2, half_at(stored, 2) * power(row.exponent));
+    let packed = stored[4..16].as_array().expect("twelve bytes");
+    let (mut c, mut m) = ([0; 8], [0; 8]);
     for run in 0..8 {
-        let (half, q) = (run / 4, run % 4);
-        let low = &stored[64 * half + 32 * (q % 2)..][..32];
-        let top = &stored[128 + 32 * half..][..32];
-        for quad in 0..8 {
-            let nibbles = word(low, quad) >> (4 * (q / 2)) & 0x0f0f_0f0f;
-            let pairs = word(top, quad) >> (2 * q) & 0x0303_0303;
-            put_six(r, run, quad, nibbles, pairs, tile);
-        }
+        (c[run], m[run]) = scale_and_min(packed, run);
     }
-    tile[3072 + r * 16..][..16].copy_from_slice(&stored[192..208]);
-    tile[3328 + r * 2..][..2].copy_from_slice(&stored[208..210]);
+    for i in 0..4 {
+        to[4 + i] = c[i] << 2 | m[4 + i] & 3;
+        to[8 + i] = m[i] << 2 | m[4 + i] >> 2 & 3;
+        to[12 + i] = c[4 + i] << 2 | m[4 + i] >> 4;
+    }
 }
 
-/// Four codes 0..64 of run `run`, as their low nibbles and their top pairs, a byte each.
-fn put_six(r: usize, run: usize, quad: usize, nibbles: u32, pairs: u32, tile: &mut [u8]) {
-    let (lane, j) = place(r, quad);
-    let at = run / 2 * 512 + lane * 16 + j * 4;
-    or_word(tile, at, nibbles << (run % 2 * 4));
-    let at = 2048 + run / 4 * 512 + lane * 16 + run % 4 * 4;
-    or_word(tile, at, (pairs ^ 0x0202_0202) << (2 * j));
-}
-
-/// 32 signed bytes of run `run`.
-fn put_bytes(r: usize, run: usize, values: &[i8; 32], tile: &mut [u8]) {
-    for (quad, four) in values.chunks_exact(4).enumerate() {
-        let (lane, j) = place(r, quad);
-        let at = run * 512 + lane * 16 + j * 4;
-        for (byte, value) in tile[at..at + 4].iter_mut().zip(four) {
-            *byte = value.cast_unsigned();
+/// Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
+fn put_fifth_bits(row: Row, piece: usize, bits: &[u8], tile: &mut [u8]) {
+    for q in 0..2 {
+        for k in (0..8).step_by(2) {
+            let mut word = 0;
+            for upper in 0..2 {
+                // A byte for each (s, h), of which two bits are the runs b = 0 and 1.
+                let two = four(bits, k + 8 * upper) >> (4 * piece + 2 * q) & 0x0303_0303;
+                let spread = two & 0x0101_0101 | (two & 0x0202_0202) << 3;
+                let (_, j) = place(row, k + 8 * upper);
+                word |= spread.rotate_left(6 + j as u32);
+            }
+            let (lane, _) = place(row, k);
+            or_word(tile, 1024 + lane * 8 + q * 4, word);
         }
     }
 }
 
-/// Formats whose blocks are decoded before they are laid down, and ends of rows.
-fn put_rare(ty: QuantType, r: usize, stored: &[u8], tile: &mut [u8]) {
-    let blocks = stored.chunks_exact(ty.block_bytes());
-    match Kind::of(ty) {
-        Kind::F16 | Kind::Bf16 => {
-            for (pair, bytes) in stored.chunks_exact(4).enumerate() {
-                let k = 2 * pair;
-                let lane = r % 8 * 4 + k % 8 / 2;
-                let j = r / 8 + 2 * (k % 16 / 8);
-                tile[k / 16 * 512 + lane * 16 + j * 4..][..4].copy_from_slice(bytes);
-            }
-        }
-        Kind::Q8 => {
-            for (run, block) in blocks.enumerate() {
-                put_bytes(r, run, &codes::signed_32(ty, block), tile);
-                tile[4096 + r * 16 + run * 2..][..2].copy_from_slice(&block[..2]);
-            }
-        }
-        Kind::Wide => {
-            for (index, block) in blocks.enumerate() {
-                for (i, run) in codes::affine(ty, block).iter().enumerate() {
-                    let runs = ty.block_values() / 32;
-                    let at = index * runs + i;
-                    put_bytes(r, at, &run.values, tile);
-                    for half in 0..2 {
-                        let to = 4096 + r * 64 + (2 * at + half) * 4;
-                        tile[to..to + 4].copy_from_slice(&run.scale[half].to_le_bytes());
-                        tile[to + 1024..to + 1028].copy_from_slice(&run.offset[half].to_le_bytes());
+/// A piece's 128 codes of six bits.
+fn put_six(row: Row, piece: usize, six: &codes::SixBits, scales: &[u8], d: f32, tile: &mut [u8]) {
+    put_nibbles(row, &six.nibbles, 1, tile);
+    for (q, tops) in six.tops.chunks_exact(32).enumerate() {
+        for s in 0..2 {
+            for k in (0..8).step_by(2) {
+                let mut word = 0_u32;
+                for upper in 0..2 {
+                    for h in 0..2 {
+                        let byte = u32::from(tops[16 * s + 8 * upper + k + h]);
+                        word |= byte.rotate_left((5 + 16 * h + 2 * upper) as u32);
                     }
                 }
+                let (lane, j) = place(row, k);
+                let word = word.rotate_left(8 * j as u32);
+                or_word(tile, 1024 + lane * 16 + q * 8 + s * 4, word);
             }
         }
-        Kind::Q6K => {
-            for block in blocks {
-                let three = codes::three_bits(block);
-                for run in 0..8 {
-                    for quad in 0..8 {
-                        let four = word(&three.values, run * 8 + quad);
-                        put_six(
-                            r,
-                            run,
-                            quad,
-                            four & 0x0f0f_0f0f,
-                            four >> 4 & 0x0303_0303,
-                            tile,
-                        );
-                    }
-                }
-                tile[3072 + r * 16..][..16].copy_from_slice(&three.scales);
-                tile[3328 + r * 2..][..2].copy_from_slice(&three.d);
-            }
-        }
-        Kind::Q4K | Kind::Q5K | Kind::F32 => {}
+    }
+    for (to, scale) in tile[1536 + row.index * 8..][..8].iter_mut().zip(scales) {
+        *to = scale ^ 0x80;
+    }
+    if piece == 0 {
+        put_half(tile, 1664 + row.index * 2, d * power(23 + row.exponent));
+    }
+}
+
+/// 32 bytes of run `run` of 64 values.
+fn put_bytes(row: Row, run: usize, bytes: &[u8; 32], tile: &mut [u8]) {
+    for k in (0..16).step_by(2) {
+        let (lane, j) = place(row, k);
+        let bits = four(bytes, k).rotate_left(2);
+        put_word(tile, run * 512 + lane * 16 + j * 4, bits);
+    }
+}
+
+fn put_affine(row: Row, run: usize, affine: &codes::Affine, tile: &mut [u8]) {
+    put_bytes(row, run, &affine.codes, tile);
+    for half in 0..2 {
+        let at = 1024 + row.index * 16 + (2 * run + half) * 4;
+        let scale = f16::from_f32(affine.scale[half] * power(22 + row.exponent));
+        put_half(tile, at, scale.to_f32());
+        // As many of the rounded scale as the codes were raised by.
+        let raised = f32::from(affine.raised) * (scale.to_f32() * power(-22));
+        put_half(
+            tile,
+            at + 2,
+            affine.offset[half] * power(row.exponent) - raised,
+        );
     }
 }

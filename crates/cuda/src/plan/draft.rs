@@ -117,7 +117,7 @@ pub(super) fn append_context(site: &Site<'_>, rows: usize, carver: &mut Carver, 
     plan.launches
         .push(path_rows(width, state.nodes, rows, from, input));
     let raw = carver.take(4 * rows * hidden);
-    append_products(site, rows, &input, &[(weights.fc, raw)], carver, plan);
+    append_products(site, rows, &input, &[(weights.fc, raw)], plan);
     let readers = context_readers(weights);
     let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
     let rms = Rms {
@@ -132,7 +132,7 @@ pub(super) fn append_context(site: &Site<'_>, rows: usize, carver: &mut Carver, 
         .map(|matrix| (*matrix, carver.take(4 * rows * matrix.rows)))
         .collect();
     plan.launches.push(norm);
-    append_products(site, rows, &f, &projected, carver, plan);
+    append_products(site, rows, &f, &projected, plan);
     let outs: Vec<u64> = projected.iter().map(|(_, out)| *out).collect();
     plan.launches
         .extend(context(site, rows, Positions::Commit(commit), &outs));
@@ -144,7 +144,6 @@ fn append_products(
     rows: usize,
     input: &Out,
     matrices: &[(Matrix, u64)],
-    carver: &mut Carver,
     plan: &mut Plan,
 ) {
     let products: Vec<Product> = matrices
@@ -156,7 +155,7 @@ fn append_products(
         })
         .collect();
     plan.launches
-        .extend(product::launches(site, rows, input, &products, carver));
+        .extend(product::launches(site, rows, input, &products));
 }
 
 /// The plan of draft blocks of up to `rows` rows.

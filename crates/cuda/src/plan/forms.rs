@@ -9,8 +9,6 @@ use crate::pack::{Input, Kind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Forms {
     f32: bool,
-    a8: bool,
-    bf16: bool,
     f16: bool,
 }
 
@@ -21,8 +19,6 @@ impl Forms {
         for kind in kinds {
             match kind.input() {
                 Input::F32 => forms.f32 = true,
-                Input::A8 => forms.a8 = true,
-                Input::Bf16 => forms.bf16 = true,
                 Input::F16 => forms.f16 = true,
             }
         }
@@ -37,8 +33,6 @@ impl Forms {
         };
         Out {
             f32: take(self.f32, Input::F32),
-            a8: take(self.a8, Input::A8),
-            bf16: take(self.bf16, Input::Bf16),
             f16: take(self.f16, Input::F16),
         }
     }
@@ -47,9 +41,7 @@ impl Forms {
 /// The same buffers as products take them.
 pub(super) fn inputs(out: &Out) -> Inputs {
     Inputs {
-        a8: out.a8,
         f16: out.f16,
-        bf16: out.bf16,
         f32: out.f32,
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn append(
         write: Write::Store,
     };
     plan.launches
-        .extend(product::launches(site, rows, &y, &[logits], carver));
+        .extend(product::launches(site, rows, &y, &[logits]));
     let reduced = Rows {
         logits: at.logits,
         edited: 0,

@@ -222,22 +222,22 @@ impl Builder<'_> {
                 write: Write::Store,
             })
             .collect();
-        self.products(input, &products, carver);
+        self.products(input, &products);
         outs
     }
 
     /// `x += matrix · input`.
-    fn add(&mut self, input: &Out, matrix: Matrix, carver: &mut Carver) {
+    fn add(&mut self, input: &Out, matrix: Matrix) {
         let product = Product {
             matrix,
             out: self.site.addresses.residual,
             write: Write::Add,
         };
-        self.products(input, &[product], carver);
+        self.products(input, &[product]);
     }
 
-    fn products(&mut self, input: &Out, products: &[Product], carver: &mut Carver) {
-        let launches = product::launches(self.site, self.rows, input, products, carver);
+    fn products(&mut self, input: &Out, products: &[Product]) {
+        let launches = product::launches(self.site, self.rows, input, products);
         self.plan.launches.extend(launches);
     }
 
@@ -256,10 +256,6 @@ impl Builder<'_> {
         let &[q, k, v] = &projected[..] else {
             unreachable!("three matrices give three outputs")
         };
-        let half = match shape.wants_f16_queries(site.card) {
-            true => carver.take(2 * rows * a.n_heads * a.head_dim),
-            false => 0,
-        };
         let from = Projections {
             q,
             k,
@@ -270,9 +266,14 @@ impl Builder<'_> {
             frequencies: site.frequencies(a.rope),
         };
         let step = self.step;
+        let scratch = carver.take(shape.scratch_bytes(site.card, rows));
+        let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
+        let half = match shape.wants_f16_queries(site.card) {
+            true => carver.take(2 * rows * a.n_heads * a.head_dim),
+            false => 0,
+        };
         let at = Positions::Step(step);
         self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
-        let scratch = carver.take(shape.scratch_bytes(site.card, rows));
         let query = if half == 0 { q } else { half };
         let keys = (cache, scratch);
         self.push(attention::tree(
@@ -282,10 +283,9 @@ impl Builder<'_> {
             (step, query),
             keys,
         ));
-        let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
         let from = (step, q, scratch);
         self.push(attention::combine(&shape, site.card, rows, from, out));
-        self.add(&out, w.o, carver);
+        self.add(&out, w.o);
     }
 
     fn delta(
@@ -322,7 +322,7 @@ impl Builder<'_> {
             shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
-        self.add(&forms, w.out, carver);
+        self.add(&forms, w.out);
     }
 
     pub(super) fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {
@@ -334,6 +334,6 @@ impl Builder<'_> {
         let (gate, up) = (projected[0], projected[1]);
         let from = (gate, up, width);
         self.push(ffn::swiglu(width, self.rows, self.source, from, out));
-        self.add(&out, w.down, carver);
+        self.add(&out, w.down);
     }
 }

@@ -13,13 +13,12 @@ mod product;
 
 use std::collections::BTreeMap;
 
-use contract::{FeedForward, Limits, Mixer, ModelSpec, OpenPlan, RopeSpec};
+use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::launch::attention::Card;
 use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
-use crate::pack::BLOCK_ROWS;
 use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
@@ -27,6 +26,8 @@ use chunk::Expanded;
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
+/// Room for the counters of attention in one launch, one for each head.
+const COUNTER_BYTES: usize = 4096;
 /// Room for the edits of one pass; rows of more are edited on the host.
 pub(crate) const EDIT_BYTES: usize = 4 << 20;
 /// Padded lengths that chunk plans are built for; the longest is the limit itself.
@@ -79,8 +80,10 @@ pub(crate) struct Addresses {
     pub(crate) edited: u64,
     /// The edits, up to [`EDIT_BYTES`] bytes.
     pub(crate) edits: u64,
-    /// Counters of the small products; zero between launches.
+    /// Counters of attention in one launch; zero between launches.
     pub(crate) counters: u64,
+    /// Partial sums of the small products; zero between launches.
+    pub(crate) partials: u64,
     /// Turns of the large products; zero between launches.
     pub(crate) turns: u64,
 }
@@ -93,7 +96,7 @@ pub(crate) struct Plans {
     /// Tables to be written once: address and values.
     pub(crate) tables: Vec<(u64, Vec<f64>)>,
     /// Runs to be zeroed once: address and bytes.
-    pub(crate) zeroed: [(u64, usize); 2],
+    pub(crate) zeroed: [(u64, usize); 3],
     limits: Limits,
 }
 
@@ -152,7 +155,7 @@ impl Plans {
         };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
-        let counter_bytes = counter_bytes(spec);
+        let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), ROWS);
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             draft: scratch.take(size_of::<Step>()),
@@ -164,7 +167,8 @@ impl Plans {
             logits: scratch.take(4 * ROWS * reduce.stride),
             edited: scratch.take(4 * ROWS * reduce.stride),
             edits: scratch.take(EDIT_BYTES),
-            counters: scratch.take(counter_bytes),
+            counters: scratch.take(COUNTER_BYTES),
+            partials: scratch.take(partial_bytes),
             turns: scratch.take(expanded.turn_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
@@ -222,7 +226,8 @@ impl Plans {
             reduce,
             tables,
             zeroed: [
-                (addresses.counters, counter_bytes),
+                (addresses.counters, COUNTER_BYTES),
+                (addresses.partials, partial_bytes),
                 (addresses.turns, expanded.turn_bytes),
             ],
             limits,
@@ -262,24 +267,6 @@ impl Plans {
         units.dedup();
         units
     }
-}
-
-/// Counters of the widest launch: one that holds every matrix of a layer, or the head.
-fn counter_bytes(spec: &ModelSpec) -> usize {
-    let layers = spec.layers.iter().map(|layer| {
-        let FeedForward::Dense { gate, up, down } = &layer.ffn;
-        let mixer: usize = match &layer.mixer {
-            Mixer::Attention(a) => [&a.q, &a.k, &a.v, &a.o].map(|w| w.rows).iter().sum(),
-            Mixer::GatedDelta(d) => {
-                let all = [&d.qkv, &d.z, &d.beta, &d.alpha, &d.out];
-                all.map(|w| w.rows).iter().sum()
-            }
-        };
-        mixer + gate.rows + up.rows + down.rows
-    });
-    // Rows are rounded up matrix by matrix; a block for each of a layer's matrices is room enough.
-    let most = layers.chain([spec.head.rows]).max().unwrap_or(0);
-    matmul::counter_bytes([most + 8 * BLOCK_ROWS])
 }
 
 fn chunk_buckets(limit: usize) -> impl Iterator<Item = usize> {

@@ -5,7 +5,6 @@ use super::forms::inputs;
 use crate::launch::Launch;
 use crate::launch::matmul::{self, Card, Scratch, Segment, Write};
 use crate::launch::norm::Out;
-use crate::memory::Carver;
 use crate::weights::Matrix;
 
 /// One matrix and where its product goes.
@@ -26,7 +25,6 @@ pub(super) fn launches(
     rows: usize,
     input: &Out,
     products: &[Product],
-    carver: &mut Carver,
 ) -> Vec<Launch> {
     let card = Card::of(site.card);
     let Some(first) = products.first() else {
@@ -37,10 +35,7 @@ pub(super) fn launches(
         products.iter().all(|p| p.matrix.cols == cols),
         "matrices of one launch share their input"
     );
-    let scratch = Scratch {
-        partials: carver.take(matmul::scratch_bytes(card, rows)),
-        counters: site.addresses.counters,
-    };
+    let scratch = Scratch(site.addresses.partials);
     let segments: Vec<Segment> = products
         .iter()
         .map(|product| Segment {

@@ -93,8 +93,7 @@ pub fn verify(
         stride: shape.values(),
     };
     let norm = gated_norm(shape, rows, Source::Step(step), layer, [o, inputs.z], out);
-    // Codes of 8 bits have a scale for two heads.
-    if rows == 1 && out.forms.a8 == 0 && out.panel.0 == 0 {
+    if rows == 1 && out.panel.0 == 0 {
         return vec![row(shape, step, layer, inputs, out)];
     }
     match form(rows, exactness) {
@@ -117,10 +116,10 @@ pub fn verify(
 /// [`gated_norm`] one after the other.
 ///
 /// # Panics
-/// If `out` wants a form that takes more than a head at once: 8-bit codes or panels.
+/// If `out` wants panels, whose chunks take more than a head at once.
 pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -> Launch {
     assert!(
-        out.forms.a8 == 0 && out.panel.0 == 0,
+        out.panel.0 == 0,
         "one head at a time cannot be written as {out:?}"
     );
     let args = Args::new().ptr(step).ptr(inputs.qkv.at);

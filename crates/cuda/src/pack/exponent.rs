@@ -1,0 +1,83 @@
+//! The power of two that a row's values are multiplied by, so that all that is derived from its scales fits f16.
+
+use contract::QuantType;
+use half::{bf16, f16};
+
+use super::codes;
+
+/// Largest magnitude of an exponent: its power and that of its negative are normal numbers.
+const MOST: i32 = 100;
+
+/// `2^exponent`, for exponents of normal f32 numbers.
+pub(super) fn power(exponent: i32) -> f32 {
+    f32::from_bits(((127 + exponent) as u32) << 23)
+}
+
+/// Largest exponent found so far to suit every bound.
+struct Fit(Option<i32>);
+
+impl Fit {
+    /// `value * 2^exponent` is to be below `2^limit`. What is zero or not finite fits anywhere.
+    fn below(&mut self, value: f32, limit: i32) {
+        let value = value.abs();
+        if value == 0.0 || !value.is_finite() {
+            return;
+        }
+        // Values are f16, bf16 or their products with small whole numbers: normal as f32 but for a few bf16,
+        // which the bound on exponents covers.
+        let log = (value.to_bits() >> 23).cast_signed() - 127;
+        let most = limit - 1 - log;
+        self.0 = Some(self.0.map_or(most, |so_far| so_far.min(most)));
+    }
+}
+
+/// For a row as stored. Bounds: a scale of K-quants is made from 256 times its factor (`d * 2^22` and `dmin`), one
+/// of Q6_K is 128 times it (`d * 2^23`), others stand as they are (`scale * 2^22`); f16 ends below `2^16`.
+pub(super) fn of(ty: QuantType, row: &[u8]) -> i32 {
+    let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+    let mut fit = Fit(None);
+    let blocks = row.chunks_exact(ty.block_bytes());
+    match ty {
+        QuantType::Q4_K | QuantType::Q5_K => {
+            for block in blocks {
+                fit.below(half(block, 0), 8 - 22);
+                fit.below(half(block, 2), 8);
+            }
+        }
+        QuantType::Q6_K => {
+            for block in blocks {
+                fit.below(half(block, 208), 9 - 23);
+            }
+        }
+        QuantType::Q3_K => {
+            for block in blocks {
+                fit.below(half(block, 108), 9 - 23);
+            }
+        }
+        QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+            for block in blocks {
+                fit.below(half(block, 0), 16 - 22);
+            }
+        }
+        QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
+            // These are rounded: a bit of room above.
+            for block in blocks {
+                for run in 0..ty.block_values() / 32 {
+                    let affine = codes::affine(ty, block, run);
+                    for half in 0..2 {
+                        fit.below(affine.scale[half], 15 - 22);
+                        fit.below(affine.offset[half], 15);
+                    }
+                }
+            }
+        }
+        QuantType::BF16 => {
+            for bytes in row.chunks_exact(2) {
+                let value = bf16::from_le_bytes([bytes[0], bytes[1]]);
+                fit.below(value.to_f32(), 15);
+            }
+        }
+        QuantType::F16 | QuantType::F32 => {}
+    }
+    fit.0.unwrap_or(0).clamp(-MOST, MOST)
+}

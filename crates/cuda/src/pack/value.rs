@@ -1,0 +1,144 @@
+//! What a kernel makes of a packed weight, value by value: `kernels/matmul/tiles.cuh` on the host.
+
+use half::f16;
+
+use super::{BLOCK_ROWS, FACTOR_BYTES, Kind, TILE_ROWS};
+
+/// A packed matrix of `rows` rows of `cols` values.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed<'a> {
+    /// How it lies.
+    pub kind: Kind,
+    /// Its rows.
+    pub rows: usize,
+    /// Values of a row.
+    pub cols: usize,
+    /// What [`super::pack`] wrote.
+    pub bytes: &'a [u8],
+}
+
+/// One row's part of one tile.
+struct Tile<'a> {
+    bytes: &'a [u8],
+    row: usize,
+}
+
+impl Packed<'_> {
+    /// Value `k` of row `row` as the products of few rows and the expansion for prompts use it, rounded as they round.
+    ///
+    /// # Panics
+    /// If the matrix has no such value, or is of [`Kind::F32`].
+    pub fn value(&self, row: usize, k: usize) -> f32 {
+        let (kind, cols) = (self.kind, self.cols);
+        let (block, r) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
+        let tiles = (self.rows - block * BLOCK_ROWS)
+            .div_ceil(TILE_ROWS)
+            .min(BLOCK_ROWS / TILE_ROWS);
+        let block = &self.bytes[block * kind.bytes(BLOCK_ROWS, cols)..];
+        let factor = f32::from_le_bytes(*block[4 * r..].first_chunk().expect("a row factor"));
+        let (unit, within) = (k / kind.unit_values(), k % kind.unit_values());
+        let [first, second] = kind.piece_bytes();
+        let piece = |index: usize| {
+            let bytes = if index == 0 { first } else { second };
+            let at = tiles * (FACTOR_BYTES + unit * kind.tile_bytes() + index * first);
+            Tile {
+                bytes: &block[at + r / TILE_ROWS * bytes..][..bytes],
+                row: r % TILE_ROWS,
+            }
+        };
+        let index = within / (kind.unit_values() / kind.pieces());
+        let tile = piece(index);
+        let k = within % (kind.unit_values() / kind.pieces());
+        factor
+            * match kind {
+                Kind::Q4K => tile.k_quant(k, index, &piece(0), (1024, false)),
+                Kind::Q5K => tile.k_quant(k, index, &piece(0), (1280, true)),
+                Kind::Q6K => tile.six_bits(k, &piece(0)),
+                Kind::Q8 => {
+                    let scale = tile.half(1024 + tile.row * 4 + k / 32 * 2);
+                    rounded(tile.byte(k) * scale * 2.0_f64.powi(-22) - rounded(scale / 32768.0))
+                }
+                Kind::Wide => {
+                    let at = 1024 + tile.row * 16 + k / 16 * 4;
+                    let scale = tile.half(at) * 2.0_f64.powi(-22);
+                    rounded(tile.byte(k) * scale + tile.half(at + 2))
+                }
+                Kind::F16 => tile.half(k / 16 * 512 + tile.word(k) + k % 2 * 2),
+                Kind::F32 => panic!("F32 is plain"),
+            } as f32
+    }
+}
+
+impl Tile<'_> {
+    /// Where the word of value `k` lies in a lane's 16 bytes.
+    fn word(&self, k: usize) -> usize {
+        let (lane, j) = (
+            self.row % 8 * 4 + k % 8 / 2,
+            self.row / 8 + 2 * (k % 16 / 8),
+        );
+        lane * 16 + j * 4
+    }
+
+    fn half(&self, at: usize) -> f64 {
+        f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f64()
+    }
+
+    /// `count` bits of the u32 at `at`, from bit `bit % 32` on, wrapping around.
+    fn bits(&self, at: usize, bit: usize, count: u32) -> u32 {
+        let word = u32::from_le_bytes(*self.bytes[at..].first_chunk().expect("a word"));
+        word.rotate_right(bit as u32) & ((1 << count) - 1)
+    }
+
+    /// An eight-bit code.
+    fn byte(&self, k: usize) -> f64 {
+        let bit = 2 + 8 * (k / 16 % 2) + 16 * (k % 2);
+        f64::from(self.bits(k / 32 * 512 + self.word(k), bit, 8))
+    }
+
+    fn nibble(&self, k: usize, from: usize) -> u32 {
+        let bit = from + 4 * (k / 32 % 2) + 8 * (k / 16 % 2) + 16 * (k % 2);
+        self.bits(k / 64 * 512 + self.word(k), bit, 4)
+    }
+
+    fn k_quant(&self, k: usize, piece: usize, first: &Tile<'_>, (at, five): (usize, bool)) -> f64 {
+        let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
+        let mut code = self.nibble(k, 2);
+        if five {
+            let j = self.row / 8 + 2 * (k % 16 / 8);
+            let lane = self.row % 8 * 4 + k % 8 / 2;
+            let bit = 6 + 4 * b + 8 * s + 16 * h + j;
+            code |= self.bits(1024 + lane * 8 + k / 64 * 4, bit, 1) << 4;
+        }
+        let at = at + self.row * 16;
+        let byte = |word: usize| u32::from(first.bytes[at + 4 + 4 * word + k / 32]);
+        let (c, m) = match piece {
+            0 => (byte(0) >> 2, byte(1) >> 2),
+            _ => {
+                let m = (byte(0) & 3) | (byte(1) & 3) << 2 | (byte(2) & 3) << 4;
+                (byte(2) >> 2, m)
+            }
+        };
+        let turn = if b == 0 { 1.0 } else { 16.0 };
+        let scale = rounded(f64::from(c) * rounded(first.half(at) / turn));
+        let min = rounded(f64::from(m) * first.half(at + 2));
+        rounded(f64::from(code) * scale * turn * 2.0_f64.powi(-22) - min)
+    }
+
+    fn six_bits(&self, k: usize, first: &Tile<'_>) -> f64 {
+        let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
+        let lane = self.row % 8 * 4 + k % 8 / 2;
+        let bit = 5 + 4 * b + 16 * h + 8 * (self.row / 8) + 2 * (k % 16 / 8);
+        let top = self.bits(1024 + lane * 16 + k / 64 * 8 + s * 4, bit, 2);
+        let code = f64::from(self.nibble(k, 1) | top << 4);
+        let c = f64::from(self.bytes[1536 + self.row * 8 + k / 16]) - 128.0;
+        let turn = if b == 0 { 1.0 } else { 16.0 };
+        let scale = rounded(c * rounded(first.half(1664 + self.row * 2) / turn));
+        let worth = scale * turn * 2.0_f64.powi(-23);
+        rounded(code * worth - rounded(32.0 * worth))
+    }
+}
+
+/// To f16.
+fn rounded(value: f64) -> f64 {
+    f16::from_f64(value).to_f64()
+}
