@@ -1,6 +1,11 @@
 //! How much of a key or value each storage format loses: the table of the KV specification, from data with
 //! the distributions it names.
 
+#![allow(
+    clippy::print_stdout,
+    reason = "figures for those who run it with --nocapture"
+)]
+
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row, tq3, turn};
 

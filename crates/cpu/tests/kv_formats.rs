@@ -1,6 +1,10 @@
 //! Storage formats of keys and values: every pair keeps every law of a runner, states share their rows, and the
 //! coarser a format is, the further the model is from what it says with the finest.
 
+#![allow(
+    clippy::print_stdout,
+    reason = "figures for those who run it with --nocapture"
+)]
 #![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
 
 use std::path::Path;

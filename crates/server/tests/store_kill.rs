@@ -1,6 +1,10 @@
 //! The store under `kill -9`: whatever moment a writer dies at, what another finds is whole and right, nothing
 //! is left over, and the budget holds.
 
+#![allow(
+    clippy::print_stdout,
+    reason = "figures for those who run it with --nocapture"
+)]
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use std::fs;
