@@ -35,6 +35,8 @@ EMPTY_SECONDS = 20.0
 FLAT = 0.02
 SUBJECTS = ("the sea", "a small town", "the moon", "an old bridge", "bread", "a fox", "rain", "a train", "the desert",
             "two brothers", "a clock", "winter", "a map", "a song", "the harbour", "ein Haus 🏠", "東京", "नदी")
+# Long enough that its state is kept and found again by the prompts that begin with it.
+PREAMBLE = " ".join(f"Rule {number}: keep to the subject, use short words, and end in time." for number in range(16))
 ENDS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
 
 
@@ -42,7 +44,7 @@ def requests():
     """The prompts: path, body, and how the text is read from an event of the stream."""
     made = []
     for number, subject in enumerate(SUBJECTS):
-        wish = f"Write a story about {subject}."
+        wish = (PREAMBLE + "\n" if number % 4 < 2 else "") + f"Write a story about {subject}."
         drawn = {"stream": True, "seed": number, "temperature": 0 if number % 2 else 0.8}
         messages = [{"role": "user", "content": wish}]
         tokens = 24 + 8 * (number % 7)
