@@ -73,11 +73,6 @@ fn what_the_card_cannot_run_is_refused_by_name_before_anything_is_loaded() {
     let mut wrong = plan();
     wrong.limits.tree_nodes = 65;
     unsupported(&wrong, "use at most 64");
-    // Its tiles take 48 KiB, and a ring holds two.
-    let specimen = Specimen::new(Layout::HybridTiled, QuantType::Q2_K, 1);
-    wrong = plan();
-    (wrong.target, wrong.weights) = (specimen.spec, specimen.weights);
-    unsupported(&wrong, "multiplying Q2_K weights");
 }
 
 #[test]

@@ -23,9 +23,9 @@ use cuda::{CudaBackend, Options, compile};
 use half::f16;
 use model::synth::SynthSpec;
 
-/// Root mean square difference over root mean square value that rounding activations to eight bits may make in
-/// two layers and a head.
-const RELATIVE: f32 = 0.05;
+/// Root mean square difference over root mean square value in two layers and a head: the CPU rounds activations to
+/// eight bits, which makes the most of it; 0.014 was measured.
+const RELATIVE: f32 = 0.02;
 const HALF: KvFormats = KvFormats {
     k: KvFormat::F16,
     v: KvFormat::F16,
