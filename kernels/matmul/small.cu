@@ -39,7 +39,7 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 #include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && NT >= 6
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && (NT == 6 || NT == 8)
 #include "matmul/units_sm90.cuh"
 #define GROUPED 1
 #else

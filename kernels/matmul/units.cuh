@@ -13,7 +13,7 @@ __device__ __forceinline__ void multiply(Tile<KIND> (&tile)[M], const u8* const 
     const int lane = threadIdx.x % 32;
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
     const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
-    constexpr int COLUMNS = N < 4 ? N : N % 4 ? 3 : 4;  // at a time
+    constexpr int COLUMNS = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // at a time
 #pragma unroll
     for (int m = 0; m < M; m++) tile[m].template piece<P>(w[m]);
 #pragma unroll
