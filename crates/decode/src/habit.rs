@@ -24,6 +24,8 @@ pub(crate) struct Round {
 const FADE: f64 = 0.75;
 /// Rounds of the first rest.
 const REST: u32 = 8;
+/// Rounds that give less than this share of their time in plain tokens are followed by a long rest.
+const POOR: f64 = 0.6;
 /// The most failed trials that make a rest longer: 256 rounds.
 const MOST_FAILURES: u32 = 6;
 /// Failed trials in a row, over all sequences, after which a new one begins with a rest.
@@ -105,7 +107,10 @@ impl Habits {
             // One poor round among good ones is no reason; a poor mean is.
             habit.failures = (habit.failures + 1).min(MOST_FAILURES);
             self.failures = self.failures.saturating_add(1);
-            habit.rest = REST << habit.failures.saturating_sub(1);
+            // What was far from its time is not worth looking at again soon.
+            let poor = habit.worth < POOR * habit.rounds;
+            let first = if poor { 8 * REST } else { REST };
+            habit.rest = (first << (habit.failures - 1)).min(REST << (MOST_FAILURES - 1));
             // The next trial stands for itself.
             (habit.worth, habit.rounds) = (0.0, 0.0);
         }
@@ -141,7 +146,8 @@ mod tests {
     #[test]
     fn what_pays_is_never_interrupted_and_what_does_not_is_tried_ever_less() {
         assert_eq!(drafted(500, 2.0, 4), 500);
-        assert_eq!(drafted(500, 2.0, 1), 6);
+        assert_eq!(drafted(500, 2.0, 1), 4);
+        assert_eq!(drafted(500, 1.5, 1), 6);
     }
 
     #[test]
