@@ -170,6 +170,23 @@ fn what_clients_send_beside_the_documented_fields_is_let_through() {
 }
 
 #[test]
+fn thinking_is_shown_unless_it_is_to_be_omitted() {
+    for (display, omitted) in [
+        ("omitted", true),
+        ("summarized", false),
+        ("full", false),
+        ("updates", false),
+    ] {
+        let thinking = json!({"thinking": {"type": "adaptive", "display": display}});
+        assert_eq!(
+            read(thinking).unwrap().thinking.omitted,
+            omitted,
+            "{display}"
+        );
+    }
+}
+
+#[test]
 fn a_last_assistant_message_is_continued() {
     let turns = |last: Value| json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": last}]});
     assert!(read(turns(json!("I say"))).unwrap().continue_final_message);
