@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
 use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Place, Room,
-    Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Place, Room, Row,
+    Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
 use crate::exec::Engine;
