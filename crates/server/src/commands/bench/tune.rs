@@ -371,11 +371,11 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_prompts_are_of_three_classes() {
+    fn the_built_in_prompts_are_of_four_classes() {
         let all: Vec<Value> = serde_json::from_str(PROMPTS).unwrap();
-        for class in ["code", "chat", "tools"] {
+        for class in ["code", "chat", "questions", "tools"] {
             let n = all.iter().filter(|p| p["class"] == class).count();
-            assert_eq!(n, 4, "{class}");
+            assert_eq!(n, 5, "{class}");
         }
         for prompt in all {
             ChatRequest::from_json(prompt.to_string().as_bytes()).unwrap();
