@@ -213,6 +213,8 @@ async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
         .collect();
     assert!(!deltas.contains(&"thinking_delta"), "{deltas:?}");
     assert!(deltas.contains(&"signature_delta"), "{deltas:?}");
-    let unknown = house.post("/v1/messages", &body(Some("loud"))).await;
-    assert_eq!(unknown.status, 400);
+    // What clients say beyond that means that it is shown.
+    let unknown = house.post("/v1/messages", &body(Some("updates"))).await;
+    let shown = unknown.json().await;
+    assert_eq!(shown["content"][0]["thinking"], "hm.");
 }
