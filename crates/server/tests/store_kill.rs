@@ -18,9 +18,9 @@ use decode::Store;
 use server::store::{DiskStore, StoreConfig};
 
 const BUDGET: u64 = 3 << 20;
-/// Kills of the test that always runs, and of the one that is asked for.
 /// Set for the process that is to be killed.
 const VICTIM: &str = "STORE_VICTIM";
+/// Kills, where nobody asks for another number.
 const FEW: u64 = 12;
 
 fn config(dir: &Path) -> StoreConfig {
