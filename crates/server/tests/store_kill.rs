@@ -6,6 +6,10 @@
     reason = "figures for those who run it with --nocapture"
 )]
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how a test tells its own child what to be"
+)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
