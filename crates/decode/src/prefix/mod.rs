@@ -1,6 +1,6 @@
 //! The prefix cache: states saved while prompts are read, found again when another prompt begins alike.
 //!
-//! [`radix`] finds, [`boundary`] says what is worth saving, [`policy`] what goes when there is too much, and a
+//! `radix` finds, `boundary` says what is worth saving, `policy` what goes when there is too much, and a
 //! [`Store`] keeps what shall outlive the process. The states themselves are snapshots of the runner; what
 //! several of them share is the runner's business, and so is the count of their bytes
 //! ([`Room::snapshot_bytes`](contract::Room)).
