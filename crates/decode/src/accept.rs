@@ -5,6 +5,7 @@
 
 use contract::{DeviceError, NodeIdx, Path, Row, Tree, Want};
 
+use crate::doubt::Doubt;
 use crate::sequence::{NodePlan, Sequence};
 use crate::{FinishReason, OutToken};
 
@@ -17,6 +18,8 @@ pub(crate) struct Walk {
     pub(crate) path: Path,
     /// Tokens among them that were forced.
     pub(crate) forced: usize,
+    /// How unexpected the text is with them.
+    pub(crate) doubt: Doubt,
     /// Why the sequence ends with the last token, if it does.
     pub(crate) ending: Option<FinishReason>,
 }
@@ -31,6 +34,7 @@ pub(crate) fn walk(
     let mut node = NodeIdx::ROOT;
     let mut tokens: Vec<OutToken> = Vec::new();
     let mut forced = 0;
+    let mut doubt = sequence.doubt;
     loop {
         let missing = || DeviceError::Misuse {
             call: "verify",
@@ -45,7 +49,9 @@ pub(crate) fn walk(
             Some(token) => sequence.sampler.take_forced(row, token),
             None => {
                 let position = sequence.position_after(tokens.len());
-                sequence.sampler.choose(row, position)
+                let chosen = sequence.sampler.choose(row, position);
+                doubt.see(row, chosen.id);
+                chosen
             }
         };
         forced += usize::from(plan.forced.is_some());
@@ -59,6 +65,7 @@ pub(crate) fn walk(
                     tokens,
                     path: tree.path_to(node),
                     forced,
+                    doubt,
                     ending,
                 });
             }

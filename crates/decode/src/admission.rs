@@ -227,7 +227,11 @@ impl Scheduler {
         let mut sequence = running.sequence(choice, seq, self.model());
         let token = match sequence.plan(&[]).forced {
             Some(token) => sequence.sampler.take_forced(row, token),
-            None => sequence.sampler.choose(row, sequence.position_after(0)),
+            None => {
+                let chosen = sequence.sampler.choose(row, sequence.position_after(0));
+                sequence.doubt.see(row, chosen.id);
+                chosen
+            }
         };
         let ending = sequence.ending(1, token.id);
         sequence.push(slice::from_ref(&token));

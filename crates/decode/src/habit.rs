@@ -1,35 +1,119 @@
-//! Whether drafting has been worth its time, sequence by sequence, and when to try again.
+//! Whether drafting is worth its time for a sequence now, and how much may be risked to find out.
 //!
-//! A round is worth what it gave against what plain decoding would have given in the same time. Where that
-//! stays below one, drafting rests for a number of rounds that doubles with every failed trial.
+//! A round is worth what it gave against what plain decoding would have given in the same time. What is expected
+//! goes by how sure the target is of its text ([`crate::doubt`]), by how such texts have fared, and by how this one
+//! has. What was risked and lost is kept in a purse: a sequence drafts only from what it has, it begins with little,
+//! earns a small share of its time, and gets back what drafting gains. So over any texts whatever, drafting loses at
+//! most [`EARNED`] of the time of plain decoding and what the purses began with.
 
 use std::collections::HashMap;
 
 use contract::SeqId;
 
+use crate::costs::CostTable;
 use crate::tree_build::TreeResult;
+
+/// What a new sequence may lose before it has earned anything, in plain rounds.
+pub(crate) const FIRST: f64 = 5.0;
+/// The share of the time of plain decoding that may be lost on and on.
+pub(crate) const EARNED: f64 = 0.015;
+/// The most that a sequence keeps, in plain rounds.
+const FULL: f64 = 8.0;
+/// Purses of new sequences that are in the common chest at the start, for each sequence that speaks at once.
+pub(crate) const PURSES: f64 = 2.0;
+/// How much older rounds count against the newest.
+const FADE: f64 = 0.9;
+/// What a sequence's own rounds are weighed against, in rounds.
+const OWN: f64 = 0.5;
+/// What all rounds of texts with alike doubt are weighed against, in rounds, and how many are remembered.
+const ALIKE: (f64, f64) = (8.0, 64.0);
+/// What a round must promise, in tokens of plain decoding in its time: the promise is a guess.
+const WORTH: f64 = 1.1;
+/// Rounds before a sequence that promises too little is tried all the same, from a full purse; they double with
+/// every trial in vain.
+const WAIT: u32 = 64;
+/// The most trials that make the wait longer.
+const MOST_TRIALS: u32 = 6;
+/// Doubts that are told apart end at these, in nats.
+const MARKS: [f64; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
+
+/// What a round costs that is about to be planned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stage<'a> {
+    /// Costs of passes.
+    pub(crate) costs: &'a CostTable,
+    /// Sequences that take part.
+    pub(crate) sequences: usize,
+    /// Nodes that are verified in any case.
+    pub(crate) certain: usize,
+}
+
+impl Stage<'_> {
+    /// Seconds of a token of plain decoding.
+    pub(crate) fn token(self) -> f64 {
+        self.costs.verify(self.sequences) / self.sequences.max(1) as f64
+    }
+
+    /// What a sequence adds with `nodes` drafted ones, if the others do alike, in seconds.
+    fn extra(self, nodes: usize) -> f64 {
+        let all = self.sequences.max(1);
+        let rows = self.certain.max(all);
+        let verify = self.costs.verify(rows + all * nodes) - self.costs.verify(rows);
+        (self.costs.draft(all) + verify) / all as f64
+    }
+
+    /// What drafting is worth if each further token comes true with `chance`, with up to `most` nodes.
+    fn worth(self, chance: f64, most: usize) -> f64 {
+        let (mut tokens, mut reached) = (1.0, 1.0);
+        let mut best = 0.0_f64;
+        for nodes in 1..=most {
+            reached *= chance;
+            tokens += reached;
+            best = best.max(tokens / (1.0 + self.extra(nodes) / self.token()));
+        }
+        best
+    }
+}
+
+/// The chance that a drafted token comes true where the target's doubt is this. The curve is that of the bundled
+/// pair over code, chat, tools and sources; what rounds bring corrects it.
+fn chance(doubt: f64) -> f64 {
+    1.0 - (0.6 * doubt.powf(0.27)).clamp(0.05, 0.7)
+}
+
+/// What a sequence may draft now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Bid {
+    /// Drafted nodes at most.
+    pub(crate) nodes: usize,
+    /// What drafting was expected to be worth.
+    expected: f64,
+    /// Which texts it was likened to.
+    mark: usize,
+}
 
 /// What a drafted round was expected to cost and bring.
 #[derive(Debug, Clone)]
 pub(crate) struct Round {
-    /// Seconds, draft included.
-    pub(crate) seconds: f64,
-    /// Seconds of a plain round of the same sequences.
-    pub(crate) plain: f64,
-    /// Each sequence with the drafted tokens promised to it and the tokens that were certain.
-    pub(crate) members: Vec<(SeqId, f64, usize)>,
+    /// Seconds of a token of plain decoding.
+    pub(crate) token: f64,
+    /// Seconds beyond those of plain decoding: as they turned out, all members together.
+    pub(crate) extra: f64,
+    pub(crate) members: Vec<Member>,
 }
 
-/// How much older rounds count against the newest.
-const FADE: f64 = 0.75;
-/// Rounds of the first rest.
-const REST: u32 = 8;
-/// Rounds that give less than this share of their time in plain tokens are followed by a long rest.
-const POOR: f64 = 0.6;
-/// The most failed trials that make a rest longer: 256 rounds.
-const MOST_FAILURES: u32 = 6;
-/// Failed trials in a row, over all sequences, after which a new one begins with a rest.
-const WARY: u32 = 3;
+/// One sequence of a drafted round.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) seq: SeqId,
+    pub(crate) bid: Bid,
+    /// Tokens that the draft's figures promised.
+    pub(crate) promised: f64,
+    /// Tokens that were certain.
+    pub(crate) certain: usize,
+    /// Its share of what the round took beyond plain decoding.
+    pub(crate) share: f64,
+}
 
 /// What is remembered of one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -37,47 +121,105 @@ struct Habit {
     /// Faded sums of promised and of kept drafted tokens.
     promised: f64,
     kept: f64,
-    /// Faded sums of what rounds gave in plain rounds' time, and of the rounds.
+    /// Faded sums of what rounds were worth, and were expected to be.
     worth: f64,
-    rounds: f64,
-    failures: u32,
-    rest: u32,
+    expected: f64,
+    /// What may be lost, in plain rounds.
+    purse: f64,
+    /// Rounds since drafting was last tried against its promise, and how often that was in vain.
+    waited: u32,
+    trials: u32,
 }
 
-/// What is remembered of all sequences that speak.
-#[derive(Debug, Default)]
+/// What is remembered of all sequences that speak, and of those that spoke.
+#[derive(Debug)]
 pub(crate) struct Habits {
     all: HashMap<SeqId, Habit>,
-    /// Failed trials since one succeeded, whosever.
-    failures: u32,
+    /// What new sequences begin with, in plain rounds.
+    chest: f64,
+    /// The most sequences that spoke at once.
+    most: usize,
+    /// Per mark: sums of what rounds were worth, and were expected to be.
+    alike: [(f64, f64); MARKS.len() + 1],
+}
+
+impl Default for Habits {
+    fn default() -> Habits {
+        Habits {
+            all: HashMap::new(),
+            chest: 0.0,
+            most: 0,
+            alike: [(ALIKE.0, ALIKE.0); MARKS.len() + 1],
+        }
+    }
 }
 
 impl Habits {
     /// Forgets sequences that no longer speak, and meets new ones.
     pub(crate) fn keep(&mut self, seqs: impl Iterator<Item = SeqId> + Clone) {
-        self.all.retain(|seq, _| seqs.clone().any(|s| s == *seq));
-        let wary = self.failures >= WARY;
+        let Habits {
+            all, chest, most, ..
+        } = self;
+        let n = seqs.clone().count();
+        if n > *most {
+            *chest += PURSES * FIRST * (n - *most) as f64;
+            *most = n;
+        }
+        all.retain(|seq, habit| {
+            let stays = seqs.clone().any(|s| s == *seq);
+            if !stays {
+                *chest += habit.purse.min(FIRST);
+            }
+            stays
+        });
+        *chest = chest.min(PURSES * FIRST * *most as f64);
         for seq in seqs {
-            self.all.entry(seq).or_insert(Habit {
-                promised: 1.0,
-                kept: 1.0,
-                worth: 0.0,
-                rounds: 0.0,
-                failures: if wary { self.failures.min(4) } else { 0 },
-                rest: if wary { 2 * REST } else { 0 },
+            all.entry(seq).or_insert_with(|| {
+                let purse = chest.clamp(0.0, FIRST);
+                *chest -= purse;
+                Habit {
+                    promised: 1.0,
+                    kept: 1.0,
+                    worth: 0.0,
+                    expected: 0.0,
+                    purse,
+                    waited: 0,
+                    trials: 0,
+                }
             });
         }
     }
 
-    /// Whether a sequence sits this round out.
-    pub(crate) fn rests(&mut self, seq: SeqId) -> bool {
-        match self.all.get_mut(&seq) {
-            Some(habit) if habit.rest > 0 => {
-                habit.rest -= 1;
-                true
-            }
-            _ => false,
+    /// What a sequence may draft in this round, at most `most` nodes of up to `deepest`; `None` where it had better
+    /// not.
+    pub(crate) fn bid(
+        &mut self,
+        (seq, doubt): (SeqId, f64),
+        (most, deepest): (usize, usize),
+        stage: Stage<'_>,
+    ) -> Option<Bid> {
+        let habit = self.all.get_mut(&seq)?;
+        habit.waited = habit.waited.saturating_add(1);
+        let purse = habit.purse * stage.token();
+        let nodes = (0..=most).rev().find(|n| stage.extra(*n) <= purse)?;
+        let mark = MARKS.partition_point(|mark| *mark <= doubt);
+        let (worth, expected) = self.alike[mark];
+        let expected = stage.worth(chance(doubt), nodes.min(deepest)) * worth / expected;
+        let own = (OWN + habit.worth) / (OWN + habit.expected);
+        let promises = expected * own >= WORTH;
+        let tries = habit.purse >= FULL && habit.waited >= WAIT << habit.trials;
+        if !promises && !tries {
+            return None;
         }
+        if !promises {
+            habit.waited = 0;
+            habit.trials = (habit.trials + 1).min(MOST_TRIALS);
+        }
+        Some(Bid {
+            nodes,
+            expected,
+            mark,
+        })
     }
 
     /// How far the draft's figures have come true.
@@ -86,104 +228,36 @@ impl Habits {
         habit.map_or(1.0, |h| (h.kept / h.promised).clamp(0.2, 1.5))
     }
 
-    /// Takes in what a round brought.
-    pub(crate) fn learn(&mut self, round: &Round, results: &[TreeResult]) {
-        for (seq, promised, certain) in &round.members {
-            let result = results.iter().find(|result| result.seq == *seq);
-            let (Some(result), Some(habit)) = (result, self.all.get_mut(seq)) else {
+    /// Takes in what a round brought, `round` being what was drafted in it, if anything was.
+    pub(crate) fn learn(&mut self, round: Option<&Round>, results: &[TreeResult]) {
+        for result in results {
+            if let Some(habit) = self.all.get_mut(&result.seq) {
+                habit.purse = (habit.purse + EARNED * result.tokens as f64).min(FULL);
+            }
+        }
+        let members = round.iter().flat_map(|round| &round.members);
+        for (round, member) in round.iter().cycle().zip(members) {
+            let result = results.iter().find(|result| result.seq == member.seq);
+            let (Some(result), Some(habit)) = (result, self.all.get_mut(&member.seq)) else {
                 continue;
             };
-            let kept = result.tokens.saturating_sub(*certain) as f64;
-            habit.promised = habit.promised * FADE + promised;
+            let kept = result.tokens.saturating_sub(member.certain) as f64;
+            habit.promised = habit.promised * FADE + member.promised;
             habit.kept = habit.kept * FADE + kept;
-            let plain = result.tokens as f64 * round.plain / round.seconds;
-            habit.worth = habit.worth * FADE + plain;
-            habit.rounds = habit.rounds * FADE + 1.0;
-            if habit.worth >= habit.rounds {
-                habit.failures = 0;
-                self.failures = 0;
-                continue;
+            // In tokens of plain decoding.
+            let took = round.extra * member.share / round.token;
+            habit.purse = (habit.purse + kept - took).min(FULL);
+            let worth = (1.0 + kept) / (1.0 + took);
+            habit.worth = habit.worth * FADE + worth;
+            habit.expected = habit.expected * FADE + member.bid.expected;
+            if worth >= 1.0 {
+                habit.trials = 0;
             }
-            // One poor round among good ones is no reason; a poor mean is.
-            habit.failures = (habit.failures + 1).min(MOST_FAILURES);
-            self.failures = self.failures.saturating_add(1);
-            // What was far from its time is not worth looking at again soon.
-            let poor = habit.worth < POOR * habit.rounds;
-            let first = if poor { 8 * REST } else { REST };
-            habit.rest = (first << (habit.failures - 1)).min(REST << (MOST_FAILURES - 1));
-            // The next trial stands for itself.
-            (habit.worth, habit.rounds) = (0.0, 0.0);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SEQ: SeqId = SeqId(1);
-
-    /// Rounds that were drafted of `n`, when a drafted round costs `cost` plain ones and gives `tokens`.
-    fn drafted(n: usize, cost: f64, tokens: usize) -> usize {
-        let mut habits = Habits::default();
-        let mut count = 0;
-        for _ in 0..n {
-            habits.keep([SEQ].into_iter());
-            if habits.rests(SEQ) {
-                continue;
+            let alike = &mut self.alike[member.bid.mark];
+            *alike = (alike.0 + worth, alike.1 + member.bid.expected);
+            if alike.1 > ALIKE.1 {
+                *alike = (alike.0 / 2.0, alike.1 / 2.0);
             }
-            count += 1;
-            let round = Round {
-                seconds: cost,
-                plain: 1.0,
-                members: vec![(SEQ, 2.0, 1)],
-            };
-            habits.learn(&round, &[TreeResult { seq: SEQ, tokens }]);
         }
-        count
-    }
-
-    #[test]
-    fn what_pays_is_never_interrupted_and_what_does_not_is_tried_ever_less() {
-        assert_eq!(drafted(500, 2.0, 4), 500);
-        assert_eq!(drafted(500, 2.0, 1), 4);
-        assert_eq!(drafted(500, 1.5, 1), 6);
-    }
-
-    #[test]
-    fn a_new_text_after_many_failures_begins_plainly() {
-        let mut habits = Habits {
-            failures: WARY,
-            ..Habits::default()
-        };
-        habits.keep([SEQ].into_iter());
-        assert!(habits.rests(SEQ));
-        habits.keep([].into_iter());
-        assert!(habits.all.is_empty());
-    }
-
-    #[test]
-    fn figures_that_do_not_come_true_are_trusted_less() {
-        let mut habits = Habits::default();
-        habits.keep([SEQ].into_iter());
-        for _ in 0..20 {
-            let round = Round {
-                seconds: 1.0,
-                plain: 1.0,
-                members: vec![(SEQ, 4.0, 1)],
-            };
-            habits.learn(
-                &round,
-                &[TreeResult {
-                    seq: SEQ,
-                    tokens: 3,
-                }],
-            );
-        }
-        assert!(
-            (habits.trust(SEQ) - 0.5).abs() < 0.1,
-            "{}",
-            habits.trust(SEQ)
-        );
     }
 }

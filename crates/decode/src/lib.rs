@@ -14,6 +14,7 @@ mod admission;
 mod cancel;
 pub mod constraint;
 pub mod costs;
+mod doubt;
 pub mod error;
 pub mod event;
 pub mod grow;
@@ -22,6 +23,8 @@ pub mod job;
 mod prefill;
 pub mod prefix;
 mod queue;
+#[cfg(test)]
+mod regret;
 mod round;
 mod running;
 mod sample;

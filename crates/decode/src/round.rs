@@ -148,6 +148,7 @@ pub(crate) fn round(
 /// Takes a walk into a sequence's history and into the counts.
 fn settle(sequence: &mut Sequence, walk: &Walk, item: &Item, counts: &mut Counts) {
     sequence.push(&walk.tokens);
+    sequence.doubt = walk.doubt;
     let drafted = item.tree.nodes().filter(|n| item.is_drafted(*n)).count();
     let path = walk.path.nodes().iter();
     let accepted = path.filter(|n| item.is_drafted(**n)).count();
@@ -185,6 +186,7 @@ fn propose(
             max_depth: sequence.max_depth(),
             forced,
             speculate: sequence.speculate,
+            doubt: sequence.doubt.nats(),
         })
         .collect();
     let trees = match source.trees(runner, &roots) {

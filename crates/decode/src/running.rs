@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use contract::{Ask, Row, SeqId, SnapshotId, TokenId};
 
+use crate::doubt::Doubt;
 use crate::prefill::Prefill;
 use crate::queue::{Entry, Turn};
 use crate::sample::{History, Sampler};
@@ -86,6 +87,7 @@ impl Running {
             bounds: self.bounds.clone(),
             constraint: self.settings.constraints.as_ref().map(|c| c.begin(choice)),
             speculate: self.settings.speculate,
+            doubt: Doubt::default(),
             stats: self.blank_stats(),
         }
     }

@@ -250,6 +250,7 @@ impl Scheduler {
 
     fn work(&mut self, out: &mut Events) -> Result<(), DeviceError> {
         self.refusal = None;
+        self.prepare()?;
         let mut refused = self.begin_choices(out)? == Attempt::Refused;
         refused |= self.admit_queued(out)? == Attempt::Refused;
         let order = match self.last {
@@ -278,6 +279,25 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    /// Lets the source of trees get ready for the first job that may be drafted for.
+    fn prepare(&mut self) -> Result<(), DeviceError> {
+        let first = self.queue.first().filter(|_| self.running.is_empty());
+        let (Some(clock), Some(true)) =
+            (self.config.clock, first.map(|job| job.settings.speculate))
+        else {
+            return Ok(());
+        };
+        match self.trees.prepare(&mut *self.runner, clock) {
+            // Whatever the device refused here, the job will hear of it when it asks for the same.
+            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "the costs of passes could not be measured");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Tells of new tokens, and of the end where they bring it; then the sequence's place is closed.

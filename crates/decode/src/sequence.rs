@@ -3,6 +3,7 @@
 use contract::{Ask, NodeIdx, SeqId, TokenId, Tree};
 
 use crate::constraint::Constraint;
+use crate::doubt::Doubt;
 use crate::sample::{History, Sampler};
 use crate::{ChoiceStats, FinishReason, JobId, OutToken, Settings};
 
@@ -35,6 +36,8 @@ pub(crate) struct Sequence {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Whether tokens may be drafted for it.
     pub(crate) speculate: bool,
+    /// How unexpected its last tokens were.
+    pub(crate) doubt: Doubt,
     /// What it has taken so far.
     pub(crate) stats: ChoiceStats,
 }

@@ -2,10 +2,12 @@
 
 use contract::{DeviceError, DraftItem, Runner, SeqId, TokenId, Tree};
 
+use std::time::Duration;
+
 use crate::RoundTimes;
-use crate::costs::{CostTable, Pace, Prospect, choose};
+use crate::costs::{Clock, CostTable, Pace, Prospect, choose, measure};
 use crate::grow::{Grown, Seed, Shape, Soil, cut, grow, tempered};
-use crate::habit::{Habits, Round};
+use crate::habit::{Bid, Habits, Member, Round, Stage};
 
 /// One sequence that wants a tree.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,8 @@ pub struct Root<'a> {
     pub forced: &'a [TokenId],
     /// Whether more than the root and what is forced is wanted.
     pub speculate: bool,
+    /// How unexpected its last tokens were to the target, in nats a token.
+    pub doubt: f64,
 }
 
 impl Root<'_> {
@@ -58,6 +62,12 @@ pub trait TreeSource {
         roots: &[Root<'_>],
     ) -> Result<Vec<Tree>, DeviceError>;
 
+    /// Called before the first job is admitted that may be drafted for, and nothing is open on the runner.
+    fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
+        let _ = (runner, clock);
+        Ok(())
+    }
+
     /// Tells what the trees of the last call brought and took, so that the next ones can be better.
     fn learn(&mut self, results: &[TreeResult], times: RoundTimes) {
         let _ = (results, times);
@@ -94,6 +104,9 @@ pub struct Speculation {
     /// What passes cost. With it, trees stop growing where they no longer pay, and drafting rests where it
     /// does not pay at all; without it, every tree gets its whole budget.
     pub costs: Option<CostTable>,
+    /// How long the costs may be measured before the first job that may be drafted for, where there is no table and
+    /// the scheduler has a clock: a draft that is loaded at its first use is measured then.
+    pub measures: Option<Duration>,
 }
 
 impl Default for Speculation {
@@ -105,6 +118,7 @@ impl Default for Speculation {
             temperature: 1.0,
             lookup: 0,
             costs: None,
+            measures: None,
         }
     }
 }
@@ -117,63 +131,151 @@ pub const WORTH_TRYING: f64 = 1.5;
 pub(crate) struct Drafted {
     config: Speculation,
     habits: Habits,
-    /// What the last trees were expected to bring, in the order of their roots.
-    open: Option<Round>,
+    /// What was drafted for the last trees, if anything was.
+    open: Option<Open>,
     /// Nodes of the last trees together, and for how many sequences they were drafted.
     last: (usize, usize),
-    pace: Pace,
+    /// The costs as rounds go now.
+    pace: Option<Pace>,
+}
+
+/// A drafted round that has not been verified.
+struct Open {
+    /// Its times are those that were planned.
+    round: Round,
+    /// Seconds planned in all, and those of plain decoding among them.
+    planned: f64,
+    plainly: f64,
+}
+
+impl Open {
+    /// The round as it turned out, if a clock says so. What held it up was hardly the draft, so a round counts
+    /// at most half as much again as planned.
+    fn ended(mut self, took: f64) -> Round {
+        const OFF: f64 = 1.5;
+        if took > 0.0 {
+            let took = took.clamp(self.planned / OFF, self.planned * OFF);
+            self.round.extra = (took - self.plainly).max(0.0);
+        }
+        self.round
+    }
+}
+
+/// A sequence that is to be drafted for.
+struct Wanting {
+    /// Which root.
+    at: usize,
+    /// What it may draft; `None` where costs are unknown.
+    bid: Option<Bid>,
 }
 
 impl Drafted {
-    pub(crate) fn new(config: Speculation) -> Drafted {
+    pub(crate) fn new(mut config: Speculation) -> Drafted {
         Drafted {
+            pace: config.costs.take().map(Pace::new),
             config,
             habits: Habits::default(),
             open: None,
             last: (0, 0),
-            pace: Pace::MEASURED,
         }
     }
 
-    fn shape(&self, root: &Root<'_>, widest: usize) -> Shape {
-        Shape {
-            budget: self.config.budget.min(widest),
-            max_depth: root.max_depth,
-            seed: self.config.seed,
+    /// Who is drafted for in this round, with up to `budget` nodes: everyone with room in the tree, or those for
+    /// whom it pays.
+    fn wanting(
+        &mut self,
+        roots: &[Root<'_>],
+        certain: usize,
+        (drafts, budget): (usize, usize),
+    ) -> Vec<Wanting> {
+        let costs = self.pace.as_ref().map(Pace::now);
+        let stage = costs.map(|costs| Stage {
+            costs,
+            sequences: roots.len(),
+            certain,
+        });
+        let hopeless = stage.is_some_and(|s| s.costs.promise(drafts.min(budget)) < WORTH_TRYING);
+        let mut all = Vec::with_capacity(roots.len());
+        for (at, root) in roots.iter().enumerate() {
+            let room = root.max_depth.min(drafts) > root.forced.len();
+            if !room || !root.speculate || hopeless {
+                continue;
+            }
+            let Some(stage) = stage else {
+                all.push(Wanting { at, bid: None });
+                continue;
+            };
+            let deepest = root.max_depth.min(drafts) - root.forced.len();
+            let of = (root.seq, root.doubt);
+            let bid = self.habits.bid(of, (budget, deepest), stage);
+            all.extend(bid.map(|bid| Wanting { at, bid: Some(bid) }));
         }
+        all
     }
 
     /// Sizes of all trees: the whole budget, or what the costs say.
-    fn sizes(&mut self, wanting: &[&Root<'_>], grown: &[Grown], others: usize) -> Vec<usize> {
-        let Some(costs) = &self.config.costs else {
+    fn sizes(
+        &mut self,
+        wanting: &[Wanting],
+        roots: &[Root<'_>],
+        (grown, certain): (&[Grown], usize),
+    ) -> Vec<usize> {
+        let Some(costs) = self.pace.as_ref().map(Pace::now) else {
             return grown.iter().map(|grown| grown.tree.len()).collect();
         };
-        let prospects: Vec<Prospect> = wanting
-            .iter()
-            .zip(grown)
-            .map(|(root, grown)| {
-                let certain = 1 + root.forced.len().min(grown.tree.len() - 1);
-                let trust = self.habits.trust(root.seq);
-                let drafted = grown.weights[certain..].iter();
-                Prospect {
-                    certain,
-                    chances: drafted.map(|w| w.exp() * trust).collect(),
-                }
-            })
-            .collect();
-        let costs = &self.pace.of(costs);
-        let plan = choose(costs, &prospects);
-        let sequences = wanting.len() + others;
-        let mut round = Round {
-            seconds: plan.seconds,
-            plain: costs.verify(sequences) * wanting.len() as f64 / sequences as f64,
-            members: Vec::with_capacity(wanting.len()),
-        };
-        for ((root, prospect), n) in wanting.iter().zip(&prospects).zip(&plan.nodes) {
-            let promised = prospect.chances[..*n].iter().sum();
-            round.members.push((root.seq, promised, prospect.certain));
+        let mut prospects = Vec::with_capacity(wanting.len());
+        for (wanting, grown) in wanting.iter().zip(grown) {
+            let root = &roots[wanting.at];
+            let certain = 1 + root.forced.len().min(grown.tree.len() - 1);
+            let most = wanting.bid.map_or(usize::MAX, |bid| bid.nodes);
+            let trust = self.habits.trust(root.seq);
+            let drafted = grown.weights[certain..].iter().take(most);
+            prospects.push(Prospect {
+                certain,
+                chances: drafted.map(|w| w.exp() * trust).collect(),
+            });
         }
-        self.open = Some(round);
+        // What others verify costs the same whoever drafts.
+        let others = certain
+            - prospects
+                .iter()
+                .map(|p| p.certain)
+                .sum::<usize>()
+                .min(certain);
+        let plan = choose(costs, &prospects, others);
+        let stage = Stage {
+            costs,
+            sequences: roots.len(),
+            certain,
+        };
+        let drafted: usize = plan.nodes.iter().sum();
+        let plainly = costs.verify(certain);
+        let each = costs.draft(wanting.len()) / wanting.len() as f64;
+        let more = (plan.seconds - plainly - costs.draft(wanting.len())).max(0.0);
+        let a_node = more / drafted.max(1) as f64;
+        let mut members = Vec::with_capacity(wanting.len());
+        for ((wanting, prospect), n) in wanting.iter().zip(&prospects).zip(&plan.nodes) {
+            if let Some(bid) = wanting.bid {
+                members.push(Member {
+                    seq: roots[wanting.at].seq,
+                    bid,
+                    promised: prospect.chances[..*n].iter().sum(),
+                    certain: prospect.certain,
+                    share: each + a_node * *n as f64,
+                });
+            }
+        }
+        let extra = members.iter().map(|member| member.share).sum::<f64>();
+        members.iter_mut().for_each(|member| member.share /= extra);
+        self.open = Some(Open {
+            round: Round {
+                token: stage.token(),
+                extra,
+                members,
+            },
+            planned: plan.seconds,
+            plainly,
+        });
         let sizes = prospects.iter().zip(&plan.nodes);
         sizes.map(|(p, n)| p.certain + n).collect()
     }
@@ -187,37 +289,32 @@ impl TreeSource for Drafted {
     ) -> Result<Vec<Tree>, DeviceError> {
         let limit = runner.info().limits.tree_nodes;
         let mut trees = Roots.trees(runner, roots)?;
+        let certain = trees.iter().map(Tree::len).sum();
         self.open = None;
-        self.last = (trees.iter().map(Tree::len).sum(), 0);
+        self.last = (certain, 0);
         self.habits.keep(roots.iter().map(|root| root.seq));
         let drafts = runner.info().draft_depth.unwrap_or(0);
         let budget = self.config.budget.min(limit.saturating_sub(1));
-        let resting = self.config.costs.is_some();
-        let costs = self.config.costs.as_ref();
-        let hopeless = costs.is_some_and(|costs| costs.promise(drafts.min(budget)) < WORTH_TRYING);
-        let mut wanting = Vec::with_capacity(roots.len());
-        for (i, root) in roots.iter().enumerate() {
-            let room = root.max_depth.min(drafts) > root.forced.len();
-            if room && root.speculate && !(resting && self.habits.rests(root.seq)) {
-                wanting.push(i);
-            }
-        }
-        if wanting.is_empty() || budget == 0 || drafts == 0 || hopeless {
+        if budget == 0 || drafts == 0 {
             return Ok(trees);
         }
-        let deepest = wanting.iter().map(|i| roots[*i].max_depth).max();
+        let wanting = self.wanting(roots, certain, (drafts, budget));
+        if wanting.is_empty() {
+            return Ok(trees);
+        }
+        let deepest = wanting.iter().map(|w| roots[w.at].max_depth).max();
         let depth = drafts.min(deepest.unwrap_or(0));
         let items: Vec<DraftItem> = wanting
             .iter()
-            .map(|i| DraftItem {
-                seq: roots[*i].seq,
-                root: roots[*i].token(),
+            .map(|w| DraftItem {
+                seq: roots[w.at].seq,
+                root: roots[w.at].token(),
             })
             .collect();
         let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
         let mut grown = Vec::with_capacity(wanting.len());
-        for (i, candidates) in wanting.iter().zip(&drafted) {
-            let root = &roots[*i];
+        for (wanting, candidates) in wanting.iter().zip(&drafted) {
+            let root = &roots[wanting.at];
             let candidates = &tempered(candidates, self.config.temperature);
             let hints = match root.forced {
                 [] => look_up(root.history, self.config.lookup, drafts),
@@ -229,29 +326,40 @@ impl TreeSource for Drafted {
                 hints,
                 candidates,
             };
-            grown.push(grow(soil, self.shape(root, budget)));
+            let shape = Shape {
+                budget,
+                max_depth: root.max_depth,
+                seed: self.config.seed,
+            };
+            grown.push(grow(soil, shape));
         }
-        let of: Vec<&Root<'_>> = wanting.iter().map(|i| &roots[*i]).collect();
-        let sizes = self.sizes(&of, &grown, roots.len() - wanting.len());
-        let drafted = wanting.len();
-        for ((i, grown), size) in wanting.into_iter().zip(&grown).zip(sizes) {
-            trees[i] = cut(grown, size.min(limit));
+        let sizes = self.sizes(&wanting, roots, (&grown, certain));
+        for ((wanting, grown), size) in wanting.iter().zip(&grown).zip(sizes) {
+            trees[wanting.at] = cut(grown, size.min(limit));
         }
-        self.last = (trees.iter().map(Tree::len).sum(), drafted);
+        self.last = (trees.iter().map(Tree::len).sum(), wanting.len());
         Ok(trees)
     }
 
+    fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
+        let Some(limit) = self.config.measures.take() else {
+            return Ok(());
+        };
+        if self.pace.is_none() {
+            let measured = measure(runner, clock, limit)?;
+            tracing::info!(costs = ?measured, "measured what passes cost");
+            self.pace = measured.map(Pace::new);
+        }
+        Ok(())
+    }
+
     fn learn(&mut self, results: &[TreeResult], times: RoundTimes) {
-        if let Some(costs) = &self.config.costs {
-            self.pace.learn(costs, self.last, times);
+        if let Some(pace) = &mut self.pace {
+            pace.learn(self.last, times);
         }
-        if let Some(mut round) = self.open.take() {
-            let took = (times.draft + times.verify + times.commit).as_secs_f64();
-            if took > 0.0 {
-                round.seconds = took;
-            }
-            self.habits.learn(&round, results);
-        }
+        let took = times.draft + times.verify + times.commit;
+        let round = self.open.take().map(|open| open.ended(took.as_secs_f64()));
+        self.habits.learn(round.as_ref(), results);
     }
 }
 

@@ -3,12 +3,13 @@
 //! With `E` the tokens expected of a round and `C` its cost, nodes are worth adding as long as `E / C` grows.
 //! The costs are measured on the very device and model; without a table, the budget alone decides.
 
+mod measure;
+
 use std::time::Duration;
 
+pub use measure::measure;
+
 use crate::RoundTimes;
-use contract::{
-    Ask, CommitItem, DeviceError, DraftItem, NodeIdx, Runner, TokenId, Tree, VerifyItem,
-};
 
 /// A clock that only moves forward. The crate has none of its own.
 pub type Clock = fn() -> Duration;
@@ -67,53 +68,47 @@ impl CostTable {
     }
 }
 
-/// How long rounds take beside the table, which was measured after few tokens: contexts grow.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The table as rounds go now: it was measured after few tokens, and contexts grow.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pace {
-    draft: f64,
-    verify: f64,
+    now: CostTable,
 }
 
 impl Pace {
     /// As measured.
-    pub(crate) const MEASURED: Pace = Pace {
-        draft: 1.0,
-        verify: 1.0,
-    };
+    pub(crate) fn new(measured: CostTable) -> Pace {
+        Pace { now: measured }
+    }
 
     /// The table as rounds go now.
-    pub(crate) fn of(self, costs: &CostTable) -> CostTable {
-        let scaled =
-            |points: &[(usize, f64)], by: f64| points.iter().map(|p| (p.0, p.1 * by)).collect();
-        CostTable {
-            verify: scaled(&costs.verify, self.verify),
-            draft: scaled(&costs.draft, self.draft),
-        }
+    pub(crate) fn now(&self) -> &CostTable {
+        &self.now
     }
 
     /// Takes in a round of `rows` nodes and of drafts for `drafted` sequences. Times of a clock that stands still
     /// say nothing.
-    pub(crate) fn learn(
-        &mut self,
-        costs: &CostTable,
-        (rows, drafted): (usize, usize),
-        times: RoundTimes,
-    ) {
+    pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: RoundTimes) {
         /// What one round counts; most are alike, and some are disturbed.
         const SHARE: f64 = 0.2;
-        let take = |pace: &mut f64, took: Duration, expected: f64| {
-            let now = took.as_secs_f64() / expected;
-            if now > 0.0 {
-                *pace += SHARE * (now.clamp(*pace / 2.0, *pace * 2.0) - *pace);
-            }
+        /// What it counts for a number of rows that is less than half or more than twice its own.
+        const FAR: f64 = 0.05;
+        let off = |took: Duration, expected: f64| {
+            let off = took.as_secs_f64() / expected;
+            (off > 0.0).then(|| off.clamp(0.5, 2.0) - 1.0)
         };
-        take(
-            &mut self.verify,
-            times.verify + times.commit,
-            costs.verify(rows),
-        );
-        if drafted > 0 {
-            take(&mut self.draft, times.draft, costs.draft(drafted));
+        let took = times.verify + times.commit;
+        if let Some(off) = off(took, self.now.verify(rows)) {
+            for (size, seconds) in &mut self.now.verify {
+                let near = *size <= 2 * rows && rows <= 2 * *size;
+                *seconds *= 1.0 + if near { SHARE } else { FAR } * off;
+            }
+        }
+        if drafted > 0
+            && let Some(off) = off(times.draft, self.now.draft(drafted))
+        {
+            for (_, seconds) in &mut self.now.draft {
+                *seconds *= 1.0 + SHARE * off;
+            }
         }
     }
 }
@@ -154,10 +149,11 @@ pub(crate) struct Plan {
     pub(crate) seconds: f64,
 }
 
-/// The sizes at which tokens per second are most. Nodes are taken by falling chance over all sequences, and
-/// every number of them is tried, so that steps in the table are seen for what they are.
-pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect]) -> Plan {
-    let certain: usize = prospects.iter().map(|p| p.certain).sum();
+/// The sizes at which tokens per second are most, beside `others` nodes of sequences that do not draft. Nodes are
+/// taken by falling chance over all sequences, and every number of them is tried, so that steps in the table are
+/// seen for what they are.
+pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect], others: usize) -> Plan {
+    let certain = others + prospects.iter().map(|p| p.certain).sum::<usize>();
     let draft = costs.draft(prospects.len());
     let mut nodes = vec![0; prospects.len()];
     let (mut rows, mut tokens) = (certain, certain as f64);
@@ -184,91 +180,6 @@ pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect]) -> Plan {
             };
         }
     }
-}
-
-/// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
-/// nearly straight lines.
-const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 24, 32, 48];
-/// Times that each is measured; the fastest counts, since others may have been disturbed.
-const REPEATS: usize = 2;
-/// Tokens read before anything is measured.
-const CONTEXT: usize = 64;
-
-/// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
-/// stands still. What was measured when the time is over is the table.
-///
-/// # Errors
-/// What the runner's calls give.
-pub fn measure(
-    runner: &mut dyn Runner,
-    clock: Clock,
-    limit: Duration,
-) -> Result<Option<CostTable>, DeviceError> {
-    let info = runner.info();
-    let Some(depth) = info.draft_depth else {
-        return Ok(None);
-    };
-    let limits = info.limits;
-    let context = CONTEXT
-        .min(limits.prefill_chunk)
-        .min(limits.context / 2)
-        .max(1);
-    let max_len = limits
-        .context
-        .min(context + (SIZES.len() + 1) * (REPEATS + 1) + Tree::MAX_NODES);
-    let seq = runner.open(max_len)?;
-    let measured = (|| {
-        let tokens = vec![TokenId(0); context];
-        runner.prefill(seq, &tokens, &[])?;
-        let begin = clock();
-        let mut draft = f64::INFINITY;
-        let items = [DraftItem {
-            seq,
-            root: TokenId(0),
-        }];
-        // Once for what happens once, and then measured.
-        runner.draft(&items, depth, 8)?;
-        for _ in 0..REPEATS {
-            let start = clock();
-            runner.draft(&items, depth, 8)?;
-            draft = draft.min((clock() - start).as_secs_f64());
-        }
-        let mut verify = Vec::new();
-        let widest = limits.tree_nodes.min(Tree::MAX_NODES);
-        let sizes = SIZES.into_iter().filter(|rows| *rows < widest);
-        for rows in sizes.chain([widest]) {
-            let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
-            let Ok(tree) = Tree::chain(&tokens) else {
-                break;
-            };
-            let asks = vec![Ask::top(1); rows];
-            let mut best = f64::INFINITY;
-            for round in 0..=REPEATS {
-                let start = clock();
-                let item = VerifyItem {
-                    seq,
-                    tree: &tree,
-                    asks: &asks,
-                };
-                runner.verify(&[item])?;
-                // A device may leave part of a commit to the next pass, so each measured one follows one.
-                let path = tree.path_to(NodeIdx::ROOT);
-                runner.commit(&[CommitItem { seq, path: &path }])?;
-                if round > 0 {
-                    best = best.min((clock() - start).as_secs_f64());
-                }
-            }
-            let least = verify.last().map_or(0.0, |(_, seconds)| *seconds);
-            verify.push((rows, best.max(least)));
-            let full = max_len - context <= verify.len() * (REPEATS + 1) + REPEATS;
-            if full || clock() - begin > limit {
-                break;
-            }
-        }
-        Ok(CostTable::new(verify, vec![(1, draft), (2, 2.0 * draft)]))
-    })();
-    runner.close(seq);
-    measured
 }
 
 #[cfg(test)]
@@ -301,27 +212,29 @@ mod tests {
     #[test]
     fn a_pace_follows_rounds_that_take_longer_and_no_standing_clock() {
         let ms = Duration::from_millis;
-        let mut pace = Pace::MEASURED;
-        pace.learn(&table(), (8, 1), RoundTimes::default());
-        assert_eq!(pace, Pace::MEASURED);
+        let mut pace = Pace::new(table());
+        pace.learn((8, 1), RoundTimes::default());
+        assert_eq!(pace.now(), &table());
         let times = RoundTimes {
             draft: ms(1000),
             verify: ms(2000),
             commit: ms(550),
         };
         for _ in 0..40 {
-            pace.learn(&table(), (8, 1), times);
+            pace.learn((8, 1), times);
         }
-        let now = pace.of(&table());
+        let now = pace.now();
         assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
-        assert!((now.verify(1) - 1.5).abs() < 0.01);
+        // What is far from it follows more slowly.
+        assert!(now.verify(16) > 5.5 && now.verify(1) > 1.05 && now.verify(1) < 1.3);
+        let before = now.verify(8);
         // One round that was held up moves little.
         let held_up = RoundTimes {
             verify: ms(90_000),
             ..times
         };
-        pace.learn(&table(), (8, 1), held_up);
-        assert!(pace.of(&table()).verify(8) < 3.2);
+        pace.learn((8, 1), held_up);
+        assert!(pace.now().verify(8) < 1.21 * before);
     }
 
     #[test]
@@ -341,8 +254,8 @@ mod tests {
             certain: 1,
             chances: vec![0.05; 15],
         };
-        assert_eq!(choose(&table(), &[poor]).nodes, [0]);
-        assert_eq!(choose(&table(), &[sure]).nodes, [7]);
+        assert_eq!(choose(&table(), &[poor], 0).nodes, [0]);
+        assert_eq!(choose(&table(), &[sure], 0).nodes, [7]);
     }
 
     #[test]
@@ -351,7 +264,7 @@ mod tests {
             certain: 1,
             chances: vec![chance; 15],
         };
-        let plan = choose(&table(), &[of(0.01), of(0.5)]);
+        let plan = choose(&table(), &[of(0.01), of(0.5)], 0);
         assert_eq!(plan.nodes, [0, 6]);
         assert!((plan.tokens - 5.0).abs() < 1e-9 && (plan.seconds - 2.7).abs() < 1e-9);
     }

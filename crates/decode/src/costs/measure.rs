@@ -1,0 +1,310 @@
+//! Measuring what passes cost on a runner that has nothing to do yet.
+
+use std::time::Duration;
+
+use contract::{
+    Ask, CommitItem, DeviceError, DraftItem, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
+
+use super::{Clock, CostTable};
+
+/// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
+/// nearly straight lines.
+const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 24, 32, 48];
+/// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one
+/// row more than each size are known to be those of the next.
+const PADDED: (usize, f64) = (8, 1.1);
+/// Turns through all passes; the fastest of each counts, since what else the machine does disturbs whole stretches.
+const TURNS: usize = 4;
+/// Tokens read before anything is measured.
+const CONTEXT: usize = 64;
+/// The most passes of a turn that commit a token.
+const SIZES_AT_MOST: usize = 2 * SIZES.len();
+
+/// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
+/// stands still. What was measured when the time is over is the table.
+///
+/// # Errors
+/// What the runner's calls give.
+pub fn measure(
+    runner: &mut dyn Runner,
+    clock: Clock,
+    limit: Duration,
+) -> Result<Option<CostTable>, DeviceError> {
+    let info = runner.info();
+    let Some(depth) = info.draft_depth else {
+        return Ok(None);
+    };
+    let limits = info.limits;
+    let context = CONTEXT
+        .min(limits.prefill_chunk)
+        .min(limits.context / 2)
+        .max(1);
+    let commits = (TURNS + 1) * SIZES_AT_MOST;
+    let max_len = limits.context.min(context + commits + Tree::MAX_NODES);
+    let first = runner.open(max_len)?;
+    // A second one shows whether drafts of two cost twice as much; there may be no room for it.
+    let second = match limits.sequences {
+        0 | 1 => None,
+        _ => runner.open(max_len).ok(),
+    };
+    let mut trial = Trial {
+        runner,
+        clock,
+        end: clock() + limit,
+        room: max_len - context,
+        context,
+        depth,
+    };
+    let measured = trial.table(first, second);
+    trial.runner.close(first);
+    if let Some(second) = second {
+        trial.runner.close(second);
+    }
+    measured
+}
+
+/// One pass to be measured over and over.
+struct Pass {
+    seqs: Vec<SeqId>,
+    /// Rows in all; none for a draft.
+    rows: usize,
+    /// Seconds of the fastest so far.
+    best: f64,
+}
+
+/// A measurement under way.
+struct Trial<'a> {
+    runner: &'a mut dyn Runner,
+    clock: Clock,
+    /// When no further turn is begun.
+    end: Duration,
+    /// Tokens that may still be committed and verified.
+    room: usize,
+    context: usize,
+    depth: usize,
+}
+
+impl Trial<'_> {
+    fn table(
+        &mut self,
+        first: SeqId,
+        second: Option<SeqId>,
+    ) -> Result<Option<CostTable>, DeviceError> {
+        let pair = second.map(|second| vec![first, second]);
+        let tokens = vec![TokenId(0); self.context];
+        for seq in [Some(first), second].into_iter().flatten() {
+            self.runner.prefill(seq, &tokens, &[])?;
+        }
+        let limits = self.runner.info().limits;
+        let widest = limits.tree_nodes.min(Tree::MAX_NODES);
+        let pass = |seqs: &[SeqId], rows: usize| Pass {
+            seqs: seqs.to_vec(),
+            rows,
+            best: f64::INFINITY,
+        };
+        let sizes = SIZES.into_iter().filter(|rows| *rows < widest);
+        let mut drafts = vec![pass(&[first], 0)];
+        drafts.extend(pair.iter().map(|pair| pass(pair, 0)));
+        let sizes = sizes.chain([widest]).map(|rows| pass(&[first], rows));
+        let mut verify: Vec<Pass> = sizes.collect();
+        self.turns(&mut drafts)?;
+        self.turns(&mut verify)?;
+        if let Some(pair) = pair.filter(|_| is_padded(&points(&verify))) {
+            // What lies beyond one tree is no straight line either.
+            let more = SIZES
+                .into_iter()
+                .filter(|rows| *rows > widest && *rows < 2 * widest);
+            let both = more.chain([2 * widest]).map(|rows| pass(&pair, rows));
+            let mut both: Vec<Pass> = both.collect();
+            self.turns(&mut both)?;
+            verify.append(&mut both);
+        }
+        let alone = drafts[0].best;
+        let both = drafts
+            .get(1)
+            .map_or(2.0 * alone, |both| both.best.max(alone));
+        let draft = vec![(1, alone), (2, both)];
+        Ok(CostTable::new(with_steps(&points(&verify)), draft))
+    }
+
+    /// Runs every pass once for what happens once, and then turn by turn while there is time and room.
+    fn turns(&mut self, passes: &mut [Pass]) -> Result<(), DeviceError> {
+        for turn in 0..=TURNS {
+            for pass in &mut *passes {
+                if self.room <= pass.rows {
+                    continue;
+                }
+                let seconds = match pass.rows {
+                    0 => self.draft(&pass.seqs)?,
+                    rows => self.verify(&pass.seqs, rows)?,
+                };
+                if turn > 0 {
+                    pass.best = pass.best.min(seconds);
+                }
+            }
+            if turn > 0 && (self.clock)() > self.end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seconds of a draft for some sequences.
+    fn draft(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
+        let root = TokenId(0);
+        let items: Vec<DraftItem> = seqs.iter().map(|&seq| DraftItem { seq, root }).collect();
+        let start = (self.clock)();
+        self.runner.draft(&items, self.depth, 8)?;
+        Ok(((self.clock)() - start).as_secs_f64())
+    }
+
+    /// Seconds of a verify of chains of `rows` in all and of a commit.
+    fn verify(&mut self, seqs: &[SeqId], rows: usize) -> Result<f64, DeviceError> {
+        let chain = |rows: usize| {
+            let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
+            Tree::chain(&tokens).unwrap_or_else(|_| Tree::root(TokenId(0)))
+        };
+        let all = seqs.len();
+        let trees: Vec<Tree> = (0..all).map(|i| chain((rows + i) / all)).collect();
+        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::top(1); t.len()]).collect();
+        let mut items = Vec::with_capacity(all);
+        let mut paths = Vec::with_capacity(all);
+        for ((&seq, tree), asks) in seqs.iter().zip(&trees).zip(&asks) {
+            items.push(VerifyItem { seq, tree, asks });
+            paths.push((seq, tree.path_to(NodeIdx::ROOT)));
+        }
+        let commits: Vec<CommitItem<'_>> = paths
+            .iter()
+            .map(|(seq, path)| CommitItem { seq: *seq, path })
+            .collect();
+        let start = (self.clock)();
+        self.runner.verify(&items)?;
+        // A device may leave part of a commit to the next pass; in turns, each follows one.
+        self.runner.commit(&commits)?;
+        self.room -= 1;
+        Ok(((self.clock)() - start).as_secs_f64())
+    }
+}
+
+/// `(rows, seconds)` of what was measured. More rows cannot cost less: what seems so was disturbed.
+fn points(passes: &[Pass]) -> Vec<(usize, f64)> {
+    let measured = passes.iter().filter(|pass| pass.best.is_finite());
+    let mut points: Vec<(usize, f64)> = measured.map(|pass| (pass.rows, pass.best)).collect();
+    let mut least = f64::INFINITY;
+    for point in points.iter_mut().rev() {
+        least = least.min(point.1);
+        point.1 = least;
+    }
+    points
+}
+
+/// Whether two rows cost nearly what several do.
+fn is_padded(verify: &[(usize, f64)]) -> bool {
+    let of = |rows: usize| verify.iter().find(|point| point.0 == rows);
+    matches!((of(2), of(PADDED.0)), (Some(two), Some(many)) if many.1 < two.1 * PADDED.1)
+}
+
+/// The table of a device that pads its passes, with the step behind each size; any other is left as it is.
+fn with_steps(verify: &[(usize, f64)]) -> Vec<(usize, f64)> {
+    let padded = is_padded(verify);
+    let mut all = Vec::with_capacity(2 * verify.len());
+    for (i, point) in verify.iter().enumerate() {
+        all.push(*point);
+        if let Some(next) = verify.get(i + 1).filter(|next| next.0 > point.0 + 1)
+            && padded
+            && point.0 >= PADDED.0
+        {
+            all.push((point.0 + 1, next.1));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use conformance::fake::{Call, FakeDraft, FakeRunner, FakeSpec};
+
+    use super::*;
+
+    thread_local! {
+        /// Microseconds since the test began.
+        static NOW: Cell<u64> = const { Cell::new(0) };
+    }
+
+    fn now() -> Duration {
+        Duration::from_micros(NOW.get())
+    }
+
+    #[test]
+    fn a_runner_is_measured_in_turns_and_left_as_it_was() {
+        let spec = FakeSpec {
+            draft: Some(FakeDraft {
+                depth: 7,
+                right: 0.5,
+            }),
+            ..FakeSpec::default()
+        };
+        let mut calls = 0_u64;
+        // Every fifth pass is held up.
+        let hook = move |call| {
+            calls += 1;
+            let held_up = if calls.is_multiple_of(5) { 9000 } else { 0 };
+            let micros = match call {
+                Call::Draft => 300 + held_up,
+                Call::Verify => 1000 + held_up,
+                _ => 0,
+            };
+            NOW.set(NOW.get() + micros);
+        };
+        let mut runner = FakeRunner::new(spec.clone()).with_hook(hook);
+        let before = runner.room();
+        let costs = measure(&mut runner, now, Duration::from_secs(1))
+            .unwrap()
+            .unwrap();
+        assert_eq!(runner.room(), before);
+        assert!((costs.draft(1) - 300e-6).abs() < 1e-9 && (costs.draft(2) - 300e-6).abs() < 1e-9);
+        for rows in [1, 5, 17, 64] {
+            assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");
+        }
+        let standing = measure(
+            &mut FakeRunner::new(spec),
+            || Duration::ZERO,
+            Duration::ZERO,
+        );
+        assert_eq!(standing.unwrap(), None);
+        let mut plain = FakeRunner::new(FakeSpec::default());
+        assert_eq!(measure(&mut plain, now, Duration::ZERO).unwrap(), None);
+    }
+
+    #[test]
+    fn padded_passes_show_as_steps() {
+        let padded = [(1, 7.0), (2, 7.4), (8, 7.4), (16, 8.3), (24, 9.6)];
+        let found = with_steps(&padded);
+        let expected = [
+            (1, 7.0),
+            (2, 7.4),
+            (8, 7.4),
+            (9, 8.3),
+            (16, 8.3),
+            (17, 9.6),
+            (24, 9.6),
+        ];
+        assert_eq!(found, expected);
+        let straight = [(1, 0.7), (2, 0.8), (8, 2.0), (16, 3.4)];
+        assert_eq!(with_steps(&straight), straight);
+    }
+
+    #[test]
+    fn more_rows_never_cost_less() {
+        let pass = |(rows, best)| Pass {
+            seqs: Vec::new(),
+            rows,
+            best,
+        };
+        let passes = [(1, 0.6), (8, 8.0), (16, 3.4), (24, f64::INFINITY)].map(pass);
+        assert_eq!(points(&passes), [(1, 0.6), (8, 3.4), (16, 3.4)]);
+    }
+}
