@@ -12,7 +12,8 @@ use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
-use crate::memory::{Allowance, Carver, DRIVER_BYTES, REGION_ALIGN};
+use crate::memory::{Allowance, CONTEXT_BYTES, Carver, DRIVER_BYTES, REGION_ALIGN};
+use crate::meter::Meter;
 use crate::plan::{Facts, Plans};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
@@ -39,6 +40,10 @@ pub struct Options {
     pub chains: bool,
     /// Fill everything but weights with NaNs before the first use, for tests.
     pub poison: bool,
+    /// Give pages of keys and values out in a scattered order, for tests.
+    pub scatter: bool,
+    /// Plan as if all of the card's memory were free: for a card that is not here.
+    pub unseen: bool,
     /// How kernels are compiled.
     pub compile: compile::Options,
 }
@@ -82,7 +87,7 @@ impl Layout {
     fn memory(&self) -> MemoryPlan {
         let [weights, kv, states, scratch, draft] = self.sizes;
         let loading = self.weights.staging_bytes();
-        let running: usize = pinned_bytes(&self.plans).iter().sum();
+        let running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
         MemoryPlan {
             weights_bytes: weights,
             kv_bytes: kv,
@@ -181,7 +186,7 @@ impl CudaBackend {
         let gpu = Gpu::open(self.card.ordinal)?;
         let free = gpu.memory()?.0;
         let allowance = Allowance {
-            free,
+            free: free + CONTEXT_BYTES,
             limit: self.options.vram_limit,
         };
         let with_context = |context: usize| {
@@ -248,20 +253,22 @@ impl CudaBackend {
             block: draft.spec.block,
             mask: draft.spec.mask,
         });
-        Ok(CudaRunner::new(info, engine, draft))
+        Ok(CudaRunner::new(info, engine, draft, self.options.scatter))
     }
 }
 
 impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
-        // Asking for free memory needs a context, which costs hundreds of megabytes on the card; whoever
-        // opens a plan asks then.
+        // Asking the driver needs a context, which costs hundreds of megabytes on the card. Its management library
+        // tells without one; where that is missing, whoever opens a plan learns what is free.
         let total = self.card.total_bytes;
-        let free = self
-            .options
-            .vram_limit
-            .map_or(total, |limit| limit.min(total));
-        Ok(self.info(free))
+        let told = match self.options.unseen {
+            true => None,
+            false => Meter::open(&self.card).and_then(|meter| meter.free_bytes()),
+        };
+        let free = told.unwrap_or(total).min(total);
+        let limit = self.options.vram_limit.unwrap_or(free);
+        Ok(self.info(free.min(limit)))
     }
 
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {

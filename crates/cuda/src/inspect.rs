@@ -7,7 +7,7 @@ use contract::{DeviceError, KvFormat, LoadProgress, OpenPlan, QuantType, Runner,
 
 use crate::backend::CudaBackend;
 use crate::runner::CudaRunner;
-use crate::snapshot::{neutral_states, stored_rows};
+use crate::snapshot::{append_neutral, neutral_bytes, neutral_states, runs};
 use crate::state::{KvGroup, Place, Rows};
 
 /// A runner that can be looked into.
@@ -49,11 +49,22 @@ impl CudaRunner {
         &self,
         (group, index): (&KvGroup, usize),
         array: &Rows,
-        (slot, position): (usize, usize),
+        (places, position): (&[usize], usize),
     ) -> Result<Vec<f32>, DeviceError> {
-        let read = |address, bytes| self.engine.read(address, bytes);
-        let state = self.engine.state();
-        let stored = stored_rows(state, (group, index), array, (slot, position), read)?;
+        let mut stored = Vec::with_capacity(neutral_bytes(group, array, position));
+        for (page, within) in runs(0..position, usize::MAX) {
+            let plane = |base: u64, row_bytes: usize| {
+                let page_bytes = group.page_rows() * row_bytes;
+                let at = index * group.layer_bytes(row_bytes) + places[page] * page_bytes;
+                match page_bytes {
+                    0 => Ok(Vec::new()),
+                    bytes => self.engine.read(base + at as u64, bytes),
+                }
+            };
+            let values = plane(array.values, array.value_bytes)?;
+            let scales = plane(array.scales, array.scale_bytes)?;
+            append_neutral((group, array), within, (&values, &scales), &mut stored);
+        }
         let ty = match array.format {
             KvFormat::F32 => QuantType::F32,
             KvFormat::Q8_0 => QuantType::Q8_0,
@@ -106,7 +117,9 @@ impl Inspect for CudaRunner {
     }
 
     fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
-        let place = self.place(seq, layer)?;
+        let (_, position) = self.place(seq, layer)?;
+        let places = self.places(self.sequence(seq)?);
+        let place = (&places[..], position);
         let Place::Kv(group, index) = self.engine.state().layer(layer) else {
             return Ok((Vec::new(), Vec::new()));
         };

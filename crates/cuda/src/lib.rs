@@ -16,12 +16,14 @@ mod check;
 pub mod compile;
 pub mod driver;
 mod exec;
+mod host;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod launch;
 mod memory;
 mod meter;
 pub mod pack;
+mod pages;
 mod plan;
 mod probe;
 mod roof;

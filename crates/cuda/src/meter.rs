@@ -52,6 +52,12 @@ impl Meter {
         Some(Meter { nvml, index })
     }
 
+    /// Device memory that nobody has taken, in bytes.
+    pub fn free_bytes(&self) -> Option<u64> {
+        let device = self.nvml.device_by_index(self.index).ok()?;
+        device.memory_info().ok().map(|memory| memory.free)
+    }
+
     /// What it shows now; what the card does not tell is 0.
     pub fn read(&self) -> Reading {
         let Ok(device) = self.nvml.device_by_index(self.index) else {

@@ -10,9 +10,16 @@ use contract::{
     Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
+use crate::driver::Gpu;
 use crate::exec::Engine;
-use crate::snapshot::{Snapshot, pieces};
+use crate::host::{HostBlock, HostPool};
+use crate::pages::{PageId, Pages};
+use crate::snapshot::{CardMover, PageMap, Snapshot};
+use crate::state::PAGE;
 use crate::step::{self, ChunkHead, Commit, Step};
+
+/// Page-locked memory kept for the next states, in bytes, after those that had it were freed.
+const IDLE_BYTES: usize = 1 << 30;
 
 /// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
 pub(crate) struct CudaRunner {
@@ -24,6 +31,11 @@ pub(crate) struct CudaRunner {
     snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// Slots that no sequence owns; the last is given out next.
     free_slots: Vec<usize>,
+    /// Who holds which page of keys and values.
+    pages: Pages<HostBlock>,
+    map: PageMap,
+    /// Dropped after the engine, whose queue may copy from and to its blocks.
+    host: HostPool,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// The first fault of the card. Nothing runs after it.
@@ -41,8 +53,10 @@ pub(crate) struct DraftFacts {
 
 /// One open sequence.
 pub(crate) struct Sequence {
-    /// Where on the card it lives.
+    /// Where on the card its states live.
     pub(crate) slot: usize,
+    /// Pages of its committed rows and of those that were asked for.
+    pub(crate) table: Vec<PageId>,
     /// Committed tokens it may grow to.
     pub(crate) max_len: usize,
     /// Committed tokens.
@@ -66,10 +80,27 @@ impl Timeline for Sequence {
 }
 
 impl CudaRunner {
-    /// A runner with nothing open.
-    pub(crate) fn new(info: RunnerInfo, engine: Engine, draft: Option<DraftFacts>) -> CudaRunner {
+    /// A runner with nothing open. Pages are given out one after another, or `scattered` all over the cache.
+    pub(crate) fn new(
+        info: RunnerInfo,
+        engine: Engine,
+        draft: Option<DraftFacts>,
+        scattered: bool,
+    ) -> CudaRunner {
+        let slots = engine.state().slots;
+        let n = slots.n * slots.pages;
+        // A step that has no divisor in common with the number of pages comes to each of them once.
+        let prime =
+            |step: &usize| (2..=*step).all(|d| !step.is_multiple_of(d) || !n.is_multiple_of(d));
+        let step = match scattered {
+            true => (n / 2 + 1..).find(prime).unwrap_or(1),
+            false => 1,
+        };
         CudaRunner {
             free_slots: (0..info.limits.sequences).rev().collect(),
+            pages: Pages::new((0..n).map(|i| (i * step + usize::from(scattered)) % n)),
+            map: PageMap::new(engine.state()),
+            host: HostPool::new(engine.gpu()),
             info,
             engine,
             draft,
@@ -135,6 +166,7 @@ impl CudaRunner {
         self.alive()?;
         let sequence = self.protocol().prefill(seq, tokens, asks)?;
         let (slot, mut position) = (sequence.slot, sequence.position);
+        self.give_pages(seq, position + tokens.len())?;
         let cut = Cut {
             longest: self.engine.chunk_rows(),
             align: self.info.prefill_align,
@@ -186,16 +218,68 @@ impl CudaRunner {
         Ok(answered.collect())
     }
 
+    /// Sees to it that a sequence has pages for its first `n` rows.
+    fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
+        let Some(sequence) = self.sequences.get_mut(&seq) else {
+            return Err(DeviceError::UnknownSequence(seq));
+        };
+        let before = sequence.table.len();
+        if before * PAGE >= n {
+            return Ok(());
+        }
+        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
+        let pages = n.div_ceil(PAGE);
+        let grown = self.pages.grow(&mut sequence.table, pages, &mut mover);
+        let written = grown.and_then(|()| {
+            let places = sequence.table[before..].iter();
+            let places: Vec<usize> = places.map(|id| self.pages.place(*id)).collect();
+            self.engine.write_table(sequence.slot, before, &places)
+        });
+        self.watched(written)
+    }
+
+    /// Where the pages of a sequence are.
+    #[cfg(feature = "inspect")]
+    pub(crate) fn places(&self, sequence: &Sequence) -> Vec<usize> {
+        let places = sequence.table.iter().map(|id| self.pages.place(*id));
+        places.collect()
+    }
+
+    /// Puts a sequence whose table is empty into a snapshot's state.
+    fn restore_into(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
+        let (Some(saved), Some(sequence)) =
+            (self.snapshots.get(&snapshot), self.sequences.get_mut(&seq))
+        else {
+            return Err(DeviceError::UnknownSnapshot(snapshot));
+        };
+        let (slot, position) = (sequence.slot, saved.position);
+        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
+        sequence.table = self.pages.restore(&saved.pages, position, &mut mover)?;
+        sequence.position = position;
+        let places: Vec<usize> = sequence
+            .table
+            .iter()
+            .map(|id| self.pages.place(*id))
+            .collect();
+        saved.restore(self.engine.gpu(), self.engine.state(), slot)?;
+        self.engine.write_table(slot, 0, &places)
+    }
+
     fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
         let id = SnapshotId(self.take_id());
+        let pages = (snapshot.pages.len() * self.map.bytes) as u64;
         let info = SnapshotInfo {
             id,
             position: snapshot.position,
-            bytes: snapshot.bytes(),
+            bytes: snapshot.left_bytes() + pages,
         };
         self.snapshots.insert(id, snapshot);
         info
     }
+}
+
+fn mover<'a>(gpu: &'a Gpu, map: &'a PageMap, host: &'a HostPool) -> CardMover<'a> {
+    CardMover { gpu, map, host }
 }
 
 /// The candidates of one block, a row for each position.
@@ -234,8 +318,9 @@ impl Runner for CudaRunner {
     }
 
     fn room(&self) -> Room {
-        let snapshots = self.snapshots.values().map(Snapshot::bytes).sum();
-        self.protocol().room(snapshots)
+        let left: u64 = self.snapshots.values().map(Snapshot::left_bytes).sum();
+        let pages = (self.pages.kept() * self.map.bytes) as u64;
+        self.protocol().room(left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -251,6 +336,7 @@ impl Runner for CudaRunner {
             id,
             Sequence {
                 slot,
+                table: Vec::new(),
                 max_len,
                 position: 0,
                 pending: None,
@@ -263,6 +349,7 @@ impl Runner for CudaRunner {
         // Work under way on the slot ends before any work of its next owner begins: one stream.
         if let Some(sequence) = self.sequences.remove(&seq) {
             self.free_slots.push(sequence.slot);
+            self.pages.leave(sequence.table.into_iter());
         }
     }
 
@@ -307,6 +394,10 @@ impl Runner for CudaRunner {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
         self.alive()?;
         self.protocol().verify(items)?;
+        for item in items {
+            let position = self.sequence(item.seq)?.position;
+            self.give_pages(item.seq, position + item.tree.len())?;
+        }
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
@@ -358,16 +449,12 @@ impl Runner for CudaRunner {
     fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
         let sequence = self.protocol().settled("snapshot", seq)?;
-        let (slot, position) = (sequence.slot, sequence.position);
-        let layers = self.engine.spec().layers.len();
-        let pieces = pieces(self.engine.state(), layers, slot, position);
-        let saved = match place {
-            Place::Device => Snapshot::on_device(self.engine.gpu(), &pieces, position),
-            Place::Host => Snapshot::on_host(&pieces, position, |address, bytes| {
-                self.engine.read(address, bytes)
-            }),
-        };
-        let saved = self.watched(saved)?;
+        let (engine, at) = (&self.engine, (sequence.slot, sequence.position));
+        let saved = Snapshot::of_slot((engine.gpu(), &self.host), engine.state(), at, place);
+        let mut saved = self.watched(saved)?;
+        if let Some(sequence) = self.sequences.get(&seq) {
+            saved.pages = self.pages.keep(&sequence.table, sequence.position);
+        }
         Ok(self.keep_snapshot(saved))
     }
 
@@ -377,22 +464,36 @@ impl Runner for CudaRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        let position = saved.position;
-        let slot = self.protocol().restore(seq, position)?.slot;
-        let layers = self.engine.spec().layers.len();
-        let pieces = pieces(self.engine.state(), layers, slot, position);
-        let engine = &self.engine;
-        let write = |address, bytes: &[u8]| engine.write(address, bytes);
-        let restored = saved.restore(engine.gpu(), &pieces, write);
-        self.watched(restored)?;
+        let slot = self.protocol().restore(seq, saved.position)?.slot;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
-            sequence.position = position;
+            // Its own pages may be needed.
+            sequence.position = 0;
+            self.pages
+                .leave(std::mem::take(&mut sequence.table).into_iter());
         }
-        Ok(())
+        let restored = self.restore_into(seq, snapshot);
+        let result = self.watched(restored);
+        if result.is_err() && self.fault.is_none() {
+            // An empty sequence is left behind.
+            if let Some(sequence) = self.sequences.get_mut(&seq) {
+                sequence.position = 0;
+                self.pages
+                    .leave(std::mem::take(&mut sequence.table).into_iter());
+            }
+            let cleared = self.engine.clear_slot(slot);
+            self.watched(cleared)?;
+        }
+        result
     }
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
-        self.snapshots.remove(&snapshot);
+        if let Some(saved) = self.snapshots.remove(&snapshot) {
+            self.pages.drop_kept(saved.pages.iter().copied());
+        }
+        // A card that failed is told by the next call.
+        if self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
+            self.host.trim(IDLE_BYTES);
+        }
     }
 
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
@@ -402,16 +503,20 @@ impl Runner for CudaRunner {
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let engine = &self.engine;
-        let (state, spec) = (engine.state(), engine.spec());
-        let written = saved.export(engine.gpu(), self.owner(), state, spec, sink);
+        let mover = mover(engine.gpu(), &self.map, &self.host);
+        let of = (engine.state(), engine.spec());
+        let written = saved.export(&mover, &self.pages, of, self.owner(), sink);
         self.watched(written)
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
-        let context = self.info.limits.context;
-        let (state, spec) = (self.engine.state(), self.engine.spec());
-        let snapshot = Snapshot::import(self.owner(), context, state, spec, source)?;
+        let to = (self.owner(), self.info.limits.context);
+        let engine = &self.engine;
+        let mover = mover(engine.gpu(), &self.map, &self.host);
+        let of = (engine.state(), engine.spec());
+        let snapshot = Snapshot::import(&mover, &mut self.pages, of, to, source);
+        let snapshot = self.watched(snapshot)?;
         Ok(self.keep_snapshot(snapshot))
     }
 

@@ -79,7 +79,7 @@ fn what_the_card_cannot_run_is_refused_by_name_before_anything_is_loaded() {
 fn a_plan_beyond_the_limit_is_refused_with_the_context_that_fits() {
     let Some(gpu) = card::gpu() else { return };
     let limited = Options {
-        vram_limit: Some(320 << 20),
+        vram_limit: Some(1 << 30),
         ..options()
     };
     let backend = CudaBackend::with_options(gpu.card().clone(), limited);
@@ -87,14 +87,14 @@ fn a_plan_beyond_the_limit_is_refused_with_the_context_that_fits() {
     long.limits.context = 1 << 20;
     let error = backend.open(long.clone(), &mut |_| {}).map(|_| ());
     let text = error.unwrap_err().to_string();
-    assert!(text.contains("335544320 that may be used"), "{text}");
+    assert!(text.contains("1073741824 that may be used"), "{text}");
     let fits = text.split("a context of ").last().unwrap();
     let fits: usize = fits.split(' ').next().unwrap().parse().unwrap();
     long.limits.context = fits;
     let runner = backend.open(long.clone(), &mut |_| {}).unwrap();
     assert_eq!(runner.info().memory, backend.estimate(&long).unwrap());
     let memory = &runner.info().memory;
-    assert!(memory.total_bytes() <= 320 << 20);
+    assert!(memory.total_bytes() <= 1 << 30);
     assert!(memory.driver_bytes > 0 && memory.pinned_bytes > 0);
     long.limits.context = fits + 512;
     assert!(backend.open(long, &mut |_| {}).is_err());

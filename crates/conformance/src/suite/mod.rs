@@ -46,13 +46,17 @@ pub const LIMITS: Limits = Limits {
 
 impl Subject<'_> {
     fn open(&self) -> Result<Stand, Broken> {
+        self.open_with(LIMITS)
+    }
+
+    fn open_with(&self, limits: Limits) -> Result<Stand, Broken> {
         let plan = OpenPlan {
             target: self.specimen.spec.clone(),
             weights: self.specimen.weights.clone(),
             draft: None,
             exact: self.exact,
             kv: self.kv,
-            limits: LIMITS,
+            limits,
         };
         let runner = self.backend.open(plan, &mut |_| {})?;
         Ok(Stand::new(runner, self.exactness))
@@ -100,7 +104,7 @@ pub enum Broken {
 pub type Law = fn(&Subject<'_>) -> Result<(), Broken>;
 
 /// Every law by its name.
-pub const LAWS: [(&str, Law); 23] = [
+pub const LAWS: [(&str, Law); 24] = [
     (
         "cuts at aligned places do not show",
         prefill::cuts_do_not_show,
@@ -141,6 +145,10 @@ pub const LAWS: [(&str, Law); 23] = [
     ),
     ("restoring is identity", snapshot::restoring_is_identity),
     ("a snapshot is a copy", snapshot::a_snapshot_is_a_copy),
+    (
+        "conversations with one beginning do not mix",
+        snapshot::conversations_do_not_mix,
+    ),
     (
         "export then import is identity",
         snapshot::travel_is_identity,

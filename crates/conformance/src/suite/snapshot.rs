@@ -1,9 +1,16 @@
 //! Laws of saved states.
 
-use contract::{DeviceError, Place, Runner, SeqId, SnapshotInfo};
+use contract::{DeviceError, Limits, Place, Runner, SeqId, SnapshotInfo};
 
 use super::stand::{Stand, check};
-use super::{Broken, Subject};
+use super::{Broken, LIMITS, Subject};
+
+/// Two sequences that together have room for fewer rows than the states of a few conversations.
+const CONVERSATIONS: Limits = Limits {
+    sequences: 2,
+    context: 512,
+    ..LIMITS
+};
 
 /// A state worth saving: read, then spoken.
 fn saved(stand: &mut Stand, salt: usize, place: Place) -> Result<(SeqId, SnapshotInfo), Broken> {
@@ -165,4 +172,59 @@ pub(super) fn what_was_freed_is_gone(subject: &Subject<'_>) -> Result<(), Broken
     check(gone(&exported), "exporting what was freed", || {
         format!("{exported:?}")
     })
+}
+
+/// Conversations with one beginning, read on from its state and taken up in turn, say what each says alone, also
+/// when their states together hold more than the sequences have room for.
+pub(super) fn conversations_do_not_mix(subject: &Subject<'_>) -> Result<(), Broken> {
+    let mut stand = subject.open_with(CONVERSATIONS)?;
+    let head = stand.text(256, 40);
+    let tails: Vec<_> = (0..5).map(|i| stand.text(200 - i, 41 + i)).collect();
+    let seq = stand.read(&head)?;
+    let begun = stand.runner.snapshot(seq, Place::Host)?;
+    let mut seqs = vec![seq];
+    let mut saved = Vec::new();
+    for (i, tail) in tails.iter().enumerate() {
+        // The one before goes on speaking while this one is read.
+        if let [first, _] = seqs[..] {
+            stand.runner.close(first);
+            seqs.remove(0);
+        }
+        let seq = stand.open()?;
+        stand.runner.restore(seq, begun.id)?;
+        for chunk in tail.chunks(LIMITS.prefill_chunk) {
+            stand.runner.prefill(seq, chunk, &[])?;
+            stand.reveal(seqs[0])?;
+        }
+        let info = stand.runner.snapshot(seq, Place::Host)?;
+        let words = stand.text(6, 50 + i);
+        saved.push((info, stand.speak(seq, &words)?));
+        seqs.push(seq);
+    }
+    for round in 0..2 {
+        for (i, (info, expected)) in saved.iter().enumerate() {
+            let (words, seq) = (stand.text(6, 50 + i), seqs[(round + i) % 2]);
+            // Once every other state is given up, the rest are what they were.
+            if round == 1 && i % 2 == 1 {
+                stand.runner.free_snapshot(info.id);
+                continue;
+            }
+            stand.runner.restore(seq, info.id)?;
+            let found = stand.speak(seq, &words)?;
+            stand.same("a conversation taken up again", &found, expected)?;
+        }
+    }
+    // And it is what the same text says that was read from its beginning.
+    let mut alone = subject.open_with(CONVERSATIONS)?;
+    let seq = alone.read(&head)?;
+    for chunk in tails[4].chunks(LIMITS.prefill_chunk) {
+        alone.runner.prefill(seq, chunk, &[])?;
+    }
+    let words = alone.text(6, 54);
+    let found = alone.speak(seq, &words)?;
+    stand.same(
+        "a conversation read from its beginning",
+        &found,
+        &saved[4].1,
+    )
 }

@@ -36,7 +36,8 @@ impl Stand {
 
     /// A fresh sequence of full length.
     pub(super) fn open(&mut self) -> Result<SeqId, DeviceError> {
-        self.runner.open(LIMITS.context)
+        let context = self.runner.info().limits.context;
+        self.runner.open(context)
     }
 
     /// A sequence that has read `tokens`, with as few cuts as the runner allows.

@@ -196,8 +196,8 @@ pub struct Pinned<T: Plain> {
 unsafe impl<T: Plain + Send> Send for Pinned<T> {}
 
 impl<T: Plain> Pinned<T> {
-    pub(super) fn new(gpu: &Gpu, len: usize) -> Result<Pinned<T>, DeviceError> {
-        gpu.context.enter()?;
+    pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Pinned<T>, DeviceError> {
+        context.enter()?;
         let bytes = (len * size_of::<T>()).max(1);
         // SAFETY: the memory is zeroed below before anybody sees it.
         let host = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(
@@ -225,7 +225,7 @@ impl<T: Plain> Pinned<T> {
             host: host.cast::<T>(),
             device,
             len,
-            context: Arc::clone(&gpu.context),
+            context: Arc::clone(context),
         })
     }
 
@@ -266,7 +266,23 @@ impl<T: Plain> Drop for Pinned<T> {
     }
 }
 
+/// Locks host memory from any thread.
+#[derive(Debug, Clone)]
+pub struct Locker(pub(super) Arc<Context>);
+
+impl Locker {
+    /// As [`Gpu::pinned`].
+    pub fn pinned<T: Plain>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
+        Pinned::new(&self.0, len)
+    }
+}
+
 impl Gpu {
+    /// Locks host memory from other threads.
+    pub fn locker(&self) -> Locker {
+        Locker(Arc::clone(&self.context))
+    }
+
     /// Copies within the card, in order with the main stream; does not wait.
     pub fn copy_bytes(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
         if bytes == 0 {
@@ -275,6 +291,64 @@ impl Gpu {
         // SAFETY: device addresses only: a wrong one is a fault of the card, reported at the next wait.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream().raw()) }
             .map_err(|e| failed("cuMemcpyDtoDAsync", &format!("{bytes} bytes"), e))
+    }
+
+    /// Queues a copy of `n` rows of `width` bytes on the main stream; does not wait. Each side is the address of
+    /// its first row and the bytes from one row to the next, on the card or in page-locked host memory.
+    ///
+    /// # Safety
+    /// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
+    pub unsafe fn copy_rows(
+        &self,
+        (to, to_pitch): (u64, usize),
+        (from, from_pitch): (u64, usize),
+        width: usize,
+        n: usize,
+    ) -> Result<(), DeviceError> {
+        /// The longest pitch of a copy of rows that every card takes.
+        const MOST: usize = (1 << 31) - 1;
+        let raw = self.stream().raw();
+        let told = || format!("{n} rows of {width} bytes");
+        if width == 0 || n == 0 {
+            return Ok(());
+        }
+        if n == 1 || to_pitch.max(from_pitch) > MOST {
+            for row in 0..n {
+                let (to, from) = (
+                    to + (row * to_pitch) as u64,
+                    from + (row * from_pitch) as u64,
+                );
+                // SAFETY: addresses are unified, so the driver knows which side is the host; liveness is the
+                // caller's word, and a wrong address of the card is a fault reported at the next wait.
+                unsafe { sys::cuMemcpyAsync(to, from, width, raw) }
+                    .result()
+                    .map_err(|e| failed("cuMemcpyAsync", &told(), e))?;
+            }
+            return Ok(());
+        }
+        let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: unified,
+            srcHost: std::ptr::null(),
+            srcDevice: from,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: unified,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: width,
+            Height: n,
+        };
+        // SAFETY: as above.
+        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, raw) }
+            .result()
+            .map_err(|e| failed("cuMemcpy2DAsync", &told(), e))
     }
 
     /// Sets `bytes` bytes at a device address to zero, in order with the main stream; does not wait.

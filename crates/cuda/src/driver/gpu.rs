@@ -227,7 +227,7 @@ impl Gpu {
 
     /// `len` values of page-locked host memory, zeroed, which the card can read and write at full speed.
     pub fn pinned<T: Plain>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
-        Pinned::new(self, len)
+        Pinned::new(&self.context, len)
     }
 
     /// Queues a launch on the main stream.

@@ -45,7 +45,7 @@ struct Headers {
     rows: Pinned<u8>,
     /// One whole row of logits.
     logits: Pinned<f32>,
-    /// Whether something queued may still read `up.chunk` or `up.commit`.
+    /// Whether something queued may still read `up.chunk`, `up.commit` or `up.table`.
     in_flight: bool,
 }
 
@@ -56,11 +56,13 @@ struct Uploads {
     chunk: Pinned<u8>,
     commit: Pinned<u8>,
     edits: Pinned<u8>,
+    /// The page table of every slot.
+    table: Pinned<i32>,
 }
 
 /// Bytes of page-locked memory an engine keeps: headers of a step, a draft, a chunk and a commit, edits, a row of
-/// logits, reduced rows.
-pub(crate) fn pinned_bytes(plans: &Plans) -> [usize; 7] {
+/// logits, reduced rows, page tables.
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 8] {
     [
         size_of::<Step>(),
         size_of::<Step>(),
@@ -69,6 +71,7 @@ pub(crate) fn pinned_bytes(plans: &Plans) -> [usize; 7] {
         EDIT_BYTES,
         size_of::<f32>() * plans.reduce.vocab,
         plans.reduce.out_bytes(step::ROWS),
+        4 * state.slots.n * state.slots.pages,
     ]
 }
 
@@ -82,7 +85,7 @@ impl Engine {
         (plans, runs): (Plans, Runs),
         chains: bool,
     ) -> Result<Engine, DeviceError> {
-        let [step, draft, chunk, commit, edits, logits, rows] = pinned_bytes(&plans);
+        let [step, draft, chunk, commit, edits, logits, rows, table] = pinned_bytes(&plans, &state);
         let headers = Headers {
             up: Uploads {
                 step: gpu.pinned(step)?,
@@ -90,6 +93,7 @@ impl Engine {
                 chunk: gpu.pinned(chunk)?,
                 commit: gpu.pinned(commit)?,
                 edits: gpu.pinned(edits)?,
+                table: gpu.pinned(table / size_of::<i32>())?,
             },
             logits: gpu.pinned(logits / size_of::<f32>())?,
             rows: gpu.pinned(rows)?,
@@ -111,7 +115,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What never changes after opening: the page table and the tables of rotations.
+    /// What is there from the beginning: the draft's page tables, which never change, those of the slots, whose
+    /// entries name some page each until the slot has pages of its own, and the tables of rotations.
     fn fill_tables(&mut self) -> Result<(), DeviceError> {
         for (address, pages) in self.state.page_tables() {
             let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
@@ -151,14 +156,34 @@ impl Engine {
         self.plans.chunk_rows()
     }
 
-    /// Puts bytes at an address of any region, after everything queued, and waits.
-    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.regions.write(&self.gpu, address, bytes)
-    }
-
     /// Bytes at an address of any region, after everything queued.
+    #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
         self.regions.read(&self.gpu, address, bytes)
+    }
+
+    /// Writes entries of a slot's page table from entry `first` on, after everything queued; does not wait for it.
+    pub(crate) fn write_table(
+        &mut self,
+        slot: usize,
+        first: usize,
+        places: &[usize],
+    ) -> Result<(), DeviceError> {
+        // What is queued may be about to copy the entries up.
+        self.settle_headers()?;
+        let begin = slot * self.state.slots.pages + first;
+        let range = begin..begin + places.len();
+        let table = &mut self.headers.up.table;
+        for (entry, place) in table.as_mut_slice()[range.clone()].iter_mut().zip(places) {
+            *entry = i32::try_from(*place).expect("pages are far below 2^31");
+        }
+        self.headers.in_flight = true;
+        let to = self.state.page_table + 4 * begin as u64;
+        // SAFETY: whoever writes the table next waits first, as `in_flight` tells.
+        unsafe {
+            self.gpu
+                .copy_to_card(self.gpu.stream(), to, &self.headers.up.table, range)
+        }
     }
 
     /// Puts a slot's recurrent states at the beginning of a text; does not wait.

@@ -75,6 +75,7 @@ impl Regions {
     }
 
     /// The bytes at an address, after everything queued on the main stream.
+    #[cfg(feature = "inspect")]
     pub(crate) fn read(
         &self,
         gpu: &Gpu,

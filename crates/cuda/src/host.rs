@@ -1,0 +1,181 @@
+//! Page-locked host memory that is used again: locking pages takes twenty times as long as copying them.
+//!
+//! Measured beside an H200: 157 MB are locked in 68 to 110 ms and copied in 3. So blocks that come back are kept, and
+//! once a large one was wanted, a thread locks the next before it is.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use contract::DeviceError;
+
+use crate::driver::{Gpu, Locker, Pinned};
+
+/// Blocks of at least this many bytes are locked ahead of time, and have sizes that are multiples of it.
+const LARGE: usize = 16 << 20;
+/// Blocks of one size that wait to be wanted.
+const AHEAD: usize = 2;
+
+/// Blocks that nobody uses just now, by their size.
+type Idle = Arc<Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>>;
+
+/// Gives out blocks. Must outlive the work queued on the card, since copies from and to blocks that came back may
+/// still be under way.
+pub(crate) struct HostPool {
+    idle: Idle,
+    locker: Locker,
+    /// Sizes of which the thread shall have some ready; `None` until the first is wanted.
+    ahead: Mutex<Option<Ahead>>,
+}
+
+struct Ahead {
+    /// `None` once the pool is being dropped, which ends the thread.
+    sizes: Option<Sender<usize>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A block of page-locked memory, contents undefined; goes back to its pool when dropped.
+///
+/// Copies are queued on the main stream, so whoever gets a block next and queues a copy comes after whatever its last
+/// owner queued. Reading or writing it on the host needs a wait before.
+#[derive(Debug)]
+pub(crate) struct HostBlock {
+    /// `None` only while it is being dropped.
+    memory: Option<Pinned<u8>>,
+    idle: Idle,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A list of memory has no state between two of its changes.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HostPool {
+    pub(crate) fn new(gpu: &Gpu) -> HostPool {
+        HostPool {
+            idle: Idle::default(),
+            locker: gpu.locker(),
+            ahead: Mutex::new(None),
+        }
+    }
+
+    /// A block of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoRoom`] when the system locks no more pages.
+    pub(crate) fn take(&self, bytes: usize) -> Result<HostBlock, DeviceError> {
+        let large = bytes >= LARGE;
+        let size = if large { bytes.next_multiple_of(LARGE) } else { bytes };
+        let again = lock(&self.idle).get_mut(&size).and_then(Vec::pop);
+        let memory = match again {
+            Some(memory) => memory,
+            None => self.locker.pinned(size)?,
+        };
+        if large {
+            self.prepare(size);
+        }
+        Ok(HostBlock {
+            memory: Some(memory),
+            idle: Arc::clone(&self.idle),
+        })
+    }
+
+    /// Has blocks of `size` bytes locked on another thread. Where there is none, they are locked when wanted.
+    fn prepare(&self, size: usize) {
+        let mut ahead = lock(&self.ahead);
+        let ahead = ahead.get_or_insert_with(|| {
+            let (sizes, wanted) = mpsc::channel::<usize>();
+            let (idle, locker) = (Arc::clone(&self.idle), self.locker.clone());
+            let work = move || {
+                for size in wanted {
+                    while lock(&idle).get(&size).map_or(0, Vec::len) < AHEAD {
+                        // What cannot be locked is told to whoever wants it.
+                        let Ok(memory) = locker.pinned(size) else { break };
+                        lock(&idle).entry(size).or_default().push(memory);
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("memory locker".to_owned());
+            Ahead {
+                sizes: Some(sizes),
+                thread: thread.spawn(work).ok(),
+            }
+        });
+        if let Some(sizes) = &ahead.sizes {
+            // Without a thread nobody listens.
+            let _ = sizes.send(size);
+        }
+    }
+
+    /// Gives idle blocks beyond `bytes` back to the system. Everything queued must have been waited for.
+    pub(crate) fn trim(&self, bytes: usize) {
+        let mut idle = lock(&self.idle);
+        let mut left = bytes;
+        for (size, blocks) in idle.iter_mut() {
+            let stay = (left / size.max(&1)).min(blocks.len());
+            blocks.truncate(stay);
+            left -= stay * size;
+        }
+    }
+
+    /// Bytes of blocks that nobody uses.
+    pub(crate) fn idle_bytes(&self) -> usize {
+        let idle = lock(&self.idle);
+        idle.iter().map(|(size, blocks)| size * blocks.len()).sum()
+    }
+}
+
+impl Drop for HostPool {
+    fn drop(&mut self) {
+        if let Some(mut ahead) = lock(&self.ahead).take() {
+            ahead.sizes = None;
+            if let Some(thread) = ahead.thread.take() {
+                // A panic there was told where it happened.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl HostBlock {
+    fn memory(&self) -> &Pinned<u8> {
+        self.memory
+            .as_ref()
+            .expect("a block has its memory until it is dropped")
+    }
+
+    /// The address by which copies reach it.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory().device_ptr()
+    }
+
+    /// Its size, at least what was asked for.
+    pub(crate) fn len(&self) -> usize {
+        self.memory().len()
+    }
+
+    /// The bytes. Copies into it must have been waited for.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.memory().as_slice()
+    }
+
+    /// The bytes, to write. Copies from and into it, and what its last owner queued, must have been waited for.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let memory = self.memory.as_mut();
+        memory
+            .expect("a block has its memory until it is dropped")
+            .as_mut_slice()
+    }
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            lock(&self.idle)
+                .entry(memory.len())
+                .or_default()
+                .push(memory);
+        }
+    }
+}

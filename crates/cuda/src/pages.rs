@@ -1,0 +1,293 @@
+//! Who holds which page of keys and values, and where it is.
+//!
+//! A page holds 256 positions of every attention layer. A row is written once, by the sequence that took the page,
+//! and never again once it is committed; so a snapshot keeps references to the pages of its rows, the last of them
+//! partly filled, and copies nothing. A sequence that is restored shares the full pages and copies the last one,
+//! since it will write behind the rows it shares.
+//!
+//! There are as many places on the card as all sequences need together. What only snapshots hold lies in places that
+//! nobody needs just now, and moves to the host, the longest unused first, when a sequence needs them. A page that a
+//! sequence uses stays where it is. Nothing here touches the card: a [`Mover`] does.
+
+use contract::DeviceError;
+
+use crate::state::PAGE;
+
+/// Names a page for as long as somebody holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PageId(usize);
+
+/// Moves the bytes of pages. All of it happens in the order of the calls.
+pub(crate) trait Mover {
+    /// A page off the card.
+    type Held;
+
+    /// Copies the page at `place` off the card.
+    fn save(&mut self, place: usize) -> Result<Self::Held, DeviceError>;
+
+    /// Copies a page back, to `place`.
+    fn load(&mut self, held: &Self::Held, place: usize) -> Result<(), DeviceError>;
+
+    /// Copies the page at place `from` to place `to`.
+    fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError>;
+}
+
+/// All pages of a card.
+pub(crate) struct Pages<H> {
+    pages: Vec<Option<Page<H>>>,
+    /// Places that hold nothing; the last is given out next.
+    free: Vec<usize>,
+    /// Counts releases; the time of a page's last use.
+    tick: u64,
+}
+
+struct Page<H> {
+    /// Sequences that have it in their tables.
+    live: usize,
+    /// Snapshots that hold it.
+    kept: usize,
+    at: At<H>,
+    /// The tick at which a sequence last had it.
+    used: u64,
+}
+
+enum At<H> {
+    Card(usize),
+    Host(H),
+}
+
+impl<H> Pages<H> {
+    /// Nothing is held; places are given out in this order.
+    pub(crate) fn new(places: impl DoubleEndedIterator<Item = usize>) -> Pages<H> {
+        Pages {
+            pages: Vec::new(),
+            free: places.rev().collect(),
+            tick: 0,
+        }
+    }
+
+    /// Pages that snapshots hold, each counted once.
+    pub(crate) fn kept(&self) -> usize {
+        let kept = |page: &&Page<H>| page.kept > 0;
+        self.pages.iter().flatten().filter(kept).count()
+    }
+
+    /// The place of a page that a sequence holds.
+    ///
+    /// # Panics
+    /// If none does: only those are sure to be on the card.
+    pub(crate) fn place(&self, id: PageId) -> usize {
+        let page = self.page(id);
+        match page.at {
+            At::Card(place) if page.live > 0 => place,
+            _ => panic!("a page that no sequence holds has no place of its own"),
+        }
+    }
+
+    /// Where a page is that a snapshot holds: at a place, or off the card.
+    pub(crate) fn find(&self, id: PageId) -> Result<usize, &H> {
+        match &self.page(id).at {
+            At::Card(place) => Ok(*place),
+            At::Host(held) => Err(held),
+        }
+    }
+
+    /// Takes fresh pages until `table` has `n`. If that fails, the table is as it was.
+    pub(crate) fn grow(
+        &mut self,
+        table: &mut Vec<PageId>,
+        n: usize,
+        mover: &mut impl Mover<Held = H>,
+    ) -> Result<(), DeviceError> {
+        let before = table.len();
+        while table.len() < n {
+            match self.take_place(mover) {
+                Ok(place) => table.push(self.add(Page {
+                    live: 1,
+                    kept: 0,
+                    at: At::Card(place),
+                    used: 0,
+                })),
+                Err(error) => {
+                    self.leave(table.drain(before..));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the pages of the first `position` rows of a sequence.
+    pub(crate) fn keep(&mut self, table: &[PageId], position: usize) -> Vec<PageId> {
+        let held = table[..position.div_ceil(PAGE)].to_vec();
+        for id in &held {
+            self.page_mut(*id).kept += 1;
+        }
+        held
+    }
+
+    /// Keeps a page that was never on the card.
+    pub(crate) fn adopt(&mut self, held: H) -> PageId {
+        self.add(Page {
+            live: 0,
+            kept: 1,
+            at: At::Host(held),
+            used: self.tick,
+        })
+    }
+
+    /// A table of the rows that a snapshot at `position` holds: full pages shared, the last one copied.
+    pub(crate) fn restore(
+        &mut self,
+        held: &[PageId],
+        position: usize,
+        mover: &mut impl Mover<Held = H>,
+    ) -> Result<Vec<PageId>, DeviceError> {
+        let mut table = Vec::with_capacity(held.len());
+        let result = self.restore_into(&mut table, held, position / PAGE, mover);
+        if result.is_err() {
+            self.leave(table.drain(..));
+        }
+        result.map(|()| table)
+    }
+
+    fn restore_into(
+        &mut self,
+        table: &mut Vec<PageId>,
+        held: &[PageId],
+        whole: usize,
+        mover: &mut impl Mover<Held = H>,
+    ) -> Result<(), DeviceError> {
+        // First all that is on the card, so that it stays there while room is made for the rest.
+        for id in &held[..whole] {
+            self.page_mut(*id).live += 1;
+            table.push(*id);
+        }
+        for id in &held[..whole] {
+            if matches!(self.page(*id).at, At::Host(_)) {
+                let place = self.take_place(mover)?;
+                let At::Host(saved) = &self.page(*id).at else {
+                    unreachable!("making room moves pages off the card only");
+                };
+                let loaded = mover.load(saved, place);
+                if loaded.is_err() {
+                    self.free.push(place);
+                    return loaded;
+                }
+                self.page_mut(*id).at = At::Card(place);
+            }
+        }
+        if let Some(last) = held.get(whole) {
+            // Nobody may move it away meanwhile.
+            self.page_mut(*last).live += 1;
+            let copied = self.take_place(mover).and_then(|place| {
+                let copied = match &self.page(*last).at {
+                    At::Card(from) => mover.copy(*from, place),
+                    At::Host(saved) => mover.load(saved, place),
+                };
+                match copied {
+                    Ok(()) => Ok(place),
+                    Err(error) => {
+                        self.free.push(place);
+                        Err(error)
+                    }
+                }
+            });
+            self.leave([*last].into_iter());
+            let id = self.add(Page {
+                live: 1,
+                kept: 0,
+                at: At::Card(copied?),
+                used: 0,
+            });
+            table.push(id);
+        }
+        Ok(())
+    }
+
+    /// A sequence lets go of pages, in the order of its table. The first count as used last, since every state that
+    /// needs a later one needs them.
+    pub(crate) fn leave(&mut self, table: impl DoubleEndedIterator<Item = PageId>) {
+        for id in table.rev() {
+            self.tick += 1;
+            let tick = self.tick;
+            let page = self.page_mut(id);
+            page.live -= 1;
+            page.used = tick;
+            self.settle(id);
+        }
+    }
+
+    /// A snapshot lets go of pages.
+    pub(crate) fn drop_kept(&mut self, held: impl IntoIterator<Item = PageId>) {
+        for id in held {
+            self.page_mut(id).kept -= 1;
+            self.settle(id);
+        }
+    }
+
+    /// Frees a page that nobody holds.
+    fn settle(&mut self, id: PageId) {
+        let page = self.page(id);
+        if page.live == 0
+            && page.kept == 0
+            && let Some(Page {
+                at: At::Card(place),
+                ..
+            }) = self.pages[id.0].take()
+        {
+            self.free.push(place);
+        }
+    }
+
+    /// A place that holds nothing, if need be after moving the page there to the host.
+    fn take_place(&mut self, mover: &mut impl Mover<Held = H>) -> Result<usize, DeviceError> {
+        if let Some(place) = self.free.pop() {
+            return Ok(place);
+        }
+        let idle = self
+            .pages
+            .iter_mut()
+            .flatten()
+            .filter(|page| page.live == 0);
+        let on_card = idle.filter_map(|page| match page.at {
+            At::Card(place) => Some((place, page)),
+            At::Host(_) => None,
+        });
+        let Some((place, page)) = on_card.min_by_key(|(_, page)| page.used) else {
+            return Err(DeviceError::NoRoom {
+                what: "pages of keys and values",
+                wanted: 1,
+                free: 0,
+            });
+        };
+        page.at = At::Host(mover.save(place)?);
+        Ok(place)
+    }
+
+    fn add(&mut self, page: Page<H>) -> PageId {
+        match self.pages.iter().position(Option::is_none) {
+            Some(at) => {
+                self.pages[at] = Some(page);
+                PageId(at)
+            }
+            None => {
+                self.pages.push(Some(page));
+                PageId(self.pages.len() - 1)
+            }
+        }
+    }
+
+    fn page(&self, id: PageId) -> &Page<H> {
+        let page = self.pages[id.0].as_ref();
+        page.expect("whoever has the name of a page holds it")
+    }
+
+    fn page_mut(&mut self, id: PageId) -> &mut Page<H> {
+        let page = self.pages[id.0].as_mut();
+        page.expect("whoever has the name of a page holds it")
+    }
+}
+
+#[cfg(test)]
+mod tests;

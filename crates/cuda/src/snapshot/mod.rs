@@ -1,0 +1,297 @@
+//! Saved committed states: the pages of their rows, which others share, and a copy of what is left.
+//!
+//! What is left is the delta states, the windows, and the draft's rings as far as they are in use, one after another
+//! as [`Left`] says, in page-locked memory or on the card. Restoring shares the full pages, copies the last one and
+//! what is left, so it is identity bit for bit.
+
+mod neutral;
+mod travel;
+
+use contract::DeviceError;
+
+use crate::driver::{Buffer, Gpu};
+use crate::host::{HostBlock, HostPool};
+use crate::pages::{Mover, PageId};
+use crate::state::{PAGE, Rows, State};
+
+#[cfg(feature = "inspect")]
+pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};
+
+/// The committed state of a sequence at one position. Its pages are let go by the runner when it is freed.
+pub(crate) struct Snapshot {
+    pub(crate) position: usize,
+    pub(crate) pages: Vec<PageId>,
+    left: Copied,
+}
+
+/// Bytes of a slot that were copied.
+enum Copied {
+    Card(Buffer<u8>),
+    Host(HostBlock),
+}
+
+/// One plane of the pages of a group: `layers` runs of `width` bytes, `pitch` bytes apart on the card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plane {
+    base: u64,
+    pitch: usize,
+    width: usize,
+    layers: usize,
+    /// Where the plane begins in a block that holds a page.
+    at: usize,
+}
+
+/// What a page consists of: of each group key values, key scales, value values, value scales, all layers of each.
+#[derive(Debug, Clone)]
+pub(crate) struct PageMap {
+    groups: Vec<[Plane; 4]>,
+    /// Bytes of a page, all layers.
+    pub(crate) bytes: usize,
+}
+
+impl PageMap {
+    pub(crate) fn new(state: &State) -> PageMap {
+        let mut bytes = 0;
+        let groups = state.kv.iter().map(|group| {
+            planes(&group.k, &group.v).map(|(base, row_bytes)| {
+                let plane = Plane {
+                    base,
+                    pitch: group.layer_bytes(row_bytes),
+                    width: group.page_rows() * row_bytes,
+                    layers: group.layers.len(),
+                    at: bytes,
+                };
+                bytes += plane.layers * plane.width;
+                plane
+            })
+        });
+        PageMap {
+            groups: groups.collect(),
+            bytes,
+        }
+    }
+
+    fn planes(&self) -> impl Iterator<Item = &Plane> {
+        self.groups.iter().flatten()
+    }
+}
+
+/// `(base, bytes of a row)` of key values, key scales, value values, value scales; 0 bytes where there are none.
+fn planes(k: &Rows, v: &Rows) -> [(u64, usize); 4] {
+    [
+        (k.values, k.value_bytes),
+        (k.scales, k.scale_bytes),
+        (v.values, v.value_bytes),
+        (v.scales, v.scale_bytes),
+    ]
+}
+
+impl Plane {
+    /// Address of a page of its first layer.
+    fn page(&self, place: usize) -> u64 {
+        self.base + (place * self.width) as u64
+    }
+
+    /// The bytes of one layer in a block that holds a page.
+    fn of(&self, layer: usize) -> std::ops::Range<usize> {
+        let begin = self.at + layer * self.width;
+        begin..begin + self.width
+    }
+}
+
+/// Moves pages of a card.
+pub(crate) struct CardMover<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) map: &'a PageMap,
+    pub(crate) host: &'a HostPool,
+}
+
+impl CardMover<'_> {
+    /// Queues a copy of the page at `place` into `block`.
+    fn fill(&self, block: &HostBlock, place: usize) -> Result<(), DeviceError> {
+        for plane in self.map.planes() {
+            let to = (block.address() + plane.at as u64, plane.width);
+            let from = (plane.page(place), plane.pitch);
+            // SAFETY: the block is as long as the map says, and its pool outlives the queue.
+            unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Mover for CardMover<'_> {
+    type Held = HostBlock;
+
+    fn save(&mut self, place: usize) -> Result<HostBlock, DeviceError> {
+        let block = self.host.take(self.map.bytes)?;
+        self.fill(&block, place)?;
+        Ok(block)
+    }
+
+    fn load(&mut self, held: &HostBlock, place: usize) -> Result<(), DeviceError> {
+        for plane in self.map.planes() {
+            let to = (plane.page(place), plane.pitch);
+            let from = (held.address() + plane.at as u64, plane.width);
+            // SAFETY: the block is as long as the map says, and its pool outlives the queue.
+            unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
+        for plane in self.map.planes() {
+            let to = (plane.page(to), plane.pitch);
+            let from = (plane.page(from), plane.pitch);
+            // SAFETY: both sides are on the card.
+            unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
+        }
+        Ok(())
+    }
+}
+
+/// What a piece of a slot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// Delta states of all layers of a group.
+    States(usize),
+    /// Windows of all layers of a group.
+    Windows(usize),
+    /// One plane of a draft layer's ring, in the order of [`planes`].
+    Ring(usize, usize),
+}
+
+/// A piece of every slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    what: What,
+    /// Address in slot 0, and bytes from one slot to the next.
+    base: u64,
+    slot_bytes: usize,
+    /// Bytes to copy, from the slot's first on, and where they go in a copy.
+    bytes: usize,
+    at: usize,
+}
+
+/// What a snapshot copies of a slot.
+#[derive(Debug)]
+struct Left {
+    parts: Vec<Part>,
+    bytes: usize,
+}
+
+impl Left {
+    /// Of slots with `position` committed tokens.
+    fn new(state: &State, position: usize) -> Left {
+        let mut left = Left {
+            parts: Vec::new(),
+            bytes: 0,
+        };
+        for (i, group) in state.delta.iter().enumerate() {
+            for (what, base, layer_bytes) in [
+                (What::States(i), group.states, group.state_bytes),
+                (What::Windows(i), group.windows, group.window_bytes),
+            ] {
+                let bytes = group.slot_bytes(layer_bytes);
+                left.push(what, base, (bytes, bytes));
+            }
+        }
+        let rings = state.draft.iter().flat_map(|draft| &draft.rings);
+        for (i, ring) in rings.enumerate() {
+            let used = position.div_ceil(PAGE).min(ring.pages);
+            let planes = planes(&ring.rows.k, &ring.rows.v);
+            for (j, (base, row_bytes)) in planes.into_iter().enumerate() {
+                let page = ring.rows.page_rows() * row_bytes;
+                left.push(What::Ring(i, j), base, (ring.pages * page, used * page));
+            }
+        }
+        left
+    }
+
+    fn push(&mut self, what: What, base: u64, (slot_bytes, bytes): (usize, usize)) {
+        self.parts.push(Part {
+            what,
+            base,
+            slot_bytes,
+            bytes,
+            at: self.bytes,
+        });
+        self.bytes += bytes;
+    }
+
+    /// Where a piece lies in a copy.
+    fn range(&self, what: What) -> std::ops::Range<usize> {
+        let part = self.parts.iter().find(|part| part.what == what);
+        part.map_or(0..0, |part| part.at..part.at + part.bytes)
+    }
+
+    /// Queues copies of all pieces between a slot and a copy.
+    fn copy(&self, gpu: &Gpu, slot: usize, copied: &Copied, way: Way) -> Result<(), DeviceError> {
+        for part in &self.parts {
+            let of_slot = part.base + (slot * part.slot_bytes) as u64;
+            let of_copy = copied.address() + part.at as u64;
+            let (to, from) = match way {
+                Way::Save => (of_copy, of_slot),
+                Way::Restore => (of_slot, of_copy),
+            };
+            // SAFETY: a copy is as long as its parts, and pools outlive the queue.
+            unsafe { gpu.copy_rows((to, part.bytes), (from, part.bytes), part.bytes, 1) }?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Save,
+    Restore,
+}
+
+impl Copied {
+    fn address(&self) -> u64 {
+        match self {
+            Copied::Card(buffer) => buffer.ptr(),
+            Copied::Host(block) => block.address(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Copied::Card(buffer) => buffer.bytes(),
+            Copied::Host(block) => block.len(),
+        }
+    }
+}
+
+impl Snapshot {
+    /// Copies what is no page of a slot with `position` committed tokens; does not wait. Its `pages` are for the
+    /// caller to add.
+    pub(crate) fn of_slot(
+        (gpu, host): (&Gpu, &HostPool),
+        state: &State,
+        (slot, position): (usize, usize),
+        place: contract::Place,
+    ) -> Result<Snapshot, DeviceError> {
+        let left = Left::new(state, position);
+        let copied = match place {
+            contract::Place::Device => Copied::Card(gpu.alloc(left.bytes)?),
+            contract::Place::Host => Copied::Host(host.take(left.bytes)?),
+        };
+        left.copy(gpu, slot, &copied, Way::Save)?;
+        Ok(Snapshot {
+            position,
+            pages: Vec::new(),
+            left: copied,
+        })
+    }
+
+    /// Copies what is no page into a slot; does not wait.
+    pub(crate) fn restore(&self, gpu: &Gpu, state: &State, slot: usize) -> Result<(), DeviceError> {
+        let left = Left::new(state, self.position);
+        left.copy(gpu, slot, &self.left, Way::Restore)
+    }
+
+    /// Bytes held beside the pages.
+    pub(crate) fn left_bytes(&self) -> u64 {
+        self.left.bytes() as u64
+    }
+}

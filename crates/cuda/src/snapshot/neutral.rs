@@ -1,0 +1,162 @@
+//! Rows and states as the card keeps them, and as the device-neutral layout has them.
+//!
+//! On the card, a page of one layer is `[kv head][256][row]`, scales apart from values. The neutral layout has
+//! `[position, kv head, row]` with each block's scale before its values, as the format says.
+
+use std::ops::Range;
+
+use contract::KvFormat;
+
+use crate::state::{DeltaGroup, KvGroup, PAGE, Rows};
+
+/// Values per scale of a block format.
+const BLOCK: usize = 32;
+
+/// Bytes of one block's values, without its scale; rows of formats without scales are one block.
+fn block_bytes(array: &Rows) -> usize {
+    match array.format {
+        KvFormat::Q8_0 => BLOCK,
+        KvFormat::Q4_0 => BLOCK / 2,
+        _ => array.value_bytes,
+    }
+}
+
+/// Positions as runs within pages: `(page, positions in it)`, positions beginning again after `pages` pages.
+pub(crate) fn runs(
+    positions: Range<usize>,
+    pages: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let whole = positions.start / PAGE..positions.end.div_ceil(PAGE);
+    whole.map(move |page| {
+        let begin = positions.start.max(page * PAGE) - page * PAGE;
+        let end = positions.end.min((page + 1) * PAGE) - page * PAGE;
+        (page % pages, begin..end)
+    })
+}
+
+/// Bytes of the neutral rows of an array at `n` positions.
+pub(crate) fn neutral_bytes(group: &KvGroup, array: &Rows, n: usize) -> usize {
+    n * group.n_kv_heads * array.format.bytes(group.head_dim)
+}
+
+/// The rows of a page within one layer, in the order of the neutral layout.
+fn rows(group: &KvGroup, within: Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    let heads = group.n_kv_heads;
+    within.flat_map(move |position| (0..heads).map(move |head| head * PAGE + position))
+}
+
+/// Appends the neutral rows of `within`, positions of a page whose planes these are.
+pub(crate) fn append_neutral(
+    (group, array): (&KvGroup, &Rows),
+    within: Range<usize>,
+    (values, scales): (&[u8], &[u8]),
+    out: &mut Vec<u8>,
+) {
+    let block = block_bytes(array);
+    for row in rows(group, within) {
+        let values = &values[row * array.value_bytes..][..array.value_bytes];
+        let scales = &scales[row * array.scale_bytes..][..array.scale_bytes];
+        for (i, values) in values.chunks_exact(block).enumerate() {
+            if array.scale_bytes > 0 {
+                out.extend_from_slice(&scales[2 * i..2 * i + 2]);
+            }
+            out.extend_from_slice(values);
+        }
+    }
+}
+
+/// Puts neutral rows of `within` where a page's planes have them.
+pub(crate) fn put_neutral(
+    (group, array): (&KvGroup, &Rows),
+    within: Range<usize>,
+    neutral: &[u8],
+    (values, scales): (&mut [u8], &mut [u8]),
+) {
+    let block = block_bytes(array);
+    let scale = if array.scale_bytes > 0 { 2 } else { 0 };
+    let mut stored = neutral.chunks_exact(block + scale);
+    for row in rows(group, within) {
+        let values = &mut values[row * array.value_bytes..][..array.value_bytes];
+        let scales = &mut scales[row * array.scale_bytes..][..array.scale_bytes];
+        for (i, values) in values.chunks_exact_mut(block).enumerate() {
+            let stored = stored
+                .next()
+                .expect("a section has the length it was checked for");
+            scales[scale * i..scale * (i + 1)].copy_from_slice(&stored[..scale]);
+            values.copy_from_slice(&stored[scale..]);
+        }
+    }
+}
+
+/// `[head][v][k]` as the kernels keep a state, to `[head][k][v]`.
+pub(crate) fn neutral_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
+    turned(bytes, group.spec.v_dim, group.spec.k_dim)
+}
+
+/// `[head][k][v]` to `[head][v][k]`.
+pub(crate) fn device_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
+    turned(bytes, group.spec.k_dim, group.spec.v_dim)
+}
+
+/// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another.
+fn turned(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes.len()];
+    let size = 4 * rows * cols;
+    for (from, to) in bytes.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
+        for (i, value) in from.chunks_exact(4).enumerate() {
+            let at = 4 * ((i % cols) * rows + i / cols);
+            to[at..at + 4].copy_from_slice(value);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_cut_at_pages_and_begin_again() {
+        let cut = |positions, pages| runs(positions, pages).collect::<Vec<_>>();
+        assert_eq!(cut(0..PAGE + 7, 9), [(0, 0..PAGE), (1, 0..7)]);
+        assert_eq!(
+            cut(PAGE + 9..3 * PAGE + 5, 2),
+            [(1, 9..PAGE), (0, 0..PAGE), (1, 0..5)]
+        );
+        assert_eq!(cut(0..0, 2), []);
+    }
+
+    #[test]
+    fn rows_come_back_from_the_neutral_layout() {
+        for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+            let array = Rows::new(format, 64);
+            let group = KvGroup {
+                n_kv_heads: 3,
+                head_dim: 64,
+                k: array,
+                v: array,
+                layers: vec![0],
+                pages: 2,
+            };
+            for within in [0..PAGE, 7..100] {
+                let bytes = neutral_bytes(&group, &array, within.len());
+                let neutral: Vec<u8> = (0..bytes).map(|i| (i * 37 % 251) as u8).collect();
+                let mut values = vec![0; group.page_rows() * array.value_bytes];
+                let mut scales = vec![0; group.page_rows() * array.scale_bytes];
+                let planes = (&mut values[..], &mut scales[..]);
+                put_neutral((&group, &array), within.clone(), &neutral, planes);
+                let mut again = Vec::new();
+                append_neutral((&group, &array), within, (&values, &scales), &mut again);
+                assert!(again == neutral, "{}", format.name());
+            }
+        }
+    }
+
+    #[test]
+    fn turning_twice_is_nothing() {
+        let bytes: Vec<u8> = (0..2 * 4 * 6).collect();
+        let once = turned(&bytes, 2, 3);
+        assert_eq!(once[4..8], bytes[12..16]);
+        assert_eq!(turned(&once, 3, 2), bytes);
+    }
+}

@@ -1,0 +1,165 @@
+//! Pages of keys and values that sequences and saved states share, on the card: nothing shows of where they are, and
+//! nothing is lost when they move. The book of who holds what is tried without a card, with copies that fail, beside
+//! it. Without a card every test says SKIPPED and passes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+mod model_world;
+
+use conformance::compare::{Exactness, compare_rows};
+use conformance::specimen::{Layout, Specimen};
+use contract::{
+    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, Place, QuantType, Row, Runner,
+    SeqId, SnapshotId, TokenId, Tree,
+};
+use cuda::Options;
+
+use model_world::{Bench, bench, bench_with, plan, text, verify};
+
+/// Eight pages on the card: four for each of two sequences.
+const FEW: Limits = Limits {
+    sequences: 2,
+    context: 1000,
+    tree_nodes: 24,
+    prefill_chunk: 256,
+};
+
+fn specimen() -> Specimen {
+    Specimen::new(Layout::HybridEven, QuantType::Q4_K, 8)
+}
+
+fn open(bench: &Bench, kv: KvFormat) -> Box<dyn Runner> {
+    let plan = plan(&specimen(), KvFormats { k: kv, v: kv }, FEW);
+    bench.backend.open(plan, &mut |_| {}).unwrap()
+}
+
+/// Says eight tokens, a tree beside each of them, and gives all rows.
+fn speak(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<Row> {
+    let vocab = runner.info().vocab;
+    let mut rows = Vec::new();
+    for token in text(vocab, 8, salt) {
+        let tree = Tree::new(&[token, TokenId(1), TokenId(2)], &[NodeIdx::ROOT; 2]).unwrap();
+        rows.extend(verify(runner, seq, &tree));
+        let path = tree.path_to(NodeIdx::ROOT);
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+    rows
+}
+
+fn same(what: &str, found: &[Row], expected: &[Row]) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let same = compare_rows(found, expected, Exactness::Bits);
+        same.unwrap_or_else(|e| panic!("{what}, row {i}: {e}"));
+    }
+}
+
+/// Reads a prompt in chunks that end where pages do not, with the row of the last token.
+fn read(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<Row> {
+    let prompt = text(runner.info().vocab, n, salt);
+    let mut rows = Vec::new();
+    for chunk in prompt.chunks(192) {
+        rows = runner
+            .prefill(seq, chunk, &[(chunk.len() - 1, Ask::full())])
+            .unwrap();
+    }
+    rows
+}
+
+/// The same bits, whether pages stand one after another or anywhere.
+#[test]
+fn where_pages_are_does_not_show() {
+    let (Some(straight), Some(scattered)) = (
+        bench(false),
+        bench_with(Options {
+            scatter: true,
+            ..Options::default()
+        }),
+    ) else {
+        return;
+    };
+    for kv in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+        let said = [&straight, &scattered].map(|bench| {
+            let mut runner = open(bench, kv);
+            let mut rows = Vec::new();
+            let (a, b) = (runner.open(1000).unwrap(), runner.open(1000).unwrap());
+            for (seq, n) in [(a, 700), (b, 513)] {
+                rows.extend(read(&mut *runner, seq, n, 3));
+            }
+            for _ in 0..3 {
+                rows.extend(speak(&mut *runner, a, 5));
+                rows.extend(speak(&mut *runner, b, 6));
+            }
+            rows
+        });
+        same(kv.name(), &said[1], &said[0]);
+    }
+}
+
+/// Six conversations of three pages each on eight places: states move to the host and back while others speak, and
+/// each goes on as if it were alone, to the bit.
+#[test]
+fn states_beyond_the_card_move_to_the_host_and_back() {
+    let Some(bench) = bench(false) else { return };
+    for kv in [KvFormat::F16, KvFormat::Q8_0] {
+        let mut runner = open(&bench, kv);
+        let runner = &mut *runner;
+        let mut states: Vec<(SnapshotId, Vec<Row>)> = Vec::new();
+        let other = runner.open(1000).unwrap();
+        read(runner, other, 600, 99);
+        for i in 0..6 {
+            let seq = runner.open(1000).unwrap();
+            read(runner, seq, 520 + 31 * i, i);
+            let place = [Place::Host, Place::Device][i % 2];
+            let saved = runner.snapshot(seq, place).unwrap();
+            states.push((saved.id, speak(runner, seq, 7)));
+            runner.close(seq);
+        }
+        let held = runner.room().snapshot_bytes;
+        for round in 0..2 {
+            for (i, (id, expected)) in states.iter().enumerate() {
+                let seq = runner.open(1000).unwrap();
+                runner.restore(seq, *id).unwrap();
+                let found = speak(runner, seq, 7);
+                same(&format!("{} {round}/{i}", kv.name()), &found, expected);
+                runner.close(seq);
+                // Somebody else writes on meanwhile.
+                speak(runner, other, i);
+            }
+        }
+        assert_eq!(runner.room().snapshot_bytes, held);
+        // What was read from the beginning says the same.
+        let mut fresh = open(&bench, kv);
+        let seq = fresh.open(1000).unwrap();
+        read(&mut *fresh, seq, 520 + 31 * 3, 3);
+        let found = speak(&mut *fresh, seq, 7);
+        same("read from its beginning", &found, &states[3].1);
+        for (id, _) in states {
+            runner.free_snapshot(id);
+        }
+        assert_eq!(runner.room().snapshot_bytes, 0);
+    }
+}
+
+/// States of one conversation hold its rows once.
+#[test]
+fn states_of_one_conversation_share_their_rows() {
+    let Some(bench) = bench(false) else { return };
+    let mut runner = open(&bench, KvFormat::F16);
+    let seq = runner.open(1000).unwrap();
+    read(&mut *runner, seq, 768, 1);
+    let first = runner.snapshot(seq, Place::Host).unwrap();
+    let alone = runner.room().snapshot_bytes;
+    assert_eq!(first.bytes, alone);
+    runner.snapshot(seq, Place::Host).unwrap();
+    let both = runner.room().snapshot_bytes;
+    let empty = runner.open(1000).unwrap();
+    let states_only = runner.snapshot(empty, Place::Host).unwrap().bytes;
+    assert_eq!(both - alone, states_only);
+    assert!(states_only < alone);
+}
