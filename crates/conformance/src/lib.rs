@@ -11,5 +11,6 @@
 pub mod compare;
 pub mod fake;
 pub mod golden;
+pub mod lazy;
 pub mod specimen;
 pub mod suite;

@@ -128,6 +128,7 @@ impl CpuRunner {
         seen: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Vec<Row>, DeviceError> {
         let position = self.protocol().prefill(seq, tokens, asks)?.position;
+        self.ready()?;
         let cut = Cut {
             longest: self.max_rows,
             align: CHUNK,
@@ -307,6 +308,7 @@ impl Runner for CpuRunner {
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
         self.protocol().verify(items)?;
+        self.ready()?;
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
@@ -403,6 +405,14 @@ impl Runner for CpuRunner {
 }
 
 impl CpuRunner {
+    /// Loads what was left for the first use, before anything is done that cannot be undone.
+    fn ready(&mut self) -> Result<(), DeviceError> {
+        match &mut self.draft {
+            Some(draft) => draft.ready(&self.pool),
+            None => Ok(()),
+        }
+    }
+
     /// Projects what a sequence's features wait for, if there is a draft.
     fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         let compute = Compute {

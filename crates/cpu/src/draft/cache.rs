@@ -7,7 +7,7 @@ use crate::state::KvShape;
 
 /// Feature rows that may wait for their projection: the products of a few rows cost hardly more than those of
 /// one, so committed tokens are projected together, at the latest when a draft or a snapshot needs them.
-pub(crate) const WAITING: usize = 64;
+pub(crate) const WAITING: usize = 256;
 
 /// A sequence's side of its draft. Dropped with the sequence.
 pub(crate) struct DraftCache {

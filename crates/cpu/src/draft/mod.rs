@@ -123,6 +123,11 @@ impl Draft {
         self.weights.spec()
     }
 
+    /// Loads its weights, if that was left for the first use.
+    pub(crate) fn ready(&mut self, pool: &Pool) -> Result<(), DeviceError> {
+        self.weights.get(pool).map(|_| ())
+    }
+
     /// Projects what waits in `cache`, whose sequence has `position` committed tokens.
     pub(crate) fn project(
         &mut self,

@@ -1,0 +1,101 @@
+//! The law of a draft that is loaded at its first use: its memory is planned from the start, nothing is read before
+//! the first prompt, a source that fails is told and asked again, and then it drafts what any draft does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+
+use contract::{
+    Backend, Candidates, DeviceError, DraftItem, DraftLoad, OpenPlan, Runner, TokenId, WeightError,
+    WeightRef, WeightSource,
+};
+
+/// A source that counts what is read of it, and fails on demand.
+struct Watched {
+    inner: Arc<dyn WeightSource>,
+    reads: AtomicUsize,
+    fails: AtomicBool,
+}
+
+impl WeightSource for Watched {
+    fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
+        self.reads.fetch_add(1, SeqCst);
+        match self.fails.load(SeqCst) {
+            true => Err(WeightError::Missing {
+                name: Arc::clone(&weight.name),
+            }),
+            false => self.inner.bytes(weight),
+        }
+    }
+}
+
+/// What the draft says after a prompt; opens a sequence, and closes it again.
+fn drafted(runner: &mut dyn Runner, prompt: &[TokenId]) -> Result<Vec<Candidates>, DeviceError> {
+    let depth = runner.info().draft_depth.unwrap_or(0);
+    let seq = runner.open(prompt.len() + 1)?;
+    let read = runner.prefill(seq, prompt, &[]);
+    let root = TokenId(1);
+    let found = read.and_then(|_| runner.draft(&[DraftItem { seq, root }], depth, 4));
+    runner.close(seq);
+    found
+}
+
+/// Tries the law on a plan with a draft.
+///
+/// # Errors
+/// What does not hold.
+pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), String> {
+    let Some(draft) = &plan.draft else {
+        return Err("the plan has no draft".to_owned());
+    };
+    let prompt: Vec<TokenId> = (0..40).map(|i| TokenId(i * i % 97)).collect();
+    let source = Arc::new(Watched {
+        inner: Arc::clone(&draft.weights),
+        reads: AtomicUsize::new(0),
+        fails: AtomicBool::new(false),
+    });
+    let of = |load: DraftLoad| {
+        let mut draft = draft.clone();
+        draft.load = load;
+        draft.weights = source.clone();
+        OpenPlan {
+            draft: Some(draft),
+            ..plan.clone()
+        }
+    };
+    let told = |what: &'static str| move |error: DeviceError| format!("{what}: {error}");
+    let bytes = |plan: &OpenPlan| backend.estimate(plan).map(|memory| memory.draft_bytes);
+    let now = bytes(&of(DraftLoad::AtOpen)).map_err(told("estimate"))?;
+    let later = bytes(&of(DraftLoad::AtFirstUse)).map_err(told("estimate"))?;
+    if now != later || now == 0 {
+        return Err(format!("{later} bytes are reserved for a draft of {now}"));
+    }
+    let eager = backend.open(of(DraftLoad::AtOpen), &mut |_| {});
+    let expected = drafted(&mut *eager.map_err(told("open"))?, &prompt).map_err(told("draft"))?;
+    source.reads.store(0, SeqCst);
+    let lazy = backend.open(of(DraftLoad::AtFirstUse), &mut |_| {});
+    let mut lazy = lazy.map_err(told("open"))?;
+    if source.reads.load(SeqCst) != 0 {
+        return Err("weights of the draft were read before its first use".to_owned());
+    }
+    source.fails.store(true, SeqCst);
+    match drafted(&mut *lazy, &prompt) {
+        Err(DeviceError::Weight(_)) => {}
+        other => return Err(format!("a source that fails gave {other:?}")),
+    }
+    source.fails.store(false, SeqCst);
+    let found = drafted(&mut *lazy, &prompt).map_err(told("the draft after a failure"))?;
+    // A card may sum in another order from run to run.
+    let sums = |all: &[Candidates]| all.iter().flat_map(|c| c.lse.clone()).collect::<Vec<f32>>();
+    let (found, expected) = (sums(&found), sums(&expected));
+    let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let off = off.fold(0.0, f32::max);
+    if found.len() != expected.len() || found.is_empty() || off > 0.01 {
+        return Err(format!("a draft loaded at its first use is {off} off"));
+    }
+    let reads = source.reads.load(SeqCst);
+    drafted(&mut *lazy, &prompt).map_err(told("the second draft"))?;
+    match source.reads.load(SeqCst) == reads && reads >= draft.spec.weights().len() {
+        true => Ok(()),
+        false => Err(format!("weights were read {reads} times, and again later")),
+    }
+}
