@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
+    Backend, DeviceError, DeviceInfo, DraftLoad, LoadProgress, MemoryPlan, OpenPlan, Runner,
+    RunnerInfo,
 };
 
 use crate::check;
@@ -12,13 +13,14 @@ use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
+use crate::lazy::LazyDraft;
 use crate::memory::{Allowance, CONTEXT_BYTES, Carver, DRIVER_BYTES, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::plan::{Facts, Plans};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::State;
-use crate::weights::{Sources, Weights};
+use crate::weights::{Owner, Sources, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
 const PREFILL_ALIGN: usize = 64;
@@ -62,6 +64,16 @@ struct Layout {
     plans: Plans,
     /// Bytes of weights, cached rows, states, scratch and all of the draft.
     sizes: [u64; 5],
+    /// Whether the draft's weights come later.
+    lazy: bool,
+}
+
+/// Whose weights are loaded with the model.
+fn at_open(lazy: bool) -> &'static [Owner] {
+    match lazy {
+        true => &[Owner::Target],
+        false => &[Owner::Target, Owner::Draft],
+    }
 }
 
 impl Layout {
@@ -76,7 +88,9 @@ impl Layout {
             warpgroups: card.capability == (9, 0),
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
+        let lazy = plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
         Layout {
+            lazy,
             weights: placed,
             state,
             plans,
@@ -86,8 +100,11 @@ impl Layout {
 
     fn memory(&self) -> MemoryPlan {
         let [weights, kv, states, scratch, draft] = self.sizes;
-        let loading = self.weights.staging_bytes();
-        let running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
+        let loading = self.weights.staging_bytes(at_open(self.lazy));
+        let mut running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
+        if self.lazy {
+            running += LazyDraft::staging_bytes(&self.weights);
+        }
         MemoryPlan {
             weights_bytes: weights,
             kv_bytes: kv,
@@ -212,7 +229,8 @@ impl CudaBackend {
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
         };
         let began = Instant::now();
-        layout.weights.load(&gpu, sources, progress)?;
+        let whose = at_open(layout.lazy);
+        layout.weights.load(&gpu, (sources, whose), progress)?;
         let loaded = began.elapsed();
         let mode = match self.options.eager {
             true => Mode::Eager,
@@ -253,7 +271,12 @@ impl CudaBackend {
             block: draft.spec.block,
             mask: draft.spec.mask,
         });
-        Ok(CudaRunner::new(info, engine, draft, self.options.scatter))
+        let mut runner = CudaRunner::new(info, engine, draft, self.options.scatter);
+        if let Some(draft) = plan.draft.filter(|_| layout.lazy) {
+            let (source, name) = (draft.weights, &draft.spec.name);
+            runner.load_later(LazyDraft::new(layout.weights, source, name));
+        }
+        Ok(runner)
     }
 }
 

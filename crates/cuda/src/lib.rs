@@ -20,6 +20,7 @@ mod host;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod launch;
+mod lazy;
 mod memory;
 mod meter;
 pub mod pack;

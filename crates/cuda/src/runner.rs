@@ -13,6 +13,7 @@ use contract::{
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::host::{HostBlock, HostPool};
+use crate::lazy::LazyDraft;
 use crate::pages::{PageId, Pages};
 use crate::snapshot::{CardMover, PageMap, Snapshot};
 use crate::state::PAGE;
@@ -27,6 +28,8 @@ pub(crate) struct CudaRunner {
     pub(crate) engine: Engine,
     /// The draft, if there is one.
     draft: Option<DraftFacts>,
+    /// Its weights, while they are not on the card.
+    lazy: Option<LazyDraft>,
     sequences: BTreeMap<SeqId, Sequence>,
     snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// Slots that no sequence owns; the last is given out next.
@@ -104,11 +107,28 @@ impl CudaRunner {
             info,
             engine,
             draft,
+            lazy: None,
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
             fault: None,
         }
+    }
+
+    /// Lets the first prompt load the draft's weights.
+    pub(crate) fn load_later(&mut self, draft: LazyDraft) {
+        self.lazy = Some(draft);
+    }
+
+    /// Loads what was left for the first use.
+    fn loaded(&mut self) -> Result<(), DeviceError> {
+        self.alive()?;
+        if let Some(draft) = &self.lazy {
+            let done = draft.load(self.engine.gpu());
+            self.watched(done)?;
+            self.lazy = None;
+        }
+        Ok(())
     }
 
     fn take_id(&mut self) -> u64 {
@@ -163,7 +183,7 @@ impl CudaRunner {
         asks: &[(usize, Ask)],
         seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
     ) -> Result<Vec<Row>, DeviceError> {
-        self.alive()?;
+        self.loaded()?;
         let sequence = self.protocol().prefill(seq, tokens, asks)?;
         let (slot, mut position) = (sequence.slot, sequence.position);
         self.give_pages(seq, position + tokens.len())?;
@@ -368,7 +388,7 @@ impl Runner for CudaRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<Candidates>, DeviceError> {
-        self.alive()?;
+        self.loaded()?;
         self.protocol().draft(items, depth, k)?;
         let draft = self.draft.expect("the depth told in info is a draft's");
         let per_pass = (step::ROWS / draft.block).min(step::TREES);
@@ -392,7 +412,7 @@ impl Runner for CudaRunner {
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
-        self.alive()?;
+        self.loaded()?;
         self.protocol().verify(items)?;
         for item in items {
             let position = self.sequence(item.seq)?.position;

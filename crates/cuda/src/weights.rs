@@ -130,7 +130,7 @@ struct Item {
 
 /// Whose file a weight is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
+pub(crate) enum Owner {
     Target,
     Draft,
 }
@@ -283,9 +283,14 @@ impl Weights {
         }
     }
 
+    /// The weights of some files, in the order of loading.
+    fn of<'a>(&'a self, whose: &'a [Owner]) -> impl Iterator<Item = &'a Item> {
+        self.items.iter().filter(|item| whose.contains(&item.of))
+    }
+
     /// Bytes of page-locked memory that loading takes on this machine, given back at its end.
-    pub(crate) fn staging_bytes(&self) -> usize {
-        let pieces: Vec<Piece<'_>> = self.items.iter().flat_map(Item::pieces).collect();
+    pub(crate) fn staging_bytes(&self, whose: &[Owner]) -> usize {
+        let pieces: Vec<Piece<'_>> = self.of(whose).flat_map(Item::pieces).collect();
         let (threads, largest) = staging(&pieces);
         (threads + COPIES) * largest
     }
@@ -294,10 +299,10 @@ impl Weights {
     pub(crate) fn load(
         &self,
         gpu: &Gpu,
-        sources: Sources<'_>,
+        (sources, whose): (Sources<'_>, &[Owner]),
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), DeviceError> {
-        let pieces: Vec<Piece<'_>> = self.items.iter().flat_map(Item::pieces).collect();
+        let pieces: Vec<Piece<'_>> = self.of(whose).flat_map(Item::pieces).collect();
         let (threads, largest) = staging(&pieces);
         let copies = gpu.new_stream()?;
         let mut stages = Vec::with_capacity(threads + COPIES);
@@ -306,7 +311,7 @@ impl Weights {
         }
         let mut at = LoadProgress {
             done_bytes: 0,
-            total_bytes: self.items.iter().map(|i| i.weight.bytes() as u64).sum(),
+            total_bytes: self.of(whose).map(|i| i.weight.bytes() as u64).sum(),
         };
         progress(at);
         let (free, stage) = mpsc::channel::<Pinned<u8>>();

@@ -36,6 +36,10 @@ fn open(backend: &dyn Backend, format: KvFormat) -> Box<dyn Runner> {
 }
 
 fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn Runner> {
+    backend.open(plan(format, drafted), &mut |_| {}).unwrap()
+}
+
+fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
     let loaded = model::load(&file("ember.gguf")).unwrap();
     let draft = drafted.then(|| {
         let options = model::DraftOptions { window: None };
@@ -47,7 +51,7 @@ fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn 
             load: DraftLoad::AtOpen,
         }
     });
-    let plan = OpenPlan {
+    OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
         draft,
@@ -62,8 +66,7 @@ fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn 
             tree_nodes: 24,
             prefill_chunk: 512,
         },
-    };
-    backend.open(plan, &mut |_| {}).unwrap()
+    }
 }
 
 fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
@@ -183,6 +186,13 @@ fn drafts_are_the_cpus_up_to_rounding() {
     }
     eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} in the mean of a round");
     assert!(worst < 1.5 && mean < 0.1);
+}
+
+#[test]
+fn a_draft_can_be_loaded_at_its_first_use() {
+    let Some(gpu) = card::gpu() else { return };
+    let card = on_the_card(gpu.card());
+    conformance::lazy::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
 #[test]
