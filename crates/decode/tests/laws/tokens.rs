@@ -365,3 +365,49 @@ fn prompt_logprobs_are_those_of_the_raw_rows_however_the_prompt_is_cut() {
         }
     }
 }
+
+#[test]
+fn costs_are_measured_before_the_first_job_that_may_be_drafted_for() {
+    let clock = || {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NOW: AtomicU64 = AtomicU64::new(0);
+        std::time::Duration::from_micros(NOW.fetch_add(1, Ordering::Relaxed))
+    };
+    let draft = Some(FakeDraft {
+        depth: 7,
+        right: 1.0,
+    });
+    let spec = FakeSpec {
+        draft,
+        ..spec(ENDLESS)
+    };
+    let config = SchedulerConfig {
+        speculation: Speculation {
+            measures: Some(std::time::Duration::from_secs(1)),
+            ..Speculation::default()
+        },
+        clock: Some(clock),
+        ..config()
+    };
+    let mut world = World::new(spec.clone(), config);
+    let plain = Settings {
+        speculate: false,
+        ..greedy(20)
+    };
+    let expected = alone(&spec, &job(0, prompt(9, 1), greedy(20))).remove(0);
+    world.submit(job(0, prompt(9, 1), plain));
+    world.finish();
+    assert_eq!(world.handle.record().count(Call::Draft), 0);
+    world.submit(job(1, prompt(9, 1), greedy(20)));
+    world.step().unwrap();
+    let measuring = world.handle.record().count(Call::Draft);
+    assert!(measuring > 0);
+    world.finish();
+    world.submit(job(2, prompt(9, 1), greedy(20)));
+    world.finish();
+    for said in world.said().values() {
+        assert_eq!(said.tokens, expected.tokens);
+    }
+    // A draft and a token cost the same on this clock, so few rounds draft; measuring is over.
+    assert!(world.handle.record().count(Call::Draft) < measuring + 40);
+}
