@@ -21,8 +21,8 @@
 // f32 matrices of the same input are done on the side (plain.cuh, PLAIN = 1).
 //
 // Defines: ROWS (rows of x here), NT = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN.
-// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async. sm_90a multiplies 48 rows and more by
-// warpgroup products (units_sm90.cuh): the same bits.
+// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async. sm_90a multiplies more than
+// 16 rows by warpgroup products (units_sm90.cuh): the same bits.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
 #ifndef PLAIN
 #define PLAIN 0
@@ -39,7 +39,7 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 #include "matmul/plain.cuh"
 #include "matmul/units.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && (NT == 6 || NT == 8)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && NT >= 3
 #include "matmul/units_sm90.cuh"
 #define GROUPED 1
 #else
@@ -322,11 +322,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     plain_begin(work.plain, plain_room);
 #endif
     pdl_wait();
-    const auto begin_piece = [&]() { mbarrier_wait(full + 8 * slot, parity); };
-    const auto end_piece = [&]() {
+    // The slot of the next piece, waited for; whoever takes it gives it back.
+    const auto take = [&]() {
+        mbarrier_wait(full + 8 * slot, parity);
+        const int taken = slot;
+        turn_ring();
+        return taken;
+    };
+    const auto give = [&](int slot) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
-        turn_ring();
     };
 #else
     if (warp == WARPS) return;
@@ -355,12 +360,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     pdl_wait();
     for (int i = 0; i < STAGES - 1; i++) load(i);
     // The slot of the piece before this one is free once all have come here.
-    const auto begin_piece = [&]() {
+    const auto take = [&]() {
         cp_async_wait<STAGES - 2>();
         sync_multipliers();
         load(slot == 0 ? STAGES - 1 : slot - 1);
+        const int taken = slot;
+        turn_ring();
+        return taken;
     };
-    const auto end_piece = turn_ring;
+    const auto give = [](int) {};
 #endif
 
     float acc[MT][NT][4], factors[MT][2];
@@ -380,29 +388,56 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
                 for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
         const auto walk = [&](auto kind) {
             constexpr int KIND = decltype(kind)::value;
+            constexpr bool TWO = unit_pieces(KIND) == 2;
             Tile<KIND> tile[MT];
-            const auto piece = [&](auto which) {
+            int now = 0;  // slot of the piece at hand
+            const auto fetch = [&](auto which) {
                 constexpr int P = decltype(which)::value;
+                now = take();
                 const u8* w[MT];
 #pragma unroll
-                for (int m = 0; m < MT; m++) w[m] = ring + slot * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
-                const u8* x = ring + slot * SLOT + W_BYTES;
+                for (int m = 0; m < MT; m++) w[m] = ring + now * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
+                fetch_first<P>(tile, w);
+            };
 #if GROUPED
-                multiply_grouped<KIND, MT, NT, P>(tile, w, x, acc);
+            int before = -1;  // slot of the piece whose products may still run
+            const auto give_before = [&]() {
+                if (before >= 0) give(before);
+            };
+#endif
+            // `more`: another piece follows, and is fetched ahead where a slot is free as soon as it is given back.
+            const auto piece = [&](auto which, auto next, bool more) {
+                constexpr int P = decltype(which)::value;
+                if (!HAS_BULK) fetch(which);
+                const int here = now;
+                const u8* w[MT];
+#pragma unroll
+                for (int m = 0; m < MT; m++) w[m] = ring + here * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
+                const u8* x = ring + here * SLOT + W_BYTES;
+                const auto ahead = [&]() {
+                    if (HAS_BULK && more) fetch(next);
+                };
+#if GROUPED
+                multiply_grouped<KIND, MT, NT, P>(tile, w, x, acc, ahead, give_before);
+                before = here;
 #else
-                multiply<KIND, MT, NT, P>(tile, w, x, acc);
+                multiply<KIND, MT, NT, P>(tile, w, x, acc, ahead);
+                give(here);
 #endif
             };
-            for (int i = 0; i < n * unit_pieces(KIND); i++) {
-                begin_piece();
-                if (mine) {
-                    if (unit_pieces(KIND) == 2 && i % 2)
-                        piece(Constant<1>());
-                    else
-                        piece(Constant<0>());
-                }
-                end_piece();
+            if (!mine) {
+                for (int i = 0; i < n * unit_pieces(KIND); i++) give(take());
+                return;
             }
+            if (HAS_BULK) fetch(Constant<0>());
+            for (int i = 0; i < n; i++) {
+                piece(Constant<0>(), Constant<TWO>(), TWO || i + 1 < n);
+                if constexpr (TWO) piece(Constant<1>(), Constant<0>(), i + 1 < n);
+            }
+#if GROUPED
+            products_end(acc);
+            give_before();
+#endif
         };
         switch (s.kind) {
 #define CASE(K) \

@@ -4,8 +4,10 @@
 // A code is masked out of its word where it is worth code * 2^-n as an f16, exactly; one fused multiply-add with a scale times
 // 2^n and an offset then gives the weight. Scales of K-quants are themselves such products: 0x5c00 + 4 c is 256 + c.
 //
-// Use: piece<P>(at) at the start of piece P, quarter(at, q) for each of its 64 values, step<B>(s, a) for s = 0 and b = 0, 1, then
-// turn(), and s = 1. `at` is the tile's piece in shared or global memory. F16 has no runs: b is values 32 on.
+// Use: head<P>(at) and fetch(at, 0) load what piece P of a tile has besides codes, and its first 64 codes; begin<P>() once those
+// are wanted. For each 64 values q: ready(q), step<B>(s, a) for s = 0 and b = 0, 1, then turn(), and s = 1; then codes are free
+// for fetch(at, q + 1), or for head and fetch of the next piece. `at` is the tile's piece in shared or global memory.
+// F16 has no runs: b is values 32 on.
 #pragma once
 #include "matmul/layout.cuh"
 
@@ -28,50 +30,55 @@ __device__ __forceinline__ u32 f16x2_fms(u32 a, u32 b, u32 c) {
     asm("{.reg .b32 n; neg.f16x2 n, %3; fma.rn.f16x2 %0, %1, %2, n;}" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-// Quarters of bytes 2 q and 2 q + 1 of v as f16.
-__device__ __forceinline__ u32 quarters_of_bytes(u32 v, int q) { return f16x2_add(prmt(v, 0x5cu, 0x4140u + 0x0202u * u32(q)), 0xdc00dc00u); }
+// What lane u of a quad has.
+__device__ __forceinline__ u32 of_quad(u32 v, int u) { return __shfl_sync(WARP_ALL, v, u, 4); }
 
 template <int KIND>
 struct Tile {
-    // Q4K and Q5K.
+    // Q4K and Q5K. Lane u of a quad works out the scales of quarter u of the unit, and all get them.
     static constexpr bool FIVE = KIND == KIND_Q5K;
-    // Of rows g and g + 8; bytes are 4 c and 4 m of four runs.
-    u32 halves[2];                      // d, dmin
-    u32 scales[2], mins[2];             // of this piece
-    u32 later_scales[2], later_mins[2]; // of the second
+    uint4 header[2];             // of rows g and g + 8
+    u32 scale[4][2], min[4][2];  // [quarter][row], pairs (b = 0, b = 1)
     uint4 codes;
     u32 fifth;
-    u32 scale[2], min[2];       // pairs (b = 0, b = 1)
+    int first, quarter;  // known when compiled
 
     template <int P>
-    __device__ __forceinline__ void piece(const u8* at) {
+    __device__ __forceinline__ void head(const u8* at) {
         const int g = threadIdx.x % 32 / 4;
+        if (P == 0) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (P == 0) {
-                const uint4 h = load16(at + (FIVE ? 1280 : 1024) + (g + 8 * i) * 16);
-                halves[i] = h.x;
-                scales[i] = h.y & 0xfcfcfcfcu;
-                mins[i] = h.z & 0xfcfcfcfcu;
-                later_scales[i] = h.w & 0xfcfcfcfcu;
-                later_mins[i] = (h.y << 2 & 0x0c0c0c0cu) | (h.z << 4 & 0x30303030u) | (h.w << 6 & 0xc0c0c0c0u);
-            } else {
-                scales[i] = later_scales[i];
-                mins[i] = later_mins[i];
-            }
+            for (int i = 0; i < 2; i++) header[i] = load16(at + (FIVE ? 1280 : 1024) + (g + 8 * i) * 16);
         }
     }
-    __device__ __forceinline__ void quarter(const u8* at, int q) {
+    __device__ __forceinline__ void fetch(const u8* at, int q) {
         const int lane = threadIdx.x % 32;
         codes = load16(at + q * 512 + lane * 16);
         if (FIVE) fifth = *(const u32*)(at + 1024 + lane * 8 + q * 4);
+    }
+    template <int P>
+    __device__ __forceinline__ void begin() {
+        first = 2 * P;
+        if (P) return;
+        const bool later = threadIdx.x & 2;
+        const u32 pick = threadIdx.x & 1 ? 0x4342u : 0x4140u;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const u32 d = f16x2_mul(twice(halves[i], 0), 0x2c003c00u);  // 1, 1/16
-            scale[i] = f16x2_mul(quarters_of_bytes(scales[i], q), d);
-            min[i] = f16x2_mul(quarters_of_bytes(mins[i], q), twice(halves[i], 1));
+            // Bytes are 4 c and 4 m of four runs; 0x5c00 + byte is 256 + c.
+            const uint4 h = header[i];
+            const u32 later_mins = (h.y << 2 & 0x0c0c0c0cu) | (h.z << 4 & 0x30303030u) | (h.w << 6 & 0xc0c0c0c0u);
+            const u32 c = prmt((later ? h.w : h.y) & 0xfcfcfcfcu, 0x5cu, pick), m = prmt(later ? later_mins : h.z & 0xfcfcfcfcu, 0x5cu, pick);
+            const u32 d = f16x2_mul(twice(h.x, 0), 0x2c003c00u);  // 1, 1/16
+            const u32 own_scale = f16x2_fma(c, d, f16x2_mul(d, 0xdc00dc00u));
+            const u32 own_min = f16x2_fma(m, twice(h.x, 1), f16x2_mul(twice(h.x, 1), 0xdc00dc00u));
+#pragma unroll
+            for (int u = 0; u < 4; u++) {
+                scale[u][i] = of_quad(own_scale, u);
+                min[u][i] = of_quad(own_min, u);
+            }
         }
     }
+    __device__ __forceinline__ void ready(int q) { quarter = first + q; }
     __device__ __forceinline__ void turn() {
         turn_words(codes);
         if (FIVE) fifth = turned(fifth, 8);
@@ -82,42 +89,55 @@ struct Tile {
         for (int j = 0; j < 4; j++) {
             u32 code = word(codes, j) & (B ? 0x03c003c0u : 0x003c003cu);
             if (FIVE) code |= turned(fifth, j) & (B ? 0x04000400u : 0x00400040u);
-            a[j] = f16x2_fms(code, twice(scale[j % 2], B), twice(min[j % 2], B));
+            a[j] = f16x2_fms(code, twice(scale[quarter][j % 2], B), twice(min[quarter][j % 2], B));
         }
     }
 };
 
 template <>
 struct Tile<KIND_Q6K> {
-    u32 by[2];         // d for b = 0 and 1 of rows g and g + 8
-    uint2 scales[2];   // c + 128 of the piece's eight runs of 16
+    // Lane 2 q + s of a quad works out the scales of quarter q and step s of the piece, and all get them.
+    u32 factor[2];     // d of rows g and g + 8
+    uint2 stored[2];   // c + 128 of the piece's eight runs of 16
     uint4 codes;
     uint2 tops;
-    u32 scale[2][2], offset[2][2];  // [row][s], pairs (b = 0, b = 1)
+    u32 by[2];         // d for b = 0 and 1
+    u32 scales[4][2];  // [2 q + s][row], pairs (b = 0, b = 1)
+    u32 scale[2][2], offset[2][2];  // [row][s]
 
     template <int P>
-    __device__ __forceinline__ void piece(const u8* at) {
+    __device__ __forceinline__ void head(const u8* at) {
         const int g = threadIdx.x % 32 / 4;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            scales[i] = *(const uint2*)(at + 1536 + (g + 8 * i) * 8);
-            if (P == 0) {
-                const u32 d = *(const u16*)(at + 1664 + (g + 8 * i) * 2);
-                by[i] = f16x2_mul(d | d << 16, 0x2c003c00u);  // 1, 1/16
-            }
+            stored[i] = *(const uint2*)(at + 1536 + (g + 8 * i) * 8);
+            if (P == 0) factor[i] = *(const u16*)(at + 1664 + (g + 8 * i) * 2);
         }
     }
-    __device__ __forceinline__ void quarter(const u8* at, int q) {
+    __device__ __forceinline__ void fetch(const u8* at, int q) {
         const int lane = threadIdx.x % 32;
         codes = load16(at + q * 512 + lane * 16);
         tops = *(const uint2*)(at + 1024 + lane * 16 + q * 8);
+    }
+    template <int P>
+    __device__ __forceinline__ void begin() {
+        const u32 pick = threadIdx.x & 1 ? 0x4341u : 0x4240u;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (P == 0) by[i] = f16x2_mul(twice(factor[i], 0), 0x2c003c00u);  // 1, 1/16
+            // 0x6400 + byte is 1024 + byte; minus 1152 it is c, exactly.
+            const u32 c = f16x2_add(prmt(threadIdx.x & 2 ? stored[i].y : stored[i].x, 0x64u, pick), 0xe480e480u);
+            const u32 own = f16x2_mul(c, by[i]);
+#pragma unroll
+            for (int u = 0; u < 4; u++) scales[u][i] = of_quad(own, u);
+        }
+    }
+    __device__ __forceinline__ void ready(int q) {
 #pragma unroll
         for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int s = 0; s < 2; s++) {
-                // 0x6400 + byte is 1024 + byte; minus 1152 it is c, exactly.
-                const u32 c = f16x2_add(prmt(q ? scales[i].y : scales[i].x, 0x64u, 0x4240u + 0x0101u * u32(s)), 0xe480e480u);
-                scale[i][s] = f16x2_mul(c, by[i]);
+                scale[i][s] = scales[2 * q + s][i];
                 offset[i][s] = f16x2_mul(scale[i][s], 0x04000040u);  // 32 * 2^-23, 32 * 2^-19
             }
     }
@@ -139,15 +159,20 @@ struct Tile<KIND_Q8> {
     u32 scale[2], offset[2];  // pairs (b = 0, b = 1)
 
     template <int P>
-    __device__ __forceinline__ void piece(const u8*) {}
-    __device__ __forceinline__ void quarter(const u8* at, int) {
+    __device__ __forceinline__ void head(const u8*) {}
+    __device__ __forceinline__ void fetch(const u8* at, int) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             codes[i] = load16(at + i * 512 + lane * 16);
             scale[i] = *(const u32*)(at + 1024 + (lane / 4 + 8 * i) * 4);
-            offset[i] = f16x2_mul(scale[i], 0x02000200u);  // 128 * 2^-22
         }
+    }
+    template <int P>
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void ready(int) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) offset[i] = f16x2_mul(scale[i], 0x02000200u);  // 128 * 2^-22
     }
     __device__ __forceinline__ void turn() {
         turn_words(codes[0]);
@@ -166,8 +191,8 @@ struct Tile<KIND_WIDE> {
     uint4 scales[2];  // of rows g and g + 8: scale and offset of four runs of 16
 
     template <int P>
-    __device__ __forceinline__ void piece(const u8*) {}
-    __device__ __forceinline__ void quarter(const u8* at, int) {
+    __device__ __forceinline__ void head(const u8*) {}
+    __device__ __forceinline__ void fetch(const u8* at, int) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -175,6 +200,9 @@ struct Tile<KIND_WIDE> {
             scales[i] = load16(at + 1024 + (lane / 4 + 8 * i) * 16);
         }
     }
+    template <int P>
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void ready(int) {}
     __device__ __forceinline__ void turn() {
         turn_words(codes[0]);
         turn_words(codes[1]);
@@ -194,8 +222,11 @@ struct Tile<KIND_F16> {
     const u8* values;
 
     template <int P>
-    __device__ __forceinline__ void piece(const u8*) {}
-    __device__ __forceinline__ void quarter(const u8* at, int) { values = at + threadIdx.x % 32 * 16; }
+    __device__ __forceinline__ void head(const u8*) {}
+    __device__ __forceinline__ void fetch(const u8* at, int) { values = at + threadIdx.x % 32 * 16; }
+    template <int P>
+    __device__ __forceinline__ void begin() {}
+    __device__ __forceinline__ void ready(int) {}
     __device__ __forceinline__ void turn() {}
     template <int B>
     __device__ __forceinline__ void step(int s, u32 (&a)[4]) const {

@@ -25,7 +25,8 @@ template <int KIND>
 __device__ __forceinline__ void expand(Tile<KIND> &tile, const u8 *at, int q, char *panels, int panel_rows, const int (&row)[2], const float (&factor)[2], int block) {
     const int lane = threadIdx.x % 32;
     u32 a[2][2][4]; // b, s, j
-    tile.quarter(at, q);
+    if (q) { tile.fetch(at, q); }
+    tile.ready(q);
     tile.template step<0>(0, a[0][0]);
     tile.template step<1>(0, a[1][0]);
     tile.turn();
@@ -58,9 +59,13 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int piece = 0; piece < unit_pieces(PACKED); piece++) {
         if (piece) { at += tiles * piece_bytes(PACKED, 0) + warp * (piece_bytes(PACKED, 1) - piece_bytes(PACKED, 0)); }
         if (piece) {
-            tile.template piece<1>(at);
+            tile.template head<1>(at);
+            tile.fetch(at, 0);
+            tile.template begin<1>();
         } else {
-            tile.template piece<0>(at);
+            tile.template head<0>(at);
+            tile.fetch(at, 0);
+            tile.template begin<0>();
         }
 #pragma unroll
         for (int q = 0; q < piece_chunks(PACKED); q++) {
