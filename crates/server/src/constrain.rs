@@ -206,3 +206,6 @@ impl Constrain {
         mask
     }
 }
+
+#[cfg(test)]
+mod tests;

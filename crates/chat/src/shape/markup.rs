@@ -71,6 +71,9 @@ fn shape_of(lark: String, wider: Option<String>) -> Result<Shape, ChatError> {
     })
 }
 
+/// Matches any text.
+const ANY_TEXT: &str = "(?s:.*)";
+
 /// How closely values follow their schemas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Typing {
@@ -84,6 +87,8 @@ struct Rules {
     text: String,
     typing: Typing,
     n_values: usize,
+    /// Whether the rules of text without a pattern are written.
+    has_any_text: bool,
 }
 
 impl Rules {
@@ -92,6 +97,7 @@ impl Rules {
             text: start,
             typing,
             n_values: 0,
+            has_any_text: false,
         }
     }
 
@@ -179,7 +185,7 @@ impl Rules {
             };
         if takes_any {
             let name = format!("any_{index}");
-            let value = self.text_value(&format!("{name}_text"), "(?s:.*)");
+            let value = self.text_value(&format!("{name}_text"), ANY_TEXT);
             let key = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
             self.rule(&name, &format!("\"<parameter=\" {key} \">\\n\" {value}"));
             let _ = write!(body, " {name}*");
@@ -205,7 +211,7 @@ impl Rules {
         if may_be_text(schema, root, 0) {
             let body = match self.typing {
                 Typing::BySchema => text_pattern(schema),
-                Typing::Loose => "(?s:.*)".to_owned(),
+                Typing::Loose => ANY_TEXT.to_owned(),
             };
             return Ok(self.text_value(&format!("{name}_text"), &body));
         }
@@ -224,14 +230,34 @@ impl Rules {
         Ok(format!("%json {schema} {end}"))
     }
 
-    /// Text up to the closing tag, the shortest that ends there.
+    /// Text up to the closing tag, the first that ends it.
     fn text_value(&mut self, name: &str, pattern: &str) -> String {
+        if pattern == ANY_TEXT {
+            return self.any_text();
+        }
         self.n_values += 1;
         let terminal = format!("TEXT_{}", self.n_values);
         self.rule(&terminal, &format!("/{pattern}/"));
         let head = format!("{name}[suffix={}]", literal(VALUE_END));
         self.rule(&head, &terminal);
         name.to_owned()
+    }
+
+    /// Any text up to the closing tag, line by line: the tag after a break is no line.
+    ///
+    /// A text with a suffix is the same language, but there all words of the vocabulary are tried one by one at each
+    /// token; a line takes those without a break all at once.
+    fn any_text(&mut self) -> String {
+        const NAME: &str = "any_text";
+        if !self.has_any_text {
+            self.has_any_text = true;
+            let tag = pattern_literal(VALUE_END.trim_end());
+            self.rule("FIRST_LINE", r"/[^\n]+/");
+            self.rule("NEXT_LINE", &format!(r"/\n[^\n]*/ & ~/{tag}/"));
+            let end = literal(VALUE_END);
+            self.rule(NAME, &format!("FIRST_LINE? NEXT_LINE* {end}"));
+        }
+        NAME.to_owned()
     }
 }
 
@@ -298,20 +324,16 @@ fn may_be_text(schema: &Value, root: &Map<String, Value>, depth: usize) -> bool 
 /// What a text value has to match. Only where text is all it can be do its bounds say anything here.
 fn text_pattern(schema: &Value) -> String {
     if schema.get("type") != Some(&Value::from("string")) {
-        return "(?s:.*)".to_owned();
+        return ANY_TEXT.to_owned();
     }
     if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
         let (open, close) = (
             if pattern.starts_with('^') {
                 ""
             } else {
-                "(?s:.*)"
+                ANY_TEXT
             },
-            if pattern.ends_with('$') {
-                ""
-            } else {
-                "(?s:.*)"
-            },
+            if pattern.ends_with('$') { "" } else { ANY_TEXT },
         );
         return format!("{open}({}){close}", pattern_literal(pattern));
     }
@@ -319,7 +341,7 @@ fn text_pattern(schema: &Value) -> String {
     // Long bounds cost as many states as they count.
     let bound = |key: &str| bound(key).filter(|n| *n <= 512);
     match (bound("minLength"), bound("maxLength")) {
-        (None | Some(0), None) => "(?s:.*)".to_owned(),
+        (None | Some(0), None) => ANY_TEXT.to_owned(),
         (least, Some(most)) => format!("(?s:.{{{},{most}}})", least.unwrap_or(0).min(most)),
         (Some(least), None) => format!("(?s:.{{{least},}})"),
     }

@@ -124,12 +124,26 @@ fn a_forced_call_is_typed_in_the_models_own_markup() {
         &format!("call: <[{}]> \"\\n\" (tool_0) \"\\n\" <[", open.0),
         r#"tool_0: "<function=f>\n" value_0_0 value_0_1? value_0_2? "</function>""#,
         r#"value_0_0: "<parameter=n>\n" %json {"type":"integer""#,
-        r#"value_0_1_text[suffix="\n</parameter>\n"]: TEXT_1"#,
+        r#"any_text: FIRST_LINE? NEXT_LINE* "\n</parameter>\n""#,
+        r#"value_0_1: "<parameter=s>\n" any_text"#,
         r#"value_0_2: "<parameter=of>\n" ("a" | "b\"") "\n</parameter>\n""#,
     ] {
         assert!(xml.lark.contains(part), "{part}\n{}", xml.lark);
     }
     assert!(xml.wider.is_some());
+    let bounded = json!([{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"s": {"type": "string", "maxLength": 9}}}}}]);
+    let xml = shape(
+        CallFormat::XmlParameters,
+        json!({"tools": bounded, "tool_choice": "required"}),
+    )
+    .unwrap();
+    for part in [
+        r#"value_0_0_text[suffix="\n</parameter>\n"]: TEXT_1"#,
+        "TEXT_1: /(?s:.{0,9})/",
+    ] {
+        assert!(xml.lark.contains(part), "{part}\n{}", xml.lark);
+    }
     let json = shape(CallFormat::JsonInTags, fields("required")).unwrap();
     let head =
         r#"tool_0: "{\"name\": \"f\", \"arguments\": " %json {"type":"object","required":["n"]"#;

@@ -2,7 +2,7 @@
 //!
 //! A language is told in Lark's notation, with JSON schemas inline (`%json { … }`) and special tokens by id
 //! (`<[17]>`). The matching itself is the `llguidance` crate's; here it is made to answer about the nodes of a
-//! tree, by walking back and forth between paths that have most of their tokens in common.
+//! tree, one matcher for each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -86,9 +86,11 @@ impl Grammars {
             ff_tokens: true,
             ..InferenceCapabilities::default()
         };
-        let mut factory =
-            ParserFactory::new(&env, abilities, &SlicedBiasComputer::general_slices())
-                .map_err(|error| refused(first_line(&error.to_string())))?;
+        // Sets of words that are let through together: those of JSON strings, and all within a line.
+        let mut slices = SlicedBiasComputer::general_slices();
+        slices.push(r"[^\n]+".to_owned());
+        let mut factory = ParserFactory::new(&env, abilities, &slices)
+            .map_err(|error| refused(first_line(&error.to_string())))?;
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
             max_lexer_states: MAX_LEXER_STATES,
@@ -171,8 +173,10 @@ impl Grammar {
         if follower.forced(&[]).is_none() {
             follower.allowed(&[]);
         }
-        match follower.fault {
-            Some(detail) => Err(GrammarError { detail }),
+        match follower.fault() {
+            Some(detail) => Err(GrammarError {
+                detail: detail.to_owned(),
+            }),
             None => Ok(()),
         }
     }
@@ -181,12 +185,9 @@ impl Grammar {
     pub(crate) fn begin(&self) -> Follower {
         Follower {
             // Deep, so that no request waits for another's or fills up the states of another's.
-            matcher: self.start.deep_clone(),
-            ahead: Vec::new(),
-            beyond: 0,
+            places: vec![Place::new(self.start.deep_clone())],
             vocab: self.vocab,
             eos: self.eos,
-            fault: None,
         }
     }
 }
@@ -198,80 +199,119 @@ impl fmt::Debug for Grammar {
 }
 
 /// One text on its way through a grammar.
+///
+/// Every path that is asked about has a matcher of its own, cloned from the one before it: a matcher remembers its
+/// last mask, which most tokens inside of a string do not change, and forgets it when it is taken back.
 pub(crate) struct Follower {
-    matcher: Matcher,
-    /// Tokens the matcher has taken beyond those that were told of.
-    ahead: Vec<TokenId>,
-    /// How many of all tokens came behind the end of the text, where the matcher takes none.
-    beyond: usize,
+    /// First the place after all tokens told of, whose path is empty.
+    places: Vec<Place>,
     vocab: usize,
     eos: TokenId,
+}
+
+/// Where one path leads.
+struct Place {
+    /// Tokens beyond those that were told of.
+    path: Vec<TokenId>,
+    /// Stays where the text is complete, whatever comes then.
+    matcher: Matcher,
+    /// Why nothing can be said here: the language is beyond the matcher's limits.
     fault: Option<String>,
 }
 
-impl Follower {
-    /// Brings the matcher to the end of `path`, tokens beyond those told of. `false` if it cannot get there.
-    fn go(&mut self, path: &[TokenId]) -> bool {
-        if self.fault.is_some() {
-            return false;
+impl Place {
+    fn new(matcher: Matcher) -> Place {
+        Place {
+            path: Vec::new(),
+            matcher,
+            fault: None,
         }
-        let pairs = self.ahead.iter().zip(path);
-        let common = pairs.take_while(|(a, b)| a == b).count();
-        let back = self.ahead.len() - common;
-        let taken = back - back.min(self.beyond);
-        self.beyond -= back - taken;
-        let moved = self.matcher.rollback(taken);
-        if taken > 0 {
-            // Its last mask is kept by the place in the text, which now has another text before it.
-            self.matcher.invalidate_bias_cache();
-        }
-        self.ahead.truncate(common);
-        let moved = moved.and_then(|()| {
-            for token in &path[common..] {
-                match self.matcher.is_stopped() {
-                    true => self.beyond += 1,
-                    false => self.matcher.consume_token(token.0)?,
-                }
-                self.ahead.push(*token);
+    }
+
+    /// Brings the matcher from the end of the path to the end of `path`, which begins with it.
+    fn go(&mut self, path: &[TokenId]) {
+        for token in &path[self.path.len()..] {
+            if self.fault.is_none()
+                && !self.matcher.is_stopped()
+                && let Err(error) = self.matcher.consume_token(token.0)
+            {
+                self.fault = Some(first_line(&error.to_string()));
             }
-            Ok(())
-        });
-        if let Err(error) = moved {
-            self.fault = Some(first_line(&error.to_string()));
         }
-        self.fault.is_none()
+        self.path = path.to_vec();
+    }
+
+    fn fork(&self) -> Place {
+        Place {
+            path: self.path.clone(),
+            matcher: self.matcher.clone(),
+            fault: self.fault.clone(),
+        }
+    }
+}
+
+impl Follower {
+    /// The place at the end of the longest beginning of `path` that has one.
+    fn nearest(&self, path: &[TokenId]) -> usize {
+        let before = self.places.iter().enumerate();
+        let before = before.filter(|(_, place)| path.starts_with(&place.path));
+        before
+            .max_by_key(|(_, place)| place.path.len())
+            .map_or(0, |(at, _)| at)
+    }
+
+    /// The place at the end of `path`.
+    fn at(&mut self, path: &[TokenId]) -> &mut Place {
+        let mut at = self.nearest(path);
+        if self.places[at].path.len() < path.len() {
+            let mut place = self.places[at].fork();
+            place.go(path);
+            at = self.places.len();
+            self.places.push(place);
+        }
+        &mut self.places[at]
     }
 
     /// The only token that may follow `path`, if there is only one or the text is complete.
     pub(crate) fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
-        if !self.go(path) {
+        let eos = self.eos;
+        let place = self.at(path);
+        if place.fault.is_some() {
             return None;
         }
-        if self.matcher.is_stopped() {
-            return Some(self.eos);
+        if place.matcher.is_stopped() {
+            return Some(eos);
         }
-        let run = self.matcher.compute_ff_tokens();
+        let run = place.matcher.compute_ff_tokens();
         run.first().map(|id| TokenId(*id))
     }
 
     /// The tokens that may follow `path`. After a fault, the ending one.
     pub(crate) fn allowed(&mut self, path: &[TokenId]) -> Arc<TokenMask> {
-        let mut ending = TokenMask::none(self.vocab);
-        ending.insert(self.eos);
-        if !self.go(path) {
-            return Arc::new(ending);
-        }
-        Arc::new(match self.matcher.compute_mask_or_eos() {
-            Ok(set) => {
+        let (vocab, eos) = (self.vocab, self.eos);
+        let place = self.at(path);
+        let set = match &place.fault {
+            Some(_) => None,
+            None => match place.matcher.compute_mask_or_eos() {
+                Ok(set) => Some(set),
+                Err(error) => {
+                    place.fault = Some(first_line(&error.to_string()));
+                    None
+                }
+            },
+        };
+        Arc::new(match set {
+            Some(set) => {
                 let halves = set.as_slice().chunks(2);
                 let words = halves.map(|half| {
                     let high = half.get(1).copied().unwrap_or(0);
                     u64::from(half[0]) | u64::from(high) << 32
                 });
-                TokenMask::from_words(self.vocab, words)
+                TokenMask::from_words(vocab, words)
             }
-            Err(error) => {
-                self.fault = Some(first_line(&error.to_string()));
+            None => {
+                let mut ending = TokenMask::none(vocab);
+                ending.insert(eos);
                 ending
             }
         })
@@ -279,13 +319,17 @@ impl Follower {
 
     /// Tells of tokens that have come.
     pub(crate) fn advance(&mut self, tokens: &[TokenId]) {
-        self.go(tokens);
-        self.ahead.clear();
+        let at = self.nearest(tokens);
+        let mut place = self.places.swap_remove(at);
+        place.go(tokens);
+        place.path.clear();
+        self.places.clear();
+        self.places.push(place);
     }
 
     /// Why nothing more can be said, if something went wrong: the language is beyond the matcher's limits.
     pub(crate) fn fault(&self) -> Option<&str> {
-        self.fault.as_deref()
+        self.places[0].fault.as_deref()
     }
 }
 

@@ -1,0 +1,111 @@
+use std::path::Path;
+
+use chat::openai::request::ChatRequest;
+use chat::shape::CallMarkup;
+use chat::template::CallFormat;
+use serde_json::json;
+
+use super::*;
+
+/// The constraint of a reply that must be a call of a tool whose only argument is any text.
+fn call_with_text() -> (Arc<Tokenizer>, Constraints) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
+    let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
+    let constrain = Constrain::new(
+        &tokenizer,
+        tokenizer.eos(),
+        tokenizer.n_tokens(),
+        &ReasoningDefaults::default(),
+    );
+    let parameters =
+        json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]});
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "parallel_tool_calls": false,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]});
+    let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
+    let markup = CallMarkup {
+        tokenizer: &tokenizer,
+        format: CallFormat::XmlParameters,
+    };
+    let shape = request.shape(markup).unwrap().unwrap();
+    let grammar = constrain.compile(&shape).unwrap();
+    (tokenizer, constrain.text(grammar))
+}
+
+/// Whether a reply may be `text` and end there, written in allowed words that `dice` picks.
+fn may_be_said(
+    tokenizer: &Tokenizer,
+    constraint: &mut dyn Constraint,
+    text: &str,
+    dice: &mut impl FnMut(usize) -> usize,
+) -> bool {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let forced = constraint.forced(&[]);
+        let mask = match forced {
+            None => constraint.allowed(&[]),
+            Some(_) => None,
+        };
+        let words: Vec<TokenId> = (0..tokenizer.n_tokens() as u32)
+            .map(TokenId)
+            .filter(|id| forced.is_none_or(|forced| forced == *id))
+            .filter(|id| mask.as_ref().is_none_or(|mask| mask.contains(*id)))
+            .filter(|id| {
+                let bytes = tokenizer.bytes(*id);
+                !bytes.is_empty() && rest.starts_with(bytes)
+            })
+            .collect();
+        if words.is_empty() {
+            return false;
+        }
+        let word = words[dice(words.len())];
+        rest = &rest[tokenizer.bytes(word).len()..];
+        constraint.advance(&[word]);
+    }
+    let over = constraint.forced(&[]);
+    assert_eq!(constraint.fault(), None);
+    over.is_some_and(|id| tokenizer.eos().contains(&id))
+}
+
+#[test]
+fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
+    const END: &str = "\n</parameter>\n";
+    const PIECES: [&str; 14] = [
+        "\n",
+        "\n",
+        "</parameter>",
+        "</para",
+        "\n</parameter",
+        "<",
+        ">",
+        "x",
+        " word",
+        "\r",
+        "\"",
+        "日本",
+        "<parameter=s>\n",
+        END,
+    ];
+    let (tokenizer, constraints) = call_with_text();
+    let mut state = 7_u64;
+    let mut dice = |n: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    };
+    let (mut whole, mut cut) = (0, 0);
+    for _ in 0..300 {
+        let text: String = (0..dice(9)).map(|_| PIECES[dice(PIECES.len())]).collect();
+        let value = format!("{text}{END}");
+        let ends_first_at_the_end = value.find(END) == Some(text.len());
+        let reply =
+            format!("<tool_call>\n<function=f>\n<parameter=s>\n{value}</function>\n</tool_call>");
+        let said = may_be_said(&tokenizer, &mut *constraints.begin(0), &reply, &mut dice);
+        assert_eq!(said, ends_first_at_the_end, "{text:?}");
+        match said {
+            true => whole += 1,
+            false => cut += 1,
+        }
+    }
+    assert!(whole > 50 && cut > 50, "{whole} {cut}");
+}
