@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Second turns: how long the first token of a conversation takes cold, warm, and after a restart from disk.
 
-    harness/cache/turns.py target/release/hearth [--tokens 8000] [--kills 0] [MODEL [SERVE-FLAGS...]]
+    harness/cache/turns.py target/release/hearth [--tokens 8000] [--context N] [--kills 0] [MODEL [SERVE-FLAGS...]]
 
 Prints one JSON line for each way, and checks that greedy answers are the same every way. With --kills N, the
 server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared with
@@ -34,7 +34,7 @@ class Server:
     def __init__(self, args, flags):
         self.port = free_port()
         command = [args.hearth, "serve", *args.model, "--port", str(self.port), "--max-sequences", "1",
-                   "--max-ctx", str(args.tokens * 2), *flags]
+                   "--max-ctx", str(args.context or args.tokens * 2), *flags]
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         until = time.time() + 120
@@ -155,6 +155,7 @@ def main():
     parser.add_argument("hearth")
     parser.add_argument("model", nargs="*")
     parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--context", type=int, help="of the server; a word is two to three tokens to some models")
     parser.add_argument("--kills", type=int, default=0)
     args, more = parser.parse_known_args()
     args.model += more

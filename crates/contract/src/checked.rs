@@ -8,8 +8,8 @@ use std::io::{Read, Write};
 
 use crate::protocol::{Protocol, Timeline, misuse};
 use crate::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Place, Room, Row, Runner, RunnerInfo,
-    SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Parcel, Place, Room, Row, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
 };
 
 /// A runner whose callers are checked.
@@ -193,6 +193,13 @@ impl<R: Runner> Runner for Checked<R> {
         self.inner.free_snapshot(snapshot);
     }
 
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+        if !self.snapshots.contains_key(&snapshot) {
+            return Err(DeviceError::UnknownSnapshot(snapshot));
+        }
+        self.inner.detach(snapshot)
+    }
+
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
         if !self.snapshots.contains_key(&snapshot) {
             return Err(DeviceError::UnknownSnapshot(snapshot));
@@ -265,6 +272,9 @@ impl Runner for Box<dyn Runner> {
     }
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         (**self).free_snapshot(snapshot);
+    }
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+        (**self).detach(snapshot)
     }
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
         (**self).export(snapshot, sink)

@@ -37,7 +37,8 @@ pub use plan::{
 pub use quant::QuantType;
 pub use rows::{Ask, Edits, Row, TokenCount, TokenMask, Want};
 pub use runner::{
-    Backend, Candidates, CommitItem, DraftItem, Place, Room, Runner, SnapshotInfo, VerifyItem,
+    Backend, Candidates, CommitItem, DraftItem, Parcel, Place, Room, Runner, SnapshotInfo,
+    VerifyItem,
 };
 pub use spec::{
     AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,

@@ -89,6 +89,15 @@ pub trait Runner {
     /// Writes a snapshot in the device-neutral layout of [`crate::snapshot`].
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError>;
 
+    /// The same for another thread to write, whatever becomes of the snapshot and its sequence meanwhile.
+    ///
+    /// A device whose snapshots can be read from elsewhere gives a [`Parcel`] at once; others export it here.
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+        let mut bytes = Vec::new();
+        self.export(snapshot, &mut bytes)?;
+        Ok(Box::new(bytes))
+    }
+
     /// Reads what `export` wrote; refuses another model, other formats, and damaged bytes.
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError>;
 
@@ -98,6 +107,25 @@ pub trait Runner {
         tokens: &[TokenId],
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError>;
+}
+
+/// An exported snapshot that may not have left its device yet. A runner waits at its end until every parcel is gone.
+pub trait Parcel: Send {
+    /// Bytes that [`Parcel::write`] writes.
+    fn bytes(&self) -> u64;
+
+    /// Writes what [`Runner::export`] would have.
+    fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError>;
+}
+
+impl Parcel for Vec<u8> {
+    fn bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        Ok(sink.write_all(self)?)
+    }
 }
 
 /// What a runner has left, and what is kept on it.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use contract::DeviceError;
 
-use crate::driver::{Gpu, Locker, Pinned};
+use crate::driver::{Courier, Gpu, Pinned};
 
 /// Blocks of at least this many bytes are locked ahead of time, and have sizes that are multiples of it.
 const LARGE: usize = 16 << 20;
@@ -24,7 +24,7 @@ type Idle = Arc<Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>>;
 /// still be under way.
 pub(crate) struct HostPool {
     idle: Idle,
-    locker: Locker,
+    courier: Courier,
     /// Sizes of which the thread shall have some ready; `None` until the first is wanted.
     ahead: Mutex<Option<Ahead>>,
 }
@@ -55,7 +55,7 @@ impl HostPool {
     pub(crate) fn new(gpu: &Gpu) -> HostPool {
         HostPool {
             idle: Idle::default(),
-            locker: gpu.locker(),
+            courier: gpu.courier(),
             ahead: Mutex::new(None),
         }
     }
@@ -66,11 +66,15 @@ impl HostPool {
     /// [`DeviceError::NoRoom`] when the system locks no more pages.
     pub(crate) fn take(&self, bytes: usize) -> Result<HostBlock, DeviceError> {
         let large = bytes >= LARGE;
-        let size = if large { bytes.next_multiple_of(LARGE) } else { bytes };
+        let size = if large {
+            bytes.next_multiple_of(LARGE)
+        } else {
+            bytes
+        };
         let again = lock(&self.idle).get_mut(&size).and_then(Vec::pop);
         let memory = match again {
             Some(memory) => memory,
-            None => self.locker.pinned(size)?,
+            None => self.courier.pinned(size)?,
         };
         if large {
             self.prepare(size);
@@ -86,12 +90,14 @@ impl HostPool {
         let mut ahead = lock(&self.ahead);
         let ahead = ahead.get_or_insert_with(|| {
             let (sizes, wanted) = mpsc::channel::<usize>();
-            let (idle, locker) = (Arc::clone(&self.idle), self.locker.clone());
+            let (idle, courier) = (Arc::clone(&self.idle), self.courier.clone());
             let work = move || {
                 for size in wanted {
                     while lock(&idle).get(&size).map_or(0, Vec::len) < AHEAD {
                         // What cannot be locked is told to whoever wants it.
-                        let Ok(memory) = locker.pinned(size) else { break };
+                        let Ok(memory) = courier.pinned(size) else {
+                            break;
+                        };
                         lock(&idle).entry(size).or_default().push(memory);
                     }
                 }

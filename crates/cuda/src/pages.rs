@@ -126,6 +126,14 @@ impl<H> Pages<H> {
         held
     }
 
+    /// Keeps pages that a snapshot keeps once more.
+    pub(crate) fn keep_again(&mut self, held: &[PageId]) -> Vec<PageId> {
+        for id in held {
+            self.page_mut(*id).kept += 1;
+        }
+        held.to_vec()
+    }
+
     /// Keeps a page that was never on the card.
     pub(crate) fn adopt(&mut self, held: H) -> PageId {
         self.add(Page {
@@ -134,6 +142,18 @@ impl<H> Pages<H> {
             at: At::Host(held),
             used: self.tick,
         })
+    }
+
+    /// Keeps a page at a place that holds nothing, for somebody to fill; `None` where there is no such place.
+    pub(crate) fn adopt_place(&mut self) -> Option<(PageId, usize)> {
+        let place = self.free.pop()?;
+        let id = self.add(Page {
+            live: 0,
+            kept: 1,
+            at: At::Card(place),
+            used: self.tick,
+        });
+        Some((id, place))
     }
 
     /// A table of the rows that a snapshot at `position` holds: full pages shared, the last one copied.

@@ -2,20 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::sync::Arc;
 
 use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
 use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Place, Room, Row,
-    Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Parcel, Place, Room,
+    Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
 use crate::driver::Gpu;
 use crate::exec::Engine;
-use crate::host::{HostBlock, HostPool};
+use crate::host::HostPool;
 use crate::lazy::LazyDraft;
 use crate::pages::{PageId, Pages};
-use crate::snapshot::{CardMover, PageMap, Snapshot};
+use crate::snapshot::{Book, CardMover, CardParcel, PageMap, Snapshot, Whose};
 use crate::state::PAGE;
 use crate::step::{self, ChunkHead, Commit, Step};
 
@@ -34,11 +35,11 @@ pub(crate) struct CudaRunner {
     snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// Slots that no sequence owns; the last is given out next.
     free_slots: Vec<usize>,
-    /// Who holds which page of keys and values.
-    pages: Pages<HostBlock>,
-    map: PageMap,
+    /// Who holds which page of keys and values; parcels read it on other threads.
+    book: Arc<Book>,
+    map: Arc<PageMap>,
     /// Dropped after the engine, whose queue may copy from and to its blocks.
-    host: HostPool,
+    host: Arc<HostPool>,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// The first fault of the card. Nothing runs after it.
@@ -101,9 +102,11 @@ impl CudaRunner {
         };
         CudaRunner {
             free_slots: (0..info.limits.sequences).rev().collect(),
-            pages: Pages::new((0..n).map(|i| (i * step + usize::from(scattered)) % n)),
-            map: PageMap::new(engine.state()),
-            host: HostPool::new(engine.gpu()),
+            book: Arc::new(Book::new(Pages::new(
+                (0..n).map(|i| (i * step + usize::from(scattered)) % n),
+            ))),
+            map: Arc::new(PageMap::new(engine.state())),
+            host: Arc::new(HostPool::new(engine.gpu())),
             info,
             engine,
             draft,
@@ -248,21 +251,20 @@ impl CudaRunner {
             return Ok(());
         }
         let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        let pages = n.div_ceil(PAGE);
-        let grown = self.pages.grow(&mut sequence.table, pages, &mut mover);
-        let written = grown.and_then(|()| {
-            let places = sequence.table[before..].iter();
-            let places: Vec<usize> = places.map(|id| self.pages.place(*id)).collect();
-            self.engine.write_table(sequence.slot, before, &places)
-        });
+        let mut pages = self.book.lock();
+        let grown = pages.grow(&mut sequence.table, n.div_ceil(PAGE), &mut mover);
+        let places = sequence.table[before..].iter();
+        let places: Vec<usize> = places.map(|id| pages.place(*id)).collect();
+        drop(pages);
+        let written = grown.and_then(|()| self.engine.write_table(sequence.slot, before, &places));
         self.watched(written)
     }
 
     /// Where the pages of a sequence are.
     #[cfg(feature = "inspect")]
     pub(crate) fn places(&self, sequence: &Sequence) -> Vec<usize> {
-        let places = sequence.table.iter().map(|id| self.pages.place(*id));
-        places.collect()
+        let pages = self.book.lock();
+        sequence.table.iter().map(|id| pages.place(*id)).collect()
     }
 
     /// Puts a sequence whose table is empty into a snapshot's state.
@@ -274,13 +276,12 @@ impl CudaRunner {
         };
         let (slot, position) = (sequence.slot, saved.position);
         let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        sequence.table = self.pages.restore(&saved.pages, position, &mut mover)?;
+        let mut pages = self.book.lock();
+        sequence.table = pages.restore(&saved.pages, position, &mut mover)?;
+        let places = sequence.table.iter().map(|id| pages.place(*id));
+        let places: Vec<usize> = places.collect();
+        drop(pages);
         sequence.position = position;
-        let places: Vec<usize> = sequence
-            .table
-            .iter()
-            .map(|id| self.pages.place(*id))
-            .collect();
         saved.restore(self.engine.gpu(), self.engine.state(), slot)?;
         self.engine.write_table(slot, 0, &places)
     }
@@ -300,6 +301,13 @@ impl CudaRunner {
 
 fn mover<'a>(gpu: &'a Gpu, map: &'a PageMap, host: &'a HostPool) -> CardMover<'a> {
     CardMover { gpu, map, host }
+}
+
+impl Drop for CudaRunner {
+    fn drop(&mut self) {
+        // They read memory that goes with the engine.
+        self.book.wait_for_parcels();
+    }
 }
 
 /// The candidates of one block, a row for each position.
@@ -339,7 +347,7 @@ impl Runner for CudaRunner {
 
     fn room(&self) -> Room {
         let left: u64 = self.snapshots.values().map(Snapshot::left_bytes).sum();
-        let pages = (self.pages.kept() * self.map.bytes) as u64;
+        let pages = (self.book.lock().kept() * self.map.bytes) as u64;
         self.protocol().room(left + pages)
     }
 
@@ -369,7 +377,7 @@ impl Runner for CudaRunner {
         // Work under way on the slot ends before any work of its next owner begins: one stream.
         if let Some(sequence) = self.sequences.remove(&seq) {
             self.free_slots.push(sequence.slot);
-            self.pages.leave(sequence.table.into_iter());
+            self.book.lock().leave(sequence.table.into_iter());
         }
     }
 
@@ -473,7 +481,7 @@ impl Runner for CudaRunner {
         let saved = Snapshot::of_slot((engine.gpu(), &self.host), engine.state(), at, place);
         let mut saved = self.watched(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
-            saved.pages = self.pages.keep(&sequence.table, sequence.position);
+            saved.pages = self.book.lock().keep(&sequence.table, sequence.position);
         }
         Ok(self.keep_snapshot(saved))
     }
@@ -488,8 +496,8 @@ impl Runner for CudaRunner {
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             // Its own pages may be needed.
             sequence.position = 0;
-            self.pages
-                .leave(std::mem::take(&mut sequence.table).into_iter());
+            let table = std::mem::take(&mut sequence.table);
+            self.book.lock().leave(table.into_iter());
         }
         let restored = self.restore_into(seq, snapshot);
         let result = self.watched(restored);
@@ -497,8 +505,8 @@ impl Runner for CudaRunner {
             // An empty sequence is left behind.
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position = 0;
-                self.pages
-                    .leave(std::mem::take(&mut sequence.table).into_iter());
+                let table = std::mem::take(&mut sequence.table);
+                self.book.lock().leave(table.into_iter());
             }
             let cleared = self.engine.clear_slot(slot);
             self.watched(cleared)?;
@@ -508,7 +516,7 @@ impl Runner for CudaRunner {
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         if let Some(saved) = self.snapshots.remove(&snapshot) {
-            self.pages.drop_kept(saved.pages.iter().copied());
+            self.book.lock().drop_kept(saved.pages.iter().copied());
         }
         // A card that failed is told by the next call.
         if self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
@@ -517,16 +525,26 @@ impl Runner for CudaRunner {
     }
 
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
+        let written = self.detach(snapshot)?.write(sink);
+        self.watched(written)
+    }
+
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
         self.alive()?;
         let saved = self
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        let engine = &self.engine;
-        let mover = mover(engine.gpu(), &self.map, &self.host);
-        let of = (engine.state(), engine.spec());
-        let written = saved.export(&mover, &self.pages, of, self.owner(), sink);
-        self.watched(written)
+        let whose = Whose {
+            book: Arc::clone(&self.book),
+            host: Arc::clone(&self.host),
+            map: Arc::clone(&self.map),
+            state: self.engine.shared_state(),
+            spec: self.engine.shared_spec(),
+            courier: self.engine.gpu().courier(),
+            owner: self.owner(),
+        };
+        Ok(Box::new(CardParcel::new(whose, saved)))
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
@@ -535,7 +553,7 @@ impl Runner for CudaRunner {
         let engine = &self.engine;
         let mover = mover(engine.gpu(), &self.map, &self.host);
         let of = (engine.state(), engine.spec());
-        let snapshot = Snapshot::import(&mover, &mut self.pages, of, to, source);
+        let snapshot = Snapshot::import(&mover, &mut self.book.lock(), of, to, source);
         let snapshot = self.watched(snapshot)?;
         Ok(self.keep_snapshot(snapshot))
     }

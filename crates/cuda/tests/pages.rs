@@ -163,3 +163,64 @@ fn states_of_one_conversation_share_their_rows() {
     assert_eq!(both - alone, states_only);
     assert!(states_only < alone);
 }
+
+/// A state that is on its way to the disk stays what it was while it is freed and its pages move and are written over.
+#[test]
+fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
+    let Some(bench) = bench(false) else { return };
+    let mut runner = open(&bench, KvFormat::Q8_0);
+    let runner = &mut *runner;
+    let seq = runner.open(1000).unwrap();
+    read(runner, seq, 600, 1);
+    let saved = runner.snapshot(seq, Place::Host).unwrap();
+    let mut exported = Vec::new();
+    runner.export(saved.id, &mut exported).unwrap();
+    let expected = speak(runner, seq, 7);
+    let [mut early, mut late] = [(); 2].map(|()| runner.detach(saved.id).unwrap());
+    assert_eq!(early.bytes(), exported.len() as u64);
+    let writer = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        early.write(&mut bytes).unwrap();
+        bytes
+    });
+    runner.free_snapshot(saved.id);
+    runner.close(seq);
+    // Two sequences take all eight places, so what the parcels keep moves to the host.
+    for salt in 0..3 {
+        let seqs = [(); 2].map(|()| runner.open(1000).unwrap());
+        for seq in seqs {
+            read(runner, seq, 990, 20 + salt);
+        }
+        seqs.into_iter().for_each(|seq| runner.close(seq));
+    }
+    assert!(
+        writer.join().unwrap() == exported,
+        "written while others read"
+    );
+    let mut bytes = Vec::new();
+    late.write(&mut bytes).unwrap();
+    assert!(bytes == exported, "written after its pages had moved");
+    drop(late);
+    assert_eq!(runner.room().snapshot_bytes, 0);
+    // Once into places that hold nothing, once where none is left.
+    let other = runner.open(1000).unwrap();
+    for n in [0, 990] {
+        read(runner, other, n, 40);
+        let full = (n > 0).then(|| runner.snapshot(other, Place::Host).unwrap());
+        let imported = runner.import(&mut &exported[..]).unwrap();
+        let again = runner.import(&mut &exported[..]).unwrap();
+        let seq = runner.open(1000).unwrap();
+        for id in [imported.id, again.id] {
+            runner.restore(seq, id).unwrap();
+            let found = speak(runner, seq, 7);
+            same("read from what was exported", &found, &expected);
+        }
+        runner.close(seq);
+        for id in [imported.id, again.id]
+            .into_iter()
+            .chain(full.map(|f| f.id))
+        {
+            runner.free_snapshot(id);
+        }
+    }
+}

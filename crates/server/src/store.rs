@@ -6,8 +6,8 @@
 //! DIR/OWNER/*.part          a state being written, locked by its writer
 //! ```
 //!
-//! Files are written on a thread of their own from bytes that are no longer the device's: into a part file,
-//! which is synchronised, renamed, and made lasting by synchronising its folder. So a file under its final name
+//! Files are written on a thread of their own, which also fetches the bytes where they still are the device's: into a
+//! part file, which is synchronised, renamed, and made lasting by synchronising its folder. So a file under its final name
 //! is whole, unless the medium damaged it, which checksums find. Nothing rests on names: tokens are stored and
 //! compared. A file that does not fit is a miss and is taken away; a folder that cannot be written turns the
 //! store off with a warning.
@@ -26,7 +26,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use contract::TokenId;
+use contract::{DeviceError, Parcel, TokenId};
 use decode::Store;
 use decode::prefix::Found;
 
@@ -77,13 +77,14 @@ pub struct DiskStore {
     waiting_bytes: Arc<AtomicU64>,
     facts: StoreFacts,
     /// `None` once it is being dropped, which ends the thread.
-    inbox: Option<Sender<Parcel>>,
+    inbox: Option<Sender<Order>>,
     writer: Option<JoinHandle<()>>,
 }
 
-struct Parcel {
+struct Order {
     tokens: Arc<[TokenId]>,
-    bytes: Vec<u8>,
+    parcel: Box<dyn Parcel>,
+    size: u64,
 }
 
 impl DiskStore {
@@ -93,7 +94,7 @@ impl DiskStore {
         shelf.tidy(config.budget)?;
         shelf.look();
         let shelf = Arc::new(Mutex::new(shelf));
-        let (inbox, parcels) = mpsc::channel();
+        let (inbox, orders) = mpsc::channel();
         let mut store = DiskStore {
             shelf,
             waiting: Arc::default(),
@@ -113,7 +114,7 @@ impl DiskStore {
             facts: store.facts.clone(),
         };
         let thread = std::thread::Builder::new().name("state writer".to_owned());
-        store.writer = Some(thread.spawn(move || writer.run(&parcels))?);
+        store.writer = Some(thread.spawn(move || writer.run(&orders))?);
         Ok(store)
     }
 
@@ -162,8 +163,8 @@ impl Store for DiskStore {
         kept.map_or(begun, |(kept, _)| kept.len())
     }
 
-    fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>) {
-        let size = bytes.len() as u64;
+    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>) {
+        let size = parcel.bytes();
         let waiting = self.waiting_bytes.load(Ordering::Relaxed);
         let fits = size <= self.facts.budget && waiting.saturating_add(size) <= MOST_WAITING;
         let Some(inbox) = self
@@ -177,7 +178,11 @@ impl Store for DiskStore {
         self.waiting_bytes.fetch_add(size, Ordering::Relaxed);
         lock(&self.waiting).push(Arc::clone(&tokens));
         // A send fails only if the writer is gone, which has been told.
-        let _ = inbox.send(Parcel { tokens, bytes });
+        let _ = inbox.send(Order {
+            tokens,
+            parcel,
+            size,
+        });
     }
 
     fn forget(&mut self, tokens: &[TokenId]) {
@@ -204,21 +209,23 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(&self, parcels: &Receiver<Parcel>) {
-        for parcel in parcels {
+    fn run(&self, orders: &Receiver<Order>) {
+        for mut order in orders {
             if self.facts.trouble().is_none()
-                && let Err(error) = self.write(&parcel)
+                && let Err(error) = self.write(&mut order)
             {
-                self.facts.fail(error.to_string());
+                match error {
+                    DeviceError::SnapshotIo(error) => self.facts.fail(error.to_string()),
+                    error => tracing::warn!(%error, "a state cannot be brought to the disk"),
+                }
             }
-            let size = parcel.bytes.len() as u64;
-            self.waiting_bytes.fetch_sub(size, Ordering::Relaxed);
-            lock(&self.waiting).retain(|tokens| !Arc::ptr_eq(tokens, &parcel.tokens));
+            self.waiting_bytes.fetch_sub(order.size, Ordering::Relaxed);
+            lock(&self.waiting).retain(|tokens| !Arc::ptr_eq(tokens, &order.tokens));
         }
     }
 
-    fn write(&self, parcel: &Parcel) -> io::Result<()> {
-        let size = file::size(parcel.tokens.len(), parcel.bytes.len());
+    fn write(&self, order: &mut Order) -> Result<(), DeviceError> {
+        let size = file::size(order.tokens.len(), order.size);
         if size > self.facts.budget {
             return Ok(());
         }
@@ -228,8 +235,8 @@ impl Writer {
             shelf.dir().to_path_buf()
         };
         // The lock of the shelf is not held while the disk works.
-        let path = file::write(&dir, &parcel.tokens, &parcel.bytes)?;
-        lock(&self.shelf).add(Arc::clone(&parcel.tokens), path);
+        let path = file::write(&dir, &order.tokens, &mut *order.parcel)?;
+        lock(&self.shelf).add(Arc::clone(&order.tokens), path);
         Ok(())
     }
 }

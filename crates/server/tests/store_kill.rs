@@ -73,7 +73,7 @@ fn victim() {
         let mut store = DiskStore::open(config(&dir)).unwrap();
         for _ in 0..5 {
             let tokens = tokens(state);
-            store.put(&tokens, payload(&tokens));
+            store.put(&tokens, Box::new(payload(&tokens)));
             state += 1;
         }
     }

@@ -194,6 +194,8 @@ pub struct Pinned<T: Plain> {
 
 // SAFETY: it owns its memory, like a boxed slice.
 unsafe impl<T: Plain + Send> Send for Pinned<T> {}
+// SAFETY: as above; through a shared reference it is only read.
+unsafe impl<T: Plain + Sync> Sync for Pinned<T> {}
 
 impl<T: Plain> Pinned<T> {
     pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Pinned<T>, DeviceError> {
@@ -266,21 +268,106 @@ impl<T: Plain> Drop for Pinned<T> {
     }
 }
 
-/// Locks host memory from any thread.
+/// What other threads may do with a card: lock host memory, and copy on streams of their own.
 #[derive(Debug, Clone)]
-pub struct Locker(pub(super) Arc<Context>);
+pub struct Courier(pub(super) Arc<Context>);
 
-impl Locker {
+impl Courier {
     /// As [`Gpu::pinned`].
     pub fn pinned<T: Plain>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
         Pinned::new(&self.0, len)
     }
+
+    /// As [`Gpu::new_stream`].
+    pub fn stream(&self) -> Result<Stream, DeviceError> {
+        Stream::new(&self.0)
+    }
+
+    /// Waits for all that any thread has queued on any stream.
+    pub fn sync_all(&self) -> Result<(), DeviceError> {
+        self.0.enter()?;
+        result::ctx::synchronize().map_err(|e| failed("cuCtxSynchronize", "", e))
+    }
+
+    /// Queues a copy of `bytes` bytes from the card into page-locked memory.
+    ///
+    /// # Safety
+    /// As [`Gpu::copy_rows`].
+    pub unsafe fn fetch(
+        &self,
+        stream: &Stream,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.0.enter()?;
+        // SAFETY: the caller's word.
+        unsafe { copy_rows(stream, (to, 0), (from, 0), bytes, 1) }
+    }
+}
+
+/// Queues a copy of `n` rows of `width` bytes. Each side is the address of its first row and the bytes from one row to
+/// the next, on the card or in page-locked host memory.
+///
+/// # Safety
+/// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
+unsafe fn copy_rows(
+    stream: &Stream,
+    (to, to_pitch): (u64, usize),
+    (from, from_pitch): (u64, usize),
+    width: usize,
+    n: usize,
+) -> Result<(), DeviceError> {
+    /// The longest pitch of a copy of rows that every card takes.
+    const MOST: usize = (1 << 31) - 1;
+    let raw = stream.raw();
+    let told = || format!("{n} rows of {width} bytes");
+    if width == 0 || n == 0 {
+        return Ok(());
+    }
+    if n == 1 || to_pitch.max(from_pitch) > MOST {
+        for row in 0..n {
+            let (to, from) = (
+                to + (row * to_pitch) as u64,
+                from + (row * from_pitch) as u64,
+            );
+            // SAFETY: addresses are unified, so the driver knows which side is the host; liveness is the
+            // caller's word, and a wrong address of the card is a fault reported at the next wait.
+            unsafe { sys::cuMemcpyAsync(to, from, width, raw) }
+                .result()
+                .map_err(|e| failed("cuMemcpyAsync", &told(), e))?;
+        }
+        return Ok(());
+    }
+    let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: unified,
+        srcHost: std::ptr::null(),
+        srcDevice: from,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: from_pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: unified,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: to,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: to_pitch,
+        WidthInBytes: width,
+        Height: n,
+    };
+    // SAFETY: as above.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, raw) }
+        .result()
+        .map_err(|e| failed("cuMemcpy2DAsync", &told(), e))
 }
 
 impl Gpu {
-    /// Locks host memory from other threads.
-    pub fn locker(&self) -> Locker {
-        Locker(Arc::clone(&self.context))
+    /// What other threads may do.
+    pub fn courier(&self) -> Courier {
+        Courier(Arc::clone(&self.context))
     }
 
     /// Copies within the card, in order with the main stream; does not wait.
@@ -305,50 +392,8 @@ impl Gpu {
         width: usize,
         n: usize,
     ) -> Result<(), DeviceError> {
-        /// The longest pitch of a copy of rows that every card takes.
-        const MOST: usize = (1 << 31) - 1;
-        let raw = self.stream().raw();
-        let told = || format!("{n} rows of {width} bytes");
-        if width == 0 || n == 0 {
-            return Ok(());
-        }
-        if n == 1 || to_pitch.max(from_pitch) > MOST {
-            for row in 0..n {
-                let (to, from) = (
-                    to + (row * to_pitch) as u64,
-                    from + (row * from_pitch) as u64,
-                );
-                // SAFETY: addresses are unified, so the driver knows which side is the host; liveness is the
-                // caller's word, and a wrong address of the card is a fault reported at the next wait.
-                unsafe { sys::cuMemcpyAsync(to, from, width, raw) }
-                    .result()
-                    .map_err(|e| failed("cuMemcpyAsync", &told(), e))?;
-            }
-            return Ok(());
-        }
-        let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: unified,
-            srcHost: std::ptr::null(),
-            srcDevice: from,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: from_pitch,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: unified,
-            dstHost: std::ptr::null_mut(),
-            dstDevice: to,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: to_pitch,
-            WidthInBytes: width,
-            Height: n,
-        };
-        // SAFETY: as above.
-        unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, raw) }
-            .result()
-            .map_err(|e| failed("cuMemcpy2DAsync", &told(), e))
+        // SAFETY: the caller's word.
+        unsafe { copy_rows(self.stream(), (to, to_pitch), (from, from_pitch), width, n) }
     }
 
     /// Sets `bytes` bytes at a device address to zero, in order with the main stream; does not wait.

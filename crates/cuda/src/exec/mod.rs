@@ -29,7 +29,7 @@ pub(crate) struct Engine {
     plans: Plans,
     headers: Headers,
     regions: Regions,
-    state: State,
+    state: Arc<State>,
     spec: Arc<ModelSpec>,
     /// Whether prompts are read as chains of tree nodes.
     chains: bool,
@@ -104,7 +104,7 @@ impl Engine {
             plans,
             headers,
             regions,
-            state,
+            state: Arc::new(state),
             spec,
             chains,
             #[cfg(feature = "inspect")]
@@ -149,6 +149,16 @@ impl Engine {
 
     pub(crate) fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// For other threads: where everything lies.
+    pub(crate) fn shared_state(&self) -> Arc<State> {
+        Arc::clone(&self.state)
+    }
+
+    /// For other threads: the model.
+    pub(crate) fn shared_spec(&self) -> Arc<ModelSpec> {
+        Arc::clone(&self.spec)
     }
 
     /// Tokens of the longest chunk.

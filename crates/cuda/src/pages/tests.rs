@@ -147,6 +147,24 @@ impl World {
         }
     }
 
+    /// Brings a kept state in from elsewhere, as one that is read from a disk.
+    fn import(&mut self, kept: usize) {
+        let rows = self.kept[kept].rows.clone();
+        let mut pages = Vec::new();
+        for rows in rows.chunks(PAGE) {
+            let mut page = rows.to_vec();
+            page.resize(PAGE, 0);
+            pages.push(match self.pages.adopt_place() {
+                Some((id, place)) => {
+                    self.card.places[place] = page;
+                    id
+                }
+                None => self.pages.adopt(page),
+            });
+        }
+        self.kept.push(Holder { rows, pages });
+    }
+
     fn close(&mut self, seq: usize) {
         let holder = self.live.remove(&seq).unwrap();
         self.pages.leave(holder.pages.into_iter());
@@ -219,6 +237,15 @@ fn play(seed: u64, faults: bool) -> World {
                 world.free(which);
             }
             7 if step % 3 == 0 => world.close(seq),
+            7 if kept > 0 => {
+                let which = world.card.dice.below(kept);
+                world.import(which);
+                // A parcel keeps what another frees.
+                let again = world.kept[which].clone();
+                let pages = world.pages.keep_again(&again.pages);
+                world.free(which);
+                world.kept.push(Holder { pages, ..again });
+            }
             _ => {}
         }
         world.check(&format!("seed {seed}, step {step}"));

@@ -5,7 +5,10 @@
 //! what is left, so it is identity bit for bit.
 
 mod neutral;
+mod parcel;
 mod travel;
+
+use std::sync::Arc;
 
 use contract::DeviceError;
 
@@ -14,6 +17,8 @@ use crate::host::{HostBlock, HostPool};
 use crate::pages::{Mover, PageId};
 use crate::state::{PAGE, Rows, State};
 
+pub(crate) use parcel::{Book, CardParcel, Whose};
+
 #[cfg(feature = "inspect")]
 pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};
 
@@ -21,7 +26,7 @@ pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};
 pub(crate) struct Snapshot {
     pub(crate) position: usize,
     pub(crate) pages: Vec<PageId>,
-    left: Copied,
+    left: Arc<Copied>,
 }
 
 /// Bytes of a slot that were copied.
@@ -69,6 +74,13 @@ impl PageMap {
             groups: groups.collect(),
             bytes,
         }
+    }
+
+    /// Bytes of the widest array of one layer of a page, scales included.
+    fn widest(&self) -> usize {
+        let arrays = self.groups.iter().flat_map(|planes| planes.chunks_exact(2));
+        let bytes = arrays.map(|planes| planes[0].width + planes[1].width);
+        bytes.max().unwrap_or(0)
     }
 
     fn planes(&self) -> impl Iterator<Item = &Plane> {
@@ -280,7 +292,7 @@ impl Snapshot {
         Ok(Snapshot {
             position,
             pages: Vec::new(),
-            left: copied,
+            left: Arc::new(copied),
         })
     }
 

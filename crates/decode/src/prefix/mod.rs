@@ -393,11 +393,10 @@ impl PrefixCache {
         if !enough {
             return Ok(false);
         }
-        let mut bytes = Vec::new();
-        match runner.export(snapshot, &mut bytes) {
-            Ok(()) => {
+        match runner.detach(snapshot) {
+            Ok(parcel) => {
                 self.stats.stored += 1;
-                store.put(&tokens, bytes);
+                store.put(&tokens, parcel);
                 Ok(true)
             }
             Err(lost @ DeviceError::Lost { .. }) => Err(lost),

@@ -5,7 +5,7 @@
 
 use std::io::Read;
 
-use contract::TokenId;
+use contract::{Parcel, TokenId};
 
 /// Keeps exported snapshots by their tokens. Nothing it does may fail: what cannot be kept or found is missing.
 pub trait Store {
@@ -15,8 +15,9 @@ pub trait Store {
     /// How many tokens of `tokens` the longest kept beginning covers.
     fn covered(&mut self, tokens: &[TokenId]) -> usize;
 
-    /// Keeps an exported snapshot of `tokens`. Called on the device's thread, so it must not wait for a disk.
-    fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>);
+    /// Keeps an exported snapshot of `tokens`. Called on the device's thread, so it must wait neither for a disk nor
+    /// for the parcel's bytes.
+    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>);
 
     /// Forgets what [`Store::find`] gave for these tokens, because the device did not take it.
     fn forget(&mut self, tokens: &[TokenId]);

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use std::sync::{Arc, Mutex};
 
 use conformance::fake::{Call, FakeSpec, Fault, FaultKind, Language, When};
-use contract::{Limits, TokenId};
+use contract::{Limits, Parcel, TokenId};
 use decode::prefix::Found;
 use decode::{Boundaries, Event, Job, PrefixConfig, Scheduler, SchedulerConfig, Settings, Store};
 use proptest::prelude::*;
@@ -305,7 +305,10 @@ impl Store for ShelfStore {
         kept.map(|(kept, _)| kept.len()).max().unwrap_or(0)
     }
 
-    fn put(&mut self, tokens: &[TokenId], bytes: Vec<u8>) {
+    fn put(&mut self, tokens: &[TokenId], mut parcel: Box<dyn Parcel>) {
+        let mut bytes = Vec::new();
+        parcel.write(&mut bytes).unwrap();
+        assert_eq!(bytes.len() as u64, parcel.bytes());
         self.0.lock().unwrap().push((tokens.to_vec(), bytes));
     }
 

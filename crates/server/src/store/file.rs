@@ -13,7 +13,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use contract::TokenId;
+use contract::{DeviceError, Parcel, TokenId};
 
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
 /// Changes whenever the meaning of any byte does.
@@ -31,8 +31,8 @@ pub const WHOLE: &str = "state";
 pub const PART: &str = "part";
 
 /// Bytes of a file.
-pub fn size(n_tokens: usize, payload_bytes: usize) -> u64 {
-    (head_size(n_tokens) + payload_bytes) as u64
+pub fn size(n_tokens: usize, payload_bytes: u64) -> u64 {
+    head_size(n_tokens) as u64 + payload_bytes
 }
 
 fn head_size(n_tokens: usize) -> usize {
@@ -46,15 +46,28 @@ pub fn name(tokens: &[TokenId]) -> String {
 }
 
 /// Writes a file under its final name, or nothing: the bytes and the name are on the medium when this returns.
-pub fn write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathBuf> {
+///
+/// # Errors
+/// [`DeviceError::SnapshotIo`] from the disk, others from the device that gives the payload.
+pub fn write(
+    dir: &Path,
+    tokens: &[TokenId],
+    payload: &mut dyn Parcel,
+) -> Result<PathBuf, DeviceError> {
     match try_write(dir, tokens, payload) {
         // Between making a part and locking it, another process may take it for a dead writer's.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => try_write(dir, tokens, payload),
+        Err(DeviceError::SnapshotIo(error)) if error.kind() == io::ErrorKind::NotFound => {
+            try_write(dir, tokens, payload)
+        }
         written => written,
     }
 }
 
-fn try_write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathBuf> {
+fn try_write(
+    dir: &Path,
+    tokens: &[TokenId],
+    payload: &mut dyn Parcel,
+) -> Result<PathBuf, DeviceError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let part = dir.join(format!("{}-{number}.{PART}", std::process::id()));
@@ -63,7 +76,7 @@ fn try_write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathB
         fs::rename(&part, &path)?;
         // Unlocked only now, so that nobody takes it for a dead writer's.
         drop(file);
-        File::open(dir)?.sync_all()
+        Ok(File::open(dir)?.sync_all()?)
     });
     if written.is_err() {
         // What cannot be written often cannot be removed; the next start tries again.
@@ -72,20 +85,28 @@ fn try_write(dir: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<PathB
     written.map(|()| path)
 }
 
-fn write_part(part: &Path, tokens: &[TokenId], payload: &[u8]) -> io::Result<File> {
+fn write_part(
+    part: &Path,
+    tokens: &[TokenId],
+    payload: &mut dyn Parcel,
+) -> Result<File, DeviceError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(part)?;
     file.lock()?;
-    let mut head = fixed(tokens.len(), payload.len()).to_vec();
+    let mut head = fixed(tokens.len(), payload.bytes()).to_vec();
     let ids = ids(tokens);
     head.extend_from_slice(&head_hash(&head, &ids));
     head.extend_from_slice(&ids);
     head.resize(head_size(tokens.len()), 0);
     file.write_all(&head)?;
-    file.write_all(payload)?;
+    payload.write(&mut file)?;
+    if file.stream_position()? != size(tokens.len(), payload.bytes()) {
+        let error = damaged("a state has not the length that was told");
+        return Err(DeviceError::SnapshotIo(error));
+    }
     file.sync_all()?;
     Ok(file)
 }
@@ -132,12 +153,12 @@ fn read_head(path: &Path) -> io::Result<(File, Vec<TokenId>, u64)> {
     Ok((file, tokens.collect(), payload))
 }
 
-fn fixed(n_tokens: usize, payload: usize) -> [u8; FIXED] {
+fn fixed(n_tokens: usize, payload: u64) -> [u8; FIXED] {
     let mut bytes = [0; FIXED];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..16].copy_from_slice(&u64::from(VERSION).to_le_bytes());
     bytes[16..24].copy_from_slice(&(n_tokens as u64).to_le_bytes());
-    bytes[24..].copy_from_slice(&(payload as u64).to_le_bytes());
+    bytes[24..].copy_from_slice(&payload.to_le_bytes());
     bytes
 }
 

@@ -19,7 +19,7 @@ fn config(dir: &Path, budget: u64) -> StoreConfig {
 fn put(dir: &Path, budget: u64, states: &[(Vec<TokenId>, Vec<u8>)]) {
     let mut store = DiskStore::open(config(dir, budget)).unwrap();
     for (tokens, bytes) in states {
-        store.put(tokens, bytes.clone());
+        store.put(tokens, Box::new(bytes.clone()));
     }
 }
 
@@ -76,7 +76,7 @@ fn the_longest_beginning_is_found_by_another_process() {
 fn what_is_waiting_to_be_written_is_not_asked_for_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
-    store.put(&tokens(50, 0), vec![1; 10]);
+    store.put(&tokens(50, 0), Box::new(vec![1; 10]));
     assert_eq!(store.covered(&tokens(60, 0)), 50);
 }
 
@@ -116,7 +116,7 @@ fn the_files_longest_unused_go_for_new_ones() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(found(&mut store, &tokens(11, 0), 0).is_some());
         std::thread::sleep(std::time::Duration::from_millis(20));
-        store.put(&state(3).0, state(3).1);
+        store.put(&state(3).0, Box::new(state(3).1));
     }
     let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
     let kept: Vec<bool> = (0..4)
@@ -178,7 +178,7 @@ fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
         .unwrap();
     fs::remove_dir(&owner).unwrap();
     fs::write(&owner, "").unwrap();
-    store.put(&tokens(10, 0), vec![1; 10]);
+    store.put(&tokens(10, 0), Box::new(vec![1; 10]));
     drop(store);
     assert!(health.trouble().is_some());
 }
