@@ -164,7 +164,8 @@ pub struct DeviceArgs {
     /// Threads of the CPU device; by default one per core.
     #[arg(long, env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// The longest context, in tokens; by default what the model was trained for, as far as it fits.
+    /// The longest context, in tokens [default: what the model was trained for, as far as it fits; on the CPU at most
+    /// 32768].
     #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
     /// How cached keys are stored.
@@ -174,7 +175,8 @@ pub struct DeviceArgs {
     #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
     /// How cached keys and values are stored, where the two flags above say nothing; of several, as in
-    /// `tq3_0,q4_0`, the first that the device has [default: f16, or f32 for the reference].
+    /// `tq3_0,q4_0`, the first that the device has and that fits [default: on a card q8_0, or where that does not fit
+    /// q4_0, or then tq3_0; on the CPU f16, or f32 for the reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU, 2048 on a card].

@@ -44,6 +44,8 @@ pub struct ModelFacts {
     pub draft_path: Option<String>,
     /// Whether the draft is loaded at its first use.
     pub lazy_draft: bool,
+    /// Why keys and values are stored as they are, and the context is as long as it is, if somebody chose.
+    pub kv_choice: Option<String>,
     /// Its card.
     pub card: Option<CardFacts>,
 }

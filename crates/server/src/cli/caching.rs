@@ -45,7 +45,7 @@ pub struct PlanArgs {
     /// Show what the model takes for any context and storage of keys and values.
     #[arg(long)]
     pub plan: bool,
-    /// Memory to plan for, such as 24GiB [default: what the device has free].
+    /// Plan for a card with so much memory free, such as 24GiB [default: what the device has free].
     #[arg(long, value_name = "SIZE", requires = "plan")]
     pub vram: Option<String>,
 }

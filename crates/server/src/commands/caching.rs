@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use chat::conversation::{Conversation, Message, Role};
 use contract::vocab::TokenKind;
-use contract::{Backend, DeviceInfo, Place, TokenId};
+use contract::{Backend, Place, TokenId};
 use decode::{Boundaries, PrefixConfig};
 
 use crate::cli::CacheArgs;
@@ -14,23 +14,18 @@ use crate::store::{DiskStore, StoreConfig};
 
 /// Tokens between states while a prompt is read.
 const EVERY: usize = 4096;
-/// The same on a card, whose snapshots do not share what they hold.
-const EVERY_ON_A_CARD: usize = 16_384;
 /// States of a conversation on a terminal: its head, its last turns, and one to fall back on.
 const TALK_SLOTS: usize = 4;
 /// Changes whenever equal tokens may lead to other states than before, in which case stored ones are of no use.
 const ENGINE: &str = "hearth state 1";
 
 /// What is saved of prompts.
-pub(super) fn prefix(
-    args: &CacheArgs,
-    model: &ServedModel,
-    device: &DeviceInfo,
-) -> anyhow::Result<PrefixConfig> {
+pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<PrefixConfig> {
     let bytes = match &args.prefix_cache_bytes {
         Some(text) => open::bytes_of(text)
             .with_context(|| format!("--prefix-cache-bytes {text}: use a size such as 8G"))?,
-        // Snapshots lie in the machine's memory, wherever the model runs.
+        // States lie in the machine's memory wherever the model runs, and rows go there when a card's cache is
+        // needed for others; those that are still on the card count too.
         None => {
             cpu::CpuBackend::new(cpu::Options::default())
                 .probe()?
@@ -38,16 +33,12 @@ pub(super) fn prefix(
                 / 4
         }
     };
-    let every = match device.id.as_str() {
-        "cpu" => EVERY,
-        _ => EVERY_ON_A_CARD,
-    };
     Ok(PrefixConfig {
         slots: args.prefix_cache_slots,
         bytes,
         boundaries: Boundaries {
             turn_starts: turn_starts(model),
-            every,
+            every: EVERY,
             ..Boundaries::default()
         },
         place: Place::Host,

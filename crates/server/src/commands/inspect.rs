@@ -142,7 +142,7 @@ impl Report {
     }
 
     fn plan(&mut self, loaded: &model::Loaded, args: &InspectArgs) -> anyhow::Result<()> {
-        let backend = open::device(&args.device)?;
+        let backend = plan::device(args)?;
         let mut drafting = Drafting::none();
         if let Some(path) = &args.draft {
             let draft = model::DraftFile::open(path)?;
@@ -151,7 +151,7 @@ impl Report {
             drafting.plan = Some(draft_plan(found, args.device.cpu_reference, false));
         }
         if args.plan.plan {
-            let (text, json) = plan::table(loaded, args, &drafting)?;
+            let (text, json) = plan::table(backend.as_ref(), loaded, args, &drafting)?;
             self.text.push_str(&text);
             self.json.insert("memory".to_owned(), json);
         }
@@ -165,6 +165,7 @@ impl Report {
             plan,
             memory,
             device,
+            why,
         } = match fitted {
             Ok(fitted) => fitted,
             Err(error) => {
@@ -184,6 +185,7 @@ impl Report {
                 shape::fact("sequences", plan.limits.sequences),
                 shape::fact("keys", plan.kv.k.name()),
                 shape::fact("values", plan.kv.v.name()),
+                shape::fact("why", why),
                 bytes("weights_bytes", memory.weights_bytes),
                 bytes("mapped_bytes", memory.mapped_bytes),
                 bytes("cache_bytes", memory.kv_bytes),

@@ -9,6 +9,7 @@ mod caller;
 mod connect;
 pub(crate) mod drafting;
 mod eval;
+mod fit;
 mod inspect;
 mod kernels;
 mod new_file;

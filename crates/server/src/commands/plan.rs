@@ -5,18 +5,16 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use anyhow::Context;
-use contract::{Backend, KvFormat, KvFormats, Limits, ModelSpec, OpenPlan};
+use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, ModelSpec, OpenPlan};
 use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
 use crate::commands::drafting::Drafting;
-use crate::commands::open;
 use crate::commands::progress::bytes_text;
+use crate::commands::{fit, open};
 
 /// Contexts of the table, in tokens.
 const CONTEXTS: [usize; 6] = [8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
-const CHUNK: usize = 512;
-const CARD_CHUNK: usize = 2048;
 
 /// One storage of keys and values.
 struct Line {
@@ -26,81 +24,93 @@ struct Line {
     /// Bytes in all, by context.
     totals: Vec<u64>,
     /// The longest context that fits, in tokens.
-    longest: u64,
+    longest: usize,
+}
+
+/// The device to plan for: the one here, or a card with the memory that was named.
+///
+/// # Errors
+/// Where there is no such device, or the size is none.
+pub(super) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
+    let Some(text) = &args.plan.vram else {
+        return open::device(&args.device);
+    };
+    let total_bytes =
+        open::bytes_of(text).with_context(|| format!("--vram {text}: use a size such as 24GiB"))?;
+    let here = cuda::probe()
+        .ok()
+        .and_then(|cards| cards.into_iter().next());
+    let card = cuda::Card {
+        total_bytes,
+        name: format!("a card with {}", bytes_text(total_bytes)),
+        ..here.unwrap_or_else(usual_card)
+    };
+    let options = cuda::Options {
+        unseen: true,
+        ..open::choice(&args.device)?.card
+    };
+    Ok(Box::new(cuda::CudaBackend::with_options(card, options)))
+}
+
+/// What is planned for where there is no card: an RTX 3090, as far as a plan depends on it.
+fn usual_card() -> cuda::Card {
+    cuda::Card {
+        ordinal: 0,
+        name: String::new(),
+        capability: (8, 6),
+        multiprocessors: 82,
+        total_bytes: 0,
+    }
 }
 
 /// The table for people and for programs.
 pub(super) fn table(
+    backend: &dyn Backend,
     loaded: &model::Loaded,
     args: &InspectArgs,
     drafting: &Drafting,
 ) -> anyhow::Result<(String, Value)> {
-    let backend = open::device(&args.device)?;
     let device = backend.probe()?;
-    let room = match &args.plan.vram {
-        Some(text) => open::bytes_of(text)
-            .with_context(|| format!("--vram {text}: use a size such as 24GiB"))?,
-        None => device.free_bytes,
-    };
-    let sequences = args.max_sequences as u64;
-    // Everything but keys and values, which hardly grows with the context.
-    let mut rests = Vec::new();
-    for context in CONTEXTS {
-        rests.push(rest(
-            backend.as_ref(),
-            loaded,
-            (args, drafting),
-            (context, device.id.as_str()),
-        )?);
-    }
-    let lines = KvFormat::ALL
-        .into_iter()
-        .filter(|format| *format != KvFormat::F32);
-    let lines: Vec<Line> = lines
-        .map(|format| {
-            let token_bytes = token_bytes(&loaded.spec, format);
-            let kv = |context: usize| token_bytes * sequences * context as u64;
-            let totals = CONTEXTS.iter().zip(&rests).map(|(n, rest)| rest + kv(*n));
-            let most = rests.last().copied().unwrap_or(0);
-            Line {
-                format,
-                token_bytes,
-                totals: totals.collect(),
-                longest: room.saturating_sub(most) / (token_bytes * sequences).max(1),
-            }
-        })
-        .collect();
-    Ok((text(&lines, room, args), json_of(&lines, room, args)))
-}
-
-/// Bytes of everything but keys and values at a context.
-fn rest(
-    backend: &dyn Backend,
-    loaded: &model::Loaded,
-    (args, drafting): (&InspectArgs, &Drafting),
-    (context, device): (usize, &str),
-) -> anyhow::Result<u64> {
-    let plan = OpenPlan {
+    let room = device.free_bytes;
+    let plan = |format: KvFormat, context: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
         exact: drafting.exact,
         kv: KvFormats {
-            k: KvFormat::F16,
-            v: KvFormat::F16,
+            k: format,
+            v: format,
         },
         limits: Limits {
             sequences: args.max_sequences,
             context,
             tree_nodes: drafting.tree_nodes(),
-            prefill_chunk: args.device.chunk.unwrap_or(match device {
-                "cpu" => CHUNK,
-                _ => CARD_CHUNK,
-            }),
+            prefill_chunk: fit::chunk(&args.device, device.id != "cpu"),
         },
     };
-    let memory = backend.estimate(&plan)?;
-    Ok(memory.total_bytes() - memory.kv_bytes)
+    let mut lines = Vec::new();
+    for format in KvFormat::ALL {
+        if format == KvFormat::F32 {
+            continue;
+        }
+        let takes = |context: usize| match backend.estimate(&plan(format, context)) {
+            Ok(memory) => Ok(Some(memory.total_bytes())),
+            Err(DeviceError::Unsupported { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        // What the device does not store has no line.
+        let totals: Result<Option<Vec<u64>>, DeviceError> =
+            CONTEXTS.into_iter().map(takes).collect();
+        let Some(totals) = totals? else { continue };
+        let fits = |n: usize| takes(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
+        lines.push(Line {
+            format,
+            token_bytes: token_bytes(&loaded.spec, format),
+            totals,
+            longest: fit::longest(fit::MOST_CONTEXT, fits),
+        });
+    }
+    Ok((text(&lines, room, args), json_of(&lines, room, args)))
 }
 
 /// Bytes of the keys and values of one token.

@@ -169,8 +169,9 @@ fn load(
     {
         tracing::info!("{line}");
     }
+    model.facts.kv_choice = Some(fitted.why.clone());
     let prefill_chunk = fitted.plan.limits.prefill_chunk;
-    let prefix = caching::prefix(&args.cache, &model, &fitted.device)?;
+    let prefix = caching::prefix(&args.cache, &model)?;
     let store = caching::store(&args.cache, &fitted)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;

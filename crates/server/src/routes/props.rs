@@ -52,6 +52,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "fa_window": 0,
             "kv_cache_k": info.kv.k.name(),
             "kv_cache_v": info.kv.v.name(),
+            "kv_cache_choice": model.facts.kv_choice,
             "lazy_draft": model.facts.lazy_draft,
             "draft_residency": if model.facts.lazy_draft { "auto" } else { "persistent" },
             "target_sharding": null,

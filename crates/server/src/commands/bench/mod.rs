@@ -57,6 +57,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         mut plan,
         memory,
         device,
+        why,
     } = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
     if args.draft.is_some() {
         plan.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plan.kv.k)?);
@@ -65,6 +66,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         plan: plan.clone(),
         memory,
         device: device.clone(),
+        why,
     };
     for line in open::plan_lines(&loaded, &fitted) {
         tracing::info!("{line}");
