@@ -21,8 +21,7 @@
 // f32 matrices of the same input are done on the side (plain.cuh, PLAIN = 1).
 //
 // Defines: ROWS (rows of x here), NT = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN.
-// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async. sm_90a multiplies more than
-// 16 rows by warpgroup products (units_sm90.cuh): the same bits.
+// From sm_90 the ring is filled by bulk copies, weights before the dependency wait; below, by cp.async.
 // Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
 #ifndef PLAIN
 #define PLAIN 0
@@ -37,14 +36,7 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 #include "common/prelude.cuh"
 #include "matmul/scratch.cuh"
 #include "matmul/plain.cuh"
-#include "matmul/units.cuh"
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && NT >= 3
-#include "matmul/units_sm90.cuh"
-#define GROUPED 1
-#else
-#define GROUPED 0
-#endif
+#include "matmul/walk.cuh"
 
 struct Segment {
     const u8* weights;
@@ -234,11 +226,6 @@ __device__ __forceinline__ void contribute(const Work& work, const Segment& s, i
     }
 }
 
-template <int VALUE>
-struct Constant {
-    static constexpr int value = VALUE;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) u8 ring[];
     const int warp = threadIdx.x / 32;
@@ -322,16 +309,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     plain_begin(work.plain, plain_room);
 #endif
     pdl_wait();
-    // The slot of the next piece, waited for; whoever takes it gives it back.
     const auto take = [&]() {
         mbarrier_wait(full + 8 * slot, parity);
-        const int taken = slot;
+        const Place place = {u32(slot), u32(slot) * SLOT, u32(slot) * SLOT + W_BYTES};
         turn_ring();
-        return taken;
+        return place;
     };
-    const auto give = [&](int slot) {
+    const auto give = [&](const Place& place) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * slot);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * place.slot);
     };
 #else
     if (warp == WARPS) return;
@@ -364,11 +350,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         cp_async_wait<STAGES - 2>();
         sync_multipliers();
         load(slot == 0 ? STAGES - 1 : slot - 1);
-        const int taken = slot;
+        const Place place = {u32(slot), u32(slot) * SLOT, u32(slot) * SLOT + W_BYTES};
         turn_ring();
-        return taken;
+        return place;
     };
-    const auto give = [](int) {};
+    const auto give = [](const Place&) {};
 #endif
 
     float acc[MT][NT][4], factors[MT][2];
@@ -378,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     for (int done = 0; done < units_here;) {
         const Segment& s = work.segments[at.segment];
         const int units = s.units, n = min(units - at.unit, units_here - done);
-        const bool mine = (GROUPED ? warp & 4 : warp) < row_tiles(s, at.tile * 2);
+        const bool mine = has_rows(row_tiles(s, at.tile * 2));
         row_factors(s, at.tile, warp, factors);
 #pragma unroll
         for (int m = 0; m < MT; m++)
@@ -386,65 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
             for (int i = 0; i < NT; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-        const auto walk = [&](auto kind) {
-            constexpr int KIND = decltype(kind)::value;
-            constexpr bool TWO = unit_pieces(KIND) == 2;
-            Tile<KIND> tile[MT];
-            int now = 0;  // slot of the piece at hand
-            const auto fetch = [&](auto which) {
-                constexpr int P = decltype(which)::value;
-                now = take();
-                const u8* w[MT];
-#pragma unroll
-                for (int m = 0; m < MT; m++) w[m] = ring + now * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
-                fetch_first<P>(tile, w);
-            };
-#if GROUPED
-            int before = -1;  // slot of the piece whose products may still run
-            const auto give_before = [&]() {
-                if (before >= 0) give(before);
-            };
-#endif
-            // `more`: another piece follows, and is fetched ahead where a slot is free as soon as it is given back.
-            const auto piece = [&](auto which, auto next, bool more) {
-                constexpr int P = decltype(which)::value;
-                if (!HAS_BULK) fetch(which);
-                const int here = now;
-                const u8* w[MT];
-#pragma unroll
-                for (int m = 0; m < MT; m++) w[m] = ring + here * SLOT + (m * WARPS + warp) * piece_bytes(KIND, P);
-                const u8* x = ring + here * SLOT + W_BYTES;
-                const auto ahead = [&]() {
-                    if (HAS_BULK && more) fetch(next);
-                };
-#if GROUPED
-                multiply_grouped<KIND, MT, NT, P>(tile, w, x, acc, ahead, give_before);
-                before = here;
-#else
-                multiply<KIND, MT, NT, P>(tile, w, x, acc, ahead);
-                give(here);
-#endif
-            };
-            if (!mine) {
-                for (int i = 0; i < n * unit_pieces(KIND); i++) give(take());
-                return;
-            }
-            if (HAS_BULK) fetch(Constant<0>());
-            for (int i = 0; i < n; i++) {
-                piece(Constant<0>(), Constant<TWO>(), TWO || i + 1 < n);
-                if constexpr (TWO) piece(Constant<1>(), Constant<0>(), i + 1 < n);
-            }
-#if GROUPED
-            products_end(acc);
-            give_before();
-#endif
-        };
-        switch (s.kind) {
-#define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) walk(Constant<K>()); break;
-            CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
-#undef CASE
-        }
+        walk(s.kind, ring, n, mine, acc, take, give);
         if (n < units) {
             contribute(work, s, at.tile, warp, factors, acc);
         } else {
