@@ -1,6 +1,6 @@
 // Puts the splits of attention together, gates the result, and writes it in the forms of the output projection.
 //
-//   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s) * sigmoid(gate)
+//   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), turned back if values are stored turned, * sigmoid(gate)
 //
 // A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum.
 //
@@ -13,6 +13,7 @@
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
+#include "attn/kv.cuh"
 #include "attn/span.cuh"
 #include "norm/emit.cuh"
 
@@ -80,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const Step* step, const float* q, const float* partial, int rows, Out out) {
     pdl_launch();
     __shared__ __align__(16) float values[256];
+    __shared__ float room[kv_turned(V_FORMAT) ? 512 : 1];
     const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
     if (row >= step->rows) return;
 #if SPLITS > 1
@@ -89,20 +91,19 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
 #endif
     const size_t index = (size_t)row * HEADS + head;
     pdl_wait();
-    float result = 0.0f;
+    float result = 0.0f, gate = 1.0f;
     // Whole warps: heads are multiples of 32 wide.
     if (at < WIDTH) {
         Value value;
         fetch_value(value, partial, rows, index, at % DIM, n);
 #if GATE
         // The gate stands behind the head in the projection.
-        const float gate = sigmoid(q[index * Q_STRIDE + DIM + at % DIM]);
-#else
-        const float gate = 1.0f;
+        gate = sigmoid(q[index * Q_STRIDE + DIM + at % DIM]);
 #endif
-        result = merge(value) * gate;
+        result = merge(value);
     }
-    values[threadIdx.x] = result;
+    if (kv_turned(V_FORMAT)) result = turn_back_values<DIM>(result, room);
+    values[threadIdx.x] = result * gate;
     __syncthreads();
     if (threadIdx.x >= 32) return;
     const float4 a = ((const float4*)values)[2 * threadIdx.x], b = ((const float4*)values)[2 * threadIdx.x + 1];

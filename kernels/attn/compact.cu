@@ -5,7 +5,7 @@
 // Sources rise and stand at or behind their destinations, so eight may be read before eight are written.
 // in   commit    planes: base addresses of key values, key scales, value values, value scales (scales may be null),
 //                layer strides in bytes
-// grid (layers, 4 * KV_HEADS, paths) x 128: threads of a block split the bytes of a row, words of WORD[plane] bytes
+// grid (layers, 4 * KV_HEADS, paths) x 128: threads of a block split the bytes of a row, words of 16 bytes of values and of 4 of scales
 // arch sm_80 and up     reference: the copy itself     test attention::compact_moves_bytes_verbatim
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -52,5 +52,6 @@ extern "C" __global__ void __launch_bounds__(128) attn_compact(const Commit* com
     u8* plane = (u8*)base + layer * stride;
     if (which == 0) move<uint4>(path, pages, plane, head, kv_row_bytes(K_FORMAT, DIM));
     if (which == 2) move<uint4>(path, pages, plane, head, kv_row_bytes(V_FORMAT, DIM));
-    if (which == 1 || which == 3) move<u16>(path, pages, plane, head, DIM / 16);
+    if (which == 1) move<u32>(path, pages, plane, head, kv_scale_bytes(K_FORMAT, DIM));
+    if (which == 3) move<u32>(path, pages, plane, head, kv_scale_bytes(V_FORMAT, DIM));
 }

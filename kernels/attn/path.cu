@@ -5,7 +5,7 @@
 // Slow and plain: it serves caches that hold F32, and it is the order in which a tree equals the same tokens fed one
 // by one. Keys are taken in runs of 256 of the path, so a row's bits depend on its path alone.
 //
-// in   step     q [rows][HEADS][Q_STRIDE] f32, normed and turned     planes of keys and values
+// in   step     q [rows][HEADS][Q_STRIDE] f32, normed, roped and turned as keys are     planes of keys and values
 // out  partial  [rows][HEADS][SPLITS][DIM] f32 and behind it [rows][HEADS][SPLITS][2] (max in units of log 2, sum);
 //      this kernel fills split 0 (SPLITS is 1)
 // grid (HEADS, rows) x 256

@@ -1,7 +1,8 @@
 // What stands between the q, k, v projections and attention: per-head norm and rope of q and k, and the write of
 // keys and values into the cache.
 //
-//   q, k = rope(rms(head) * norm)      k, v -> the format of the cache, at the row's position
+//   q, k = rope(rms(head) * norm)      k, v -> turned, where that is how they are stored, in the format of the cache, at the
+//                                      row's position;  q turned as k is
 //
 // in   header   POSITIONS 0: Step   rope at position[row], written at tree.committed + row - tree.first
 //               POSITIONS 1: Chunk  both at committed + row
@@ -130,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
         normalise(x, norm, eps);
 #endif
         rotate(x, place.rope, frequency);
+        if (kv_turned(K_FORMAT)) turn_head<false>(x);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
 #if Q16

@@ -11,7 +11,7 @@
 // products are in one order for every shape of launch, and sums of weights are products with ones: a row's bits do not
 // depend on how many rows share the call, nor on MT.
 //
-// in   step     q16 [rows][HEADS][DIM] f16, normed and turned     planes of keys and values in F16, Q8_0 or Q4_0
+// in   step     q16 [rows][HEADS][DIM] f16, normed and turned     planes of keys and values in any format but F32
 // out  partial  [rows][HEADS][SPLITS][DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
 //      not written, combine does not read them
 // grid as many blocks as the card holds at once, x 256: each takes every gridDim.x-th work item

@@ -3,7 +3,7 @@
 //   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * DIM) behind it
-//      cache   K and V, the chunk's own included, F16, Q8_0 or Q4_0 (attn/kv.cuh)
+//      cache   K and V, the chunk's own included, in any format but F32 (attn/kv.cuh); queries come turned where keys are
 // out  panels  f16, rows_cap rows, K = HEADS * DIM; 0 where not wanted
 //      y       f32 [rows][HEADS * DIM]; 0 where not wanted
 // grid (HEADS, tiles of 64 rows of the largest chunk), the longest first. Four warps own 16 rows each, four more bring
@@ -37,9 +37,12 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
         }
         const u32 low[2] = {panel_pair(a.x, a.y), panel_pair(a.z, a.w)};
         const u32 high[2] = {panel_pair(b.x, b.y), panel_pair(b.z, b.w)};
-        Fetch<KV_Q8_0>::store(to + tile_chunk(row, chunk), low, high);
+        store_chunk(to + tile_chunk(row, chunk), low[0], low[1], high[0], high[1]);
     }
 }
+
+// Four sums that a product adds to.
+__device__ __forceinline__ float (&part(float (&sums)[DIM / 2], int j))[4] { return *(float(*)[4])(sums + 4 * j); }
 
 // Named barriers between the loading and the computing warps.
 enum Event { KEYS_FULL = 1, KEYS_FREE, VALUES_FULL, VALUES_FREE };
@@ -90,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 q_lane = q_at + (warp * 16 + lane % 16) * (2 * DIM) + ((lane / 16 ^ lane & 7) << 4);
     const u32 k_lane = k_at + (lane / 16 * 8 + lane % 8) * (2 * DIM) + ((lane / 8 % 2 ^ lane & 7) << 4);
     const u32 v_lane = v_at + (lane % 16) * (2 * DIM) + ((lane / 16 ^ lane & 7) << 4);
-    float sums[DIM / 8][4] = {};
+    float sums[DIM / 2] = {};
     float top[2] = {LOWEST, LOWEST}, total[2] = {0.0f, 0.0f};
     const int my_position = committed + first + warp * 16 + lane / 4;
     const float log2_scale = scale * 1.4426950408889634f;
@@ -132,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             total[i] *= fade;
 #pragma unroll
             for (int j = 0; j < DIM / 8; j++) {
-                sums[j][2 * i] *= fade;
-                sums[j][2 * i + 1] *= fade;
+                sums[4 * j + 2 * i] *= fade;
+                sums[4 * j + 2 * i + 1] *= fade;
             }
         }
         u32 weights[KEYS / 16][4];
@@ -153,13 +156,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int j = 0; j < DIM / 16; j++) {
                 u32 b[4];
                 ldmatrix_x4_trans(b, (v_lane ^ j % 4 * 32) + j / 4 * 128 + k * 16 * (2 * DIM));
-                mma_f16(sums[2 * j], weights[k][0], weights[k][1], weights[k][2], weights[k][3], b[0], b[1]);
-                mma_f16(sums[2 * j + 1], weights[k][0], weights[k][1], weights[k][2], weights[k][3], b[2], b[3]);
+                mma_f16(part(sums, 2 * j), weights[k][0], weights[k][1], weights[k][2], weights[k][3], b[0], b[1]);
+                mma_f16(part(sums, 2 * j + 1), weights[k][0], weights[k][1], weights[k][2], weights[k][3], b[2], b[3]);
             }
         }
         if (begin + KEYS < end) { signal(VALUES_FREE); }
     }
 
-    const auto at = [&](int j, int half, int c) { return sums[j][2 * half + c]; };
+    if (kv_turned(V_FORMAT)) { turn_back_rows<DIM>(sums); }
+    const auto at = [&](int j, int half, int c) { return sums[4 * j + 2 * half + c]; };
     store_head({q, q_stride, rows, panels, rows_cap, y}, first + warp * 16, head, total, at);
 }

@@ -3,7 +3,7 @@
 //   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * DIM) behind it
-//      cache   K and V in any format of attn/kv.cuh, the chunk's own included
+//      cache   K and V in any format of attn/kv.cuh, the chunk's own included; queries come turned where keys are
 // out  panels  f16, rows_cap rows, K = HEADS * DIM; 0 where not wanted
 //      y       f32 [rows][HEADS * DIM]; 0 where not wanted
 // grid (HEADS, sixteens of rows of the largest chunk), four warps of four rows each. Keys are taken one by one in the
@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int r = 0; r < ROWS; r++) {
         const int out_row = first + r;
         if (out_row > last) { break; }
+        if (kv_turned(V_FORMAT)) { turn_head<true>(sums[r]); }
         const float *gate = q + (u64)out_row * q_stride + head * HEAD_STRIDE + DIM;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {

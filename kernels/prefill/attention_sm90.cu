@@ -8,13 +8,13 @@
 //      are made: products with keys and values run side by side, softmax beside the latter. Keys are taken in tiles of 64
 //      at absolute positions, so a row's bits do not depend on how the prompt was cut into chunks.
 // smem 64 KB of queries, 2 x 32 KB of keys, 2 x 32 KB of values, barriers
-// define DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (1..3);  arch sm_90a
+// define DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (F16, Q8_0, Q4_0);  arch sm_90a
 // ref  cpu::reference::attention::attend;  test prefill_attention::attention_matches_reference
 #define QUERIES 128
 #define LOADERS 64
 #define THREADS 384
 #ifndef FETCHED
-#define FETCHED (K_FORMAT == 2 || V_FORMAT == 2 ? 16 : 32) // what fits the registers of the loading warps
+#define FETCHED (K_FORMAT == KV_Q8_0 || V_FORMAT == KV_Q8_0 ? 16 : 32) // what fits the registers of the loading warps
 #endif
 #define PANELS 1
 #include "attn/kv.cuh"
@@ -29,7 +29,7 @@
 #error "attention_sm90.cu is for heads of 256 values"
 #endif
 // Registers of loading and of computing threads: 2 * computing + loading = 504.
-#define QUANTISED (K_FORMAT != 1 || V_FORMAT != 1)
+#define QUANTISED (K_FORMAT != KV_F16 || V_FORMAT != KV_F16)
 #define LOWEST (-1e30f)
 #define STAGES 2
 #define TILE_BYTES (KEYS * 2 * DIM)
@@ -124,7 +124,7 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
         }
         const u32 low[2] = {panel_pair(a.x, a.y), panel_pair(a.z, a.w)};
         const u32 high[2] = {panel_pair(b.x, b.y), panel_pair(b.z, b.w)};
-        Fetch<KV_Q8_0>::store(to + tile_chunk(row, chunk, QUERIES), low, high);
+        store_chunk(to + tile_chunk(row, chunk, QUERIES), low[0], low[1], high[0], high[1]);
     }
     publish();
 }
@@ -303,6 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             of_values.await();
             of_values.release();
         }
+        if (kv_turned(V_FORMAT)) { turn_back_rows<DIM>(sums); }
         const auto at = [&](int j, int half, int c) { return sums[4 * j + 2 * half + c]; };
         store_head({q, q_stride, rows, panels, rows_cap, y}, my_row - lane / 4, head, softmax.total, at);
     }

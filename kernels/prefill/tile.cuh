@@ -20,13 +20,6 @@ __device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KEYS) {
 #endif
 }
 
-// Four signed bytes, biased by 128, to f16 pairs: 0x6400 + byte is 1024 + byte.
-__device__ __forceinline__ void bytes_to_f16(u32 biased, u32 scale, u32 (&pairs)[2]) {
-    const u32 low = prmt(biased, 0x64646464u, 0x4140), high = prmt(biased, 0x64646464u, 0x4342);
-    pairs[0] = f16x2_mul(f16x2_add(low, 0xe480e480u), scale);  // - 1152
-    pairs[1] = f16x2_mul(f16x2_add(high, 0xe480e480u), scale);
-}
-
 // `begin` starts to fetch a tile, `finish` completes it; a barrier after it makes the tile visible. The target must be
 // free at `finish`, and where TOUCHES_EARLY already at `begin`. All loader threads (`thread` of LOADERS) take part.
 template <int FORMAT> struct Fetch;
@@ -51,25 +44,45 @@ template <> struct Fetch<KV_F16> {
     __device__ __forceinline__ void finish(u32, int) { cp_async_wait<0>(); }
 };
 
-// A unit is 16 bytes: 16 values of Q8_0, 32 of Q4_0.
+// Stores 16 bytes, four pairs of f16.
+__device__ __forceinline__ void store_chunk(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// A unit is 16 values of Q8_0, a block of 32 of the others.
 template <int FORMAT> struct Fetch {
     static constexpr bool TOUCHES_EARLY = false;
     static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = DIM / VALUES, UNITS = FETCHED * PER_ROW;
     static constexpr int MINE = (UNITS + LOADERS - 1) / LOADERS;
-    uint4 raw[MINE];
-    u32 scale[(MINE + 1) / 2]; // halves: those of units 2i and 2i + 1
+    static constexpr bool WIDE = kv_lifted(FORMAT); // scales of 32 bits
+    uint4 raw[MINE];                                // TQ3_0: three words
+    u32 fifth[kv_five(FORMAT) ? MINE : 1];
+    u32 scale[WIDE ? MINE : (MINE + 1) / 2];        // else halves: those of units 2i and 2i + 1
 
     __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
-        const uint4 *from = (const uint4 *)cache.values + row * PER_ROW;
-        const u16 *scales = cache.scales + row * (DIM / 32);
+        constexpr int ROW = kv_row_bytes(FORMAT, DIM), SCALES = kv_scale_bytes(FORMAT, DIM);
+        const u8 *from = cache.values + row * ROW;
+        const u8 *scales = (const u8 *)cache.scales + row * SCALES;
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
-            const int unit = thread + i * LOADERS;
+            const int unit = thread + i * LOADERS, key = unit / PER_ROW, part = unit % PER_ROW;
             if (UNITS % LOADERS && unit >= UNITS) { break; }
+            if (FORMAT == KV_TQ3_0) {
+                const u32 *words = (const u32 *)(from + key * ROW + part * 12);
+                raw[i] = make_uint4(words[0], words[1], words[2], 0);
+            } else {
+                raw[i] = *(const uint4 *)(from + key * ROW + part * 16);
+            }
+            if (kv_five(FORMAT)) { fifth[i] = ((const u32 *)(from + key * ROW + DIM / 2))[part]; }
             // A scale of 0 makes whatever codes there are 0.
-            raw[i] = from[unit];
-            const u32 s = unit < valid * PER_ROW ? scales[unit * VALUES / 32] : 0;
-            scale[i / 2] = i % 2 ? scale[i / 2] | s << 16 : s;
+            const bool there = unit < valid * PER_ROW;
+            if (WIDE) {
+                scale[i] = there ? ((const u32 *)(scales + key * SCALES))[part] : 0;
+            } else {
+                const int block = FORMAT == KV_TQ3_0 ? part / (PER_ROW / 2) : part * VALUES / 32;
+                const u32 s = there ? ((const u16 *)(scales + key * SCALES))[block] : 0;
+                scale[i / 2] = i % 2 ? scale[i / 2] | s << 16 : s;
+            }
         }
     }
 
@@ -80,14 +93,28 @@ template <int FORMAT> struct Fetch {
             const int key = thread / PER_ROW + i * (LOADERS / PER_ROW), first = thread % PER_ROW * (VALUES / 8);
             if (UNITS % LOADERS && unit >= UNITS) { break; }
             const u32 words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
-            const u32 s = prmt(scale[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+            Scale s;
+            if (WIDE) {
+                s.d = prmt(scale[i], 0, 0x1010), s.m = prmt(scale[i], 0, 0x3232);
+            } else {
+                s.d = prmt(scale[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+            }
             if (FORMAT == KV_Q8_0) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    u32 a[2], b[2];
-                    bytes_to_f16(words[2 * half] ^ 0x80808080u, s, a);
-                    bytes_to_f16(words[2 * half + 1] ^ 0x80808080u, s, b);
-                    store(to + tile_chunk(key, first + half), a, b);
+                    const u32 a = words[2 * half] ^ 0x80808080u, b = words[2 * half + 1] ^ 0x80808080u;
+                    store_chunk(to + tile_chunk(key, first + half), bytes_to_f16x2(a, 0x4140, s.d), bytes_to_f16x2(a, 0x4342, s.d),
+                                bytes_to_f16x2(b, 0x4140, s.d), bytes_to_f16x2(b, 0x4342, s.d));
+                }
+            } else if (FORMAT == KV_TQ3_0) {
+                // Eight codes in the nibbles of each word, and eight in the nibbles' high bits.
+                const u32 last = words[0] >> 3 & 0x11111111u | words[1] >> 2 & 0x22222222u | words[2] >> 1 & 0x44444444u;
+#pragma unroll
+                for (int quarter = 0; quarter < 4; quarter++) {
+                    const u32 codes = quarter < 3 ? words[quarter] & 0x77777777u : last;
+                    u32 pairs[4];
+                    tq3_levels(codes, s.d, pairs);
+                    store_chunk(to + tile_chunk(key, first + quarter), pairs[0], pairs[1], pairs[2], pairs[3]);
                 }
             } else {
 #pragma unroll
@@ -95,17 +122,44 @@ template <int FORMAT> struct Fetch {
                     u32 pairs[2][2];
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
-                        const u32 nibbles = words[quarter % 2 * 2 + j] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-                        bytes_to_f16(nibbles + 0x78787878u, s, pairs[j]);
+                        // Four bytes, values 8 quarter + 4 j .. of the block.
+                        u32 codes = words[quarter % 2 * 2 + j] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+                        if (kv_five(FORMAT)) {
+                            const u32 bits = fifth[i] >> (quarter % 2 * 2 + j + quarter / 2 * 8);
+                            codes |= bits << 4 & 0x00100010u | bits << 8 & 0x10001000u;
+                        }
+                        pairs[j][0] = codes_to_f16x2<FORMAT>(prmt(codes, 0, 0x4140), s);
+                        pairs[j][1] = codes_to_f16x2<FORMAT>(prmt(codes, 0, 0x4342), s);
                     }
-                    store(to + tile_chunk(key, first + quarter), pairs[0], pairs[1]);
+                    store_chunk(to + tile_chunk(key, first + quarter), pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]);
                 }
             }
         }
     }
+};
 
-    static __device__ __forceinline__ void store(u32 to, const u32 (&a)[2], const u32 (&b)[2]) {
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1])
-                     : "memory");
+// A unit is eight values.
+template <> struct Fetch<KV_BF16> {
+    static constexpr bool TOUCHES_EARLY = false;
+    static constexpr int UNITS = FETCHED * DIM / 8, MINE = (UNITS + LOADERS - 1) / LOADERS;
+    uint4 raw[MINE];
+
+    __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
+        const uint4 *from = (const uint4 *)(cache.values + row * (DIM * 2));
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            const int unit = thread + i * LOADERS;
+            if (UNITS % LOADERS && unit >= UNITS) { break; }
+            raw[i] = unit < valid * (DIM / 8) ? from[unit] : make_uint4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ void finish(u32 to, int thread) {
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            const int unit = thread + i * LOADERS;
+            if (UNITS % LOADERS && unit >= UNITS) { break; }
+            store_chunk(to + tile_chunk(unit / (DIM / 8), unit % (DIM / 8)), bf16x2_to_f16x2(raw[i].x), bf16x2_to_f16x2(raw[i].y),
+                        bf16x2_to_f16x2(raw[i].z), bf16x2_to_f16x2(raw[i].w));
+        }
     }
 };

@@ -61,6 +61,7 @@ fn target(format: KvFormat) -> Shape {
         normed: true,
         k: format,
         v: format,
+        turned: true,
         eps: 1e-6,
         scale: 1.0 / 16.0,
         window: 0,
@@ -151,6 +152,7 @@ impl World {
             card: Card {
                 multiprocessors: gpu.multiprocessors() as usize,
                 shared_bytes: gpu.shared_per_block() as usize,
+                warpgroups: gpu.arch().to_string() == "sm_90a",
                 path_order: false,
             },
             context,

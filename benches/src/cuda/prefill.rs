@@ -279,6 +279,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 normed: true,
                 k: format,
                 v: format,
+                turned: true,
                 eps: 1e-6,
                 scale: 1.0 / 16.0,
                 window: 0,

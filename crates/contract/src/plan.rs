@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DraftPlan, ModelSpec, WeightSource};
+use crate::{DraftPlan, ModelSpec, QuantType, WeightSource};
 
 /// Everything a device needs to open one loaded set. All parts open together, because a draft reads the
 /// target's features, embedding and head on the device.
@@ -82,6 +82,27 @@ impl KvFormat {
             KvFormat::Q4_0 => "q4_0",
             KvFormat::Tq3_0 => "tq3_0",
         }
+    }
+
+    /// The block format that rows are stored in; `None` for TQ3_0 ([`crate::quant::tq3`]), which is for rows only.
+    pub fn block_type(self) -> Option<QuantType> {
+        Some(match self {
+            KvFormat::F32 => QuantType::F32,
+            KvFormat::F16 => QuantType::F16,
+            KvFormat::Bf16 => QuantType::BF16,
+            KvFormat::Q8_0 => QuantType::Q8_0,
+            KvFormat::Q5_1 => QuantType::Q5_1,
+            KvFormat::Q5_0 => QuantType::Q5_0,
+            KvFormat::Q4_1 => QuantType::Q4_1,
+            KvFormat::Q4_0 => QuantType::Q4_0,
+            KvFormat::Tq3_0 => return None,
+        })
+    }
+
+    /// Whether values are stored as codes with a scale: what gains from being turned first
+    /// ([`crate::quant::turn`]).
+    pub fn is_coarse(self) -> bool {
+        !matches!(self, KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16)
     }
 
     /// Bytes of `values` consecutive values, a multiple of 32.

@@ -124,6 +124,7 @@ fn limits(card: &Card, path_order: bool) -> Limits {
     Limits {
         multiprocessors: card.multiprocessors as usize,
         shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
+        warpgroups: card.capability == (9, 0),
         path_order,
     }
 }

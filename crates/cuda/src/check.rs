@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use contract::quant::turn;
 use contract::{
     AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer,
     ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
@@ -12,8 +13,6 @@ use crate::launch::matmul;
 use crate::pack::Kind;
 use crate::step;
 
-/// Formats of cached rows that the attention kernels read and write.
-const KV_FORMATS: [KvFormat; 4] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
 /// Values per scale in every block format of this device.
 const BLOCK: usize = 32;
 /// Head dimensions that the attention kernels are built for.
@@ -32,25 +31,37 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
         device: device.to_owned(),
         instead: instead.to_owned(),
     };
-    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
-        if !KV_FORMATS.contains(&format) {
-            let what = format!("storing {what} as {}", format.name());
-            return Err(unsupported((what, "use f16, q8_0, q4_0 or f32")));
-        }
-    }
     limits(plan.limits).map_err(unsupported)?;
     spec(&plan.target)?;
     blocks(&plan.target).map_err(unsupported)?;
+    groups(plan).map_err(unsupported)?;
     let Some(draft) = &plan.draft else {
         return Ok(());
     };
-    if !KV_FORMATS.contains(&draft.kv) {
-        let what = format!("storing a draft's rows as {}", draft.kv.name());
-        return Err(unsupported((what, "use f16, q8_0, q4_0 or f32")));
+    if draft.kv == KvFormat::Tq3_0 {
+        let what = "storing a draft's rows as tq3_0".to_owned();
+        let instead = "use f16 or another format that need not be turned";
+        return Err(unsupported((what, instead)));
     }
     draft_spec(&draft.spec, &plan.target)?;
     let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
     heads.try_for_each(head).map_err(unsupported)
+}
+
+/// Refuses rows of TQ3_0, whose values are stored 128 together, where heads have fewer.
+fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
+    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+        let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(turn::GROUP);
+        let mut layers = plan.target.attention_layers();
+        let narrow = layers.find(|a| format == KvFormat::Tq3_0 && !whole(a));
+        if let Some(a) = narrow {
+            return Err((
+                format!("storing {what} of {} values as tq3_0", a.head_dim),
+                "it stores 128 values together; use q4_0",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses weights whose products need more shared memory than the card has.

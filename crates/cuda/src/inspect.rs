@@ -2,8 +2,8 @@
 
 use contract::inspect::Inspect;
 use contract::protocol::misuse;
-use contract::quant::dequantize_row;
-use contract::{DeviceError, KvFormat, LoadProgress, OpenPlan, QuantType, Runner, SeqId, TokenId};
+use contract::quant::{dequantize_row, tq3, turn};
+use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 
 use crate::backend::CudaBackend;
 use crate::runner::CudaRunner;
@@ -65,14 +65,15 @@ impl CudaRunner {
             let scales = plane(array.scales, array.scale_bytes)?;
             append_neutral((group, array), within, (&values, &scales), &mut stored);
         }
-        let ty = match array.format {
-            KvFormat::F32 => QuantType::F32,
-            KvFormat::Q8_0 => QuantType::Q8_0,
-            KvFormat::Q4_0 => QuantType::Q4_0,
-            _ => QuantType::F16,
-        };
-        let mut out = vec![0.0; position * group.n_kv_heads * group.head_dim];
-        dequantize_row(ty, &stored, &mut out);
+        let dim = group.head_dim;
+        let mut out = vec![0.0; position * group.n_kv_heads * dim];
+        match array.format.block_type() {
+            Some(ty) => dequantize_row(ty, &stored, &mut out),
+            None => tq3::dequantize(&stored, &mut out),
+        }
+        if array.format.is_coarse() {
+            out.chunks_exact_mut(dim).for_each(turn::turn_back);
+        }
         Ok(out)
     }
 }

@@ -143,7 +143,7 @@ impl CudaRunner {
         Owner {
             model: self.info.model,
             kv: self.info.kv,
-            turned: false,
+            turned: true,
             draft: self.draft.map(|draft| (draft.hash, draft.kv)),
         }
     }

@@ -97,14 +97,27 @@ fn every_weight_type_keeps_every_law() {
 #[test]
 fn every_pair_of_cache_formats_keeps_every_law() {
     let Some(bench) = bench(false) else { return };
-    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
-    let specimen = Specimen::new(Layout::HybridEven, QuantType::Q6_K, 3);
-    let mut breaches = 0;
-    for k in formats {
-        for v in formats {
-            breaches += keep_laws(&bench, &specimen, KvFormats { k, v }, Mode::Fast);
-        }
-    }
+    use KvFormat::{Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
+    let same = KvFormat::ALL.into_iter().filter(|f| *f != Tq3_0);
+    let mixed = [
+        (F32, Q8_0),
+        (F16, Q4_1),
+        (Bf16, Q5_0),
+        (Q8_0, Q4_0),
+        (Q5_1, F16),
+        (Q4_0, Bf16),
+    ];
+    let narrow = same.map(|f| (f, f)).chain(mixed);
+    // Groups of 128 values need heads of as many.
+    let wide = [(Tq3_0, Tq3_0), (F16, Tq3_0), (Tq3_0, Q8_0), (Q4_0, Tq3_0)];
+    let [even, dense] =
+        [Layout::HybridEven, Layout::Dense].map(|layout| Specimen::new(layout, QuantType::Q6_K, 3));
+    let all = narrow
+        .map(|pair| (&even, pair))
+        .chain(wide.map(|pair| (&dense, pair)));
+    let breaches = all
+        .map(|(specimen, (k, v))| keep_laws(&bench, specimen, KvFormats { k, v }, Mode::Fast))
+        .sum();
     none_was_broken(breaches);
 }
 

@@ -195,17 +195,85 @@ fn a_draft_can_be_loaded_at_its_first_use() {
     conformance::lazy::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
+/// Mean divergence, in nats, of what `found` says from what `expected` says, row by row.
+fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
+    let log_probs = |row: &[f32]| -> Vec<f64> {
+        let max = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = row.iter().map(|v| f64::from(v - max).exp()).sum();
+        row.iter().map(|v| f64::from(v - max) - sum.ln()).collect()
+    };
+    let of = |(expected, found): (&Vec<f32>, &Vec<f32>)| -> f64 {
+        let both = log_probs(expected).into_iter().zip(log_probs(found));
+        both.map(|(p, q)| p.exp() * (p - q)).sum()
+    };
+    expected.iter().zip(found).map(of).sum::<f64>() / expected.len() as f64
+}
+
+/// Logits while a text is read and then spoken, over a cache in this format.
+fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
+    let mut runner = open(card, format);
+    let seq = runner.open(2048).unwrap();
+    let tokens: Vec<TokenId> = (0..900)
+        .map(|i| TokenId(300 + (i * i * 7 + i * 13) as u32 % 3000))
+        .collect();
+    let asks: Vec<(usize, Ask)> = (200..800).step_by(10).map(|at| (at, Ask::full())).collect();
+    let mut rows: Vec<Row> = Vec::new();
+    for (first, chunk) in [(0, &tokens[..512]), (512, &tokens[512..800])] {
+        let within = asks
+            .iter()
+            .filter(|(at, _)| (first..first + chunk.len()).contains(at))
+            .map(|(at, ask)| (at - first, ask.clone()));
+        let within: Vec<(usize, Ask)> = within.collect();
+        rows.extend(runner.prefill(seq, chunk, &within).unwrap());
+    }
+    for token in &tokens[800..] {
+        let tree = Tree::root(*token);
+        let asks = [Ask::full()];
+        let item = VerifyItem {
+            seq,
+            tree: &tree,
+            asks: &asks,
+        };
+        rows.extend(runner.verify(&[item]).unwrap().remove(0));
+        let path = tree.path_to(NodeIdx::ROOT);
+        runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    }
+    rows.into_iter().map(|row| row.logits).collect()
+}
+
+#[test]
+fn what_is_said_drifts_as_far_as_a_format_is_coarse() {
+    let Some(gpu) = card::gpu() else { return };
+    let card = on_the_card(gpu.card());
+    let half = logits(&card, KvFormat::F16);
+    let drift = |format: KvFormat| {
+        let drift = divergence(&half, &logits(&card, format));
+        eprintln!("  {:6} KL {drift:.6} against f16", format.name());
+        drift
+    };
+    let all = KvFormat::ALL.map(|format| (format, drift(format)));
+    let of = |wanted: KvFormat| {
+        all.iter()
+            .find(|(f, _)| *f == wanted)
+            .map_or(1.0, |(_, d)| *d)
+    };
+    assert!(of(KvFormat::F16) < 1e-9 && of(KvFormat::Bf16) < 0.003 && of(KvFormat::Q8_0) < 0.001);
+    assert!(of(KvFormat::Q8_0) < of(KvFormat::Q5_0) && of(KvFormat::Q5_0) < of(KvFormat::Q4_0));
+    assert!(of(KvFormat::Q4_0) < of(KvFormat::Tq3_0) && of(KvFormat::Tq3_0) < 0.06);
+}
+
 #[test]
 fn greedy_text_is_the_cpus_up_to_near_ties() {
     let Some(gpu) = card::gpu() else { return };
     let card = on_the_card(gpu.card());
-    let processor = CpuBackend::new(cpu::Options::default());
+    let processor = CpuBackend::new(cpu::Options::default()).turning();
     for (prompt_len, format) in [
         (1, KvFormat::F16),
         (90, KvFormat::F16),
         (700, KvFormat::F16),
         (333, KvFormat::Q8_0),
         (70, KvFormat::Q4_0),
+        (210, KvFormat::Tq3_0),
     ] {
         let mut ours = open(&card, format);
         let mut judge = open(&processor, format);

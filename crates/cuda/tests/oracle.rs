@@ -276,8 +276,13 @@ fn every_row_count_follows_the_oracle() {
 fn every_cache_format_follows_the_oracle() {
     let mut faulty = 0;
     let Some(bench) = bench(false) else { return };
-    for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
-        for layout in [Layout::Plain, Layout::HybridTiled] {
+    for format in KvFormat::ALL.into_iter().filter(|f| *f != KvFormat::F32) {
+        // Groups of 128 values need heads of as many.
+        let layouts = match format {
+            KvFormat::Tq3_0 => [Layout::Dense].to_vec(),
+            _ => [Layout::Plain, Layout::HybridTiled].to_vec(),
+        };
+        for layout in layouts {
             let specimen = Specimen::new(layout, QuantType::F32, 8);
             let kv = KvFormats {
                 k: format,

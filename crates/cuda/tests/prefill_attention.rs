@@ -6,9 +6,10 @@ mod attention_world;
 mod card;
 mod step_world;
 
-use attention_world::{World, shape, shapes};
+use attention_world::{World, codecs, shape, shapes};
 use card::{Random, close, poisoned, same_bits};
 use contract::KvFormat;
+use contract::quant::turn::turn_back;
 use cpu::reference::{activation, attention};
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
@@ -108,6 +109,9 @@ fn expected(world: &World, slot: usize, committed: usize, q: &[f32], row: usize)
                 .collect()
         };
         attention::attend(&head[..dim], &load(0), &load(2), shape.scale, out);
+        if codecs(shape)[1].is_turned() {
+            turn_back(out);
+        }
         if shape.gate {
             activation::sigmoid_gate(out, &head[dim..]);
         }
@@ -160,16 +164,34 @@ fn check_on(
 fn attention_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(11);
-    let formats = [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0, KvFormat::Q4_0];
-    let same: Vec<Shape> = formats.iter().flat_map(|&f| shapes(f, f)).collect();
+    let of = |format| {
+        let mut all = shapes(format, format);
+        if format == KvFormat::Tq3_0 {
+            all.retain(|shape| shape.head_dim >= 128);
+        }
+        all
+    };
+    let same: Vec<Shape> = KvFormat::ALL.into_iter().flat_map(of).collect();
     let mixed: Vec<Shape> = [
         (KvFormat::Q8_0, KvFormat::Q4_0),
         (KvFormat::F16, KvFormat::Q8_0),
         (KvFormat::F32, KvFormat::Q8_0),
         (KvFormat::Q4_0, KvFormat::F32),
+        (KvFormat::Bf16, KvFormat::Q5_1),
+        (KvFormat::Q5_0, KvFormat::Q4_1),
     ]
     .map(|(k, v)| shape((4, 2, 64, 16), true, true, k, v))
-    .to_vec();
+    .into_iter()
+    .chain(
+        [
+            (KvFormat::Q8_0, KvFormat::Q4_0),
+            (KvFormat::F16, KvFormat::Tq3_0),
+            (KvFormat::Tq3_0, KvFormat::Q8_0),
+            (KvFormat::Q5_1, KvFormat::Bf16),
+        ]
+        .map(|(k, v)| shape((6, 1, 256, 64), true, true, k, v)),
+    )
+    .collect();
     let modules = compiled(&gpu, &[same.clone(), mixed.clone()].concat());
     for &shape in &same {
         for (rows, committed) in [(65, 0), (128, 192), (1, 255), (130, 77)] {
@@ -185,7 +207,13 @@ fn attention_matches_reference() {
 fn attention_far_into_a_sequence_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(12);
-    for format in [KvFormat::F16, KvFormat::Q8_0] {
+    for format in [
+        KvFormat::F16,
+        KvFormat::Q8_0,
+        KvFormat::Q5_1,
+        KvFormat::Q4_0,
+        KvFormat::Tq3_0,
+    ] {
         let shape = shape((2, 1, 256, 64), true, true, format, format);
         let modules = compiled(&gpu, &[shape]);
         check((&gpu, &modules), &mut random, shape, (70, 131_072 - 6));
@@ -196,7 +224,7 @@ fn attention_far_into_a_sequence_matches_reference() {
 fn a_row_of_attention_is_the_same_in_any_chunk() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(13);
-    let formats = [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32];
+    let formats = [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q5_1, KvFormat::F32];
     let heads = [(4, 2, 64, 16), (3, 1, 256, 64)];
     let every: Vec<Shape> = formats
         .iter()

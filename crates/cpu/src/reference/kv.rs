@@ -1,7 +1,7 @@
 //! Cached rows: one key or value head, `head_dim` values, in its storage format.
 
+use contract::KvFormat;
 use contract::quant::{dequantize_row, quantize_row, tq3, turn};
-use contract::{KvFormat, QuantType};
 use half::f16;
 
 /// Values of a block of the quantised formats.
@@ -47,24 +47,9 @@ impl Codec {
     }
 }
 
-/// The block format that a storage format is one of, unless it is one for rows only.
-fn block_type(format: KvFormat) -> Option<QuantType> {
-    Some(match format {
-        KvFormat::F32 => QuantType::F32,
-        KvFormat::F16 => QuantType::F16,
-        KvFormat::Bf16 => QuantType::BF16,
-        KvFormat::Q8_0 => QuantType::Q8_0,
-        KvFormat::Q5_1 => QuantType::Q5_1,
-        KvFormat::Q5_0 => QuantType::Q5_0,
-        KvFormat::Q4_1 => QuantType::Q4_1,
-        KvFormat::Q4_0 => QuantType::Q4_0,
-        KvFormat::Tq3_0 => return None,
-    })
-}
-
 /// Stores a head `[n]` in [`Codec::row_bytes`] bytes.
 pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
-    let Some(ty) = block_type(codec.format) else {
+    let Some(ty) = codec.format.block_type() else {
         return tq3::quantize(values, bytes);
     };
     if !codec.turned {
@@ -83,7 +68,7 @@ pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
 
 /// Reads a stored head back as it is stored: turned, if it was turned.
 pub fn decode(format: KvFormat, bytes: &[u8], values: &mut [f32]) {
-    match block_type(format) {
+    match format.block_type() {
         Some(ty) => dequantize_row(ty, bytes, values),
         None => tq3::dequantize(bytes, values),
     }

@@ -5,19 +5,17 @@
 
 use contract::{KvFormat, RopeSpec};
 
-use super::norm::Out;
+pub mod rows;
+mod tree;
+
+pub use tree::{combine, tree};
+
 use super::{Args, Launch, Unit};
 
 /// Positions of a page of the cache.
 pub const PAGE: usize = 256;
-/// Keys that are taken at once.
-const TILE: usize = 64;
 /// Splits of the keys at most.
 const MOST_SPLITS: usize = 64;
-/// Tiles of 16 rows that the registers of a block hold without spilling, on every architecture.
-const MOST_TILES: usize = 6;
-/// Rows of a step.
-const STEP_ROWS: usize = 64;
 
 /// One attention layer; layers of equal shape share their kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +36,8 @@ pub struct Shape {
     pub k: KvFormat,
     /// Storage of values.
     pub v: KvFormat,
+    /// Whether coarse formats are stored turned; TQ3_0 always is.
+    pub turned: bool,
     /// Epsilon of the head norms.
     pub eps: f32,
     /// Factor on `q · k`.
@@ -68,6 +68,8 @@ pub struct Card {
     pub multiprocessors: usize,
     /// Most dynamic shared memory of a block, in bytes.
     pub shared_bytes: usize,
+    /// Whether it has the warpgroup products of compute capability 9.0.
+    pub warpgroups: bool,
     /// Whether attention is to sum in path order (`--exact`).
     pub path_order: bool,
 }
@@ -75,7 +77,7 @@ pub struct Card {
 /// One layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cache {
-    /// Values of keys.
+    /// Values of keys; [`rows`] has their layout.
     pub k: u64,
     /// Scales of keys; unused by formats without.
     pub k_scale: u64,
@@ -138,17 +140,23 @@ impl Shape {
         !card.path_order && self.k != KvFormat::F32 && self.v != KvFormat::F32
     }
 
-    /// Parts the keys are split into: two blocks for each multiprocessor, whatever the rows.
-    fn splits(&self, card: Card) -> usize {
+    /// Parts the keys are split into, two for each multiprocessor, in the steps of a bucket of `rows`; one for
+    /// each where blocks by warpgroups have a multiprocessor for themselves, since what every part leaves behind
+    /// is then most of what is written.
+    fn splits(&self, card: Card, rows: usize) -> usize {
+        let blocks = match self.by_warpgroups(card) && !self.shares(card, rows) {
+            true => card.multiprocessors,
+            false => 2 * card.multiprocessors,
+        };
         match self.wants_f16_queries(card) {
-            true => (2 * card.multiprocessors / self.n_kv_heads).clamp(1, MOST_SPLITS),
+            true => (blocks / self.n_kv_heads).clamp(1, MOST_SPLITS),
             false => 1,
         }
     }
 
     /// Bytes of scratch that [`tree`] and [`combine`] share, for `rows` rows. Need not be zeroed.
     pub fn scratch_bytes(&self, card: Card, rows: usize) -> usize {
-        rows * self.n_heads * self.splits(card) * (self.head_dim + 2) * 4
+        rows * self.n_heads * self.splits(card, rows) * (self.head_dim + 2) * 4
     }
 
     fn check(&self) {
@@ -170,10 +178,11 @@ impl Shape {
             .define("DIM", self.head_dim)
             .define("K_FORMAT", number(self.k))
             .define("V_FORMAT", number(self.v))
+            .define("TURNED", u32::from(self.turned))
     }
 
     /// The defines of `kernels/attn/span.cuh`.
-    fn spanned(&self, unit: Unit, card: Card) -> Unit {
+    fn spanned(&self, unit: Unit, card: Card, rows: usize) -> Unit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
             Mask::Full => 1,
@@ -181,7 +190,7 @@ impl Shape {
         };
         unit.define("WINDOW", self.window)
             .define("MASK", mask)
-            .define("SPLITS", self.splits(card))
+            .define("SPLITS", self.splits(card, rows))
             .define("Q_STRIDE", self.q_stride())
     }
 
@@ -193,17 +202,18 @@ impl Shape {
     }
 }
 
-/// The define of `kernels/attn/kv.cuh`.
-fn number(format: KvFormat) -> u32 {
+/// What `kernels/attn/kv.cuh` calls a format.
+pub(super) fn number(format: KvFormat) -> u32 {
     match format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
-        KvFormat::Q8_0 => 2,
-        KvFormat::Q4_0 => 3,
-        other => panic!(
-            "a cache in {}: the plan should have been refused",
-            other.name()
-        ),
+        KvFormat::Bf16 => 2,
+        KvFormat::Q8_0 => 3,
+        KvFormat::Q4_0 => 4,
+        KvFormat::Q4_1 => 5,
+        KvFormat::Q5_0 => 6,
+        KvFormat::Q5_1 => 7,
+        KvFormat::Tq3_0 => 8,
     }
 }
 
@@ -262,153 +272,6 @@ pub fn prepare(
     }
 }
 
-/// How a launch of tree attention is shaped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tiling {
-    /// Tiles of 16 rows that a block takes at most.
-    tiles: usize,
-    /// Tiles of keys or values in shared memory at once.
-    ring: usize,
-    shared_bytes: usize,
-    /// Blocks that a multiprocessor holds.
-    resident: usize,
-}
-
-impl Shape {
-    /// Bytes of a tile of 64 stored rows in shared memory; see `kernels/attn/tiles.cuh`.
-    fn tile_bytes(&self) -> usize {
-        let bytes = |format: KvFormat, key: bool| {
-            let (row, pad) = match format {
-                KvFormat::F16 => (2 * self.head_dim, if key { 64 } else { 16 }),
-                KvFormat::Q8_0 => (self.head_dim, if key { 32 } else { 16 }),
-                _ => (self.head_dim / 2, 16),
-            };
-            let scales = match format {
-                KvFormat::F16 => 0,
-                _ => self.head_dim / 16,
-            };
-            TILE * (row + pad + scales)
-        };
-        bytes(self.k, true).max(bytes(self.v, false))
-    }
-
-    /// The tiling of a launch for `rows` rows, all of which may be one tree's.
-    fn tiling(&self, card: Card, rows: usize) -> Tiling {
-        let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
-        let fixed = |tiles: usize| {
-            let key_warps = if tiles == 1 { 8 } else { 4 };
-            let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
-            tiles * (32 * self.head_dim + 2048) + stats
-        };
-        let slot = self.tile_bytes();
-        let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= card.shared_bytes;
-        let most = (1..=MOST_TILES)
-            .rev()
-            .find(|&tiles| fits(tiles, 2))
-            .expect("a block of 48 KiB holds one tile of rows and two of keys");
-        // Equal parts: nine tiles are five and four, not eight and one.
-        let tiles = wanted.div_ceil(wanted.div_ceil(most));
-        // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
-        let half = (card.shared_bytes / 2).saturating_sub(1024);
-        let resident = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
-            2
-        } else {
-            1
-        };
-        let room = if resident == 2 {
-            half
-        } else {
-            card.shared_bytes
-        };
-        let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
-        Tiling {
-            tiles,
-            ring,
-            shared_bytes: fixed(tiles) + ring * slot,
-            resident,
-        }
-    }
-}
-
-/// Attention of the rows of the `Step` at `step` over committed keys and their own trees.
-///
-/// `q` is the f16 queries where [`Shape::wants_f16_queries`], else the projection, normed in place. What it finds
-/// stays in `scratch` for [`combine`].
-pub fn tree(
-    shape: &Shape,
-    card: Card,
-    rows: usize,
-    (step, q): (u64, u64),
-    (cache, scratch): (Cache, u64),
-) -> Launch {
-    let planes = Args::new()
-        .ptr(step)
-        .ptr(q)
-        .words(&[cache.k, cache.k_scale])
-        .words(&[cache.v, cache.v_scale])
-        .words(&shape.pages(&cache));
-    if !shape.wants_f16_queries(card) {
-        return Launch {
-            entry: "attn_path",
-            unit: shape.spanned(shape.unit("attn/path.cu"), card),
-            grid: [shape.n_heads as u32, rows as u32, 1],
-            block: [256, 1, 1],
-            shared: 0,
-            args: planes.f32(shape.scale).ptr(scratch).i32(rows as i32),
-            cooperative: false,
-            overlap: true,
-        };
-    }
-    let tiling = shape.tiling(card, rows);
-    let unit = shape
-        .spanned(shape.unit("attn/tree.cu"), card)
-        .define("MT", tiling.tiles)
-        .define("RING", tiling.ring);
-    Launch {
-        entry: "attn_tree",
-        unit,
-        grid: [(tiling.resident * card.multiprocessors) as u32, 1, 1],
-        block: [256, 1, 1],
-        shared: tiling.shared_bytes as u32,
-        args: planes
-            .f32(shape.scale * std::f32::consts::LOG2_E)
-            .ptr(scratch)
-            .i32(rows as i32),
-        cooperative: false,
-        overlap: true,
-    }
-}
-
-/// Sums the splits that [`tree`] left in `scratch`, applies the gates in the projection `q`, and writes
-/// `[rows][n_heads * head_dim]` in the forms of `out`.
-pub fn combine(
-    shape: &Shape,
-    card: Card,
-    rows: usize,
-    (step, q, scratch): (u64, u64, u64),
-    out: Out,
-) -> Launch {
-    let width = shape.n_heads * shape.head_dim;
-    let unit = shape
-        .spanned(shape.unit("attn/combine.cu"), card)
-        .define("GATE", u32::from(shape.gate));
-    Launch {
-        entry: "attn_combine",
-        unit: out.define(unit, width, rows),
-        grid: [width.div_ceil(256) as u32, rows as u32, 1],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new()
-            .ptr(step)
-            .ptr(q)
-            .ptr(scratch)
-            .i32(rows as i32)
-            .words(&out.words()),
-        cooperative: false,
-        overlap: true,
-    }
-}
-
 /// The planes of a group of layers: values of keys, scales of keys, values of values, scales of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planes {
@@ -427,7 +290,7 @@ pub fn compact(
     commit: u64,
 ) -> Launch {
     for (plane, format) in [(1, shape.k), (3, shape.v)] {
-        if matches!(format, KvFormat::F32 | KvFormat::F16) {
+        if rows::row_bytes(format, shape.head_dim).1 == 0 {
             planes.base[plane] = 0;
         }
     }
@@ -444,62 +307,5 @@ pub fn compact(
         ]),
         cooperative: false,
         overlap: true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn splits_do_not_depend_on_rows_and_fill_the_card() {
-        let shape = Shape {
-            n_heads: 24,
-            n_kv_heads: 4,
-            head_dim: 256,
-            rope: RopeSpec {
-                dims: 64,
-                theta: 1e7,
-            },
-            gate: true,
-            normed: true,
-            k: KvFormat::Q8_0,
-            v: KvFormat::Q8_0,
-            eps: 1e-6,
-            scale: 1.0 / 16.0,
-            window: 0,
-            mask: Mask::Ancestors,
-            ring_pages: 0,
-        };
-        let card = Card {
-            multiprocessors: 132,
-            shared_bytes: 232_448,
-            path_order: false,
-        };
-        assert_eq!(shape.splits(card), 64);
-        assert_eq!(
-            shape.splits(Card {
-                path_order: true,
-                ..card
-            }),
-            1
-        );
-        assert_eq!(shape.scratch_bytes(card, 2), 2 * 24 * 64 * 258 * 4);
-        assert_eq!(shape.frequencies().len(), 32);
-        assert_eq!(shape.frequencies()[0], 1.0);
-
-        let one = shape.tiling(card, 1);
-        assert_eq!((one.tiles, one.resident), (1, 2));
-        assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
-        assert_eq!(shape.tiling(card, 24).tiles, 5);
-        assert_eq!(shape.tiling(card, 64).tiles, 6);
-        let small = Card {
-            shared_bytes: 99 * 1024,
-            ..card
-        };
-        for rows in [1, 8, 24, 64] {
-            let tiling = shape.tiling(small, rows);
-            assert!(tiling.shared_bytes <= 99 * 1024 && tiling.ring >= 2);
-        }
     }
 }

@@ -29,6 +29,7 @@ fn shape(layer: &DraftLayer, ring: &Ring, kv: KvFormats, eps: f32) -> Shape {
         normed: a.q_norm.is_some(),
         k: kv.k,
         v: kv.v,
+        turned: false,
         eps,
         scale: a.scale,
         window: layer.window,

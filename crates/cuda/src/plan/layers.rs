@@ -27,6 +27,7 @@ pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
         normed: a.q_norm.is_some(),
         k: open.kv.k,
         v: open.kv.v,
+        turned: true,
         eps,
         scale: a.scale,
         window: 0,

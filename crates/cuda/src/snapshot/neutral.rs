@@ -5,21 +5,8 @@
 
 use std::ops::Range;
 
-use contract::KvFormat;
-
+use crate::launch::attention::rows::{from_planes, to_planes};
 use crate::state::{DeltaGroup, KvGroup, PAGE, Rows};
-
-/// Values per scale of a block format.
-const BLOCK: usize = 32;
-
-/// Bytes of one block's values, without its scale; rows of formats without scales are one block.
-fn block_bytes(array: &Rows) -> usize {
-    match array.format {
-        KvFormat::Q8_0 => BLOCK,
-        KvFormat::Q4_0 => BLOCK / 2,
-        _ => array.value_bytes,
-    }
-}
 
 /// Positions as runs within pages: `(page, positions in it)`, positions beginning again after `pages` pages.
 pub(crate) fn runs(
@@ -52,16 +39,10 @@ pub(crate) fn append_neutral(
     (values, scales): (&[u8], &[u8]),
     out: &mut Vec<u8>,
 ) {
-    let block = block_bytes(array);
     for row in rows(group, within) {
         let values = &values[row * array.value_bytes..][..array.value_bytes];
         let scales = &scales[row * array.scale_bytes..][..array.scale_bytes];
-        for (i, values) in values.chunks_exact(block).enumerate() {
-            if array.scale_bytes > 0 {
-                out.extend_from_slice(&scales[2 * i..2 * i + 2]);
-            }
-            out.extend_from_slice(values);
-        }
+        from_planes(array.format, group.head_dim, (values, scales), out);
     }
 }
 
@@ -72,19 +53,14 @@ pub(crate) fn put_neutral(
     neutral: &[u8],
     (values, scales): (&mut [u8], &mut [u8]),
 ) {
-    let block = block_bytes(array);
-    let scale = if array.scale_bytes > 0 { 2 } else { 0 };
-    let mut stored = neutral.chunks_exact(block + scale);
+    let mut stored = neutral.chunks_exact(array.format.bytes(group.head_dim));
     for row in rows(group, within) {
         let values = &mut values[row * array.value_bytes..][..array.value_bytes];
         let scales = &mut scales[row * array.scale_bytes..][..array.scale_bytes];
-        for (i, values) in values.chunks_exact_mut(block).enumerate() {
-            let stored = stored
-                .next()
-                .expect("a section has the length it was checked for");
-            scales[scale * i..scale * (i + 1)].copy_from_slice(&stored[..scale]);
-            values.copy_from_slice(&stored[scale..]);
-        }
+        let stored = stored
+            .next()
+            .expect("a section has the length it was checked for");
+        to_planes(array.format, stored, values, scales);
     }
 }
 
@@ -113,6 +89,8 @@ fn turned(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use contract::KvFormat;
+
     use super::*;
 
     #[test]
@@ -128,7 +106,7 @@ mod tests {
 
     #[test]
     fn rows_come_back_from_the_neutral_layout() {
-        for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
+        for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q5_1] {
             let array = Rows::new(format, 64);
             let group = KvGroup {
                 n_kv_heads: 3,

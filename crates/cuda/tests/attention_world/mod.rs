@@ -7,10 +7,12 @@
     reason = "each test file uses its part of this, and all of it is a test"
 )]
 
-use contract::quant::{dequantize_row, quantize_row};
-use contract::{KvFormat, QuantType, RopeSpec, Tree};
+use contract::quant::turn::{turn, turn_back};
+use contract::{KvFormat, RopeSpec, Tree};
+use cpu::reference::kv::{Codec, decode, encode};
 use cpu::reference::{activation, attention, norm, rope};
 use cuda::driver::Buffer;
+use cuda::launch::attention::rows::{from_planes, row_bytes, to_planes};
 use cuda::launch::attention::{Cache, Card, Mask, PAGE, Planes, Projections, Shape};
 
 use crate::card::{Random, poisoned};
@@ -36,6 +38,7 @@ pub fn shape(
         normed,
         k,
         v,
+        turned: true,
         eps: EPS,
         scale: 1.0 / (head_dim as f32).sqrt(),
         window: 0,
@@ -60,39 +63,42 @@ pub fn shapes(k: KvFormat, v: KvFormat) -> Vec<Shape> {
     .to_vec()
 }
 
-pub fn quant(format: KvFormat) -> QuantType {
-    match format {
-        KvFormat::F32 => QuantType::F32,
-        KvFormat::F16 => QuantType::F16,
-        KvFormat::Q8_0 => QuantType::Q8_0,
-        KvFormat::Q4_0 => QuantType::Q4_0,
-        other => panic!("{}", other.name()),
-    }
-}
-
 /// A stored row as the two planes have it: values, scales.
-pub fn split(ty: QuantType, row: &[f32]) -> (Vec<u8>, Vec<u8>) {
-    let mut bytes = vec![0; ty.row_bytes(row.len())];
-    quantize_row(ty, row, &mut bytes);
-    if ty.block_values() == 1 {
-        return (bytes, Vec::new());
-    }
-    let blocks = bytes.chunks(ty.block_bytes());
-    let values = blocks.clone().flat_map(|b| b[2..].to_vec()).collect();
-    (values, blocks.flat_map(|b| b[..2].to_vec()).collect())
+pub fn split(codec: Codec, row: &[f32]) -> (Vec<u8>, Vec<u8>) {
+    let mut bytes = vec![0; codec.row_bytes(row.len())];
+    encode(codec, row, &mut bytes);
+    let (value_bytes, scale_bytes) = row_bytes(codec.format(), row.len());
+    let (mut values, mut scales) = (vec![0; value_bytes], vec![0; scale_bytes]);
+    to_planes(codec.format(), &bytes, &mut values, &mut scales);
+    (values, scales)
 }
 
-/// The reverse of [`split`], decoded.
-pub fn join(ty: QuantType, values: &[u8], scales: &[u8], dim: usize) -> Vec<f32> {
+/// The reverse of [`split`], decoded as it is stored: turned, if it was turned.
+pub fn join(format: KvFormat, values: &[u8], scales: &[u8], dim: usize) -> Vec<f32> {
+    let mut bytes = Vec::new();
+    from_planes(format, dim, (values, scales), &mut bytes);
     let mut out = vec![0.0; dim];
-    if ty.block_values() == 1 {
-        dequantize_row(ty, values, &mut out);
-        return out;
-    }
-    let per_block = values.chunks(ty.block_bytes() - 2).zip(scales.chunks(2));
-    let bytes: Vec<u8> = per_block.flat_map(|(v, s)| [s, v].concat()).collect();
-    dequantize_row(ty, &bytes, &mut out);
+    decode(format, &bytes, &mut out);
     out
+}
+
+/// How many of the codes of two rows are not the same, and how far their scales are apart: codes at an edge between
+/// two steps may fall either way.
+pub fn codes_apart(found: &[f32], expected: &[f32]) -> usize {
+    let apart = |(f, e): &(&f32, &f32)| (**f - **e).abs() > 2e-3 * e.abs().max(1e-6);
+    found.iter().zip(expected).filter(apart).count()
+}
+
+/// A head as it stands in the basis of keys or values that `codec` stores.
+pub fn as_stored(codec: Codec, head: &mut [f32]) {
+    if codec.is_turned() {
+        turn(head);
+    }
+}
+
+/// How keys and values of a shape are stored.
+pub fn codecs(shape: &Shape) -> [Codec; 2] {
+    [shape.k, shape.v].map(|format| Codec::new(format, shape.turned))
 }
 
 /// One layer's cache for some slots, pages in no order.
@@ -128,13 +134,7 @@ impl World {
         table.truncate(slots * max_pages);
         let rows = pages * shape.n_kv_heads * PAGE;
         let bytes = |format: KvFormat| {
-            let ty = quant(format);
-            let scales = if ty.block_values() == 1 {
-                0
-            } else {
-                shape.head_dim / 16
-            };
-            let values = ty.row_bytes(shape.head_dim) - scales;
+            let (values, scales) = row_bytes(format, shape.head_dim);
             [rows * values, rows * scales]
         };
         let sizes = [bytes(shape.k), bytes(shape.v)].concat();
@@ -143,6 +143,7 @@ impl World {
             card: Card {
                 multiprocessors: gpu.multiprocessors() as usize,
                 shared_bytes: gpu.shared_per_block() as usize,
+                warpgroups: gpu.arch().to_string() == "sm_90a",
                 path_order: false,
             },
             on_card: [0, 1, 2, 3].map(|i| poisoned(gpu, sizes[i])),
@@ -206,17 +207,8 @@ impl World {
 
     /// Bytes of a row of a plane.
     pub fn row_bytes(&self, plane: usize) -> usize {
-        let ty = quant(self.format(plane));
-        let scales = if ty.block_values() == 1 {
-            0
-        } else {
-            self.shape.head_dim / 16
-        };
-        if plane % 2 == 1 {
-            scales
-        } else {
-            ty.row_bytes(self.shape.head_dim) - scales
-        }
+        let (values, scales) = row_bytes(self.format(plane), self.shape.head_dim);
+        if plane % 2 == 1 { scales } else { values }
     }
 
     /// The stored bytes of a position in a plane.
@@ -228,7 +220,7 @@ impl World {
     /// Stores a key (`plane` 0) or a value (2).
     pub fn store(&mut self, plane: usize, at: (usize, usize, usize), row: &[f32]) {
         let (slot, position, head) = at;
-        let (values, scales) = split(quant(self.format(plane)), row);
+        let (values, scales) = split(codecs(&self.shape)[plane / 2], row);
         let index = self.row(slot, position, head);
         for (plane, bytes) in [(plane, values), (plane + 1, scales)] {
             let n = self.row_bytes(plane);
@@ -236,10 +228,10 @@ impl World {
         }
     }
 
-    /// A decoded key (`plane` 0) or value (2).
+    /// A decoded key (`plane` 0) or value (2), in the basis it is stored in.
     pub fn load(&self, plane: usize, slot: usize, position: usize, head: usize) -> Vec<f32> {
         join(
-            quant(self.format(plane)),
+            self.format(plane),
             self.stored(plane, slot, position, head),
             self.stored(plane + 1, slot, position, head),
             self.shape.head_dim,
@@ -334,6 +326,9 @@ impl World {
                 let head = kv_head * group + i;
                 let q = &q[head * dim..][..dim];
                 attention::attend(q, &keys, &values, shape.scale, out);
+                if codecs(shape)[1].is_turned() {
+                    turn_back(out);
+                }
                 if shape.gate {
                     activation::sigmoid_gate(out, &gates[head * dim..][..dim]);
                 }
@@ -394,7 +389,7 @@ impl Inputs {
         }
     }
 
-    /// The query heads of a row after norm and rope, and their gates.
+    /// The query heads of a row after norm and rope, turned as keys are, and their gates.
     pub fn queries(&self, shape: &Shape, row: usize, position: usize) -> (Vec<f32>, Vec<f32>) {
         let stride = shape.q_stride();
         let own = &self.host_q[row * shape.n_heads * stride..][..shape.n_heads * stride];
@@ -403,17 +398,19 @@ impl Inputs {
         for head in own.chunks(stride) {
             let mut head = head.to_vec();
             gates.extend(head.split_off(shape.head_dim));
-            turn(shape, &mut head, &self.host_q_norm, position);
+            placed(shape, &mut head, &self.host_q_norm, position);
+            as_stored(codecs(shape)[0], &mut head);
             q.extend(head);
         }
         (q, gates)
     }
 
-    /// A key head of a row after norm and rope.
+    /// A key head of a row after norm and rope, in the basis it is stored in.
     pub fn key(&self, shape: &Shape, row: usize, head: usize, position: usize) -> Vec<f32> {
         let at = (row * shape.n_kv_heads + head) * shape.head_dim;
         let mut key = self.host_k[at..][..shape.head_dim].to_vec();
-        turn(shape, &mut key, &self.host_k_norm, position);
+        placed(shape, &mut key, &self.host_k_norm, position);
+        as_stored(codecs(shape)[0], &mut key);
         key
     }
 
@@ -424,7 +421,8 @@ impl Inputs {
     }
 }
 
-fn turn(shape: &Shape, head: &mut [f32], weight: &[f32], position: usize) {
+/// Norm and rope of a head.
+fn placed(shape: &Shape, head: &mut [f32], weight: &[f32], position: usize) {
     if shape.normed {
         norm::rms_in_place(head, weight, shape.eps);
     }

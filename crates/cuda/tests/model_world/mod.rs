@@ -100,9 +100,10 @@ pub fn against_the_oracle(ty: QuantType) -> Allowance {
 pub fn over_a_cache(format: KvFormat) -> Allowance {
     match format {
         KvFormat::F32 => against_the_oracle(QuantType::F32),
-        KvFormat::F16 => against_the_oracle(QuantType::F16),
-        KvFormat::Q4_0 => allow(0.7, 0.05, 0.1),
-        _ => allow(0.1, 0.02, 0.02),
+        KvFormat::F16 | KvFormat::Bf16 => against_the_oracle(QuantType::F16),
+        KvFormat::Q4_0 | KvFormat::Q4_1 | KvFormat::Tq3_0 => allow(0.7, 0.05, 0.1),
+        KvFormat::Q5_0 | KvFormat::Q5_1 => allow(0.35, 0.04, 0.05),
+        KvFormat::Q8_0 => allow(0.1, 0.02, 0.02),
     }
 }
 
@@ -129,6 +130,7 @@ pub fn oracle() -> CpuBackend {
         reference: true,
         threads: None,
     })
+    .turning()
 }
 
 pub fn text(vocab: usize, n: usize, salt: usize) -> Vec<TokenId> {

@@ -10,6 +10,7 @@
 use std::ops::Deref;
 
 use contract::{NodeIdx, TokenId, Tree};
+use cuda::compile::{Modules, Options};
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::{Launch, Unit};
 
@@ -23,12 +24,16 @@ impl Device {
         card::gpu().map(Device)
     }
 
-    /// Compiles what the launches need, runs them in order, and waits.
+    /// Compiles what the launches need and was not compiled before, runs them in order, and waits.
     pub fn launch(&self, launches: &[Launch]) {
         let mut units: Vec<Unit> = launches.iter().map(|l| l.unit.clone()).collect();
         units.sort();
         units.dedup();
-        let modules = card::modules(&self.0, &units);
+        let options = Options {
+            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
+            ..Options::default()
+        };
+        let modules = Modules::compile(&self.0, &units, &options, &mut |_| ()).unwrap();
         for launch in launches {
             self.0.run(&modules, launch).unwrap();
         }

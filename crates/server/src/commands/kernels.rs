@@ -23,9 +23,11 @@ use crate::commands::progress::Progress;
 use crate::config;
 
 /// What is compiled when no model is named, with how keys and values are stored.
-const WELL_KNOWN: [(&str, KvFormat); 3] = [
+const WELL_KNOWN: [(&str, KvFormat); 5] = [
     ("qwen3.5-27b:q4_k_m-published", KvFormat::F16),
     ("qwen3.5-27b:q4_k_m-published", KvFormat::Q8_0),
+    ("qwen3.5-27b:q4_k_m-published", KvFormat::Q4_0),
+    ("qwen3.5-27b:q4_k_m-published", KvFormat::Tq3_0),
     ("qwen3.5-0.8b:bf16-published", KvFormat::F16),
 ];
 /// The first architecture that runs models.

@@ -3,26 +3,19 @@
 use contract::KvFormat;
 
 use super::{Card, Out, Panels, count, int};
-use crate::launch::attention::{Cache, Shape};
+use crate::launch::attention::{Cache, Shape, number};
 use crate::launch::{Args, Launch, Unit};
+
+/// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's format.
+const ACROSS_EIGHTS: [usize; 2] = [16, 8];
+/// Shared memory of a block on the cards that run it.
+const ACROSS_SHARED: usize = 227 << 10;
+/// Floats between rows on their way out of it.
+const OUT_STRIDE: usize = 260;
 
 /// Whether the cache is attended to in f32 throughout: where keys or values are kept as F32.
 pub fn attention_is_exact(shape: &Shape) -> bool {
     shape.k == KvFormat::F32 || shape.v == KvFormat::F32
-}
-
-/// The define of `kernels/attn/kv.cuh`.
-fn number(format: KvFormat) -> u32 {
-    match format {
-        KvFormat::F32 => 0,
-        KvFormat::F16 => 1,
-        KvFormat::Q8_0 => 2,
-        KvFormat::Q4_0 => 3,
-        other => panic!(
-            "a cache in {}: the plan should have been refused",
-            other.name()
-        ),
-    }
 }
 
 /// Causal attention of the rows of a chunk, gate included, after [`prepare`](crate::launch::attention::prepare)
@@ -43,9 +36,15 @@ pub fn attend(
         "prefill attends to every position: {shape:?}"
     );
     let form = Form::of(card, shape);
+    let unit = match form.across {
+        Some((eights, ring)) => Unit::new(form.file)
+            .define("NT", eights)
+            .define("RING", ring),
+        None => Unit::new(form.file),
+    };
     Launch {
         entry: form.entry,
-        unit: Unit::new(form.file)
+        unit: unit
             .define("DIM", shape.head_dim)
             .define("HEADS", shape.n_heads)
             .define("KV_HEADS", shape.n_kv_heads)
@@ -53,7 +52,8 @@ pub fn attend(
             .define("PANELS_OUT", u32::from(to.panels != 0))
             .define("F32_OUT", u32::from(to.f32 != 0))
             .define("K_FORMAT", number(shape.k))
-            .define("V_FORMAT", number(shape.v)),
+            .define("V_FORMAT", number(shape.v))
+            .define("TURNED", u32::from(shape.turned)),
         grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
         block: [form.threads, 1, 1],
         shared: count(form.shared),
@@ -82,6 +82,8 @@ struct Form {
     threads: u32,
     /// Bytes of shared memory.
     shared: usize,
+    /// Eights of rows, and slots of keys or values in shared memory, where these are a choice.
+    across: Option<(usize, usize)>,
 }
 
 impl Form {
@@ -93,23 +95,39 @@ impl Form {
                 tile: 16,
                 threads: 128,
                 shared: 0,
+                across: None,
             };
         }
         // Rows of queries and of two or one stages of keys and values, and barriers.
         match card.warpgroups && shape.head_dim == 256 {
-            true => Form {
+            true if shape.k == KvFormat::F16 && shape.v == KvFormat::F16 => Form {
                 file: "prefill/attention_sm90.cu",
                 entry: "prefill_attention",
                 tile: 128,
                 threads: 384,
                 shared: (128 + 4 * 64) * 2 * shape.head_dim + 128,
+                across: None,
             },
+            true => {
+                let held = |eights: &usize| shape.across_ring(*eights, 0).1 <= ACROSS_SHARED;
+                let eights = ACROSS_EIGHTS.into_iter().find(held).unwrap_or(1);
+                let (ring, shared) = shape.across_ring(eights, ACROSS_SHARED);
+                Form {
+                    file: "prefill/attention_across_sm90.cu",
+                    entry: "prefill_attention",
+                    tile: 8 * eights,
+                    threads: 256,
+                    shared: shared.max(8 * eights * OUT_STRIDE * 4),
+                    across: Some((eights, ring)),
+                }
+            }
             false => Form {
                 file: "prefill/attention.cu",
                 entry: "prefill_attention",
                 tile: 64,
                 threads: 256,
                 shared: (64 + 2 * 64) * 2 * shape.head_dim,
+                across: None,
             },
         }
     }

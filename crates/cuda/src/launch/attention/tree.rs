@@ -1,0 +1,274 @@
+//! Tree attention and the merge of its splits.
+
+use contract::KvFormat;
+
+use super::super::norm::Out;
+use super::super::{Args, Launch};
+use super::rows::row_bytes;
+use super::{Cache, Card, Shape};
+
+/// Keys of a tile.
+const TILE: usize = 64;
+/// Tiles of 16 rows that the registers of a block hold without spilling, on every architecture.
+const MOST_TILES: usize = 6;
+/// Rows of a step.
+const STEP_ROWS: usize = 64;
+/// Eights of columns that `kernels/attn/across_sm90.cuh` has a product for, and that registers hold.
+const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
+
+/// How a launch of tree attention is shaped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiling {
+    /// Tiles of 16 rows, or with warpgroups of 8, that a block takes at most.
+    tiles: usize,
+    /// Tiles of keys or values in shared memory at once.
+    ring: usize,
+    shared_bytes: usize,
+    /// Blocks that a multiprocessor holds.
+    resident: usize,
+}
+
+impl Shape {
+    /// Bytes of the larger of a tile of 64 stored keys and one of values in shared memory; see
+    /// `kernels/attn/tiles.cuh`.
+    fn tile_bytes(&self) -> usize {
+        let bytes = |format: KvFormat, key: bool| {
+            let (values, scales) = row_bytes(format, self.head_dim);
+            let stride = match format {
+                KvFormat::F16 | KvFormat::Bf16 if key => values + 64,
+                KvFormat::Q8_0 if key => values + 32,
+                _ => (values / 16 | 1) * 16,
+            };
+            TILE * (stride + scales)
+        };
+        bytes(self.k, true).max(bytes(self.v, false))
+    }
+
+    /// Whether the form by warpgroup products computes it.
+    pub(super) fn by_warpgroups(&self, card: Card) -> bool {
+        card.warpgroups && self.head_dim == 256 && self.wants_f16_queries(card)
+    }
+
+    /// Whether a multiprocessor holds two blocks by warpgroups of a launch for `rows` rows.
+    pub(super) fn shares(&self, card: Card, rows: usize) -> bool {
+        self.across(card, rows).resident == 2
+    }
+
+    /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
+    /// shared memory, at least two, and the bytes of all; see `kernels/attn/across_sm90.cuh`.
+    pub(in crate::launch) fn across_ring(&self, eights: usize, room: usize) -> (usize, usize) {
+        let fixed = eights * (6 * 1024 + 12 * 8 * 4) + STEP_ROWS * 12;
+        let slot = 2 * self.tile_bytes();
+        let ring = (room.saturating_sub(fixed) / slot).clamp(2, 5);
+        (ring, fixed + ring * slot)
+    }
+
+    /// The tiling of a launch by warpgroup products for `rows` rows, all of which may be one tree's.
+    fn across(&self, card: Card, rows: usize) -> Tiling {
+        let columns = rows * self.n_heads / self.n_kv_heads;
+        let fits = |eights: &usize| self.across_ring(*eights, 0).1 <= card.shared_bytes;
+        let most = EIGHTS.into_iter().rfind(fits).unwrap_or(1);
+        // Equal parts, each rounded up to what there is a product for.
+        let parts = columns.div_ceil(8 * most);
+        let wanted = columns.div_ceil(8 * parts);
+        let found = EIGHTS.into_iter().find(|eights| *eights >= wanted);
+        let tiles = found.unwrap_or(most);
+        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        let both = tiles <= 2 && self.across_ring(tiles, 0).1 <= half;
+        let (resident, room) = match both {
+            true => (2, half),
+            false => (1, card.shared_bytes),
+        };
+        let (ring, shared_bytes) = self.across_ring(tiles, room);
+        Tiling {
+            tiles,
+            ring,
+            shared_bytes,
+            resident,
+        }
+    }
+
+    /// The tiling of a launch for `rows` rows, all of which may be one tree's.
+    fn tiling(&self, card: Card, rows: usize) -> Tiling {
+        let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
+        let fixed = |tiles: usize| {
+            let key_warps = if tiles == 1 { 8 } else { 4 };
+            let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
+            tiles * (32 * self.head_dim + 2048) + stats
+        };
+        let slot = self.tile_bytes();
+        let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= card.shared_bytes;
+        let most = (1..=MOST_TILES)
+            .rev()
+            .find(|&tiles| fits(tiles, 2))
+            .expect("a block of 48 KiB holds one tile of rows and two of keys");
+        // Equal parts: nine tiles are five and four, not eight and one.
+        let tiles = wanted.div_ceil(wanted.div_ceil(most));
+        // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
+        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        let resident = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
+            2
+        } else {
+            1
+        };
+        let room = if resident == 2 {
+            half
+        } else {
+            card.shared_bytes
+        };
+        let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
+        Tiling {
+            tiles,
+            ring,
+            shared_bytes: fixed(tiles) + ring * slot,
+            resident,
+        }
+    }
+}
+
+/// Attention of the rows of the `Step` at `step` over committed keys and their own trees.
+///
+/// `q` is the f16 queries where [`Shape::wants_f16_queries`], else the projection, normed in place. What it finds
+/// stays in `scratch` for [`combine`].
+pub fn tree(
+    shape: &Shape,
+    card: Card,
+    rows: usize,
+    (step, q): (u64, u64),
+    (cache, scratch): (Cache, u64),
+) -> Launch {
+    let planes = Args::new()
+        .ptr(step)
+        .ptr(q)
+        .words(&[cache.k, cache.k_scale])
+        .words(&[cache.v, cache.v_scale])
+        .words(&shape.pages(&cache));
+    if !shape.wants_f16_queries(card) {
+        return Launch {
+            entry: "attn_path",
+            unit: shape.spanned(shape.unit("attn/path.cu"), card, rows),
+            grid: [shape.n_heads as u32, rows as u32, 1],
+            block: [256, 1, 1],
+            shared: 0,
+            args: planes.f32(shape.scale).ptr(scratch).i32(rows as i32),
+            cooperative: false,
+            overlap: true,
+        };
+    }
+    let (file, tiles, tiling) = match shape.by_warpgroups(card) {
+        true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
+        false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
+    };
+    let unit = shape
+        .spanned(shape.unit(file), card, rows)
+        .define(tiles, tiling.tiles)
+        .define("RING", tiling.ring);
+    Launch {
+        entry: "attn_tree",
+        unit,
+        grid: [(tiling.resident * card.multiprocessors) as u32, 1, 1],
+        block: [256, 1, 1],
+        shared: tiling.shared_bytes as u32,
+        args: planes
+            .f32(shape.scale * std::f32::consts::LOG2_E)
+            .ptr(scratch)
+            .i32(rows as i32),
+        cooperative: false,
+        overlap: true,
+    }
+}
+
+/// Sums the splits that [`tree`] left in `scratch`, applies the gates in the projection `q`, and writes
+/// `[rows][n_heads * head_dim]` in the forms of `out`.
+pub fn combine(
+    shape: &Shape,
+    card: Card,
+    rows: usize,
+    (step, q, scratch): (u64, u64, u64),
+    out: Out,
+) -> Launch {
+    let width = shape.n_heads * shape.head_dim;
+    let unit = shape
+        .spanned(shape.unit("attn/combine.cu"), card, rows)
+        .define("GATE", u32::from(shape.gate));
+    Launch {
+        entry: "attn_combine",
+        unit: out.define(unit, width, rows),
+        grid: [width.div_ceil(256) as u32, rows as u32, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(step)
+            .ptr(q)
+            .ptr(scratch)
+            .i32(rows as i32)
+            .words(&out.words()),
+        cooperative: false,
+        overlap: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::RopeSpec;
+
+    use super::super::Mask;
+    use super::*;
+
+    #[test]
+    fn splits_fill_the_card_and_tiles_fit_it() {
+        let shape = Shape {
+            n_heads: 24,
+            n_kv_heads: 4,
+            head_dim: 256,
+            rope: RopeSpec {
+                dims: 64,
+                theta: 1e7,
+            },
+            gate: true,
+            normed: true,
+            k: KvFormat::Q8_0,
+            v: KvFormat::Q8_0,
+            turned: true,
+            eps: 1e-6,
+            scale: 1.0 / 16.0,
+            window: 0,
+            mask: Mask::Ancestors,
+            ring_pages: 0,
+        };
+        let card = Card {
+            multiprocessors: 132,
+            shared_bytes: 232_448,
+            warpgroups: true,
+            path_order: false,
+        };
+        assert_eq!((shape.splits(card, 1), shape.splits(card, 24)), (64, 33));
+        let exact = Card {
+            path_order: true,
+            ..card
+        };
+        assert_eq!(shape.splits(exact, 1), 1);
+        assert_eq!(shape.scratch_bytes(card, 2), 2 * 24 * 64 * 258 * 4);
+        assert_eq!(shape.frequencies().len(), 32);
+        assert_eq!(shape.frequencies()[0], 1.0);
+
+        for (rows, tiles, resident) in [(1, 1, 2), (8, 6, 1), (24, 9, 1), (64, 12, 1)] {
+            let across = shape.across(card, rows);
+            assert_eq!((across.tiles, across.resident), (tiles, resident));
+            assert!(across.shared_bytes <= card.shared_bytes && across.ring >= 2);
+        }
+        let one = shape.tiling(card, 1);
+        assert_eq!((one.tiles, one.resident), (1, 2));
+        assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
+        assert_eq!(shape.tiling(card, 24).tiles, 5);
+        assert_eq!(shape.tiling(card, 64).tiles, 6);
+        let small = Card {
+            shared_bytes: 99 * 1024,
+            ..card
+        };
+        for rows in [1, 8, 24, 64] {
+            let tiling = shape.tiling(small, rows);
+            assert!(tiling.shared_bytes <= 99 * 1024 && tiling.ring >= 2);
+        }
+    }
+}
