@@ -4,140 +4,250 @@
 // Convolution and gates: see ssm/conv_tree, which has the same for the sequential form. Then, with G_i the sum of g
 // over the path root..i, anc(i) the strict ancestors and S0 the committed state:
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
-//   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) e^(G_i - G_j) (q_i . k_j) u_j
+//   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) P_ij u_j, P_ij = e^(G_i - G_j) (q_i . k_j)
 //
 // in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV],
 //      state [slot][NV][128 v][128 k]
 // out: o [rows][VALUES]; k, u, g and x of each node into the factors
-// grid (128 / COLUMNS, NV, trees), 8 COLUMNS threads: a block has COLUMNS value columns of one head of one tree
-// shared memory: 4 * (128 * (2 * NODES + COLUMNS) + NODES * COLUMNS) bytes
+// grid (NV * 128 / COLUMNS, 1, trees), 32 WARPS threads: a block has COLUMNS value columns of one head of one tree. Blocks
+// of one key head stand side by side and, where the architecture has clusters, CLUSTER of them convolve its q and k
+// together: each a share of the rows, which it writes into the memory of all
+// shared memory: `Room`, all of it dynamic
 //
-// Products [K; Q] . [K | S0]^T run on the tensor cores in tf32 with both operands split in two (3 products), which
-// keeps 21 bits. A 16-row tile is 8 rows of K over the same 8 rows of Q, so tiles exist only as far as nodes do, and a
-// node's sums do not depend on how many nodes there are. The triangular solve takes 8 nodes at a time: the inverse of
-// the tile's own 8x8 block, then what the tile gives to all later ones. Only ancestors are ever multiplied in: a NaN in
-// a sibling stays there. G is kept as a sum of two floats, since differences of long sums matter.
+// The products run on the tensor cores in pairs of halves (delta/products.cuh), 22 bits: keys and queries are unit
+// vectors times a power of two, columns of the state are scaled by one of their own. Both are split once, when they are
+// written to shared memory; the state before the kernel waits for the one before it.
+// A node's sums do not depend on how many nodes there are. The triangular system is solved in blocks of 32 nodes, a
+// thread per column. A node with a value that is not finite is taken out, and it and its descendants give NaN: nothing
+// else is touched. G is kept in fixed point (2^-40), so sums along paths are exact and their order does not matter.
 // arch: sm_80. reference: cpu::reference::{conv, delta}::tree; test: tree_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"
-#include "delta/sums.cuh"
+#include "delta/products.cuh"
 #include "ssm/conv.cuh"
 
-#define TILES (NODES / 8)
-#define S_TILES (COLUMNS / 8)
-#define WARPS (COLUMNS / 4)
+#if !HAS_BULK
+#undef CLUSTER
+#define CLUSTER 1
+#endif
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
 #define THREADS (WARPS * 32)
-// Column tiles of one task: they share the rows.
-#define PAIR (NODES > 8 ? 2 : 1)
-#define TASKS_OF(t) ((S_TILES + (t) + 1 + PAIR - 1) / PAIR)
+#define TILES (NODES / 8)
+#define SLICES (DIM / COLUMNS)
+#define SHARING (NV / NK * SLICES)    // blocks of a key head
+#define LOCAL (2 * DIM + COLUMNS)     // channels that a block has to do with: q, k, v
+#define ACROSS (COLUMNS / 4)          // lanes of a row of v
+#define TOGETHER (32 / ACROSS)        // rows of v that a warp convolves at once
+#define CONVOLVERS (WARPS - 1)        // the last warp has the gates
+#define ROWS (2 * NODES)              // keys, then queries
+#define LD (NODES + 4)
+#define PER_LANE ((NODES + 31) / 32)
+#define K_SCALE 256.0f
+#define Q_SCALE 2048.0f
+#define G_SCALE 1099511627776.0f      // 2^40
 
-// Row `row`, 16-byte piece `piece` (0..31) of an operand of 128 columns: 64-byte pieces are exchanged in odd rows so
-// that the eight lanes of a phase (2 rows x 64 bytes) touch all banks.
-__device__ __forceinline__ int place(int row, int piece) { return row * DIM + ((piece ^ ((row & 1) << 2)) << 2); }
-
-__device__ __forceinline__ void split(float x, u32& high, u32& low) {
-    high = __float_as_uint(x) & 0xffffe000u;
-    low = __float_as_uint(x - __uint_as_float(high));
-}
-
-struct Task {
-    int tile;    // rows 8 * tile .. of K and of Q
-    int column;  // first column tile: 0 .. S_TILES are of the state, then keys
+// Shared memory. Columns of a node stand where `swizzled` says. crates/cuda/src/launch/delta/tree.rs knows its size.
+struct Room {
+    union {
+        u8 rows[ROWS * 512];          // keys, then queries
+        float solved[NODES * COLUMNS];  // U
+    };
+    union {
+        struct {
+            u8 state[COLUMNS * 512];
+            float weight[4][LOCAL];   // of channel c: [c % 4][c / 4] in units of 4 taps
+            int4 lines[NODES];        // the taps' sources, oldest first
+        };
+        struct {
+            float carried[NODES * COLUMNS];  // what S0 gives to o
+            float pairs[NODES * LD];  // row i up to the diagonal: P_ij; behind it, row j: A_ij of later nodes i
+        };
+    };
+    float right[NODES * COLUMNS];     // v, then R
+    i64 sums[NODES];                  // G
+    u64 ancestors[NODES];
+    float2 gates[NODES];              // e^G, beta
+    int parents[NODES];
+    float unscale[COLUMNS];
+    u32 bad[2];                       // nodes
 };
 
-__device__ __forceinline__ Task task_of(int index) {
-    Task task = {0, index};
+__device__ __forceinline__ int swizzled(int node, int column) {
+    return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 r = 0;
+#if CLUSTER > 1
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+// Begins a barrier of the cluster. What this thread `wrote` to the others' memory is seen behind their wait; that costs a
+// fence of the whole card, which also waits for what it wrote to memory.
+__device__ __forceinline__ void cluster_arrive(bool wrote) {
+#if CLUSTER > 1
+    if (wrote)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    else
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Both parts of four values to the same place in every block of the cluster.
+__device__ __forceinline__ void put_all(u32 to, uint4 v) {
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        if (task.tile == t && task.column >= TASKS_OF(t)) {
-            task.column -= TASKS_OF(t);
-            task.tile++;
+    for (int r = 0; r < CLUSTER; r++) {
+        u32 there = to;
+#if CLUSTER > 1
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(to), "r"(r));
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW(ROWS)), "r"(v.z), "r"(v.w) : "memory");
+#else
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW(ROWS)), "r"(v.z), "r"(v.w) : "memory");
+#endif
+    }
+}
+
+// What is not finite becomes zero and its node bad.
+__device__ __forceinline__ void repair(float& x, Room& room, int node) {
+    if (fabsf(x) < INF) return;
+    atomicOr(&room.bad[node / 32], 1u << node % 32);
+    x = 0.0f;
+}
+
+// Four channels at the four taps of a node, oldest first; tap -1 is the newest row of the window, which ends at `newest`.
+struct Source {
+    const float* x;
+    const float* newest;
+    u32 ld;
+    __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
+        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) {
+            const bool inside = taps[i] >= 0;
+            in[i] = *(const float4*)((inside ? x : newest) + (channel + taps[i] * (inside ? (int)ld : CHANNELS)));
         }
     }
-    task.column *= PAIR;
-    return task;
-}
-
-constexpr int all_tasks() {
-    int n = 0;
-    for (int t = 0; t < TILES; t++) n += TASKS_OF(t);
-    return n;
-}
-constexpr int ROUNDS = (all_tasks() + WARPS - 1) / WARPS;
-
-// Where the taps of a node come from: nodes of the tree, or -1 .. -3 for the newest to the oldest row of the window.
-struct Source {
-    const float* x;       // of the tree's first node
-    u32 ld;
-    const float* window;  // of the tree's slot
-    __device__ __forceinline__ float4 at(int tap, int channel) const {
-        return *(const float4*)(tap >= 0 ? x + (u64)tap * ld + channel : window + (tap + TAPS - 1) * CHANNELS + channel);
-    }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+__device__ __forceinline__ float4 mix(const Room& room, const float4 (&in)[TAPS], int local) {
+    Weights w;
+#pragma unroll
+    for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&room.weight[c][local];
+    return convolve(w, in[0], in[1], in[2], in[3]);
+}
+
+// R and what the state gives to o from products x, y of its column v with nodes i and i + 1. Not 0 if one is not finite.
+__device__ __forceinline__ float keep_state(Room& room, bool is_key, int i, int v, float scale, float x, float y) {
+    const float4 gate = *(const float4*)&room.gates[i];
+    float* to = (is_key ? room.right : room.carried) + swizzled(i, v);
+    scale *= is_key ? 1.0f / K_SCALE : 1.0f / Q_SCALE;
+    x *= gate.x * scale, y *= gate.z * scale;
+    if (is_key) x = gate.y * (to[0] - x), y = gate.w * (to[COLUMNS] - y);
+    to[0] = x, to[COLUMNS] = y;
+    return fmaf(y, 0.0f, x * 0.0f);
+}
+// Repairs what that left for `count` nodes.
+__device__ __forceinline__ void repair_state(Room& room, bool is_key, int first, int count, int v) {
+#pragma unroll 1
+    for (int i = first; i < first + count; i++) repair((is_key ? room.right : room.carried)[swizzled(i, v)], room, i);
+}
+
+// e^(G_i - G_j), zero where j is not on the path of i.
+__device__ __forceinline__ float decay_of(const Room& room, u64 path, i64 sum, int j) {
+    return path >> j & 1 ? expf((float)(sum - room.sums[j]) * (1.0f / G_SCALE)) : 0.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) IN_CLUSTERS
 tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
      u64 state_stride, float* factors, u64 factor_stride, float* o) {
     pdl_launch();
-    extern __shared__ float room[];
-    float* keys = room;                       // [NODES][128], swizzled
-    float* queries = keys + NODES * DIM;      // [NODES][128], swizzled
-    float* columns = queries + NODES * DIM;   // [COLUMNS][128], swizzled: rows of the transposed state
-    float* values = columns + COLUMNS * DIM;  // [NODES][COLUMNS]
-    // Once the products are in registers, keys and queries make room for:
-    float2* weights = (float2*)room;           // [NODES][NODES]: A and the decayed q k products
-    float* right = room + 2 * NODES * NODES;   // [NODES][COLUMNS]: R, then U
-    float* carried = right + NODES * COLUMNS;  // [NODES][COLUMNS]: what S0 gives to o
-    // And the state for the rows of a tile before its own inverse is applied.
-    float* staged = columns;                   // [2][8][COLUMNS]
-    __shared__ float2 sums[NODES];             // G
-    __shared__ float own_g[NODES];
-    __shared__ float betas[NODES];
-    __shared__ int4 lines[NODES];              // the taps' sources, oldest first
-    __shared__ u64 ancestors[NODES];
-    __shared__ int parents[NODES];
-    __shared__ float4 inverse[TILES][8][2];
-
+    extern __shared__ __align__(1024) u8 memory[];
+    Room& room = *(Room*)memory;
     const int tid = threadIdx.x;
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int head = blockIdx.y, key = key_head(head);
-    const int first_column = blockIdx.x * COLUMNS;
-    // The step and the state are older than the kernel before this one, which has waited for them.
-    const int trees = step->trees;
+    const int key = blockIdx.x / SHARING, turn = blockIdx.x % SHARING / SLICES, slice = blockIdx.x % SLICES;
+#if GROUPED
+    const int head = key * (NV / NK) + turn;
+#else
+    const int head = turn * NK + key;
+#endif
+    const int first_column = slice * COLUMNS, v_channels = 2 * KEYS + head * DIM + first_column;
+    // The step, the state and the window are older than the kernel before this one, which has waited for them.
+    if ((int)blockIdx.z >= step->trees) {
+        pdl_wait();
+        return;
+    }
+    cluster_arrive(false);
     const Tree tree = step->tree[blockIdx.z];
-    if ((int)blockIdx.z >= trees) return;
-    const int nodes = tree.nodes;
-    const int tiles = (nodes + 7) / 8;
-    const float* s0 = of_slot(state, tree.slot, state_stride) + ((u64)head * DIM + first_column) * DIM;
+    const int nodes = tree.nodes, tiles = (nodes + 7) / 8;
+    constexpr int MINE = COLUMNS / WARPS;  // columns of the state that a warp splits
+    const float* s0 =
+        of_slot(state, tree.slot, state_stride) + ((u64)head * DIM + first_column + warp * MINE) * DIM + 4 * lane;
+    float4 own_state[MINE];
 #pragma unroll
-    for (int i = tid; i < COLUMNS * 32; i += THREADS) {
-        const int row = i / 32, piece = i % 32;
-        cp_async_16(shared_address(columns + place(row, piece)), s0 + row * DIM + piece * 4);
+    for (int i = 0; i < MINE; i++) own_state[i] = *(const float4*)(s0 + i * DIM);
+    const float* own_window = of_slot(window, tree.slot, window_stride);
+#pragma unroll 1
+    for (int i = tid; i < LOCAL; i += THREADS) {
+        const int part = i / DIM, channel = (part == 0 ? key * DIM : part == 1 ? KEYS + key * DIM : v_channels) + i % DIM;
+        cp_async_16(shared_address(&room.weight[i % 4][i & ~3]), weight + (u64)channel * TAPS);
+        if (i % 32 == 0) {
+#pragma unroll
+            for (int row = 0; row < TAPS - 1; row++)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(own_window + row * CHANNELS + channel));
+        }
     }
     cp_async_commit();
     if (tid < NODES) {
         const int row = tree.first + tid;
-        ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
-        parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
+        room.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
+        room.parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
     }
-    // Even warps convolve queries, odd ones keys, all of them values.
-    const int is_key = warp & 1;
-    const int qk_head = is_key * NK + key, qk_channel = qk_head * DIM + 4 * lane;
-    constexpr int ACROSS = COLUMNS / 4, TOGETHER = 32 / ACROSS;  // lanes and rows of a warp in the values
-    const int v_place = lane % ACROSS * 4;
-    const int v_channel = 2 * KEYS + head * DIM + first_column + v_place;
-    const Weights qk_weights = load_weights(weight, qk_channel), v_weights = load_weights(weight, v_channel);
+    // Nodes that fill the last tile up are zero.
+#pragma unroll 1
+    for (int i = nodes + warp; i < 8 * tiles; i += WARPS) {
+#pragma unroll
+        for (int part = 0; part < 4; part++)
+            *(u64*)(room.rows + place(ROWS, (part & 1) * NODES + i, lane) + (part & 2 ? LOW(ROWS) : 0)) = 0;
+#pragma unroll
+        for (int v = 0; v < COLUMNS; v += 32) room.right[i * COLUMNS + v + lane] = 0.0f;
+    }
+    if (tid < 2) room.bad[tid] = 0;
     const float own_a = a[head], own_dt = dt[head];
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const float4 s = own_state[i];
+        const float most = fmaxf(fmaxf(fabsf(s.x), fabsf(s.y)), fmaxf(fabsf(s.z), fabsf(s.w)));
+        // The column's largest value becomes 2^8 to 2^9.
+        const u32 exponent = max(__reduce_max_sync(WARP_ALL, __float_as_uint(most)) >> 23, 16u);
+        const int row = warp * MINE + i;
+        const uint4 h = halved(s, __uint_as_float(262 - exponent << 23));
+        u8* to = room.state + place(COLUMNS, row, lane);
+        *(uint2*)to = make_uint2(h.x, h.y), *(uint2*)(to + LOW(COLUMNS)) = make_uint2(h.z, h.w);
+        if (lane == 0) room.unscale[row] = __uint_as_float(exponent - 8 << 23);
+    }
     __syncthreads();
     if (tid < nodes) {
         int taps[TAPS] = {-3, -2, -1, tid};
         int parent = tid;
 #pragma unroll
         for (int tap = TAPS - 2; tap >= 0; tap--) {
-            parent = parents[parent];
+            parent = room.parents[parent];
             if (parent < 0) break;
             // The window moves up by one for every node that stands before it.
 #pragma unroll
@@ -145,239 +255,274 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
                 if (i < tap) taps[i]++;
             taps[tap] = parent;
         }
-        lines[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
-    }
-    __syncthreads();
-    pdl_wait();
-    const Source source = {x + (u64)tree.first * ld_x, ld_x, of_slot(window, tree.slot, window_stride)};
-    float* node_out = of_slot(factors, tree.slot, factor_stride);
-#if GROUPED
-    const bool keeps_keys = blockIdx.x == 0 && head % (NV / NK) == 0;
-#else
-    const bool keeps_keys = blockIdx.x == 0 && head < NK;
-#endif
-    if (tid < NODES) {
-        float own = 0.0f, rate = 0.0f;
-        if (tid < nodes) {
-            const u64 row = tree.first + tid;
-            own = gate_g(alpha[row * ld_alpha + head], own_a, own_dt);
-            rate = 1.0f / (1.0f + expf(-beta[row * ld_beta + head]));
-            if (blockIdx.x == 0) node_out[(u64)tid * NODE_FLOATS + NODE_G + head] = own;
-        }
-        own_g[tid] = own;
-        betas[tid] = rate;
-    }
-    constexpr int BATCH = NODES > 8 ? 3 : 2;
-    constexpr int APART = WARPS / 2;  // nodes of a batch
-    for (int first = warp / 2; first < nodes; first += APART * BATCH) {
-        float4 in[BATCH][TAPS];
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const int4 line = lines[min(first + APART * b, nodes - 1)];
-            in[b][0] = source.at(line.x, qk_channel), in[b][1] = source.at(line.y, qk_channel);
-            in[b][2] = source.at(line.z, qk_channel), in[b][3] = source.at(line.w, qk_channel);
-        }
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            const int node = first + APART * b;
-            if (node >= nodes) break;
-            const float4 y = normalise(convolve(qk_weights, in[b][0], in[b][1], in[b][2], in[b][3]), qk_head);
-            *(float4*)((is_key ? keys : queries) + place(node, lane)) = y;
-            if (keeps_keys) {
-                float* to = node_out + (u64)node * NODE_FLOATS;
-                *(float4*)(to + NODE_X + qk_channel) = in[b][3];
-                if (is_key) *(float4*)(to + key * DIM + 4 * lane) = y;
-            }
-        }
-    }
-    for (int first = warp * TOGETHER + lane / ACROSS; first < nodes; first += 2 * WARPS * TOGETHER) {
-        float4 in[2][TAPS];
-#pragma unroll
-        for (int b = 0; b < 2; b++) {
-            const int4 line = lines[min(first + b * WARPS * TOGETHER, nodes - 1)];
-            in[b][0] = source.at(line.x, v_channel), in[b][1] = source.at(line.y, v_channel);
-            in[b][2] = source.at(line.z, v_channel), in[b][3] = source.at(line.w, v_channel);
-        }
-#pragma unroll
-        for (int b = 0; b < 2; b++) {
-            const int node = first + b * WARPS * TOGETHER;
-            if (node >= nodes) break;
-            *(float4*)(values + node * COLUMNS + v_place) = convolve(v_weights, in[b][0], in[b][1], in[b][2], in[b][3]);
-            *(float4*)(node_out + (u64)node * NODE_FLOATS + NODE_X + v_channel) = in[b][3];
-        }
+        room.lines[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
     }
     cp_async_wait<0>();
     __syncthreads();
-    // G: a warp per node, two possible ancestors a lane; zeros change nothing.
-    for (int i = warp; i < nodes; i += WARPS) {
-        const u64 mine = ancestors[i];
-        float2 sum = make_float2(0.0f, 0.0f);
-        if (lane < NODES && mine >> lane & 1) sum.x = own_g[lane];
-        if (NODES > 32 && mine >> (32 + lane) & 1) two_sum(sum, make_float2(own_g[(32 + lane) % NODES], 0.0f));
-#pragma unroll
-        for (int gap = NODES > 16 ? 16 : NODES > 8 ? 8 : 4; gap; gap >>= 1) {
-            float2 other;
-            other.x = __shfl_xor_sync(WARP_ALL, sum.x, gap);
-            other.y = __shfl_xor_sync(WARP_ALL, sum.y, gap);
-            two_sum(sum, other);
-        }
-        if (lane == 0) sums[i] = sum;
-    }
+    const Source source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
+    float* node_out = of_slot(factors, tree.slot, factor_stride);
+    cluster_wait();
+    pdl_wait();
 
-    // Products of 8 nodes (their K rows, then their Q rows) with PAIR tiles of 8 columns.
-    float product[ROUNDS][PAIR][4];
-    int n_tasks = 0;
+    if (warp == WARPS - 1) {
+        cluster_arrive(false);
+        float own[PER_LANE], rate[PER_LANE];
 #pragma unroll
-    for (int i = 0; i < TILES; i++) n_tasks += i < tiles ? TASKS_OF(i) : 0;
-#pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
-        const int index = warp + round * WARPS;
-        if (index >= n_tasks) break;
-        const Task task = task_of(index);
-        const int flip = (g & 1) << 2;
-        const float* k_row = keys + (task.tile * 8 + g) * DIM;
-        const float* q_row = queries + (task.tile * 8 + g) * DIM;
-        const float* b_row[PAIR];
-#pragma unroll
-        for (int p = 0; p < PAIR; p++) {
-            const int column = min(task.column + p, S_TILES + task.tile);
-            b_row[p] = (column < S_TILES ? columns + column * 8 * DIM : keys + (column - S_TILES) * 8 * DIM) + g * DIM;
+        for (int h = 0; h < PER_LANE; h++) {
+            const u64 at = tree.first + min(lane + 32 * h, nodes - 1);
+            own[h] = alpha[at * ld_alpha + head], rate[h] = beta[at * ld_beta + head];
         }
-        float main[PAIR][4] = {}, rest[PAIR][4] = {}, last[PAIR][4] = {};
+#pragma unroll
+        for (int h = 0; h < PER_LANE; h++) {
+            const int i = lane + 32 * h;
+            own[h] = i < nodes ? gate_g(own[h], own_a, own_dt) : 0.0f;
+            rate[h] = i < nodes ? 1.0f / (1.0f + expf(-rate[h])) : 0.0f;
+            if (i < NODES) room.sums[i] = __float2ll_rn(fminf(fmaxf(own[h], -1e5f), 1e5f) * G_SCALE);
+        }
+        __syncwarp();
+        i64 sum[PER_LANE] = {};
+        u64 path[PER_LANE];
+#pragma unroll
+        for (int h = 0; h < PER_LANE; h++) path[h] = room.ancestors[min(lane + 32 * h, NODES - 1)];
 #pragma unroll 4
-        for (int k = 0; k < 8; k++) {
-            const int at = ((4 * k + t) ^ flip) << 2;
-            const float4 a_k = *(const float4*)(k_row + at), a_q = *(const float4*)(q_row + at);
-            u32 high[8], low[8];
-            split(a_k.x, high[0], low[0]), split(a_q.x, high[1], low[1]);
-            split(a_k.y, high[2], low[2]), split(a_q.y, high[3], low[3]);
-            split(a_k.z, high[4], low[4]), split(a_q.z, high[5], low[5]);
-            split(a_k.w, high[6], low[6]), split(a_q.w, high[7], low[7]);
+        for (int j = 0; j < NODES; j++) {
+            const i64 one = room.sums[j];
 #pragma unroll
-            for (int p = 0; p < PAIR; p++) {
-                const float4 b = *(const float4*)(b_row[p] + at);
-                u32 b_high[4], b_low[4];
-                split(b.x, b_high[0], b_low[0]), split(b.y, b_high[1], b_low[1]);
-                split(b.z, b_high[2], b_low[2]), split(b.w, b_high[3], b_low[3]);
-                mma_tf32(main[p], high[0], high[1], high[2], high[3], b_high[0], b_high[1]);
-                mma_tf32(rest[p], high[0], high[1], high[2], high[3], b_low[0], b_low[1]);
-                mma_tf32(last[p], low[0], low[1], low[2], low[3], b_high[0], b_high[1]);
-                mma_tf32(main[p], high[4], high[5], high[6], high[7], b_high[2], b_high[3]);
-                mma_tf32(rest[p], high[4], high[5], high[6], high[7], b_low[2], b_low[3]);
-                mma_tf32(last[p], low[4], low[5], low[6], low[7], b_high[2], b_high[3]);
+            for (int h = 0; h < PER_LANE; h++) sum[h] += path[h] >> j & 1 ? one : 0;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int h = 0; h < PER_LANE; h++) {
+            const int i = lane + 32 * h;
+            if (i < NODES) {
+                room.sums[i] = sum[h];
+                room.gates[i] = make_float2(expf((float)sum[h] * (1.0f / G_SCALE)), rate[h]);
             }
+            if (i < nodes && slice == 0) node_out[(u64)i * NODE_FLOATS + NODE_G + head] = own[h];
+            if (i < nodes && own[h] != own[h]) repair(own[h], room, i);
         }
+    } else {
+        // The first warps have rows of q and k, which the cluster waits for, the others rows of v; if they are many, all
+        // have some of both.
+        const bool keeps = SHARING <= CLUSTER || blockIdx.x % SHARING < CLUSTER;
+        const int rank = cluster_rank(), of_rows = (2 * nodes - rank + CLUSTER - 1) / CLUSTER;
+        const int tasks = of_rows + (nodes + TOGETHER - 1) / TOGETHER;
+        const bool apart = 2 * of_rows <= CONVOLVERS + 1;
+        const bool first_ones = warp < of_rows;
+        const int stride = !apart ? CONVOLVERS : first_ones ? tasks : CONVOLVERS - of_rows;
+        float4 next[TAPS];
+        int node = 0, part = 0, within = 0, channel = 0;
+        const auto begin = [&](int task) {
+            part = task < of_rows ? rank + CLUSTER * task & 1 : 2;
+            node = task < of_rows ? rank + CLUSTER * task >> 1 : (task - of_rows) * TOGETHER + lane / ACROSS;
+            within = task < of_rows ? 4 * lane : lane % ACROSS * 4;
+            channel = (part == 2 ? v_channels : part * KEYS + key * DIM) + within;
+            source.fetch(next, room.lines[min(node, nodes - 1)], channel);
+        };
+        bool arrived = false;
+        if (warp < tasks) begin(warp);
+#pragma unroll 1
+        for (int task = warp; task < tasks; task += stride) {
+            float4 in[TAPS];
 #pragma unroll
-        for (int p = 0; p < PAIR; p++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) product[round][p][i] = main[p][i] + (rest[p][i] + last[p][i]);
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int round = 0; round < ROUNDS; round++) {
-        const int index = warp + round * WARPS;
-        if (index >= n_tasks) break;
-        const Task task = task_of(index);
-        const int i = task.tile * 8 + g;
-        const float2 sum = sums[i];
-        const float rate = betas[i];
-        const u64 mine = ancestors[i];
-#pragma unroll
-        for (int p = 0; p < PAIR; p++) {
-            const int column = task.column + p;
-            if (column > S_TILES + task.tile) break;
-            const float* c = product[round][p];
-            if (column < S_TILES) {
-                const int v = column * 8 + 2 * t;
-                const float decay = expf(sum.x + sum.y);
-                const float2 value = *(const float2*)(values + i * COLUMNS + v);
-                *(float2*)(right + i * COLUMNS + v) =
-                    make_float2(rate * (value.x - decay * c[0]), rate * (value.y - decay * c[1]));
-                *(float2*)(carried + i * COLUMNS + v) = make_float2(decay * c[2], decay * c[3]);
-            } else {
-                const int j = (column - S_TILES) * 8 + 2 * t;
-                float2 pair[2];
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const float2 past = sums[j + e];
-                    const bool seen = mine >> (j + e) & 1;
-                    const float decay = seen ? expf((sum.x - past.x) + (sum.y - past.y)) : 0.0f;
-                    pair[e] = make_float2(seen && j + e != i ? rate * decay * c[e] : 0.0f,
-                                          seen ? decay * c[2 + e] : 0.0f);
+            for (int i = 0; i < TAPS; i++) in[i] = next[i];
+            float* to = node_out + (u64)node * NODE_FLOATS;
+            float* to_x = to + NODE_X + channel;
+            const int own_node = node, own_part = part, own = within;
+            if (task + stride < tasks) begin(task + stride);
+            const float4 y = mix(room, in, own_part * DIM + own);
+            if (own_part == 2) {
+                if (!arrived) cluster_arrive(false), arrived = true;
+                if (own_node < nodes) {
+                    *(float4*)(room.right + swizzled(own_node, own)) = y;
+                    *(float4*)to_x = in[3];
                 }
-                *(float4*)(weights + i * NODES + j) = make_float4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
+            } else {
+                const float4 unit = normalise(y, own_part * NK);
+                put_all(shared_address(room.rows) + place(ROWS, own_part ? own_node : NODES + own_node, lane),
+                        halved(unit, own_part ? K_SCALE : Q_SCALE));
+                // Before anything goes to memory: the arrival waits for what the thread has written.
+                if (task + stride >= of_rows) cluster_arrive(true), arrived = true;
+                if (keeps) {
+                    *(float4*)to_x = in[3];
+                    if (own_part) *(float4*)(to + key * DIM + 4 * lane) = unit;
+                }
             }
         }
+        if (!arrived) cluster_arrive(false);
     }
+    const u32 rows_at = shared_address(room.rows), state_at = shared_address(room.state);
+    // A warp has 16 columns of the state, which stay in registers, and some tiles of 8 keys or queries.
+    constexpr int BESIDE = COLUMNS / 16, ABOVE = WARPS / BESIDE;
+    const int own16 = warp % BESIDE * 16;
+    u32 high[8][4], low[8][4];
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+        left(high[s], state_at, COLUMNS, own16, own16 + 8, s);
+        left(low[s], state_at + LOW(COLUMNS), COLUMNS, own16, own16 + 8, s);
+    }
+    cluster_wait();
     __syncthreads();
-    // A warp has a row of every tile and 32 columns of it.
-    const int own_row = warp % 8, own_column = warp / 8 * 32 + lane;
-    float u[TILES], out[TILES];
+#pragma unroll 1
+    for (int index = warp / BESIDE; index < 2 * tiles; index += ABOVE) {
+        const bool is_key = index & 1;
+        const int first_row = is_key ? index / 2 * 8 : NODES + index / 2 * 8;
+        float main[4] = {}, rest[4] = {}, last[4] = {};
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-        if (tile >= tiles) break;
-        const int at = (tile * 8 + own_row) * COLUMNS + own_column;
-        u[tile] = right[at];
-        out[tile] = carried[at];
-        if (tile == 0) staged[own_row * COLUMNS + own_column] = u[0];
-    }
-    // Inverses of the 8x8 blocks (I + A) on the diagonal, a thread per column.
-    if (tid < 8 * tiles) {
-        const int tile = tid / 8, column = tid % 8;
-        const float2* block = weights + tile * 8 * NODES + tile * 8;
-        float x[8];
+        for (int s = 0; s < 8; s += 2) {
+            u32 b[4], c[4];
+            right_pair(b, rows_at, ROWS, first_row, s / 2);
+            right_pair(c, rows_at + LOW(ROWS), ROWS, first_row, s / 2);
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            const u32 mine = u32(ancestors[tile * 8 + r] >> (8 * tile));
-            float sum = r == column ? 1.0f : 0.0f;
+            for (int e = 0; e < 2; e++) {
+                const u32(&h)[4] = high[s + e];
+                const u32(&l)[4] = low[s + e];
+                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+            }
+        }
 #pragma unroll
-            for (int j = 0; j < r; j++) sum -= mine >> j & 1 ? block[r * NODES + j].x * x[j] : 0.0f;
-            x[r] = sum;
-            ((float*)inverse[tile][r])[column] = sum;
+        for (int h = 0; h < 2; h++) {
+            const int v = own16 + g + 8 * h;
+            const float of_x = main[2 * h] + (rest[2 * h] + last[2 * h]);
+            const float of_y = main[2 * h + 1] + (rest[2 * h + 1] + last[2 * h + 1]);
+            float check = keep_state(room, is_key, index / 2 * 8 + 2 * t, v, room.unscale[v], of_x, of_y);
+            check += __shfl_xor_sync(WARP_ALL, check, 1);
+            check += __shfl_xor_sync(WARP_ALL, check, 2);
+            if (check != 0.0f && t == 0) repair_state(room, is_key, index / 2 * 8, 8, v);
         }
     }
+    // 8 keys and the same 8 queries times 8 earlier keys, from the last warp on.
+    int it = 0, jt = WARPS - 1 - warp;
+#pragma unroll 1
+    while (true) {
+        while (jt > it) jt -= ++it;
+        if (it >= tiles) break;
+        float main[4] = {}, rest[4] = {}, last[4] = {};
+#pragma unroll
+        for (int s = 0; s < 8; s += 2) {
+            u32 b[4], c[4];
+            right_pair(b, rows_at, ROWS, jt * 8, s / 2);
+            right_pair(c, rows_at + LOW(ROWS), ROWS, jt * 8, s / 2);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 h[4], l[4];
+                left(h, rows_at, ROWS, it * 8, NODES + it * 8, s + e);
+                left(l, rows_at + LOW(ROWS), ROWS, it * 8, NODES + it * 8, s + e);
+                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+            }
+        }
+        const int i = it * 8 + g;
+        const u64 path = room.ancestors[i];
+        const float rate = room.gates[i].y * (1.0f / (K_SCALE * K_SCALE));
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int j = jt * 8 + 2 * t + e;
+            const float decay = decay_of(room, path, room.sums[i], j);
+            const float of_k = main[e] + (rest[e] + last[e]), of_q = main[2 + e] + (rest[2 + e] + last[2 + e]);
+            const bool seen = path >> j & 1;
+            float p = seen ? decay * (1.0f / (K_SCALE * Q_SCALE)) * of_q : 0.0f, w = seen ? rate * decay * of_k : 0.0f;
+            repair(p, room, i), repair(w, room, i);
+            if (j <= i) room.pairs[i * LD + j] = p;
+            if (j < i) room.pairs[j * LD + i] = w;
+        }
+        jt += WARPS;
+    }
     __syncthreads();
+
+    // A lane has a column, a warp groups of four rows; the first warps solve the system, a block of rows at a time.
+    constexpr int GROUPS = WARPS / (COLUMNS / 32);
+    const int own_column = warp / GROUPS * 32 + lane, own_rows = warp % GROUPS * 4;
+    float* solved = room.solved;
+#pragma unroll 1
+    for (int begin = 0; begin < 8 * tiles; begin += 32) {
+#if NODES > 32
+        if (begin) {
+            // What the first block gives to R of the second.
+#pragma unroll 1
+            for (int i = begin + own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+                float r[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) r[e] = room.right[swizzled(i + e, own_column)];
+#pragma unroll 8
+                for (int j = 0; j < 32; j++) {
+                    const float4 w = *(const float4*)(room.pairs + j * LD + i);
+                    const float u = solved[j * COLUMNS + own_column];
+                    r[0] = fmaf(-w.x, u, r[0]), r[1] = fmaf(-w.y, u, r[1]);
+                    r[2] = fmaf(-w.z, u, r[2]), r[3] = fmaf(-w.w, u, r[3]);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) room.right[swizzled(i + e, own_column)] = r[e];
+            }
+            __syncthreads();
+        }
+#endif
+        if (tid < COLUMNS) {
+#pragma unroll 1
+            for (int tile = begin; tile < min(begin + 32, 8 * tiles); tile += 8) {
+                float u[8];
+#pragma unroll
+                for (int k = 0; k < 8; k++) u[k] = room.right[swizzled(tile + k, tid)];
+                const float* later = room.pairs + begin * LD + tile;
+#pragma unroll 8
+                for (int j = begin; j < tile; j++, later += LD) {
+                    const float4 w = *(const float4*)later, z = *(const float4*)(later + 4);
+                    const float past = solved[j * COLUMNS + tid];
+                    u[0] = fmaf(-w.x, past, u[0]), u[1] = fmaf(-w.y, past, u[1]);
+                    u[2] = fmaf(-w.z, past, u[2]), u[3] = fmaf(-w.w, past, u[3]);
+                    u[4] = fmaf(-z.x, past, u[4]), u[5] = fmaf(-z.y, past, u[5]);
+                    u[6] = fmaf(-z.z, past, u[6]), u[7] = fmaf(-z.w, past, u[7]);
+                }
+#pragma unroll
+                for (int k = 0; k < 7; k++) {
+                    const float4 w = *(const float4*)(later + k * LD), z = *(const float4*)(later + k * LD + 4);
+                    const float of[8] = {w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w};
+#pragma unroll
+                    for (int r = k + 1; r < 8; r++) u[r] = fmaf(-of[r], u[k], u[r]);
+                }
+#pragma unroll
+                for (int k = 0; k < 8; k++) solved[(tile + k) * COLUMNS + tid] = u[k];
+            }
+        }
+        __syncthreads();
+    }
+    const u64 bad = (u64)room.bad[1] << 32 | room.bad[0];
     float* u_out = node_out + NODE_U + head * DIM + first_column + own_column;
     float* o_out = o + (u64)tree.first * VALUES + head * DIM + first_column + own_column;
+#pragma unroll 1
+    for (int i = own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+        float out[4];
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-        if (tile >= tiles) break;
-        const int own = tile * 8 + own_row;
-        const u32 within = ((const u8*)ancestors)[own * 8 + tile];
-        const float* before = staged + tile % 2 * 8 * COLUMNS + own_column;
-        const float4 low = inverse[tile][own_row][0], high = inverse[tile][own_row][1];
-        const float factor[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        float solved = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float x = before[j * COLUMNS];
-            solved = fmaf(factor[j], within >> j & 1 ? x : 0.0f, solved);
+        for (int e = 0; e < 4; e++) {
+            out[e] = room.carried[swizzled(i + e, own_column)];
         }
-        right[own * COLUMNS + own_column] = solved;
-        if (own < nodes) u_out[(u64)own * NODE_FLOATS] = solved;
-        __syncthreads();
-        float past[8];
+#pragma unroll 2
+        for (int j = 0; j < i; j += 4) {
+            float u[4];
 #pragma unroll
-        for (int j = 0; j < 8; j++) past[j] = right[(tile * 8 + j) * COLUMNS + own_column];
-        // What this tile gives to the rows of later ones, and to its own outputs.
+            for (int f = 0; f < 4; f++) u[f] = solved[(j + f) * COLUMNS + own_column];
 #pragma unroll
-        for (int turn = 1; turn <= TILES - tile; turn++) {
-            const int later = turn == TILES - tile ? tile : tile + turn;
-            if (later >= tiles) continue;
-            const int row = later * 8 + own_row;
-            const u32 seen = ((const u8*)ancestors)[row * 8 + tile];
-            const float4* given = (const float4*)(weights + row * NODES + tile * 8);
-#pragma unroll
-            for (int j = 0; j < 8; j += 2) {
-                const float4 w = given[j / 2];
-                const float x = seen >> j & 1 ? past[j] : 0.0f, y = seen >> (j + 1) & 1 ? past[j + 1] : 0.0f;
-                if (later > tile) u[later] = fmaf(-w.z, y, fmaf(-w.x, x, u[later]));
-                out[later] = fmaf(w.w, y, fmaf(w.y, x, out[later]));
+            for (int e = 0; e < 4; e++) {
+                const float4 p = *(const float4*)(room.pairs + (i + e) * LD + j);
+                out[e] = fmaf(p.w, u[3], fmaf(p.z, u[2], fmaf(p.y, u[1], fmaf(p.x, u[0], out[e]))));
             }
-            if (later == tile + 1) staged[((tile + 1) % 2 * 8 + own_row) * COLUMNS + own_column] = u[later];
         }
-        if (own < nodes) o_out[(u64)own * VALUES] = out[tile];
-        __syncthreads();
+        float u[4];
+#pragma unroll
+        for (int f = 0; f < 4; f++) {
+            u[f] = solved[(i + f) * COLUMNS + own_column];
+#pragma unroll
+            for (int e = f; e < 4; e++) out[e] = fmaf(room.pairs[(i + e) * LD + i + f], u[f], out[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (i + e >= nodes) break;
+            const bool lost = room.ancestors[i + e] & bad;
+            u_out[(u64)(i + e) * NODE_FLOATS] = lost ? NAN_F : u[e];
+            o_out[(u64)(i + e) * VALUES] = lost ? NAN_F : out[e];
+        }
     }
 }

@@ -135,7 +135,7 @@ fn tree_every_path_equals_the_steps() {
     let mut worst = [0.0_f64; 2];
     let all: Vec<_> = shapes()
         .iter()
-        .flat_map(|&shape| BUCKETS.map(|rows| steps::tree_unit(shape, rows)))
+        .flat_map(|&shape| BUCKETS.map(|rows| steps::tree_unit(shape, rows, 1)))
         .collect();
     gpu.compile(&all);
     for shape in shapes() {

@@ -164,18 +164,61 @@ pub fn conv_tree(
     )
 }
 
-/// Value columns of a block of the tree launch: as many as fit 99 KB of shared memory beside the nodes, but few for
-/// few nodes, where reading the state is all there is to do.
-fn tree_columns(rows: usize) -> usize {
-    if (9..=48).contains(&rows) { 64 } else { 32 }
+/// How the tree launch is cut into blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cut {
+    /// Rows of the bucket, up to whole tiles of 8.
+    nodes: usize,
+    /// Value columns of a block: as many as fit 99 KB of shared memory beside the nodes.
+    columns: usize,
+    /// Fewer where several trees share the launch, so that two blocks share a multiprocessor.
+    warps: usize,
+    /// Neighbouring blocks that convolve the queries and keys of their key head together, where the card has clusters.
+    cluster: usize,
 }
 
-/// The unit of [`tree`] for a bucket of `rows` rows.
-pub fn tree_unit(shape: Shape, rows: usize) -> Unit {
-    shape
-        .unit("delta/tree.cu")
-        .define("NODES", rows.next_multiple_of(8))
-        .define("COLUMNS", tree_columns(rows))
+impl Cut {
+    fn of(shape: Shape, rows: usize, trees: usize) -> Cut {
+        let (columns, warps) = match (rows, trees) {
+            (33.., _) => (32, 8),
+            (..=8, _) | (_, 2..) => (64, 8),
+            _ => (64, 16),
+        };
+        let slices = DIM / columns;
+        let sharing = shape.n_v_heads / shape.n_k_heads * slices;
+        let fits = |n: &usize| sharing.is_multiple_of(*n) && n.is_multiple_of(slices);
+        Cut {
+            nodes: rows.next_multiple_of(8),
+            columns,
+            warps,
+            // Eight blocks are what every card with clusters takes.
+            cluster: (1..=8).rev().find(fits).unwrap_or(1),
+        }
+    }
+
+    fn unit(self, shape: Shape) -> Unit {
+        shape
+            .unit("delta/tree.cu")
+            .define("NODES", self.nodes)
+            .define("COLUMNS", self.columns)
+            .define("WARPS", self.warps)
+            .define("CLUSTER", self.cluster)
+    }
+
+    /// Bytes of `Room` in `kernels/delta/tree.cu`.
+    fn shared(self) -> usize {
+        let Cut { nodes, columns, .. } = self;
+        let rows = 2 * nodes * 4 * DIM;
+        let before = columns * 4 * DIM + 16 * (2 * DIM + columns) + 16 * nodes;
+        let after = 4 * nodes * columns + 4 * nodes * (nodes + 4);
+        let small = 28 * nodes + 4 * columns + 8;
+        rows + before.max(after) + 4 * nodes * columns + small
+    }
+}
+
+/// The unit of [`tree`] for a bucket of `rows` rows of up to `trees` trees.
+pub fn tree_unit(shape: Shape, rows: usize, trees: usize) -> Unit {
+    Cut::of(shape, rows, trees).unit(shape)
 }
 
 /// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
@@ -190,18 +233,15 @@ pub fn tree(
     inputs: &Inputs,
     o: u64,
 ) -> Launch {
-    let (columns, nodes) = (tree_columns(rows), rows.next_multiple_of(8));
+    let cut = Cut::of(shape, rows, trees);
     let args = row_args(Args::new().ptr(step), inputs.qkv);
     let args = row_args(row_args(args, inputs.alpha), inputs.beta);
     let args = slot_args(args, layer.window);
     let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
-    let grid = [DIM / columns, shape.n_v_heads, trees];
-    // A warp for 4 columns: each has one row of every 8 nodes, and 32 columns.
-    let block = dim(8 * columns);
-    let mut launch = launch("tree", tree_unit(shape, rows), grid, block, args);
-    // q and k of the nodes, the slice of the state, and v of the nodes.
-    launch.shared = dim(4 * DIM * (2 * nodes + columns) + 4 * nodes * columns);
+    let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
+    let mut launch = launch("tree", cut.unit(shape), grid, dim(32 * cut.warps), args);
+    launch.shared = dim(cut.shared());
     launch
 }
 
@@ -324,14 +364,24 @@ mod tests {
     #[test]
     fn shared_memory_of_a_tree_fits_every_card() {
         for rows in [1, 8, 16, 24, 32, 48, 64] {
-            let columns = tree_columns(rows);
-            let nodes = rows.next_multiple_of(8);
-            let bytes = 4 * DIM * (2 * nodes + columns) + 4 * nodes * columns;
-            // 99 KB in all, less what the kernel declares itself.
-            assert!(
-                bytes <= 99 * 1024 - 5 * 1024,
-                "{rows} rows take {bytes} bytes"
-            );
+            for trees in [1, 4] {
+                let bytes = Cut::of(SHAPE, rows, trees).shared();
+                assert!(bytes <= 99 * 1024, "{rows} rows take {bytes} bytes");
+            }
         }
+    }
+
+    #[test]
+    fn a_cluster_is_of_one_key_head_and_of_whole_heads() {
+        let of = |n_k_heads, n_v_heads, rows| {
+            let shape = Shape {
+                n_k_heads,
+                n_v_heads,
+                ..SHAPE
+            };
+            Cut::of(shape, rows, 1).cluster
+        };
+        assert_eq!([of(16, 48, 24), of(16, 16, 24), of(16, 64, 24)], [6, 2, 8]);
+        assert_eq!([of(16, 48, 64), of(16, 16, 64), of(1, 5, 64)], [4, 4, 4]);
     }
 }

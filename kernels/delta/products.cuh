@@ -1,0 +1,32 @@
+// Operands of delta/tree's products in f16 pairs (high, low), of whose four partial products three are wanted.
+//
+// An operand of `rows` rows of 128 values is four planes of [rows][64] halves in the 128-byte swizzle: high parts of
+// values 0 .. 63 and 64 .. 127, then low parts. It begins at a multiple of 1024 bytes.
+#pragma once
+
+// Byte offset of the high parts of values 4 lane .. 4 lane + 3 of a row; the low parts are `LOW(rows)` behind them.
+__device__ __forceinline__ int place(int rows, int row, int lane) {
+    return lane / 16 * (rows * 128) + row * 128 + ((lane % 16 / 2 ^ row & 7) << 4) + (lane & 1) * 8;
+}
+#define LOW(rows) ((rows) * 256)
+
+// Four values times `scale`: high parts in x, y, low parts in z, w.
+__device__ __forceinline__ uint4 halved(float4 x, float scale) {
+    x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
+    uint4 h;
+    h.x = f32x2_to_f16x2(x.x, x.y), h.y = f32x2_to_f16x2(x.z, x.w);
+    h.z = f32x2_to_f16x2(x.x - f16x2_lo(h.x), x.y - f16x2_hi(h.x));
+    h.w = f32x2_to_f16x2(x.z - f16x2_lo(h.y), x.w - f16x2_hi(h.y));
+    return h;
+}
+
+// Values 16 step .. of 16 rows as the left operand, the first 8 at `row`, the others at `second`.
+__device__ __forceinline__ void left(u32 (&a)[4], u32 base, int rows, int row, int second, int step) {
+    const int lane = threadIdx.x % 32, own = (lane & 8 ? second : row) + lane % 8, chunk = step % 4 * 2 + lane / 16;
+    ldmatrix_x4(a, base + step / 4 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));
+}
+// Values 32 pair .. of 8 rows as the right operand of two steps.
+__device__ __forceinline__ void right_pair(u32 (&b)[4], u32 base, int rows, int row, int pair) {
+    const int lane = threadIdx.x % 32, own = row + lane % 8, chunk = pair % 2 * 4 + lane / 8;
+    ldmatrix_x4(b, base + pair / 2 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));
+}
