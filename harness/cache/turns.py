@@ -110,6 +110,11 @@ def turns(args, folder):
     second_turn = first_turn + [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
     warm, text, usage = server.ask(second_turn)
     tell("turn 2, from memory", warm, usage, share_of_cold=round(warm / cold, 4))
+    other = conversation(args.tokens // 2, seed=2)
+    between, _, usage = server.ask(other)
+    tell("another conversation, cold", between, usage)
+    again, repeated, usage = server.ask(second_turn)
+    tell("turn 2 once more, after the other", again, usage, share_of_cold=round(again / cold, 4))
     third_turn = second_turn + [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
     server.stop()
     server = Server(args, flags)
@@ -119,7 +124,7 @@ def turns(args, folder):
     plain = Server(args, ["--prefix-cache-slots", "0"])
     expected = [plain.ask(turn)[1] for turn in (first_turn, second_turn, third_turn)]
     plain.stop()
-    same = expected == [reply, text, after]
+    same = expected == [reply, text, after] and repeated == text
     print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
     return same
 

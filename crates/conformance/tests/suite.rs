@@ -34,7 +34,7 @@ fn a_runner_that_keeps_its_promises_passes() {
 }
 
 /// A law, and a flaw that offends it.
-const OFFENCES: [(&str, Flaw); 27] = [
+const OFFENCES: [(&str, Flaw); 29] = [
     ("cuts at aligned places do not show", Flaw::CutsShow),
     ("asking changes nothing", Flaw::AsksShow),
     ("reading is speaking, up to rounding", Flaw::ReadingOff),
@@ -52,6 +52,14 @@ const OFFENCES: [(&str, Flaw); 27] = [
     ("restoring is identity", Flaw::SnapshotAlive),
     ("a snapshot is a copy", Flaw::SnapshotAlive),
     ("a snapshot is a copy", Flaw::RestoreShort),
+    (
+        "conversations with one beginning do not mix",
+        Flaw::SnapshotAlive,
+    ),
+    (
+        "conversations with one beginning do not mix",
+        Flaw::RestoreShort,
+    ),
     ("export then import is identity", Flaw::ImportShort),
     ("damaged snapshots are refused", Flaw::ImportTrusting),
     ("what was freed is gone", Flaw::FreedStays),
