@@ -29,6 +29,7 @@ NPM = {
     "sdk-node": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0"},
     "browser": {"playwright-core": "1.65.1"},
 }
+OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
 # Packages of PyPI by client.
 PYPI = {
     "hermes": ["hermes-agent==0.19.0"],
@@ -37,7 +38,9 @@ PYPI = {
     "litellm": ["litellm[mcp]==1.106.2"],
     "lm-eval": ["lm-eval[api]==0.4.13"],
     "open-webui": ["open-webui==0.12.4"],
-    "sdk-python": ["openai==3.54.0", "anthropic==2.12.0"],
+    "openai-sdk": [OPENAI],
+    "anthropic-sdk": [ANTHROPIC],
+    "sdk-python": [OPENAI, ANTHROPIC],
     "schemathesis": ["schemathesis==4.32.5"],
 }
 

@@ -73,6 +73,16 @@ PROGRAMS = {
         ("streamed", script("with_litellm", "streamed"), True),
         ("tool", script("with_litellm", "tool"), None),
     ],
+    "openai-sdk": [
+        ("plain", script("with_openai_sdk", "plain"), False),
+        ("streamed", script("with_openai_sdk", "streamed"), True),
+        ("tool", script("with_openai_sdk", "tool"), True),
+    ],
+    "anthropic-sdk": [
+        ("plain", script("with_anthropic_sdk", "plain"), False),
+        ("streamed", script("with_anthropic_sdk", "streamed"), True),
+        ("tool", script("with_anthropic_sdk", "tool"), True),
+    ],
     "open-webui": [
         ("plain", script("with_open_webui", "plain", "open-webui"), None),
         ("streamed", script("with_open_webui", "streamed", "open-webui"), None),
