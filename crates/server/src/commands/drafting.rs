@@ -146,7 +146,14 @@ impl Drafting {
     /// How trees are built on an opened runner that has nothing to do yet.
     fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
         let mut speculation = self.speculation.clone();
-        if self.measures && runner.info().draft_depth.is_some() {
+        let lazy = self
+            .plan
+            .as_ref()
+            .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
+        if self.measures && lazy {
+            // Measuring would load it.
+            speculation.measures = Some(MEASURING);
+        } else if self.measures && runner.info().draft_depth.is_some() {
             speculation.costs = decode::costs::measure(runner, clock, MEASURING)?;
         }
         if let Some(costs) = &speculation.costs {

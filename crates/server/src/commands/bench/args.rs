@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, value_parser};
 use contract::Tree;
 
-use crate::cli::DeviceArgs;
+use crate::cli::{DeviceArgs, OnOff};
 
 /// What stands below the flags in `hearth bench --help`.
 pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:q4_k_m --device cuda:0\n  \
@@ -15,7 +15,8 @@ pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:
     Cases: pp N (N tokens of a prompt), tg N (N tokens one by one, row on the host), verify N (a tree of N\n\
     nodes) or SxN (S sequences with a tree of N each), draft. Medians over --reps runs, after one to warm up.\n\n  \
     hearth bench step --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --accept 8.3 --device cuda:0\n  \
-    hearth bench tune model.gguf --draft draft.gguf --device cuda:0";
+    hearth bench tune model.gguf --draft draft.gguf --device cuda:0\n  \
+    hearth bench pay --device cpu --json lines.jsonl";
 
 /// `hearth bench`.
 #[derive(Debug, Args)]
@@ -80,6 +81,8 @@ pub enum BenchPart {
     Step(StepArgs),
     /// Sweep the budget of drafted nodes over real prompts and tell the best one.
     Tune(TuneArgs),
+    /// Answer real prompts plainly and with drafting in turn, and tell what drafting brings.
+    Pay(PayArgs),
 }
 
 /// `hearth bench step`.
@@ -98,13 +101,16 @@ pub struct StepArgs {
     /// Where and how it runs.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Tokens a step in the mean, the one that the target adds included. Made up: the device does all its work,
-    /// and the walk is told what to keep.
+    /// Tokens a step in the mean of a tree of --budget nodes, the one that the target adds included. Made up: the
+    /// device does all its work, and is told what came true.
     #[arg(long, value_name = "TOKENS", default_value_t = 8.3)]
     pub accept: f64,
-    /// Drafted nodes of each tree.
+    /// Drafted nodes of each tree, at most.
     #[arg(long, value_name = "N", default_value = "22", value_parser = value_parser!(u8).range(1..=63))]
     pub budget: u8,
+    /// Size trees by measured costs, as serving does, or give each the whole budget.
+    #[arg(long, value_enum, value_name = "WHETHER", default_value = "on")]
+    pub cost_stop: OnOff,
     /// Committed tokens before the first step.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub depth: usize,
@@ -155,11 +161,43 @@ pub struct TuneArgs {
     /// How often each prompt is answered; the fastest counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub reps: usize,
-    /// Prompts: a JSON array of objects with `class`, `messages` and perhaps `tools` [default: twelve of code, chat
-    /// and tools].
+    /// Prompts: a JSON array of objects with `class`, `messages` and perhaps `tools` [default: twenty of code,
+    /// chat, questions and tools].
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Append a JSON line to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// `hearth bench pay`.
+#[derive(Debug, Args)]
+pub struct PayArgs {
+    /// The GGUF file [default: the bundled model].
+    pub model: Option<PathBuf>,
+    /// Its draft [default: the bundled one for the bundled model].
+    #[arg(long, value_name = "FILE")]
+    pub draft: Option<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Drafted nodes of each tree, at most.
+    #[arg(long, value_name = "N", default_value = "22", value_parser = value_parser!(u8).range(1..=63))]
+    pub budget: u8,
+    /// The most tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub tokens: usize,
+    /// How often each prompt is answered either way.
+    #[arg(long, value_name = "N", default_value_t = 9)]
+    pub reps: usize,
+    /// Draft nothing either way, to see how far two measurements of the same differ here.
+    #[arg(long)]
+    pub control: bool,
+    /// Prompts: a JSON array of objects with `class`, `messages` and perhaps `tools` [default: twenty of code, chat,
+    /// questions and tools, and beginnings of source files].
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Append a JSON line for each class to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

@@ -2,10 +2,11 @@
 //!
 //! Random weights draft nothing that comes true. To measure a whole step at real shapes all the same, the device
 //! does all its work and only the numbers that come back are changed: the draft's log-probabilities become those
-//! of a draft of a given quality, so that trees have the shapes of real ones, and the rows of a verify say what
-//! makes the walk keep as many nodes as wanted in the mean. Sampling, walk and commit then run as ever.
+//! of a draft of a given quality, and the rows of a verify say a text that is drawn from exactly these. So a tree
+//! keeps what a tree of its shape would keep, and sampling, walk and commit run as ever.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, NodeIdx, Place, Room, Row, Runner,
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
 };
+use decode::Seed;
+use decode::grow::{Shape, Soil, grow};
 
 /// Time inside the runner's calls.
 #[derive(Debug, Clone, Copy, Default)]
@@ -30,13 +33,15 @@ impl Calls {
     }
 }
 
-/// Acceptance that is made up.
+/// Acceptance that is made up: at every depth one of the candidates comes true, the better ones more often,
+/// whatever came before.
 #[derive(Debug)]
 struct MadeUp {
-    /// Tokens a step and sequence in the mean.
-    accept: f64,
-    /// What rounding has left over.
-    carry: f64,
+    /// The chance of the best candidate.
+    right: f64,
+    dice: u64,
+    /// Per sequence, the candidates that come true from depth 1 on; `None` where none of them does.
+    coming: HashMap<SeqId, Vec<Option<TokenId>>>,
 }
 
 struct Shared {
@@ -65,9 +70,15 @@ impl Lent {
         }
     }
 
-    /// From now on trees keep so many tokens a step in the mean, the one that the target adds included.
-    pub(super) fn make_up(&self, accept: f64) {
-        self.shared.borrow_mut().made_up = Some(MadeUp { accept, carry: 0.0 });
+    /// From now on a tree of `budget` nodes keeps `accept` tokens in the mean, the one that the target adds
+    /// included; larger and smaller trees what trees of theirs keep. Gives the most that can be had, where `accept`
+    /// is more.
+    pub(super) fn make_up(&self, accept: f64, budget: usize) -> f64 {
+        let depth = self.info.draft_depth.unwrap_or(0);
+        let made_up = MadeUp::of(accept, budget, depth);
+        let tokens = made_up.tokens(budget, depth);
+        self.shared.borrow_mut().made_up = Some(made_up);
+        tokens
     }
 
     /// What calls have taken since this was asked last.
@@ -76,49 +87,111 @@ impl Lent {
     }
 }
 
+/// Candidates of a position that are made up.
+const RANKS: usize = 8;
+
 impl MadeUp {
-    /// Gives drafted positions the log-probabilities of a draft that is right with one chance, by falling rank.
-    fn draft(&self, candidates: &mut Candidates) {
-        let right = 1.0 - 1.0 / (self.accept + 1.0);
+    /// What gives `accept` tokens for the best tree of `budget` nodes of up to `depth`.
+    fn of(accept: f64, budget: usize, depth: usize) -> MadeUp {
+        let with = |right: f64| MadeUp {
+            right,
+            dice: 7,
+            coming: HashMap::new(),
+        };
+        let (mut low, mut high) = (0.0, 1.0 - 1e-9);
+        for _ in 0..60 {
+            let middle = (low + high) / 2.0;
+            match with(middle).tokens(budget, depth) < accept {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        with(high)
+    }
+
+    /// Tokens that the best tree of `budget` nodes keeps in the mean.
+    fn tokens(&self, budget: usize, depth: usize) -> f64 {
+        let mut candidates = Candidates {
+            ids: (0..(depth * RANKS) as u32).map(TokenId).collect(),
+            log_probs: vec![0.0; depth * RANKS],
+            lse: vec![0.0; depth],
+            k: RANKS,
+        };
+        self.rate(&mut candidates);
+        let soil = Soil {
+            root: TokenId(u32::MAX),
+            forced: &[],
+            hints: &[],
+            candidates: &candidates,
+        };
+        let shape = Shape {
+            budget,
+            max_depth: depth,
+            seed: Seed::None,
+        };
+        grow(soil, shape).weights.iter().map(|w| w.exp()).sum()
+    }
+
+    /// The chance of a candidate: each next one has half of what is left.
+    fn chance(&self, rank: usize) -> f64 {
+        match rank {
+            0 => self.right,
+            _ => (1.0 - self.right) * 0.5_f64.powi(rank as i32),
+        }
+    }
+
+    /// Gives drafted positions their log-probabilities.
+    fn rate(&self, candidates: &mut Candidates) {
         for row in candidates.log_probs.chunks_mut(candidates.k.max(1)) {
-            let mut left = 1.0 - right;
             for (rank, log_prob) in row.iter_mut().enumerate() {
-                let chance = match rank {
-                    0 => right,
-                    _ => {
-                        left /= 2.0;
-                        left
-                    }
-                };
-                *log_prob = chance.ln() as f32;
+                *log_prob = self.chance(rank).max(1e-30).ln() as f32;
             }
         }
     }
 
-    /// Tokens of the next step: whole numbers whose mean is what is wanted.
-    fn next(&mut self) -> usize {
-        self.carry += self.accept;
-        let tokens = self.carry.floor().max(1.0);
-        self.carry -= tokens;
-        tokens as usize
+    fn draft(&mut self, seq: SeqId, candidates: &mut Candidates) {
+        self.rate(candidates);
+        let positions = candidates.ids.chunks(candidates.k.max(1));
+        let mut coming = Vec::with_capacity(positions.len());
+        for ids in positions {
+            let mut left = self.draw();
+            let mut ranks = ids.iter().enumerate();
+            let hit = ranks.find(|(rank, _)| {
+                left -= self.chance(*rank);
+                left < 0.0
+            });
+            coming.push(hit.map(|(_, token)| *token));
+        }
+        self.coming.insert(seq, coming);
     }
 
-    /// Makes the walk through `tree` keep a path, and end there.
-    fn verify(&mut self, tree: &Tree, rows: &mut [Row]) {
-        let drafted = self.next() - 1;
-        let depth = drafted.min(tree.nodes().map(|node| tree.depth(node)).max().unwrap_or(0));
-        // The first node of that depth stands below the likeliest ones.
-        let end = tree.nodes().find(|&node| tree.depth(node) == depth);
-        let path = tree.path_to(end.unwrap_or(NodeIdx::ROOT));
-        for pair in path.nodes().windows(2) {
-            say(&mut rows[pair[0].index()], tree.token(pair[1]));
+    /// From 0 to 1.
+    fn draw(&mut self) -> f64 {
+        // Knuth's MMIX generator; its high bits are good enough for dice.
+        self.dice = self
+            .dice
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Makes the rows say what comes.
+    fn verify(&mut self, seq: SeqId, tree: &Tree, rows: &mut [Row]) {
+        let coming = self.coming.remove(&seq).unwrap_or_default();
+        let mut at = NodeIdx::ROOT;
+        for token in coming {
+            let child = token.and_then(|token| tree.child_with(at, token));
+            let Some(child) = child else {
+                break;
+            };
+            say(&mut rows[at.index()], tree.token(child));
+            at = child;
         }
-        let last = path.nodes().last().copied().unwrap_or(NodeIdx::ROOT);
-        let row = &mut rows[last.index()];
+        let row = &mut rows[at.index()];
         let mut token = row.ids.first().copied().unwrap_or_default();
-        while tree.child_with(last, token).is_some() {
+        while tree.child_with(at, token).is_some() {
             token = TokenId(token.0 ^ 1);
-            if tree.child_with(last, token).is_some() {
+            if tree.child_with(at, token).is_some() {
                 token = TokenId((token.0 | 1) + 1);
             }
         }
@@ -178,7 +251,8 @@ impl Runner for Lent {
         let mut drafted = runner.draft(items, depth, k)?;
         calls.draft += start.elapsed();
         if let Some(made_up) = made_up {
-            drafted.iter_mut().for_each(|c| made_up.draft(c));
+            let pairs = items.iter().zip(&mut drafted);
+            pairs.for_each(|(item, candidates)| made_up.draft(item.seq, candidates));
         }
         Ok(drafted)
     }
@@ -194,7 +268,7 @@ impl Runner for Lent {
         calls.verify += start.elapsed();
         if let Some(made_up) = made_up {
             for (item, rows) in items.iter().zip(&mut rows) {
-                made_up.verify(item.tree, rows);
+                made_up.verify(item.seq, item.tree, rows);
             }
         }
         Ok(rows)
@@ -255,45 +329,67 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_made_up_walk_keeps_what_is_wanted_in_the_mean_and_never_more_than_the_tree() {
-        let tokens: Vec<TokenId> = (10..20).map(TokenId).collect();
-        let mut tree = Tree::chain(&tokens).unwrap();
-        for token in 0..4 {
-            tree.push(NodeIdx::ROOT, TokenId(token)).unwrap();
-        }
-        for (accept, expected) in [(1.0, 1.0), (4.25, 4.25), (30.0, 10.0)] {
-            let mut made_up = MadeUp { accept, carry: 0.0 };
-            let mut sum = 0;
-            for _ in 0..100 {
-                let mut rows: Vec<Row> = (0..tree.len()).map(|_| row(0)).collect();
-                made_up.verify(&tree, &mut rows);
-                let mut at = NodeIdx::ROOT;
-                sum += 1;
-                while let Some(child) = tree.child_with(at, rows[at.index()].ids[0]) {
-                    (at, sum) = (child, sum + 1);
-                }
+    /// Tokens a step in the mean, with trees of `budget` from a draft that is made up.
+    fn mean(made_up: &mut MadeUp, budget: usize, steps: usize) -> f64 {
+        let mut sum = 0;
+        for _ in 0..steps {
+            let mut candidates = Candidates {
+                ids: (100..100 + 15 * RANKS as u32).map(TokenId).collect(),
+                log_probs: vec![0.0; 15 * RANKS],
+                lse: vec![0.0; 15],
+                k: RANKS,
+            };
+            made_up.draft(SeqId(1), &mut candidates);
+            let soil = Soil {
+                root: TokenId(1),
+                forced: &[],
+                hints: &[],
+                candidates: &candidates,
+            };
+            let shape = Shape {
+                budget,
+                max_depth: 15,
+                seed: Seed::None,
+            };
+            let tree = grow(soil, shape).tree;
+            let mut rows: Vec<Row> = (0..tree.len()).map(|_| row(0)).collect();
+            made_up.verify(SeqId(1), &tree, &mut rows);
+            let mut at = NodeIdx::ROOT;
+            sum += 1;
+            while let Some(child) = tree.child_with(at, rows[at.index()].ids[0]) {
+                (at, sum) = (child, sum + 1);
             }
+        }
+        f64::from(sum) / steps as f64
+    }
+
+    #[test]
+    fn a_made_up_draft_keeps_what_is_wanted_in_the_mean_and_a_smaller_tree_less() {
+        for accept in [2.0, 8.31] {
+            let mut made_up = MadeUp::of(accept, 22, 15);
+            let found = mean(&mut made_up, 22, 4000);
+            assert!((found - accept).abs() < 0.15, "{accept}: {found}");
+            let less = mean(&mut made_up, 8, 4000);
+            let expected = made_up.tokens(8, 15);
             assert!(
-                (f64::from(sum) / 100.0 - expected).abs() < 0.02,
-                "{accept}: {sum}"
+                (less - expected).abs() < 0.15 && less < found - 0.1,
+                "{less} of {expected}"
             );
         }
+        // Every drafted token comes true, and the target adds one.
+        assert!((MadeUp::of(30.0, 22, 15).tokens(22, 15) - 16.0).abs() < 0.01);
     }
 
     #[test]
     fn made_up_candidates_fall_with_their_rank() {
-        let made_up = MadeUp {
-            accept: 8.3,
-            carry: 0.0,
-        };
+        let mut made_up = MadeUp::of(8.3, 22, 15);
         let mut candidates = Candidates {
             ids: (0..8).map(TokenId).collect(),
             log_probs: vec![0.0; 8],
             lse: vec![0.0; 2],
             k: 4,
         };
-        made_up.draft(&mut candidates);
+        made_up.draft(SeqId(1), &mut candidates);
         for row in candidates.log_probs.chunks(4) {
             assert!(row.is_sorted_by(|a, b| a > b), "{row:?}");
             let mass: f32 = row.iter().map(|p| p.exp()).sum();

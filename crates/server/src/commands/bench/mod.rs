@@ -7,6 +7,7 @@ mod args;
 mod cases;
 mod cost;
 mod lent;
+mod pay;
 mod report;
 mod step;
 mod tune;
@@ -32,6 +33,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     match &args.part {
         Some(BenchPart::Step(args)) => return step::step(args, bundled),
         Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
+        Some(BenchPart::Pay(args)) => return pay::pay(args, bundled),
         None => {}
     }
     let source = Source {

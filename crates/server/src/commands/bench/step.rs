@@ -18,6 +18,8 @@ use super::args::StepArgs;
 use super::lent::{Calls, Lent};
 use super::{Source, draft, model};
 use crate::bundled::Bundled;
+use crate::cli::OnOff;
+use crate::commands::drafting;
 use crate::commands::open::{self, Wish};
 
 /// Steps before those that count: plans are made and caches filled.
@@ -29,6 +31,8 @@ struct Step {
     ms: f64,
     calls: Calls,
     tokens: u64,
+    /// Drafted nodes of a tree.
+    nodes: f64,
 }
 
 pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
@@ -61,20 +65,42 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
     let runner = Lent::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
-    runner.make_up(args.accept);
+    let costs = match args.cost_stop {
+        OnOff::Off => None,
+        OnOff::On => {
+            decode::costs::measure(&mut runner.clone(), drafting::clock, drafting::MEASURING)?
+        }
+    };
+    let budget = usize::from(args.budget);
+    let accept = runner.make_up(args.accept, budget);
+    if accept < args.accept - 0.01 {
+        bail!(
+            "--accept {}: a tree of {budget} keeps at most {accept:.2} tokens",
+            args.accept
+        );
+    }
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{} on {}: whole steps of trees of {} drafted nodes after {} tokens\n\
-         acceptance is MADE UP: {} tokens a step in the mean, whatever the weights say",
-        loaded.facts.name, fitted.device.name, args.budget, args.depth, args.accept
+        "{} on {}: whole steps of trees of up to {} drafted nodes after {} tokens{}\n\
+         acceptance is MADE UP: {} tokens a step in the mean for such a tree, whatever the weights say",
+        loaded.facts.name,
+        fitted.device.name,
+        args.budget,
+        args.depth,
+        match costs {
+            Some(_) => ", sized by measured costs as in serving",
+            None => "",
+        },
+        args.accept
     )?;
     writeln!(
         out,
-        "{:>9} {:>6} {:>11} {:>9} {:>17} {:>9} {:>9} {:>9} {:>9} {:>10}",
+        "{:>9} {:>6} {:>11} {:>6} {:>9} {:>17} {:>9} {:>9} {:>9} {:>9} {:>10}",
         "sequences",
         "steps",
         "tokens/step",
+        "nodes",
         "ms",
         "spread ms",
         "draft",
@@ -90,8 +116,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             let config = SchedulerConfig {
                 max_sequences: sequences,
                 prefill_chunk: chunk,
+                clock: Some(drafting::clock),
                 speculation: Speculation {
-                    budget: usize::from(args.budget),
+                    budget,
+                    costs: costs.clone(),
                     ..Speculation::default()
                 },
                 ..SchedulerConfig::default()
@@ -123,9 +151,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         let line = Summary::of(&steps)?;
         writeln!(
             out,
-            "{sequences:>9} {:>6} {:>11.2} {:>9.3} {:>17} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.1}",
+            "{sequences:>9} {:>6} {:>11.2} {:>6.1} {:>9.3} {:>17} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.1}",
             steps.len(),
             line.tokens,
+            line.nodes,
             line.ms,
             format!("{:.3}..{:.3}", line.low, line.high),
             line.draft,
@@ -147,7 +176,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             let line = json!({
                 "bench": "whole_step", "acceptance": "made up", "accept": args.accept,
                 "model": loaded.facts.name, "device": fitted.device.name, "draft": args.draft,
-                "budget": args.budget, "depth": args.depth, "sequences": sequences, "exact": args.exact,
+                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": args.exact,
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
                 "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
@@ -184,6 +213,7 @@ fn drive(scheduler: &mut Scheduler, runner: &Lent, sequences: usize) -> anyhow::
                 ms: took.as_secs_f64() * 1e3,
                 calls: runner.take_calls(),
                 tokens: after.generated_tokens - before.generated_tokens,
+                nodes: (after.drafted_tokens - before.drafted_tokens) as f64 / sequences as f64,
             });
         }
         if progress == Progress::Idle {
@@ -205,6 +235,8 @@ struct Summary {
     outside: f64,
     /// Mean tokens of a step, all sequences together.
     tokens: f64,
+    /// Mean drafted nodes of a tree.
+    nodes: f64,
     per_s: f64,
 }
 
@@ -232,7 +264,8 @@ impl Summary {
             commit: median(&|step| ms(step.calls.commit)),
             outside: median(&|step| step.ms - ms(step.calls.total())),
             tokens,
-            per_s: tokens / middle * 1e3,
+            nodes: steps.iter().map(|s| s.nodes).sum::<f64>() / steps.len() as f64,
+            per_s: tokens * steps.len() as f64 / all.iter().sum::<f64>() * 1e3,
         })
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -38,9 +39,9 @@ struct Way {
 }
 
 /// One prompt, ready.
-struct Prompt {
-    class: String,
-    tokens: Vec<TokenId>,
+pub(super) struct Prompt {
+    pub(super) class: String,
+    pub(super) tokens: Vec<TokenId>,
 }
 
 /// What a way made of one prompt: the fastest of several times.
@@ -62,13 +63,13 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: Some(bundled),
     };
     let loaded = model(&source)?;
-    let prompts = prompts(args, &loaded)?;
+    let prompts = prompts(args.prompts.as_deref(), &loaded)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let backend = open::device(&args.device)?;
     let widest = args.budgets.iter().copied().max().unwrap_or(0);
     let wish = Wish {
         sequences: 1,
-        context: Some(longest + args.tokens + 128),
+        context: Some(sized(longest, args.tokens)),
         tree_nodes: widest + 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
@@ -137,13 +138,18 @@ fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
     ways
 }
 
+/// A context for such a prompt, an answer, and what measuring the costs takes.
+pub(super) fn sized(prompt: usize, answer: usize) -> usize {
+    prompt + answer + 256
+}
+
 fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<Lent> {
     Ok(Lent::new(open::open(backend, plan.clone(), &mut |_| {})?))
 }
 
 /// The prompts of a file, or the built-in ones, as the model's template renders them.
-fn prompts(args: &TuneArgs, loaded: &model::Loaded) -> anyhow::Result<Vec<Prompt>> {
-    let (text, name) = match &args.prompts {
+pub(super) fn prompts(file: Option<&Path>, loaded: &model::Loaded) -> anyhow::Result<Vec<Prompt>> {
+    let (text, name) = match file {
         Some(path) => {
             let text = fs::read_to_string(path);
             let text = text.with_context(|| format!("--prompts {}", path.display()))?;
