@@ -44,7 +44,8 @@ impl Tolerance {
         }
     }
 
-    /// The same over a cache in this format, where a last digit can move a key or a value by a whole step.
+    /// The same over a cache in this format, where a last digit can move a key or a value by a whole step: of the
+    /// coarsest formats twice the worst that was seen on a card.
     pub fn of_cache(format: KvFormat) -> Tolerance {
         match format {
             KvFormat::F32 => Tolerance::REORDERED,
@@ -52,9 +53,13 @@ impl Tolerance {
                 absolute: 0.005,
                 relative: 0.002,
             },
-            _ => Tolerance {
+            KvFormat::Q8_0 | KvFormat::Q5_0 | KvFormat::Q5_1 => Tolerance {
                 absolute: 0.05,
                 relative: 0.01,
+            },
+            KvFormat::Q4_0 | KvFormat::Q4_1 | KvFormat::Tq3_0 => Tolerance {
+                absolute: 0.15,
+                relative: 0.02,
             },
         }
     }

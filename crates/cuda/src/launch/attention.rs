@@ -144,7 +144,7 @@ impl Shape {
     /// each where blocks by warpgroups have a multiprocessor for themselves, since what every part leaves behind
     /// is then most of what is written.
     fn splits(&self, card: Card, rows: usize) -> usize {
-        let blocks = match self.by_warpgroups(card) && !self.shares(card, rows) {
+        let blocks = match self.by_warpgroups(card, rows) && !self.shares(card, rows) {
             true => card.multiprocessors,
             false => 2 * card.multiprocessors,
         };

@@ -44,9 +44,11 @@ impl Shape {
         bytes(self.k, true).max(bytes(self.v, false))
     }
 
-    /// Whether the form by warpgroup products computes it.
-    pub(super) fn by_warpgroups(&self, card: Card) -> bool {
-        card.warpgroups && self.head_dim == 256 && self.wants_f16_queries(card)
+    /// Whether the form by warpgroup products computes steps of `rows` rows: not where one block of few rows would
+    /// have a multiprocessor for itself, which is slower than two of the other form.
+    pub(super) fn by_warpgroups(&self, card: Card, rows: usize) -> bool {
+        let able = card.warpgroups && self.head_dim == 256 && self.wants_f16_queries(card);
+        able && (self.shares(card, rows) || self.across(card, rows).tiles > 2)
     }
 
     /// Whether a multiprocessor holds two blocks by warpgroups of a launch for `rows` rows.
@@ -55,11 +57,12 @@ impl Shape {
     }
 
     /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
-    /// shared memory, at least two, and the bytes of all; see `kernels/attn/across_sm90.cuh`.
+    /// shared memory, an even number and at least two, and the bytes of all; see `kernels/attn/across_sm90.cuh`.
     pub(in crate::launch) fn across_ring(&self, eights: usize, room: usize) -> (usize, usize) {
         let fixed = eights * (6 * 1024 + 12 * 8 * 4) + STEP_ROWS * 12;
         let slot = 2 * self.tile_bytes();
-        let ring = (room.saturating_sub(fixed) / slot).clamp(2, 5);
+        // With an odd number, keys and values change places from pass to pass, which costs more than a slot brings.
+        let ring = if room >= fixed + 4 * slot { 4 } else { 2 };
         (ring, fixed + ring * slot)
     }
 
@@ -155,7 +158,7 @@ pub fn tree(
             overlap: true,
         };
     }
-    let (file, tiles, tiling) = match shape.by_warpgroups(card) {
+    let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
         true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
         false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
     };
@@ -257,6 +260,13 @@ mod tests {
             assert_eq!((across.tiles, across.resident), (tiles, resident));
             assert!(across.shared_bytes <= card.shared_bytes && across.ring >= 2);
         }
+        let half = Shape {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+            ..shape
+        };
+        assert!(shape.by_warpgroups(card, 1) && half.by_warpgroups(card, 24));
+        assert!(!half.by_warpgroups(card, 1) && half.splits(card, 1) == 64);
         let one = shape.tiling(card, 1);
         assert_eq!((one.tiles, one.resident), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
