@@ -290,6 +290,10 @@ fn answer(gives: Gives) -> Value {
     let kinds = gives.kinds().iter().map(|kind| {
         let schema = match *kind {
             JSON => json!({"type": "object"}),
+            // Some readers hold this against the whole stream, some against each event: no type is right for both.
+            EVENTS => {
+                json!({"description": "server-sent events; the data of each is JSON or [DONE]"})
+            }
             _ => json!({"type": "string"}),
         };
         ((*kind).to_owned(), json!({ "schema": schema }))

@@ -4,6 +4,7 @@ use contract::Limits;
 use decode::{Boundaries, PrefixConfig};
 use serde_json::{Value, json};
 
+use crate::client;
 use crate::house::{House, Plan, special};
 
 fn plan() -> Plan {
@@ -115,4 +116,78 @@ async fn without_a_cache_nothing_is_said_to_be_cached() {
     .await;
     ask(&house, "chat", 3).await;
     assert_eq!(ask(&house, "chat", 5).await.1, 0);
+}
+
+/// How many tokens of a chat request's prompt were cached, sent with more fields and headers.
+async fn cached(
+    house: &House,
+    messages: Vec<Value>,
+    fields: &Value,
+    headers: &[(&str, &str)],
+) -> u64 {
+    let mut body = json!({"messages": messages});
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    let headers = [&[("content-type", "application/json")], headers].concat();
+    let body = body.to_string();
+    let path = "/v1/chat/completions";
+    let answer = client::send(house.address, "POST", path, &headers, body.as_bytes()).await;
+    assert_eq!(answer.status, 200, "{fields}");
+    let usage = answer.json().await["usage"].clone();
+    let count = &usage["prompt_tokens_details"]["cached_tokens"];
+    count.as_u64().unwrap()
+}
+
+#[tokio::test]
+async fn a_request_that_wants_no_cache_neither_uses_nor_leaves_anything() {
+    for off in [
+        json!({"cache_prompt": false}),
+        json!({"prefix_cache": {"scope": "off"}}),
+    ] {
+        let house = plan().open().await;
+        cached(&house, messages(3), &off, &[]).await;
+        let after = cached(&house, messages(5), &json!({}), &[]).await;
+        assert_eq!(after, 0, "{off} left something");
+        let without = cached(&house, messages(7), &off, &[]).await;
+        assert_eq!(without, 0, "{off} used something");
+        let with = cached(&house, messages(7), &json!({}), &[]).await;
+        assert!(with > 0, "there was something to be used");
+    }
+}
+
+#[tokio::test]
+async fn the_surest_name_of_a_conversation_counts() {
+    let long = "n".repeat(300);
+    let house = plan().open().await;
+    for (fields, headers, expected) in [
+        (
+            json!({"session_id": "a", "prompt_cache_key": "c"}),
+            vec![("x-session-id", "b")],
+            json!("a"),
+        ),
+        (
+            json!({"prompt_cache_key": "c"}),
+            vec![("session_id", "b"), ("x-session-affinity", "first")],
+            json!("first"),
+        ),
+        (json!({"prompt_cache_key": "c"}), vec![], json!("c")),
+        (json!({}), vec![("x-session-id", "")], json!(null)),
+        (json!({"session_id": long}), vec![], json!("n".repeat(256))),
+    ] {
+        house.watch.gate.hold();
+        let shown = async {
+            loop {
+                let slots = house.get("/slots").await.json().await;
+                if let Some(request) = slots["requests"].get(0) {
+                    let session = request["session"].clone();
+                    house.watch.gate.release();
+                    return session;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            }
+        };
+        let (_, session) = tokio::join!(cached(&house, messages(1), &fields, &headers), shown);
+        assert_eq!(session, expected, "{fields} {headers:?}");
+    }
 }

@@ -378,6 +378,29 @@ async fn ignoring_the_end_goes_on_to_the_limit() {
 }
 
 #[tokio::test]
+async fn a_token_is_forced_and_barred_by_its_bias() {
+    let house = Plan::saying("ok").open().await;
+    let said = async |bias: Value| {
+        let fields = json!({"max_tokens": 3, "logit_bias": bias});
+        let body = house.chat(fields).await.json().await;
+        body["choices"][0]["message"]["content"].clone()
+    };
+    // A byte is its own token here.
+    assert_eq!(said(json!({"120": 100})).await, "xxx");
+    let barred = said(json!({"111": -100})).await;
+    assert!(!barred.as_str().unwrap().starts_with('o'), "{barred}");
+}
+
+#[tokio::test]
+async fn a_text_is_no_shorter_than_its_least_length() {
+    let house = Plan::saying("ok").open().await;
+    let fields = json!({"min_tokens": 8, "max_tokens": 20});
+    let body = house.chat(fields).await.json().await;
+    let tokens = body["usage"]["completion_tokens"].as_u64().unwrap();
+    assert!(tokens >= 8, "{body}");
+}
+
+#[tokio::test]
 async fn null_fields_are_absent_fields() {
     let house = Plan::saying("ok").open().await;
     let fields = json!({
