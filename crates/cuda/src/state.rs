@@ -306,7 +306,7 @@ impl State {
             .expect("every layer of the model is in a group")
     }
 
-    /// Every page table and its entries, as long as every slot owns its own run of pages.
+    /// Every page table and its first entries. Those of slots are replaced as sequences get pages; those of rings stay.
     pub(crate) fn page_tables(&self) -> Vec<(u64, Vec<i32>)> {
         let identity = |pages: usize| {
             let n = i32::try_from(self.slots.n * pages).expect("pages are far below 2^31");

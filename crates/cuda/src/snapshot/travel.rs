@@ -50,8 +50,8 @@ pub(super) fn index_of<T>(groups: &[T], group: &T) -> usize {
 }
 
 impl Snapshot {
-    /// Reads what a [`CardParcel`](super::CardParcel) wrote, on this device or another; its pages are adopted, on the card as far as
-    /// there are places that hold nothing.
+    /// Reads what a [`CardParcel`](super::CardParcel) wrote, on this device or another; its pages are adopted, on the
+    /// card as far as there are places that hold nothing.
     pub(crate) fn import(
         mover: &CardMover<'_>,
         pages: &mut Pages<HostBlock>,
