@@ -2,15 +2,16 @@
 //
 // For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 8 rows of W and a
 // slice of K, walked in chunks of 512 values whose weights are in shared memory; the first chunk is fetched before the
-// dependency wait. Warp w takes rows w, w + WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
+// dependency wait. Warp w takes rows w, w + PLAIN_WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
 // k, the lanes 16, 8, 4, 2, 1 apart, then the slices in order. Where K is sliced there is one job a block at most; the block
 // of a group's first slice takes the sums of all (scratch.cuh) when its own packed work is done, and waits for nobody.
 // Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
 #pragma once
 #include "matmul/scratch.cuh"
 
+// Who does it: PLAIN_WARPS warps, whose threads plain_thread() counts and plain_sync() lets wait for each other.
 #define PLAIN_CHUNK 512
-#define PLAIN_R (ROWS > WARPS ? 2 : 1)  // rows of x that a warp takes at a time
+#define PLAIN_R (ROWS > PLAIN_WARPS ? 2 : 1)  // rows of x that a warp takes at a time
 
 struct PlainSegment {
     const float* weights;  // [n_out][cols]
@@ -40,7 +41,7 @@ __device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, 
 // Starts fetching 8 rows of W from value k0 on; zeros past K.
 __device__ __forceinline__ void plain_fetch(const Plain& work, PlainRoom& room, int group, int k0) {
     const PlainSegment& s = plain_segment(work, group);
-    for (int i = threadIdx.x; i < 8 * PLAIN_CHUNK / 4; i += THREADS) {
+    for (int i = plain_thread(); i < 8 * PLAIN_CHUNK / 4; i += PLAIN_WARPS * 32) {
         const int n = i / (PLAIN_CHUNK / 4), quad = i % (PLAIN_CHUNK / 4), k = k0 + quad * 4;
         const int row = min((group - s.first) * 8 + n, s.n_out - 1);
         if (k < work.cols)
@@ -84,15 +85,16 @@ __device__ __forceinline__ void plain_store(const PlainSegment& s, int row, int 
     *to = s.add ? *to + v : v;
 }
 
-// After the dependency wait: all of a block's jobs. All threads that multiply come here.
-__device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = work.cols;
+// After the dependency wait: all of a block's jobs. All threads that multiply come here. `factor(row)`: what a row's results are multiplied by.
+template <typename Factor>
+__device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room, const Factor& factor) {
+    const int warp = plain_thread() / 32, lane = threadIdx.x % 32, cols = work.cols;
     const int jobs = work.groups * work.slices;
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
         const int group = job / work.slices, slice = job % work.slices;
         const int begin = slice * work.slice, end = min(cols, begin + work.slice);
         const PlainSegment& s = plain_segment(work, group);
-        for (int first = warp; first < (ROWS + WARPS - 1) / WARPS * WARPS; first += WARPS * PLAIN_R) {
+        for (int first = warp; first < (ROWS + PLAIN_WARPS - 1) / PLAIN_WARPS * PLAIN_WARPS; first += PLAIN_WARPS * PLAIN_R) {
             float sum[PLAIN_R][8];
 #pragma unroll
             for (int r = 0; r < PLAIN_R; r++)
@@ -101,19 +103,19 @@ __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
             for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
                 // What plain_begin fetched is there at first; a slice of one chunk stays for all rows.
                 if (k0 != begin || (first != warp ? end - begin > PLAIN_CHUNK : job != int(blockIdx.x))) {
-                    sync_multipliers();
+                    plain_sync();
                     plain_fetch(work, room, group, k0);
                 }
                 cp_async_wait<0>();
-                sync_multipliers();
+                plain_sync();
 #pragma unroll
                 for (int turn = 0; turn < PLAIN_CHUNK / 128; turn++) {
                     const int k = k0 + turn * 128 + lane * 4;
                     float4 x[PLAIN_R];
 #pragma unroll
                     for (int r = 0; r < PLAIN_R; r++) {
-                        const int row = min(first + r * WARPS, ROWS - 1);
-                        x[r] = k < cols ? *(const float4*)(work.x + size_t(row) * cols + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                        const int row = min(first + r * PLAIN_WARPS, ROWS - 1);
+                        x[r] = k < cols ? __ldcg((const float4*)(work.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                     }
 #pragma unroll
                     for (int n = 0; n < 8; n++) {
@@ -130,11 +132,11 @@ __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
             }
 #pragma unroll
             for (int r = 0; r < PLAIN_R; r++) {
-                const int row = first + r * WARPS;
+                const int row = first + r * PLAIN_WARPS;
                 const float v = sum_of_eight(sum[r]);
                 if (lane % 4 == 0 && row < ROWS) {
                     if (work.slices == 1)
-                        plain_store(s, row, (group - s.first) * 8 + lane / 4, v);
+                        plain_store(s, row, (group - s.first) * 8 + lane / 4, v * factor(row));
                     else
                         leave(work.partials + ((size_t(group) * work.slices + slice) * ROWS + row) * 8 + lane / 4, v);
                 }
@@ -144,12 +146,13 @@ __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
 }
 
 // At the end of the block, all threads that multiply: where K is sliced, the block of the group's first slice adds all up.
-__device__ __forceinline__ void plain_end(const Plain& work) {
+template <typename Factor>
+__device__ __forceinline__ void plain_end(const Plain& work, const Factor& factor) {
     if (work.slices == 1 || int(blockIdx.x) >= work.groups * work.slices || blockIdx.x % work.slices) return;
     const int group = blockIdx.x / work.slices;
     const PlainSegment& s = plain_segment(work, group);
     constexpr int FETCH = 12;
-    for (int i = threadIdx.x; i < ROWS * 8; i += THREADS) {
+    for (int i = plain_thread(); i < ROWS * 8; i += PLAIN_WARPS * 32) {
         float* from = work.partials + size_t(group) * work.slices * ROWS * 8 + i;
         float v = 0.0f;
         for (int first = 0; first < work.slices; first += FETCH) {
@@ -162,6 +165,6 @@ __device__ __forceinline__ void plain_end(const Plain& work) {
                 v += take(from + size_t(first + f) * ROWS * 8, part[f]);
             }
         }
-        plain_store(s, i / 8, (group - s.first) * 8 + i % 8, v);
+        plain_store(s, i / 8, (group - s.first) * 8 + i % 8, v * factor(i / 8));
     }
 }

@@ -5,6 +5,7 @@
 
 __device__ __forceinline__ float never_plus_zero(float v) { return v == 0.0f ? -0.0f : v; }
 __device__ __forceinline__ bool has_arrived(float v) { return __float_as_uint(v) != 0; }
+__device__ __forceinline__ bool has_arrived(float4 v) { return has_arrived(v.x) && has_arrived(v.y) && has_arrived(v.z) && has_arrived(v.w); }
 
 __device__ __forceinline__ void leave(float* to, float v) {
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(never_plus_zero(v)) : "memory");
@@ -32,7 +33,7 @@ __device__ __forceinline__ float take(float* from, float v) {
     return v;
 }
 __device__ __forceinline__ float4 take(float4* from, float4 v) {
-    while (!(has_arrived(v.x) && has_arrived(v.y) && has_arrived(v.z) && has_arrived(v.w))) v = peek(from);
+    while (!has_arrived(v)) v = peek(from);
     *from = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return v;
 }

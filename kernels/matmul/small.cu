@@ -35,6 +35,9 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 
 #include "common/prelude.cuh"
 #include "matmul/scratch.cuh"
+#define PLAIN_WARPS WARPS
+__device__ __forceinline__ int plain_thread() { return threadIdx.x; }
+__device__ __forceinline__ void plain_sync() { sync_multipliers(); }
 #include "matmul/plain.cuh"
 #include "matmul/walk.cuh"
 
@@ -359,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
 
     float acc[MT][NT][4], factors[MT][2];
 #if PLAIN
-    plain_jobs(work.plain, plain_room);  // while the ring fills
+    plain_jobs(work.plain, plain_room, [](int) { return 1.0f; });  // while the ring fills
 #endif
     for (int done = 0; done < units_here;) {
         const Segment& s = work.segments[at.segment];
@@ -391,6 +394,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         }
     }
 #if PLAIN
-    plain_end(work.plain);
+    plain_end(work.plain, [](int) { return 1.0f; });
 #endif
 }

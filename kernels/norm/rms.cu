@@ -4,7 +4,7 @@
 //   norm_convert: y = x in the wanted forms
 //
 // in   header, see norm/source.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
-// out  y in any of the forms of norm/emit.cuh
+// out  y in any of the forms of norm/emit.cuh; scales [rows] f32, 1 / sqrt(..) of each, or 0 for nowhere
 // grid rms: rows, one block of NORM_WARPS warps, which holds the row in registers; convert (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
 // arch sm_80 and up     reference cpu::reference::norm::rms     test norm::rms_equals_the_reference
 // hot
@@ -16,7 +16,7 @@
 
 #if NORM_WARPS
 extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
-    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, Out out) {
+    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, Out out, float* scales) {
     pdl_launch();
     __shared__ float room[NORM_WARPS];
     const int row = blockIdx.x, warp = threadIdx.x / 32;
@@ -59,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
 #pragma unroll
     for (int i = 1; i < NORM_WARPS; i++) sum += room[i];
     const float scale = 1.0f / sqrtf(sum / WIDTH + eps);
+    if (scales && threadIdx.x == 0) scales[row] = scale;
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) {
         const int group = warp + i * NORM_WARPS;

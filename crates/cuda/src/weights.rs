@@ -94,6 +94,24 @@ pub(crate) enum MixerWeights {
     Delta(DeltaWeights),
 }
 
+impl MixerWeights {
+    /// The matrices that project its input, in the order that the mixer knows them by.
+    pub(crate) fn readers(&self) -> Vec<Matrix> {
+        match self {
+            MixerWeights::Attention(w) => w.readers().to_vec(),
+            MixerWeights::Delta(w) => vec![w.qkv, w.z, w.beta, w.alpha],
+        }
+    }
+
+    /// The output projection.
+    pub(crate) fn out(&self) -> Matrix {
+        match self {
+            MixerWeights::Attention(w) => w.o,
+            MixerWeights::Delta(w) => w.out,
+        }
+    }
+}
+
 /// Weights of an attention mixer; a norm that is not there is 0.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionWeights {
@@ -103,6 +121,13 @@ pub(crate) struct AttentionWeights {
     pub(crate) k: Matrix,
     pub(crate) v: Matrix,
     pub(crate) o: Matrix,
+}
+
+impl AttentionWeights {
+    /// The matrices that project its input.
+    pub(crate) fn readers(&self) -> [Matrix; 3] {
+        [self.q, self.k, self.v]
+    }
 }
 
 /// Weights of a gated-delta mixer.
@@ -295,7 +320,7 @@ impl Weights {
         (threads + COPIES) * largest
     }
 
-    /// Brings every weight to its place on the card. Returns when all have arrived.
+    /// Brings the weights of some files to their places on the card. Returns when all have arrived.
     pub(crate) fn load(
         &self,
         gpu: &Gpu,

@@ -10,7 +10,7 @@ use crate::pack::{Input, Kind};
 /// Most matrices of one launch.
 pub const MAX_SEGMENTS: usize = 6;
 /// Tiles of 16 rows in a row block.
-const TILES: usize = 8;
+pub(super) const TILES: usize = 8;
 /// Threads of a block: eight warps that multiply and one that fills the ring.
 const THREADS: u32 = 288;
 /// Most turns of a ring.
@@ -18,16 +18,16 @@ const MAX_STAGES: usize = 8;
 /// Most shared memory of a block, in bytes: what small kernels need is left.
 const MOST_SHARED: usize = 200 << 10;
 /// Rows of a row block of packed weights.
-const BLOCK_ROWS: usize = 128;
+pub(super) const BLOCK_ROWS: usize = 128;
 /// Row blocks of a tile.
-const ROW_BLOCKS: usize = 2;
+pub(super) const ROW_BLOCKS: usize = 2;
 /// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most jobs that
 /// have slices.
 const PLAIN_ROWS: usize = 8;
 const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
 /// Shared memory that f32 matrices add, in bytes.
-const PLAIN_SHARED: usize = 17 << 10;
+pub(super) const PLAIN_SHARED: usize = 17 << 10;
 /// Words that `Segment` of `matmul/small.cu` has.
 const SEGMENT_WORDS: usize = 8;
 
@@ -105,7 +105,7 @@ pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
 }
 
 /// What the packed matrices of a launch need of it, at its start.
-fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
+pub(super) fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
     card.multiprocessors as usize * 2 * TILES * ROW_BLOCKS * bucket.div_ceil(8) * 512
 }
 
@@ -233,7 +233,7 @@ pub fn holds(card: Card, kind: Kind) -> bool {
 }
 
 /// The packed kinds as bits, and whether there are f32 matrices.
-fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
+pub(super) fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
     let packed = kinds.iter().filter(|kind| **kind != Kind::F32);
     let bits = packed.fold(0, |bits, &kind| bits | 1 << kind as u32);
     (bits, kinds.contains(&Kind::F32))
@@ -323,18 +323,30 @@ impl Part {
             dearest = dearest.max(cost);
         }
         words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
-        // Every share holds the beginning of some unit: those who wait for a tile count on it.
-        let blocks = (self.card.multiprocessors as usize).min((line / dearest).max(1));
         let x = inputs.f16 + (self.first / 8 * A16_TILE) as u64;
         words.extend([
             x,
             scratch.0,
             pair(packed.len(), self.bucket.div_ceil(8) * A16_TILE),
-            pair(line / blocks, line % blocks),
+            shares(self.card, line, dearest),
         ]);
         if !plain.is_empty() {
             let room = scratch.0 + packed_scratch_bytes(self.card, self.bucket) as u64;
-            words.extend(self.plain_words(plain, inputs.f32, room));
+            let plain: Vec<Segment> = plain
+                .iter()
+                .map(|segment| Segment {
+                    out: self.out(segment),
+                    ..*segment
+                })
+                .collect();
+            let x = inputs.f32 + (4 * self.first * cols) as u64;
+            words.extend(plain_words(
+                self.card,
+                cols,
+                (&plain, MAX_SEGMENTS),
+                x,
+                room,
+            ));
         }
         Launch {
             entry: "matmul_small",
@@ -352,42 +364,54 @@ impl Part {
     fn out(&self, segment: &Segment) -> u64 {
         segment.out + (4 * self.first * segment.stride) as u64
     }
+}
 
-    /// `Plain` of `matmul/plain.cuh`: groups of 8 rows, K cut into slices where groups alone would leave
-    /// multiprocessors without work.
-    fn plain_words(&self, segments: &[Segment], x: u64, partials: u64) -> Vec<u64> {
-        let cols = self.cols;
-        let mut words = Vec::new();
-        let mut groups = 0;
-        for segment in segments {
-            words.extend([
-                segment.weight,
-                self.out(segment),
-                pair(segment.rows, segment.stride),
-                pair(usize::from(segment.write == Write::Add), groups),
-            ]);
-            groups += segment.rows.div_ceil(PLAIN_ROWS);
-        }
-        words.resize(MAX_SEGMENTS * 4, 0);
-        let turns = cols.div_ceil(PLAIN_TURN);
-        let most = (self.card.multiprocessors as usize).min(PLAIN_JOBS) / groups;
-        let slice = turns.div_ceil(most.clamp(1, turns)) * PLAIN_TURN;
+/// `Plain` of `matmul/plain.cuh` with room for `most` segments: groups of 8 rows, K cut into slices where groups alone
+/// would leave multiprocessors without work. `x` f32 `[rows][cols]`; the outputs are those of the first of its rows.
+pub(super) fn plain_words(
+    card: Card,
+    cols: usize,
+    (segments, most): (&[Segment], usize),
+    x: u64,
+    partials: u64,
+) -> Vec<u64> {
+    let mut words = Vec::new();
+    let mut groups = 0;
+    for segment in segments {
         words.extend([
-            x + (4 * self.first * cols) as u64,
-            partials,
-            pair(segments.len(), cols),
-            pair(groups, cols.div_ceil(slice)),
-            pair(slice, 0),
+            segment.weight,
+            segment.out,
+            pair(segment.rows, segment.stride),
+            pair(usize::from(segment.write == Write::Add), groups),
         ]);
-        words
+        groups += segment.rows.div_ceil(PLAIN_ROWS);
     }
+    words.resize(most * 4, 0);
+    let turns = cols.div_ceil(PLAIN_TURN).max(1);
+    let at_once = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups.max(1);
+    let slice = turns.div_ceil(at_once.clamp(1, turns)) * PLAIN_TURN;
+    words.extend([
+        x,
+        partials,
+        pair(segments.len(), cols),
+        pair(groups, cols.div_ceil(slice)),
+        pair(slice, 0),
+    ]);
+    words
+}
+
+/// Where blocks cut a line of units: the share of each, and how many have one more. Every share holds the
+/// beginning of some unit: those who wait for a tile count on it.
+pub(super) fn shares(card: Card, line: usize, dearest: usize) -> u64 {
+    let blocks = (card.multiprocessors as usize).min((line / dearest).max(1));
+    pair(line / blocks, line % blocks)
 }
 
 /// Two 32-bit fields of a struct.
-fn pair(low: usize, high: usize) -> u64 {
+pub(super) fn pair(low: usize, high: usize) -> u64 {
     u64::from(narrow(low)) | u64::from(narrow(high)) << 32
 }
 
-fn narrow(n: usize) -> u32 {
+pub(super) fn narrow(n: usize) -> u32 {
     u32::try_from(n).expect("matrices have fewer than 2^36 values")
 }

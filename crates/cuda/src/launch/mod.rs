@@ -9,6 +9,7 @@ use std::fmt;
 
 pub mod attention;
 pub mod bandwidth;
+pub mod chain;
 pub mod delta;
 pub mod draft;
 pub mod embed;

@@ -85,6 +85,19 @@ pub struct Rms {
 ///
 /// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With asked rows there is no update.
 pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, out: Out) -> Launch {
+    rms_and_scales(shape, rows, source, x, (weight, 0), out)
+}
+
+/// The same, with what each row was multiplied by, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32 `[rows]`, where that is
+/// not 0.
+pub fn rms_and_scales(
+    shape: Rms,
+    rows: usize,
+    source: Source,
+    x: Residual,
+    (weight, scales): (u64, u64),
+    out: Out,
+) -> Launch {
     let gathers = source.number() >= 2;
     assert!(
         !(gathers && x.update != 0),
@@ -119,7 +132,8 @@ pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, ou
             .ptr(x.update)
             .ptr(weight)
             .f32(shape.eps)
-            .words(&out.words()),
+            .words(&out.words())
+            .ptr(scales),
         cooperative: false,
         overlap: true,
     }

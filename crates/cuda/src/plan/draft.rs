@@ -3,8 +3,9 @@
 
 use contract::{BlockMask, DraftLayer, KvFormats};
 
+use super::chain::Links;
 use super::forms::Forms;
-use super::layers::builder;
+use super::layers::{Builder, builder};
 use super::product::{self, Product};
 use super::{Plan, Site};
 use crate::launch::Launch;
@@ -15,7 +16,7 @@ use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::memory::Carver;
 use crate::state::Ring;
 use crate::step::TREES;
-use crate::weights::{DraftWeights, Matrix};
+use crate::weights::{DraftLayerWeights, DraftWeights, Matrix};
 
 /// How the attention kernels see a draft layer.
 fn shape(layer: &DraftLayer, ring: &Ring, kv: KvFormats, eps: f32) -> Shape {
@@ -168,10 +169,27 @@ pub(super) fn block(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     let trees = site.state.slots.n.min(TREES).min(rows);
     let mut builder = builder(site, (rows, trees), step, eps, *carver);
     builder.embed();
-    for ((layer, shape, ring), weights) in layers(site).zip(&weights.layers) {
-        let (a, norm, cache) = (&layer.attention, weights.attention_norm, cache(ring));
-        builder.block(|b, carver| b.attention((a, shape), &weights.attention, norm, cache, carver));
-        builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+    let layers: Vec<_> = layers(site).zip(&weights.layers).collect();
+    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], carver: &mut Carver| {
+        let ((layer, shape, ring), weights): &((&DraftLayer, Shape, &Ring), _) = &layers[i];
+        let DraftLayerWeights { attention, .. } = weights;
+        let a = (&layer.attention, *shape);
+        b.attention(a, attention, cache(ring), projected, carver)
+    };
+    match Links::of_draft(site, rows) {
+        Some(links) => builder.chained(&links, mixer, |_, _| {}),
+        None => {
+            for (i, (_, weights)) in layers.iter().enumerate() {
+                builder.block(|b, carver| {
+                    let readers = weights.attention.readers();
+                    let y = b.normed(weights.attention_norm, &readers, carver);
+                    let projected = b.project(&y, &readers, carver);
+                    let mixed = mixer(b, i, &projected, carver);
+                    b.add(&mixed, weights.attention.o);
+                });
+                builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+            }
+        }
     }
     let asked = Source::AskedOfStep(step);
     builder.head(asked, (weights.final_norm, eps), carver)

@@ -2,6 +2,7 @@
 
 use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 
+use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
 use super::{Plan, Site, head};
@@ -102,8 +103,9 @@ pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
     builder.embed();
-    for i in 0..site.spec.layers.len() {
-        builder.layer(i);
+    match Links::of_target(site, rows) {
+        Some(links) => builder.chained(&links, Builder::mixer, Builder::layer_end),
+        None => (0..site.spec.layers.len()).for_each(|i| builder.layer(i)),
     }
     let asked = Source::AskedOfStep(at.step);
     let norm = (site.weights.final_norm, eps);
@@ -118,12 +120,12 @@ pub(super) struct Builder<'a> {
     /// Address of the step's header.
     pub(super) step: u64,
     pub(super) source: Source,
-    eps: f32,
+    pub(super) eps: f32,
     /// Where a block's buffers begin.
-    carver: Carver,
+    pub(super) carver: Carver,
     /// The furthest any block has come.
     peak: Carver,
-    plan: Plan,
+    pub(super) plan: Plan,
 }
 
 impl Builder<'_> {
@@ -154,32 +156,53 @@ impl Builder<'_> {
     pub(super) fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
         let mut carver = self.carver;
         build(self, &mut carver);
+        self.reach(carver);
+    }
+
+    /// Notes how far buffers have come.
+    pub(super) fn reach(&mut self, carver: Carver) {
         if carver.used() > self.peak.used() {
             self.peak = carver;
         }
     }
 
     fn layer(&mut self, i: usize) {
+        let weights = &self.site.weights.layers[i];
+        self.block(|b, carver| {
+            let readers = weights.mixer.readers();
+            let y = b.normed(weights.mixer_norm, &readers, carver);
+            let projected = b.project(&y, &readers, carver);
+            let mixed = b.mixer(i, &projected, carver);
+            b.add(&mixed, weights.mixer.out());
+        });
+        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+        self.layer_end(i);
+    }
+
+    /// The launches between the projections of layer `i` and its output projection, whose input they give.
+    fn mixer(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
         let site = self.site;
-        let weights = &site.weights.layers[i];
         match (
             &site.spec.layers[i].mixer,
-            &weights.mixer,
+            &site.weights.layers[i].mixer,
             site.state.layer(i),
         ) {
             (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
                 let cache = cache(site, group, index);
                 let shape = shape(a, site.open, self.eps);
-                let norm = weights.mixer_norm;
-                self.block(|b, carver| b.attention((a, shape), w, norm, cache, carver));
+                self.attention((a, shape), w, cache, projected, carver)
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
                 let layer = delta_layer(site, group, index, w);
-                self.block(|b, carver| b.delta(group, w, weights.mixer_norm, layer, carver));
+                self.delta(group, w, layer, projected, carver)
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
-        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+    }
+
+    /// The output of layer `i` stands in the residual stream.
+    fn layer_end(&mut self, i: usize) {
+        let site = self.site;
         if let Some((column, draft)) = site.tap(i) {
             let hidden = site.spec.hidden;
             let to = Tap {
@@ -195,7 +218,7 @@ impl Builder<'_> {
     }
 
     /// `rms(x)` in the forms that `readers` want.
-    fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
+    pub(super) fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
         let hidden = self.site.spec.hidden;
         let forms = Forms::of(readers.iter().map(|m| m.kind));
         let out = forms.carve(carver, self.rows, hidden);
@@ -209,14 +232,25 @@ impl Builder<'_> {
     }
 
     /// Products of one input, each with f32 rows of its own.
-    fn project(&mut self, input: &Out, matrices: &[Matrix], carver: &mut Carver) -> Vec<u64> {
+    pub(super) fn project(
+        &mut self,
+        input: &Out,
+        matrices: &[Matrix],
+        carver: &mut Carver,
+    ) -> Vec<u64> {
         let outs: Vec<u64> = matrices
             .iter()
             .map(|m| carver.take(4 * self.rows * m.rows))
             .collect();
+        self.project_to(input, matrices, &outs);
+        outs
+    }
+
+    /// The same into places that are there.
+    pub(super) fn project_to(&mut self, input: &Out, matrices: &[Matrix], outs: &[u64]) {
         let products: Vec<Product> = matrices
             .iter()
-            .zip(&outs)
+            .zip(outs)
             .map(|(matrix, out)| Product {
                 matrix: *matrix,
                 out: *out,
@@ -224,11 +258,10 @@ impl Builder<'_> {
             })
             .collect();
         self.products(input, &products);
-        outs
     }
 
     /// `x += matrix · input`.
-    fn add(&mut self, input: &Out, matrix: Matrix) {
+    pub(super) fn add(&mut self, input: &Out, matrix: Matrix) {
         let product = Product {
             matrix,
             out: self.site.addresses.residual,
@@ -246,15 +279,12 @@ impl Builder<'_> {
         &mut self,
         (a, shape): (&AttentionSpec, Shape),
         w: &AttentionWeights,
-        norm: u64,
         cache: Cache,
+        projected: &[u64],
         carver: &mut Carver,
-    ) {
+    ) -> Out {
         let (site, rows) = (self.site, self.rows);
-        let readers = [w.q, w.k, w.v];
-        let y = self.normed(norm, &readers, carver);
-        let projected = self.project(&y, &readers, carver);
-        let &[q, k, v] = &projected[..] else {
+        let &[q, k, v] = projected else {
             unreachable!("three matrices give three outputs")
         };
         let from = Projections {
@@ -286,22 +316,20 @@ impl Builder<'_> {
         ));
         let from = (step, q, scratch);
         self.push(attention::combine(&shape, site.card, rows, from, out));
-        self.add(&out, w.o);
+        out
     }
 
     fn delta(
         &mut self,
         group: &DeltaGroup,
         w: &DeltaWeights,
-        norm: u64,
         layer: Layer,
+        projected: &[u64],
         carver: &mut Carver,
-    ) {
+    ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
         let readers = [w.qkv, w.z, w.beta, w.alpha];
-        let y = self.normed(norm, &readers, carver);
-        let projected = self.project(&y, &readers, carver);
         let rows_of = |i: usize| delta::Rows {
             at: projected[i],
             stride: readers[i].rows,
@@ -323,7 +351,7 @@ impl Builder<'_> {
             shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
-        self.add(&forms, w.out);
+        forms
     }
 
     pub(super) fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {

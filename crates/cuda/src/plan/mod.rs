@@ -3,6 +3,7 @@
 //! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
 //! complete. All plans share one arena, since one runs at a time on one stream.
 
+mod chain;
 mod chunk;
 mod commit;
 mod draft;
@@ -17,6 +18,7 @@ use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::launch::attention::Card;
 use crate::launch::norm::Source;
+use crate::launch::chain::BARRIER_BYTES;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
 use crate::state::{DraftState, State};
@@ -84,6 +86,8 @@ pub(crate) struct Addresses {
     pub(crate) counters: u64,
     /// Partial sums of the small products; zero between launches.
     pub(crate) partials: u64,
+    /// The barrier that chains share; zero before the first.
+    pub(crate) barrier: u64,
     /// Turns of the large products; zero between launches.
     pub(crate) turns: u64,
 }
@@ -96,7 +100,7 @@ pub(crate) struct Plans {
     /// Tables to be written once: address and values.
     pub(crate) tables: Vec<(u64, Vec<f64>)>,
     /// Runs to be zeroed once: address and bytes.
-    pub(crate) zeroed: [(u64, usize); 3],
+    pub(crate) zeroed: [(u64, usize); 4],
     limits: Limits,
 }
 
@@ -169,6 +173,7 @@ impl Plans {
             edits: scratch.take(EDIT_BYTES),
             counters: scratch.take(COUNTER_BYTES),
             partials: scratch.take(partial_bytes),
+            barrier: scratch.take(BARRIER_BYTES),
             turns: scratch.take(expanded.turn_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
@@ -228,6 +233,7 @@ impl Plans {
             zeroed: [
                 (addresses.counters, COUNTER_BYTES),
                 (addresses.partials, partial_bytes),
+                (addresses.barrier, BARRIER_BYTES),
                 (addresses.turns, expanded.turn_bytes),
             ],
             limits,

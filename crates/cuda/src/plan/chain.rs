@@ -1,0 +1,190 @@
+//! Layers as chains: one launch for all products from a mixer to the next.
+
+use super::Site;
+use super::forms::Forms;
+use super::layers::Builder;
+use crate::launch::chain::{self, Form, Memory, Norms, Products};
+use crate::launch::matmul::{Card, Scratch};
+use crate::launch::norm::{self, Out, Residual, Rms};
+use crate::memory::Carver;
+use crate::pack::Kind;
+use crate::weights::{FfnWeights, Matrix};
+
+/// Rows of the widest step whose layers go in chains. 0: none do, until the conformance suite has passed with them on a
+/// card; up to 16 rows they take less time than the launches that they stand for (`kernels/matmul/NOTES.md`).
+const MOST_ROWS: usize = 0;
+
+/// The matrices of every layer, bottom to top, where all of them can go in chains.
+pub(super) struct Links<'a> {
+    layers: Vec<Link<'a>>,
+    form: Form,
+}
+
+/// What chains know of one layer.
+struct Link<'a> {
+    norm: u64,
+    /// The projections of the mixer's input.
+    readers: Vec<Matrix>,
+    out: Matrix,
+    ffn: &'a FfnWeights,
+}
+
+fn of_chain(matrix: &Matrix) -> chain::Matrix {
+    chain::Matrix {
+        kind: matrix.kind,
+        rows: matrix.rows,
+        cols: matrix.cols,
+        weight: matrix.at,
+    }
+}
+
+impl Link<'_> {
+    fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let own = [self.out, self.ffn.gate, self.ffn.up, self.ffn.down];
+        self.readers.iter().copied().chain(own).map(|m| m.kind)
+    }
+
+    /// What its chain multiplies with; `next`: the projections of the layer above and where they go.
+    fn products<'n>(&self, next: &'n [(chain::Matrix, u64)]) -> Products<'n> {
+        Products {
+            out: of_chain(&self.out),
+            gate: of_chain(&self.ffn.gate),
+            up: of_chain(&self.ffn.up),
+            down: of_chain(&self.ffn.down),
+            next,
+        }
+    }
+}
+
+impl<'a> Links<'a> {
+    /// The target's layers.
+    pub(super) fn of_target(site: &Site<'a>, rows: usize) -> Option<Links<'a>> {
+        let layers = site.weights.layers.iter().map(|layer| Link {
+            norm: layer.mixer_norm,
+            readers: layer.mixer.readers(),
+            out: layer.mixer.out(),
+            ffn: &layer.ffn,
+        });
+        Links::new(site, rows, layers.collect())
+    }
+
+    /// The draft's layers.
+    pub(super) fn of_draft(site: &Site<'a>, rows: usize) -> Option<Links<'a>> {
+        let layers = site.weights.draft.iter().flat_map(|draft| &draft.layers);
+        let layers = layers.map(|layer| Link {
+            norm: layer.attention_norm,
+            readers: layer.attention.readers().to_vec(),
+            out: layer.attention.o,
+            ffn: &layer.ffn,
+        });
+        Links::new(site, rows, layers.collect())
+    }
+
+    /// Whether layers of a step of `rows` rows go in chains: on the cards they were measured on, where they are faster. A
+    /// chain and the launches it stands for differ by rounding, so `--exact` has none.
+    fn new(site: &Site<'a>, rows: usize, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
+        if site.open.exact || !site.warpgroups || rows > MOST_ROWS {
+            return None;
+        }
+        let kinds: Vec<Kind> = layers.iter().flat_map(Link::kinds).collect();
+        let form = Form::new(Card::of(site.card), MOST_ROWS, &kinds)?;
+        let fits = |i: usize, link: &Link<'_>| {
+            let next = layers.get(i + 1).into_iter().flat_map(|link| &link.readers);
+            let next: Vec<_> = next.map(|m| (of_chain(m), 0)).collect();
+            chain::fits(&link.products(&next))
+        };
+        let all = layers.iter().enumerate().all(|(i, link)| fits(i, link));
+        all.then_some(Links { layers, form })
+    }
+}
+
+impl Builder<'_> {
+    /// Every layer, the first's norm and projections as launches of their own. `mixer` makes the launches of a layer's mixer
+    /// from its projections, `end` what follows when its output stands in the residual stream.
+    pub(super) fn chained(
+        &mut self,
+        links: &Links<'_>,
+        mixer: impl Fn(&mut Self, usize, &[u64], &mut Carver) -> Out,
+        end: impl Fn(&mut Self, usize),
+    ) {
+        let (site, rows) = (self.site, self.rows);
+        let (hidden, card) = (site.spec.hidden, Card::of(site.card));
+        let Some(first) = links.layers.first() else {
+            return;
+        };
+        let mut carver = self.carver;
+        let halves = |carver: &mut Carver, width: usize| {
+            let forms = Forms::of([Kind::F16]);
+            forms.carve(carver, rows, width).f16
+        };
+        let readers = links.layers.iter().flat_map(|link| &link.readers);
+        let widest = links.layers.iter().map(|link| link.ffn.gate.rows).max();
+        let memory = Memory {
+            residual: site.addresses.residual,
+            normed: halves(&mut carver, hidden),
+            gated: halves(&mut carver, widest.unwrap_or(0)),
+            next: Forms::of(readers.map(|m| m.kind)).carve(&mut carver, rows, hidden),
+            squares: [(); 2].map(|()| carver.take(chain::squares_bytes(rows, hidden))),
+            scales: carver.take(4 * rows),
+            scratch: Scratch(site.addresses.partials),
+            barrier: site.addresses.barrier,
+        };
+        // Projections of all layers have one place: those of a layer are written when the mixer below has read its own.
+        let (start, mut above) = (carver, carver);
+        let outputs = |link: &Link<'_>| {
+            let mut carver = start;
+            let mut take = |m: &Matrix| carver.take(4 * rows * m.rows);
+            let outs: Vec<u64> = link.readers.iter().map(&mut take).collect();
+            (outs, carver)
+        };
+        for link in &links.layers {
+            let (_, end) = outputs(link);
+            if end.used() > above.used() {
+                above = end;
+            }
+        }
+        let rms = Rms {
+            width: hidden,
+            eps: self.eps,
+        };
+        let x = Residual::of(memory.residual);
+        let weight = (first.norm, memory.scales);
+        let input = Out {
+            f16: memory.next.f16,
+            f32: match first.readers.iter().any(|m| m.kind == Kind::F32) {
+                true => memory.next.f32,
+                false => 0,
+            },
+        };
+        self.push(norm::rms_and_scales(
+            rms,
+            rows,
+            self.source,
+            x,
+            weight,
+            input,
+        ));
+        let (mut projected, _) = outputs(first);
+        self.project_to(&input, &first.readers, &projected);
+        for (i, link) in links.layers.iter().enumerate() {
+            let mut carver = above;
+            let mixed = mixer(self, i, &projected, &mut carver);
+            self.reach(carver);
+            let next = links.layers.get(i + 1);
+            projected = next.map(|next| outputs(next).0).unwrap_or_default();
+            let matrices = next.into_iter().flat_map(|next| &next.readers);
+            let outs: Vec<_> = matrices.map(of_chain).zip(projected.clone()).collect();
+            let norms = Norms {
+                ffn: link.ffn.norm,
+                next: next.map_or(0, |next| next.norm),
+                eps: self.eps,
+            };
+            let products = link.products(&outs);
+            let place = (norms, &memory);
+            self.push(chain::launch(
+                card, rows, links.form, &products, mixed.f16, place,
+            ));
+            end(self, i);
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Chains of products against the reference, layer by layer.
+
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+mod card;
+
+use card::Random;
+use contract::QuantType::{self, BF16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
+use contract::quant::{dequantize_row, quantize_row};
+use cpu::reference::{activation, matmul::linear, norm::rms};
+use cuda::driver::{Buffer, Gpu};
+use cuda::launch::Launch;
+use cuda::launch::chain::{self, Form, Matrix, Memory, Norms, Products};
+use cuda::launch::matmul::{self, Card, Scratch};
+use cuda::launch::norm::Out;
+use cuda::pack::activations::activations;
+use cuda::pack::{self, Input, Kind};
+
+const EPS: f32 = 1e-6;
+
+/// A matrix of random values, on the card and as stored.
+struct Weights {
+    matrix: Matrix,
+    values: Vec<f32>,
+    _packed: Buffer<u8>,
+}
+
+impl Weights {
+    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> Weights {
+        let row_bytes = ty.row_bytes(cols);
+        let mut stored = vec![0; rows * row_bytes];
+        let mut values = vec![0.0; rows * cols];
+        let deviation = 0.7 / (cols as f32).sqrt();
+        for (bytes, values) in stored
+            .chunks_exact_mut(row_bytes)
+            .zip(values.chunks_exact_mut(cols))
+        {
+            quantize_row(ty, &random.normals(cols, deviation), bytes);
+            dequantize_row(ty, bytes, values);
+        }
+        let kind = Kind::of(ty);
+        let mut packed = vec![0xff; kind.bytes(rows, cols)];
+        pack::pack(ty, cols, &stored, &mut packed);
+        let packed = gpu.upload(&packed).unwrap();
+        let matrix = Matrix {
+            kind,
+            rows,
+            cols,
+            weight: packed.ptr(),
+        };
+        Weights {
+            matrix,
+            values,
+            _packed: packed,
+        }
+    }
+
+    fn times(&self, x: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len() / self.matrix.cols * self.matrix.rows];
+        linear(&self.values, x, self.matrix.cols, &mut out);
+        out
+    }
+}
+
+/// What a layer is made of.
+#[derive(Clone)]
+struct Types {
+    out: QuantType,
+    gate: QuantType,
+    down: QuantType,
+    /// Type and rows of the next layer's projections.
+    next: Vec<(QuantType, usize)>,
+}
+
+struct Shape {
+    hidden: usize,
+    ffn: usize,
+    mixed: usize,
+}
+
+/// One layer's products and norms.
+struct Layer {
+    out: Weights,
+    gate: Weights,
+    up: Weights,
+    down: Weights,
+    next: Vec<Weights>,
+    norms: [(Vec<f32>, Buffer<f32>); 2],
+}
+
+impl Layer {
+    fn new(gpu: &Gpu, random: &mut Random, shape: &Shape, types: &Types) -> Layer {
+        let mut matrix = |ty, rows, cols| Weights::new(gpu, random, ty, rows, cols);
+        let &Shape { hidden, ffn, mixed } = shape;
+        let (out, gate) = (
+            matrix(types.out, hidden, mixed),
+            matrix(types.gate, ffn, hidden),
+        );
+        let (up, down) = (
+            matrix(types.gate, ffn, hidden),
+            matrix(types.down, hidden, ffn),
+        );
+        let next = types.next.iter().map(|&(ty, n)| matrix(ty, n, hidden));
+        let next = next.collect();
+        let norms = [(); 2].map(|()| {
+            let weights: Vec<f32> = (0..hidden).map(|_| 0.5 + random.unit()).collect();
+            let on_card = gpu.upload(&weights).unwrap();
+            (weights, on_card)
+        });
+        Layer {
+            out,
+            gate,
+            up,
+            down,
+            next,
+            norms,
+        }
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let own = [&self.out, &self.gate, &self.down];
+        own.into_iter()
+            .chain(&self.next)
+            .map(|w| w.matrix.kind)
+            .collect()
+    }
+
+    /// The reference: residual stream and projections after the layer.
+    fn expected(&self, x: &[f32], y: &[f32], hidden: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
+        let normed = |x: &[f32], weight: &[f32]| {
+            let mut out = vec![0.0; x.len()];
+            for (x, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
+                rms(x, weight, EPS, out);
+            }
+            out
+        };
+        let mut x = x.to_vec();
+        activation::add(&mut x, &self.out.times(y));
+        let n = normed(&x, &self.norms[0].0);
+        let (gate, up) = (self.gate.times(&n), self.up.times(&n));
+        let mut h = vec![0.0; gate.len()];
+        activation::swiglu(&gate, &up, &mut h);
+        activation::add(&mut x, &self.down.times(&h));
+        let n = normed(&x, &self.norms[1].0);
+        let next = self.next.iter().map(|w| w.times(&n)).collect();
+        (x, next)
+    }
+}
+
+/// A card's memory for chains of one bucket.
+struct World {
+    card: Card,
+    bucket: usize,
+    hidden: usize,
+    x: Buffer<f32>,
+    y: Buffer<u8>,
+    outs: Vec<Buffer<f32>>,
+    memory: Memory,
+    room: Buffer<u8>,
+    _rest: Vec<Buffer<u8>>,
+}
+
+impl World {
+    /// Rows `x` and what their mixer gave, `y`.
+    fn new(gpu: &Gpu, shape: &Shape, layer: &Layer, (x, y): (&[f32], &[f32])) -> World {
+        let hidden = shape.hidden;
+        let bucket = x.len() / hidden;
+        let card = card_of(gpu);
+        let mut rest = Vec::new();
+        let mut poisoned = |bytes: usize| {
+            rest.push(card::poisoned::<u8>(gpu, bytes));
+            rest.last().unwrap().ptr()
+        };
+        let mut halves = |width| poisoned(Input::F16.bytes(bucket, width));
+        let (normed, gated, next) = (halves(hidden), halves(shape.ffn), halves(hidden));
+        let next = Out {
+            f16: next,
+            f32: poisoned(4 * bucket * hidden),
+        };
+        let squares = [(); 2].map(|()| poisoned(chain::squares_bytes(bucket, hidden)));
+        let scales: Vec<f32> = x
+            .chunks_exact(hidden)
+            .map(|x| {
+                let sum: f32 = x.iter().map(|x| x * x).sum();
+                1.0 / (sum / hidden as f32 + EPS).sqrt()
+            })
+            .collect();
+        let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        let scales = gpu.upload(&bytes).unwrap();
+        let room: Buffer<u8> = gpu.filled(matmul::scratch_bytes(card, 64), 0).unwrap();
+        let barrier: Buffer<u8> = gpu.filled(chain::BARRIER_BYTES, 0).unwrap();
+        let x = gpu.upload(x).unwrap();
+        let y = activations(Input::F16, y, shape.mixed, bucket).bytes;
+        let memory = Memory {
+            residual: x.ptr(),
+            normed,
+            gated,
+            next,
+            squares,
+            scales: scales.ptr(),
+            scratch: Scratch(room.ptr()),
+            barrier: barrier.ptr(),
+        };
+        rest.extend([scales, barrier]);
+        let outs = layer.next.iter();
+        World {
+            card,
+            bucket,
+            hidden,
+            x,
+            y: gpu.upload(&y).unwrap(),
+            outs: outs
+                .map(|w| card::poisoned(gpu, bucket * w.matrix.rows))
+                .collect(),
+            memory,
+            room,
+            _rest: rest,
+        }
+    }
+
+    fn launch(&self, form: Form, layer: &Layer) -> Launch {
+        let next: Vec<_> = layer
+            .next
+            .iter()
+            .zip(&self.outs)
+            .map(|(w, out)| (w.matrix, out.ptr()))
+            .collect();
+        let products = Products {
+            out: layer.out.matrix,
+            gate: layer.gate.matrix,
+            up: layer.up.matrix,
+            down: layer.down.matrix,
+            next: &next,
+        };
+        let norms = Norms {
+            ffn: layer.norms[0].1.ptr(),
+            next: match next.is_empty() {
+                true => 0,
+                false => layer.norms[1].1.ptr(),
+            },
+            eps: EPS,
+        };
+        let place = (norms, &self.memory);
+        chain::launch(self.card, self.bucket, form, &products, self.y.ptr(), place)
+    }
+
+    /// Runs the chain `times` times over.
+    fn run(&self, gpu: &Gpu, form: Form, layer: &Layer, times: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
+        let launch = self.launch(form, layer);
+        let modules = card::modules(gpu, std::slice::from_ref(&launch.unit));
+        for _ in 0..times {
+            gpu.run(&modules, &launch).unwrap();
+        }
+        let left = self.room.download(gpu).unwrap();
+        assert!(left.iter().all(|&b| b == 0), "a chain left sums behind");
+        let outs = self.outs.iter().map(|out| out.download(gpu).unwrap());
+        (self.x.download(gpu).unwrap(), outs.collect())
+    }
+}
+
+fn card_of(gpu: &Gpu) -> Card {
+    Card {
+        multiprocessors: gpu.multiprocessors(),
+        shared: gpu.shared_per_block().min(200 << 10),
+    }
+}
+
+fn form(gpu: &Gpu, layer: &Layer) -> Form {
+    Form::new(card_of(gpu), 64, &layer.kinds()).unwrap()
+}
+
+const SMALL: Shape = Shape {
+    hidden: 512,
+    ffn: 1280,
+    mixed: 768,
+};
+/// Rows that are no whole tiles, and K that is no whole unit.
+const ODD: Shape = Shape {
+    hidden: 352,
+    ffn: 736,
+    mixed: 416,
+};
+
+fn k_quants() -> Types {
+    Types {
+        out: Q5_K,
+        gate: Q4_K,
+        down: Q6_K,
+        next: vec![(Q5_K, 640), (Q4_K, 130), (F32, 20), (F32, 12)],
+    }
+}
+
+/// Rows with a common part and outliers, and what a mixer might give.
+fn inputs(random: &mut Random, shape: &Shape, rows: usize) -> (Vec<f32>, Vec<f32>) {
+    let x = (0..rows * shape.hidden).map(|i| {
+        let outlier = if i % shape.hidden == 5 { 30.0 } else { 1.0 };
+        random.normal() * outlier
+    });
+    let x = x.collect();
+    (x, random.normals(rows * shape.mixed, 0.6))
+}
+
+fn agrees(
+    gpu: &Gpu,
+    random: &mut Random,
+    (what, shape, types): (&str, &Shape, &Types),
+    rows: usize,
+) {
+    let layer = Layer::new(gpu, random, shape, types);
+    let (x, y) = inputs(random, shape, rows);
+    let world = World::new(gpu, shape, &layer, (&x, &y));
+    let (got, next) = world.run(gpu, form(gpu, &layer), &layer, 1);
+    let (expected, expected_next) = layer.expected(&x, &y, shape.hidden);
+    let what = format!("{what}, {rows} rows");
+    card::close(&format!("{what}: residual"), &got, &expected, 1.5e-3);
+    for (i, (got, expected)) in next.iter().zip(&expected_next).enumerate() {
+        card::close(&format!("{what}: projection {i}"), got, expected, 4e-3);
+    }
+}
+
+/// One kind for all matrices.
+fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> Types {
+    Types {
+        out: ty,
+        gate: ty,
+        down: ty,
+        next,
+    }
+}
+
+#[test]
+fn chains_of_k_quants_agree_with_the_reference() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(1);
+    for rows in [1, 24, 64] {
+        agrees(&gpu, &mut random, ("K-quants", &SMALL, &k_quants()), rows);
+    }
+}
+
+#[test]
+fn chains_of_bytes_agree_with_the_reference() {
+    let Some(gpu) = card::gpu() else { return };
+    let bytes = of(Q8_0, vec![(Q8_0, 300), (F32, 4)]);
+    for rows in [1, 16] {
+        let mut random = Random::new(6);
+        agrees(&gpu, &mut random, ("Q8_0, odd", &ODD, &bytes), rows);
+    }
+}
+
+#[test]
+fn chains_of_halves_agree_with_the_reference() {
+    let Some(gpu) = card::gpu() else { return };
+    let halves = of(BF16, vec![(BF16, 33), (BF16, 257)]);
+    for rows in [1, 16] {
+        let mut random = Random::new(7);
+        agrees(&gpu, &mut random, ("BF16, odd", &ODD, &halves), rows);
+    }
+}
+
+#[test]
+fn the_last_chain_agrees_with_the_reference() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(8);
+    let last = of(Q4_K, Vec::new());
+    agrees(&gpu, &mut random, ("the last", &SMALL, &last), 8);
+}
+
+/// Shapes in which tiles lie in many blocks, and blocks have tiles of their own.
+#[test]
+fn a_chain_of_real_widths_agrees_with_the_reference() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(2);
+    let shape = Shape {
+        hidden: 5120,
+        ffn: 2048,
+        mixed: 1024,
+    };
+    let mut types = k_quants();
+    types.next = vec![(Q5_K, 2048), (Q4_K, 1024), (F32, 48), (F32, 48)];
+    for rows in [1, 8] {
+        agrees(&gpu, &mut random, ("real", &shape, &types), rows);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(3);
+    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
+    let (x, y) = inputs(&mut random, &SMALL, 64);
+    let form = form(&gpu, &layer);
+    let run = |first: usize, rows: usize| {
+        let part = (
+            &x[first * SMALL.hidden..][..rows * SMALL.hidden],
+            &y[first * SMALL.mixed..][..rows * SMALL.mixed],
+        );
+        World::new(&gpu, &SMALL, &layer, part).run(&gpu, form, &layer, 2)
+    };
+    let (together, next) = run(0, 64);
+    for (first, rows) in [(63, 1), (40, 8), (8, 24)] {
+        let (alone, next_alone) = run(first, rows);
+        let what = format!("{rows} rows from {first} on");
+        let of = |all: &[f32], width: usize| all[first * width..][..rows * width].to_vec();
+        card::same_bits(&what, &alone, &of(&together, SMALL.hidden));
+        for (w, (alone, all)) in layer.next.iter().zip(next_alone.iter().zip(&next)) {
+            card::same_bits(&what, alone, &of(all, w.matrix.rows));
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_spoils_no_other() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(4);
+    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
+    let (mut x, mut y) = inputs(&mut random, &SMALL, 8);
+    let form = form(&gpu, &layer);
+    let clean = World::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
+    x[2 * SMALL.hidden + 100] = f32::NAN;
+    x[4 * SMALL.hidden] = f32::INFINITY;
+    y[6 * SMALL.mixed + 3] = f32::NAN;
+    let (_, spoilt) = World::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
+    for (w, (clean, spoilt)) in layer.next.iter().zip(clean.1.iter().zip(&spoilt)) {
+        let width = w.matrix.rows;
+        for row in 0..8 {
+            let (clean, spoilt) = (
+                &clean[row * width..][..width],
+                &spoilt[row * width..][..width],
+            );
+            match row {
+                2 | 4 | 6 => assert!(spoilt.iter().all(|v| !v.is_finite()), "row {row}"),
+                _ => card::same_bits("a clean row", spoilt, clean),
+            }
+        }
+    }
+}
+
+/// The scale that halves are written with is the one before the product; a row may become much larger or smaller by it.
+#[test]
+fn a_row_that_jumps_keeps_its_precision() {
+    let Some(gpu) = card::gpu() else { return };
+    let mut random = Random::new(5);
+    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
+    for (before, mixed) in [(1e-3, 3.0), (1.0, 300.0), (1e3, 1e-3)] {
+        let x = random.normals(8 * SMALL.hidden, before);
+        let y = random.normals(8 * SMALL.mixed, mixed);
+        let world = World::new(&gpu, &SMALL, &layer, (&x, &y));
+        let (got, next) = world.run(&gpu, form(&gpu, &layer), &layer, 1);
+        let (expected, expected_next) = layer.expected(&x, &y, world.hidden);
+        let what = format!("from {before} by {mixed}");
+        card::close(&what, &got, &expected, 1.5e-3);
+        for (got, expected) in next.iter().zip(&expected_next) {
+            card::close(&what, got, expected, 4e-3);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// What a chain (chain.cu) is made of, and where a block's share of each stage lies.
+//
+// A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
+// grid alone. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
+#pragma once
+#include "matmul/a16.cuh"
+#include "matmul/layout.cuh"
+
+// What becomes of a stage's products.
+#define STORE 0  // out = W x, times the row's factor
+#define ADD 1    // out += W x; then what the next stage reads: the sum times the norm's weights, and its squares
+#define GATED 2  // silu(gate x) * (up x) as the next stage reads it
+#define STAGES 4
+
+// Between the scale of a row that is known before a product and the true one, found after it, there may be a jump of any size: halves
+// hold the row times its last scale times this, and reach from 2^-24 * 64 to 65504 * 64 of it.
+#define HEADROOM 0.015625f
+
+struct Segment {
+    const u8* weights[2];  // of both row blocks of the first tile
+    float* out;            // f32 [ROWS][stride]; not with GATED
+    int n_out;             // rows of W
+    int stride;            // floats from a row of out to the next
+    int kind;
+    int units;             // along K
+    int tiles;
+    int tile;              // bytes of a 16-row tile in a unit
+    int first_piece;       // those in its first piece
+    int pieces;            // of a unit
+    u32 first_cost;        // where its units begin on the stage's line
+    u32 cost;              // of a unit
+};
+struct Stage {
+    const u8* x;           // a16.cuh
+    const float* sums;     // squares of the row that x was made of, [ROWS][squares]; 0: x is as it should be
+    u8* halves;            // ADD, GATED: what the next stage reads (a16.cuh), or 0
+    float* floats;         // ADD: the same in f32 [ROWS][n_out], or 0
+    const float* norm;     // ADD: weights of the norm, [n_out]
+    float* squares;        // ADD: sums of squares of 16 columns each, [ROWS][whole groups of 256 columns / 16]
+    int first, end;        // of its segments
+    u32 share, extra;      // block b begins at b * share + min(b, extra)
+    int write;
+    int width;             // of the rows of `sums`
+};
+
+// A place on a stage's line of units.
+struct Cursor {
+    int segment, tile, unit;
+};
+
+__device__ __forceinline__ u32 share_begin(const Stage& stage, u32 block) { return block * stage.share + min(block, stage.extra); }
+__device__ __forceinline__ u32 block_of(const Stage& stage, u32 cost) {
+    const u32 wide = stage.extra * (stage.share + 1);
+    return cost < wide ? cost / (stage.share + 1) : stage.extra + (cost - wide) / stage.share;
+}
+// First unit of a segment that begins at or after `cost`.
+__device__ __forceinline__ int unit_at(const Segment& s, u32 cost) {
+    return cost <= s.first_cost ? 0 : min(s.units * s.tiles, int((cost - s.first_cost + s.cost - 1) / s.cost));
+}
+// Which row block of its matrix is the first (m = 0) or second of a tile.
+__device__ __forceinline__ int row_block(int write, int tile, int m) { return write == GATED ? tile : tile * 2 + m; }
+__device__ __forceinline__ int row_tiles(const Segment& s, int row_block) { return max(0, min(8, (s.n_out - row_block * 128 + 15) / 16)); }
+// Where the row block begins: its row factors, and behind them its units.
+__device__ __forceinline__ const u8* row_block_at(const Segment& s, int write, int tile, int m) {
+    return s.weights[m] + size_t(write == GATED ? tile : 2 * tile) * (128 * 4 + size_t(s.units) * s.tile * 8);
+}
+// The units of a stage that are this block's: the first, and how many.
+__device__ __forceinline__ int share_of(const Segment* segments, const Stage& stage, Cursor& at) {
+    const u32 begin = share_begin(stage, blockIdx.x), end = share_begin(stage, blockIdx.x + 1);
+    int units = 0;
+    for (int i = stage.first; i < stage.end; i++) {
+        const Segment& s = segments[i];
+        const int from = unit_at(s, begin), to = unit_at(s, end);
+        if (units == 0 && to > from) at = {i, from / s.units, from % s.units};
+        units += to - from;
+    }
+    return units;
+}
+
+// The weights of a block's pieces, one after the other over all stages.
+struct WeightFeed {
+    const u8* weights[2];
+    int rows[2];   // 16-row tiles of the row blocks
+    int bytes[2];  // of a 16-row tile, in this piece and in the other
+    int stage, left;  // units of the stage, this one included
+    int write, units, pieces, piece;
+    Cursor at;
+
+    // At the first piece of `stage` or of the next that has any; false where none is left.
+    __device__ __forceinline__ bool enter(const Segment* segments, const Stage* stages, int n_stages) {
+        for (; stage < n_stages; stage++) {
+            left = share_of(segments, stages[stage], at);
+            if (left == 0) continue;
+            write = stages[stage].write;
+            begin_tile(segments);
+            return true;
+        }
+        return false;
+    }
+    __device__ __forceinline__ void begin_tile(const Segment* segments) {
+        const Segment& s = segments[at.segment];
+        units = s.units;
+        pieces = s.pieces;
+        piece = 0;
+        bytes[0] = s.first_piece;
+        bytes[1] = pieces == 2 ? s.tile - s.first_piece : s.first_piece;
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            rows[m] = row_tiles(s, row_block(write, at.tile, m));
+            weights[m] = row_block_at(s, write, at.tile, m) + rows[m] * (64 + at.unit * s.tile);
+        }
+    }
+    __device__ __forceinline__ bool advance(const Segment* segments, const Stage* stages, int n_stages) {
+        weights[0] += rows[0] * bytes[0];
+        weights[1] += rows[1] * bytes[0];
+        const int other = bytes[1];
+        bytes[1] = bytes[0];
+        bytes[0] = other;
+        if (++piece < pieces) return true;
+        piece = 0;
+        if (--left == 0) {
+            stage++;
+            return enter(segments, stages, n_stages);
+        }
+        if (++at.unit < units) return true;
+        at.unit = 0;
+        if (++at.tile == segments[at.segment].tiles) {
+            at.tile = 0;
+            at.segment++;
+        }
+        begin_tile(segments);
+        return true;
+    }
+};
+
+// The input of the same pieces.
+struct InputFeed {
+    const u8* x;
+    int bytes;        // of a piece
+    int stage, left;  // units of the stage, this one included
+    int units, pieces, piece;
+    Cursor at;
+
+    __device__ __forceinline__ bool enter(const Segment* segments, const Stage* stages, int n_stages) {
+        for (; stage < n_stages; stage++) {
+            left = share_of(segments, stages[stage], at);
+            if (left == 0) continue;
+            begin_tile(segments, stages);
+            return true;
+        }
+        return false;
+    }
+    __device__ __forceinline__ void begin_tile(const Segment* segments, const Stage* stages) {
+        const Segment& s = segments[at.segment];
+        units = s.units;
+        pieces = s.pieces;
+        piece = 0;
+        bytes = pieces * NT * A16_TILE;
+        x = stages[stage].x + size_t(at.unit) * pieces * bytes;
+    }
+    __device__ __forceinline__ bool advance(const Segment* segments, const Stage* stages, int n_stages) {
+        x += bytes;
+        if (++piece < pieces) return true;
+        piece = 0;
+        if (--left == 0) {
+            stage++;
+            return enter(segments, stages, n_stages);
+        }
+        if (++at.unit < units) return true;
+        at.unit = 0;
+        if (++at.tile == segments[at.segment].tiles) {
+            at.tile = 0;
+            at.segment++;
+        }
+        begin_tile(segments, stages);
+        return true;
+    }
+};
