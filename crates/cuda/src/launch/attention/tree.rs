@@ -37,7 +37,7 @@ impl Shape {
             let stride = match format {
                 KvFormat::F16 | KvFormat::Bf16 if key => values + 64,
                 KvFormat::Q8_0 if key => values + 32,
-                _ => (values / 16 | 1) * 16,
+                _ => ((values / 16) | 1) * 16,
             };
             TILE * (stride + scales)
         };
