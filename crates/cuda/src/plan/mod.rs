@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::launch::attention::Card;
-use crate::launch::norm::Source;
 use crate::launch::chain::BARRIER_BYTES;
+use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
 use crate::state::{DraftState, State};
