@@ -32,6 +32,8 @@ const WORTH: f64 = 1.1;
 /// Rounds before a sequence that promises too little is tried all the same, from a full purse; they double with
 /// every trial in vain.
 const WAIT: u32 = 64;
+/// The same where a trial costs little: at most so many tokens of plain decoding. The first one is then at once.
+const CHEAP: (f64, u32) = (0.5, 8);
 /// The most trials that make the wait longer.
 const MOST_TRIALS: u32 = 6;
 /// Doubts that are told apart end at these, in nats.
@@ -207,7 +209,10 @@ impl Habits {
         let expected = stage.worth(chance(doubt), nodes.min(deepest)) * worth / expected;
         let own = (OWN + habit.worth) / (OWN + habit.expected);
         let promises = expected * own >= WORTH;
-        let tries = habit.purse >= FULL && habit.waited >= WAIT << habit.trials;
+        let tries = match stage.extra(1) <= CHEAP.0 * stage.token() {
+            true => habit.trials == 0 || habit.waited >= CHEAP.1 << habit.trials,
+            false => habit.purse >= FULL && habit.waited >= WAIT << habit.trials,
+        };
         if !promises && !tries {
             return None;
         }

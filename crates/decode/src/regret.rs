@@ -215,14 +215,16 @@ fn what_comes_true_is_drafted_from_the_first_round_on() {
     };
     let (took, plainly, _) = spoken(dear(), texts(10, of));
     assert!(plainly > 1.4 * took, "{took} for {plainly}");
-    // Where drafts are cheap, a doubtful text is drafted too.
-    let of = |_| Text {
-        tokens: 96,
-        kept: |_, _, deepest| deepest.min(3),
-        doubt: 0.4,
-    };
-    let (took, plainly, _) = spoken(cheap(), texts(10, of));
-    assert!(plainly > 2.0 * took, "{took} for {plainly}");
+    // Where drafts are cheap, texts are drafted however doubtful they are.
+    for doubt in [0.4, 9.0] {
+        let of = |_| Text {
+            tokens: 96,
+            kept: |_, _, deepest| deepest.min(3),
+            doubt,
+        };
+        let (took, plainly, _) = spoken(cheap(), texts(10, of));
+        assert!(plainly > 2.0 * took, "{doubt}: {took} for {plainly}");
+    }
 }
 
 #[test]
