@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 pub use self::call::End;
 pub(crate) use self::call::{CallEvent, CallParser, Opening, Outcome};
+pub(crate) use self::schema::{percent_decoded, target};
 
 /// A declared tool.
 #[derive(Debug, Clone, PartialEq)]

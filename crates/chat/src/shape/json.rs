@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ChatError;
+use crate::tools::percent_decoded;
 
 /// How much of a schema has to be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,17 +50,38 @@ const MAX_DEPTH: usize = 96;
 
 /// The schema to compile, or what of it cannot be kept. `field` is where it stands in the request.
 pub(super) fn prepare(schema: &Value, rules: JsonRules, field: &str) -> Result<Value, ChatError> {
+    prepared(schema, None, rules, field)
+}
+
+/// The same of a part of `root`, in which its references lead.
+pub(super) fn prepare_part(
+    part: &Value,
+    root: &Value,
+    rules: JsonRules,
+    field: &str,
+) -> Result<Value, ChatError> {
+    prepared(part, Some(root), rules, field)
+}
+
+fn prepared(
+    schema: &Value,
+    around: Option<&Value>,
+    rules: JsonRules,
+    field: &str,
+) -> Result<Value, ChatError> {
+    let root = around.unwrap_or(schema);
+    let mut walk = Walk {
+        rules,
+        field,
+        closes: !uses(root, "allOf", 0),
+        moved: Vec::new(),
+        is_part: around.is_some(),
+        root: root.clone(),
+    };
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(Map::new()),
         Value::Object(_) => schema.clone(),
         _ => return Err(ChatError::field(field, "a schema must be an object")),
-    };
-    let mut walk = Walk {
-        rules,
-        field,
-        closes: !uses(&schema, "allOf", 0),
-        moved: Vec::new(),
-        root: schema.clone(),
     };
     walk.schema(&mut schema, "#", 0)?;
     // What a reference names in a way the matcher cannot follow is put where it can; that may name more.
@@ -121,7 +143,9 @@ struct Walk<'a> {
     closes: bool,
     /// Pointers of what was moved, by their number.
     moved: Vec<String>,
+    /// Where references lead, and whether only a part of it is compiled, so that all they lead to is moved.
     root: Value,
+    is_part: bool,
 }
 
 impl Walk<'_> {
@@ -218,7 +242,8 @@ impl Walk<'_> {
             let message = format!("reference {reference:?} leads nowhere; it stands");
             return Err(self.refuse(path, &message));
         }
-        if pointer.is_empty() || !(pointer.contains('~') || reference.contains('%')) {
+        let is_plain = pointer.is_empty() || !(pointer.contains('~') || reference.contains('%'));
+        if is_plain && !self.is_part {
             return Ok(format!("#{pointer}"));
         }
         let known = self.moved.iter().position(|other| *other == pointer);
@@ -244,24 +269,4 @@ fn says_something(keyword: &str, value: &Value) -> bool {
         ("then" | "else" | "$dynamicAnchor" | "$recursiveAnchor", _) => false,
         _ => true,
     }
-}
-
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|d| std::str::from_utf8(d).ok());
-        let code = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (first, code) {
-            (b'%', Some(code)) => {
-                bytes.push(code);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }

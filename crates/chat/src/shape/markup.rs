@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::json::{JsonRules, prepare};
+use super::json::{JsonRules, prepare, prepare_part};
 use super::{CallMarkup, Shape, literal, pattern_literal};
 use crate::error::ChatError;
 use crate::template::CallFormat;
-use crate::tools::{Tool, ToolSet};
+use crate::tools::{Tool, ToolSet, target};
 
 /// What a request's calls stand under, in errors.
 const FIELD: &str = "tools";
@@ -155,8 +155,8 @@ impl Rules {
     }
 
     fn xml_call(&mut self, index: usize, tool: &Tool) -> Result<String, ChatError> {
-        let none = Map::new();
-        let root = tool.parameters.as_ref().and_then(Value::as_object);
+        let none = json!({});
+        let root = tool.parameters.as_ref().filter(|root| root.is_object());
         let root = root.unwrap_or(&none);
         let properties = root.get("properties").and_then(Value::as_object);
         let required: Vec<&str> = match root.get("required").and_then(Value::as_array) {
@@ -180,7 +180,7 @@ impl Rules {
         }
         let takes_any = properties.is_none_or(Map::is_empty)
             && match root.get("additionalProperties") {
-                None => !root.is_empty() && properties.is_none(),
+                None => *root != none && properties.is_none(),
                 Some(more) => *more != Value::Bool(false),
             };
         if takes_any {
@@ -199,7 +199,7 @@ impl Rules {
         &mut self,
         name: &str,
         schema: &Value,
-        root: &Map<String, Value>,
+        root: &Value,
         rules: JsonRules,
     ) -> Result<String, ChatError> {
         let schema = followed(schema, root);
@@ -215,18 +215,10 @@ impl Rules {
             };
             return Ok(self.text_value(&format!("{name}_text"), &body));
         }
-        let mut whole = match (schema, self.typing) {
-            (Value::Object(map), Typing::BySchema) => map.clone(),
-            _ => Map::new(),
+        let schema = match self.typing {
+            Typing::BySchema => prepare_part(schema, root, rules, FIELD)?,
+            Typing::Loose => prepare(&json!({}), rules, FIELD)?,
         };
-        if self.typing == Typing::BySchema {
-            for definitions in ["$defs", "definitions"] {
-                if let Some(given) = root.get(definitions) {
-                    whole.insert(definitions.to_owned(), given.clone());
-                }
-            }
-        }
-        let schema = prepare(&Value::Object(whole), rules, FIELD)?;
         Ok(format!("%json {schema} {end}"))
     }
 
@@ -261,22 +253,12 @@ impl Rules {
     }
 }
 
-/// The schema a reference to a definition stands for.
-fn followed<'a>(schema: &'a Value, root: &'a Map<String, Value>) -> &'a Value {
-    let mut schema = schema;
+/// The schema that a reference stands for.
+fn followed<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
     for _ in 0..8 {
         let reference = schema.get("$ref").and_then(Value::as_str);
-        let Some((holder, name)) = reference
-            .and_then(|reference| reference.strip_prefix("#/"))
-            .and_then(|path| path.split_once('/'))
-        else {
-            break;
-        };
-        match root
-            .get(holder)
-            .and_then(|definitions| definitions.get(name))
-        {
-            Some(target) => schema = target,
+        match reference.and_then(|reference| target(root, reference)) {
+            Some(led_to) => schema = led_to,
             None => break,
         }
     }
@@ -295,7 +277,7 @@ fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
 }
 
 /// Whether a value may be text, so that any text will do.
-fn may_be_text(schema: &Value, root: &Map<String, Value>, depth: usize) -> bool {
+fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
     let schema = followed(schema, root);
     let is_text = |name: &Value| name == "string";
     match schema.get("type") {

@@ -155,6 +155,28 @@ fn a_forced_call_is_typed_in_the_models_own_markup() {
 }
 
 #[test]
+fn references_in_a_parameter_lead_into_the_tools_whole_schema() {
+    let parameters = json!({"type": "object", "$defs": {"a/b": {"type": "integer"}}, "properties": {
+        "n": {"$ref": "#/$defs/a~1b"}, "m": {"$ref": "#/%24defs/a~1b"},
+        "inner": {"type": "array", "items": {"$ref": "#"}}, "like": {"$ref": "#/properties/inner"}}});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let asked = shape(
+        CallFormat::XmlParameters,
+        json!({"tools": tools, "tool_choice": "required"}),
+    );
+    let lark = asked.unwrap().lark;
+    let array = r##"%json {"type":"array","items":{"$ref":"#/$defs/moved-0"},"$defs":{"moved-0":{"type":"object","##;
+    for part in [
+        r#"value_0_0: "<parameter=n>\n" %json {"type":"integer","#,
+        r#"value_0_1: "<parameter=m>\n" %json {"type":"integer","#,
+        &format!("value_0_2: \"<parameter=inner>\\n\" {array}"),
+        &format!("value_0_3: \"<parameter=like>\\n\" {array}"),
+    ] {
+        assert!(lark.contains(part), "{part}\n{lark}");
+    }
+}
+
+#[test]
 fn only_what_asks_for_a_shape_has_one() {
     let xml = CallFormat::XmlParameters;
     assert_eq!(shape(xml, json!({})), None);

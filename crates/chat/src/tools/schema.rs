@@ -152,15 +152,38 @@ fn quoted(text: &str) -> String {
     out
 }
 
+/// The part of a schema that a reference in it leads to.
+pub(crate) fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    root.pointer(&percent_decoded(reference.strip_prefix('#')?))
+}
+
+/// The pointer in a reference's fragment.
+pub(crate) fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|d| std::str::from_utf8(d).ok());
+        let code = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match (first, code) {
+            (b'%', Some(code)) => {
+                bytes.push(code);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// The schema a reference stands for; references outside the document stand for nothing.
 fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a Value> {
     match schema.get("$ref").and_then(Value::as_str) {
         None => Some(schema),
         Some(_) if depth >= MAX_DEPTH => None,
-        Some(reference) => {
-            let target = root.pointer(reference.strip_prefix('#')?)?;
-            resolve(target, root, depth + 1)
-        }
+        Some(reference) => resolve(target(root, reference)?, root, depth + 1),
     }
 }
 

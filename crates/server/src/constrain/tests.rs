@@ -3,12 +3,12 @@ use std::path::Path;
 use chat::openai::request::ChatRequest;
 use chat::shape::CallMarkup;
 use chat::template::CallFormat;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
-/// The constraint of a reply that must be a call of a tool whose only argument is any text.
-fn call_with_text() -> (Arc<Tokenizer>, Constraints) {
+/// The constraint of a reply that must be a call of a tool with these parameters.
+fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
     let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
     let constrain = Constrain::new(
@@ -17,8 +17,6 @@ fn call_with_text() -> (Arc<Tokenizer>, Constraints) {
         tokenizer.n_tokens(),
         &ReasoningDefaults::default(),
     );
-    let parameters =
-        json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]});
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "parallel_tool_calls": false,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]});
     let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
@@ -29,6 +27,17 @@ fn call_with_text() -> (Arc<Tokenizer>, Constraints) {
     let shape = request.shape(markup).unwrap().unwrap();
     let grammar = constrain.compile(&shape).unwrap();
     (tokenizer, constrain.text(grammar))
+}
+
+/// Numbers below what is asked for, always the same ones.
+fn dice() -> impl FnMut(usize) -> usize {
+    let mut state = 7_u64;
+    move |n| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % n
+    }
 }
 
 /// Whether a reply may be `text` and end there, written in allowed words that `dice` picks.
@@ -85,14 +94,10 @@ fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
         "<parameter=s>\n",
         END,
     ];
-    let (tokenizer, constraints) = call_with_text();
-    let mut state = 7_u64;
-    let mut dice = |n: usize| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % n
-    };
+    let (tokenizer, constraints) = call_with(
+        &json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}),
+    );
+    let mut dice = dice();
     let (mut whole, mut cut) = (0, 0);
     for _ in 0..300 {
         let text: String = (0..dice(9)).map(|_| PIECES[dice(PIECES.len())]).collect();
@@ -108,4 +113,26 @@ fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
         }
     }
     assert!(whole > 50 && cut > 50, "{whole} {cut}");
+}
+
+#[test]
+fn a_reference_in_a_parameter_means_a_part_of_all_parameters() {
+    let (tokenizer, constraints) = call_with(&json!({
+        "type": "object", "$defs": {"a/b": {"type": "integer"}}, "required": ["one", "inner"],
+        "properties": {"one": {"$ref": "#/$defs/a~1b"}, "inner": {"type": "array", "items": {"$ref": "#"}}}
+    }));
+    let mut dice = dice();
+    for (one, inner, expected) in [
+        ("5", "[]", true),
+        ("five", "[]", false),
+        ("5", "[[]]", false),
+        ("5", r#"[{"one": 6, "inner": []}]"#, true),
+        ("5", r#"[{"one": "6", "inner": []}]"#, false),
+    ] {
+        let reply = format!(
+            "<tool_call>\n<function=f>\n<parameter=one>\n{one}\n</parameter>\n<parameter=inner>\n{inner}\n</parameter>\n</function>\n</tool_call>"
+        );
+        let said = may_be_said(&tokenizer, &mut *constraints.begin(0), &reply, &mut dice);
+        assert_eq!(said, expected, "{one} {inner}");
+    }
 }
