@@ -65,9 +65,6 @@ fn unsupported(plan: &OpenPlan, part: &str) {
 #[test]
 fn what_the_card_cannot_run_is_refused_by_name_before_anything_is_loaded() {
     let mut wrong = plan();
-    wrong.kv.v = KvFormat::Q5_1;
-    unsupported(&wrong, "storing values as q5_1");
-    let mut wrong = plan();
     wrong.limits.sequences = 0;
     unsupported(&wrong, "a limit of 0");
     let mut wrong = plan();

@@ -479,7 +479,7 @@ mod tests {
         // 1,000 bytes are 29,412 tokens of q8_0, and 55,555 of q4_0.
         check(17_000, Q4_0, 55_552);
         // Less than enough with each: the type with the longest.
-        check(16_200, Tq3_0, 14_080);
+        check(16_200, Tq3_0, 14_336);
         assert!(picked(&CARD_KV, None, 16_001).is_err());
     }
 

@@ -176,7 +176,14 @@ fn a_dry_run_prints_the_plan_and_starts_nothing() {
         "{}",
         done.out
     );
-    assert_eq!(done.out.lines().count(), 3, "{}", done.out);
+    // And why these types of keys and values, and this context.
+    assert!(
+        done.out
+            .contains("keys and values f16: the default here; context of 2048: as asked"),
+        "{}",
+        done.out
+    );
+    assert_eq!(done.out.lines().count(), 4, "{}", done.out);
 }
 
 #[test]

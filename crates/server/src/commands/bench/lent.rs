@@ -132,11 +132,11 @@ impl MadeUp {
         grow(soil, shape).weights.iter().map(|w| w.exp()).sum()
     }
 
-    /// The chance of a candidate: each next one has half of what is left.
+    /// The chance of a candidate: each next one has half of what is left, or of the best one's, whichever is less.
     fn chance(&self, rank: usize) -> f64 {
         match rank {
             0 => self.right,
-            _ => (1.0 - self.right) * 0.5_f64.powi(rank as i32),
+            _ => self.right.min(1.0 - self.right) * 0.5_f64.powi(rank as i32),
         }
     }
 
