@@ -1,6 +1,6 @@
 //! What it takes to hold a reply to a grammar: the time in which the engine thread finds out which tokens may come.
 //!
-//!   cargo run --release -p benches --bin masks -- VOCABULARY.gguf [REQUESTS [TOKENS]]
+//! `cargo run --release -p benches --bin masks -- VOCABULARY.gguf [REQUESTS [TOKENS]]`
 //!
 //! The file needs a vocabulary and nothing else; words of two of its words are added until it has TOKENS (248,320).
 //! Each case is a request and a reply to it; the reply is followed token
