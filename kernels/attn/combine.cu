@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
     if (row >= step->rows) return;
 #if SPLITS > 1
-    const int n = splits_of(span_of(step->tree[step->tree_of[row]]));
+    const int n = splits_of(span_of(view_of(step, step->tree_of[row])));
 #else
     const int n = 1;
 #endif

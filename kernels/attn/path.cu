@@ -26,10 +26,12 @@ extern "C" __global__ void __launch_bounds__(256) attn_path(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     pdl_wait();
     if (row >= step->rows) return;
-    const Tree tree = step->tree[step->tree_of[row]];
+    const View tree = view_of(step, step->tree_of[row]);
     const int node = row - tree.first, at = step->position[row];
     const u64 nodes = seen_nodes(step, tree, node);
-    const int begin = WINDOW && at >= WINDOW ? min(at - WINDOW + 1, tree.committed) : 0;
+    const int near = WINDOW && at >= tree.window ? min(at - tree.window + 1, tree.committed) : 0;
+    // Sinks that stand before the window are counted just before it.
+    const int begin = WINDOW < 0 ? near - min(near, tree.sinks) : near;
     const int count = tree.committed - begin + __popcll(nodes);
     for (int i = threadIdx.x; i < DIM; i += 256) query[i] = q[((size_t)row * HEADS + head) * Q_STRIDE + i];
 
@@ -41,7 +43,9 @@ extern "C" __global__ void __launch_bounds__(256) attn_path(
         __syncthreads();
         if (threadIdx.x < n) {
             int key = begin + from + threadIdx.x;
-            if (key >= tree.committed) {
+            if (WINDOW < 0 && key < near) {
+                key -= begin;
+            } else if (key >= tree.committed) {
                 // The (key - committed)-th node of the path.
                 u64 left = nodes;
                 for (int skip = key - tree.committed; skip; skip--) left &= left - 1;

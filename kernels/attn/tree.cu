@@ -83,18 +83,18 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
     int work = 0;
 #pragma unroll 1
     for (int i = 0; i < trees; i++) {
-        const Tree own = step->tree[i];
+        const View own = view_of(step, i);
         work += splits_of(span_of(own)) * m_tiles(own);
     }
     const int per_item = max(1, min(MT, (work * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
     bool waited = false;
     for (int next = blockIdx.x;; next += gridDim.x) {
         int item = next, which = 0, parts = 0;
-        Tree tree;
+        View tree;
         Span span;
 #pragma unroll 1
         for (; which < trees; which++) {
-            tree = step->tree[which];
+            tree = view_of(step, which);
             span = span_of(tree);
             parts = (m_tiles(tree) + per_item - 1) / per_item;
             const int items = splits_of(span) * KV_HEADS * parts;
@@ -117,11 +117,11 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
         const int halves = (end - begin + TILE - 1) / TILE * 2;
         auto load = [&](int h) {
             if (h < halves) {
-                const int position = begin + h / 2 * TILE;
+                const int key = begin + h / 2 * TILE, position = position_of(key, span.begin, span.near);
                 const size_t row = kv_row(pages, tree.slot, position, KV_HEADS, kv_head);
                 const u32 to = ring + h % RING * SLOT_BYTES;
                 // Nobody sees what is older than the window; it may never have been written.
-                const int low = WINDOW ? tree.committed - WINDOW + 1 - position : 0, high = span.end - position;
+                const int low = WINDOW > 0 ? tree.committed - WINDOW + 1 - position : 0, high = span.end - position;
                 if (h % 2 == 0)
                     tile_load<K_FORMAT, K_STRIDE>(to, keys, row, low, high);
                 else
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
         float s[QK_TILES][KEY_TILES][4];
         // ---- scores of tile `j`, and their maxima ----
         auto score = [&](int j) {
-            const int position = begin + j * TILE;
+            const int position = position_of(begin + j * TILE, span.begin, span.near);
             const u32 tile = ring + 2 * j % RING * SLOT_BYTES;
 #pragma unroll
             for (int i = 0; i < QK_TILES; i++)
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
                     }
                 }
             }
-            const bool masked = position + TILE > tree.committed || (WINDOW && position < tree.committed + STEP_ROWS - WINDOW);
+            const bool masked = position + TILE > tree.committed || (WINDOW && position < tree.committed + STEP_ROWS - tree.window);
 #pragma unroll
             for (int i = 0; i < QK_TILES; i++) {
                 const int m = qk_part + i * QK_PARTS;
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
                             u32 seen = ~0u;
                             if (row < m_rows) {
                                 const int node = (m_first + row) / GROUP_SIZE;
-                                seen = u32(seen_keys(position, tree.committed, stats.seen[node], stats.at[node]) >>
+                                seen = u32(seen_keys(position, tree, stats.seen[node], stats.at[node]) >>
                                            (key_warp * KEY_TILES * 8 + 2 * t));
                             }
 #pragma unroll

@@ -24,8 +24,9 @@ struct Nodes {
 
 // A split of a tree's keys for one key head and a part of the rows of M.
 struct Item {
-    Tree tree;
-    int begin, end;   // keys
+    View tree;
+    int begin, end;   // keys, counted as span_of counts them
+    int first, near;  // the span's
     int kv_head, split, m_first;
     int queries;      // the same for items with the same queries
 };
@@ -35,7 +36,7 @@ __device__ __forceinline__ Item item_of(const Step* step, int index) {
     Item item;
 #pragma unroll 1
     for (int which = 0;; which++) {
-        item.tree = step->tree[which];
+        item.tree = view_of(step, which);
         const Span span = span_of(item.tree);
         const int splits = splits_of(span), parts = (item.tree.nodes * GROUP_SIZE + COLUMNS - 1) / COLUMNS;
         const int items = splits * KV_HEADS * parts;
@@ -46,6 +47,7 @@ __device__ __forceinline__ Item item_of(const Step* step, int index) {
             item.m_first = pair / KV_HEADS * COLUMNS;
             item.begin = span.begin + item.split * span.chunk;
             item.end = min(item.begin + span.chunk, span.end);
+            item.first = span.begin, item.near = span.near;
             item.queries = which << 16 | pair;
             return item;
         }
@@ -63,8 +65,8 @@ __device__ __forceinline__ Rows rows_of(const Item& item, int pass, const Pages&
     Rows rows;
 #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
-        const int position = item.begin + pass * PASS + tile * TILE;
-        rows.of[tile] = position < item.end ? (u32)kv_row(pages, item.tree.slot, position, KV_HEADS, item.kv_head) : 0;
+        const int key = item.begin + pass * PASS + tile * TILE, position = position_of(key, item.first, item.near);
+        rows.of[tile] = key < item.end ? (u32)kv_row(pages, item.tree.slot, position, KV_HEADS, item.kv_head) : 0;
     }
     return rows;
 }
@@ -79,7 +81,7 @@ __device__ __forceinline__ void load(const Item& item, int h, Rows& rows, const 
         for (int tile = 0; tile < 2; tile++) {
             const int position = first + tile * TILE;
             // Nobody sees what is older than the window; it may never have been written.
-            const int low = WINDOW ? item.tree.committed - WINDOW + 1 - position : 0, high = item.end - position;
+            const int low = WINDOW > 0 ? item.tree.committed - WINDOW + 1 - position : 0, high = item.end - position;
             const u32 slot = ring + h % RING * SLOT_BYTES;
             if (h % 2 == 0)
                 tile_load<K_FORMAT, K_STRIDE>(slot + tile * K_TILE_BYTES, keys, rows.of[tile], low, high);
@@ -104,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1) attn_tree(
     int total = 0;
 #pragma unroll 1
     for (int i = 0; i < step->trees; i++) {
-        const Tree tree = step->tree[i];
+        const View tree = view_of(step, i);
         total += splits_of(span_of(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + COLUMNS - 1) / COLUMNS);
     }
     int next = (int)((i64)blockIdx.x * total / gridDim.x);
@@ -153,16 +155,16 @@ extern "C" __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1) attn_tree(
             __syncthreads();
             load(item, 2 * j + RING - 1, ahead, keys, values, pages, ring);
             score_tile(scores, ring + 2 * j % RING * SLOT_BYTES + group * K_TILE_BYTES, queries);
-            const int position = item.begin + j * PASS + group * TILE;
-            if (position + TILE > min(item.tree.committed, item.end) ||
-                (WINDOW && position < item.tree.committed + STEP_ROWS - WINDOW)) {
+            const int key = item.begin + j * PASS + group * TILE, position = position_of(key, item.first, item.near);
+            if (key + TILE > min(item.tree.committed, item.end) ||
+                (WINDOW && position < item.tree.committed + STEP_ROWS - item.tree.window)) {
 #pragma unroll
                 for (int n = 0; n < NT; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const int column = 8 * n + 2 * t + e, node = min((item.m_first + column) / GROUP_SIZE, item.tree.nodes - 1);
                         const u64 seen =
-                            position < item.end ? seen_keys(position, item.tree.committed, nodes.seen[node], nodes.at[node]) : 0;
+                            key < item.end ? seen_keys(position, item.tree, nodes.seen[node], nodes.at[node]) : 0;
                         const u32 mine = u32(seen >> (warp % 4 * 16 + g));
                         if (!(mine & 1)) scores[4 * n + e] = -INF;
                         if (!(mine >> 8 & 1)) scores[4 * n + 2 + e] = -INF;

@@ -33,6 +33,9 @@ struct Step {
     int depth[STEP_ROWS];      // 0 for a root
     unsigned long long ancestors[STEP_ROWS];  // bit j: row tree.first + j is an ancestor or the row itself
     int asked_row[STEP_ROWS];  // rows the head computes, in order
+    // Read only by kernels for windows that differ from tree to tree.
+    int window[STEP_TREES];    // committed keys at k are seen from q while q - k < window; 2^30 for all
+    int sinks[STEP_TREES];     // committed keys before this position are seen whatever the window
 };
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.

@@ -27,6 +27,7 @@ pub mod spec;
 pub mod tree;
 pub mod vocab;
 pub mod weights;
+pub mod window;
 
 pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
@@ -47,3 +48,4 @@ pub use spec::{
 pub use tree::{Path, Tree, TreeError};
 pub use vocab::{PreTokenizer, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};
+pub use window::Window;

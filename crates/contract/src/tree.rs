@@ -1,6 +1,6 @@
 //! The draft tree and a path through it.
 
-use crate::{NodeIdx, TokenId};
+use crate::{NodeIdx, TokenId, Window};
 
 /// A draft tree in an order where every parent stands before its children.
 ///
@@ -17,6 +17,7 @@ pub struct Tree {
     depths: Vec<u16>,
     /// Bit `j` of entry `i` is set when node `j` is node `i` or one of its ancestors.
     ancestors: Vec<u64>,
+    window: Window,
 }
 
 /// Why a tree or a path was refused.
@@ -72,7 +73,19 @@ impl Tree {
             parents: Vec::new(),
             depths: vec![0],
             ancestors: vec![1],
+            window: Window::FULL,
         }
+    }
+
+    /// The same tree, seeing the committed context through `window`.
+    pub fn seen_through(mut self, window: Window) -> Tree {
+        self.window = window;
+        self
+    }
+
+    /// What of the committed context its nodes see; everything, unless [`Tree::seen_through`] said otherwise.
+    pub fn window(&self) -> Window {
+        self.window
     }
 
     /// Checks order and size once, so that nobody downstream has to.

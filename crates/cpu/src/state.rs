@@ -221,7 +221,11 @@ impl KvShape {
 }
 
 impl KvCache {
-    fn new(spec: &AttentionSpec, (kv, turn): (KvFormats, bool), slots: usize) -> KvCache {
+    pub(crate) fn new(
+        spec: &AttentionSpec,
+        (kv, turn): (KvFormats, bool),
+        slots: usize,
+    ) -> KvCache {
         let shape = KvShape::new(spec, kv, turn);
         KvCache {
             keys: vec![0; slots * shape.k_bytes()],

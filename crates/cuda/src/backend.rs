@@ -44,6 +44,8 @@ pub struct Options {
     pub poison: bool,
     /// Give pages of keys and values out in a scattered order, for tests.
     pub scatter: bool,
+    /// Compile attention so that trees may have windows ([`contract::Window`]); without, a tree with one is refused.
+    pub windows: bool,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,
     /// How kernels are compiled.
@@ -77,14 +79,14 @@ fn at_open(lazy: bool) -> &'static [Owner] {
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, card: &Card, bases: [u64; 5]) -> Layout {
+    fn new(plan: &OpenPlan, (card, windows): (&Card, bool), bases: [u64; 5]) -> Layout {
         let [mut weights, mut kv, mut states, mut scratch, mut draft] = bases.map(Carver::new);
         let spec = plan.draft.as_ref().map(|draft| &*draft.spec);
         let placed = Weights::new(&plan.target, &mut weights, spec, &mut draft);
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
         let facts = Facts {
-            card: limits(card, plan.exact),
+            card: limits(card, (plan.exact, windows)),
             warpgroups: card.capability == (9, 0),
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
@@ -119,13 +121,14 @@ impl Layout {
 }
 
 /// What launches need to know of a card.
-fn limits(card: &Card, path_order: bool) -> Limits {
+fn limits(card: &Card, (path_order, windows): (bool, bool)) -> Limits {
     let known = SHARED_BYTES.iter().find(|(cc, _)| *cc == card.capability);
     Limits {
         multiprocessors: card.multiprocessors as usize,
         shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
         warpgroups: card.capability == (9, 0),
         path_order,
+        windows,
     }
 }
 
@@ -170,6 +173,10 @@ impl CudaBackend {
         }
     }
 
+    fn layout(&self, plan: &OpenPlan, bases: [u64; 5]) -> Layout {
+        Layout::new(plan, (&self.card, self.options.windows), bases)
+    }
+
     fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
         if !self.card.runs_kernels() {
             let (major, minor) = self.card.capability;
@@ -180,7 +187,8 @@ impl CudaBackend {
             });
         }
         check::plan(plan, &self.name())?;
-        check::room_for_products(plan, limits(&self.card, plan.exact), &self.name())
+        let card = limits(&self.card, (plan.exact, self.options.windows));
+        check::room_for_products(plan, card, &self.name())
     }
 
     /// Everything that is compiled to run a plan, for filling a cache ahead of time.
@@ -189,7 +197,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
     pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
         self.checked(plan)?;
-        Ok(Layout::new(plan, &self.card, [0; 5]).plans.units())
+        Ok(self.layout(plan, [0; 5]).plans.units())
     }
 
     /// Opens a runner by its own type, so that tests can look inside.
@@ -199,7 +207,7 @@ impl CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&plan)?;
-        let planned = Layout::new(&plan, &self.card, [0; 5]);
+        let planned = self.layout(&plan, [0; 5]);
         let memory = planned.memory();
         let gpu = Gpu::open(self.card.ordinal)?;
         let free = gpu.memory()?.0;
@@ -210,9 +218,7 @@ impl CudaBackend {
         let with_context = |context: usize| {
             let mut other = plan.clone();
             other.limits.context = context;
-            Layout::new(&other, &self.card, [0; 5])
-                .memory()
-                .total_bytes()
+            self.layout(&other, [0; 5]).memory().total_bytes()
         };
         let context = plan.limits.context;
         allowance.require(&memory, context, &self.name(), with_context)?;
@@ -224,7 +230,7 @@ impl CudaBackend {
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
         let regions = Regions::new(&gpu, planned.sizes, byte)?;
-        let layout = Layout::new(&plan, &self.card, regions.bases());
+        let layout = self.layout(&plan, regions.bases());
         let sources = Sources {
             target: &*plan.weights,
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
@@ -272,7 +278,7 @@ impl CudaBackend {
             block: draft.spec.block,
             mask: draft.spec.mask,
         });
-        let mut runner = CudaRunner::new(info, engine, draft, self.options.scatter);
+        let mut runner = CudaRunner::new(info, engine, draft, &self.options);
         if let Some(draft) = plan.draft.filter(|_| layout.lazy) {
             let (source, name) = (draft.weights, &draft.spec.name);
             runner.load_later(LazyDraft::new(layout.weights, source, name));
@@ -297,7 +303,7 @@ impl Backend for CudaBackend {
 
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
         self.checked(plan)?;
-        Ok(Layout::new(plan, &self.card, [0; 5]).memory())
+        Ok(self.layout(plan, [0; 5]).memory())
     }
 
     fn open(

@@ -11,6 +11,7 @@ use contract::{
     Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
 };
 
+use crate::backend::Options;
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::host::HostPool;
@@ -42,6 +43,8 @@ pub(crate) struct CudaRunner {
     host: Arc<HostPool>,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
+    /// Whether trees may have windows.
+    windows: bool,
     /// The first fault of the card. Nothing runs after it.
     fault: Option<(&'static str, String)>,
 }
@@ -84,13 +87,14 @@ impl Timeline for Sequence {
 }
 
 impl CudaRunner {
-    /// A runner with nothing open. Pages are given out one after another, or `scattered` all over the cache.
+    /// A runner with nothing open. Pages are given out one after another, or scattered all over the cache.
     pub(crate) fn new(
         info: RunnerInfo,
         engine: Engine,
         draft: Option<DraftFacts>,
-        scattered: bool,
+        options: &Options,
     ) -> CudaRunner {
+        let scattered = options.scatter;
         let slots = engine.state().slots;
         let n = slots.n * slots.pages;
         // A step that has no divisor in common with the number of pages comes to each of them once.
@@ -114,6 +118,7 @@ impl CudaRunner {
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
+            windows: options.windows,
             fault: None,
         }
     }
@@ -422,6 +427,10 @@ impl Runner for CudaRunner {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
         self.loaded()?;
         self.protocol().verify(items)?;
+        if !self.windows && items.iter().any(|item| !item.tree.window().is_full()) {
+            let detail = "the card was opened without windows".to_owned();
+            return Err(misuse("verify", detail));
+        }
         for item in items {
             let position = self.sequence(item.seq)?.position;
             self.give_pages(item.seq, position + item.tree.len())?;

@@ -9,6 +9,8 @@ use contract::{NodeIdx, TokenId, Tree};
 pub(crate) const ROWS: usize = 64;
 /// Trees of one step.
 pub(crate) const TREES: usize = 4;
+/// The window of a tree that sees everything; added to a position it is still below 2^31.
+const ALL: i32 = 1 << 30;
 /// Padded row counts that plans are built for.
 pub(crate) const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
 
@@ -46,6 +48,10 @@ pub(crate) struct Step {
     pub(crate) depth: [i32; ROWS],
     pub(crate) ancestors: [u64; ROWS],
     pub(crate) asked_row: [i32; ROWS],
+    /// A committed key at `k` is seen from `q` while `q - k` is less; [`ALL`] for no window.
+    pub(crate) window: [i32; TREES],
+    /// Committed keys before this position are seen whatever the window.
+    pub(crate) sinks: [i32; TREES],
 }
 
 /// What stands before the tokens of a chunk.
@@ -101,6 +107,8 @@ impl Step {
             depth: [0; ROWS],
             ancestors: [0; ROWS],
             asked_row: [0; ROWS],
+            window: [ALL; TREES],
+            sinks: [0; TREES],
         }
     }
 
@@ -114,6 +122,12 @@ impl Step {
             first: self.rows,
             nodes: int(tree.len()),
         };
+        let window = tree.window();
+        self.window[index] = match window.is_full() {
+            true => ALL,
+            false => ALL.min(int(window.tokens() + 1)),
+        };
+        self.sinks[index] = int(window.sinks());
         for node in tree.nodes() {
             let row = first + node.index();
             self.token[row] = int(tree.token(node).index());
@@ -237,7 +251,8 @@ mod tests {
         assert_eq!(offset_of!(Step, token), 80);
         assert_eq!(offset_of!(Step, ancestors), 80 + 5 * 256);
         assert_eq!(offset_of!(Step, asked_row), 1360 + 512);
-        assert_eq!(size_of::<Step>(), 2128);
+        assert_eq!(offset_of!(Step, window), 2128);
+        assert_eq!(size_of::<Step>(), 2160);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
         assert_eq!(size_of::<Commit>(), 16 + 4 * 272);

@@ -9,6 +9,7 @@ mod step_world;
 use attention_world::{Inputs, World, codecs, codes_apart, join, shape, shapes, split};
 use card::{Random, close, poisoned, same_bits};
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
+use contract::Window;
 use cuda::driver::Buffer;
 use cuda::launch::attention::{Card, Mask, Positions, Shape, combine, compact, prepare, tree};
 use cuda::launch::draft;
@@ -361,6 +362,57 @@ fn windows_and_blocks_equal_the_reference() {
                     placed(0, committed + 7, chain(16)),
                 ];
                 check(&gpu, &mut random, shape, &block);
+            }
+        }
+    }
+}
+
+#[test]
+fn each_tree_sees_through_its_own_window() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(7);
+    for format in [F32, F16, Q8_0, Q4_0, Tq3_0] {
+        for heads in [(24, 4, 256, 64), (4, 2, 64, 16)] {
+            let shape = shape(heads, true, true, format, format);
+            if format == Tq3_0 && shape.head_dim < 128 {
+                continue;
+            }
+            let mut trees = vec![
+                placed(0, 700, random_tree(&mut random, 24)),
+                placed(1, 333, chain(33)),
+                placed(2, 1200, chain(1)),
+            ];
+            let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
+            let mut world = World::new(&gpu, &mut random, shape, 3, most);
+            for tree in &trees {
+                world.commit_random(&mut random, tree.slot, 0..tree.committed);
+            }
+            world.upload(&gpu);
+            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+            for card in cards(&world) {
+                world.card = card;
+                let full = pass(&gpu, &world, &trees, &inputs, 64);
+                world.card.windows = true;
+                for windows in [
+                    [(64, 0), (64, 0), (64, 0)],
+                    [(65, 5), (200, 64), (0, 0)],
+                    [(130, 4), (270, 100), (100, 700)],
+                    [(333, 333), (64, 1), (1135, 1)],
+                ] {
+                    for (tree, (tokens, sinks)) in trees.iter_mut().zip(windows) {
+                        let window = Window::new(tokens, sinks);
+                        tree.tree = tree.tree.clone().seen_through(window);
+                    }
+                    check_on(&gpu, &mut world, &trees, &inputs);
+                }
+                // Windows that hide nothing are none, to the bit.
+                for wide in [Window::FULL, Window::new(1300, 0), Window::new(1300, 9)] {
+                    for tree in &mut trees {
+                        tree.tree = tree.tree.clone().seen_through(wide);
+                    }
+                    let found = pass(&gpu, &world, &trees, &inputs, 64);
+                    same_bits("rows", &found.out, &full.out);
+                }
             }
         }
     }

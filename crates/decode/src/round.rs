@@ -233,7 +233,8 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
         Err(lost @ DeviceError::Lost { .. }) => Err(lost),
         Err(error) => match items {
             [item] if item.tree.len() > 1 && matches!(error, DeviceError::NoRoom { .. }) => {
-                item.tree = Tree::root(item.tree.tokens()[0]);
+                let window = item.tree.window();
+                item.tree = Tree::root(item.tree.tokens()[0]).seen_through(window);
                 item.asks.truncate(1);
                 item.plans.truncate(1);
                 verify(runner, items)

@@ -87,6 +87,7 @@ impl Running {
             bounds: self.bounds.clone(),
             constraint: self.settings.constraints.as_ref().map(|c| c.begin(choice)),
             speculate: self.settings.speculate,
+            window: self.settings.window,
             doubt: Doubt::default(),
             stats: self.blank_stats(),
         }

@@ -1,6 +1,6 @@
 //! One continuation of one prompt on the device.
 
-use contract::{Ask, NodeIdx, SeqId, TokenId, Tree};
+use contract::{Ask, NodeIdx, SeqId, TokenId, Tree, Window};
 
 use crate::constraint::Constraint;
 use crate::doubt::Doubt;
@@ -36,6 +36,8 @@ pub(crate) struct Sequence {
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Whether tokens may be drafted for it.
     pub(crate) speculate: bool,
+    /// What of its context it sees while it speaks.
+    pub(crate) window: Window,
     /// How unexpected its last tokens were.
     pub(crate) doubt: Doubt,
     /// What it has taken so far.
@@ -175,7 +177,7 @@ impl Sequence {
             }
             places.push(place);
         }
-        (kept, plans)
+        (kept.seen_through(self.window), plans)
     }
 
     /// Takes chosen tokens into the history.

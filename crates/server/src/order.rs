@@ -1,7 +1,7 @@
 //! From the fields of a request to what the scheduler is told.
 
 use chat::openai::request::{RepWindow, SamplingFields};
-use contract::TokenId;
+use contract::{TokenId, Window};
 use decode::{Sampling, Settings};
 
 use crate::error::ApiError;
@@ -74,6 +74,7 @@ pub fn settings(
         logprobs: None,
         prompt_logprobs: None,
         speculate: !fields.plain,
+        window: Window::FULL,
         constraints: None,
         session: None,
         use_saved: true,

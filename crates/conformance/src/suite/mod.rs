@@ -11,6 +11,7 @@ mod rows;
 mod snapshot;
 mod stand;
 mod tree;
+mod window;
 
 use contract::{Backend, DeviceError, KvFormats, Limits, OpenPlan, TreeError};
 
@@ -175,6 +176,32 @@ pub const LAWS: [(&str, Law); 24] = [
         calls::the_last_token_is_the_last,
     ),
 ];
+
+/// Laws of windows, for a device that was told to have them.
+pub const WINDOW_LAWS: [(&str, Law); 4] = [
+    (
+        "a window that hides nothing is none",
+        window::a_wide_window_is_none,
+    ),
+    (
+        "through a window a node hears what its path would",
+        window::a_node_hears_its_path,
+    ),
+    (
+        "a window is a way of reading",
+        window::a_window_is_a_way_of_reading,
+    ),
+    (
+        "windows of a batch do not mix",
+        window::windows_of_a_batch_do_not_mix,
+    ),
+];
+
+/// Tries every law of windows, and tells of all that do not hold.
+pub fn window_breaches(subject: &Subject<'_>) -> Vec<Breach> {
+    let kept = WINDOW_LAWS.into_iter().map(|law| keep(subject, law));
+    kept.filter_map(Result::err).collect()
+}
 
 /// Keeps every law, and tells of the first that does not hold.
 pub fn run(subject: &Subject<'_>) -> Result<(), Breach> {

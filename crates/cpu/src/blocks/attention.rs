@@ -1,7 +1,9 @@
 //! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output projection.
 
+use std::ops::Range;
+
 use contract::quant::turn;
-use contract::{AttentionSpec, KvFormat, NodeIdx, OutputGate};
+use contract::{AttentionSpec, KvFormat, NodeIdx, OutputGate, Window};
 
 use crate::blocks::softmax::{BLOCK, Running};
 use crate::forward::{Angles, Arena, Compute, Share, Work, angles_of};
@@ -51,7 +53,7 @@ pub(crate) fn mix(
     };
     store(compute, weights, shares, rows);
     let heads = &mut parts.heads[..n_rows * spec.n_heads * spec.head_dim];
-    attend(compute, weights, shares, q, heads);
+    attend(compute, &weights.spec, shares, q, heads);
     let update = &mut parts.update[..n_rows * weights.o.rows()];
     weights.o.apply(compute.pool, heads, n_rows, update);
 }
@@ -182,13 +184,13 @@ struct Tile<'a> {
 /// `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
 fn attend(
     compute: Compute<'_>,
-    weights: &Attention,
+    spec: &AttentionSpec,
     shares: &[Share<'_, KvCache>],
     q: &[f32],
     mut out: &mut [f32],
 ) {
-    let spec = &weights.spec;
-    let (q_width, out_width) = (weights.q.rows(), spec.n_heads * spec.head_dim);
+    let q_width = spec.n_heads * q_stride(spec);
+    let out_width = spec.n_heads * spec.head_dim;
     let mut items = Vec::new();
     for share in shares {
         let cache = &*share.state;
@@ -211,6 +213,7 @@ fn attend(
                         kv_head: head / group,
                         committed: share.position,
                         path: plan.path(node),
+                        window: plan.tree.window(),
                     };
                     items.push(Item::Node(Node { keys, q, out }));
                 }
@@ -260,12 +263,19 @@ pub(super) struct Keys<'a> {
     pub(super) committed: usize,
     /// Nodes after them, each stored as many slots after the committed ones as its index says.
     pub(super) path: &'a [NodeIdx],
+    /// What of the committed ones the last node of the path sees.
+    pub(super) window: Window,
 }
 
 impl<'a> Keys<'a> {
     /// How many keys there are.
     pub(super) fn n(&self) -> usize {
         self.committed + self.path.len()
+    }
+
+    /// Positions whose keys the last of them does not see, all of them committed.
+    pub(super) fn hidden(&self) -> Range<usize> {
+        self.window.hidden(self.n().saturating_sub(1))
     }
 
     /// Where the key of position `at` is stored.
@@ -324,11 +334,20 @@ fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
         let values = take(&mut scratch, BLOCK * dim);
         let scores = take(&mut scratch, heads * BLOCK);
         let mut running = Running::new(take(&mut scratch, 2 * heads), out);
+        let hidden = keys.hidden();
         for begin in (0..keys.n()).step_by(BLOCK) {
             let n = BLOCK.min(keys.n() - begin);
+            if hidden.start <= begin && begin + n <= hidden.end {
+                continue;
+            }
             let scores = &mut scores[..heads * n];
             let values = &mut values[..n * dim];
             for (i, value) in values.chunks_exact_mut(dim).enumerate() {
+                if hidden.contains(&(begin + i)) {
+                    value.fill(0.0);
+                    (0..heads).for_each(|head| scores[head * n + i] = f32::NEG_INFINITY);
+                    continue;
+                }
                 let slot = keys.slot(begin + i);
                 let key = keys.key(slot);
                 for (head, q) in q.chunks_exact(stride).enumerate() {
@@ -387,6 +406,7 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
                 kv_head,
                 committed: first_position + n_rows,
                 path: &[],
+                window: Window::FULL,
             };
             for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
                 let at = (i / group) * q_width + (kv_head * group + i % group) * stride;
@@ -467,3 +487,6 @@ pub(super) fn dot_of(kernels: &Kernels, codec: Codec) -> fn(&[f32], &[u8]) -> f3
         KvFormat::Tq3_0 => |query, key| kv::dot(KvFormat::Tq3_0, query, key),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 //! see. Each node gets the bits that it gets alone ([`super::attention`]): keys come in path order, in blocks at
 //! absolute positions.
 
+use std::ops::Range;
+
 use contract::{AttentionSpec, KvFormat, OutputGate};
 
 use super::attention::{Keys, decode_of, dot_of, q_stride, turn_back};
@@ -90,15 +92,33 @@ fn attend_group(
         kv_head,
         committed: nodes.committed,
         path: nodes.plan.path(nodes.first_node + node),
+        window: nodes.plan.tree.window(),
     };
     let committed = keys(0);
+    let hidden: Vec<Range<usize>> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
+    // What the root does not see, no node sees.
+    let nobody = nodes.plan.tree.window().hidden(nodes.committed);
+    let hide = |scores: &mut [f32], at: usize, i: usize| {
+        for (node, hidden) in hidden.iter().enumerate() {
+            if hidden.contains(&at) {
+                let heads = scores.chunks_exact_mut(BLOCK).skip(node * group);
+                heads
+                    .take(group)
+                    .for_each(|scores| scores[i] = f32::NEG_INFINITY);
+            }
+        }
+    };
     let shared = nodes.committed / BLOCK * BLOCK;
     for begin in (0..shared).step_by(BLOCK) {
+        if nobody.start <= begin && begin + BLOCK <= nobody.end {
+            continue;
+        }
         for (i, value) in values.chunks_exact_mut(dim).enumerate() {
             dots_of(kernels, shape.k, queries, committed.key(begin + i), dots);
             for (head, dot) in dots.iter().enumerate() {
                 scores[head * BLOCK + i] = dot * spec.scale;
             }
+            hide(scores, begin + i, i);
             decode(committed.value(begin + i), value);
         }
         running.absorb(kernels, scores, values, BLOCK);
@@ -110,6 +130,7 @@ fn attend_group(
         for (head, dot) in dots.iter().enumerate() {
             scores[head * BLOCK + i] = dot * spec.scale;
         }
+        hide(scores, shared + i, i);
         decode(committed.value(shared + i), value);
     }
     let mut own = vec![0.0; group];

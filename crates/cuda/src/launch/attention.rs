@@ -72,6 +72,8 @@ pub struct Card {
     pub warpgroups: bool,
     /// Whether attention is to sum in path order (`--exact`).
     pub path_order: bool,
+    /// Whether trees may have windows of their own ([`contract::Window`]).
+    pub windows: bool,
 }
 
 /// One layer's cache.
@@ -188,7 +190,13 @@ impl Shape {
             Mask::Full => 1,
             Mask::Causal => 2,
         };
-        unit.define("WINDOW", self.window)
+        // Blocks of a draft have the window of their layer.
+        let of_trees = card.windows && self.mask == Mask::Ancestors && self.window == 0;
+        let window = match of_trees {
+            true => "-1".to_owned(),
+            false => self.window.to_string(),
+        };
+        unit.define("WINDOW", window)
             .define("MASK", mask)
             .define("SPLITS", self.splits(card, rows))
             .define("Q_STRIDE", self.q_stride())

@@ -145,6 +145,7 @@ impl World {
                 shared_bytes: gpu.shared_per_block() as usize,
                 warpgroups: gpu.arch().to_string() == "sm_90a",
                 path_order: false,
+                windows: false,
             },
             on_card: [0, 1, 2, 3].map(|i| poisoned(gpu, sizes[i])),
             table_on_card: gpu.upload(&table).unwrap(),
@@ -310,7 +311,9 @@ impl World {
         let nodes = (0..placed.tree.len())
             .filter(|&other| self.sees(&placed.tree, node, other))
             .map(|other| placed.committed + other);
-        let positions: Vec<usize> = (first..placed.committed).chain(nodes).collect();
+        let hidden = placed.tree.window().hidden(at);
+        let committed = (first..placed.committed).filter(|p| !hidden.contains(p));
+        let positions: Vec<usize> = committed.chain(nodes).collect();
         let mut out = vec![0.0; shape.n_heads * dim];
         for (kv_head, out) in out.chunks_mut(group * dim).enumerate() {
             let gather = |rows: &[f32]| -> Vec<f32> {

@@ -55,7 +55,7 @@ impl Deref for Device {
 }
 
 /// Words of a `Step`, as `kernels/common/step.cuh` has it.
-pub const STEP_WORDS: usize = 532;
+pub const STEP_WORDS: usize = 540;
 
 /// A tree on a sequence.
 #[derive(Debug, Clone)]
@@ -77,6 +77,11 @@ pub fn step(trees: &[Placed], asked: &[usize]) -> Vec<i32> {
         let tree = &placed.tree;
         let numbers = [placed.slot, placed.committed, first, tree.len()];
         words[4 + 4 * t..][..4].copy_from_slice(&numbers.map(|n| n as i32));
+        words[532 + t] = match tree.window() {
+            window if window.is_full() => 1 << 30,
+            window => window.tokens() as i32 + 1,
+        };
+        words[536 + t] = tree.window().sinks() as i32;
         for node in tree.nodes() {
             words[token + row] = tree.token(node).0 as i32;
             words[position + row] = (placed.committed + tree.depth(node)) as i32;

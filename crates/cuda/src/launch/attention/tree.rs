@@ -244,6 +244,7 @@ mod tests {
             shared_bytes: 232_448,
             warpgroups: true,
             path_order: false,
+            windows: false,
         };
         assert_eq!((shape.splits(card, 1), shape.splits(card, 24)), (64, 33));
         let exact = Card {

@@ -1,0 +1,128 @@
+//! Attention of trees that see through windows, against the reference over the keys that are left.
+
+use conformance::specimen::{Layout, Specimen};
+use contract::{KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree, Window};
+
+use super::*;
+use crate::forward::TreePlan;
+use crate::pool::Pool;
+use crate::reference;
+use crate::scratch::Scratch;
+
+/// Deterministic values between -1 and 1.
+fn noise(n: usize, seed: u64) -> Vec<f32> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+fn tree() -> Tree {
+    let mut tree = Tree::root(TokenId(0));
+    for i in 1..12_u16 {
+        tree.push(NodeIdx(i * 2 / 3), TokenId(u32::from(i)))
+            .unwrap();
+    }
+    tree
+}
+
+/// `[n, n_heads * head_dim]`: every node by the reference, over the keys that it sees.
+fn expected(
+    spec: &AttentionSpec,
+    cache: &KvCache,
+    plan: &TreePlan,
+    (committed, q): (usize, &[f32]),
+) -> Vec<f32> {
+    let (dim, stride) = (spec.head_dim, q_stride(spec));
+    let group = spec.n_heads / spec.n_kv_heads;
+    let mut out = Vec::new();
+    for node in plan.tree.nodes() {
+        for head in 0..spec.n_heads {
+            let keys = Keys {
+                cache,
+                kv_head: head / group,
+                committed,
+                path: plan.path(node.index()),
+                window: Window::FULL,
+            };
+            let hidden = plan.tree.window().hidden(keys.n() - 1);
+            let seen = (0..keys.n()).filter(|at| !hidden.contains(at));
+            let slots: Vec<usize> = seen.map(|at| keys.slot(at)).collect();
+            let mut k = vec![0.0; slots.len() * dim];
+            let mut v = k.clone();
+            let rows = k.chunks_exact_mut(dim).zip(v.chunks_exact_mut(dim));
+            for ((key, value), slot) in rows.zip(slots) {
+                kv::decode_f32(keys.key(slot), key);
+                kv::decode_f32(keys.value(slot), value);
+            }
+            let q = &q[(node.index() * spec.n_heads + head) * stride..][..stride];
+            let mut row = vec![0.0; dim];
+            reference::attention::attend(&q[..dim], &k, &v, spec.scale, &mut row);
+            if spec.gate == OutputGate::SigmoidPerHead {
+                reference::activation::sigmoid_gate(&mut row, &q[dim..]);
+            }
+            out.extend(row);
+        }
+    }
+    out
+}
+
+#[test]
+fn trees_see_through_windows_as_the_reference_says() {
+    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::F32, 1);
+    let spec = specimen.spec.attention_layers().next().unwrap();
+    let kv = KvFormats {
+        k: KvFormat::F32,
+        v: KvFormat::F32,
+    };
+    let scratch = Scratch::default();
+    for committed in [70, 300] {
+        let mut cache = KvCache::new(spec, (kv, false), committed + 12);
+        for (rows, seed) in [(&mut cache.keys, 1), (&mut cache.values, 2)] {
+            let values = noise(rows.len() / 4, seed);
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            rows.splice(.., bytes);
+        }
+        let q = noise(12 * spec.n_heads * q_stride(spec), 3);
+        for window in [
+            Window::FULL,
+            Window::new(64, 0),
+            Window::new(65, 3),
+            Window::new(100, 64),
+            Window::new(66, 70),
+            Window::new(250, 1),
+        ] {
+            let plan = TreePlan::new(&tree().seen_through(window));
+            let wanted = expected(spec, &cache, &plan, (committed, &q));
+            // Few threads take nodes together, many take heads one by one.
+            for threads in [2, 40] {
+                let pool = Pool::new(threads);
+                let compute = Compute {
+                    pool: &pool,
+                    kernels: &Kernels::scalar(),
+                    scratch: &scratch,
+                    norm_eps: 1e-6,
+                };
+                let mut out = vec![f32::NAN; wanted.len()];
+                let shares = [Share {
+                    state: &mut cache,
+                    work: Work::Tree(&plan),
+                    first_row: 0,
+                    n_rows: plan.tree.len(),
+                    position: committed,
+                }];
+                pool.enter(|| attend(compute, spec, &shares, &q, &mut out));
+                for (i, (found, wanted)) in out.iter().zip(&wanted).enumerate() {
+                    assert!(
+                        (found - wanted).abs() < 2e-6,
+                        "{window:?} after {committed}, {threads} threads, value {i}: {found} {wanted}"
+                    );
+                }
+            }
+        }
+    }
+}
