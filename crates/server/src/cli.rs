@@ -9,6 +9,7 @@ mod drafting;
 mod reasoning;
 pub mod refused;
 mod showing;
+mod window;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use clients::{ConnectArgs, ProbeArgs};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
 pub use reasoning::ReasoningArgs;
 pub use showing::{ConfigCommand, ShowArgs};
+pub use window::WindowArgs;
 
 /// A local LLM server with an OpenAI-compatible API.
 #[derive(Debug, Parser)]
@@ -261,14 +263,9 @@ pub struct ServeArgs {
     /// Send no CORS headers.
     #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
     pub no_cors: bool,
-    /// Known from start lines of another server: attention sees the whole context, whatever is said here.
-    #[arg(
-        long,
-        env = "HEARTH_FA_WINDOW",
-        value_name = "TOKENS",
-        default_value_t = 0
-    )]
-    pub fa_window: usize,
+    /// How far back attention looks.
+    #[command(flatten)]
+    pub window: WindowArgs,
     /// Answer 404 to a request that names another model.
     #[arg(long, env = "HEARTH_STRICT_MODEL", value_parser = FalseyValueParser::new())]
     pub strict_model: bool,
@@ -490,6 +487,9 @@ pub struct KernelsBuildArgs {
     /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub models: Vec<String>,
+    /// Of kernels that are compiled once for every width of a step, only these widths, such as `1,24` [default: all].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub widths: Vec<usize>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,

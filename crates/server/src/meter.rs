@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use chat::openai::response::{RoundTimings, Timings, Usage};
+use contract::Window;
 use decode::{ChoiceStats, DraftDepths, RoundTimes};
 
 use crate::metrics::{RequestSummary, Stage};
@@ -28,6 +29,8 @@ pub struct Meter {
     pub malformed_calls: usize,
     /// What the rounds of finished choices took and brought.
     pub rounds: Rounds,
+    /// How far back it looks, where the server has a window.
+    pub window: Option<Window>,
 }
 
 /// Rounds of finished choices.
@@ -113,6 +116,7 @@ impl Meter {
             tool_calls: 0,
             malformed_calls: 0,
             rounds: Rounds::default(),
+            window: None,
         }
     }
 
@@ -182,6 +186,11 @@ impl Meter {
         // The first token belongs to the prefill, whose last row it was drawn from.
         let decoded = self.completion_tokens.saturating_sub(1);
         Timings {
+            fa_window: self.window.map(Window::tokens),
+            fa_window_full: self
+                .window
+                .is_some_and(Window::is_full)
+                .then_some("the request has tools"),
             rounds: (self.rounds.passes > 0).then(|| self.rounds.timings()),
             ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
         }

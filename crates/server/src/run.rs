@@ -61,10 +61,18 @@ pub struct Run {
     span: tracing::Span,
 }
 
+/// What follows a request, and says how far it looks back where the server was told that replies do not look all the way.
+fn meter(app: &App, order: &Order) -> Meter {
+    let mut meter = Meter::new(order.prompt.len());
+    let looks = !app.config().window.window.is_full();
+    meter.window = looks.then_some(order.settings.window);
+    meter
+}
+
 impl Run {
     /// Hands the order over. `choices` are as many fresh ones as the order asks for.
     pub fn start(app: &App, order: Order, choices: Vec<Choice>) -> Result<Run, ApiError> {
-        let (meter, place) = (Meter::new(order.prompt.len()), app.board().enter(&order));
+        let (meter, place) = (meter(app, &order), app.board().enter(&order));
         let events = app.engine().submit(order, app.config().times)?;
         Ok(Run::following(app, events, choices, (meter, place)))
     }
@@ -75,7 +83,7 @@ impl Run {
         order: Order,
         choices: Vec<Choice>,
     ) -> Result<Run, ApiError> {
-        let (meter, place) = (Meter::new(order.prompt.len()), app.board().enter(&order));
+        let (meter, place) = (meter(app, &order), app.board().enter(&order));
         let events = app.engine().submit_later(order, app.config().times).await?;
         Ok(Run::following(app, events, choices, (meter, place)))
     }

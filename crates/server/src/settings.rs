@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use chat::openai::request::LateSystem;
+use contract::Window;
 
 use crate::thinking::ReasoningDefaults;
 
@@ -40,8 +41,29 @@ pub struct ServerConfig {
     pub times: Times,
     /// How many requests may wait for a place on the device.
     pub queue_limit: usize,
+    /// How far back replies look.
+    pub window: WindowRule,
     /// What a request gets that does not say.
     pub defaults: GenerationDefaults,
+}
+
+/// Which requests look through a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WindowRule {
+    /// The window.
+    pub window: Window,
+    /// Whether requests with tools look through it too; what they can call stands at the beginning of their prompts.
+    pub force: bool,
+}
+
+impl WindowRule {
+    /// The window of a request.
+    pub fn of(self, has_tools: bool) -> Window {
+        match has_tools && !self.force {
+            true => Window::FULL,
+            false => self.window,
+        }
+    }
 }
 
 /// Time limits; `None` means none.
@@ -105,6 +127,7 @@ impl Default for ServerConfig {
             late_system: LateSystem::default(),
             times: Times::default(),
             queue_limit: 64,
+            window: WindowRule::default(),
             defaults: GenerationDefaults::default(),
         }
     }

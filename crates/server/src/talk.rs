@@ -98,6 +98,7 @@ impl<T: Send + 'static> Talk<T> {
         settings.logprobs = request.logprobs;
         settings.session = request.cache.session.as_deref().map(Arc::from);
         settings.use_saved = request.cache.enabled;
+        settings.window = app.config().window.of(!request.tools.is_empty());
         if let Some(token) = prepare::barred_token(model, request) {
             settings.sampling.bias.retain(|(other, _)| *other != token);
             settings.sampling.bias.push((token, f32::NEG_INFINITY));

@@ -223,6 +223,12 @@ pub struct Timings {
     pub decode_ms: f64,
     /// One decimal; 0.0 when nothing was decoded.
     pub decode_tokens_per_sec: f64,
+    /// On a server with a window: tokens before each new one that attention saw, 0 for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fa_window: Option<usize>,
+    /// Why it saw all of them nevertheless.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fa_window_full: Option<&'static str>,
     /// How the tokens came, once the answer is complete.
     #[serde(flatten)]
     pub rounds: Option<RoundTimings>,
@@ -273,6 +279,8 @@ impl Timings {
             prefill_ms: round(prefill_ms),
             decode_ms: round(decode_ms),
             decode_tokens_per_sec: round(rate),
+            fa_window: None,
+            fa_window_full: None,
             rounds: None,
         }
     }

@@ -45,17 +45,15 @@ const NO_EXPERTS: &str = "models of experts are not run yet; leave it away";
 const NO_PAGING: &str = "cached keys and values stay on the device; leave it away, and use --max-ctx or --kv-type q4_0 if they do not fit";
 const NO_CACHE: &str = "what is kept of prompts follows one rule; leave it away, and use --prefix-cache-slots or --kv-cache-dir";
 const NO_AGENT_CACHE: &str = "nothing runs ahead of a request; leave it away";
-const FULL_WINDOW: &str = "attention always sees the whole context, so nothing of a prompt is hidden; use --fa-window 0 or leave it away";
 const ROLLBACK: &str = "states are always rolled back without replay; leave it away";
 
-const REFUSED: [Refused; 37] = [
+const REFUSED: [Refused; 36] = [
     one("target-devices", &[], ONE_DEVICE),
     one("target-layer-split", &[], ONE_DEVICE),
     switch("peer-access", &OFF, ONE_DEVICE),
     one("draft-ipc-bin", &[], ONE_PROCESS),
     one("draft-ipc-work-dir", &[], ONE_PROCESS),
     one("draft-ipc-ring-cap", &[], ONE_PROCESS),
-    switch("fa-window-force", &OFF, FULL_WINDOW),
     one("prefill-compression", &["off"], NO_COMPRESSION),
     one("prefill-threshold", &[], NO_COMPRESSION),
     one("prefill-keep-ratio", &[], NO_COMPRESSION),

@@ -20,6 +20,7 @@ use crate::commands::{all_causes, supervisor};
 use crate::config::card::{self, Found, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, Told};
+use crate::devices;
 use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
 use crate::error::ServeError;
 use crate::handle::EngineHandle;
@@ -43,10 +44,15 @@ pub(super) fn serve(args: ServeArgs, told: &[Told], bundled: Bundled) -> anyhow:
         return dry_run(&args, bundled);
     }
     config::log(told);
-    if args.fa_window > 0 {
+    if args.window.fa_window > 0 {
         tracing::warn!(
-            "--fa-window {}: attention sees the whole context all the same, so that no prompt loses its beginning",
-            args.fa_window
+            "--fa-window {}: replies see no more of their prompts than that, and so may forget the system prompt{}",
+            args.window.fa_window,
+            if args.window.fa_window_force {
+                " and tools"
+            } else {
+                "; requests with tools see everything"
+            }
         );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -160,7 +166,7 @@ fn load(
     if let Some(file) = &args.script {
         return scripted(args, file, &loaded, model);
     }
-    let backend = open::device(&args.device)?;
+    let backend = device(args)?;
     let drafting = drafting(args, &loaded, bundled)?;
     let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
     for line in open::plan_lines(&loaded, &fitted)
@@ -185,6 +191,13 @@ fn load(
         model,
         store,
     })
+}
+
+/// The device that the flags mean, able to look through windows if there is one.
+fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
+    let mut choice = open::choice(&args.device)?;
+    choice.card.windows = args.window.fa_window > 0;
+    Ok(devices::choose(&choice)?)
 }
 
 /// What requests get that do not say: the model's card, its values under what the flags say, and each value
@@ -283,7 +296,7 @@ fn fit(
 /// Prints the plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
-    let backend = open::device(&args.device)?;
+    let backend = device(args)?;
     let drafting = drafting(args, &loaded, bundled)?;
     let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
     let mut out = std::io::stdout().lock();

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chat::openai::request::LateSystem;
+use contract::Window;
 
 use crate::cli::{LateSystemArg, OnOff, ServeArgs};
 use crate::config::{ConfigError, read_text};
-use crate::settings::{GenerationDefaults, ServerConfig, Times};
+use crate::settings::{GenerationDefaults, ServerConfig, Times, WindowRule};
 
 /// The name the bundled model is served under.
 const UNNAMED: &str = "ember";
@@ -44,6 +45,10 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
             ..Times::default()
         },
         queue_limit: args.queue_limit,
+        window: WindowRule {
+            window: Window::new(args.window.fa_window, args.window.fa_window_sinks),
+            force: args.window.fa_window_force,
+        },
         defaults,
     })
 }

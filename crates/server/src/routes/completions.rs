@@ -153,6 +153,7 @@ impl Job {
         let vocab = self.ready.info.vocab;
         let mut settings = order::settings(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
+        settings.window = self.app.config().window.of(false);
         settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
         let grammar = self.grammar.clone();
         settings.constraints = grammar.map(|grammar| model.constrain.text(grammar));

@@ -16,3 +16,4 @@ mod running;
 mod scripted;
 mod serving;
 mod settings;
+mod windows;

@@ -37,7 +37,7 @@ const FLAGS: [(&str, &[&str], Fate); 91] = [
     ("--no-speculation", &[], Sets("no-speculation")),
     ("--ddtree-budget", &["22"], Sets("ddtree-budget")),
     ("--fa-window", &["2048"], Sets("fa-window")),
-    ("--fa-window-force", &[], Refused("leave it away")),
+    ("--fa-window-force", &[], Sets("fa-window-force")),
     ("--lazy-draft", &[], Sets("lazy-draft")),
     (
         "--prefill-compression",

@@ -1,0 +1,121 @@
+//! Trees that see through windows on the card: the laws, and the oracle.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod card;
+mod model_world;
+
+use conformance::compare::{Exactness, Tolerance, compare};
+use conformance::specimen::{Layout, Specimen};
+use conformance::suite::{self, Subject};
+use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree, Window};
+use cuda::Options;
+
+use model_world::{Bench, SMALL, bench_with, oracle, over_a_cache, plan, text, verify};
+
+fn bench() -> Option<Bench> {
+    bench_with(Options {
+        windows: true,
+        ..Options::default()
+    })
+}
+
+fn same(format: KvFormat) -> KvFormats {
+    KvFormats {
+        k: format,
+        v: format,
+    }
+}
+
+#[test]
+fn the_laws_of_windows_hold_on_the_card() {
+    let Some(bench) = bench() else { return };
+    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 1);
+    let mut breaches = 0;
+    for (format, exact) in [
+        (KvFormat::F16, false),
+        (KvFormat::Q8_0, false),
+        (KvFormat::Q4_0, false),
+        (KvFormat::F16, true),
+    ] {
+        let half = Tolerance {
+            absolute: 0.02,
+            relative: 0.01,
+        };
+        let subject = Subject {
+            backend: &bench.backend,
+            specimen: &specimen,
+            kv: same(format),
+            exactness: match exact {
+                true => Exactness::Bits,
+                false => Exactness::Within(half.or(Tolerance::of_cache(format))),
+            },
+            routes: Tolerance::NONE,
+            exact,
+        };
+        for breach in suite::window_breaches(&subject) {
+            eprintln!("  {breach}");
+            breaches += 1;
+        }
+    }
+    assert_eq!(breaches, 0, "{breaches} times a law did not hold");
+}
+
+#[test]
+fn rows_behind_a_window_follow_the_oracle() {
+    let Some(bench) = bench() else { return };
+    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 2);
+    let vocab = specimen.spec.vocab;
+    for format in [KvFormat::F16, KvFormat::Q8_0] {
+        let allowance = over_a_cache(format).or_half();
+        let devices: [&dyn Backend; 2] = [&bench.backend, &oracle()];
+        let runners = devices.map(|device| {
+            let plan = plan(&specimen, same(format), SMALL);
+            device.open(plan, &mut |_| {}).unwrap()
+        });
+        let bush = model_world::tree(vocab, 20, |i| (i - 1) / 2);
+        let rows = runners.map(|mut runner| {
+            let runner: &mut dyn Runner = &mut *runner;
+            let seq = runner.open(500).unwrap();
+            let mut rows = Vec::new();
+            runner.prefill(seq, &text(vocab, 192, 1), &[]).unwrap();
+            runner.prefill(seq, &text(vocab, 150, 2), &[]).unwrap();
+            for window in [
+                Window::new(64, 0),
+                Window::new(100, 5),
+                Window::new(64, 130),
+            ] {
+                let tree: Tree = bush.clone().seen_through(window);
+                rows.extend(verify(runner, seq, &tree));
+                let path = tree.path_to(NodeIdx(1));
+                runner
+                    .commit(&[contract::CommitItem { seq, path: &path }])
+                    .unwrap();
+            }
+            rows
+        });
+        for (i, (found, expected)) in rows[0].iter().zip(&rows[1]).enumerate() {
+            let near = compare(&found.raw, &expected.raw, allowance.each);
+            near.unwrap_or_else(|off| panic!("{}, row {i}: {off}", format.name()));
+        }
+    }
+}
+
+#[test]
+fn a_card_opened_without_windows_refuses_them() {
+    let Some(bench) = bench_with(Options::default()) else {
+        return;
+    };
+    let specimen = Specimen::new(Layout::Dense, QuantType::Q8_0, 1);
+    let plan = plan(&specimen, same(KvFormat::F16), SMALL);
+    let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
+    let seq = runner.open(100).unwrap();
+    let tree = Tree::root(contract::TokenId(3)).seen_through(Window::new(64, 0));
+    let asks = [contract::Ask::full()];
+    let item = contract::VerifyItem {
+        seq,
+        tree: &tree,
+        asks: &asks,
+    };
+    assert!(runner.verify(&[item]).is_err());
+}

@@ -1,0 +1,85 @@
+//! `--fa-window`: what it hides, from whom, and where it is told.
+
+use serde_json::{Value, json};
+
+use crate::client::Server;
+use crate::process::{hearth, model};
+
+/// A prompt of a few hundred tokens.
+fn body(tools: bool) -> String {
+    let words: Vec<String> = (0..150).map(|i| format!("w{}", i * 37 % 101)).collect();
+    let mut body = json!({
+        "messages": [{"role": "user", "content": words.join(" ")}],
+        "max_tokens": 12,
+        "temperature": 0,
+    });
+    if tools {
+        body["tools"] = json!([{"type": "function", "function": {
+            "name": "look", "parameters": {"type": "object", "properties": {}}}}]);
+    }
+    body.to_string()
+}
+
+fn serve(flags: &[&str]) -> Server {
+    let model = model();
+    let mut args = vec![model.to_str().unwrap(), "--max-ctx", "2048"];
+    args.extend(flags);
+    Server::start(&args)
+}
+
+fn ask(server: &Server, tools: bool) -> Value {
+    let answer = server.ask("/v1/chat/completions", &body(tools));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let answer = answer.json();
+    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 200);
+    answer
+}
+
+fn said(answer: &Value) -> &Value {
+    &answer["choices"][0]["message"]
+}
+
+#[test]
+fn a_window_is_told_and_requests_with_tools_see_everything() {
+    let plain = serve(&[]);
+    let [whole, with_tools] = [false, true].map(|tools| ask(&plain, tools));
+    assert_eq!(whole["timings"].get("fa_window"), None, "{whole}");
+    assert_eq!(plain.ask("/props", "").json()["runtime"]["fa_window"], 0);
+    drop(plain);
+
+    let narrow = serve(&["--fa-window", "64", "--fa-window-sinks", "3"]);
+    assert!(narrow.log.contains("--fa-window 64"), "{}", narrow.log);
+    let runtime = &narrow.ask("/props", "").json()["runtime"];
+    assert_eq!(
+        (&runtime["fa_window"], &runtime["fa_window_sinks"]),
+        (&json!(64), &json!(3))
+    );
+    let answer = ask(&narrow, false);
+    assert_eq!(answer["timings"]["fa_window"], 64);
+    assert_eq!(answer["timings"].get("fa_window_full"), None);
+    assert_ne!(said(&answer), said(&whole), "nothing was hidden");
+    let answer = ask(&narrow, true);
+    assert_eq!(answer["timings"]["fa_window"], 0);
+    let why = answer["timings"]["fa_window_full"].as_str().unwrap();
+    assert!(why.contains("tools"), "{why}");
+    assert_eq!(said(&answer), said(&with_tools));
+    drop(narrow);
+
+    let forced = serve(&["--fa-window", "64", "--fa-window-force"]);
+    let answer = ask(&forced, true);
+    assert_eq!(answer["timings"]["fa_window"], 64);
+    assert_ne!(said(&answer), said(&with_tools), "nothing was hidden");
+    drop(forced);
+
+    let wide = serve(&["--fa-window", "2048"]);
+    let answer = ask(&wide, false);
+    assert_eq!(answer["timings"]["fa_window"], 2048);
+    assert_eq!(said(&answer), said(&whole));
+}
+
+#[test]
+fn a_window_narrower_than_a_tree_is_refused() {
+    let done = hearth(&["serve", "--fa-window", "63"]);
+    assert_eq!(done.code, Some(2), "{}", done.err);
+    assert!(done.err.contains("at least 64"), "{}", done.err);
+}
