@@ -28,7 +28,8 @@ __device__ __forceinline__ void store_head(const HeadsOut &to, int first, int he
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const int row = first + lane / 4 + 8 * half;
         const bool there = row < to.rows;
-        const float *gates = to.q + (u64)(there ? row : first) * to.q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
+        // A warp may have no row at all, `first` included.
+        const float *gates = to.q + (u64)(there ? row : to.rows - 1) * to.q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
         char *panel = to.panels + panel_chunk(to.rows_cap, row, head * (DIM / 8) + lane % 4);
 #pragma unroll
         for (int chunk = 0; chunk < DIM / 8; chunk += 4) {

@@ -77,7 +77,9 @@ fn on_card(
     let from = (header.ptr(), queries.ptr());
     let launch = prefill::attend(card, shape, cap, from, world.cache(), out);
     gpu.run(modules, &launch).unwrap();
-    gpu.sync().unwrap();
+    if let Err(error) = gpu.sync() {
+        panic!("{n} rows at {committed} of {shape:?}, {card:?}: {error}");
+    }
     let y = y.download(gpu).unwrap();
     assert!(
         y[n * width..].iter().all(|v| v.is_nan()),
@@ -125,6 +127,10 @@ fn check(
     shape: Shape,
     (rows, committed): (usize, usize),
 ) {
+    let what = format!("{rows} rows at {committed} of {shape:?}");
+    if std::env::var("CASE").is_ok() {
+        eprintln!("{what}");
+    }
     let slot = 1;
     let mut world = World::new(gpu, random, shape, 2, committed + rows);
     world.commit_random(random, slot, 0..committed + rows);
@@ -192,6 +198,15 @@ fn attention_matches_reference() {
         .map(|(k, v)| shape((6, 1, 256, 64), true, true, k, v)),
     )
     .collect();
+    let case = std::env::var("CASE").unwrap_or_default();
+    let same: Vec<Shape> = same
+        .into_iter()
+        .filter(|s| format!("{s:?}").contains(&case))
+        .collect();
+    let mixed: Vec<Shape> = mixed
+        .into_iter()
+        .filter(|s| format!("{s:?}").contains(&case))
+        .collect();
     let modules = compiled(&gpu, &[same.clone(), mixed.clone()].concat());
     for &shape in &same {
         for (rows, committed) in [(65, 0), (128, 192), (1, 255), (130, 77)] {
