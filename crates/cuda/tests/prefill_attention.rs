@@ -127,10 +127,6 @@ fn check(
     shape: Shape,
     (rows, committed): (usize, usize),
 ) {
-    let what = format!("{rows} rows at {committed} of {shape:?}");
-    if std::env::var("CASE").is_ok() {
-        eprintln!("{what}");
-    }
     let slot = 1;
     let mut world = World::new(gpu, random, shape, 2, committed + rows);
     world.commit_random(random, slot, 0..committed + rows);
@@ -198,15 +194,6 @@ fn attention_matches_reference() {
         .map(|(k, v)| shape((6, 1, 256, 64), true, true, k, v)),
     )
     .collect();
-    let case = std::env::var("CASE").unwrap_or_default();
-    let same: Vec<Shape> = same
-        .into_iter()
-        .filter(|s| format!("{s:?}").contains(&case))
-        .collect();
-    let mixed: Vec<Shape> = mixed
-        .into_iter()
-        .filter(|s| format!("{s:?}").contains(&case))
-        .collect();
     let modules = compiled(&gpu, &[same.clone(), mixed.clone()].concat());
     for &shape in &same {
         for (rows, committed) in [(65, 0), (128, 192), (1, 255), (130, 77)] {
