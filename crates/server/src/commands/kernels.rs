@@ -71,7 +71,7 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
     let mut spilling = Vec::new();
     for arch in archs {
         let start = Instant::now();
-        let compiled = compiled(arch, &args.models, &options)?;
+        let compiled = compiled(arch, &args.models, &args.widths, &options)?;
         let cached = compiled.iter().filter(|unit| unit.cached.is_some()).count();
         let spills = spills(&compiled);
         let bytes: usize = compiled.iter().map(|unit| unit.cubin.len()).sum();
@@ -108,7 +108,7 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
         Some(text) => arch(text)?,
         None => *cards()?.first().context("no card")?,
     };
-    let compiled = compiled(arch, &args.models, &options)?;
+    let compiled = compiled(arch, &args.models, &[], &options)?;
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(
@@ -144,8 +144,13 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `models`, or the well-known ones, need on `arch`.
-fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<Vec<Compiled>> {
+/// What `models`, or the well-known ones, need on `arch`; of units with a width, those of `widths` where any are named.
+fn compiled(
+    arch: Arch,
+    models: &[String],
+    widths: &[usize],
+    options: &Options,
+) -> anyhow::Result<Vec<Compiled>> {
     let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
     // Older cards run no model yet; what they can run is compiled for them all the same.
     let runs_models = arch.number >= OLDEST;
@@ -167,6 +172,7 @@ fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<
     let units: Vec<Unit> = units
         .into_iter()
         .filter(|unit| lowest(unit.file) <= arch && arch.runs(unit.file))
+        .filter(|unit| widths.is_empty() || width(unit).is_none_or(|rows| widths.contains(&rows)))
         .collect();
     if units.is_empty() {
         bail!("no kernel runs on {arch}; sm_80 and later have all of them");
@@ -180,6 +186,12 @@ fn compiled(arch: Arch, models: &[String], options: &Options) -> anyhow::Result<
         tracing::debug!(ms = unit.took.as_millis() as u64, unit = %unit.unit, "compiled");
     }
     Ok(compiled)
+}
+
+/// The most rows of a step that a unit is compiled for, where that is a choice.
+fn width(unit: &Unit) -> Option<usize> {
+    let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
+    rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
 /// What opening a model on a card of `arch` compiles.
