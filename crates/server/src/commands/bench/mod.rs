@@ -8,6 +8,8 @@ mod cases;
 mod cost;
 mod lent;
 mod pay;
+#[cfg(test)]
+mod pays;
 mod report;
 mod step;
 mod tune;

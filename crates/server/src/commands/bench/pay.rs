@@ -25,7 +25,7 @@ use crate::commands::open::{self, Wish};
 use crate::settings::GenerationDefaults;
 
 /// Texts that were not written for a model to continue: the beginnings of these files.
-const SOURCES: [&str; 6] = [
+pub(super) const SOURCES: [&str; 6] = [
     include_str!("../../../../contract/src/tree.rs"),
     include_str!("../../../../chat/src/stop.rs"),
     include_str!("../../../../cpu/src/pool.rs"),
@@ -34,7 +34,7 @@ const SOURCES: [&str; 6] = [
     include_str!("../../../../../harness/load/run.py"),
 ];
 /// Tokens of each that are the prompt.
-const OF_SOURCE: usize = 200;
+pub(super) const OF_SOURCE: usize = 200;
 
 /// What became of one prompt.
 #[derive(Debug, Clone, Copy)]
