@@ -96,10 +96,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     )?;
     writeln!(
         out,
-        "{:>9} {:>6} {:>11} {:>6} {:>9} {:>17} {:>9} {:>9} {:>9} {:>9} {:>10}",
+        "{:>9} {:>6} {:>11} {:>11} {:>6} {:>9} {:>17} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}",
         "sequences",
         "steps",
         "tokens/step",
+        "in the mean",
         "nodes",
         "ms",
         "spread ms",
@@ -107,10 +108,12 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         "verify",
         "commit",
         "outside",
-        "tok/s"
+        "tok/s",
+        "in the mean"
     )?;
     let mut alone = None;
     for &sequences in &args.sequences {
+        runner.turn_luck_back();
         let mut steps = Vec::new();
         for rep in 0..args.reps.max(1) {
             let config = SchedulerConfig {
@@ -151,9 +154,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         let line = Summary::of(&steps)?;
         writeln!(
             out,
-            "{sequences:>9} {:>6} {:>11.2} {:>6.1} {:>9.3} {:>17} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.1}",
+            "{sequences:>9} {:>6} {:>11.2} {:>11.2} {:>6.1} {:>9.3} {:>17} {:>9.3} {:>9.3} {:>9.3} {:>9.3} {:>10.1} {:>10.1}",
             steps.len(),
             line.tokens,
+            line.mean_tokens,
             line.nodes,
             line.ms,
             format!("{:.3}..{:.3}", line.low, line.high),
@@ -162,14 +166,16 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             line.commit,
             line.outside,
             line.per_s,
+            line.mean_per_s,
         )?;
         if sequences == 1 {
-            alone = Some(line.per_s);
-        } else if let Some(alone) = alone {
+            alone = Some((line.per_s, line.mean_per_s));
+        } else if let Some((drawn, mean)) = alone {
             writeln!(
                 out,
-                "          {:.2} times the tokens of one sequence",
-                line.per_s / alone
+                "          {:.2} times the tokens of one sequence as drawn, {:.2} times in the mean",
+                line.per_s / drawn,
+                line.mean_per_s / mean
             )?;
         }
         if let Some(path) = &args.json {
@@ -180,7 +186,9 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
                 "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
-                "times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.per_s / alone),
+                "mean_tokens_per_step": line.mean_tokens, "mean_tokens_per_s": line.mean_per_s,
+                "times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.per_s / alone.0),
+                "mean_times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.mean_per_s / alone.1),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -235,9 +243,13 @@ struct Summary {
     outside: f64,
     /// Mean tokens of a step, all sequences together.
     tokens: f64,
+    /// What its trees keep in the mean, without luck.
+    mean_tokens: f64,
     /// Mean drafted nodes of a tree.
     nodes: f64,
     per_s: f64,
+    /// Tokens a second without luck.
+    mean_per_s: f64,
 }
 
 impl Summary {
@@ -254,7 +266,10 @@ impl Summary {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let all = sorted(&|step| step.ms);
         let tokens = steps.iter().map(|s| s.tokens).sum::<u64>() as f64 / steps.len() as f64;
+        let mean_tokens =
+            steps.iter().map(|s| s.calls.mean_tokens).sum::<f64>() / steps.len() as f64;
         let middle = all[all.len() / 2];
+        let steps_per_s = steps.len() as f64 / all.iter().sum::<f64>() * 1e3;
         Ok(Summary {
             ms: middle,
             low: all[0],
@@ -264,8 +279,10 @@ impl Summary {
             commit: median(&|step| ms(step.calls.commit)),
             outside: median(&|step| step.ms - ms(step.calls.total())),
             tokens,
+            mean_tokens,
             nodes: steps.iter().map(|s| s.nodes).sum::<f64>() / steps.len() as f64,
-            per_s: tokens * steps.len() as f64 / all.iter().sum::<f64>() * 1e3,
+            per_s: tokens * steps_per_s,
+            mean_per_s: mean_tokens * steps_per_s,
         })
     }
 }
