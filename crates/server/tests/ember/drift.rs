@@ -17,11 +17,15 @@ pub(crate) const STEPS: usize = 500;
 /// Room for steps that keep everything, and for the prompt.
 const CONTEXT: usize = STEPS * 16 + 256;
 
-/// Decodes greedily by trees of 22 drafted nodes; the tokens committed after the prompt, and the tokens a step.
-fn tree_text(runner: &mut dyn Runner, seq: SeqId, root: TokenId) -> (Vec<TokenId>, f64) {
+/// Decodes greedily by `steps` trees of 22 drafted nodes from `root` on; the tokens committed, and the next root.
+fn tree_text(
+    runner: &mut dyn Runner,
+    (seq, mut root): (SeqId, TokenId),
+    steps: usize,
+) -> (Vec<TokenId>, TokenId) {
     let depth = runner.info().draft_depth.unwrap();
-    let (mut root, mut text) = (root, Vec::new());
-    for _ in 0..STEPS {
+    let mut text = Vec::new();
+    for _ in 0..steps {
         let candidates = runner.draft(&[DraftItem { seq, root }], depth, 8).unwrap();
         let soil = Soil {
             root,
@@ -51,8 +55,7 @@ fn tree_text(runner: &mut dyn Runner, seq: SeqId, root: TokenId) -> (Vec<TokenId
         root = rows[at.index()].ids[0];
         runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
     }
-    let per_step = text.len() as f64 / STEPS as f64;
-    (text, per_step)
+    (text, root)
 }
 
 /// The delta states of a sequence, layer by layer.
@@ -77,54 +80,150 @@ fn states(runner: &mut dyn Runner, seq: SeqId, owner: Owner) -> Vec<Vec<f32>> {
     states
 }
 
-/// What is between a layer's states after [`STEPS`] steps of trees and after plain decoding of the same tokens, at the
-/// worst layer: the largest difference as a share of the largest value, and the length of the difference as a share
-/// of the length; and the tokens a step.
-pub(crate) fn drift(backend: &dyn Backend, exact: bool) -> (f32, f64, f64) {
-    let mut plan = plan_with_draft(None, FAST);
-    plan.exact = exact;
-    plan.limits.context = CONTEXT;
-    plan.limits.sequences = 2;
-    let draft = plan.draft.as_ref().unwrap();
-    let owner = Owner {
-        model: plan.target.hash,
-        kv: plan.kv,
-        turned: false,
-        draft: Some((draft.spec.hash, draft.kv)),
-    };
-    let mut runner = backend.open(plan, &mut |_| {}).unwrap();
-    let prompt = prompts().remove(0);
-    let begin = |runner: &mut dyn Runner| {
-        let seq = runner.open(CONTEXT).unwrap();
-        let asks = [(prompt.len() - 1, Ask::top(1))];
-        let rows = runner.prefill(seq, &prompt, &asks).unwrap();
+/// A runner for one text, whom its snapshots belong to, and its sequence after the prompt with the next token.
+struct Desk {
+    runner: Box<dyn Runner>,
+    owner: Owner,
+    prompt: Vec<TokenId>,
+}
+
+impl Desk {
+    fn new(backend: &dyn Backend, exact: bool) -> Desk {
+        let mut plan = plan_with_draft(None, FAST);
+        plan.exact = exact;
+        plan.limits.context = CONTEXT;
+        plan.limits.sequences = 2;
+        let draft = plan.draft.as_ref().unwrap();
+        let owner = Owner {
+            model: plan.target.hash,
+            kv: plan.kv,
+            turned: false,
+            draft: Some((draft.spec.hash, draft.kv)),
+        };
+        Desk {
+            runner: backend.open(plan, &mut |_| {}).unwrap(),
+            owner,
+            prompt: prompts().remove(0),
+        }
+    }
+
+    fn begin(&mut self) -> (SeqId, TokenId) {
+        let seq = self.runner.open(CONTEXT).unwrap();
+        let asks = [(self.prompt.len() - 1, Ask::top(1))];
+        let rows = self.runner.prefill(seq, &self.prompt, &asks).unwrap();
         (seq, rows[0].ids[0])
-    };
-    let (tree, root) = begin(&mut *runner);
-    let (text, per_step) = tree_text(&mut *runner, tree, root);
-    let (plain, _) = begin(&mut *runner);
-    for token in &text {
-        feed(&mut *runner, plain, *token);
     }
-    let found = states(&mut *runner, tree, owner);
-    let expected = states(&mut *runner, plain, owner);
-    let (mut worst, mut mean) = (0.0_f32, 0.0_f64);
-    for (found, expected) in found.iter().zip(&expected) {
-        let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
-        let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
-        worst = worst.max(off.fold(0.0, f32::max) / largest);
+
+    fn states(&mut self, seq: SeqId) -> Vec<Vec<f32>> {
+        states(&mut *self.runner, seq, self.owner)
+    }
+
+    /// The states after each part of a text, token by token.
+    fn plainly(&mut self, parts: &[Vec<TokenId>]) -> Vec<Vec<Vec<f32>>> {
+        let (seq, _) = self.begin();
+        let mut all = Vec::with_capacity(parts.len());
+        for part in parts {
+            part.iter()
+                .for_each(|token| feed(&mut *self.runner, seq, *token));
+            all.push(self.states(seq));
+        }
+        all
+    }
+}
+
+/// What is between two states of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Apart {
+    /// The largest difference as a share of the largest value.
+    pub(crate) largest: f32,
+    /// The length of the difference as a share of the length.
+    pub(crate) length: f64,
+}
+
+impl std::fmt::Display for Apart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Apart { largest, length } = self;
+        write!(
+            f,
+            "{largest:.2e} of the largest value and {length:.2e} of the length off"
+        )
+    }
+}
+
+impl Apart {
+    /// Layer by layer.
+    fn of(found: &[Vec<f32>], expected: &[Vec<f32>]) -> Vec<Apart> {
         let square = |x: f32| f64::from(x) * f64::from(x);
-        let off: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
-        let all: f64 = expected.iter().map(|x| square(*x)).sum();
-        mean = mean.max((off / all).sqrt());
+        let pairs = found.iter().zip(expected);
+        let of = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+            let both = || found.iter().zip(expected);
+            let most = both().fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+            let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            let off: f64 = both().map(|(a, b)| square(a - b)).sum();
+            let all: f64 = expected.iter().map(|x| square(*x)).sum();
+            Apart {
+                largest: most / largest,
+                length: (off / all).sqrt(),
+            }
+        };
+        pairs.map(of).collect()
     }
-    (worst, mean, per_step)
+
+    /// The most of each, over layers.
+    pub(crate) fn worst(layers: &[Apart]) -> Apart {
+        let largest = layers.iter().map(|layer| layer.largest);
+        let length = layers.iter().map(|layer| layer.length);
+        Apart {
+            largest: largest.fold(0.0, f32::max),
+            length: length.fold(0.0, f64::max),
+        }
+    }
+}
+
+/// What [`STEPS`] steps of trees leave behind.
+pub(crate) struct Drift {
+    /// Between trees and plain decoding of the same tokens, layer by layer: after a quarter of the steps and in the
+    /// end.
+    pub(crate) quarter: Vec<Apart>,
+    pub(crate) end: Vec<Apart>,
+    /// Tokens of the quarter and of the rest.
+    parts: [Vec<TokenId>; 2],
+    plain: Vec<Vec<f32>>,
+}
+
+impl Drift {
+    pub(crate) fn of(backend: &dyn Backend, exact: bool) -> Drift {
+        let mut desk = Desk::new(backend, exact);
+        let (seq, root) = desk.begin();
+        let (quarter, root) = tree_text(&mut *desk.runner, (seq, root), STEPS / 4);
+        let after_quarter = desk.states(seq);
+        let (rest, _) = tree_text(&mut *desk.runner, (seq, root), STEPS - STEPS / 4);
+        let in_the_end = desk.states(seq);
+        let parts = [quarter, rest];
+        let mut plain = desk.plainly(&parts);
+        Drift {
+            quarter: Apart::of(&after_quarter, &plain[0]),
+            end: Apart::of(&in_the_end, &plain[1]),
+            parts,
+            plain: plain.remove(1),
+        }
+    }
+
+    pub(crate) fn per_step(&self) -> f64 {
+        self.parts.iter().map(Vec::len).sum::<usize>() as f64 / STEPS as f64
+    }
+
+    /// Between plain decoding and plain decoding whose attention sums in another order: no tree has any part in it.
+    pub(crate) fn of_another_order(&self, backend: &dyn Backend) -> Vec<Apart> {
+        let mut desk = Desk::new(backend, true);
+        Apart::of(&desk.plainly(&self.parts)[1], &self.plain)
+    }
 }
 
 #[test]
 fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
-    let (worst, _, per_step) = drift(&CpuBackend::new(FAST), false);
-    assert_eq!(worst, 0.0);
+    let drift = Drift::of(&CpuBackend::new(FAST), false);
+    assert_eq!(Apart::worst(&drift.end).largest, 0.0);
     // A toy that goes on after its end rambles, and little of that is foreseen.
-    assert!(per_step > 1.2, "{per_step} tokens a step");
+    assert!(drift.per_step() > 1.2, "{}", drift.per_step());
 }
