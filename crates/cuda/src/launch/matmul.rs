@@ -240,7 +240,7 @@ pub(super) fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
 }
 
 /// The segments of each launch: all in one where the card has the room, else those of a kind.
-fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
+pub(super) fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
     let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
     let (bits, plain) = kinds_of(&kinds);
     if Form::new(card, 8, bits, plain).is_some() {

@@ -16,6 +16,7 @@ pub mod embed;
 pub mod ffn;
 pub mod matmul;
 pub mod norm;
+pub mod one;
 pub mod prefill;
 pub mod rows;
 

@@ -104,18 +104,7 @@ pub fn rms_and_scales(
         "a gathered norm writes nothing back"
     );
     assert!(out != Out::default(), "a norm without a result");
-    let groups = shape.width.div_ceil(256);
-    assert!(
-        (1..=256).contains(&groups),
-        "rows of {} values are wider than a block holds",
-        shape.width
-    );
-    // Two groups a warp leave a wide row's block few enough registers to stand beside the next product's.
-    let per_warp = match groups {
-        0..=8 => 1,
-        _ => groups.div_ceil(32).max(2),
-    };
-    let warps = groups.div_ceil(per_warp);
+    let warps = warps(shape.width);
     let unit = Unit::new("norm/rms.cu")
         .define("SOURCE", source.number())
         .define("UPDATE", u32::from(x.update != 0))
@@ -137,6 +126,24 @@ pub fn rms_and_scales(
         cooperative: false,
         overlap: true,
     }
+}
+
+/// Warps that sum the squares of a row of `width` values.
+///
+/// # Panics
+/// If rows are wider than a block holds.
+pub(super) fn warps(width: usize) -> usize {
+    let groups = width.div_ceil(256);
+    assert!(
+        (1..=256).contains(&groups),
+        "rows of {width} values are wider than a block holds"
+    );
+    // Two groups a warp leave a wide row's block few enough registers to stand beside the next product's.
+    let per_warp = match groups {
+        0..=8 => 1,
+        _ => groups.div_ceil(32).max(2),
+    };
+    groups.div_ceil(per_warp)
 }
 
 /// The residual stream, and what is to be added to it first.

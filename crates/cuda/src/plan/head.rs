@@ -1,6 +1,7 @@
 //! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
 
 use super::forms::Forms;
+use super::one;
 use super::product::{self, Product};
 use super::{Plan, Site};
 use crate::launch::matmul::Write;
@@ -47,18 +48,28 @@ pub(super) fn append(
 ) {
     let (head, hidden) = (site.weights.head, site.spec.hidden);
     let at = site.addresses;
-    let y = Forms::of([head.kind]).carve(carver, rows, hidden);
-    let rms = Rms { width: hidden, eps };
-    let x = Residual::of(at.residual);
-    plan.launches
-        .push(norm::rms(rms, rows, asked, x, weight, y));
     let logits = Product {
         matrix: head,
         out: at.logits,
         write: Write::Store,
     };
-    plan.launches
-        .extend(product::launches(site, rows, &y, &[logits]));
+    // The one row of a step is the row that may be asked for.
+    let one = match (rows, asked) {
+        (1, Source::AskedOfStep(_)) => one::head(site, &logits, (weight, eps)),
+        _ => None,
+    };
+    match one {
+        Some(launch) => plan.launches.push(launch),
+        None => {
+            let y = Forms::of([head.kind]).carve(carver, rows, hidden);
+            let rms = Rms { width: hidden, eps };
+            let x = Residual::of(at.residual);
+            plan.launches
+                .push(norm::rms(rms, rows, asked, x, weight, y));
+            plan.launches
+                .extend(product::launches(site, rows, &y, &[logits]));
+        }
+    }
     let reduced = Rows {
         logits: at.logits,
         edited: 0,

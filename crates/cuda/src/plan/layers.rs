@@ -5,7 +5,7 @@ use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
-use super::{Plan, Site, head};
+use super::{Plan, Site, head, one};
 use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
 use crate::launch::delta::{self, Exactness, Layer, Slots};
 use crate::launch::matmul::Write;
@@ -103,9 +103,15 @@ pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
     builder.embed();
-    match Links::of_target(site, rows) {
-        Some(links) => builder.chained(&links, Builder::mixer, Builder::layer_end),
-        None => (0..site.spec.layers.len()).for_each(|i| builder.layer(i)),
+    let layers = 0..site.spec.layers.len();
+    // Chains round differently, and steps of all sizes are to round alike: a model has chains or single rows of its own.
+    match one::suits(site) {
+        true if rows == 1 => layers.for_each(|i| builder.layer_of_one(i)),
+        true => layers.for_each(|i| builder.layer(i)),
+        false => match Links::of_target(site, rows) {
+            Some(links) => builder.chained(&links, Builder::mixer, Builder::layer_end),
+            None => layers.for_each(|i| builder.layer(i)),
+        },
     }
     let asked = Source::AskedOfStep(at.step);
     let norm = (site.weights.final_norm, eps);
@@ -180,7 +186,7 @@ impl Builder<'_> {
     }
 
     /// The launches between the projections of layer `i` and its output projection, whose input they give.
-    fn mixer(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
+    pub(super) fn mixer(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
         let site = self.site;
         match (
             &site.spec.layers[i].mixer,
@@ -201,7 +207,7 @@ impl Builder<'_> {
     }
 
     /// The output of layer `i` stands in the residual stream.
-    fn layer_end(&mut self, i: usize) {
+    pub(super) fn layer_end(&mut self, i: usize) {
         let site = self.site;
         if let Some((column, draft)) = site.tap(i) {
             let hidden = site.spec.hidden;

@@ -10,6 +10,7 @@ mod draft;
 mod forms;
 mod head;
 mod layers;
+mod one;
 mod product;
 
 use std::collections::BTreeMap;

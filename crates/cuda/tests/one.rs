@@ -1,0 +1,310 @@
+//! Products of one row in one launch against the norm, the products and the gated unit that they stand for, bit for bit.
+
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+mod card;
+mod step_world;
+
+use card::{Random, poisoned, same_bits};
+use contract::QuantType;
+use contract::quant::quantize_row;
+use cuda::driver::Buffer;
+use cuda::launch::ffn;
+use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
+use cuda::launch::norm::{self, Out, Residual, Rms, Source};
+use cuda::launch::one::{self, Input, Results};
+use cuda::pack::{self, Kind};
+use step_world::{Device, Placed, chain, step};
+
+const EPS: f32 = 1e-6;
+
+/// A packed matrix on the card.
+struct Matrix {
+    kind: Kind,
+    rows: usize,
+    at: Buffer<u8>,
+}
+
+impl Matrix {
+    fn new(gpu: &Device, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> Matrix {
+        let row_bytes = ty.row_bytes(cols);
+        let mut stored = vec![0; rows * row_bytes];
+        for bytes in stored.chunks_exact_mut(row_bytes) {
+            quantize_row(ty, &random.normals(cols, 0.05), bytes);
+        }
+        let kind = Kind::of(ty);
+        let mut packed = vec![0xff; kind.bytes(rows, cols)];
+        pack::pack(ty, cols, &stored, &mut packed);
+        let at = gpu.bytes(&packed);
+        Matrix { kind, rows, at }
+    }
+
+    fn segment(&self, out: u64, write: Write) -> Segment {
+        Segment {
+            kind: self.kind,
+            rows: self.rows,
+            weight: self.at.ptr(),
+            out,
+            stride: self.rows,
+            write,
+        }
+    }
+}
+
+/// What the launches of a test share.
+struct World {
+    gpu: Device,
+    card: Card,
+    scratch: Buffer<u8>,
+    header: Buffer<i32>,
+}
+
+impl World {
+    fn open() -> Option<World> {
+        let gpu = Device::open()?;
+        let card = Card {
+            multiprocessors: gpu.multiprocessors(),
+            shared: gpu.shared_per_block(),
+        };
+        let scratch = gpu.filled(matmul::scratch_bytes(card, 8), 0).unwrap();
+        let head = [Placed {
+            slot: 0,
+            committed: 7,
+            tree: chain(1),
+        }];
+        let header = gpu.upload(&step(&head, &[0])).unwrap();
+        Some(World {
+            gpu,
+            card,
+            scratch,
+            header,
+        })
+    }
+
+    fn source(&self) -> Source {
+        Source::Step(self.header.ptr())
+    }
+
+    /// The row in halves, with room for whole groups, and in f32.
+    fn forms(&self, width: usize) -> (Buffer<u8>, Buffer<f32>, Out) {
+        let halves = poisoned::<u8>(&self.gpu, Input16::bytes(width));
+        let floats = poisoned::<f32>(&self.gpu, width);
+        let out = Out {
+            f32: floats.ptr(),
+            f16: halves.ptr(),
+        };
+        (halves, floats, out)
+    }
+
+    /// What products by several launches give.
+    fn products(&self, cols: usize, segments: &[Segment], x: Out) -> Vec<cuda::launch::Launch> {
+        let inputs = Inputs {
+            f16: x.f16,
+            f32: x.f32,
+        };
+        let scratch = Scratch(self.scratch.ptr());
+        matmul::launches(self.card, 1, cols, segments, inputs, scratch)
+    }
+}
+
+/// Halves of a bucket of one row.
+struct Input16;
+
+impl Input16 {
+    fn bytes(width: usize) -> usize {
+        pack::Input::F16.bytes(1, width)
+    }
+}
+
+#[test]
+fn a_norm_in_front_of_products_changes_no_bit() {
+    let Some(world) = World::open() else { return };
+    let (gpu, mut random) = (&world.gpu, Random::new(1));
+    let cases: &[(usize, &[(QuantType, usize)])] = &[
+        // The delta and the attention layers of a 0.8B shape.
+        (
+            1024,
+            &[
+                (QuantType::BF16, 6144),
+                (QuantType::BF16, 2048),
+                (QuantType::F32, 16),
+                (QuantType::F32, 16),
+            ],
+        ),
+        (
+            1024,
+            &[
+                (QuantType::BF16, 4096),
+                (QuantType::BF16, 512),
+                (QuantType::BF16, 512),
+            ],
+        ),
+        // Odd numbers of rows, several kinds, one block for all, norms of more warps than a block has.
+        (
+            2560,
+            &[
+                (QuantType::Q4_K, 300),
+                (QuantType::Q6_K, 4096),
+                (QuantType::Q8_0, 17),
+                (QuantType::F32, 21),
+            ],
+        ),
+        (256, &[(QuantType::Q5_K, 16), (QuantType::IQ4_XS, 263)]),
+        (5120, &[(QuantType::Q4_K, 1280), (QuantType::Q5_K, 250)]),
+    ];
+    for (case, (cols, matrices)) in cases.iter().enumerate() {
+        let cols = *cols;
+        let matrices: Vec<Matrix> = matrices
+            .iter()
+            .map(|&(ty, rows)| Matrix::new(gpu, &mut random, ty, rows, cols))
+            .collect();
+        let row = gpu.upload(&random.normals(cols, 3.0)).unwrap();
+        let weight = gpu.upload(&random.between(cols, 0.5, 1.5)).unwrap();
+        let outs = || -> Vec<Buffer<f32>> {
+            let all = matrices.iter().map(|m| poisoned::<f32>(gpu, m.rows));
+            all.collect()
+        };
+        let segments = |outs: &[Buffer<f32>]| -> Vec<Segment> {
+            let all = matrices.iter().zip(outs);
+            all.map(|(m, out)| m.segment(out.ptr(), Write::Store))
+                .collect()
+        };
+        let (expected, found) = (outs(), outs());
+        let (_halves, _floats, x) = world.forms(cols);
+        let shape = Rms {
+            width: cols,
+            eps: EPS,
+        };
+        let rows = Residual::of(row.ptr());
+        let mut launches = vec![norm::rms(shape, 1, world.source(), rows, weight.ptr(), x)];
+        launches.extend(world.products(cols, &segments(&expected), x));
+        let input = Input::Normed {
+            row: row.ptr(),
+            weight: weight.ptr(),
+            eps: EPS,
+        };
+        let one = one::launch(world.card, cols, &segments(&found), input, Results::Each);
+        launches.push(one.unwrap());
+        gpu.launch(&launches);
+        for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
+            let (a, b) = (a.download(gpu).unwrap(), b.download(gpu).unwrap());
+            assert!(b.iter().all(|v| v.is_finite()));
+            same_bits(&format!("case {case}, matrix {i}"), &b, &a);
+        }
+    }
+}
+
+#[test]
+fn a_product_added_to_the_residual_stream_changes_no_bit() {
+    let Some(world) = World::open() else { return };
+    let (gpu, mut random) = (&world.gpu, Random::new(2));
+    for (ty, rows, cols) in [
+        (QuantType::BF16, 1024, 2048),
+        (QuantType::BF16, 1024, 3584),
+        (QuantType::Q4_K, 2560, 6144),
+        (QuantType::Q8_0, 1031, 768),
+    ] {
+        let matrix = Matrix::new(gpu, &mut random, ty, rows, cols);
+        let row = gpu.upload(&random.normals(cols, 1.0)).unwrap();
+        let before = random.normals(rows, 2.0);
+        let streams = [(); 2].map(|()| gpu.upload(&before).unwrap());
+        let (_halves, _floats, x) = world.forms(cols);
+        let segments = [0, 1].map(|i| [matrix.segment(streams[i].ptr(), Write::Add)]);
+        let mut launches = vec![norm::convert(cols, 1, world.source(), row.ptr(), x)];
+        launches.extend(world.products(cols, &segments[0], x));
+        let input = Input::Halves(x.f16);
+        let one = one::launch(world.card, cols, &segments[1], input, Results::Each);
+        launches.push(one.unwrap());
+        gpu.launch(&launches);
+        let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
+        same_bits(&format!("{} {rows} x {cols}", ty.name()), &b, &a);
+        assert!(b != before);
+    }
+}
+
+#[test]
+fn a_gated_unit_behind_products_changes_no_bit() {
+    let Some(world) = World::open() else { return };
+    let (gpu, mut random) = (&world.gpu, Random::new(3));
+    for (ty, width, cols) in [
+        (QuantType::BF16, 3584, 1024),
+        (QuantType::Q4_K, 1536, 2560),
+        (QuantType::Q6_K, 256, 512),
+    ] {
+        let matrices = [(); 2].map(|()| Matrix::new(gpu, &mut random, ty, width, cols));
+        let row = gpu.upload(&random.normals(cols, 3.0)).unwrap();
+        let weight = gpu.upload(&random.between(cols, 0.5, 1.5)).unwrap();
+        let (_halves, _floats, x) = world.forms(cols);
+        let projected = [(); 2].map(|()| poisoned::<f32>(gpu, width));
+        let [expected, found] = [(); 2].map(|()| gpu.filled(Input16::bytes(width), 0).unwrap());
+        let segments = [0, 1].map(|i| matrices[i].segment(projected[i].ptr(), Write::Store));
+        let shape = Rms {
+            width: cols,
+            eps: EPS,
+        };
+        let rows = Residual::of(row.ptr());
+        let mut launches = vec![norm::rms(shape, 1, world.source(), rows, weight.ptr(), x)];
+        launches.extend(world.products(cols, &segments, x));
+        let out = Out {
+            f16: expected.ptr(),
+            ..Out::default()
+        };
+        let from = (projected[0].ptr(), projected[1].ptr(), width);
+        launches.push(ffn::swiglu(width, 1, world.source(), from, out));
+        let input = Input::Normed {
+            row: row.ptr(),
+            weight: weight.ptr(),
+            eps: EPS,
+        };
+        let gated = Results::Gated(found.ptr());
+        let one = one::launch(world.card, cols, &segments, input, gated);
+        launches.push(one.unwrap());
+        gpu.launch(&launches);
+        let [a, b]: [Vec<u8>; 2] = [expected, found].map(|halves| halves.download(gpu).unwrap());
+        assert!(a == b, "{} {width} x {cols}", ty.name());
+        assert!(a.iter().any(|byte| *byte != 0));
+    }
+}
+
+/// Shapes that are left to the launches of any other step.
+#[test]
+fn what_does_not_fit_a_block_is_refused() {
+    let card = Card {
+        multiprocessors: 82,
+        shared: 99 << 10,
+    };
+    let segment = |kind, rows| Segment {
+        kind,
+        rows,
+        weight: 256,
+        out: 256,
+        stride: rows,
+        write: Write::Store,
+    };
+    let (halves, normed) = (
+        Input::Halves(256),
+        Input::Normed {
+            row: 256,
+            weight: 256,
+            eps: EPS,
+        },
+    );
+    let fits = |cols, segments: &[Segment], input, results| {
+        one::launch(card, cols, segments, input, results).is_some()
+    };
+    let f16 = segment(Kind::F16, 1024);
+    assert!(fits(2048, &[f16], halves, Results::Each));
+    assert!(!fits(3584, &[f16], halves, Results::Each));
+    assert!(!fits(1000, &[f16], halves, Results::Each));
+    let f32 = segment(Kind::F32, 16);
+    assert!(fits(1024, &[f16, f32], normed, Results::Each));
+    assert!(!fits(1024, &[f16, f32], halves, Results::Each));
+    assert!(!fits(1024, &[f32], normed, Results::Each));
+    let gated = Results::Gated(256);
+    assert!(fits(1024, &[f16, f16], normed, gated));
+    assert!(!fits(1024, &[f16, segment(Kind::F16, 768)], normed, gated));
+    assert!(!fits(1024, &[f16], normed, gated));
+    // A warp would have 5,120 values to add up.
+    let large = segment(Kind::Q4K, 17408);
+    assert!(!fits(5120, &[large, large], normed, gated));
+}
