@@ -87,6 +87,10 @@ pub(crate) struct Entry {
     pub(crate) session: Option<Arc<str>>,
     /// Whether it stands behind the head of a prompt.
     pub(crate) head: bool,
+    /// Whether a prompt went on from it.
+    pub(crate) resumed: bool,
+    /// Whether its conversation has come more than once: a prompt that went on from an earlier turn led to it.
+    pub(crate) returned: bool,
     /// Whether it has been looked at for the store.
     pub(crate) offered: bool,
 }
@@ -196,8 +200,11 @@ impl PrefixCache {
                 entry.used = self.tick;
             }
         }
-        if let (Some(entry), Some(session)) = (self.radix.get_mut(key), session) {
-            entry.session = Some(Arc::clone(session));
+        if let Some(entry) = self.radix.get_mut(key) {
+            entry.resumed = true;
+            if let Some(session) = session {
+                entry.session = Some(Arc::clone(session));
+            }
         }
         let position = self.radix.depth(key);
         self.stats.hits += 1;
@@ -217,7 +224,8 @@ impl PrefixCache {
     ) -> Result<(), DeviceError> {
         let (head, session) = mark;
         self.tick += 1;
-        let there = self.radix.along(tokens).last().copied();
+        let along = self.radix.along(tokens);
+        let there = along.last().copied();
         if let Some(key) = there.filter(|key| self.radix.depth(*key) == tokens.len()) {
             if let Some(entry) = self.radix.get_mut(key) {
                 entry.used = self.tick;
@@ -242,11 +250,16 @@ impl PrefixCache {
             }
         };
         self.stats.saved += 1;
+        // What went on from a head may be anybody's first turn; what went on from a turn is that conversation's next.
+        let again = |entry: &Entry| !entry.head && (entry.resumed || entry.returned);
+        let mut earlier = along.iter().filter_map(|key| self.radix.get(*key));
         let entry = Entry {
             snapshot: info.id,
             used: self.tick,
             session: session.cloned(),
             head,
+            resumed: false,
+            returned: earlier.any(again),
             offered: false,
         };
         self.insert(runner, tokens, entry);
@@ -327,6 +340,8 @@ impl PrefixCache {
                         used: self.tick,
                         session: session.cloned(),
                         head: false,
+                        resumed: false,
+                        returned: false,
                         offered: true,
                     };
                     self.insert(runner, tokens, entry);

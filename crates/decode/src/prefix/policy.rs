@@ -2,11 +2,16 @@
 //!
 //! Costs are told by what a state would be wanted for. One that another continues is only wanted by an edit of
 //! the past, and then the one before it costs but the tokens between. One that nothing continues is where a
-//! conversation goes on. One that several continue, or that stands behind a head, is what new conversations
-//! begin with.
+//! conversation goes on. One that several continue is what new conversations begin with.
+//!
+//! A conversation is kept from requests made on its side: titles, summaries, the errands of an agent. Those come
+//! once, so what tells a conversation from them is its name, or that it came back. Half of the states may be kept
+//! so, those used last; the other half is for whoever comes, or new conversations would never get a place among
+//! old ones that nobody ends.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::Entry;
 use super::radix::{Key, Radix};
@@ -16,9 +21,9 @@ use super::radix::{Key, Radix};
 pub(crate) enum Worth {
     /// Exactly one continues it: as dear as the tokens between it and the one before.
     Passed(usize),
-    /// Nothing continues it.
+    /// Nothing continues it, or it stands behind the head of a prompt that has not come twice.
     Tip,
-    /// The longest of its session, or the head of a conversation.
+    /// The end of a conversation that has a name or came back, or a head that several prompts began with.
     Kept,
     /// Several continue it.
     Shared,
@@ -27,27 +32,63 @@ pub(crate) enum Worth {
 /// How dear each state is.
 pub(crate) fn worths(radix: &Radix<Entry>) -> BTreeMap<Key, Worth> {
     let mut worths = BTreeMap::new();
-    let mut longest = BTreeMap::new();
     for (key, depth, entry) in radix.entries() {
-        let after = radix.after(key).len();
-        let worth = match after {
-            0 | 1 if entry.head => Worth::Kept,
+        let worth = match radix.after(key).len() {
             0 => Worth::Tip,
+            1 if entry.head => Worth::Tip,
             1 => Worth::Passed(depth - radix.before(key).map_or(0, |before| radix.depth(before))),
             _ => Worth::Shared,
         };
         worths.insert(key, worth);
-        if let (Some(session), Worth::Tip) = (&entry.session, worth) {
-            let best = longest
-                .entry(session.clone())
-                .or_insert((depth, entry.used, key));
-            *best = (*best).max((depth, entry.used, key));
-        }
     }
-    for (_, _, key) in longest.into_values() {
+    let used = |key: &Key| radix.get(*key).map_or(0, |entry| entry.used);
+    let mut kept: Vec<Key> = worth_keeping(radix, &worths).into_iter().collect();
+    kept.sort_by_key(|key| Reverse(used(key)));
+    kept.truncate((radix.len() / 2).max(1));
+    for key in kept {
         worths.insert(key, Worth::Kept);
     }
     worths
+}
+
+/// The tips that are kept from side requests, while there is room for that.
+///
+/// Of a name these are two: the longest, which is the conversation from its first turn on, and the one that came
+/// back last, which is the conversation after it was begun anew or cut short under its old name.
+fn worth_keeping(radix: &Radix<Entry>, worths: &BTreeMap<Key, Worth>) -> BTreeSet<Key> {
+    let mut kept = BTreeSet::new();
+    let mut longest: BTreeMap<Arc<str>, (usize, u64, Key)> = BTreeMap::new();
+    let mut latest: BTreeMap<Arc<str>, (u64, Key)> = BTreeMap::new();
+    for (key, depth, entry) in radix.entries() {
+        if worths.get(&key) != Some(&Worth::Tip) {
+            continue;
+        }
+        if entry.head && entry.resumed {
+            kept.insert(key);
+            continue;
+        }
+        // What an entry behind the head is followed by is longer, and of the same conversation.
+        if !radix.after(key).is_empty() {
+            continue;
+        }
+        let Some(session) = &entry.session else {
+            if entry.returned {
+                kept.insert(key);
+            }
+            continue;
+        };
+        let long = (depth, entry.used, key);
+        let best = longest.entry(Arc::clone(session)).or_insert(long);
+        *best = (*best).max(long);
+        if entry.returned {
+            let late = (entry.used, key);
+            let best = latest.entry(Arc::clone(session)).or_insert(late);
+            *best = (*best).max(late);
+        }
+    }
+    kept.extend(longest.into_values().map(|(.., key)| key));
+    kept.extend(latest.into_values().map(|(_, key)| key));
+    kept
 }
 
 /// The state to give up: the least dear, among equals the one longest unused.
@@ -77,16 +118,66 @@ mod tests {
     use super::*;
     use contract::{SnapshotId, TokenId};
 
-    /// Entries as `(tokens, last use, session, head)`.
-    fn tree(entries: &[(&str, u64, Option<&str>, bool)]) -> Radix<Entry> {
+    /// An entry of a text, without a name.
+    #[derive(Clone, Copy, Default)]
+    struct Saved {
+        text: &'static str,
+        used: u64,
+        session: Option<&'static str>,
+        head: bool,
+        resumed: bool,
+        returned: bool,
+    }
+
+    const fn saved(text: &'static str, used: u64) -> Saved {
+        Saved {
+            text,
+            used,
+            session: None,
+            head: false,
+            resumed: false,
+            returned: false,
+        }
+    }
+
+    impl Saved {
+        const fn of(self, session: &'static str) -> Saved {
+            Saved {
+                session: Some(session),
+                ..self
+            }
+        }
+
+        const fn head(self) -> Saved {
+            Saved { head: true, ..self }
+        }
+
+        const fn resumed(self) -> Saved {
+            Saved {
+                resumed: true,
+                ..self
+            }
+        }
+
+        const fn returned(self) -> Saved {
+            Saved {
+                returned: true,
+                ..self
+            }
+        }
+    }
+
+    fn tree(entries: &[Saved]) -> Radix<Entry> {
         let mut radix = Radix::default();
-        for (text, used, session, head) in entries {
-            let tokens: Vec<TokenId> = text.bytes().map(|b| TokenId(u32::from(b))).collect();
+        for saved in entries {
+            let tokens: Vec<TokenId> = saved.text.bytes().map(|b| TokenId(b.into())).collect();
             let entry = Entry {
-                snapshot: SnapshotId(*used),
-                used: *used,
-                session: session.map(Into::into),
-                head: *head,
+                snapshot: SnapshotId(saved.used),
+                used: saved.used,
+                session: saved.session.map(Into::into),
+                head: saved.head,
+                resumed: saved.resumed,
+                returned: saved.returned,
                 offered: false,
             };
             radix.insert(&tokens, entry);
@@ -95,7 +186,7 @@ mod tests {
     }
 
     /// The order in which entries go, by the tick of their last use.
-    fn order(entries: &[(&str, u64, Option<&str>, bool)]) -> Vec<u64> {
+    fn order(entries: &[Saved]) -> Vec<u64> {
         let mut radix = tree(entries);
         let gone = std::iter::from_fn(|| {
             let key = victim(&radix)?;
@@ -104,52 +195,121 @@ mod tests {
         gone.collect()
     }
 
+    /// The entry that goes first, by the tick of its last use.
+    fn first(entries: &[Saved]) -> u64 {
+        order(entries)[0]
+    }
+
     #[test]
     fn the_past_of_a_conversation_thins_out_before_its_end_goes() {
         // Passed states 2 (2 tokens behind 1), 3 (4 behind) and 1 (8), then the tip.
         let line = [
-            ("aaaaaaaa", 1, None, false),
-            ("aaaaaaaabb", 2, None, false),
-            ("aaaaaaaabbcccc", 3, None, false),
-            ("aaaaaaaabbccccd", 4, None, false),
+            saved("aaaaaaaa", 1),
+            saved("aaaaaaaabb", 2),
+            saved("aaaaaaaabbcccc", 3),
+            saved("aaaaaaaabbccccd", 4),
         ];
         assert_eq!(order(&line), [2, 3, 1, 4]);
     }
 
     #[test]
-    fn a_conversation_nobody_uses_goes_before_one_in_use_and_heads_last() {
-        let talks = [
-            ("hhaa", 5, None, false),
-            ("hhbb", 3, None, false),
-            ("hh", 1, None, false),
-        ];
+    fn a_conversation_nobody_uses_goes_before_one_in_use_and_what_they_share_last() {
+        let talks = [saved("hhaa", 5), saved("hhbb", 3), saved("hh", 1)];
         assert_eq!(order(&talks), [3, 1, 5]);
         let with_head = [
-            ("hhaa", 5, None, false),
-            ("hhbb", 3, None, false),
-            ("hh", 4, None, true),
+            saved("hhaa", 5),
+            saved("hhbb", 3),
+            saved("hh", 4).head().resumed(),
         ];
         assert_eq!(order(&with_head), [3, 5, 4]);
     }
 
     #[test]
+    fn a_head_that_came_once_is_no_dearer_than_the_prompt_behind_it() {
+        let once = [
+            saved("hhaa", 4),
+            saved("hh", 3).head(),
+            saved("gg", 1).head(),
+            saved("ggbb", 2),
+        ];
+        assert_eq!(order(&once), [1, 2, 3, 4]);
+    }
+
+    #[test]
     fn a_side_request_of_a_session_goes_before_its_conversation() {
-        let session = Some("s");
         let talks = [
-            ("abcdef", 1, session, false),
-            ("xy", 9, session, false),
-            ("q", 5, None, false),
+            saved("abcdef", 1).of("s"),
+            saved("xy", 9).of("s"),
+            saved("q", 5),
         ];
         assert_eq!(order(&talks), [5, 9, 1]);
     }
 
     #[test]
+    fn requests_beside_a_named_conversation_go_first_whether_they_bear_its_name_or_none() {
+        for name in [None, Some("s")] {
+            let side = |text, used| Saved {
+                session: name,
+                ..saved(text, used)
+            };
+            let talks = [
+                saved("abcdef", 1).of("s"),
+                side("x", 6).head(),
+                side("xy", 7),
+                side("z", 8).head(),
+                side("zz", 9),
+            ];
+            assert_eq!(*order(&talks).last().unwrap(), 1, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_conversation_that_came_back_needs_no_name() {
+        let talks = [
+            saved("abcdef", 1).returned(),
+            saved("x", 2),
+            saved("y", 3),
+            saved("z", 4),
+        ];
+        assert_eq!(order(&talks), [2, 3, 4, 1]);
+    }
+
+    #[test]
+    fn a_conversation_begun_anew_under_its_name_is_kept_once_it_came_back() {
+        let anew = |returned| Saved {
+            returned,
+            ..saved("pq", 5).of("s")
+        };
+        let others = [
+            saved("abcdef", 4).of("s").returned(),
+            saved("x", 6),
+            saved("y", 7),
+        ];
+        let [old, x, y] = others;
+        assert_eq!(first(&[old, x, y, anew(false)]), 5);
+        assert_eq!(first(&[old, x, y, anew(true)]), 6);
+    }
+
+    #[test]
+    fn old_names_leave_half_of_the_places_to_newcomers() {
+        let names = ["a", "b", "c", "d", "e"];
+        let texts = ["aa", "bb", "cc", "dd", "ee"];
+        let mut talks: Vec<Saved> = (names.iter().zip(texts).zip(1..))
+            .map(|((name, text), used)| saved(text, used).of(name).returned())
+            .collect();
+        talks.push(saved("new", 9));
+        // Kept are 5, 4 and 3.
+        assert_eq!(first(&talks), 1);
+        assert_eq!(first(&talks[1..]), 2);
+    }
+
+    #[test]
     fn what_another_continues_need_not_outlive_the_process() {
         let radix = tree(&[
-            ("ab", 1, None, false),
-            ("abcd", 2, None, false),
-            ("x", 3, None, true),
-            ("xyz", 4, None, false),
+            saved("ab", 1),
+            saved("abcd", 2),
+            saved("x", 3).head(),
+            saved("xyz", 4),
         ]);
         let kept: Vec<u64> = lasting(&radix)
             .iter()

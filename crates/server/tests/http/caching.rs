@@ -191,3 +191,41 @@ async fn the_surest_name_of_a_conversation_counts() {
         assert_eq!(session, expected, "{fields} {headers:?}");
     }
 }
+
+#[tokio::test]
+async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
+    let name = [("x-claude-code-session-id", "main")];
+    // Under one name from the first turn on; without any from the second.
+    for (own, beside, turns) in [
+        (&name[..], &[][..], 3),
+        (&name[..], &name[..], 3),
+        (&[][..], &[][..], 5),
+    ] {
+        let plan = plan();
+        let prefix = PrefixConfig {
+            slots: 4,
+            ..plan.prefix
+        };
+        let house = Plan { prefix, ..plan }.open().await;
+        for n in (3..=turns).step_by(2) {
+            cached(&house, messages(n), &json!({}), own).await;
+        }
+        for side in 0..6 {
+            let instruction = format!("Errand {side}: {}", "make a title of this, ".repeat(4));
+            let text = format!("{side} {}", "some of what was said, ".repeat(3));
+            let errand = vec![
+                json!({"role": "system", "content": instruction}),
+                json!({"role": "user", "content": text}),
+            ];
+            // Shorter than the conversation, as such errands are, and long enough to be kept.
+            let found = cached(&house, errand, &json!({"max_tokens": 4}), beside).await;
+            assert_eq!(found, 0);
+        }
+        let next = cached(&house, messages(turns + 2), &json!({}), own).await;
+        let whole = ask(&house, "chat", turns).await.0;
+        assert!(
+            next + 64 + 24 > whole,
+            "{own:?} beside {beside:?}: {next} of {whole} tokens were still there"
+        );
+    }
+}
