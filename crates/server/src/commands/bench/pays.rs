@@ -5,6 +5,8 @@
 //! any way of drafting could ask of them. Each way is then a scheduler of its own over what was kept, and each of
 //! its passes takes the time that the stored costs name.
 
+#![allow(clippy::print_stderr, reason = "figures are printed")]
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -426,6 +428,7 @@ fn drafting_pays_on_code_and_costs_next_to_nothing_where_it_does_not() {
     let of = (info, Rc::new(told));
     let all: Vec<usize> = (0..of.1.len()).collect();
     let stop = gains(&of, &all, (Way::Stop, 1.0));
+    eprintln!("  plain time over drafted time: {stop:.3?}");
     assert_eq!(stop.len(), 5);
     assert!(suffices(&stop), "{stop:?}");
     // Neither what came before nor the machine is of the essence: the other way round, every class by itself, and
@@ -440,14 +443,17 @@ fn drafting_pays_on_code_and_costs_next_to_nothing_where_it_does_not() {
         for dear in [0.8, 1.0, 1.2] {
             let found = gains(&of, order, (Way::Stop, dear));
             let worst = found.values().copied().fold(f64::INFINITY, f64::min);
+            eprintln!("  passes {dear} times as dear: {found:.3?}");
             assert!(worst >= NEVER_BELOW, "{dear}, {order:?}: {found:?}");
         }
     }
     // Without the stop, and without knowing how sure the target is, it is another matter.
     let always = gains(&of, &all, (Way::Always, 1.0));
+    eprintln!("  a whole tree every time: {always:.3?}");
     assert!(always["source"] < 0.5 && !suffices(&always), "{always:?}");
     for nats in [0.02, 0.1, 0.3] {
         let blind = gains(&of, &all, (Way::Blind(nats), 1.0));
+        eprintln!("  every token as unexpected as {nats} nats: {blind:.3?}");
         assert!(!suffices(&blind), "{nats}: {blind:?}");
     }
 }
