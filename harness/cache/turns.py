@@ -34,8 +34,8 @@ class Server:
     def __init__(self, args, flags):
         self.port = free_port()
         command = [args.hearth, "serve", *args.model, "--port", str(self.port), "--max-sequences", "1",
-                   "--max-ctx", str(args.context or args.tokens * 2), *flags]
-        self.log = tempfile.TemporaryFile()
+                   "--max-ctx", str(args.context or args.tokens * 2), "--log", args.log_level, *flags]
+        self.log = open(args.log, "ab+") if args.log else tempfile.TemporaryFile()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         until = time.time() + 120
         while time.time() < until:
@@ -58,12 +58,14 @@ class Server:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/chat/completions",
                                          json.dumps(body).encode(), {"content-type": "application/json"})
         begun, first, text, usage = time.monotonic(), None, "", None
+        self.timings = {}
         with urllib.request.urlopen(request, timeout=600) as answer:
             for line in answer:
                 if not line.startswith(b"data: {"):
                     continue
                 chunk = json.loads(line[6:])
                 usage = chunk.get("usage") or usage
+                self.timings = chunk.get("timings") or self.timings
                 for choice in chunk.get("choices", []):
                     delta = choice["delta"]
                     piece = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
@@ -94,9 +96,11 @@ def conversation(tokens, seed=1):
     return messages
 
 
-def tell(what, first, usage, **more):
+def tell(what, first, usage, server, **more):
+    """One line; `engine_ms` is the engine's part, from admission to the first row."""
     details = usage.get("prompt_tokens_details", {})
-    print(json.dumps({"way": what, "first_token_ms": round(first * 1000, 1), "prompt_tokens": usage["prompt_tokens"],
+    print(json.dumps({"way": what, "first_token_ms": round(first * 1000, 1),
+                      "engine_ms": server.timings.get("prefill_ms"), "prompt_tokens": usage["prompt_tokens"],
                       "cached_tokens": details.get("cached_tokens", 0), **more}), flush=True)
 
 
@@ -106,20 +110,20 @@ def turns(args, folder):
     server = Server(args, flags)
     server.ask([{"role": "user", "content": "hi"}])
     cold, reply, usage = server.ask(first_turn)
-    tell("turn 1, cold", cold, usage)
+    tell("turn 1, cold", cold, usage, server)
     second_turn = first_turn + [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
     warm, text, usage = server.ask(second_turn)
-    tell("turn 2, from memory", warm, usage, share_of_cold=round(warm / cold, 4))
+    tell("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
     other = conversation(args.tokens // 2, seed=2)
     between, _, usage = server.ask(other)
-    tell("another conversation, cold", between, usage)
+    tell("another conversation, cold", between, usage, server)
     again, repeated, usage = server.ask(second_turn)
-    tell("turn 2 once more, after the other", again, usage, share_of_cold=round(again / cold, 4))
+    tell("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
     third_turn = second_turn + [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
     server.stop()
     server = Server(args, flags)
     begun, after, usage = server.ask(third_turn)
-    tell("turn 3, after a restart", begun, usage, share_of_cold=round(begun / cold, 4))
+    tell("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
     server.stop()
     plain = Server(args, ["--prefix-cache-slots", "0"])
     expected = [plain.ask(turn)[1] for turn in (first_turn, second_turn, third_turn)]
@@ -162,6 +166,8 @@ def main():
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--context", type=int, help="of the server; a word is two to three tokens to some models")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--log", help="a file that gets what the servers log; `--log-level` is theirs")
+    parser.add_argument("--log-level", default="info")
     args, more = parser.parse_known_args()
     args.model += more
     folder = tempfile.mkdtemp()

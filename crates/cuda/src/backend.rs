@@ -64,8 +64,8 @@ struct Layout {
     weights: Weights,
     state: State,
     plans: Plans,
-    /// Bytes of weights, cached rows, states, scratch and all of the draft.
-    sizes: [u64; 5],
+    /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the host.
+    sizes: [u64; 6],
     /// Whether the draft's weights come later.
     lazy: bool,
 }
@@ -79,10 +79,18 @@ fn at_open(lazy: bool) -> &'static [Owner] {
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, (card, windows): (&Card, bool), bases: [u64; 5]) -> Layout {
-        let [mut weights, mut kv, mut states, mut scratch, mut draft] = bases.map(Carver::new);
+    fn new(plan: &OpenPlan, (card, windows): (&Card, bool), bases: [u64; 6]) -> Layout {
+        let [
+            mut weights,
+            mut kv,
+            mut states,
+            mut scratch,
+            mut draft,
+            mut table,
+        ] = bases.map(Carver::new);
         let spec = plan.draft.as_ref().map(|draft| &*draft.spec);
-        let placed = Weights::new(&plan.target, &mut weights, spec, &mut draft);
+        let of_target = (&*plan.target, &mut weights);
+        let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
         let facts = Facts {
@@ -96,12 +104,13 @@ impl Layout {
             weights: placed,
             state,
             plans,
-            sizes: [weights, kv, states, scratch, draft].map(|carver| carver.used() + REGION_ALIGN),
+            sizes: [weights, kv, states, scratch, draft, table]
+                .map(|carver| carver.used() + REGION_ALIGN),
         }
     }
 
     fn memory(&self) -> MemoryPlan {
-        let [weights, kv, states, scratch, draft] = self.sizes;
+        let [weights, kv, states, scratch, draft, table] = self.sizes;
         let loading = self.weights.staging_bytes(at_open(self.lazy));
         let mut running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
         if self.lazy {
@@ -115,7 +124,7 @@ impl Layout {
             draft_bytes: draft,
             mapped_bytes: 0,
             driver_bytes: DRIVER_BYTES,
-            pinned_bytes: loading.max(running) as u64,
+            pinned_bytes: table + loading.max(running) as u64,
         }
     }
 }
@@ -173,7 +182,7 @@ impl CudaBackend {
         }
     }
 
-    fn layout(&self, plan: &OpenPlan, bases: [u64; 5]) -> Layout {
+    fn layout(&self, plan: &OpenPlan, bases: [u64; 6]) -> Layout {
         Layout::new(plan, (&self.card, self.options.windows), bases)
     }
 
@@ -197,7 +206,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
     pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
         self.checked(plan)?;
-        Ok(self.layout(plan, [0; 5]).plans.units())
+        Ok(self.layout(plan, [0; 6]).plans.units())
     }
 
     /// Opens a runner by its own type, so that tests can look inside.
@@ -207,7 +216,7 @@ impl CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&plan)?;
-        let planned = self.layout(&plan, [0; 5]);
+        let planned = self.layout(&plan, [0; 6]);
         let memory = planned.memory();
         let gpu = Gpu::open(self.card.ordinal)?;
         let free = gpu.memory()?.0;
@@ -218,7 +227,7 @@ impl CudaBackend {
         let with_context = |context: usize| {
             let mut other = plan.clone();
             other.limits.context = context;
-            self.layout(&other, [0; 5]).memory().total_bytes()
+            self.layout(&other, [0; 6]).memory().total_bytes()
         };
         let context = plan.limits.context;
         allowance.require(&memory, context, &self.name(), with_context)?;
@@ -229,7 +238,7 @@ impl CudaBackend {
         })?;
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
-        let regions = Regions::new(&gpu, planned.sizes, byte)?;
+        let mut regions = Regions::new(&gpu, planned.sizes, byte)?;
         let layout = self.layout(&plan, regions.bases());
         let sources = Sources {
             target: &*plan.weights,
@@ -238,6 +247,8 @@ impl CudaBackend {
         let began = Instant::now();
         let whose = at_open(layout.lazy);
         layout.weights.load(&gpu, (sources, whose), progress)?;
+        let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
+        layout.weights.load_table(sources, table)?;
         let loaded = began.elapsed();
         let mode = match self.options.eager {
             true => Mode::Eager,
@@ -260,7 +271,7 @@ impl CudaBackend {
         let chains = self.options.chains;
         let engine = Engine::new(gpu, target, layout.state, regions, made, chains)?;
         let taken = free.saturating_sub(engine.gpu().memory()?.0);
-        let planned: u64 = planned.sizes.iter().sum();
+        let planned: u64 = planned.sizes[..5].iter().sum();
         tracing::info!(
             device = %info.device.id,
             kernels = units.len(),
@@ -303,7 +314,7 @@ impl Backend for CudaBackend {
 
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
         self.checked(plan)?;
-        Ok(self.layout(plan, [0; 5]).memory())
+        Ok(self.layout(plan, [0; 6]).memory())
     }
 
     fn open(

@@ -1,12 +1,16 @@
 //! Page-locked host memory that is used again: locking pages takes twenty times as long as copying them.
 //!
 //! Measured beside an H200: 157 MB are locked in 68 to 110 ms and copied in 3. So blocks that come back are kept, and
-//! once a large one was wanted, a thread locks the next before it is.
+//! once a large one was wanted, a thread locks the next before it is. While it does, launches may have to wait for the
+//! driver: so while somebody waits for a token the thread sees to it that there is one, and does the rest in a pause or beside long
+//! chunks of a prompt, whose launches are queued far ahead.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use contract::DeviceError;
 
@@ -14,8 +18,12 @@ use crate::driver::{Courier, Gpu, Pinned};
 
 /// Blocks of at least this many bytes are locked ahead of time, and have sizes that are multiples of it.
 const LARGE: usize = 16 << 20;
-/// Blocks of one size that wait to be wanted.
-const AHEAD: usize = 2;
+/// Blocks of one size that wait to be wanted, once there was time: what the next turns of conversations save.
+const AHEAD: usize = 4;
+/// The card has a pause when nobody asked for it this long.
+const PAUSE: Duration = Duration::from_millis(150);
+/// Rows of a pass beside which memory may be locked.
+const LONG: usize = 1024;
 
 /// Blocks that nobody uses just now, by their size.
 type Idle = Arc<Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>>;
@@ -27,6 +35,25 @@ pub(crate) struct HostPool {
     courier: Courier,
     /// Sizes of which the thread shall have some ready; `None` until the first is wanted.
     ahead: Mutex<Option<Ahead>>,
+    work: Arc<Work>,
+}
+
+/// When the card was last asked for anything.
+struct Work {
+    begun: Instant,
+    /// Milliseconds after that.
+    last: AtomicU64,
+    /// Whether for a long pass.
+    long: AtomicBool,
+    over: AtomicBool,
+}
+
+impl Work {
+    /// Whether nobody is kept waiting by a thread that holds the driver.
+    fn has_time(&self) -> bool {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        self.long.load(Ordering::Relaxed) || self.begun.elapsed().saturating_sub(last) >= PAUSE
+    }
 }
 
 struct Ahead {
@@ -57,7 +84,22 @@ impl HostPool {
             idle: Idle::default(),
             courier: gpu.courier(),
             ahead: Mutex::new(None),
+            work: Arc::new(Work {
+                begun: Instant::now(),
+                last: AtomicU64::new(0),
+                long: AtomicBool::new(false),
+                over: AtomicBool::new(false),
+            }),
         }
+    }
+
+    /// Tells that the card is at work on a pass of so many rows.
+    pub(crate) fn at_work(&self, rows: usize) {
+        self.work.long.store(rows >= LONG, Ordering::Relaxed);
+        let now = self.work.begun.elapsed().as_millis();
+        self.work
+            .last
+            .store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// A block of at least `bytes` bytes.
@@ -91,9 +133,19 @@ impl HostPool {
         let ahead = ahead.get_or_insert_with(|| {
             let (sizes, wanted) = mpsc::channel::<usize>();
             let (idle, courier) = (Arc::clone(&self.idle), self.courier.clone());
+            let pauses = Arc::clone(&self.work);
             let work = move || {
                 for size in wanted {
-                    while lock(&idle).get(&size).map_or(0, Vec::len) < AHEAD {
+                    loop {
+                        let ready = lock(&idle).get(&size).map_or(0, Vec::len);
+                        let over = pauses.over.load(Ordering::Relaxed);
+                        if ready >= AHEAD || over {
+                            break;
+                        }
+                        if ready > 0 && !pauses.has_time() {
+                            std::thread::sleep(PAUSE / 4);
+                            continue;
+                        }
                         // What cannot be locked is told to whoever wants it.
                         let Ok(memory) = courier.pinned(size) else {
                             break;
@@ -134,6 +186,7 @@ impl HostPool {
 
 impl Drop for HostPool {
     fn drop(&mut self) {
+        self.work.over.store(true, Ordering::Relaxed);
         if let Some(mut ahead) = lock(&self.ahead).take() {
             ahead.sizes = None;
             if let Some(thread) = ahead.thread.take() {

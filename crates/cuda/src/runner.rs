@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::time::Instant;
 
 use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
 use contract::snapshot::Owner;
@@ -203,6 +204,7 @@ impl CudaRunner {
         for pass in cut.passes(position, tokens.len()) {
             let asked = asked_within(asks, &pass);
             let mut head = ChunkHead::new(slot, position, pass.len());
+            self.host.at_work(pass.len());
             let result = self.engine.chunk(&mut head, &tokens[pass.clone()], &asked);
             let result = result.and_then(|rows| {
                 seen(&mut self.engine, pass.len())?;
@@ -233,6 +235,7 @@ impl CudaRunner {
                 }
             }
         }
+        self.host.at_work(step::ROWS);
         let rows = self.engine.step(&step, &asks);
         let mut rows = self.watched(rows)?.into_iter();
         for item in items {
@@ -302,6 +305,12 @@ impl CudaRunner {
         self.snapshots.insert(id, snapshot);
         info
     }
+}
+
+/// Says how long a call held the caller; the card may be at work for longer.
+fn told(call: &'static str, tokens: usize, begun: Instant) {
+    let us = begun.elapsed().as_micros() as u64;
+    tracing::debug!(call, tokens, us, "runner");
 }
 
 fn mover<'a>(gpu: &'a Gpu, map: &'a PageMap, host: &'a HostPool) -> CardMover<'a> {
@@ -392,7 +401,10 @@ impl Runner for CudaRunner {
         tokens: &[TokenId],
         asks: &[(usize, Ask)],
     ) -> Result<Vec<Row>, DeviceError> {
-        self.prefill_seen(seq, tokens, asks, &mut |_, _| Ok(()))
+        let begun = Instant::now();
+        let rows = self.prefill_seen(seq, tokens, asks, &mut |_, _| Ok(()));
+        told("prefill", tokens.len(), begun);
+        rows
     }
 
     fn draft(
@@ -485,22 +497,27 @@ impl Runner for CudaRunner {
 
     fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
+        let begun = Instant::now();
         let sequence = self.protocol().settled("snapshot", seq)?;
+        let position = sequence.position;
         let (engine, at) = (&self.engine, (sequence.slot, sequence.position));
         let saved = Snapshot::of_slot((engine.gpu(), &self.host), engine.state(), at, place);
         let mut saved = self.watched(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
             saved.pages = self.book.lock().keep(&sequence.table, sequence.position);
         }
+        told("snapshot", position, begun);
         Ok(self.keep_snapshot(saved))
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
         self.alive()?;
+        let begun = Instant::now();
         let saved = self
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
+        let position = saved.position;
         let slot = self.protocol().restore(seq, saved.position)?.slot;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             // Its own pages may be needed.
@@ -509,6 +526,7 @@ impl Runner for CudaRunner {
             self.book.lock().leave(table.into_iter());
         }
         let restored = self.restore_into(seq, snapshot);
+        self.host.at_work(0);
         let result = self.watched(restored);
         if result.is_err() && self.fault.is_none() {
             // An empty sequence is left behind.
@@ -520,6 +538,7 @@ impl Runner for CudaRunner {
             let cleared = self.engine.clear_slot(slot);
             self.watched(cleared)?;
         }
+        told("restore", position, begun);
         result
     }
 

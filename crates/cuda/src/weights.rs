@@ -3,6 +3,9 @@
 //! Matrices are repacked by the rule of their type ([`crate::pack`]), vectors become f32, the embedding table
 //! keeps its file layout because its rows are looked up. Loading shares the repacking out over threads, which
 //! write into page-locked buffers; finished buffers go to the card while the next are filled.
+//!
+//! The table of a large model stays in page-locked memory of the host: a step reads a row of 3 KB for each token, which
+//! is nothing beside its weights, and the table would take the card's place for tens of thousands of tokens.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +28,9 @@ const STAGE: usize = 16 << 20;
 const COPIES: usize = 2;
 /// More threads do not read a file faster.
 const MOST_THREADS: usize = 16;
+/// A table stays on the host where all weights are at least so many times as large: rows from there come later by a
+/// microsecond or two, which is more of a small model's step.
+const LARGE: usize = 16;
 
 /// A matrix `[rows, cols]` in the card's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +41,7 @@ pub(crate) struct Matrix {
     pub(crate) at: u64,
 }
 
-/// The embedding in the file's layout.
+/// The embedding in the file's layout, on the card or on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Table {
     pub(crate) ty: QuantType,
@@ -158,6 +164,8 @@ struct Item {
 pub(crate) enum Owner {
     Target,
     Draft,
+    /// The target's too, but it stays on the host.
+    Table,
 }
 
 /// What becomes of the file's bytes.
@@ -263,22 +271,31 @@ impl Plan<'_> {
 }
 
 impl Weights {
-    /// Lays out every weight of a plan that [`crate::check::plan`] has passed: the target's from `carver`, the
-    /// draft's from `draft_carver`.
+    /// Lays out every weight of a plan that [`crate::check::plan`] has passed: the target's from `carver`, its table
+    /// from `table_carver` if it stays on the host, the draft's from `draft_carver`.
     pub(crate) fn new(
-        spec: &ModelSpec,
-        carver: &mut Carver,
-        draft: Option<&DraftSpec>,
-        draft_carver: &mut Carver,
+        (spec, carver): (&ModelSpec, &mut Carver),
+        table_carver: &mut Carver,
+        (draft, draft_carver): (Option<&DraftSpec>, &mut Carver),
     ) -> Weights {
+        let mut table = Plan {
+            of: Owner::Table,
+            carver: table_carver,
+            items: Vec::new(),
+        };
         let mut plan = Plan {
             of: Owner::Target,
             carver,
             items: Vec::new(),
         };
+        let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
+        let keeper = match LARGE * spec.embedding.bytes() <= all {
+            true => &mut table,
+            false => &mut plan,
+        };
         let embedding = Table {
             ty: spec.embedding.ty,
-            at: plan.item(&spec.embedding, Form::Raw),
+            at: keeper.item(&spec.embedding, Form::Raw),
         };
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
@@ -291,6 +308,7 @@ impl Weights {
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
         let mut items = plan.items;
+        items.append(&mut table.items);
         let mut plan = Plan {
             of: Owner::Draft,
             carver: draft_carver,
@@ -318,6 +336,45 @@ impl Weights {
         let pieces: Vec<Piece<'_>> = self.of(whose).flat_map(Item::pieces).collect();
         let (threads, largest) = staging(&pieces);
         (threads + COPIES) * largest
+    }
+
+    /// Fills the host's memory with what stays there; `base` is its address.
+    pub(crate) fn load_table(
+        &self,
+        sources: Sources<'_>,
+        (base, table): (u64, &mut [u8]),
+    ) -> Result<(), DeviceError> {
+        for item in self.of(&[Owner::Table]) {
+            let begin = usize::try_from(item.at - base).unwrap_or(usize::MAX);
+            let table = &mut table[begin..][..item.form.bytes(&item.weight, item.weight.rows)];
+            let pieces: Vec<Piece<'_>> = item.pieces().collect();
+            let threads = staging(&pieces).0.max(1);
+            let each = pieces.len().div_ceil(threads).max(1);
+            let outcomes = thread::scope(|scope| {
+                let mut rest = table;
+                let mut hands = Vec::new();
+                for share in pieces.chunks(each) {
+                    let bytes = share.iter().map(|piece| piece.bytes).sum();
+                    let (own, others) = rest.split_at_mut(bytes);
+                    rest = others;
+                    hands.push(scope.spawn(move || {
+                        let mut rest = own;
+                        share.iter().try_for_each(|piece| {
+                            let (out, others) = std::mem::take(&mut rest).split_at_mut(piece.bytes);
+                            rest = others;
+                            piece.fill(sources, out)
+                        })
+                    }));
+                }
+                let joined = hands.into_iter().map(|hand| hand.join());
+                joined.collect::<Vec<_>>()
+            });
+            for outcome in outcomes {
+                // A panic there was told where it happened.
+                outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            }
+        }
+        Ok(())
     }
 
     /// Brings the weights of some files to their places on the card. Returns when all have arrived.

@@ -2,6 +2,11 @@
 //!
 //! The only place of the server that knows the device crates.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
 use contract::Backend;
 use cpu::CpuBackend;
 use cuda::CudaBackend;
@@ -43,6 +48,68 @@ pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<Ins
         read_bytes_per_s: cuda::read_bandwidth(card, &choice.card.compile)?,
         meter: cuda::Meter::open(card),
     }))
+}
+
+/// Looks again and again at what is free on a card, and remembers the least.
+pub struct Watch {
+    before: u64,
+    least: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+/// How often a watch looks.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Watches the memory of the card that `id` names, from now on; `None` for the CPU, and where nobody tells.
+///
+/// # Errors
+/// Where the card has gone, or no thread can be had.
+pub fn watch(id: &str) -> anyhow::Result<Option<Watch>> {
+    let Some(ordinal) = ordinal(id) else {
+        return Ok(None);
+    };
+    let cards = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    let card = cards.iter().find(|card| card.ordinal == ordinal);
+    let Some(meter) = card.and_then(cuda::Meter::open) else {
+        return Ok(None);
+    };
+    let Some(before) = meter.free_bytes() else {
+        return Ok(None);
+    };
+    let (least, over) = (
+        Arc::new(AtomicU64::new(before)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let theirs = (Arc::clone(&least), Arc::clone(&over));
+    let work = move || {
+        let (least, over) = theirs;
+        while !over.load(Ordering::Relaxed) {
+            if let Some(free) = meter.free_bytes() {
+                least.fetch_min(free, Ordering::Relaxed);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    };
+    let thread = std::thread::Builder::new().name("memory watch".to_owned());
+    Ok(Some(Watch {
+        before,
+        least,
+        over,
+        thread: thread.spawn(work)?,
+    }))
+}
+
+impl Watch {
+    /// Ends it: bytes by which the card had less free than at its beginning, at most.
+    pub fn most_taken(self) -> Option<u64> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().ok()?;
+        Some(
+            self.before
+                .saturating_sub(self.least.load(Ordering::Relaxed)),
+        )
+    }
 }
 
 /// The number of a card by its name.

@@ -1,8 +1,8 @@
-//! The memory a loaded model lives in: one allocation by purpose.
+//! The memory a loaded model lives in: one allocation by purpose, all but the table's on the card.
 
 use contract::DeviceError;
 
-use crate::driver::{Buffer, Gpu};
+use crate::driver::{Buffer, Gpu, Pinned};
 use crate::memory::REGION_ALIGN;
 
 /// Bytes that are written at once.
@@ -15,13 +15,15 @@ pub(crate) struct Regions {
     pub(crate) states: Buffer<u8>,
     pub(crate) scratch: Buffer<u8>,
     pub(crate) draft: Buffer<u8>,
+    /// Page-locked memory of the host; empty where nothing stays there.
+    pub(crate) table: Pinned<u8>,
 }
 
 impl Regions {
     /// Allocates regions of these sizes in bytes, [`REGION_ALIGN`] of which may go to alignment. Everything but the weights is filled with `byte`.
     pub(crate) fn new(
         gpu: &Gpu,
-        [weights, kv, states, scratch, draft]: [u64; 5],
+        [weights, kv, states, scratch, draft, table]: [u64; 6],
         byte: u8,
     ) -> Result<Regions, DeviceError> {
         let alloc = |bytes: u64| {
@@ -34,6 +36,7 @@ impl Regions {
             states: alloc(states)?,
             scratch: alloc(scratch)?,
             draft: alloc(draft)?,
+            table: gpu.pinned(usize::try_from(table).expect("a table fits an address"))?,
         };
         for buffer in [
             &mut regions.kv,
@@ -47,9 +50,10 @@ impl Regions {
     }
 
     /// First addresses, in the order of [`Regions::new`].
-    pub(crate) fn bases(&self) -> [u64; 5] {
-        self.all()
-            .map(|buffer| buffer.ptr().next_multiple_of(REGION_ALIGN))
+    pub(crate) fn bases(&self) -> [u64; 6] {
+        let [a, b, c, d, e] = self.all().map(Buffer::ptr);
+        let table = self.table.device_ptr();
+        [a, b, c, d, e, table].map(|address| address.next_multiple_of(REGION_ALIGN))
     }
 
     fn all(&self) -> [&Buffer<u8>; 5] {

@@ -167,3 +167,61 @@ fn json_of(lines: &[Line], room: u64, args: &InspectArgs) -> Value {
         "types": rows.collect::<Vec<Value>>(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use contract::{DraftLoad, DraftPlan, QuantType};
+    use model::synth::{SynthSpec, draft_for};
+
+    /// GiB planned for the 27B shape, upper bounds of what the driver takes included.
+    fn takes(capability: (u32, u32), (format, context): (KvFormat, usize)) -> f64 {
+        let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+        let loaded = spec.load().unwrap();
+        let made = draft_for(&loaded, QuantType::Q8_0, 1);
+        let card = cuda::Card {
+            capability,
+            multiprocessors: if capability == (9, 0) { 132 } else { 82 },
+            total_bytes: 24 << 30,
+            ..usual_card()
+        };
+        let plan = OpenPlan {
+            target: Arc::clone(&loaded.spec),
+            weights: Arc::clone(&loaded.weights),
+            draft: Some(DraftPlan {
+                spec: Arc::clone(&made.spec),
+                weights: Arc::clone(&made.weights),
+                kv: KvFormat::F16,
+                load: DraftLoad::AtOpen,
+            }),
+            exact: false,
+            kv: KvFormats {
+                k: format,
+                v: format,
+            },
+            limits: Limits {
+                sequences: 1,
+                context,
+                tree_nodes: 23,
+                prefill_chunk: 2048,
+            },
+        };
+        let memory = cuda::CudaBackend::new(card).estimate(&plan).unwrap();
+        memory.total_bytes() as f64 / f64::from(1 << 30)
+    }
+
+    /// The contexts that a home card is there for, with a draft beside the model and trees of 22 drafted nodes.
+    #[test]
+    fn long_contexts_fit_a_card_of_24_gib() {
+        for capability in [(8, 6), (9, 0)] {
+            for wanted in [
+                (KvFormat::Q8_0, 131_072 + 512),
+                (KvFormat::Q4_0, 262_144),
+                (KvFormat::Tq3_0, 262_144),
+            ] {
+                let gib = takes(capability, wanted);
+                assert!(gib < 23.6, "{wanted:?} on {capability:?}: {gib:.2} GiB");
+            }
+        }
+    }
+}

@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, value_parser};
 use contract::Tree;
 
+use super::depth::DepthArgs;
 use crate::cli::{DeviceArgs, OnOff};
 
 /// What stands below the flags in `hearth bench --help`.
@@ -16,7 +17,8 @@ pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:
     nodes) or SxN (S sequences with a tree of N each), draft. Medians over --reps runs, after one to warm up.\n\n  \
     hearth bench step --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --accept 8.3 --device cuda:0\n  \
     hearth bench tune model.gguf --draft draft.gguf --device cuda:0\n  \
-    hearth bench pay --device cpu --json lines.jsonl";
+    hearth bench pay --device cpu --json lines.jsonl\n  \
+    hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 --vram-limit 24GiB --at 512,131072";
 
 /// `hearth bench`.
 #[derive(Debug, Args)]
@@ -81,6 +83,8 @@ pub enum BenchPart {
     Step(StepArgs),
     /// Sweep the budget of drafted nodes over real prompts and tell the best one.
     Tune(TuneArgs),
+    /// Read one long prompt, measure passes on the way, and tell the memory that took.
+    Depth(DepthArgs),
     /// Answer real prompts plainly and with drafting in turn, and tell what drafting brings.
     Pay(PayArgs),
 }
@@ -212,13 +216,17 @@ pub(super) struct Form {
 impl BenchArgs {
     /// The trees that `--verify` lists.
     pub(super) fn forms(&self) -> anyhow::Result<Vec<Form>> {
-        self.verify
-            .split(',')
-            .map(str::trim)
-            .filter(|text| !text.is_empty())
-            .map(form)
-            .collect()
+        forms(&self.verify)
     }
+}
+
+/// Trees from a list such as `1,24,4x8`.
+pub(super) fn forms(list: &str) -> anyhow::Result<Vec<Form>> {
+    list.split(',')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+        .map(form)
+        .collect()
 }
 
 fn form(text: &str) -> anyhow::Result<Form> {

@@ -31,6 +31,10 @@ pub(super) struct Bench {
     /// The depth that the snapshot has.
     start: Option<(usize, SnapshotId)>,
     random: u64,
+    /// Whether all cases go on with one text, rather than each from the same tokens.
+    along: bool,
+    /// Milliseconds of reading so far, and the tokens that were read or decoded.
+    reading: (f64, usize),
 }
 
 impl Bench {
@@ -55,13 +59,46 @@ impl Bench {
             sequences: Vec::new(),
             start: None,
             random: 0x9e37_79b9_7f4a_7c15,
+            along: false,
+            reading: (0.0, 0),
         }
     }
 
-    /// Closes what is open.
-    pub(super) fn end(mut self) -> anyhow::Result<()> {
+    /// Lets every case go on where the one before it ended.
+    pub(super) fn along_one_text(mut self) -> Bench {
+        self.along = true;
+        self
+    }
+
+    /// Closes what is open; gives the report back.
+    pub(super) fn end(mut self) -> Report {
         self.leave();
-        Ok(())
+        self.report
+    }
+
+    /// Reads on until `depth` tokens are committed; tells the time of all reading so far.
+    pub(super) fn read_to(&mut self, depth: usize) -> anyhow::Result<()> {
+        if self.sequences.is_empty() {
+            let seq = self.runner.open(self.max_len)?;
+            self.sequences.push(seq);
+            // The first pass of all waits for the device to wake up.
+            self.one(seq)?;
+        }
+        let (seq, there) = (self.sequences[0], self.reading.1);
+        let prompt = self.tokens(depth.saturating_sub(there));
+        let start = Instant::now();
+        self.read(seq, &prompt)?;
+        self.reading.0 += start.elapsed().as_secs_f64() * 1e3;
+        self.reading.1 += prompt.len();
+        self.report.line(&Line {
+            case: "read from 0".to_owned(),
+            depth,
+            ms: vec![self.reading.0],
+            tokens: depth,
+            bytes: 0.0,
+            flops: self.cost.prompt_flops(depth, 0),
+            energy: Energy::default(),
+        })
     }
 
     /// `pp`: reading a prompt, until the row after its last token is on the host.
@@ -93,6 +130,7 @@ impl Bench {
                         path: &path,
                     };
                     bench.runner.commit(&[commit])?;
+                    bench.reading.1 += 1;
                 }
                 Ok(())
             })?;
@@ -148,6 +186,7 @@ impl Bench {
                 .map(|(&seq, path)| CommitItem { seq, path })
                 .collect();
             bench.runner.commit(&commits)?;
+            bench.reading.1 += paths[0].len();
             // The device's commit shows in what comes after it: one token, whose own time is taken off below.
             bench.one(seqs[0])
         })?;
@@ -220,6 +259,11 @@ impl Bench {
 
     /// So many sequences at `depth`, by restoring the first one's snapshot.
     fn arrive(&mut self, depth: usize, sequences: usize) -> anyhow::Result<Vec<SeqId>> {
+        if self.along {
+            let seqs = self.sequences.clone();
+            seqs.iter().try_for_each(|&seq| self.one(seq))?;
+            return Ok(seqs);
+        }
         if self.start.is_none_or(|(at, _)| at != depth) {
             self.leave();
             let seq = self.runner.open(self.max_len)?;

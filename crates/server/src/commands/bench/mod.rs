@@ -6,6 +6,7 @@
 mod args;
 mod cases;
 mod cost;
+mod depth;
 mod lent;
 mod pay;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         Some(BenchPart::Step(args)) => return step::step(args, bundled),
         Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
         Some(BenchPart::Pay(args)) => return pay::pay(args, bundled),
+        Some(BenchPart::Depth(args)) => return depth::depth(args, bundled),
         None => {}
     }
     let source = Source {
@@ -77,7 +79,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     }
     let has_draft = plan.draft.is_some();
     let runner = open::open(backend.as_ref(), plan.clone(), &mut |_| {})?;
-    let report = Report::new(args, &loaded, &device, instruments)?;
+    let report = Report::new(args.json.as_deref(), &loaded, &device, instruments)?;
     let mut bench = Bench::new(runner, &plan, report, args.reps);
     for &depth in &args.depth {
         for &tokens in args.pp.iter().filter(|&&tokens| tokens > 0) {
@@ -93,7 +95,8 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
             bench.draft(depth)?;
         }
     }
-    bench.end()
+    bench.end();
+    Ok(())
 }
 
 /// Where a model and its draft come from.

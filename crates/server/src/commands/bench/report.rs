@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -9,7 +10,6 @@ use contract::DeviceInfo;
 use cuda::Reading;
 use serde_json::json;
 
-use super::args::BenchArgs;
 use crate::devices::Instruments;
 
 /// Runs at least this long are long beside the steps of the energy counter.
@@ -61,17 +61,19 @@ pub(super) struct Report {
     json: Option<File>,
     model: String,
     device: String,
+    /// Storage of keys and values, where lines tell it.
+    kv: Option<(&'static str, &'static str)>,
 }
 
 impl Report {
     /// Opens the file of lines and prints the head of the table.
     pub(super) fn new(
-        args: &BenchArgs,
+        json: Option<&Path>,
         loaded: &model::Loaded,
         device: &DeviceInfo,
         instruments: Option<Instruments>,
     ) -> anyhow::Result<Report> {
-        let json = match &args.json {
+        let json = match json {
             Some(path) => {
                 let file = OpenOptions::new().create(true).append(true).open(path);
                 Some(file.with_context(|| format!("--json {}", path.display()))?)
@@ -122,7 +124,38 @@ impl Report {
             json,
             model: loaded.facts.name.clone(),
             device: device.name.clone(),
+            kv: None,
         })
+    }
+
+    /// Tells in every line how keys and values are stored.
+    pub(super) fn storing(mut self, kv: (&'static str, &'static str)) -> Report {
+        self.kv = Some(kv);
+        self
+    }
+
+    /// Tells what a run took of the card's memory, context and modules included, and what was planned for it.
+    pub(super) fn memory(
+        &mut self,
+        taken: u64,
+        planned: u64,
+        context: usize,
+    ) -> anyhow::Result<()> {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        writeln!(
+            std::io::stdout(),
+            "memory taken at most, by what the driver called free: {:.3} GiB of {:.3} planned, context of {context}",
+            gib(taken),
+            gib(planned)
+        )?;
+        if let Some(file) = &mut self.json {
+            let line = json!({
+                "bench": "depth", "model": self.model, "device": self.device, "case": "memory", "kv": self.kv,
+                "context": context, "taken_bytes": taken, "taken_gib": gib(taken), "planned_bytes": planned,
+            });
+            writeln!(file, "{line}").context("the file of --json")?;
+        }
+        Ok(())
     }
 
     /// What the meter shows now, if there is one.
@@ -175,7 +208,7 @@ impl Report {
                 "tokens": line.tokens, "tokens_per_s": per_s, "bytes": line.bytes,
                 "gb_per_s": gb_per_s, "share_of_roofline": share, "read_gb_per_s": read,
                 "tflop_per_s": tflops, "sm_mhz": mhz, "joules_per_token": joules,
-                "version": env!("CARGO_PKG_VERSION"),
+                "kv": self.kv, "version": env!("CARGO_PKG_VERSION"),
             });
             writeln!(file, "{line}").context("the file of --json")?;
         }

@@ -1,0 +1,131 @@
+//! `hearth bench depth`: one prompt read to its end, with steps measured on the way, and the memory that took.
+//!
+//! Reading a prompt of 262,144 tokens takes a minute on a large card, so it is read once: at every depth that was asked
+//! for the reading stops, single passes are timed, and what they committed stays part of the text.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use contract::KvFormat;
+
+use super::args::forms;
+use super::cases::Bench;
+use super::report::Report;
+use super::{Source, draft, model};
+use crate::bundled::Bundled;
+use crate::cli::DeviceArgs;
+use crate::commands::open::{self, Fitted, Wish};
+use crate::commands::progress::bytes_text;
+use crate::devices;
+
+/// Room behind the deepest point for what is decoded there.
+const BEHIND: usize = 512;
+
+/// `hearth bench depth`.
+#[derive(Debug, Args)]
+pub struct DepthArgs {
+    /// The GGUF file to measure [default: the bundled model].
+    #[arg(conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+    /// A made-up model instead: a shape and a recipe, as for `hearth synth`.
+    #[arg(long, value_name = "SHAPE:TYPES")]
+    pub synthetic: Option<String>,
+    /// A draft beside it: a weight type such as q8_0 for a made-up one, or a file.
+    #[arg(long, value_name = "WHAT")]
+    pub draft: Option<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Tokens of the prompt at which passes are measured, rising.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "512,16384"
+    )]
+    pub at: Vec<usize>,
+    /// Tokens decoded one by one; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub tg: usize,
+    /// Trees to verify.
+    #[arg(long, value_name = "LIST", default_value = "1,23")]
+    pub verify: String,
+    /// How often each case runs.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub reps: usize,
+    /// Append a JSON line for each case to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
+    if args.at.is_empty() || !args.at.is_sorted() {
+        bail!("--at: give rising depths, such as 512,16384,131072");
+    }
+    let source = Source {
+        model: args.model.as_deref(),
+        synthetic: args.synthetic.as_deref(),
+        seed: 1,
+        bundled: Some(bundled),
+    };
+    let choice = open::choice(&args.device)?;
+    let backend = devices::choose(&choice)?;
+    let id = backend.probe()?.id;
+    // Before anything of ours is on the card.
+    let watch = devices::watch(&id)?;
+    let loaded = model(&source)?;
+    let instruments = devices::instruments(&id, &choice)?;
+    let forms = forms(&args.verify)?;
+    let deepest = args.at.last().copied().unwrap_or(0);
+    let wish = Wish {
+        sequences: 1,
+        context: Some(deepest + BEHIND),
+        tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
+    };
+    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    if args.draft.is_some() {
+        // As in serving.
+        let draft = draft(&loaded, args.draft.as_deref(), &source, KvFormat::F16)?;
+        fitted.plan.draft = Some(draft);
+        fitted.memory = backend.estimate(&fitted.plan)?;
+    }
+    for line in open::plan_lines(&loaded, &fitted) {
+        tracing::info!("{line}");
+    }
+    let Fitted {
+        plan,
+        memory,
+        device,
+        ..
+    } = fitted;
+    let kv = (plan.kv.k.name(), plan.kv.v.name());
+    let has_draft = plan.draft.is_some();
+    let runner = open::open(backend.as_ref(), plan.clone(), &mut |_| {})?;
+    let report = Report::new(args.json.as_deref(), &loaded, &device, instruments)?;
+    let report = report.storing(kv);
+    let mut bench = Bench::new(runner, &plan, report, args.reps).along_one_text();
+    for &depth in &args.at {
+        bench.read_to(depth)?;
+        if args.tg > 0 {
+            bench.decode(depth, args.tg)?;
+        }
+        for &form in &forms {
+            bench.verify(depth, form)?;
+        }
+        if has_draft {
+            bench.draft(depth)?;
+        }
+    }
+    let mut report = bench.end();
+    let planned = memory.total_bytes();
+    if let Some(taken) = watch.and_then(devices::Watch::most_taken) {
+        report.memory(taken, planned, plan.limits.context)?;
+    } else {
+        tracing::info!(
+            "planned {}; nothing here tells what was taken",
+            bytes_text(planned)
+        );
+    }
+    Ok(())
+}
