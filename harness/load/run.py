@@ -12,9 +12,13 @@ storms   waves of streams that all leave at random moments; after each the devic
 soak     streams for some minutes, of which half leave at random moments
 
 Every answer that is read to its end must be what the prompt said alone. While there is work the counter of generated
-tokens must move at least every ten seconds. At the end no sequence is left, and memory and what is kept of prompts
-are within two percent of what they were after a first soak, of four answers a stream. Exits 1 if one of these does
-not hold.
+tokens must move at least every ten seconds. At the end no sequence is left, and what is kept of prompts is what it was
+after a first soak, of four answers a stream, that only warms up.
+
+Memory is what the kernel counts as resident (RSS), read every second. It must be flat within two percent in two ways:
+the most of any fifth of the soak (of five minutes: of any minute) against the most of its first fifth, while all
+streams are there; and with nobody there, after the soak against before it, the difference held against the most of the
+soak's first fifth. Both are printed as they are. Exits 1 if one of these does not hold.
 """
 
 import argparse
@@ -33,7 +37,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEVELS = (1, 8, 64, 256)
 STALL_SECONDS = 10.0
 EMPTY_SECONDS = 20.0
+# Allocators give pages back with some delay.
+SETTLE_SECONDS = 3.0
 FLAT = 0.02
+FIFTHS = 5
 SUBJECTS = ("the sea", "a small town", "the moon", "an old bridge", "bread", "a fox", "rain", "a train", "the desert",
             "two brothers", "a clock", "winter", "a map", "a song", "the harbour", "ein Haus 🏠", "東京", "नदी")
 # Long enough that its state is kept and found again by the prompts that begin with it.
@@ -114,8 +121,6 @@ class Server:
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) * 1024
 
-    def state(self):
-        return {"memory": float(self.resident()), **self.kept()}
 
 
 async def ask(port, path, body, leave_after=None):
@@ -143,7 +148,8 @@ class Load:
         self.alone = [None] * len(self.requests)
         self.faults = []
         self.done = self.left = 0
-        self.firsts = []
+        # Seconds into the soak and the bytes resident then.
+        self.memory = []
 
     def fault(self, text):
         if len(self.faults) < 20:
@@ -205,10 +211,13 @@ class Load:
     async def watched(self, work):
         """Waits for `work` and sees that tokens keep coming."""
         task = asyncio.ensure_future(work)
-        last, moved = -1, time.monotonic()
+        last, begun = -1, time.monotonic()
+        moved = begun
+        self.memory = []
         while not task.done():
             slots = await asyncio.to_thread(self.server.slots)
             now = time.monotonic()
+            self.memory.append((now - begun, self.server.resident()))
             if slots["generated_tokens"] != last or not slots["requests_running"] + slots["requests_waiting"]:
                 last, moved = slots["generated_tokens"], now
             elif now - moved > STALL_SECONDS:
@@ -242,18 +251,44 @@ async def run(load, told):
     warm = load.done + 4 * told.streams
     while load.done < warm:
         await load.soak(told.streams, told.minutes * 12)
-    before = load.server.state()
+    await asyncio.sleep(SETTLE_SECONDS)
+    kept, idle = load.server.kept(), load.server.resident()
     done, left = load.done, load.left
-    await load.soak(told.streams, told.minutes * 60)
-    after = load.server.state()
+    seconds = told.minutes * 60
+    await load.soak(told.streams, seconds)
+    memory = load.memory
     print(f"soak of {told.minutes} minutes: {load.done - done} answers, {load.left - left} left", flush=True)
+    await asyncio.sleep(SETTLE_SECONDS)
+    flat_memory(load, [most(memory, seconds, fifth) for fifth in range(FIFTHS)], (idle, load.server.resident()))
+    for name, was in kept.items():
+        now = load.server.kept()[name]
+        print(f"{name}: {was:,.0f} -> {now:,.0f}")
+        if abs(now - was) > FLAT * was:
+            load.fault(f"{name} is not flat")
     for number in range(len(load.requests)):
         await load.one(number)
-    for name, was in before.items():
-        grown = after[name] / was - 1 if was else after[name]
-        print(f"{name}: {was:,.0f} -> {after[name]:,.0f} ({grown:+.2%})")
-        if abs(grown) > FLAT:
-            load.fault(f"{name} is not flat")
+
+
+def most(memory, seconds, fifth):
+    """The most that was resident in a fifth of the soak; its last answers, after its time, belong to none."""
+    begin, end = (seconds * at / FIFTHS for at in (fifth, fifth + 1))
+    return max((resident for at, resident in memory if begin <= at < end), default=0)
+
+
+def flat_memory(load, fifths, idle):
+    """Memory under load and with nobody there, against the first fifth of the soak."""
+    first = fifths[0]
+    print("memory under load, the most of each fifth: " + ", ".join(f"{most / 1e6:,.1f} MB" for most in fifths))
+    grown = (max(fifths) - first) / first
+    print(f"memory under load: {grown:+.2%} at most against the first fifth")
+    if grown > FLAT:
+        load.fault("memory under load is not flat")
+    before, after = idle
+    grown = after - before
+    print(f"memory with nobody there: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
+          f"({grown / before:+.2%} of it, {grown / first:+.2%} of what the load takes)")
+    if grown > FLAT * first:
+        load.fault("memory with nobody there is not flat")
 
 
 def main():

@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// Outside packages and the only crates of ours that may ship with them.
-const HOMES: [(&str, &[&str]); 36] = [
+const HOMES: [(&str, &[&str]); 37] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -50,6 +50,7 @@ const HOMES: [(&str, &[&str]); 36] = [
     ("memmap2", &["gguf"]),
     ("metrics", &["server"]),
     ("metrics-exporter-prometheus", &["server"]),
+    ("mimalloc", &["server"]),
     ("minijinja", &["chat"]),
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
