@@ -233,7 +233,7 @@ impl MadeUp {
         let mut chances: Vec<f64> = Vec::with_capacity(tree.len());
         for node in tree.nodes() {
             let chance = tree.parent(node).map_or(1.0, |parent| {
-                let position = coming.get(usize::from(tree.depth(node)) - 1);
+                let position = coming.get(tree.depth(node) - 1);
                 let ids = position.map_or(&[][..], |position| &position.ids);
                 let rank = ids.iter().position(|id| *id == tree.token(node));
                 chances[parent.index()] * rank.map_or(0.0, |rank| self.chance(rank))

@@ -281,8 +281,7 @@ impl Runner for Again {
         pass(self.costs.verify(tree.len()));
         let open = self.open.as_ref().unwrap();
         // A node on the way of the text is followed by its next token; no other is ever walked.
-        let row =
-            |node: NodeIdx| self.row(open.which, open.said + usize::from(tree.depth(node)) + 1);
+        let row = |node: NodeIdx| self.row(open.which, open.said + tree.depth(node) + 1);
         Ok(vec![tree.nodes().map(row).collect()])
     }
 
