@@ -4,8 +4,8 @@
 //
 // in:  commit (paths of node indices), factors [slot][layer][node][NODE_FLOATS]
 // i/o: state [slot][layer][NV][128 v][128 k], window [slot][layer][3][CHANNELS]
-// grid (NV * 4 + CHANNELS / 4 / 256, layers, paths), 256 threads: a block has 32 value columns of one head, a warp
-// four of them, a lane 4 k; the last blocks slide the window, a thread four channels
+// grid (NV * 2 + CHANNELS / 4 / 256, layers, paths), 256 threads: a block has 64 value columns of one head, a warp
+// eight of them, a lane 4 k; the last blocks slide the window, a thread four channels
 // Nodes are folded one after the other, so that a path gives the bits of its nodes committed one by one.
 // shared memory: none. arch: sm_80. reference: cpu::reference::delta::fold; test: commit_*
 #include "common/prelude.cuh"
@@ -13,10 +13,11 @@
 #include "delta/shape.cuh"
 #include "delta/fold.cuh"
 
-#define COLUMNS 32
+#define COLUMNS 64
 #define MINE (COLUMNS / 8)
 
-extern "C" __global__ void __launch_bounds__(256)
+// Four blocks on a multiprocessor, whose loads run beside the sums of others, take 64 registers a thread.
+extern "C" __global__ void __launch_bounds__(256, 4)
 commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, float* window, u64 window_stride,
        u64 window_layer, const float* factors, u64 factor_stride, u64 factor_layer) {
     pdl_wait();
@@ -47,16 +48,19 @@ commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, fl
 #pragma unroll
     for (int c = 0; c < MINE; c++) s[c] = *(const float4*)(own + c * DIM + 4 * lane);
     const int key = key_head(head);
-#pragma unroll 4
+#pragma unroll 2
     for (int i = 0; i < length; i++) {
         const float* node = nodes + (u64)path->node[i] * NODE_FLOATS;
         const float4 k = *(const float4*)(node + key * DIM + 4 * lane);
-        const float4 u = *(const float4*)(node + NODE_U + head * DIM + column);
         const float decay = expf(node[NODE_G + head]);
-        fold(s[0], k, u.x, decay);
-        fold(s[1], k, u.y, decay);
-        fold(s[2], k, u.z, decay);
-        fold(s[3], k, u.w, decay);
+#pragma unroll
+        for (int c = 0; c < MINE; c += 4) {
+            const float4 u = *(const float4*)(node + NODE_U + head * DIM + column + c);
+            fold(s[c], k, u.x, decay);
+            fold(s[c + 1], k, u.y, decay);
+            fold(s[c + 2], k, u.z, decay);
+            fold(s[c + 3], k, u.w, decay);
+        }
     }
 #pragma unroll
     for (int c = 0; c < MINE; c++) *(float4*)(own + c * DIM + 4 * lane) = s[c];

@@ -5,7 +5,7 @@ use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_
 use crate::launch::{Args, Launch, Unit};
 
 /// Value columns of a block of the commit launch.
-const COMMIT_COLUMNS: usize = 32;
+const COMMIT_COLUMNS: usize = 64;
 /// Threads of a block of the commit launch.
 const COMMIT_THREADS: usize = 256;
 /// Heads of a block of the convolution launch, a warp each.
