@@ -22,6 +22,8 @@ const SUM_BYTES: usize = 4 * TILE_ROWS + 4;
 /// Values of K in the longest sum between two cuts, which one warp has: with more, the wait for it is longer than what is
 /// gained, as on large models, whose products wait for memory.
 const MOST_VALUES: usize = 1024;
+/// Shared memory of a block besides, in bytes, at most.
+const OWN_SHARED: usize = 1024;
 /// Words of `Segment` in `matmul/one.cu`.
 const SEGMENT_WORDS: usize = 6;
 
@@ -167,7 +169,7 @@ pub fn launch(
     let tiles = if gated { 2 } else { 1 };
     let floats = if has_plain { 4 * cols } else { 0 };
     let shared = tiles * (weight_bytes + line.sums * SUM_BYTES) + 2 * cols + floats;
-    if shared > card.shared as usize || line.longest > MOST_VALUES {
+    if shared + OWN_SHARED > card.shared as usize || line.longest > MOST_VALUES {
         return None;
     }
     let (x, weight, eps) = match input {
