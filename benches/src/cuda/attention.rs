@@ -154,6 +154,7 @@ impl World {
                 shared_bytes: gpu.shared_per_block() as usize,
                 warpgroups: gpu.arch().to_string() == "sm_90a",
                 path_order: false,
+                windows: false,
             },
             context,
             caches,
