@@ -371,12 +371,14 @@ fn windows_and_blocks_equal_the_reference() {
 fn each_tree_sees_through_its_own_window() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(7);
-    for format in [F32, F16, Q8_0, Q4_0, Tq3_0] {
-        for heads in [(24, 4, 256, 64), (4, 2, 64, 16)] {
+    for (format, heads) in [
+        (F32, vec![(4, 2, 64, 16)]),
+        (F16, vec![(24, 4, 256, 64), (4, 2, 64, 16)]),
+        (Q8_0, vec![(24, 4, 256, 64)]),
+        (Tq3_0, vec![(24, 4, 256, 64)]),
+    ] {
+        for heads in heads {
             let shape = shape(heads, true, true, format, format);
-            if format == Tq3_0 && shape.head_dim < 128 {
-                continue;
-            }
             let mut trees = vec![
                 placed(0, 700, random_tree(&mut random, 24)),
                 placed(1, 333, chain(33)),

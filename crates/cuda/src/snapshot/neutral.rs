@@ -74,17 +74,31 @@ pub(crate) fn device_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
     turned(bytes, group.spec.k_dim, group.spec.v_dim)
 }
 
-/// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another.
+/// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another, a few threads at once.
 fn turned(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let mut out = vec![0; bytes.len()];
     let size = 4 * rows * cols;
-    for (from, to) in bytes.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
-        for (i, value) in from.chunks_exact(4).enumerate() {
-            let at = 4 * ((i % cols) * rows + i / cols);
-            to[at..at + 4].copy_from_slice(value);
+    let each = (bytes.len() / size).div_ceil(threads()).max(1) * size;
+    std::thread::scope(|scope| {
+        for (from, to) in bytes.chunks(each).zip(out.chunks_mut(each)) {
+            scope.spawn(move || {
+                for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+                    for (col, to) in to.chunks_exact_mut(4 * rows).enumerate() {
+                        let values = from.chunks_exact(4 * cols);
+                        for (row, to) in values.zip(to.chunks_exact_mut(4)) {
+                            to.copy_from_slice(&row[4 * col..4 * col + 4]);
+                        }
+                    }
+                }
+            });
         }
-    }
+    });
     out
+}
+
+/// Threads that turn rows into planes, and states.
+pub(super) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(8))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use contract::snapshot::{Owner, SectionKind, read_header, read_section_into};
 use contract::{DeviceError, ModelSpec};
 
-use super::neutral::{device_states, neutral_bytes, put_neutral, runs};
+use super::neutral::{device_states, neutral_bytes, put_neutral, runs, threads};
 use super::{CardMover, Copied, Left, Snapshot, What};
 use crate::host::HostBlock;
 use crate::pages::Pages;
@@ -148,12 +148,20 @@ impl Arrival<'_> {
                 left.bytes_mut()[part.at..part.at + part.bytes].fill(0);
             }
         }
-        let mut bytes = Vec::new();
+        let position = self.position;
+        let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
+        let (mut bytes, mut other) = (Vec::new(), Vec::new());
+        // A section that was read while the one before it was brought to the card.
+        let mut ahead = None;
         let mut seen = vec![[false; 2]; n_layers + rings.len()];
-        for _ in 0..n_sections {
-            let position = self.position;
-            let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
-            let (kind, layer) = read_section_into(source, expected, &mut bytes)?;
+        for i in 0..n_sections {
+            let (kind, layer) = match ahead.take() {
+                Some(read) => {
+                    std::mem::swap(&mut bytes, &mut other);
+                    read?
+                }
+                None => read_section_into(source, expected, &mut bytes)?,
+            };
             let layer = layer as usize;
             let (place, side) = match kind {
                 SectionKind::Keys | SectionKind::DeltaState => (layer, Side::Keys),
@@ -173,7 +181,14 @@ impl Arrival<'_> {
             match state.layer(layer) {
                 Place::Kv(group, index) => {
                     let group = (index_of(&state.kv, group), group);
-                    self.put_rows(group, (side, index), &bytes, &mut stage)?;
+                    let more = i + 1 < n_sections;
+                    let mut meanwhile = || {
+                        if more && ahead.is_none() {
+                            ahead = Some(read_section_into(source, expected, &mut other));
+                        }
+                    };
+                    let to = (side, index);
+                    self.put_rows((group, to), &bytes, &mut stage, &mut meanwhile)?;
                 }
                 Place::Delta(group, index) => {
                     let i = index_of(&state.delta, group);
@@ -193,13 +208,13 @@ impl Arrival<'_> {
     }
 
     /// Puts the neutral rows of one array of one layer into the pages, [`STAGED`] at a time, a few threads turning
-    /// them into planes.
+    /// them into planes; this one calls `meanwhile`.
     fn put_rows(
         &mut self,
-        (number, group): (usize, &KvGroup),
-        (side, layer): (Side, usize),
+        ((number, group), (side, layer)): ((usize, &KvGroup), (Side, usize)),
         neutral: &[u8],
         stage: &mut HostBlock,
+        meanwhile: &mut dyn FnMut(),
     ) -> Result<(), DeviceError> {
         let CardMover { gpu, map, .. } = *self.mover;
         let array = side.array(group);
@@ -228,6 +243,7 @@ impl Arrival<'_> {
                         }
                     });
                 }
+                meanwhile();
             });
             for (i, target) in self.targets[first..][..pages.len()].iter_mut().enumerate() {
                 let at = [i * page_bytes, i * page_bytes + widths[0]];
@@ -248,11 +264,6 @@ impl Arrival<'_> {
         }
         Ok(())
     }
-}
-
-/// Threads that turn rows into planes.
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(8))
 }
 
 /// Puts a ring's neutral rows where the ring has them.

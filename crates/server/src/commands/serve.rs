@@ -180,7 +180,10 @@ fn load(
     let prefix = caching::prefix(&args.cache, &model)?;
     let store = caching::store(&args.cache, &fitted)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
-    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
+    let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
+    if prefix.slots > 0 {
+        caching::warm(&mut *runner, prefix.place)?;
+    }
     let scheduler = SchedulerConfig {
         prefix,
         ..scheduler(args, &model, prefill_chunk, speculation)

@@ -1,0 +1,88 @@
+//! What each storage of keys and values does to what is said, on the shapes of a real 27B model with random weights.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+
+use std::sync::Arc;
+
+use contract::{Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Runner, TokenId};
+use cuda::{CudaBackend, Options, compile};
+use model::synth::SynthSpec;
+
+/// Layers that are kept, a quarter of them attention: enough for errors to pass through several.
+const LAYERS: usize = 16;
+
+fn backend() -> Option<CudaBackend> {
+    let gpu = card::gpu()?;
+    let options = Options {
+        compile: compile::Options {
+            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
+            ..compile::Options::default()
+        },
+        ..Options::default()
+    };
+    Some(CudaBackend::with_options(gpu.card().clone(), options))
+}
+
+/// Log-probabilities of the next token at sixty places of a text of 800 tokens.
+fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
+    let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+    let loaded = spec.load().unwrap();
+    let mut spec = (*loaded.spec).clone();
+    spec.layers.truncate(LAYERS);
+    let plan = OpenPlan {
+        target: Arc::new(spec),
+        weights: loaded.weights,
+        draft: None,
+        exact: false,
+        kv: KvFormats {
+            k: format,
+            v: format,
+        },
+        limits: Limits {
+            sequences: 1,
+            context: 1024,
+            tree_nodes: 1,
+            prefill_chunk: 1024,
+        },
+    };
+    let mut runner: Box<dyn Runner> = backend.open(plan, &mut |_| {}).unwrap();
+    let seq = runner.open(1024).unwrap();
+    let ids = (0..800_usize).map(|i| (i * i * 7919 + 104_729 * i + 13) % 248_000);
+    let tokens: Vec<TokenId> = ids.map(|id| TokenId(id as u32)).collect();
+    let asks: Vec<(usize, Ask)> = (200..800).step_by(10).map(|at| (at, Ask::full())).collect();
+    let rows = runner.prefill(seq, &tokens, &asks).unwrap();
+    let log_probs = |row: contract::Row| {
+        let lse = f64::from(row.raw_lse);
+        row.raw.into_iter().map(|x| f64::from(x) - lse).collect()
+    };
+    rows.into_iter().map(log_probs).collect()
+}
+
+#[test]
+fn real_shapes_drift_as_far_as_a_format_is_coarse() {
+    let Some(backend) = backend() else { return };
+    let half = said(&backend, KvFormat::F16);
+    let drift = |format: KvFormat| {
+        let found = said(&backend, format);
+        let of = |(p, q): (&Vec<f64>, &Vec<f64>)| -> f64 {
+            p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()
+        };
+        let mean = half.iter().zip(&found).map(of).sum::<f64>() / half.len() as f64;
+        eprintln!("  {:6} KL {mean:.3e} against f16", format.name());
+        mean
+    };
+    let [q8, q5, q4, tq3] = [
+        KvFormat::Q8_0,
+        KvFormat::Q5_0,
+        KvFormat::Q4_0,
+        KvFormat::Tq3_0,
+    ]
+    .map(drift);
+    assert!(q8 < q5 && q5 < q4 && q4 < tq3, "{q8} {q5} {q4} {tq3}");
+}
