@@ -4,6 +4,7 @@
 // grid alone. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
 #pragma once
 #include "matmul/a16.cuh"
+#include "matmul/cut.cuh"
 #include "matmul/layout.cuh"
 
 // What becomes of a stage's products.
@@ -37,29 +38,16 @@ struct Stage {
     float* floats;         // ADD: the same in f32 [ROWS][n_out], or 0
     const float* norm;     // ADD: weights of the norm, [n_out]
     float* squares;        // ADD: sums of squares of 16 columns each, [ROWS][whole groups of 256 columns / 16]
+    uint4* spent;          // halves that no block reads any more once this stage is open, to be made absent again
+    int n_spent, _pad;     // 16 bytes each
     int first, end;        // of its segments
     u32 share, extra;      // block b begins at b * share + min(b, extra)
     int write;
     int width;             // of the rows of `sums`
 };
 
-// A place on a stage's line of units.
-struct Cursor {
-    int segment, tile, unit;
-};
-
-__device__ __forceinline__ u32 share_begin(const Stage& stage, u32 block) { return block * stage.share + min(block, stage.extra); }
-__device__ __forceinline__ u32 block_of(const Stage& stage, u32 cost) {
-    const u32 wide = stage.extra * (stage.share + 1);
-    return cost < wide ? cost / (stage.share + 1) : stage.extra + (cost - wide) / stage.share;
-}
-// First unit of a segment that begins at or after `cost`.
-__device__ __forceinline__ int unit_at(const Segment& s, u32 cost) {
-    return cost <= s.first_cost ? 0 : min(s.units * s.tiles, int((cost - s.first_cost + s.cost - 1) / s.cost));
-}
 // Which row block of its matrix is the first (m = 0) or second of a tile.
 __device__ __forceinline__ int row_block(int write, int tile, int m) { return write == GATED ? tile : tile * 2 + m; }
-__device__ __forceinline__ int row_tiles(const Segment& s, int row_block) { return max(0, min(8, (s.n_out - row_block * 128 + 15) / 16)); }
 // Where the row block begins: its row factors, and behind them its units.
 __device__ __forceinline__ const u8* row_block_at(const Segment& s, int write, int tile, int m) {
     return s.weights[m] + size_t(write == GATED ? tile : 2 * tile) * (128 * 4 + size_t(s.units) * s.tile * 8);

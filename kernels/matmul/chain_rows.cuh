@@ -17,11 +17,15 @@ __device__ __forceinline__ u32 transposed(u32 v) {
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(v));
     return d;
 }
+// Two halves that tell by themselves that they are there (scratch.cuh): a pair of +0 is left as one of -0.
+__device__ __forceinline__ void leave_halves(u8* to, u32 v) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v ? v : 0x80008000u) : "memory");
+}
 // Tile `n` of 16 columns as halves: `low` the first eight columns, `high` the others.
 __device__ __forceinline__ void put_halves(u8* halves, int index, int n, u32 low, u32 high) {
     u8* to = halves + (size_t(index / 4) * NT + n) * A16_TILE + index % 4 * 256 + threadIdx.x % 32 * 4;
-    *(u32*)to = transposed(low);
-    *(u32*)(to + 128) = transposed(high);
+    leave_halves(to, transposed(low));
+    leave_halves(to + 128, transposed(high));
 }
 // Halves are there in whole groups of 256: zeros behind the last tile of 16 columns.
 __device__ __forceinline__ void put_zeros(const Segment& s, const Stage& stage, int index, int n) {
@@ -37,16 +41,33 @@ __device__ __forceinline__ void put_zeros(const Segment& s, const Stage& stage, 
 struct Columns {
     float factors[2], norm[2];
 };
-// `index`: of the tile in the matrix (m = 0, or both row blocks of one), whose row block is `m` of `tile`.
-__device__ __forceinline__ void fetch_columns(const Segment& s, const Stage& stage, int tile, int m, int in_block, Columns& columns) {
-    const int block = row_block(stage.write, tile, m);
-    const bool there = in_block < row_tiles(s, block);
+// Of the 16-row tiles whose sums a warp may finish, one in each row block: fetched before the products, since then they would be
+// waited for. Factors, then weights of the norm.
+struct ColumnRoom {
+    float values[WARPS][MT][32];
+};
+__device__ __forceinline__ void fetch_columns(const Segment& s, const Stage& stage, int tile, int in_block, float (&room)[MT][32]) {
+    const int lane = threadIdx.x % 32, at = in_block * 16 + lane % 16;
+    __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int at = in_block * 16 + threadIdx.x % 32 / 4 + i * 8;
-        columns.factors[i] = there ? __ldg((const float*)row_block_at(s, stage.write, tile, m) + at) : 0.0f;
-        columns.norm[i] = stage.norm && block * 128 + at < s.n_out ? __ldg(stage.norm + block * 128 + at) * HEADROOM : 0.0f;
+    for (int m = 0; m < MT; m++) {
+        const int block = row_block(stage.write, tile, m);
+        const bool there = lane < 16 ? in_block < row_tiles(s, block) : stage.norm && block * 128 + at < s.n_out;
+        const float* from = lane < 16 ? (const float*)row_block_at(s, stage.write, tile, m) + at : stage.norm + block * 128 + at;
+        if (there)
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(&room[m][lane])), "l"(from) : "memory");
+        else
+            room[m][lane] = 0.0f;
     }
+    cp_async_commit();
+}
+__device__ __forceinline__ void await_columns() {
+    cp_async_wait<0>();
+    __syncwarp();
+}
+__device__ __forceinline__ Columns columns_of(const float (&room)[32]) {
+    const int g = threadIdx.x % 32 / 4;
+    return {{room[g], room[g + 8]}, {room[16 + g] * HEADROOM, room[24 + g] * HEADROOM}};
 }
 
 // What stands where the sums of 16 columns and 8 rows go. Another block of this launch may have written it.
@@ -120,12 +141,22 @@ __device__ __forceinline__ void finish_gated(const Segment& s, const Stage& stag
     put_zeros(s, stage, index, n);
 }
 
-// Sums of COUNT pieces of 16 columns and 8 rows that blocks first .. last have left, in the order of the blocks. place(block, c): where.
-// FETCH blocks at a time are looked at until all their parts are there. Of pieces that are not wanted there is nothing.
-template <int COUNT, int FETCH, typename Where>
-__device__ __forceinline__ void gather(u32 first, u32 last, const bool (&wanted)[COUNT], const Where& place, float4 (&sum)[COUNT]) {
-#pragma unroll
-    for (int c = 0; c < COUNT; c++) sum[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+// What is there now, without a branch; where nothing is wanted something that has arrived.
+__device__ __forceinline__ float4 peek_if(bool wanted, const float4* from) {
+    float4 v;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\tmov.f32 %0, 0f3f800000;\n\tmov.f32 %1, %0;\n\tmov.f32 %2, %0;\n\tmov.f32 %3, %0;\n\t"
+        "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
+        : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
+        : "l"(from), "r"(u32(wanted))
+        : "memory");
+    return v;
+}
+
+// Adds COUNT pieces of 16 columns and 8 rows that blocks first .. last have left, in the order of the blocks. place(block, c): where.
+// FETCH blocks at a time are looked at until all their parts are there.
+template <int COUNT, int FETCH, typename Where, typename Wanted>
+__device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, const Wanted& wanted, float4 (&sum)[COUNT]) {
 #pragma unroll 1
     for (u32 b0 = first; b0 <= last; b0 += FETCH) {
         float4 part[FETCH][COUNT];
@@ -134,21 +165,19 @@ __device__ __forceinline__ void gather(u32 first, u32 last, const bool (&wanted)
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++)
-                    if (wanted[c]) part[f][c] = peek(place(min(b0 + f, last), c));
+                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= last && wanted(c), place(b0 + f, c));
             waiting = false;
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) waiting |= wanted[c] && !has_arrived(part[f][c]);
+                for (int c = 0; c < COUNT; c++) waiting |= !has_arrived(part[f][c]);
         } while (waiting);
 #pragma unroll
         for (int f = 0; f < FETCH; f++) {
             if (b0 + f > last) break;
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
-                if (!wanted[c]) continue;
-                *place(b0 + f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (wanted(c)) *place(b0 + f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum[c].x += part[f][c].x;
                 sum[c].y += part[f][c].y;
                 sum[c].z += part[f][c].z;
@@ -158,99 +187,135 @@ __device__ __forceinline__ void gather(u32 first, u32 last, const bool (&wanted)
     }
 }
 
-// The end of a tile in this block. Where it lies in several blocks all leave their parts, and all but the last, which goes on to other
+// Blocks that have units of a tile, the first and the last.
+struct Blocks {
+    u32 first, last;
+
+    // All but the last sum, or the only one.
+    __device__ __forceinline__ int summing() const { return max(1, int(last - first)); }
+    // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
+    __device__ __forceinline__ bool keeps_own() const { return last - first <= 1; }
+    __device__ __forceinline__ u32 first_left() const { return first + keeps_own(); }
+    // The first piece that a warp of this block sums; more are a multiple of 8 further, and so of the same tiles of their row blocks.
+    __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing() * warp; }
+};
+// The sums of a warp's tiles, where they can be picked by a number: in local memory.
+struct Own {
+    float4 parts[MT * NT];
+};
+__device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
+    const u32 cost = s.first_cost + u32(tile) * s.units * s.cost;
+    return {block_of(stage, cost), block_of(stage, cost + u32(s.units - 1) * s.cost)};
+}
+
+// Which piece of 16 columns and 8 rows a number means. Those of one 16-row tile come after those of another, so that a block's are
+// spread over tiles.
+struct Piece {
+    int n, m, in_block;
+
+    __device__ __forceinline__ explicit Piece(int i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
+};
+
+// Sums of some pieces, of own parts and those that others have left.
+template <int COUNT, int FETCH, typename Where, typename IsThere>
+__device__ __forceinline__ void gather_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, int step, const Where& place,
+                                              const IsThere& is_there, Own& sums, Own& before) {
+    float4 sum[COUNT], old[COUNT];
+#pragma unroll
+    for (int c = 0; c < COUNT; c++) {
+        const Piece piece(begin + c * step);
+        sum[c] = old[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (stage.write == ADD && is_there(begin + c * step)) old[c] = fetch_before(s, row_block(stage.write, tile, piece.m) * 8 + piece.in_block, piece.n);
+        if (blocks.keeps_own() && piece.n < NT) sum[c] = own.parts[piece.m * NT + piece.n];
+    }
+    const auto where = [&](u32 block, int c) {
+        const Piece piece(begin + c * step);
+        return place(block, piece.m, piece.in_block, piece.n);
+    };
+    gather<COUNT, FETCH>(blocks.first_left(), blocks.last, where, [&](int c) { return is_there(begin + c * step); }, sum);
+#pragma unroll
+    for (int c = 0; c < COUNT; c++) sums.parts[c] = sum[c], before.parts[c] = old[c];
+}
+
+// Pieces from `begin` on in steps of what the summing blocks have of warps: one a warp where there are warps enough, and else some
+// together, so that one is not waited for after the other.
+template <typename Where>
+__device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, const RowScales& rows, const float (&room)[MT][32],
+                                           const Where& place) {
+    const int step = blocks.summing() * WARPS, together = step < 16 * NT ? NT : 1;
+    const auto is_there = [&](int i) {
+        const Piece piece(i);
+        return i < 16 * NT && piece.in_block < row_tiles(s, row_block(stage.write, tile, piece.m));
+    };
+#pragma unroll 1
+    for (; begin < 16 * NT; begin += step * together) {
+        Own sums, before;
+        if (NT == 1 || together == 1)
+            gather_pieces<1, 8>(stage, s, tile, blocks, own, begin, step, place, is_there, sums, before);
+        else
+            gather_pieces<NT, 8 / NT>(stage, s, tile, blocks, own, begin, step, place, is_there, sums, before);
+#pragma unroll 1
+        for (int c = 0; c < together; c++) {
+            if (!is_there(begin + c * step)) continue;
+            const Piece piece(begin + c * step);
+            const int index = row_block(stage.write, tile, piece.m) * 8 + piece.in_block;
+            const Columns columns = columns_of(room[piece.m]);
+            if (stage.write == STORE)
+                finish_store(s, index, piece.n, rows, columns, sums.parts[c]);
+            else
+                finish_add(s, stage, index, piece.n, rows, columns, before.parts[c], sums.parts[c]);
+        }
+    }
+}
+
+// The end of a tile in this block. All blocks that have some of it leave their parts, and all but the last, which goes on to other
 // tiles, sum some pieces of 16 columns and 8 rows, their warps in turn; with GATED some pairs of 16 columns. `wait_for_scales`: until
-// `rows` is there.
+// `rows` is there. Here no sum is kept in registers while anything is waited for, so the products may have them all.
 template <typename Wait>
-__device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, bool split, int warp, const RowScales& rows,
-                                       const Wait& wait_for_scales, const float (&acc)[MT][NT][4]) {
+__device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, Blocks blocks, int warp, const RowScales& rows,
+                                       const float (&room)[MT][32], const Wait& wait_for_scales, const float (&acc)[MT][NT][4]) {
     const bool gated = stage.write == GATED;
+    const u32 first = blocks.first;
     const auto is_there = [&](int m, int in_block) { return in_block < row_tiles(s, row_block(stage.write, tile, m)); };
     const auto index_of = [&](int m, int in_block) { return row_block(stage.write, tile, m) * 8 + in_block; };
-    if (!split) {
-        Columns columns[MT];
-#pragma unroll
-        for (int m = 0; m < MT; m++) fetch_columns(s, stage, tile, m, warp, columns[m]);
-        wait_for_scales();
-#pragma unroll
-        for (int m = 0; m < MT; m++) {
-            if (!is_there(m, warp) || (gated && m)) continue;
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const auto sum = [&](int of) { return make_float4(acc[of][n][0], acc[of][n][1], acc[of][n][2], acc[of][n][3]); };
-                if (gated)
-                    finish_gated(s, stage, index_of(m, warp), n, rows, columns, sum(0), sum(1));
-                else if (stage.write == STORE)
-                    finish_store(s, index_of(m, warp), n, rows, columns[m], sum(m));
-                else
-                    finish_add(s, stage, index_of(m, warp), n, rows, columns[m], fetch_before(s, index_of(m, warp), n), sum(m));
-            }
-        }
-        return;
-    }
-    const u32 cost = s.first_cost + u32(tile) * s.units * s.cost;
-    const u32 first = block_of(stage, cost), last = block_of(stage, cost + u32(s.units - 1) * s.cost);
     // A block has parts of two split tiles at most, one that others began and one that it begins.
     const auto place = [&](u32 block, int m, int in_block, int n) {
         return scratch + (((size_t(block) * 2 + (block == first)) * 16 + m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32;
     };
+    Own kept;
+    if (blocks.keeps_own() && blockIdx.x == first) {
 #pragma unroll
-    for (int m = 0; m < MT; m++)
-        if (is_there(m, warp)) {
+        for (int m = 0; m < MT; m++)
 #pragma unroll
-            for (int n = 0; n < NT; n++) leave(place(blockIdx.x, m, warp, n), make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
-        }
-    if (blockIdx.x == last) return;
+            for (int n = 0; n < NT; n++) kept.parts[m * NT + n] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+    } else {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            if (is_there(m, warp)) {
+                float4* to = place(blockIdx.x, m, warp, 0);
+#pragma unroll
+                for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+            }
+        if (blockIdx.x == blocks.last) return;
+    }
+    await_columns();
     wait_for_scales();
-    const int summing = last - first, own = blockIdx.x - first;
     if (gated) {
-#pragma unroll 1
-        for (int in_block = own + summing * warp; in_block < 8; in_block += summing * WARPS) {
-            if (!is_there(0, in_block)) continue;
-            Columns columns[MT];
-            fetch_columns(s, stage, tile, 0, in_block, columns[0]);
-            fetch_columns(s, stage, tile, 1, in_block, columns[1]);
-            constexpr int COLUMNS = NT <= 4 ? NT : 2;  // of eight rows, at a time
+        const int in_block = blocks.begin(warp);
+        if (in_block < 8 && is_there(0, in_block)) {
+            const Columns columns[MT] = {columns_of(room[0]), columns_of(room[1])};
+            constexpr int COLUMNS = NT % 2 ? NT : 2;  // of eight rows, at a time
 #pragma unroll 1
             for (int n0 = 0; n0 < NT; n0 += COLUMNS) {
                 float4 sum[2 * COLUMNS];
-                bool all[2 * COLUMNS];
 #pragma unroll
-                for (int c = 0; c < 2 * COLUMNS; c++) all[c] = true;
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 2>(first, last, all, [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); }, sum);
+                for (int c = 0; c < 2 * COLUMNS; c++) sum[c] = blocks.keeps_own() ? kept.parts[c % 2 * NT + n0 + c / 2] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(blocks.first_left(), blocks.last, [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); }, [](int) { return true; }, sum);
 #pragma unroll
                 for (int n = 0; n < COLUMNS; n++) finish_gated(s, stage, index_of(0, in_block), n0 + n, rows, columns, sum[2 * n], sum[2 * n + 1]);
             }
         }
         return;
     }
-    // Some pieces at a time, so that one is not waited for after the other.
-    constexpr int TOGETHER = NT <= 2 ? 1 : NT <= 4 ? 3 : 2;
-    const int step = summing * WARPS;
-#pragma unroll 1
-    for (int begin = own + summing * warp; begin < 16 * NT; begin += step * TOGETHER) {
-        // Pieces of one 16-row tile after those of another, so that a block's are spread over tiles.
-        int of_n[TOGETHER], of_m[TOGETHER], of_block[TOGETHER];
-        bool wanted[TOGETHER];
-        Columns columns[TOGETHER];
-        float4 sum[TOGETHER], before[TOGETHER];
-#pragma unroll
-        for (int c = 0; c < TOGETHER; c++) {
-            const int i = begin + c * step;
-            of_n[c] = i / 16, of_m[c] = i % 16 / 8, of_block[c] = i % 8;
-            wanted[c] = i < 16 * NT && is_there(of_m[c], of_block[c]);
-            if (!wanted[c]) continue;
-            fetch_columns(s, stage, tile, of_m[c], of_block[c], columns[c]);
-            if (stage.write == ADD) before[c] = fetch_before(s, index_of(of_m[c], of_block[c]), of_n[c]);
-        }
-        gather<TOGETHER, 12 / TOGETHER>(first, last, wanted, [&](u32 block, int c) { return place(block, of_m[c], of_block[c], of_n[c]); }, sum);
-#pragma unroll
-        for (int c = 0; c < TOGETHER; c++) {
-            if (!wanted[c]) continue;
-            if (stage.write == STORE)
-                finish_store(s, index_of(of_m[c], of_block[c]), of_n[c], rows, columns[c], sum[c]);
-            else
-                finish_add(s, stage, index_of(of_m[c], of_block[c]), of_n[c], rows, columns[c], before[c], sum[c]);
-        }
-    }
+    sum_pieces(stage, s, tile, blocks, kept, blocks.begin(warp), rows, room, place);
 }

@@ -1,4 +1,4 @@
-// matmul/chain: all products between two mixers of a step of few rows (1..64), in one launch of blocks that stay.
+// matmul/chain_sm90: all products between two mixers of a step of few rows (1..32), in one launch of blocks that stay.
 //
 //   x += out y;   h = silu(gate n(x)) * (up n(x));   x += down h;   p = in n(x) for the matrices `in` of the next layer
 //   n(x) = x / sqrt(mean(x^2) + eps) * weights of the norm
@@ -13,20 +13,25 @@
 // scale, half(x * weights * last * HEADROOM), and the sum of squares of each 16 columns. The next stage adds those up, which gives the
 // scale that is true, and multiplies its results by true / (last * HEADROOM).
 //
-// Warps: 0..7 multiply, 8 fetches weights, 9 x and keeps the barrier, 10 and 11 add up squares and multiply f32 matrices.
+// Between two stages nobody waits for all: halves tell by themselves that they are there (scratch.cuh), so a block begins the next
+// stage with the first 256 values of x that it needs. Behind the words comes a barrier, for what is wanted later: squares, the residual
+// stream, what may be made absent again, and x by bulk copies.
+//
+// Warps: 0..7 multiply, 8 fetches weights, 9 x, 10 keeps the barrier, 10 and 11 add up squares and multiply f32 matrices.
 // Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
-// begin with either value and needs no reset. Warps 0..7 tell warp 9 when their results are written (`done`); it comes to the barrier for
+// begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written (`done`); it comes to the barrier for
 // the block and tells all when the next stage is open (`open`). All blocks are resident at once: grid = multiprocessors, and
 // a block takes more than half the shared memory of one. With dependent launch this launch may wait for blocks of its predecessors alone.
 //
 // in   Chain (chain.cuh), by value
 // out  residual f32 [ROWS][n_out], results of STORE segments, scales [ROWS] of the rows of the last norm
-// smem RING bytes, dynamic: pieces of any kind one after the other, each of 16 tiles of weights and the x of the same values
-// scratch (scratch.cuh) gridDim * 2 * 16 * NT * 512 bytes, +0 before and after
+// smem RING bytes, dynamic: places for a piece of any kind each, 16 tiles of weights and the x of the same values
+// scratch (scratch.cuh) twice gridDim * 2 * 16 * NT * 512 bytes, +0 before and after; stages take turns, since a block may leave its
+//      first part of a stage while another has yet to take one of the stage before. Halves between stages: +0 before and after; those of
+//      the last stage's input may be anything before, and stay.
 // Defines: ROWS, NT = ceil(ROWS / 8), RING, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN (f32 matrices in the last
-// stage). Below sm_90 the eight warps fill the ring by cp.async and nothing is fetched across a barrier. sm_90a multiplies more than 16
-// rows by warpgroup products.
-// Architecture floor: sm_80. Judge: cpu::reference::matmul, norm, activation; test crates/cuda/tests/chain.rs.
+// stage). More than 16 rows are multiplied by warpgroup products.
+// Architecture: sm_90a. Judge: cpu::reference::matmul, norm, activation; test crates/cuda/tests/chain.rs.
 #ifndef PLAIN
 #define PLAIN 0
 #endif
@@ -39,14 +44,9 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 
 #include "common/prelude.cuh"
 
-// Who scales rows and multiplies f32 matrices: two warps of their own, or below sm_90 those that multiply.
-#if HAS_BULK
+// Who scales rows and multiplies f32 matrices: two warps of their own.
 #define SIDE_FIRST (WARPS + 2)
 #define PLAIN_WARPS 2
-#else
-#define SIDE_FIRST 0
-#define PLAIN_WARPS WARPS
-#endif
 __device__ __forceinline__ int plain_thread() { return threadIdx.x - SIDE_FIRST * 32; }
 __device__ __forceinline__ void plain_sync() { asm volatile("bar.sync 2, %0;" ::"n"(PLAIN_WARPS * 32) : "memory"); }
 
@@ -62,20 +62,16 @@ struct Chain {
     u32* barrier;
     float* scales;  // 1 / rms of the rows as last known: read, and written after the last norm
     float eps;
-    int n_stages;
+    u16 n_stages, n_opened;  // n_opened: with those that have no products
 #if PLAIN
     Plain plain;
 #endif
 };
 
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int max_piece(int kind) {
-    return kind == KINDS_PACKED ? 0 : most(KINDS >> kind & 1 ? most(piece_bytes(kind, 0), piece_bytes(kind, 1)) : 0, max_piece(kind + 1));
-}
-constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
-constexpr int LARGEST = 16 * max_piece(0) + NT * A16_TILE * max_chunks(0);
-// With one piece taken anywhere, the next finds room in front of it or behind.
-static_assert(RING >= (HAS_BULK ? 3 : 2) * LARGEST, "a ring of three pieces of any kind, or of two where they have fixed places");
+constexpr int W_BYTES = 16 * max_piece(0), SLOT = W_BYTES + NT * A16_TILE * max_chunks(0);
+constexpr int SLOTS = RING / SLOT;
+// A warp may hold a piece while it waits for the next.
+static_assert(SLOTS >= 3, "a ring of three pieces of any kind");
 
 __device__ __forceinline__ u32 at_barrier(const u32* barrier) {
     u32 v;
@@ -87,10 +83,18 @@ __device__ __forceinline__ void come_to_barrier(u32* barrier) {
     asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(barrier), "r"(one) : "memory");
 }
 // Between what threads write or read and what bulk copies read.
-__device__ __forceinline__ void copies_fence() {
-#if HAS_BULK
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+__device__ __forceinline__ void copies_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// Between what threads write to shared memory and what warpgroup products read.
+__device__ __forceinline__ void products_fence() {
+#if GROUPED
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+}
+// Whether the phase of this parity is over.
+__device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
+    u32 over;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+    return over;
 }
 
 // When a stage is open: the scales of the rows that its input is made of. The warps that do it take rows in turn.
@@ -104,7 +108,7 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
         }
         return;
     }
-    constexpr int TURNS = (ROWS + PLAIN_WARPS - 1) / PLAIN_WARPS, TOGETHER = TURNS < 6 ? TURNS : 6, LOADS = 3;
+    constexpr int TURNS = (ROWS + PLAIN_WARPS - 1) / PLAIN_WARPS, TOGETHER = TURNS < 4 ? TURNS : 4, LOADS = 3;
     const int quads = (stage.width + 255) / 256 * 4;
     const float inverse = 1.0f / stage.width;
     for (int first = warp; first < ROWS; first += PLAIN_WARPS * TOGETHER) {
@@ -138,23 +142,43 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
     }
 }
 
-#if HAS_BULK
-#define PLACES 16  // pieces of the ring at most
+// Pieces under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them.
+#ifndef UNDER_WAY
+#define UNDER_WAY 2
+#endif
 
+// Where a block's part of a stage begins.
+struct Start {
+    Cursor at;
+    int units;
+    Blocks blocks;  // of the first tile
+};
 struct Room {
-    u64 full[PLACES], empty[PLACES], placed[PLACES], open, ready, done;
-    uint2 places[PLACES];  // where a piece's weights and x begin in the ring
+    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done;
+    Start starts[STAGES];
+};
+
+// A place of the ring, and the parity of its turn.
+struct Turn {
+    u32 slot, parity;
+
+    __device__ __forceinline__ void next() {
+        if (++slot == SLOTS) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
 };
 
 // Warp 8, one lane: weights, as far ahead as the ring reaches.
 __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
-    const u32 full = shared_address(room.full), empty = shared_address(room.empty), placed = shared_address(room.placed);
+    const u32 full = shared_address(room.weights), empty = shared_address(room.empty);
     const u64 once = policy_evict_first(), keep = policy_evict_last();
     WeightFeed weights;
     weights.stage = 0;
     bool more = weights.enter(chain.segments, chain.stages, chain.n_stages);
-    u32 slot = 0, oldest = 0, parity = 0, held = 0;  // places: of the next piece, of the oldest, its turn of the ring, how many are taken
-    u32 head = 0, tail = 0;                          // bytes that are taken
+    Turn turn = {0, 1}, awaited = {0, 0};  // of this piece; of the oldest under way
+    int sent = 0;
     int tile = -1, of_stage = -1, of_segment = -1;
     while (more) {
         if (weights.at.tile != tile || weights.stage != of_stage || weights.at.segment != of_segment) {
@@ -170,65 +194,79 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
                     if (stage.norm && bytes) bulk_prefetch(stage.norm + column, bytes, keep);
                 }
         }
-        const u32 size = 16 * weights.bytes[0] + weights.pieces * NT * A16_TILE;
-        u32 at;
-        for (;;) {
-            // Taken is tail .. head, or all but head .. tail.
-            const bool around = held && head <= tail;
-            const bool turns = !around && head + size > RING;
-            at = turns ? 0 : head;
-            if (held < PLACES && (around || turns ? at + size <= tail : true)) break;
-            mbarrier_wait(empty + 8 * oldest, parity);
-            if (++oldest == PLACES) {
-                oldest = 0;
-                parity ^= 1;
-            }
-            if (--held)
-                tail = room.places[oldest].x;
-            else
-                head = tail = 0;
+        // The first turn finds all places empty: the phase before the first counts as over.
+        mbarrier_wait(empty + 8 * turn.slot, turn.parity);
+        if (sent == UNDER_WAY) {
+            mbarrier_wait(full + 8 * awaited.slot, awaited.parity);
+            awaited.next();
+        } else {
+            sent++;
         }
-        room.places[slot] = make_uint2(at, at + 16 * weights.bytes[0]);
-        head = at + size;
-        held++;
-        const u32 to = ring + at, barrier = full + 8 * slot;
-        mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * weights.bytes[0] + weights.pieces * NT * A16_TILE);
-        mbarrier_arrive(placed + 8 * slot);
+        const u32 to = ring + turn.slot * SLOT, barrier = full + 8 * turn.slot;
+        mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * weights.bytes[0]);
         bulk_load(to, weights.weights[0], weights.rows[0] * weights.bytes[0], barrier, once);
         if (weights.rows[1]) bulk_load(to + 8 * weights.bytes[0], weights.weights[1], weights.rows[1] * weights.bytes[0], barrier, once);
-        if (++slot == PLACES) slot = 0;
+        turn.next();
         more = weights.advance(chain.segments, chain.stages, chain.n_stages);
     }
 }
 
-// Warp 9, one lane: the barrier, and x of every piece whose stage is open and whose weights have a place.
-__device__ __forceinline__ void keep_barrier(const Chain& chain, Room& room, u32 ring) {
-    const u32 full = shared_address(room.full), placed = shared_address(room.placed), open = shared_address(&room.open), done = shared_address(&room.done);
+// One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
+template <int COUNT>
+__device__ __forceinline__ void bring(const u8* from, u8* to) {
+    uint4 v[COUNT];
+    bool waiting;
+    do {
+        waiting = false;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const float4 seen = peek((const float4*)(from + (i * 32 + threadIdx.x % 32) * 16));
+            v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z), __float_as_uint(seen.w));
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) waiting |= v[i].x == 0 || v[i].y == 0 || v[i].z == 0 || v[i].w == 0;
+    } while (waiting);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
+}
+
+// Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word.
+__device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
+    const u32 full = shared_address(room.x), empty = shared_address(room.empty), open = shared_address(&room.open);
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
     bool more = x.enter(chain.segments, chain.stages, chain.n_stages);
-    u32 slot = 0, parity = 0;
-    u32 before = 0;
+    Turn turn = {0, 1};
     for (int stage = 0; stage < chain.n_stages; stage++) {
-        if (stage) {
-            mbarrier_wait(done, (stage - 1) & 1);
-            come_to_barrier(chain.barrier);
-            while (at_barrier(chain.barrier) == before) {}
-            before ^= 0x80000000u;
-            copies_fence();
-        }
-        mbarrier_arrive(open);
+        bool opened = stage == 0;
         while (more && x.stage == stage) {
-            mbarrier_wait(placed + 8 * slot, parity);
-            bulk_load(ring + room.places[slot].y, x.x, x.bytes, full + 8 * slot, keep);
-            if (++slot == PLACES) {
-                slot = 0;
-                parity ^= 1;
+            mbarrier_wait(empty + 8 * turn.slot, turn.parity);
+            u8* to = ring + turn.slot * SLOT + W_BYTES;
+            const u32 barrier = full + 8 * turn.slot;
+            if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, stage & 1))) {
+                opened = true;
+                copies_fence();
             }
+            if (opened) {
+                if (threadIdx.x % 32 == 0) {
+                    mbarrier_expect(barrier, x.bytes);
+                    bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
+                }
+            } else {
+                if (x.pieces == 2)
+                    bring<4 * NT>(x.x, to);
+                else
+                    bring<2 * NT>(x.x, to);
+                products_fence();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+            }
+            turn.next();
             more = x.advance(chain.segments, chain.stages, chain.n_stages);
         }
-        if (stage == 0) before = at_barrier(chain.barrier);
+        // A phase later `is_over` would tell of the one before this.
+        mbarrier_wait(open, stage & 1);
     }
 }
 
@@ -239,14 +277,31 @@ __device__ __forceinline__ void keep_barrier(const Chain& chain, Room& room, u32
 #define SIDE_ROOM
 #endif
 __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowScales& rows SIDE_ROOM) {
-    const u32 open = shared_address(&room.open), ready = shared_address(&room.ready);
+    const u32 open = shared_address(&room.open), ready = shared_address(&room.ready), done = shared_address(&room.done);
+    const bool keeps = plain_thread() == 0;
 #if PLAIN
     plain_begin(chain.plain, plain_room);
 #endif
     pdl_wait();
-    for (int which = 0; which < chain.n_stages; which++) {
+    u32 before = 0;
+    if (keeps) before = at_barrier(chain.barrier);
+    for (int which = 0; which < chain.n_opened; which++) {
+        if (keeps) {
+            if (which) {
+                mbarrier_wait(done, (which - 1) & 1);
+                copies_fence();
+                come_to_barrier(chain.barrier);
+                while (at_barrier(chain.barrier) == before) {}
+                before ^= 0x80000000u;
+                copies_fence();
+            }
+            mbarrier_arrive(open);
+        }
         mbarrier_wait(open, which & 1);
-        row_scales(chain, which, rows);
+        const Stage& stage = chain.stages[which];
+        if (which < chain.n_stages) row_scales(chain, which, rows);
+        for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
+            stage.spent[i] = make_uint4(0, 0, 0, 0);
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(ready);
     }
@@ -257,26 +312,32 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
     plain_end(chain.plain, factor);
 #endif
 }
-#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS + 128) matmul_chain(const __grid_constant__ Chain chain) {
+extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(const __grid_constant__ Chain chain) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ RowScales rows;
+    __shared__ ColumnRoom columns;
     const int warp = threadIdx.x / 32;
     pdl_launch();
-#if HAS_BULK
     __shared__ __align__(8) Room room;
-    const u32 full = shared_address(room.full), empty = shared_address(room.empty), open = shared_address(&room.open), ready = shared_address(&room.ready), done = shared_address(&room.done);
+    const u32 weights = shared_address(room.weights), x = shared_address(room.x), empty = shared_address(room.empty), ready = shared_address(&room.ready), done = shared_address(&room.done);
     if (threadIdx.x == THREADS) {
-        for (int i = 0; i < PLACES; i++) {
-            mbarrier_init(full + 8 * i, 1);
+        for (int i = 0; i < SLOTS; i++) {
+            mbarrier_init(weights + 8 * i, 1);
+            mbarrier_init(x + 8 * i, 1);
             mbarrier_init(empty + 8 * i, WARPS);
-            mbarrier_init(shared_address(room.placed + i), 1);
         }
-        mbarrier_init(open, 1);
+        mbarrier_init(shared_address(&room.open), 1);
         mbarrier_init(ready, PLAIN_WARPS);
         mbarrier_init(done, WARPS);
         mbarrier_init_fence();
+    }
+    if (threadIdx.x < chain.n_stages) {
+        const Stage& stage = chain.stages[threadIdx.x];
+        Start start = {{stage.first, 0, 0}, 0, {}};
+        start.units = share_of(chain.segments, stage, start.at);
+        start.blocks = blocks_of(stage, chain.segments[start.at.segment], start.at.tile);
+        room.starts[threadIdx.x] = start;
     }
     __syncthreads();
 #if PLAIN
@@ -286,108 +347,49 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128) matmul_chain(const _
 #define SIDE_ROOM_HERE
 #endif
     if (warp >= WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         if (warp == WARPS) {
             if (threadIdx.x % 32 == 0) fill(chain, room, shared_address(ring));
         } else if (warp == WARPS + 1) {
             pdl_wait();
-            if (threadIdx.x % 32 == 0) keep_barrier(chain, room, shared_address(ring));
+            feed(chain, room, ring);
         } else {
             stand_aside(chain, room, rows SIDE_ROOM_HERE);
         }
         return;
     }
-#else
-    if (warp >= WARPS) return;
-    u32 before = at_barrier(chain.barrier);
-#if PLAIN
-    __shared__ PlainRoom plain_room;
-    plain_begin(chain.plain, plain_room);
-#endif
-#endif
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     pdl_wait();
 
-#if HAS_BULK
-    u32 piece = 0;  // of all stages
-#endif
+    Turn turn = {0, 0};
+    // The place of the next piece, waited for; whoever takes it gives it back.
+    const auto take = [&]() {
+        mbarrier_wait(weights + 8 * turn.slot, turn.parity);
+        mbarrier_wait(x + 8 * turn.slot, turn.parity);
+        const Place place = {turn.slot, turn.slot * SLOT, turn.slot * SLOT + W_BYTES};
+        turn.next();
+        return place;
+    };
+    const auto give = [&](const Place& place) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * place.slot);
+    };
     for (int which = 0; which < chain.n_stages; which++) {
         const Stage& stage = chain.stages[which];
-#if HAS_BULK
-        mbarrier_wait(open, which & 1);
-        // The place of the next piece, waited for; whoever takes it gives it back.
-        const auto take = [&]() {
-            const u32 slot = piece % PLACES;
-            mbarrier_wait(full + 8 * slot, piece / PLACES & 1);
-            piece++;
-            const uint2 place = room.places[slot];
-            return Place{slot, place.x, place.y};
-        };
-        const auto give = [&](const Place& place) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * place.slot);
-        };
-#else
-        if (which) {
-            sync_multipliers();
-            if (threadIdx.x == 0) {
-                come_to_barrier(chain.barrier);
-                while (at_barrier(chain.barrier) == before) {}
-            }
-            before ^= 0x80000000u;
-            sync_multipliers();
-        }
-        constexpr int TURNS = RING / LARGEST < 2 ? 2 : RING / LARGEST;
-        int slot = 0;
-        WeightFeed weights;
-        InputFeed x;
-        weights.stage = x.stage = which;
-        bool more = weights.enter(chain.segments, chain.stages, which + 1);
-        x.enter(chain.segments, chain.stages, which + 1);
-        const auto load = [&](int slot) {
-            if (more) {
-                const u32 to = shared_address(ring) + slot * LARGEST;
-#pragma unroll
-                for (int m = 0; m < 2; m++)
-                    for (int i = threadIdx.x * 16; i < weights.rows[m] * weights.bytes[0]; i += THREADS * 16)
-                        cp_async_16(to + m * 8 * weights.bytes[0] + i, weights.weights[m] + i);
-                for (int i = threadIdx.x * 16; i < x.bytes; i += THREADS * 16) cp_async_16(to + LARGEST - NT * A16_TILE * max_chunks(0) + i, x.x + i);
-                more = weights.advance(chain.segments, chain.stages, which + 1);
-                x.advance(chain.segments, chain.stages, which + 1);
-            }
-            cp_async_commit();
-        };
-        for (int i = 0; i < TURNS - 1; i++) load(i);
-        // The slot of the piece before this one is free once all have come here.
-        const auto take = [&]() {
-            cp_async_wait<TURNS - 2>();
-            sync_multipliers();
-            load(slot == 0 ? TURNS - 1 : slot - 1);
-            const Place place = {u32(slot), u32(slot) * LARGEST, u32(slot + 1) * LARGEST - NT * A16_TILE * max_chunks(0)};
-            slot = slot + 1 == TURNS ? 0 : slot + 1;
-            return place;
-        };
-        const auto give = [](const Place&) {};
-#endif
-        const bool last_stage = which + 1 == chain.n_stages;
-#if HAS_BULK
+        float4* scratch = chain.scratch + size_t(which & 1) * gridDim.x * 2 * 16 * NT * 32;
         bool waited = false;
         const auto wait_for_scales = [&]() {
             if (!waited) mbarrier_wait(ready, which & 1);
             waited = true;
         };
-#else
-        const auto wait_for_scales = []() {};
-        row_scales(chain, which, rows);
-        sync_multipliers();
-#if PLAIN
-        if (last_stage) plain_jobs(chain.plain, plain_room, [&](int row) { return rows.factor[row]; });
-#endif
-#endif
-        Cursor at = {0, 0, 0};
-        const int units_here = share_of(chain.segments, stage, at);
+        Cursor at = room.starts[which].at;
+        Blocks blocks = room.starts[which].blocks;
+        const int units_here = room.starts[which].units;
         for (int over = 0; over < units_here;) {
             const Segment& s = chain.segments[at.segment];
-            const int units = s.units, n = min(units - at.unit, units_here - over);
+            const int n = min(s.units - at.unit, units_here - over);
             const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)));
+            if (over) blocks = blocks_of(stage, s, at.tile);
             float acc[MT][NT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++)
@@ -395,8 +397,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128) matmul_chain(const _
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
+            fetch_columns(s, stage, at.tile, blocks.begin(warp) % 8, columns.values[warp]);
             walk(s.kind, ring, n, mine, acc, take, give);
-            finish(stage, s, chain.scratch, at.tile, n < units, warp, rows, wait_for_scales, acc);
+            finish(stage, s, scratch, at.tile, blocks, warp, rows, columns.values[warp], wait_for_scales, acc);
             over += n;
             at.unit = 0;
             if (++at.tile == s.tiles) {
@@ -404,16 +407,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128) matmul_chain(const _
                 at.segment++;
             }
         }
-#if PLAIN && !HAS_BULK
-        if (last_stage) plain_end(chain.plain, [&](int row) { return rows.factor[row]; });
-#endif
-#if HAS_BULK
         wait_for_scales();
-        if (!last_stage) {
-            copies_fence();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(done);
-        }
-#endif
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(done);
     }
 }

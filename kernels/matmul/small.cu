@@ -34,6 +34,7 @@
 __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 #include "common/prelude.cuh"
+#include "matmul/cut.cuh"
 #include "matmul/scratch.cuh"
 #define PLAIN_WARPS WARPS
 __device__ __forceinline__ int plain_thread() { return threadIdx.x; }
@@ -69,29 +70,9 @@ struct Work {
 #endif
 };
 
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int max_piece(int kind) {
-    return kind == KINDS_PACKED ? 0 : most(KINDS >> kind & 1 ? most(piece_bytes(kind, 0), piece_bytes(kind, 1)) : 0, max_piece(kind + 1));
-}
-constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
 constexpr int W_BYTES = 16 * max_piece(0);
 constexpr int SLOT = KINDS ? W_BYTES + NT * A16_TILE * max_chunks(0) : 16;
 
-// A place on the line of units.
-struct Cursor {
-    int segment, tile, unit;
-};
-
-__device__ __forceinline__ u32 share_begin(const Work& work, u32 block) { return block * work.share + min(block, work.extra); }
-__device__ __forceinline__ u32 block_of(const Work& work, u32 cost) {
-    const u32 wide = work.extra * (work.share + 1);
-    return cost < wide ? cost / (work.share + 1) : work.extra + (cost - wide) / work.share;
-}
-// First unit of a segment that begins at or after `cost`.
-__device__ __forceinline__ int unit_at(const Segment& s, u32 cost) {
-    return cost <= s.first_cost ? 0 : min(s.units * s.tiles, int((cost - s.first_cost + s.cost - 1) / s.cost));
-}
-__device__ __forceinline__ int row_tiles(const Segment& s, int row_block) { return max(0, min(8, (s.n_out - row_block * 128 + 15) / 16)); }
 // Where a row block begins: its row factors, and behind them its units.
 __device__ __forceinline__ const u8* row_block_of(const Segment& s, int row_block) {
     return s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile * 8);

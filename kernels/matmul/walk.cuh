@@ -6,7 +6,7 @@
 // sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a place is
 // given back a wait later. The bits are the same.
 //
-// The file that includes it defines NT (tiles of 8 rows of x), WARPS that multiply, and MT, 16-row tiles of a warp: w and w + WARPS.
+// The file that includes it defines NT (tiles of 8 rows of x), WARPS that multiply, and MT, 16-row tiles of a warp: w and w + WARPS, and KINDS.
 #pragma once
 #include "matmul/units.cuh"
 
@@ -16,6 +16,13 @@
 #else
 #define GROUPED 0
 #endif
+
+// The largest piece of a 16-row tile, and the most chunks of x beside one, of all KINDS from `kind` on.
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int max_piece(int kind) {
+    return kind == KINDS_PACKED ? 0 : most(KINDS >> kind & 1 ? most(piece_bytes(kind, 0), piece_bytes(kind, 1)) : 0, max_piece(kind + 1));
+}
+constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
 
 // Where a piece lies in the ring: its number there, and where its weights and its x begin, in bytes.
 struct Place {

@@ -1,4 +1,4 @@
-//! All products between two mixers of a step, in one launch of `matmul/chain.cu`.
+//! All products between two mixers of a step, in one launch of `matmul/chain_sm90.cu`.
 //!
 //! Out-projection into the residual stream, gate and up with the gated unit, down into the residual stream, and the
 //! projections of the next layer, the norms before them included.
@@ -16,16 +16,18 @@ use crate::pack::{Input, Kind};
 const MAX_SEGMENTS: usize = 8;
 /// Matrices of a chain besides the next layer's; gate and up are one.
 const OWN_SEGMENTS: usize = 3;
-/// Stages a launch has room for, and words of a stage and of a segment in `matmul/chain.cuh`.
+/// Stages a launch has room for, and words of a stage and of a segment in `matmul/chain_sm90.cuh`.
 const STAGES: usize = 4;
-const STAGE_WORDS: usize = 9;
+const STAGE_WORDS: usize = 11;
 const SEGMENT_WORDS: usize = 8;
-/// Threads of a block: eight warps that multiply, one that fills the ring, one that keeps the barrier, two aside.
+/// Threads of a block: eight warps that multiply, one that fetches weights, one for their input, two aside.
 const THREADS: u32 = 384;
 /// Shared memory of a block besides the ring and what f32 matrices add, in bytes.
 const OWN_SHARED: usize = 2048;
-/// Bytes of the barrier that chains share, zero before the first.
-pub const BARRIER_BYTES: usize = 256;
+/// Rows that a chain multiplies at most.
+pub const MOST_ROWS: usize = 32;
+/// Bytes of the barrier.
+const BARRIER_BYTES: usize = 256;
 
 /// One matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,20 +73,44 @@ pub struct Norms {
 pub struct Memory {
     /// f32 `[bucket][hidden]`.
     pub residual: u64,
-    /// Input of gate and up, halves.
-    pub normed: u64,
-    /// Input of down, halves.
-    pub gated: u64,
+    /// The barrier and the inputs of two stages.
+    pub own: Own,
     /// Input of the next layer's projections, in the forms they read.
     pub next: Out,
     /// Two of [`squares_bytes`].
     pub squares: [u64; 2],
     /// f32 `[bucket]`: what the last norm multiplied the rows by ([`super::norm::rms_and_scales`]); left so.
     pub scales: u64,
-    /// As products have it.
+    /// As products have it, for twice as many rows.
     pub scratch: Scratch,
-    /// [`BARRIER_BYTES`], zero before the first chain.
-    pub barrier: u64,
+}
+
+/// What chains alone use, whatever their rows, and leave as it was: [`Own::bytes`] zero bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Own {
+    barrier: u64,
+    /// Input of gate and up, halves.
+    normed: u64,
+    /// Input of down, halves.
+    gated: u64,
+}
+
+impl Own {
+    /// For layers of `hidden` values, at 256-byte aligned memory.
+    pub fn at(address: u64, hidden: usize) -> Own {
+        let normed = address + BARRIER_BYTES as u64;
+        Own {
+            barrier: address,
+            normed,
+            gated: normed + Input::F16.bytes(MOST_ROWS, hidden) as u64,
+        }
+    }
+
+    /// Bytes for layers of `hidden` values and feed-forwards of at most `ffn`.
+    pub fn bytes(hidden: usize, ffn: usize) -> usize {
+        let halves = [hidden, ffn].map(|width| Input::F16.bytes(MOST_ROWS, width));
+        BARRIER_BYTES + halves.iter().sum::<usize>()
+    }
 }
 
 /// Bytes of sums of squares for rows of `hidden` values.
@@ -125,7 +151,7 @@ impl Form {
     }
 
     fn unit(self, bucket: usize) -> Unit {
-        Unit::new("matmul/chain.cu")
+        Unit::new("matmul/chain_sm90.cu")
             .define("ROWS", bucket)
             .define("NT", bucket.div_ceil(8))
             .define("RING", self.ring)
@@ -164,7 +190,7 @@ struct Stages {
     stages: Vec<u64>,
 }
 
-/// What becomes of a stage's products, the `STORE`, `ADD` and `GATED` of `matmul/chain.cuh`.
+/// What becomes of a stage's products, the `STORE`, `ADD` and `GATED` of `matmul/chain_sm90.cuh`.
 #[derive(Clone, Copy)]
 enum Results {
     Store,
@@ -178,6 +204,8 @@ struct StageInput {
     halves: u64,
     squares: u64,
     width: usize,
+    /// What was the input of another stage and is made zero again once this one's is whole: halves, and values of a row.
+    spent: (u64, usize),
 }
 
 impl Stages {
@@ -237,28 +265,49 @@ impl Stages {
             next.f32,
             norm,
             squares,
+            x.spent.0,
+            pair(self.quads(x.spent), 0),
             pair(first, self.segments.len() / SEGMENT_WORDS),
             matmul::shares(self.card, line, dearest),
             pair(write, x.width),
         ]);
     }
 
-    fn launch(self, form: Form, memory: &Memory, eps: f32, plain: Option<Vec<u64>>) -> Launch {
+    /// 16-byte words of halves that are to be made zero.
+    fn quads(&self, (_, width): (u64, usize)) -> usize {
+        Input::F16.bytes(self.bucket, width) / 16
+    }
+
+    /// `spent`: what is made zero when all stages are done.
+    fn launch(
+        mut self,
+        spent: Option<(u64, usize)>,
+        form: Form,
+        (memory, eps): (&Memory, f32),
+        plain: Option<Vec<u64>>,
+    ) -> Launch {
+        let n_stages = self.stages.len() / STAGE_WORDS;
+        if let Some(spent) = spent {
+            // One more that multiplies nothing.
+            let mut words = [0; STAGE_WORDS];
+            (words[6], words[7]) = (spent.0, pair(self.quads(spent), 0));
+            self.stages.extend(words);
+        }
         let Stages {
             card,
             bucket,
             segments: mut words,
             mut stages,
         } = self;
-        let n_stages = stages.len() / STAGE_WORDS;
+        let n_opened = stages.len() / STAGE_WORDS;
         words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
         stages.resize(STAGES * STAGE_WORDS, 0);
         words.extend(stages);
         words.extend([
             memory.scratch.0,
-            memory.barrier,
+            memory.own.barrier,
             memory.scales,
-            u64::from(eps.to_bits()) | (n_stages as u64) << 32,
+            u64::from(eps.to_bits()) | (n_stages as u64) << 32 | (n_opened as u64) << 48,
         ]);
         words.extend(plain.into_iter().flatten());
         Launch {
@@ -286,7 +335,10 @@ pub fn launch(
     mixed: u64,
     (norms, memory): (Norms, &Memory),
 ) -> Launch {
-    assert!((1..=64).contains(&bucket), "a bucket of {bucket} rows");
+    assert!(
+        (1..=MOST_ROWS).contains(&bucket),
+        "a bucket of {bucket} rows"
+    );
     assert!(fits(products), "no chain of {products:?}");
     let Products {
         out,
@@ -313,31 +365,38 @@ pub fn launch(
         segments: Vec::new(),
         stages: Vec::new(),
     };
-    let as_it_is = |halves| StageInput {
+    let Own { normed, gated, .. } = memory.own;
+    let as_it_is = |halves, spent| StageInput {
         halves,
         squares: 0,
         width: 0,
+        spent,
     };
-    let to_be_scaled = |halves, which: usize| StageInput {
+    let to_be_scaled = |halves, which: usize, spent| StageInput {
         halves,
         squares: memory.squares[which],
         width: hidden,
+        spent,
     };
     let into_normed = Results::Add {
         next: Out {
-            f16: memory.normed,
+            f16: normed,
             ..Out::default()
         },
         norm: norms.ffn,
         squares: memory.squares[0],
     };
     let added = |matrix| [(matrix, None, memory.residual)];
-    stages.stage(as_it_is(mixed), &added(out), into_normed);
-    let gated = Results::Gated {
-        halves: memory.gated,
-    };
+    stages.stage(as_it_is(mixed, (0, 0)), &added(out), into_normed);
+    let into_gated = Results::Gated { halves: gated };
     let pair_of = [(gate, Some(up), 0)];
-    stages.stage(to_be_scaled(memory.normed, 0), &pair_of, gated);
+    // The next layer's input was read by the launch before, and is written a stage from here.
+    let of_before = match next.is_empty() {
+        true => (0, 0),
+        false => (memory.next.f16, hidden),
+    };
+    let input = to_be_scaled(normed, 0, of_before);
+    stages.stage(input, &pair_of, into_gated);
     let (plain, packed): (Vec<_>, Vec<_>) = next.iter().partition(|(m, _)| m.kind == Kind::F32);
     let forms = match (next.is_empty(), plain.is_empty()) {
         (true, _) => Out::default(),
@@ -352,10 +411,13 @@ pub fn launch(
         norm: norms.next,
         squares: memory.squares[1],
     };
-    stages.stage(as_it_is(memory.gated), &added(down), into_next);
+    let input = as_it_is(gated, (normed, hidden));
+    stages.stage(input, &added(down), into_next);
+    let of_down = (gated, down.cols);
     if !next.is_empty() {
         let packed: Vec<_> = packed.into_iter().map(|(m, out)| (m, None, out)).collect();
-        stages.stage(to_be_scaled(forms.f16, 1), &packed, Results::Store);
+        let input = to_be_scaled(forms.f16, 1, of_down);
+        stages.stage(input, &packed, Results::Store);
     }
     let plain = form.plain.then(|| {
         let segments: Vec<Segment> = plain
@@ -369,8 +431,9 @@ pub fn launch(
                 write: Write::Store,
             })
             .collect();
-        let partials = memory.scratch.0 + packed_scratch_bytes(card, bucket) as u64;
+        let partials = memory.scratch.0 + 2 * packed_scratch_bytes(card, bucket) as u64;
         plain_words(card, hidden, (&segments, MAX_SEGMENTS), forms.f32, partials)
     });
-    stages.launch(form, memory, norms.eps, plain)
+    let spent = next.is_empty().then_some(of_down);
+    stages.launch(spent, form, (memory, norms.eps), plain)
 }

@@ -3,16 +3,24 @@
 use super::Site;
 use super::forms::Forms;
 use super::layers::Builder;
-use crate::launch::chain::{self, Form, Memory, Norms, Products};
+use crate::launch::chain::{self, Form, Memory, Norms, Own, Products};
 use crate::launch::matmul::{Card, Scratch};
 use crate::launch::norm::{self, Out, Residual, Rms};
 use crate::memory::Carver;
 use crate::pack::Kind;
-use crate::weights::{FfnWeights, Matrix};
+use crate::weights::{FfnWeights, Matrix, Weights};
 
-/// Rows of the widest step whose layers go in chains. 0: none do, until the conformance suite has passed with them on a
-/// card; up to 16 rows they take less time than the launches that they stand for (`kernels/matmul/NOTES.md`).
-const MOST_ROWS: usize = 0;
+/// Rows of the widest step whose layers go in chains: with more the launches that they stand for are faster on an H200
+/// (`kernels/matmul/NOTES.md`).
+const MOST_ROWS: usize = 24;
+
+/// Bytes of zeros that all chains share, on layers of `hidden` values.
+pub(super) fn own_bytes(weights: &Weights, hidden: usize) -> usize {
+    let of_target = weights.layers.iter().map(|layer| &layer.ffn);
+    let of_draft = weights.draft.iter().flat_map(|draft| &draft.layers);
+    let all = of_target.chain(of_draft.map(|layer| &layer.ffn));
+    Own::bytes(hidden, all.map(|ffn| ffn.gate.rows).max().unwrap_or(0))
+}
 
 /// The matrices of every layer, bottom to top, where all of them can go in chains.
 pub(super) struct Links<'a> {
@@ -113,21 +121,14 @@ impl Builder<'_> {
             return;
         };
         let mut carver = self.carver;
-        let halves = |carver: &mut Carver, width: usize| {
-            let forms = Forms::of([Kind::F16]);
-            forms.carve(carver, rows, width).f16
-        };
         let readers = links.layers.iter().flat_map(|link| &link.readers);
-        let widest = links.layers.iter().map(|link| link.ffn.gate.rows).max();
         let memory = Memory {
             residual: site.addresses.residual,
-            normed: halves(&mut carver, hidden),
-            gated: halves(&mut carver, widest.unwrap_or(0)),
+            own: Own::at(site.addresses.chain, hidden),
             next: Forms::of(readers.map(|m| m.kind)).carve(&mut carver, rows, hidden),
             squares: [(); 2].map(|()| carver.take(chain::squares_bytes(rows, hidden))),
             scales: carver.take(4 * rows),
             scratch: Scratch(site.addresses.partials),
-            barrier: site.addresses.barrier,
         };
         // Projections of all layers have one place: those of a layer are written when the mixer below has read its own.
         let (start, mut above) = (carver, carver);

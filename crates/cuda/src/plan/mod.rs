@@ -18,7 +18,6 @@ use std::collections::BTreeMap;
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::launch::attention::Card;
-use crate::launch::chain::BARRIER_BYTES;
 use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::Carver;
@@ -87,8 +86,8 @@ pub(crate) struct Addresses {
     pub(crate) counters: u64,
     /// Partial sums of the small products; zero between launches.
     pub(crate) partials: u64,
-    /// The barrier that chains share; zero before the first.
-    pub(crate) barrier: u64,
+    /// What chains share; zero before the first.
+    pub(crate) chain: u64,
     /// Turns of the large products; zero between launches.
     pub(crate) turns: u64,
 }
@@ -161,6 +160,10 @@ impl Plans {
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
         let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), ROWS);
+        let chain_bytes = match facts.warpgroups {
+            true => chain::own_bytes(weights, spec.hidden),
+            false => 0,
+        };
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             draft: scratch.take(size_of::<Step>()),
@@ -174,7 +177,7 @@ impl Plans {
             edits: scratch.take(EDIT_BYTES),
             counters: scratch.take(COUNTER_BYTES),
             partials: scratch.take(partial_bytes),
-            barrier: scratch.take(BARRIER_BYTES),
+            chain: scratch.take(chain_bytes),
             turns: scratch.take(expanded.turn_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
@@ -234,7 +237,7 @@ impl Plans {
             zeroed: [
                 (addresses.counters, COUNTER_BYTES),
                 (addresses.partials, partial_bytes),
-                (addresses.barrier, BARRIER_BYTES),
+                (addresses.chain, chain_bytes),
                 (addresses.turns, expanded.turn_bytes),
             ],
             limits,
