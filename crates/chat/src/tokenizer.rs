@@ -6,6 +6,7 @@
 
 mod alphabet;
 mod cut;
+mod recall;
 mod special;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
 use self::alphabet::Alphabet;
 use self::cut::Cutter;
+use self::recall::Recall;
 use self::special::SpecialStrings;
 use crate::error::ChatError;
 use crate::template::Rendered;
@@ -44,6 +46,7 @@ pub struct Tokenizer {
     cutter: Cutter,
     alphabet: Alphabet,
     specials: SpecialStrings,
+    recall: Recall,
     normaliser: Normaliser,
     /// Bytes of all tokens, one after another.
     bytes: Vec<u8>,
@@ -100,6 +103,7 @@ impl Tokenizer {
             cutter: Cutter::new(vocab.pre)?,
             alphabet,
             specials,
+            recall: Recall::default(),
             normaliser,
             bytes,
             spans,
@@ -155,6 +159,12 @@ impl Tokenizer {
         if text.is_empty() {
             return Ok(());
         }
+        if let Some(tokens) = self.recall.find(text) {
+            ids.extend_from_slice(&tokens);
+            return Ok(());
+        }
+        let begin = ids.len();
+        let stretch = text;
         let composed = match self.normaliser {
             Normaliser::Nfc if !text.is_ascii() => Some(compose(text)),
             _ => None,
@@ -168,6 +178,7 @@ impl Tokenizer {
             })?;
             ids.extend(tokens.iter().map(|token| TokenId(token.id)));
         }
+        self.recall.keep(stretch, &ids[begin..]);
         Ok(())
     }
 

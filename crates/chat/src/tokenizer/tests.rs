@@ -194,6 +194,20 @@ fn a_vocabulary_that_cannot_work_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_stretch_that_comes_again_has_the_same_tokens() {
+    let tokenizer = sample::tokenizer();
+    let turn = "<|im_start|>user\nhello there, e\u{301} and 12 more words ".repeat(40);
+    let first = tokenizer.encode(&turn, Special::Match).unwrap();
+    let longer = format!("{turn}<|im_end|>{turn}");
+    for special in [Special::Match, Special::Literal] {
+        let fresh = sample::tokenizer().encode(&longer, special).unwrap();
+        assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
+        assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
+    }
+    assert_eq!(tokenizer.encode(&turn, Special::Match).unwrap(), first);
+}
+
+#[test]
 fn ids_outside_the_vocabulary_have_no_bytes() {
     let tokenizer = sample::tokenizer();
     assert_eq!(tokenizer.bytes(TokenId(u32::MAX)), b"");

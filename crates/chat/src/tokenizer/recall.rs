@@ -1,0 +1,94 @@
+//! What long stretches of text became, for the next time they come.
+//!
+//! A client sends its whole conversation with every turn, and all but the end of it was tokenised before: at 32,768
+//! tokens that is 10 to 20 ms of every turn. Kept are the stretches between control strings, by their full text, in two
+//! generations: what was not asked for while one filled up goes with the next.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use contract::TokenId;
+
+/// Shorter stretches are tokenised as fast as they are found.
+const LEAST: usize = 256;
+/// Bytes of text that a generation holds.
+const GENERATION: usize = 8 << 20;
+
+/// Stretches of text with their tokens.
+#[derive(Default)]
+pub(super) struct Recall(Mutex<Generations>);
+
+#[derive(Default)]
+struct Generations {
+    young: HashMap<Box<str>, Arc<[TokenId]>>,
+    old: HashMap<Box<str>, Arc<[TokenId]>>,
+    /// Bytes of text in the young one.
+    bytes: usize,
+}
+
+impl Generations {
+    fn keep(&mut self, text: Box<str>, tokens: Arc<[TokenId]>) {
+        if self.bytes + text.len() > GENERATION {
+            self.old = std::mem::take(&mut self.young);
+            self.bytes = 0;
+        }
+        self.bytes += text.len();
+        self.young.insert(text, tokens);
+    }
+}
+
+impl Recall {
+    fn lock(&self) -> MutexGuard<'_, Generations> {
+        // Two maps have no state between two of their changes that matters.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tokens of a stretch that is remembered.
+    pub(super) fn find(&self, text: &str) -> Option<Arc<[TokenId]>> {
+        if text.len() < LEAST {
+            return None;
+        }
+        let mut all = self.lock();
+        if let Some(tokens) = all.young.get(text) {
+            return Some(Arc::clone(tokens));
+        }
+        let (text, tokens) = all.old.remove_entry(text)?;
+        all.keep(text, Arc::clone(&tokens));
+        Some(tokens)
+    }
+
+    /// Remembers a stretch, unless it is short or longer than a generation may be.
+    pub(super) fn keep(&self, text: &str, tokens: &[TokenId]) {
+        if (LEAST..=GENERATION).contains(&text.len()) {
+            self.lock().keep(text.into(), tokens.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_stays_and_the_rest_goes() {
+        let recall = Recall::default();
+        let text = |i: usize| format!("{i:08}").repeat(1 << 17);
+        recall.keep("short", &[TokenId(1)]);
+        assert!(recall.find("short").is_none());
+        recall.keep(&text(0), &[TokenId(7)]);
+        recall.keep(&text(1), &[TokenId(8)]);
+        // A mebibyte each: three generations' worth, the first of all asked for on the way.
+        for i in 2..26 {
+            recall.keep(&text(i), &[TokenId(9)]);
+            assert_eq!(recall.find(&text(0)).as_deref(), Some(&[TokenId(7)][..]));
+        }
+        assert!(recall.find(&text(1)).is_none());
+        let all = recall.lock();
+        let bytes = all
+            .young
+            .keys()
+            .chain(all.old.keys())
+            .map(|text| text.len());
+        assert!(bytes.sum::<usize>() <= 2 * GENERATION);
+    }
+}
