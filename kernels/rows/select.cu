@@ -20,11 +20,16 @@
 #define N (K < VOCAB ? K : VOCAB)
 
 #define WARPS (THREADS / 32)
-// Listed groups of a warp whose logits are on their way together.
-#define BATCH 2
+// Warps that read listed groups; the last one adds up the runs meanwhile.
+#define READERS (WARPS - 1)
+// Listed groups of a warp whose logits are on their way together: all of them where the bound is close.
+#define BATCH 3
+// Threads that rank a candidate together.
+#define JUDGES 8
 
 struct Shared {
     u64 best[CAP];            // candidates, see ranked()
+    float value[CAP];         // their logits: the order does not tell zeros apart
     float2 runs[2][RUNS];     // (max, sum) of the row's runs, then of the raw row's
     unsigned short groups[GROUPS];
     int listed, found, taken;
@@ -47,18 +52,20 @@ __device__ float log_sum_exp(const float2* runs) {
     }
 #pragma unroll
     for (int gap = 16; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
-    return most + (float)log(sum);
+    // Between 1 and RUNS, so f32 is enough from here.
+    return most + logf((float)sum);
 }
 
-// Puts every logit of the listed groups whose order is at least `bound` behind the others: a warp per group.
+// Puts every logit of the listed groups whose order is at least `bound` behind the others: a warp per group, of READERS.
 __device__ void gather(const float* values, unsigned bound, Shared& s) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (int first = warp; first < s.listed; first += BATCH * WARPS) {
+    if (warp >= READERS) return;
+    for (int first = warp; first < s.listed; first += BATCH * READERS) {
         float x[BATCH][GROUP / 32];
         int begin[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            const int index = first + b * WARPS;
+            const int index = first + b * READERS;
             begin[b] = index < s.listed ? s.groups[index] * GROUP + lane : VOCAB;
 #pragma unroll
             for (int i = 0; i < GROUP / 32; i++)
@@ -72,7 +79,7 @@ __device__ void gather(const float* values, unsigned bound, Shared& s) {
                 const unsigned key = order_of(x[b][i]);
                 if (id < VOCAB && key >= bound) {
                     const int at = atomicAdd(&s.found, 1);
-                    if (at < CAP) s.best[at] = ranked(key, id);
+                    if (at < CAP) s.best[at] = ranked(key, id), s.value[at] = clean(x[b][i]);
                 }
             }
         }
@@ -103,11 +110,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
 
     // A bound that at least N groups reach, and if it can be had soon, not many more.
     unsigned bound = 0;
+    const unsigned own = threadIdx.x < GROUPS ? order_of(maxima[threadIdx.x]) : 0;
     if (GROUPS > N) {
-        const unsigned own = threadIdx.x < GROUPS ? order_of(maxima[threadIdx.x]) : 0;
         for (unsigned bit = 0x80000000u; bit; bit >>= 1) {
             const unsigned trial = bound | bit;
             int n = __syncthreads_count(own >= trial);
+#pragma unroll 1
             for (int g = threadIdx.x + THREADS; g - threadIdx.x < GROUPS; g += THREADS)
                 n += __syncthreads_count(g < GROUPS && order_of(maxima[g]) >= trial);
             if (n >= N) bound = trial;
@@ -116,9 +124,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
     }
     __syncthreads();
     for (int g = threadIdx.x; g < GROUPS; g += THREADS)
-        if (order_of(maxima[g]) >= bound) s.groups[atomicAdd(&s.listed, 1)] = (unsigned short)g;
+        if ((g == threadIdx.x ? own : order_of(maxima[g])) >= bound) s.groups[atomicAdd(&s.listed, 1)] = (unsigned short)g;
     __syncthreads();
     gather(values, bound, s);
+    if (threadIdx.x / 32 == READERS) {
+        const float lse = log_sum_exp(s.runs[0]);
+        const float raw_lse = has_edits ? log_sum_exp(s.runs[1]) : lse;
+        if (threadIdx.x % 32 == 0) {
+            out[0] = __float_as_int(lse);
+            out[1] = __float_as_int(raw_lse);
+            out[2] = N;
+            out[3] = 0;
+        }
+    }
     __syncthreads();
 
     if (s.found > CAP) {
@@ -154,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
                     const bool hit = id < VOCAB && order_of(values[id]) == bound;
                     const unsigned hits = __ballot_sync(~0u, hit);
                     const int at = found + __popc(hits & ((1u << threadIdx.x) - 1));
-                    if (hit && at < N) s.best[at] = ranked(bound, id);
+                    if (hit && at < N) s.best[at] = ranked(bound, id), s.value[at] = clean(values[id]);
                     found += __popc(hits);
                 }
             }
@@ -163,28 +181,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
         __syncthreads();
     }
 
-    // The sums beside the ranking, by the last warp, which ranks only where there are many candidates.
-    if (threadIdx.x / 32 == WARPS - 1) {
-        const float lse = log_sum_exp(s.runs[0]);
-        const float raw_lse = has_edits ? log_sum_exp(s.runs[1]) : lse;
-        if (threadIdx.x % 32 == 0) {
-            out[0] = __float_as_int(lse);
-            out[1] = __float_as_int(raw_lse);
-            out[2] = N;
-            out[3] = 0;
-        }
-    }
-    const int found = s.found;
-    for (int i = threadIdx.x; i < found; i += THREADS) {
-        const u64 own = s.best[i];
+    const int found = s.found, judge = threadIdx.x % JUDGES;
+    for (int first = 0; first < found; first += THREADS / JUDGES) {
+        const int i = first + threadIdx.x / JUDGES;
+        const u64 own = i < found ? s.best[i] : 0;
         int rank = 0;
-#pragma unroll 8
-        for (int j = 0; j < found; j++) rank += s.best[j] > own;
-        if (rank < N) {
+#pragma unroll 4
+        for (int j = judge; j < found; j += JUDGES) rank += s.best[j] > own;
+#pragma unroll
+        for (int gap = JUDGES / 2; gap; gap >>= 1) rank += __shfl_xor_sync(WARP_ALL, rank, gap);
+        if (i < found && judge == 0 && rank < N) {
             const int id = (int)~(unsigned)own;
+            const float x = s.value[i];
             out[4 + rank] = id;
-            out[4 + K + rank] = __float_as_int(clean(values[id]));
-            out[4 + 2 * K + rank] = __float_as_int(clean(raw[id]));
+            out[4 + K + rank] = __float_as_int(x);
+            out[4 + 2 * K + rank] = __float_as_int(has_edits ? clean(raw[id]) : x);
         }
     }
 }
