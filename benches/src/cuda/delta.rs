@@ -7,8 +7,8 @@ use contract::HeadMap;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::{
-    Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, prefill_on,
-    prefill_scratch_bytes, verify, verify_scratch_bytes,
+    Card, Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit,
+    prefill_on, prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
 
@@ -166,8 +166,12 @@ impl Case {
         exactness: Exactness,
     ) -> Result<Case> {
         let header = bench.gpu.upload(&step(count, nodes))?;
+        let card = Card {
+            shared_bytes: bench.gpu.shared_per_block() as usize,
+        };
         let layer = |layer: usize| {
             verify(
+                card,
                 SHAPE,
                 count * nodes,
                 count,

@@ -9,15 +9,30 @@ use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::driver::Buffer;
-use cuda::launch::delta::{DIM, Exactness, Out, Shape, tree as steps, verify};
+use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, tree as steps, verify};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
-use cuda::launch::norm::Out as Forms;
+use cuda::launch::norm::{Out as Forms, Source, convert};
+use cuda::pack;
 use delta_world::{Device, HeadRows, Parents, Projected, World, bush, chain, path, shapes, star};
 
 const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
 
 fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|b| *b >= rows).unwrap()
+}
+
+fn own_card(gpu: &Device) -> Card {
+    Card {
+        shared_bytes: gpu.shared_per_block() as usize,
+    }
+}
+
+/// This card, and one with as little shared memory as some have.
+fn cards(gpu: &Device) -> [Card; 2] {
+    let small = Card {
+        shared_bytes: 99 << 10,
+    };
+    [own_card(gpu), small]
 }
 
 fn forms() -> [Exactness; 2] {
@@ -42,7 +57,17 @@ fn run_tree(
     let layer = world.layer(0);
     match exactness {
         Exactness::Factors => {
-            let launch = steps::tree(shape, bucket, trees.len(), step, &layer, inputs, o.ptr());
+            let card = own_card(gpu);
+            let launch = steps::tree(
+                card,
+                shape,
+                bucket,
+                trees.len(),
+                step,
+                &layer,
+                inputs,
+                o.ptr(),
+            );
             gpu.launch(&[launch]);
         }
         Exactness::Sequential => {
@@ -135,7 +160,7 @@ fn tree_every_path_equals_the_steps() {
     let mut worst = [0.0_f64; 2];
     let all: Vec<_> = shapes()
         .iter()
-        .flat_map(|&shape| BUCKETS.map(|rows| steps::tree_unit(shape, rows, 1)))
+        .flat_map(|&shape| BUCKETS.map(|rows| steps::tree_unit(own_card(&gpu), shape, rows, 1)))
         .collect();
     gpu.compile(&all);
     for shape in shapes() {
@@ -361,7 +386,13 @@ fn tree_persist_gives_the_bits_of_single_steps() {
 }
 
 /// Runs a whole layer, the last of the world, and compares its rows with the references, chained.
-fn check_layer(gpu: &Device, world: &World, trees: &[(usize, Parents)], exactness: Exactness) {
+fn check_layer(
+    gpu: &Device,
+    world: &World,
+    trees: &[(usize, Parents)],
+    card: Card,
+    exactness: Exactness,
+) {
     let shape = world.shape;
     let mut random = Random::new(19);
     let rows: usize = trees.iter().map(|(_, parents)| parents.len()).sum();
@@ -372,8 +403,14 @@ fn check_layer(gpu: &Device, world: &World, trees: &[(usize, Parents)], exactnes
     let scratch = card::poisoned::<u8>(gpu, verify_scratch_bytes(shape, bucket, exactness));
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let result = card::poisoned::<f32>(gpu, bucket * values);
-    let out = Out::of(Forms::f32(result.ptr()));
-    gpu.launch(&verify(
+    let wide = pack::Input::F16.bytes(bucket, values);
+    let [halves, again] = [(); 2].map(|()| gpu.filled::<u8>(wide, 0).unwrap());
+    let out = Out::of(Forms {
+        f32: result.ptr(),
+        f16: halves.ptr(),
+    });
+    let mut launches = verify(
+        card,
         shape,
         bucket,
         trees.len(),
@@ -383,7 +420,16 @@ fn check_layer(gpu: &Device, world: &World, trees: &[(usize, Parents)], exactnes
         &on_card.inputs,
         scratch.ptr(),
         &out,
-    ));
+    );
+    // The halves are those of the f32 rows.
+    let all = Source::Step(header.ptr());
+    let copy = Forms {
+        f16: again.ptr(),
+        ..Forms::default()
+    };
+    launches.push(convert(values, bucket, all, result.ptr(), copy));
+    gpu.launch(&launches);
+    assert!(halves.download(gpu).unwrap() == again.download(gpu).unwrap());
     let result = result.download(gpu).unwrap();
     let mut first = 0;
     for (slot, parents) in trees {
@@ -418,9 +464,11 @@ fn verify_equals_the_references_chained() {
                 .zip(slots)
                 .map(|(&n, slot)| (slot, bush(&mut random, n)))
                 .collect();
-            for form in forms() {
-                check_layer(&gpu, &world, &trees, form);
+            for card in cards(&gpu) {
+                check_layer(&gpu, &world, &trees, card, Exactness::Factors);
             }
+            let card = own_card(&gpu);
+            check_layer(&gpu, &world, &trees, card, Exactness::Sequential);
         }
     }
 }
@@ -436,7 +484,9 @@ fn verify_at_the_production_shape_equals_the_references() {
     let world = World::new(&gpu, shape, [1, 1, 64], 14);
     for n in [1, 24, 64] {
         let trees = [(0, bush(&mut Random::new(21), n))];
-        check_layer(&gpu, &world, &trees, Exactness::Factors);
+        for card in cards(&gpu) {
+            check_layer(&gpu, &world, &trees, card, Exactness::Factors);
+        }
     }
 }
 

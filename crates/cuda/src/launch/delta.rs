@@ -14,7 +14,7 @@ pub mod tree;
 
 pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
 pub use norm::{Out, Source};
-pub use tree::{Exactness, commit, verify, verify_scratch_bytes};
+pub use tree::{Card, Exactness, commit, verify, verify_scratch_bytes};
 
 /// Width of a key and of a value head.
 pub const DIM: usize = 128;

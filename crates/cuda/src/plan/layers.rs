@@ -353,8 +353,11 @@ impl Builder<'_> {
         let scratch = carver.take(delta::verify_scratch_bytes(shape, rows, exactness));
         let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
         let out = delta::Out::of(forms);
+        let card = delta::Card {
+            shared_bytes: site.card.shared_bytes,
+        };
         let launches = delta::verify(
-            shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
+            card, shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
         forms

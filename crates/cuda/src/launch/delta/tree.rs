@@ -21,6 +21,13 @@ pub enum Exactness {
     Sequential,
 }
 
+/// What of a card decides how trees are launched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Card {
+    /// Shared memory a block may have, in bytes.
+    pub shared_bytes: usize,
+}
+
 /// Where the parts of the scratch begin, in bytes, and how long it is.
 struct Scratch {
     mixed: usize,
@@ -72,6 +79,7 @@ pub fn verify_scratch_bytes(shape: Shape, rows: usize, exactness: Exactness) -> 
     reason = "shapes first, then addresses; every one is a concept of its own"
 )]
 pub fn verify(
+    card: Card,
     shape: Shape,
     rows: usize,
     trees: usize,
@@ -98,7 +106,8 @@ pub fn verify(
     }
     match form(rows, exactness) {
         Exactness::Factors => {
-            vec![tree(shape, rows, trees, step, layer, inputs, o.at), norm]
+            let tree = tree(card, shape, rows, trees, step, layer, inputs, o.at);
+            vec![tree, norm]
         }
         Exactness::Sequential => {
             let (mixed, gates) = (place(parts.mixed), place(parts.gates));
@@ -169,7 +178,7 @@ pub fn conv_tree(
 struct Cut {
     /// Rows of the bucket, up to whole tiles of 8.
     nodes: usize,
-    /// Value columns of a block: as many as fit 99 KB of shared memory beside the nodes.
+    /// Value columns of a block: as many as fit shared memory beside the nodes.
     columns: usize,
     /// Fewer where several trees share the launch, so that two blocks share a multiprocessor.
     warps: usize,
@@ -178,8 +187,10 @@ struct Cut {
 }
 
 impl Cut {
-    fn of(shape: Shape, rows: usize, trees: usize) -> Cut {
+    fn of(card: Card, shape: Shape, rows: usize, trees: usize) -> Cut {
+        let nodes = rows.next_multiple_of(8);
         let (columns, warps) = match (rows, trees) {
+            (33.., 1) if shared(nodes, 64) <= card.shared_bytes => (64, 16),
             (33.., _) => (32, 8),
             (..=8, _) | (_, 2..) => (64, 8),
             _ => (64, 16),
@@ -188,7 +199,7 @@ impl Cut {
         let sharing = shape.n_v_heads / shape.n_k_heads * slices;
         let fits = |n: &usize| sharing.is_multiple_of(*n) && n.is_multiple_of(slices);
         Cut {
-            nodes: rows.next_multiple_of(8),
+            nodes,
             columns,
             warps,
             // Eight blocks are what every card with clusters takes.
@@ -204,27 +215,31 @@ impl Cut {
             .define("WARPS", self.warps)
             .define("CLUSTER", self.cluster)
     }
+}
 
-    /// Bytes of `Room` in `kernels/delta/tree.cu`.
-    fn shared(self) -> usize {
-        let Cut { nodes, columns, .. } = self;
-        let rows = 2 * nodes * 4 * DIM;
-        let before = columns * 4 * DIM + 16 * (2 * DIM + columns) + 16 * nodes;
-        let after = 4 * nodes * columns + 4 * nodes * (nodes + 4);
-        let small = 28 * nodes + 4 * columns + 8;
-        rows + before.max(after) + 4 * nodes * columns + small
-    }
+/// Bytes of `Room` in `kernels/delta/tree.cu`.
+fn shared(nodes: usize, columns: usize) -> usize {
+    let rows = 2 * nodes * 4 * DIM;
+    let before = columns * 4 * DIM + 16 * (2 * DIM + columns) + 16 * nodes;
+    let after = 4 * nodes * columns + 4 * nodes * (nodes + 4);
+    let small = 28 * nodes + 4 * columns + 8;
+    rows + before.max(after) + 4 * nodes * columns + small
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows of up to `trees` trees.
-pub fn tree_unit(shape: Shape, rows: usize, trees: usize) -> Unit {
-    Cut::of(shape, rows, trees).unit(shape)
+pub fn tree_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
+    Cut::of(card, shape, rows, trees).unit(shape)
 }
 
 /// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
 ///
 /// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads * 128]`.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "as `verify`: shapes first, then addresses"
+)]
 pub fn tree(
+    card: Card,
     shape: Shape,
     rows: usize,
     trees: usize,
@@ -233,7 +248,7 @@ pub fn tree(
     inputs: &Inputs,
     o: u64,
 ) -> Launch {
-    let cut = Cut::of(shape, rows, trees);
+    let cut = Cut::of(card, shape, rows, trees);
     let args = row_args(Args::new().ptr(step), inputs.qkv);
     let args = row_args(row_args(args, inputs.alpha), inputs.beta);
     let args = slot_args(args, layer.window);
@@ -241,7 +256,7 @@ pub fn tree(
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
     let mut launch = launch("tree", cut.unit(shape), grid, dim(32 * cut.warps), args);
-    launch.shared = dim(cut.shared());
+    launch.shared = dim(shared(cut.nodes, cut.columns));
     launch
 }
 
@@ -307,6 +322,10 @@ mod tests {
         head_map: HeadMap::Tiled,
     };
 
+    const SMALL: Card = Card {
+        shared_bytes: 99 << 10,
+    };
+
     /// Entries of a layer's launches.
     fn entries(rows: usize, exactness: Exactness) -> Vec<&'static str> {
         let slots = Slots { at: 0, stride: 0 };
@@ -328,6 +347,7 @@ mod tests {
             beta: none,
         };
         let launches = verify(
+            SMALL,
             SHAPE,
             rows,
             1,
@@ -363,12 +383,20 @@ mod tests {
 
     #[test]
     fn shared_memory_of_a_tree_fits_every_card() {
-        for rows in [1, 8, 16, 24, 32, 48, 64] {
-            for trees in [1, 4] {
-                let bytes = Cut::of(SHAPE, rows, trees).shared();
-                assert!(bytes <= 99 * 1024, "{rows} rows take {bytes} bytes");
+        let large = Card {
+            shared_bytes: 227 << 10,
+        };
+        for card in [SMALL, large] {
+            for rows in [1, 8, 16, 24, 32, 48, 64] {
+                for trees in [1, 4] {
+                    let cut = Cut::of(card, SHAPE, rows, trees);
+                    let bytes = shared(cut.nodes, cut.columns);
+                    assert!(bytes <= card.shared_bytes, "{rows} rows take {bytes} bytes");
+                }
             }
         }
+        let columns = |card| Cut::of(card, SHAPE, 64, 1).columns;
+        assert_eq!([SMALL, large].map(columns), [32, 64]);
     }
 
     #[test]
@@ -379,7 +407,7 @@ mod tests {
                 n_v_heads,
                 ..SHAPE
             };
-            Cut::of(shape, rows, 1).cluster
+            Cut::of(SMALL, shape, rows, 1).cluster
         };
         assert_eq!([of(16, 48, 24), of(16, 16, 24), of(16, 64, 24)], [6, 2, 8]);
         assert_eq!([of(16, 48, 64), of(16, 16, 64), of(1, 5, 64)], [4, 4, 4]);
