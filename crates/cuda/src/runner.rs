@@ -577,12 +577,14 @@ impl Runner for CudaRunner {
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
+        let begun = Instant::now();
         let to = (self.owner(), self.info.limits.context);
         let engine = &self.engine;
         let mover = mover(engine.gpu(), &self.map, &self.host);
         let of = (engine.state(), engine.spec());
         let snapshot = Snapshot::import(&mover, &mut self.book.lock(), of, to, source);
         let snapshot = self.watched(snapshot)?;
+        told("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))
     }
 

@@ -1,6 +1,11 @@
 //! Trees that see through windows on the card: the laws, and the oracle.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
 
 mod card;
 mod model_world;
@@ -11,7 +16,9 @@ use conformance::suite::{self, Subject};
 use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree, Window};
 use cuda::Options;
 
-use model_world::{Bench, SMALL, against_the_oracle, bench_with, oracle, plan, text, verify};
+use model_world::{
+    Bench, SMALL, against_the_oracle, bench_with, oracle, over_a_cache, plan, text, verify,
+};
 
 fn bench() -> Option<Bench> {
     bench_with(Options {
@@ -67,7 +74,13 @@ fn rows_behind_a_window_follow_the_oracle() {
     let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 2);
     let vocab = specimen.spec.vocab;
     for format in [KvFormat::F16, KvFormat::Q8_0] {
-        let allowance = against_the_oracle(QuantType::Q4_K);
+        // What rounds beside the weights and what rounds in the cache add up here.
+        let (weights, cache) = (against_the_oracle(QuantType::Q4_K), over_a_cache(format));
+        let each = Tolerance {
+            absolute: weights.each.absolute + cache.each.absolute,
+            relative: weights.each.relative + cache.each.relative,
+        };
+        let most = weights.mean + cache.mean;
         let devices: [&dyn Backend; 2] = [&bench.backend, &oracle()];
         let runners = devices.map(|device| {
             let plan = plan(&specimen, same(format), SMALL);
@@ -94,18 +107,13 @@ fn rows_behind_a_window_follow_the_oracle() {
             }
             rows
         });
-        // With fewer keys to take the mean of, single values are further off than without a window; rows are not.
-        let each = Tolerance {
-            absolute: 2.0 * allowance.each.absolute,
-            ..allowance.each
-        };
         for (i, (found, expected)) in rows[0].iter().zip(&rows[1]).enumerate() {
             let what = format!("{}, row {i}", format.name());
             let near = compare(&found.raw, &expected.raw, each);
             near.unwrap_or_else(|off| panic!("{what}: {off}"));
             let off = found.raw.iter().zip(&expected.raw);
             let mean = off.map(|(f, e)| (f - e).abs()).sum::<f32>() / found.raw.len() as f32;
-            assert!(mean <= allowance.mean, "{what}: {mean} off in the mean");
+            assert!(mean <= most, "{what}: {mean} off in the mean");
         }
     }
 }
