@@ -1,4 +1,4 @@
-//! The dependency table of `crates/README.md`, enforced: which of our crates may use which, and in which
+//! The dependency table, enforced: which of our crates may use which, and in which
 //! crate an outside package has its home.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]

@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 91] = [
+const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -38,6 +38,7 @@ const FLAGS: [(&str, &[&str], Fate); 91] = [
     ("--ddtree-budget", &["22"], Sets("ddtree-budget")),
     ("--fa-window", &["2048"], Sets("fa-window")),
     ("--fa-window-force", &[], Sets("fa-window-force")),
+    ("--fa-window-sinks", &["4"], Sets("fa-window-sinks")),
     ("--lazy-draft", &[], Sets("lazy-draft")),
     (
         "--prefill-compression",
