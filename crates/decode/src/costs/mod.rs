@@ -68,16 +68,20 @@ impl CostTable {
     }
 }
 
-/// The table as rounds go now: it was measured after few tokens, and contexts grow.
+/// The table as rounds go now: it was measured after few tokens, contexts grow, and machines have other work.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pace {
+    measured: CostTable,
     now: CostTable,
 }
 
 impl Pace {
     /// As measured.
     pub(crate) fn new(measured: CostTable) -> Pace {
-        Pace { now: measured }
+        Pace {
+            now: measured.clone(),
+            measured,
+        }
     }
 
     /// The table as rounds go now.
@@ -90,24 +94,39 @@ impl Pace {
     pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: RoundTimes) {
         /// What one round counts; most are alike, and some are disturbed.
         const SHARE: f64 = 0.2;
-        /// What it counts for a number of rows that is less than half or more than twice its own.
-        const FAR: f64 = 0.05;
+        /// With which power a number of rows that is less than half or more than twice its own goes along. A power, and
+        /// not a share of each step: what noise adds and takes away again must leave nothing behind.
+        const FAR: f64 = 0.25;
+        /// How much of what is thought of other passes each round forgets, in favour of what was measured at first
+        /// and the speed of now. What a busy hour has taught would else never be found out to be over.
+        const FORGETS: f64 = 1.0 / 256.0;
         let off = |took: Duration, expected: f64| {
             let off = took.as_secs_f64() / expected;
             (off > 0.0).then(|| off.clamp(0.5, 2.0) - 1.0)
         };
-        let took = times.verify + times.commit;
-        if let Some(off) = off(took, self.now.verify(rows)) {
-            for (size, seconds) in &mut self.now.verify {
-                let near = *size <= 2 * rows && rows <= 2 * *size;
-                *seconds *= 1.0 + if near { SHARE } else { FAR } * off;
-            }
+        let Some(verified) = off(times.verify + times.commit, self.now.verify(rows)) else {
+            return;
+        };
+        let turn = 1.0 + SHARE * verified;
+        let is_near = |size: usize| size <= 2 * rows && rows <= 2 * size;
+        for (size, seconds) in &mut self.now.verify {
+            *seconds *= turn.powf(if is_near(*size) { 1.0 } else { FAR });
         }
-        if drafted > 0
-            && let Some(off) = off(times.draft, self.now.draft(drafted))
-        {
-            for (_, seconds) in &mut self.now.draft {
-                *seconds *= 1.0 + SHARE * off;
+        let speed = self.now.verify(rows) / self.measured.verify(rows);
+        let fade = |(now, first): (&mut (usize, f64), &(usize, f64))| {
+            now.1 *= (first.1 * speed / now.1).powf(FORGETS);
+        };
+        let sizes = self.now.verify.iter_mut().zip(&self.measured.verify);
+        sizes.filter(|(now, _)| !is_near(now.0)).for_each(fade);
+        match off(times.draft, self.now.draft(drafted)).filter(|_| drafted > 0) {
+            Some(off) => {
+                for (_, seconds) in &mut self.now.draft {
+                    *seconds *= 1.0 + SHARE * off;
+                }
+            }
+            None => {
+                let drafts = self.now.draft.iter_mut();
+                drafts.zip(&self.measured.draft).for_each(fade);
             }
         }
     }
@@ -235,6 +254,54 @@ mod tests {
         };
         pace.learn((8, 1), held_up);
         assert!(pace.now().verify(8) < 1.21 * before);
+    }
+
+    /// Rounds without drafts whose times are 0.7 to 3 times `seconds`, most of them near it.
+    fn plain_rounds(pace: &mut Pace, n: usize, seconds: f64) {
+        let mut dice = 5_u64;
+        for _ in 0..n {
+            // Knuth's MMIX generator; its high bits are good enough for dice.
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            let luck = (dice >> 40) as f64 / f64::from(1 << 24);
+            let times = RoundTimes {
+                verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * luck.powi(6))),
+                ..RoundTimes::default()
+            };
+            pace.learn((1, 0), times);
+        }
+    }
+
+    #[test]
+    fn noise_of_small_passes_teaches_nothing_of_large_ones() {
+        let mut pace = Pace::new(table());
+        let before = table().verify(16) / table().verify(1);
+        for _ in 0..20 {
+            plain_rounds(&mut pace, 500, 1.0);
+            let now = pace.now();
+            let off = now.verify(16) / now.verify(1) / before;
+            assert!((0.7..1.4).contains(&off), "{off}");
+            assert!((0.3..0.8).contains(&now.draft(1)), "{now:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_slow_in_a_busy_hour_is_thought_quick_again_afterwards() {
+        let mut pace = Pace::new(table());
+        let times = |ms: u64| RoundTimes {
+            draft: Duration::from_millis(ms),
+            verify: Duration::from_millis(8 * ms),
+            ..RoundTimes::default()
+        };
+        // Drafts and large passes take three times as long as measured, and then nothing is drafted any more.
+        for _ in 0..60 {
+            pace.learn((16, 1), times(1500));
+        }
+        assert!(pace.now().draft(1) > 1.4 && pace.now().verify(16) > 11.0);
+        plain_rounds(&mut pace, 1500, 1.0);
+        let now = pace.now();
+        assert!(now.draft(1) < 0.7 && now.verify(16) < 5.5, "{now:?}");
     }
 
     #[test]
