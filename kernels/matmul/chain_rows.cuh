@@ -125,6 +125,9 @@ __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage,
     put_zeros(s, stage, index, n);
 }
 
+// Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, between which nothing else can run.
+__device__ __forceinline__ float quick_silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
+
 __device__ __forceinline__ void finish_gated(const Segment& s, const Stage& stage, int index, int n, const RowScales& rows, const Columns (&columns)[MT],
                                              float4 of_gate, float4 of_up) {
     const float gate[4] = {of_gate.x, of_gate.y, of_gate.z, of_gate.w}, up[4] = {of_up.x, of_up.y, of_up.z, of_up.w};
@@ -134,7 +137,7 @@ __device__ __forceinline__ void finish_gated(const Segment& s, const Stage& stag
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float f = i % 2 ? factor.y : factor.x;
-        y[i] = silu(gate[i] * columns[0].factors[i / 2] * f) * (up[i] * columns[1].factors[i / 2] * f);
+        y[i] = quick_silu(gate[i] * columns[0].factors[i / 2] * f) * (up[i] * columns[1].factors[i / 2] * f);
         if (column + i / 2 * 8 >= s.n_out) y[i] = 0.0f;
     }
     put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
@@ -155,8 +158,8 @@ __device__ __forceinline__ float4 peek_if(bool wanted, const float4* from) {
 
 // Adds COUNT pieces of 16 columns and 8 rows that blocks first .. last have left, in the order of the blocks. place(block, c): where.
 // FETCH blocks at a time are looked at until all their parts are there.
-template <int COUNT, int FETCH, typename Where, typename Wanted>
-__device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, const Wanted& wanted, float4 (&sum)[COUNT]) {
+template <int COUNT, int FETCH, typename Where>
+__device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, float4 (&sum)[COUNT]) {
 #pragma unroll 1
     for (u32 b0 = first; b0 <= last; b0 += FETCH) {
         float4 part[FETCH][COUNT];
@@ -165,7 +168,7 @@ __device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, 
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= last && wanted(c), place(b0 + f, c));
+                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= last, place(b0 + f, c));
             waiting = false;
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
@@ -177,7 +180,7 @@ __device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, 
             if (b0 + f > last) break;
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
-                if (wanted(c)) *place(b0 + f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                *place(b0 + f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum[c].x += part[f][c].x;
                 sum[c].y += part[f][c].y;
                 sum[c].z += part[f][c].z;
@@ -216,61 +219,32 @@ struct Piece {
     __device__ __forceinline__ explicit Piece(int i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
 };
 
-// Sums of some pieces, of own parts and those that others have left.
-template <int COUNT, int FETCH, typename Where, typename IsThere>
-__device__ __forceinline__ void gather_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, int step, const Where& place,
-                                              const IsThere& is_there, Own& sums, Own& before) {
-    float4 sum[COUNT], old[COUNT];
-#pragma unroll
-    for (int c = 0; c < COUNT; c++) {
-        const Piece piece(begin + c * step);
-        sum[c] = old[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (stage.write == ADD && is_there(begin + c * step)) old[c] = fetch_before(s, row_block(stage.write, tile, piece.m) * 8 + piece.in_block, piece.n);
-        if (blocks.keeps_own() && piece.n < NT) sum[c] = own.parts[piece.m * NT + piece.n];
-    }
-    const auto where = [&](u32 block, int c) {
-        const Piece piece(begin + c * step);
-        return place(block, piece.m, piece.in_block, piece.n);
-    };
-    gather<COUNT, FETCH>(blocks.first_left(), blocks.last, where, [&](int c) { return is_there(begin + c * step); }, sum);
-#pragma unroll
-    for (int c = 0; c < COUNT; c++) sums.parts[c] = sum[c], before.parts[c] = old[c];
-}
-
-// Pieces from `begin` on in steps of what the summing blocks have of warps: one a warp where there are warps enough, and else some
-// together, so that one is not waited for after the other.
+// Pieces from `begin` on in steps of what the summing blocks have of warps, one after the other. Several together would take registers
+// from the products.
 template <typename Where>
-__device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, const RowScales& rows, const float (&room)[MT][32],
-                                           const Where& place) {
-    const int step = blocks.summing() * WARPS, together = step < 16 * NT ? NT : 1;
-    const auto is_there = [&](int i) {
+__device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, const RowScales& rows,
+                                           const float (&room)[MT][32], const Where& place) {
+    const int step = blocks.summing() * WARPS;
+#pragma unroll 1
+    for (int i = begin; i < 16 * NT; i += step) {
         const Piece piece(i);
-        return i < 16 * NT && piece.in_block < row_tiles(s, row_block(stage.write, tile, piece.m));
-    };
-#pragma unroll 1
-    for (; begin < 16 * NT; begin += step * together) {
-        Own sums, before;
-        if (NT == 1 || together == 1)
-            gather_pieces<1, 8>(stage, s, tile, blocks, own, begin, step, place, is_there, sums, before);
+        const int block = row_block(stage.write, tile, piece.m), index = block * 8 + piece.in_block;
+        if (piece.in_block >= row_tiles(s, block)) continue;
+        float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f), sum[1] = {before};
+        if (stage.write == ADD) before = fetch_before(s, index, piece.n);
+        if (blocks.keeps_own()) sum[0] = own.parts[piece.m * NT + piece.n];
+        gather<1, 8>(blocks.first_left(), blocks.last, [&](u32 block, int) { return place(block, piece.m, piece.in_block, piece.n); }, sum);
+        const Columns columns = columns_of(room[piece.m]);
+        if (stage.write == STORE)
+            finish_store(s, index, piece.n, rows, columns, sum[0]);
         else
-            gather_pieces<NT, 8 / NT>(stage, s, tile, blocks, own, begin, step, place, is_there, sums, before);
-#pragma unroll 1
-        for (int c = 0; c < together; c++) {
-            if (!is_there(begin + c * step)) continue;
-            const Piece piece(begin + c * step);
-            const int index = row_block(stage.write, tile, piece.m) * 8 + piece.in_block;
-            const Columns columns = columns_of(room[piece.m]);
-            if (stage.write == STORE)
-                finish_store(s, index, piece.n, rows, columns, sums.parts[c]);
-            else
-                finish_add(s, stage, index, piece.n, rows, columns, before.parts[c], sums.parts[c]);
-        }
+            finish_add(s, stage, index, piece.n, rows, columns, before, sum[0]);
     }
 }
 
-// The end of a tile in this block. All blocks that have some of it leave their parts, and all but the last, which goes on to other
+// The end of a tile in this block. Blocks that have some of it leave their parts, and all but the last, which goes on to other
 // tiles, sum some pieces of 16 columns and 8 rows, their warps in turn; with GATED some pairs of 16 columns. `wait_for_scales`: until
-// `rows` is there. Here no sum is kept in registers while anything is waited for, so the products may have them all.
+// `rows` is there. Registers that are taken here are missing in the products: this code stands here once.
 template <typename Wait>
 __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, Blocks blocks, int warp, const RowScales& rows,
                                        const float (&room)[MT][32], const Wait& wait_for_scales, const float (&acc)[MT][NT][4]) {
@@ -283,12 +257,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
         return scratch + (((size_t(block) * 2 + (block == first)) * 16 + m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32;
     };
     Own kept;
-    if (blocks.keeps_own() && blockIdx.x == first) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int n = 0; n < NT; n++) kept.parts[m * NT + n] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
-    } else {
+    if (!blocks.keeps_own() || blockIdx.x != first) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
             if (is_there(m, warp)) {
@@ -297,6 +266,11 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
                 for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
             }
         if (blockIdx.x == blocks.last) return;
+    } else if (!gated) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int n = 0; n < NT; n++) kept.parts[m * NT + n] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
     }
     await_columns();
     wait_for_scales();
@@ -305,12 +279,16 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
         if (in_block < 8 && is_there(0, in_block)) {
             const Columns columns[MT] = {columns_of(room[0]), columns_of(room[1])};
             constexpr int COLUMNS = NT % 2 ? NT : 2;  // of eight rows, at a time
-#pragma unroll 1
+#pragma unroll
             for (int n0 = 0; n0 < NT; n0 += COLUMNS) {
                 float4 sum[2 * COLUMNS];
 #pragma unroll
-                for (int c = 0; c < 2 * COLUMNS; c++) sum[c] = blocks.keeps_own() ? kept.parts[c % 2 * NT + n0 + c / 2] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(blocks.first_left(), blocks.last, [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); }, [](int) { return true; }, sum);
+                for (int c = 0; c < 2 * COLUMNS; c++) {
+                    const float (&part)[4] = acc[c % 2][n0 + c / 2];
+                    sum[c] = blocks.keeps_own() ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+                const auto where = [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); };
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(blocks.first_left(), blocks.last, where, sum);
 #pragma unroll
                 for (int n = 0; n < COLUMNS; n++) finish_gated(s, stage, index_of(0, in_block), n0 + n, rows, columns, sum[2 * n], sum[2 * n + 1]);
             }

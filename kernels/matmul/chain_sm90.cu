@@ -47,6 +47,7 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 // Who scales rows and multiplies f32 matrices: two warps of their own.
 #define SIDE_FIRST (WARPS + 2)
 #define PLAIN_WARPS 2
+#define PLAIN_AHEAD 4
 __device__ __forceinline__ int plain_thread() { return threadIdx.x - SIDE_FIRST * 32; }
 __device__ __forceinline__ void plain_sync() { asm volatile("bar.sync 2, %0;" ::"n"(PLAIN_WARPS * 32) : "memory"); }
 
@@ -129,15 +130,19 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
 #pragma unroll
                 for (int r = 0; r < TOGETHER; r++) sum[r] += (v[l][r].x + v[l][r].y) + (v[l][r].z + v[l][r].w);
         }
+        // Lane r has the sum of row r, so that all roots and quotients are taken at once.
+        float own = 0.0f;
 #pragma unroll
         for (int r = 0; r < TOGETHER; r++) {
-            const int row = first + r * PLAIN_WARPS;
-            const float scale = 1.0f / sqrtf(warp_sum(sum[r]) * inverse + chain.eps);
-            if (lane == 0 && row < ROWS) {
-                rows.factor[row] = scale / (rows.last[row] * HEADROOM);
-                rows.last[row] = scale;
-                if (blockIdx.x == 0) chain.scales[row] = scale;
-            }
+            const float all = warp_sum(sum[r]);
+            if (lane == r) own = all;
+        }
+        const int row = first + lane * PLAIN_WARPS;
+        if (lane < TOGETHER && row < ROWS) {
+            const float scale = 1.0f / sqrtf(own * inverse + chain.eps);
+            rows.factor[row] = scale / (rows.last[row] * HEADROOM);
+            rows.last[row] = scale;
+            if (blockIdx.x == 0) chain.scales[row] = scale;
         }
     }
 }

@@ -12,6 +12,9 @@
 // Who does it: PLAIN_WARPS warps, whose threads plain_thread() counts and plain_sync() lets wait for each other.
 #define PLAIN_CHUNK 512
 #define PLAIN_R (ROWS > PLAIN_WARPS ? 2 : 1)  // rows of x that a warp takes at a time
+#ifndef PLAIN_AHEAD
+#define PLAIN_AHEAD 1  // times 128 values of them, asked for together
+#endif
 
 struct PlainSegment {
     const float* weights;  // [n_out][cols]
@@ -109,25 +112,28 @@ __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room, c
                 cp_async_wait<0>();
                 plain_sync();
 #pragma unroll
-                for (int turn = 0; turn < PLAIN_CHUNK / 128; turn++) {
-                    const int k = k0 + turn * 128 + lane * 4;
-                    float4 x[PLAIN_R];
+                for (int from = 0; from < PLAIN_CHUNK / 128; from += PLAIN_AHEAD) {
+                    float4 x[PLAIN_AHEAD][PLAIN_R];
 #pragma unroll
-                    for (int r = 0; r < PLAIN_R; r++) {
-                        const int row = min(first + r * PLAIN_WARPS, ROWS - 1);
-                        x[r] = k < cols ? __ldcg((const float4*)(work.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    }
-#pragma unroll
-                    for (int n = 0; n < 8; n++) {
-                        const float4 w = room.weights[n][turn * 32 + lane];
+                    for (int turn = 0; turn < PLAIN_AHEAD; turn++)
 #pragma unroll
                         for (int r = 0; r < PLAIN_R; r++) {
-                            sum[r][n] = fmaf(w.x, x[r].x, sum[r][n]);
-                            sum[r][n] = fmaf(w.y, x[r].y, sum[r][n]);
-                            sum[r][n] = fmaf(w.z, x[r].z, sum[r][n]);
-                            sum[r][n] = fmaf(w.w, x[r].w, sum[r][n]);
+                            const int k = k0 + (from + turn) * 128 + lane * 4, row = min(first + r * PLAIN_WARPS, ROWS - 1);
+                            x[turn][r] = k < cols ? __ldcg((const float4*)(work.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                         }
-                    }
+#pragma unroll
+                    for (int turn = 0; turn < PLAIN_AHEAD; turn++)
+#pragma unroll
+                        for (int n = 0; n < 8; n++) {
+                            const float4 w = room.weights[n][(from + turn) * 32 + lane];
+#pragma unroll
+                            for (int r = 0; r < PLAIN_R; r++) {
+                                sum[r][n] = fmaf(w.x, x[turn][r].x, sum[r][n]);
+                                sum[r][n] = fmaf(w.y, x[turn][r].y, sum[r][n]);
+                                sum[r][n] = fmaf(w.z, x[turn][r].z, sum[r][n]);
+                                sum[r][n] = fmaf(w.w, x[turn][r].w, sum[r][n]);
+                            }
+                        }
                 }
             }
 #pragma unroll

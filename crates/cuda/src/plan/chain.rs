@@ -3,16 +3,12 @@
 use super::Site;
 use super::forms::Forms;
 use super::layers::Builder;
-use crate::launch::chain::{self, Form, Memory, Norms, Own, Products};
+use crate::launch::chain::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
 use crate::launch::matmul::{Card, Scratch};
 use crate::launch::norm::{self, Out, Residual, Rms};
 use crate::memory::Carver;
 use crate::pack::Kind;
 use crate::weights::{FfnWeights, Matrix, Weights};
-
-/// Rows of the widest step whose layers go in chains: with more the launches that they stand for are faster on an H200
-/// (`kernels/matmul/NOTES.md`).
-const MOST_ROWS: usize = 24;
 
 /// Bytes of zeros that all chains share, on layers of `hidden` values.
 pub(super) fn own_bytes(weights: &Weights, hidden: usize) -> usize {
@@ -88,8 +84,9 @@ impl<'a> Links<'a> {
         Links::new(site, rows, layers.collect())
     }
 
-    /// Whether layers of a step of `rows` rows go in chains: on the cards they were measured on, where they are faster. A
-    /// chain and the launches it stands for differ by rounding, so `--exact` has none.
+    /// Whether layers of a step of `rows` rows go in chains: on the cards they were measured on, where they are faster at
+    /// all the numbers of rows that they take (`kernels/matmul/NOTES.md`). A chain and the launches it stands for differ by
+    /// rounding, so `--exact` has none.
     fn new(site: &Site<'a>, rows: usize, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
         if site.open.exact || !site.warpgroups || rows > MOST_ROWS {
             return None;
