@@ -46,6 +46,8 @@ pub struct Options {
     pub scatter: bool,
     /// Compile attention so that trees may have windows ([`contract::Window`]); without, a tree with one is refused.
     pub windows: bool,
+    /// Run small models as large ones run, without launches of their own for steps of one row, for tests.
+    pub as_large: bool,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,
     /// How kernels are compiled.
@@ -79,7 +81,7 @@ fn at_open(lazy: bool) -> &'static [Owner] {
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, (card, windows): (&Card, bool), bases: [u64; 6]) -> Layout {
+    fn new(plan: &OpenPlan, (card, options): (&Card, &Options), bases: [u64; 6]) -> Layout {
         let [
             mut weights,
             mut kv,
@@ -94,8 +96,9 @@ impl Layout {
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
         let facts = Facts {
-            card: limits(card, (plan.exact, windows)),
+            card: limits(card, (plan.exact, options.windows)),
             warpgroups: card.capability == (9, 0),
+            as_large: options.as_large,
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
         let lazy = plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
@@ -183,7 +186,7 @@ impl CudaBackend {
     }
 
     fn layout(&self, plan: &OpenPlan, bases: [u64; 6]) -> Layout {
-        Layout::new(plan, (&self.card, self.options.windows), bases)
+        Layout::new(plan, (&self.card, &self.options), bases)
     }
 
     fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {

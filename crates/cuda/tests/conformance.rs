@@ -14,7 +14,8 @@ use conformance::specimen::{Layout, Specimen};
 use conformance::suite::{self, Subject};
 use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Row, TokenId, Tree};
 
-use model_world::{Bench, HALF, LIMITS, against_the_oracle, bench, plan, text, verify};
+use cuda::Options;
+use model_world::{Bench, HALF, LIMITS, against_the_oracle, bench, bench_with, plan, text, verify};
 
 /// How far ways that must give the same may differ: sums in another order, rounded to half precision.
 fn tolerance(specimen: &Specimen, kv: KvFormats) -> Tolerance {
@@ -73,6 +74,27 @@ fn every_layout_keeps_every_law() {
     let specimens = Layout::ALL.map(|layout| Specimen::new(layout, QuantType::Q4_K, 1));
     let breaches = specimens.map(|specimen| keep_laws(&bench, &specimen, HALF, Mode::Fast));
     none_was_broken(breaches.iter().sum());
+}
+
+/// Small models have launches of their own for one row; here they go as large ones do, where the card has chains in them.
+#[test]
+fn models_that_go_as_large_ones_keep_every_law() {
+    let options = Options {
+        as_large: true,
+        ..Options::default()
+    };
+    let Some(bench) = bench_with(options) else {
+        return;
+    };
+    let layouts = Layout::ALL.map(|layout| Specimen::new(layout, QuantType::Q4_K, 7));
+    let types = [QuantType::Q6_K, QuantType::BF16, QuantType::F32];
+    let types = types.map(|ty| Specimen::new(Layout::HybridTiled, ty, 7));
+    let specimens = layouts.iter().chain(&types);
+    none_was_broken(
+        specimens
+            .map(|specimen| keep_laws(&bench, specimen, HALF, Mode::Fast))
+            .sum(),
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use conformance::specimen::{Layout, Specimen};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Library, Search};
 use cuda::driver::Arch;
-use cuda::{Card, CudaBackend};
+use cuda::{Card, CudaBackend, Options};
 
 const LIMITS: Limits = Limits {
     sequences: 4,
@@ -61,6 +61,28 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
     match compile::compile(arch, &units, &compile::Options::default(), &mut |_| {}) {
         Ok(compiled) => eprintln!("{} units for {arch}", compiled.len()),
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Steps of one row of small models have launches of their own, on every card; layers of large ones go in chains on
+/// Hopper, and small ones do where they are told to.
+#[test]
+fn small_models_have_chains_only_where_they_go_as_large_ones() {
+    let plan = plan(Layout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
+    let has = |number, as_large, file| {
+        let options = Options {
+            as_large,
+            ..Options::default()
+        };
+        let backend = CudaBackend::with_options(card(number), options);
+        let units = backend.units(&plan).unwrap();
+        units.iter().any(|unit| unit.file == file)
+    };
+    let (single, chain) = ("matmul/one.cu", "matmul/chain_sm90.cu");
+    for number in [86, 90] {
+        assert!(has(number, false, single) && !has(number, false, chain));
+        assert!(!has(number, true, single));
+        assert_eq!(has(number, true, chain), number == 90);
     }
 }
 

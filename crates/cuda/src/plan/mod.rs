@@ -110,6 +110,8 @@ pub(crate) struct Facts {
     pub(crate) card: Card,
     /// Whether it has the warpgroup products of compute capability 9.0.
     pub(crate) warpgroups: bool,
+    /// Whether small models run as large ones do.
+    pub(crate) as_large: bool,
 }
 
 /// What plans are built over.
@@ -121,6 +123,8 @@ pub(crate) struct Site<'a> {
     pub(crate) card: Card,
     /// Whether the card has warpgroup products.
     warpgroups: bool,
+    /// Whether small models run as large ones do.
+    as_large: bool,
     pub(crate) addresses: Addresses,
     expanded: Expanded,
     /// Inverse frequencies of each kind of rotation.
@@ -199,6 +203,7 @@ impl Plans {
             open,
             card: facts.card,
             warpgroups: facts.warpgroups,
+            as_large: facts.as_large,
             addresses,
             expanded,
             rotations,

@@ -24,6 +24,9 @@ fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
 
 /// Whether layers of steps of one row go in few launches: where the norms fold into products.
 pub(super) fn suits(site: &Site<'_>) -> bool {
+    if site.as_large {
+        return false;
+    }
     let segments = |matrices: &[Matrix]| -> Vec<Segment> {
         let all = matrices.iter().map(|m| segment(m, 0, Write::Store));
         all.collect()
