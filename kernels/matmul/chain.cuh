@@ -1,4 +1,4 @@
-// What a chain (chain.cu) is made of, and where a block's share of each stage lies.
+// What a chain (chain_sm90.cu) is made of, and where a block's share of each stage lies.
 //
 // A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
 // grid alone. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.

@@ -4,6 +4,7 @@
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
 use super::layers::{cache, delta_layer, shape};
+use super::product::segment;
 use super::{Plan, Site};
 use crate::launch::attention::{self, Cache, Positions, Projections};
 use crate::launch::delta::{self, Layer};
@@ -348,16 +349,5 @@ impl Builder<'_> {
             self.push(rows::swiglu(width, width, rows, chunk, from, out));
         }
         self.add(out, w.down);
-    }
-}
-
-fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
-    Segment {
-        kind: matrix.kind,
-        rows: matrix.rows,
-        weight: matrix.at,
-        out,
-        stride: matrix.rows,
-        write,
     }
 }

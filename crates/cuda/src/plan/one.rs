@@ -3,24 +3,13 @@
 use super::Site;
 use super::forms::Forms;
 use super::layers::Builder;
-use super::product::Product;
+use super::product::{Product, segment};
 use crate::launch::Launch;
 use crate::launch::matmul::{Card, Segment, Write};
 use crate::launch::norm::Out;
 use crate::launch::one::{self, Input, Results};
 use crate::memory::Carver;
 use crate::weights::{FfnWeights, Matrix};
-
-fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
-    Segment {
-        kind: matrix.kind,
-        rows: matrix.rows,
-        weight: matrix.at,
-        out,
-        stride: matrix.rows,
-        write,
-    }
-}
 
 /// Whether layers of steps of one row go in few launches: where the norms fold into products.
 pub(super) fn suits(site: &Site<'_>) -> bool {

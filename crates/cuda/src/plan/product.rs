@@ -38,17 +38,22 @@ pub(super) fn launches(
     let scratch = Scratch(site.addresses.partials);
     let segments: Vec<Segment> = products
         .iter()
-        .map(|product| Segment {
-            kind: product.matrix.kind,
-            rows: product.matrix.rows,
-            weight: product.matrix.at,
-            out: product.out,
-            stride: product.matrix.rows,
-            write: product.write,
-        })
+        .map(|product| segment(&product.matrix, product.out, product.write))
         .collect();
     segments
         .chunks(matmul::MAX_SEGMENTS)
         .flat_map(|segments| matmul::launches(card, rows, cols, segments, inputs(input), scratch))
         .collect()
+}
+
+/// A matrix as launches take it, its product f32 `[..][matrix.rows]` at `out`.
+pub(super) fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
+    Segment {
+        kind: matrix.kind,
+        rows: matrix.rows,
+        weight: matrix.at,
+        out,
+        stride: matrix.rows,
+        write,
+    }
 }
