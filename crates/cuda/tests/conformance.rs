@@ -9,6 +9,8 @@
 mod card;
 mod model_world;
 
+use std::time::Instant;
+
 use conformance::compare::{Exactness, Tolerance, compare_rows};
 use conformance::specimen::{Layout, Specimen};
 use conformance::suite::{self, Subject};
@@ -40,7 +42,7 @@ enum Mode {
     Exact,
 }
 
-/// Tries every law and prints each breach; gives how many laws did not hold.
+/// Tries every law, prints each breach and how long it took; gives how many laws did not hold.
 fn keep_laws(bench: &Bench, specimen: &Specimen, kv: KvFormats, mode: Mode) -> usize {
     let subject = Subject {
         backend: &bench.backend,
@@ -57,10 +59,13 @@ fn keep_laws(bench: &Bench, specimen: &Specimen, kv: KvFormats, mode: Mode) -> u
         },
         exact: mode == Mode::Exact,
     };
+    let begun = Instant::now();
     let breaches = suite::breaches(&subject);
     for breach in &breaches {
         eprintln!("  {breach}");
     }
+    let (name, took) = (&specimen.spec.name, begun.elapsed());
+    eprintln!("  {name}, {:?} and {:?}: {took:.1?}", kv.k, kv.v);
     breaches.len()
 }
 
