@@ -6,10 +6,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use contract::quant::dequantize_row;
 use contract::{
-    Ask, CommitItem, DeviceError, KvFormats, Limits, NodeIdx, OpenPlan, Runner, SeqId, TokenId,
-    Tree, VerifyItem,
+    Ask, CommitItem, DeviceError, KvFormats, Limits, NodeIdx, OpenPlan, QuantType, Runner, SeqId,
+    TokenId, Tree, VerifyItem,
 };
+use gguf::{GgufError, GgufFile, GgufWriter, Mapped};
 use model::ModelError;
 
 use crate::compare::{Agreement, Difference, Tolerance, compare};
@@ -171,14 +173,26 @@ impl Golden {
     /// A plan to open the model with.
     pub fn plan(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
         let loaded = model::load(&path(&format!("{}.gguf", self.stem)))?;
-        Ok(OpenPlan {
+        Ok(Golden::plan_of(loaded, kv, limits))
+    }
+
+    /// The same with every weight as the f32 numbers that it stands for, which devices round nothing beside.
+    pub fn plan_of_floats(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
+        let file = format!("{}.gguf", self.stem);
+        let bytes = floats(&path(&file)).map_err(ModelError::from)?;
+        let loaded = model::load_bytes(&file, Mapped::shared(Arc::from(bytes)))?;
+        Ok(Golden::plan_of(loaded, kv, limits))
+    }
+
+    fn plan_of(loaded: model::Loaded, kv: KvFormats, limits: Limits) -> OpenPlan {
+        OpenPlan {
             target: Arc::clone(&loaded.spec),
             weights: loaded.weights,
             draft: None,
             exact: false,
             kv,
             limits,
-        })
+        }
     }
 
     /// An array of the model.
@@ -301,6 +315,27 @@ fn speak(
     Ok(rows)
 }
 
+/// A GGUF file with all its tensors as f32.
+fn floats(path: &Path) -> Result<Vec<u8>, GgufError> {
+    let file = GgufFile::open(path)?;
+    let mut writer = GgufWriter::new();
+    for (key, value) in file.meta().iter() {
+        writer.meta(key, value.clone())?;
+    }
+    let tensors = || file.tensors().iter().filter_map(|t| Some((t, t.weight()?)));
+    for (tensor, _) in tensors() {
+        writer.tensor(tensor.name(), QuantType::F32, tensor.dims())?;
+    }
+    let mut body = writer.start(Vec::new())?;
+    for (tensor, weight) in tensors() {
+        let mut values = vec![0.0; weight.values()];
+        dequantize_row(weight.ty, file.data(tensor), &mut values);
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        body.write(&bytes)?;
+    }
+    body.finish()
+}
+
 fn path(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("fixtures/models")
@@ -325,7 +360,7 @@ fn numbers(text: &str, field: &str) -> Option<Vec<f64>> {
 }
 
 /// Reads NumPy's format 1.0 with `<f4` values in C order.
-fn npy(bytes: &[u8]) -> Result<Array, String> {
+pub(crate) fn npy(bytes: &[u8]) -> Result<Array, String> {
     const HEAD: usize = 10;
     let head = bytes.get(..HEAD).ok_or("it ends in its head")?;
     if !head.starts_with(b"\x93NUMPY\x01\x00") {

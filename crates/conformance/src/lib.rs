@@ -2,13 +2,15 @@
 //!
 //! [`fake`] is a runner whose next token is a hash of the history: the algorithm's judge. [`suite`] holds the
 //! laws every device keeps, tried on the tiny models of [`specimen`]; [`golden`] is what an independent
-//! implementation says of a few more; [`compare`] is the one comparison of numbers.
+//! implementation says of a few more, and [`drafts`] what the publisher's module says
+//! with random drafts beside them; [`compare`] is the one comparison of numbers.
 //!
 //! What this crate must not know: any device. Its laws are generic over `contract::Backend`.
 
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod drafts;
 pub mod fake;
 pub mod golden;
 pub mod lazy;

@@ -1,0 +1,395 @@
+//! The four forms in which drafts come, written as their converters write them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use contract::quant::quantize_row;
+use contract::{ModelSpec, QuantType};
+use gguf::{Array, GgufError, GgufWriter, Mapped, Value};
+use model::{DraftOptions, LoadedDraft, ModelError};
+
+use super::{RandomDraft, Sight};
+use crate::golden::GoldenError;
+
+/// How a draft is spelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spelling {
+    /// GGUF `qwen35-dflash-draft`: its base of frequencies is a converter's default, and it knows no windows.
+    A,
+    /// GGUF `dflash-draft`.
+    B,
+    /// GGUF `dflash`: its target layers are counted from 1.
+    C,
+    /// The publisher's folder: a `config.json` that denies its windows, and bf16 tensors.
+    Safetensors,
+}
+
+impl Spelling {
+    /// All four.
+    pub const ALL: [Spelling; 4] = [Spelling::A, Spelling::B, Spelling::C, Spelling::Safetensors];
+
+    fn architecture(self) -> &'static str {
+        match self {
+            Spelling::A => "qwen35-dflash-draft",
+            Spelling::B => "dflash-draft",
+            Spelling::C | Spelling::Safetensors => "dflash",
+        }
+    }
+}
+
+/// What a file says that can be said rightly and wrongly. A wrong one is for tests of tests.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Habits {
+    /// Type of its matrices, f32 unless said; not of safetensors.
+    pub ty: Option<QuantType>,
+    /// Added to every target layer beyond what the spelling asks for.
+    pub taps_off: i32,
+    /// A factor on the base of frequencies.
+    pub theta_off: f32,
+    /// Tokens that the window is wider.
+    pub window_off: i32,
+    /// Another mask token.
+    pub mask: Option<u32>,
+    /// Says the other thing about causal blocks, of the spellings that can.
+    pub other_sight: bool,
+}
+
+impl Habits {
+    /// Whether a file with them tells of the draft as it is.
+    pub fn are_right(&self) -> bool {
+        Habits { ty: None, ..*self } == Habits::default()
+    }
+}
+
+/// Writes a draft, and loads what was written.
+pub(super) fn load(
+    draft: &RandomDraft,
+    (spelling, habits): (Spelling, Habits),
+    target: &ModelSpec,
+    options: DraftOptions,
+) -> Result<LoadedDraft, GoldenError> {
+    let told = Told::new(draft, habits, target);
+    if spelling == Spelling::Safetensors {
+        let folder = Folder::new(draft.name)?;
+        told.write_safetensors(&folder)?;
+        return Ok(model::load_draft(&folder.0, target, options)?);
+    }
+    let bytes = told.gguf(spelling).map_err(ModelError::from)?;
+    let bytes = Mapped::shared(Arc::from(bytes));
+    Ok(model::load_draft_bytes(draft.name, bytes, target, options)?)
+}
+
+/// A folder of its own, gone when this is dropped; a map of a file in it lives on.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Result<Folder, GoldenError> {
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("hearth-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).map_err(|source| GoldenError::Io {
+            file: path.display().to_string(),
+            source,
+        })?;
+        Ok(Folder(path))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), GoldenError> {
+        fs::write(self.0.join(name), bytes).map_err(|source| GoldenError::Io {
+            file: name.to_owned(),
+            source,
+        })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What kind of numbers a tensor holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Around zero.
+    Matrix,
+    /// Around one.
+    Norm,
+}
+
+/// The first `n` values of a tensor of a draft: numbers of eight bits times a power of two, which bf16, f16 and f32 hold
+/// exactly. The seed is FNV-1a of the names, the numbers are SplitMix64's.
+pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: Kind) -> Vec<f32> {
+    let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let name = format!("{draft}/{tensor}");
+    let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
+    let mut top = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 56) as u16
+    };
+    let value = |top: u16| match kind {
+        Kind::Matrix => (2.0 * f32::from(top) - 255.0) / 2048.0,
+        Kind::Norm => f32::from(64 + top / 2) / 128.0,
+    };
+    (0..n).map(|_| value(top())).collect()
+}
+
+/// One tensor by its published name, without `.weight`.
+struct Tensor {
+    name: String,
+    /// 1 of a vector.
+    rows: usize,
+    cols: usize,
+}
+
+impl Tensor {
+    fn kind(&self) -> Kind {
+        match self.name.ends_with("norm") {
+            true => Kind::Norm,
+            false => Kind::Matrix,
+        }
+    }
+
+    fn bytes(&self, draft: &str, ty: QuantType) -> Vec<u8> {
+        let name = format!("{}.weight", self.name);
+        let values = values(draft, &name, self.rows * self.cols, self.kind());
+        let mut bytes = vec![0; ty.row_bytes(values.len())];
+        quantize_row(ty, &values, &mut bytes);
+        bytes
+    }
+
+    /// The name in a GGUF dialect.
+    fn in_gguf(&self, spelling: Spelling) -> String {
+        let c = spelling == Spelling::C;
+        let outer = match &*self.name {
+            "fc" if c => "fc",
+            "fc" => "dflash.fc",
+            "hidden_norm" if c => "enc.output_norm",
+            "hidden_norm" => "dflash.hidden_norm",
+            "norm" => "output_norm",
+            _ => "",
+        };
+        if !outer.is_empty() {
+            return format!("{outer}.weight");
+        }
+        const PARTS: [(&str, &str); 11] = [
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("self_attn.q_proj", "attn_q"),
+            ("self_attn.k_proj", "attn_k"),
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("self_attn.q_norm", "attn_q_norm"),
+            ("self_attn.k_norm", "attn_k_norm"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("mlp.up_proj", "ffn_up"),
+            ("mlp.down_proj", "ffn_down"),
+        ];
+        let name = self.name.strip_prefix("layers.").unwrap_or(&self.name);
+        let (layer, part) = name.split_once('.').unwrap_or((name, ""));
+        let known = PARTS.iter().find(|(published, _)| *published == part);
+        format!(
+            "blk.{layer}.{}.weight",
+            known.map_or(part, |(_, ours)| ours)
+        )
+    }
+}
+
+/// A draft as a file tells of it.
+struct Told<'a> {
+    draft: &'a RandomDraft,
+    habits: Habits,
+    hidden: usize,
+    vocab: usize,
+    target_layers: usize,
+    theta: f32,
+    window: Option<i32>,
+    causal: Option<bool>,
+    mask: u32,
+    taps: Vec<i32>,
+}
+
+impl Told<'_> {
+    fn new<'a>(draft: &'a RandomDraft, habits: Habits, target: &ModelSpec) -> Told<'a> {
+        let slides = draft.sights.contains(&Sight::Slides);
+        Told {
+            draft,
+            habits,
+            hidden: target.hidden,
+            vocab: target.vocab,
+            target_layers: target.layers.len(),
+            theta: match habits.theta_off {
+                0.0 => draft.theta,
+                off => draft.theta * off,
+            },
+            window: draft.window.map(|window| window as i32 + habits.window_off),
+            causal: match habits.other_sight {
+                true => Some(!draft.causal.unwrap_or(slides)),
+                false => draft.causal,
+            },
+            mask: habits.mask.unwrap_or(draft.mask),
+            taps: draft.taps.iter().map(|tap| *tap as i32).collect(),
+        }
+    }
+
+    fn taps(&self, shift: i32) -> Vec<i32> {
+        let off = shift + self.habits.taps_off;
+        self.taps.iter().map(|tap| tap + off).collect()
+    }
+
+    fn tensors(&self) -> Vec<Tensor> {
+        let tensor = |name: String, rows, cols| Tensor { name, rows, cols };
+        let (hidden, ffn) = (self.hidden, self.draft.ffn);
+        let (heads, kv_heads, dim) = self.draft.heads;
+        let mut all = vec![
+            tensor("fc".to_owned(), hidden, self.taps.len() * hidden),
+            tensor("hidden_norm".to_owned(), 1, hidden),
+            tensor("norm".to_owned(), 1, hidden),
+        ];
+        for i in 0..self.draft.sights.len() {
+            let mut put = |name: &str, rows, cols| {
+                all.push(tensor(format!("layers.{i}.{name}"), rows, cols));
+            };
+            put("input_layernorm", 1, hidden);
+            put("post_attention_layernorm", 1, hidden);
+            put("self_attn.q_proj", heads * dim, hidden);
+            put("self_attn.k_proj", kv_heads * dim, hidden);
+            put("self_attn.v_proj", kv_heads * dim, hidden);
+            put("self_attn.o_proj", hidden, heads * dim);
+            put("self_attn.q_norm", 1, dim);
+            put("self_attn.k_norm", 1, dim);
+            put("mlp.gate_proj", ffn, hidden);
+            put("mlp.up_proj", ffn, hidden);
+            put("mlp.down_proj", hidden, ffn);
+        }
+        all
+    }
+
+    fn gguf(&self, spelling: Spelling) -> Result<Vec<u8>, GgufError> {
+        let draft = self.draft;
+        let (heads, kv_heads, dim) = draft.heads;
+        let a = spelling.architecture();
+        let u = |n: usize| Value::U32(n as u32);
+        let ids = |ids: Vec<i32>| Value::Array(Array::I32(ids));
+        let mut writer = GgufWriter::new();
+        writer.meta("general.architecture", a.into())?;
+        let mut put = |key: &str, value: Value| writer.meta(&format!("{a}.{key}"), value);
+        put("block_count", u(draft.sights.len()))?;
+        put("context_length", u(4096))?;
+        put("embedding_length", u(self.hidden))?;
+        put("feed_forward_length", u(draft.ffn))?;
+        put("attention.head_count", u(heads))?;
+        put("attention.head_count_kv", u(kv_heads))?;
+        put("attention.key_length", u(dim))?;
+        put("attention.value_length", u(dim))?;
+        put("attention.layer_norm_rms_epsilon", Value::F32(draft.eps))?;
+        // What both converters to A write where the base stands in a nested place.
+        let theta = match spelling {
+            Spelling::A => 1e4,
+            _ => self.theta,
+        };
+        put("rope.freq_base", Value::F32(theta))?;
+        match spelling {
+            Spelling::C => {
+                put("block_size", u(draft.block))?;
+                put("target_layers", ids(self.taps(1)))?;
+                put(
+                    "rope.dimension_sections",
+                    ids(vec![dim as i32 / 2, 0, 0, 0]),
+                )?;
+                if let Some(causal) = self.causal {
+                    put("attention.causal", Value::Bool(causal))?;
+                }
+            }
+            _ => {
+                put("dflash.block_size", u(draft.block))?;
+                put("dflash.target_layer_ids", ids(self.taps(0)))?;
+                put("dflash.mask_token_id", Value::U32(self.mask))?;
+                put("vocab_size", u(self.vocab))?;
+                // Some converters write the target's depth here.
+                put("dflash.n_target_layers", u(64))?;
+            }
+        }
+        if let Some(window) = self.window.filter(|_| spelling != Spelling::A) {
+            let slides = draft.sights.iter().map(|sight| *sight == Sight::Slides);
+            put("attention.sliding_window", Value::U32(window as u32))?;
+            let pattern = Value::Array(Array::Bool(slides.collect()));
+            put("attention.sliding_window_pattern", pattern)?;
+        }
+        if spelling == Spelling::C {
+            writer.meta("tokenizer.ggml.mask_token_id", Value::U32(self.mask))?;
+        }
+        let matrices = self.habits.ty.unwrap_or(QuantType::F32);
+        let tensors = self.tensors();
+        let ty = |tensor: &Tensor| match tensor.kind() {
+            Kind::Norm => QuantType::F32,
+            Kind::Matrix => matrices,
+        };
+        for tensor in &tensors {
+            let dims = [tensor.cols as u64, tensor.rows as u64];
+            let dims = if tensor.rows == 1 { &dims[..1] } else { &dims };
+            writer.tensor(&tensor.in_gguf(spelling), ty(tensor), dims)?;
+        }
+        let mut body = writer.start(Vec::new())?;
+        for tensor in &tensors {
+            body.write(&tensor.bytes(draft.name, ty(tensor)))?;
+        }
+        body.finish()
+    }
+
+    fn write_safetensors(&self, folder: &Folder) -> Result<(), GoldenError> {
+        let draft = self.draft;
+        let (heads, kv_heads, dim) = draft.heads;
+        let kind = |sight: &Sight| match sight {
+            Sight::Slides => "\"sliding_attention\"",
+            Sight::Full => "\"full_attention\"",
+        };
+        let kinds: Vec<&str> = draft.sights.iter().map(kind).collect();
+        let window = self.window.map_or("null".to_owned(), |n| n.to_string());
+        let causal = self.causal.map_or("null".to_owned(), |c| c.to_string());
+        let config = format!(
+            r#"{{"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": {hidden},
+ "num_hidden_layers": {layers}, "intermediate_size": {ffn}, "num_attention_heads": {heads},
+ "num_key_value_heads": {kv_heads}, "head_dim": {dim}, "vocab_size": {vocab}, "rms_norm_eps": {eps},
+ "rope_parameters": {{"rope_theta": {theta}, "rope_type": "default"}}, "num_target_layers": {target_layers},
+ "use_sliding_window": false, "sliding_window": {window}, "is_causal": {causal}, "layer_types": [{kinds}],
+ "dflash_config": {{"mask_token_id": {mask}, "target_layer_ids": {taps:?}, "block_size": {block}}}}}"#,
+            hidden = self.hidden,
+            layers = draft.sights.len(),
+            ffn = draft.ffn,
+            vocab = self.vocab,
+            eps = draft.eps,
+            theta = self.theta,
+            target_layers = self.target_layers,
+            kinds = kinds.join(", "),
+            mask = self.mask,
+            taps = self.taps(0),
+            block = draft.block,
+        );
+        folder.write("config.json", config.as_bytes())?;
+        let (mut entries, mut data) = (Vec::new(), Vec::new());
+        for tensor in self.tensors() {
+            let begin = data.len();
+            data.extend(tensor.bytes(draft.name, QuantType::BF16));
+            let shape = match tensor.rows {
+                1 => format!("[{}]", tensor.cols),
+                rows => format!("[{rows}, {}]", tensor.cols),
+            };
+            entries.push(format!(
+                r#""{}.weight": {{"dtype": "BF16", "shape": {shape}, "data_offsets": [{begin}, {}]}}"#,
+                tensor.name,
+                data.len()
+            ));
+        }
+        let header = format!("{{{}}}", entries.join(", "));
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(data);
+        folder.write("model.safetensors", &bytes)
+    }
+}

@@ -1,0 +1,166 @@
+//! Random drafts in all four spellings against the publisher's module in PyTorch: full and sliding layers, every rule of
+//! causal blocks, blocks of 4 to 20 rows, one to five layers, tied and separate heads, each with its converters' traps.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a fixture that cannot be read, and a value that is off, fail the test; figures are printed"
+)]
+
+use conformance::compare::Tolerance;
+use conformance::drafts::{DRAFTS, Habits, RandomDraft, Spelling, Weights};
+use contract::{KvFormat, QuantType};
+use cpu::{CpuBackend, Options};
+
+const ORACLE: Options = Options {
+    reference: true,
+    threads: Some(2),
+};
+const FAST: Options = Options {
+    reference: false,
+    threads: Some(2),
+};
+/// As the judge computes: in f32 all over.
+const AS_JUDGED: (Options, KvFormat, Weights) = (ORACLE, KvFormat::F32, Weights::AsStored);
+/// Sums in another order, and nothing else.
+const CLOSE: Tolerance = Tolerance {
+    absolute: 1e-4,
+    relative: 0.0,
+};
+/// Anything but infinities.
+const ANY: Tolerance = Tolerance {
+    absolute: f32::MAX,
+    relative: 0.0,
+};
+
+/// Logits of a draft in a spelling, with all keys and values as `kv`.
+fn logits(
+    draft: &RandomDraft,
+    told: (Spelling, Habits),
+    (options, kv, weights): (Options, KvFormat, Weights),
+) -> Vec<f32> {
+    let plan = draft.plan(kv, weights).unwrap();
+    let ids = draft.target().unwrap().ids;
+    let loaded = draft.load(told, &plan.target).unwrap();
+    assert_eq!(draft.is(&loaded.spec), told.1.are_right());
+    let backend = CpuBackend::new(options);
+    draft.logits(&backend, (plan, &ids), (loaded, kv)).unwrap()
+}
+
+#[test]
+fn the_oracles_draft_logits_are_those_of_the_publishers_module_in_every_spelling() {
+    let mut checked = 0;
+    for draft in DRAFTS {
+        let plan = draft.plan(KvFormat::F32, Weights::AsStored).unwrap();
+        let theta = plan.target.attention_layers().next().unwrap().rope.theta;
+        let mut first: Option<Vec<f32>> = None;
+        for spelling in draft.spellings(theta) {
+            let told = (spelling, Habits::default());
+            let found = logits(&draft, told, AS_JUDGED);
+            draft
+                .check(&found, CLOSE)
+                .unwrap_or_else(|error| panic!("{spelling:?}: {error}"));
+            // All spellings hold the same numbers.
+            let first = first.get_or_insert_with(|| found.clone());
+            assert!(*first == found, "{} as {spelling:?}", draft.name);
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 23, "spellings were left out");
+}
+
+#[test]
+fn the_fast_paths_draft_logits_are_as_close_where_nothing_is_rounded() {
+    let fast = (FAST, KvFormat::F32, Weights::Floats);
+    for draft in DRAFTS {
+        for ty in [QuantType::F32, QuantType::F16, QuantType::BF16] {
+            let habits = Habits {
+                ty: Some(ty),
+                ..Habits::default()
+            };
+            let found = logits(&draft, (Spelling::C, habits), fast);
+            draft
+                .check(&found, CLOSE)
+                .unwrap_or_else(|error| panic!("{ty:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
+    let fast = (FAST, KvFormat::F16, Weights::AsStored);
+    for draft in DRAFTS {
+        let told = (Spelling::Safetensors, Habits::default());
+        let off = draft.check(&logits(&draft, told, fast), ANY).unwrap();
+        let allowed = match draft.target.ends_with("f16") {
+            // Keys and values are stored in half precision.
+            true => 0.003,
+            // The target's activations have eight bits.
+            false => 0.3,
+        };
+        eprintln!("  {}: {off:?}", draft.name);
+        assert!(off.mean < allowed, "{}: {off:?}", draft.name);
+    }
+}
+
+#[test]
+fn a_trap_stepped_into_would_be_seen() {
+    let of = |name: &str| *DRAFTS.iter().find(|draft| draft.name == name).unwrap();
+    let (sliding, full, causal) = (of("sliding"), of("full"), of("causal"));
+    let plain = Habits::default();
+    let wrong = [
+        // Target layers counted as the other dialects count them.
+        (
+            of("one_layer"),
+            Habits {
+                taps_off: -1,
+                ..plain
+            },
+        ),
+        (
+            full,
+            Habits {
+                theta_off: 0.1,
+                ..plain
+            },
+        ),
+        (
+            sliding,
+            Habits {
+                window_off: 1,
+                ..plain
+            },
+        ),
+        (
+            sliding,
+            Habits {
+                other_sight: true,
+                ..plain
+            },
+        ),
+        (
+            causal,
+            Habits {
+                other_sight: true,
+                ..plain
+            },
+        ),
+        (
+            full,
+            Habits {
+                mask: Some(510),
+                ..plain
+            },
+        ),
+    ];
+    for (draft, habits) in wrong {
+        let told = (Spelling::C, habits);
+        let found = logits(&draft, told, AS_JUDGED);
+        let off = draft.check(&found, ANY).unwrap();
+        assert!(
+            off.worst > 100.0 * CLOSE.absolute,
+            "{} with {habits:?} is only {off:?} off",
+            draft.name
+        );
+    }
+}
