@@ -256,6 +256,8 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     const auto place = [&](u32 block, int m, int in_block, int n) {
         return scratch + (((size_t(block) * 2 + (block == first)) * 16 + m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32;
     };
+    // Fetched before the products, so there by now; not to land in the next tile's.
+    await_columns();
     Own kept;
     if (!blocks.keeps_own() || blockIdx.x != first) {
 #pragma unroll
@@ -272,7 +274,6 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
 #pragma unroll
             for (int n = 0; n < NT; n++) kept.parts[m * NT + n] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
     }
-    await_columns();
     wait_for_scales();
     if (gated) {
         const int in_block = blocks.begin(warp);

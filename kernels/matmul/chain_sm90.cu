@@ -91,12 +91,6 @@ __device__ __forceinline__ void products_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-// Whether the phase of this parity is over.
-__device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
-    u32 over;
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
-    return over;
-}
 
 // When a stage is open: the scales of the rows that its input is made of. The warps that do it take rows in turn.
 __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowScales& rows) {
@@ -161,7 +155,17 @@ struct Start {
 struct Room {
     u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done;
     Start starts[STAGES];
+    u32 n_open;  // stages open so far, for whom `open` may outrun
 };
+// Written before `open` turns.
+__device__ __forceinline__ void tell_open(Room& room, u32 stages) {
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(&room.n_open)), "r"(stages) : "memory");
+}
+__device__ __forceinline__ bool is_open(const Room& room, int stage) {
+    u32 stages;
+    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(stages) : "r"(shared_address(&room.n_open)) : "memory");
+    return stages > stage;
+}
 
 // A place of the ring, and the parity of its turn.
 struct Turn {
@@ -235,21 +239,25 @@ __device__ __forceinline__ void bring(const u8* from, u8* to) {
     for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
 }
 
-// Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word.
+// Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. Where the block has nothing of a stage
+// nobody waits for this warp, and stages may open faster than it looks: two phases of `open` later a parity would tell of the wrong one.
 __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
-    const u32 full = shared_address(room.x), empty = shared_address(room.empty), open = shared_address(&room.open);
+    const u32 full = shared_address(room.x), empty = shared_address(room.empty);
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
     bool more = x.enter(chain.segments, chain.stages, chain.n_stages);
     Turn turn = {0, 1};
-    for (int stage = 0; stage < chain.n_stages; stage++) {
+    while (more) {
+        const int stage = x.stage;
+        // Until the stage before is open, what was there a step ago need not be absent.
+        while (stage && !__all_sync(WARP_ALL, is_open(room, stage - 1))) __nanosleep(100);
         bool opened = stage == 0;
         while (more && x.stage == stage) {
             mbarrier_wait(empty + 8 * turn.slot, turn.parity);
             u8* to = ring + turn.slot * SLOT + W_BYTES;
             const u32 barrier = full + 8 * turn.slot;
-            if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, stage & 1))) {
+            if (!opened && __all_sync(WARP_ALL, is_open(room, stage))) {
                 opened = true;
                 copies_fence();
             }
@@ -270,8 +278,6 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
             turn.next();
             more = x.advance(chain.segments, chain.stages, chain.n_stages);
         }
-        // A phase later `is_over` would tell of the one before this.
-        mbarrier_wait(open, stage & 1);
     }
 }
 
@@ -300,6 +306,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
                 before ^= 0x80000000u;
                 copies_fence();
             }
+            tell_open(room, which + 1);
             mbarrier_arrive(open);
         }
         mbarrier_wait(open, which & 1);
@@ -335,6 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         mbarrier_init(shared_address(&room.open), 1);
         mbarrier_init(ready, PLAIN_WARPS);
         mbarrier_init(done, WARPS);
+        room.n_open = 0;
         mbarrier_init_fence();
     }
     if (threadIdx.x < chain.n_stages) {
