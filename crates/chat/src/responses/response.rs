@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Echo;
-use crate::openai::response::Usage;
+use crate::openai::response::{Timings, Usage};
 
 /// How far an answer or an item has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -135,12 +135,19 @@ impl Answer {
     }
 
     /// The answer at its end; `is_cut` says whether a token limit ended it.
-    pub fn finished(&self, is_cut: bool, output: &[Item], usage: Usage) -> Value {
+    ///
+    /// `timings` stands beside `usage`, as in the other dialects of OpenAI; no client of Responses minds a field more.
+    pub fn finished(
+        &self,
+        is_cut: bool,
+        output: &[Item],
+        (usage, timings): (Usage, Timings),
+    ) -> Value {
         let status = match is_cut {
             true => Status::Incomplete,
             false => Status::Completed,
         };
-        self.body(status, output, Some(usage), None)
+        self.body(status, output, Some((usage, timings)), None)
     }
 
     /// The answer when it broke off.
@@ -153,9 +160,10 @@ impl Answer {
         &self,
         status: Status,
         output: &[Item],
-        usage: Option<Usage>,
+        took: Option<(Usage, Timings)>,
         error: Option<Value>,
     ) -> Value {
+        let (usage, timings) = took.unzip();
         let incomplete = match status {
             Status::Incomplete => json!({"reason": "max_output_tokens"}),
             _ => Value::Null,
@@ -174,6 +182,7 @@ impl Answer {
         ] {
             body.insert(key.to_owned(), value);
         }
+        body.extend(timings.map(|timings| ("timings".to_owned(), json!(timings))));
         for (key, value) in &self.echo.fields {
             body.insert((*key).to_owned(), value.clone());
         }

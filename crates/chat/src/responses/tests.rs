@@ -6,7 +6,7 @@ use super::{ResponsesRequest, Spoken};
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
 use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
-use crate::openai::response::Usage;
+use crate::openai::response::{Timings, Usage};
 use crate::reply::Piece;
 
 fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
@@ -207,7 +207,9 @@ fn events(fields: Value, pieces: Vec<Piece>, is_cut: bool) -> (Vec<Event>, Value
         model: "m".to_owned(),
         echo: own.echo,
     };
-    let whole = answer.finished(is_cut, items.done(), Usage::new(5, 2, 7, 3));
+    assert_eq!(answer.begun().get("timings"), None);
+    let took = (Usage::new(5, 2, 7, 3), Timings::new(12.34, 500.0, 6));
+    let whole = answer.finished(is_cut, items.done(), took);
     (events, whole)
 }
 
@@ -285,6 +287,10 @@ fn thinking_text_and_calls_are_items_in_turn() {
         3
     );
     assert_eq!(whole["usage"]["input_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(
+        whole["timings"],
+        json!({"prefill_ms": 12.3, "decode_ms": 500.0, "decode_tokens_per_sec": 12.0})
+    );
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn described(operation: &Operation) -> Value {
     let anthropic = operation.path.starts_with("/messages");
     let open = matches!(operation.path, "/" | "/health");
     let mut responses = Map::new();
-    responses.insert("200".to_owned(), answer(operation.gives));
+    responses.insert("200".to_owned(), answer(operation));
     // Health and the page are open to everyone.
     let key = (!open).then_some(401);
     for status in operation.errors.iter().copied().chain(key) {
@@ -286,9 +286,18 @@ fn described(operation: &Operation) -> Value {
 }
 
 /// A good answer.
-fn answer(gives: Gives) -> Value {
+fn answer(operation: &Operation) -> Value {
+    let gives = operation.gives;
+    let timings = json!({"timings": {"$ref": "#/components/schemas/Timings"}});
     let kinds = gives.kinds().iter().map(|kind| {
         let schema = match *kind {
+            JSON if operation.path == "/messages" => {
+                let usage = json!({"type": "object", "properties": timings});
+                json!({"type": "object", "properties": {"usage": usage}})
+            }
+            JSON if matches!(gives, Gives::JsonOrEvents) => {
+                json!({"type": "object", "properties": timings})
+            }
             JSON => json!({"type": "object"}),
             // Some readers hold this against the whole stream, some against each event: no type is right for both.
             EVENTS => {
@@ -367,6 +376,7 @@ fn schemas() -> Value {
             "required": ["tokens"],
             "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
         },
+        "Timings": timings(),
         "ControlRequest": {
             "type": "object",
             "required": ["id", "action"],
@@ -401,6 +411,26 @@ fn schemas() -> Value {
                 },
                 "request_id": {"type": ["string", "null"]},
             },
+        },
+    })
+}
+
+/// What an answer says of the time that it took.
+fn timings() -> Value {
+    let required = ["prefill_ms", "decode_ms", "decode_tokens_per_sec"];
+    let number = |what: &str| json!({"type": "number", "minimum": 0, "description": what});
+    json!({
+        "type": "object",
+        "required": required,
+        "properties": {
+            "prefill_ms": number("milliseconds from admission to the first row"),
+            "decode_ms": number("milliseconds of decoding"),
+            "decode_tokens_per_sec": number("0 where nothing was decoded"),
+            "steps": number("passes over the model after the prompt"),
+            "tokens_per_step": number("tokens of each"),
+            "draft_n": number("tokens drafted"),
+            "draft_n_accepted": number("of these, kept"),
+            "accept_rate": number("the share that was kept"),
         },
     })
 }

@@ -38,8 +38,8 @@ pub(super) async fn responses(
     }
     let is_cut = voice.is_cut();
     voice.items.finish(is_cut);
-    let usage = run.meter().usage();
-    let whole = voice.answer.finished(is_cut, voice.items.done(), usage);
+    let took = (run.meter().usage(), run.meter().timings());
+    let whole = voice.answer.finished(is_cut, voice.items.done(), took);
     Ok(Json(whole).into_response())
 }
 
@@ -133,8 +133,8 @@ impl Voice for ResponsesVoice {
             true => "response.incomplete",
             false => "response.completed",
         };
-        let usage = run.meter().usage();
-        let whole = self.answer.finished(is_cut, self.items.done(), usage);
+        let took = (run.meter().usage(), run.meter().timings());
+        let whole = self.answer.finished(is_cut, self.items.done(), took);
         self.tell(out, name, whole);
     }
 

@@ -93,6 +93,8 @@ async fn a_whole_answer_has_every_field_clients_read() {
         json!([{"type": "output_text", "text": "Hello 日本 😀.", "annotations": [], "logprobs": []}])
     );
     assert_eq!(whole["usage"]["output_tokens"], 19);
+    assert!(whole["timings"]["prefill_ms"].is_number(), "{whole}");
+    assert_eq!(whole["timings"]["draft_n"], 0, "{whole}");
     let counted = house
         .post("/v1/responses/input_tokens", &body(fields))
         .await
@@ -115,6 +117,9 @@ async fn a_stream_says_what_the_whole_answer_says() {
         let usage = &whole["usage"];
         usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap()
     });
+    assert!(whole["timings"]["decode_tokens_per_sec"].is_number());
+    // What has only begun took no time yet.
+    assert_eq!(events[0]["response"].get("timings"), None);
 }
 
 #[tokio::test]
