@@ -51,6 +51,7 @@ fn main() -> Result<()> {
             context: n_prompt.max(n_generate),
             tree_nodes: 1,
             prefill_chunk: n_prompt,
+            pool: None,
         },
     };
     let backend = CpuBackend::new(Options {

@@ -49,6 +49,7 @@ fn main() -> anyhow::Result<()> {
             context: 1024,
             tree_nodes: 64,
             prefill_chunk: 512,
+            pool: None,
         },
     };
     let backend = CpuBackend::new(Options {

@@ -19,7 +19,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use conformance::fake::{FakeRunner, FakeSpec, Language};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Room, Row, Runner,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Pool, Room, Row, Runner,
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, TokenKind, VerifyItem, Vocab, Want,
 };
 use decode::SchedulerConfig;
@@ -50,6 +50,7 @@ impl StampRunner {
             context: 8192,
             tree_nodes: 1,
             prefill_chunk: 512,
+            pool: None,
         };
         let language = Language {
             vocab: VOCAB,
@@ -61,7 +62,7 @@ impl StampRunner {
             books: FakeRunner::new(FakeSpec {
                 language,
                 limits,
-                pool_tokens: limits.sequences * limits.context,
+                pool_tokens: Pool::of(limits, 1).tokens(),
                 ..FakeSpec::default()
             }),
         }

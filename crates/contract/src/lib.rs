@@ -33,12 +33,12 @@ pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use plan::{
-    DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
+    DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Pool, RunnerInfo,
 };
 pub use quant::QuantType;
 pub use rows::{Ask, Edits, Row, TokenCount, TokenMask, Want};
 pub use runner::{
-    Backend, Candidates, CommitItem, DraftItem, Parcel, Place, Room, Runner, SnapshotInfo,
+    Backend, Candidates, CommitItem, DraftItem, PAGES, Parcel, Place, Room, Runner, SnapshotInfo,
     VerifyItem,
 };
 pub use spec::{

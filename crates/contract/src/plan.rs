@@ -132,6 +132,46 @@ pub struct Limits {
     pub tree_nodes: usize,
     /// Tokens of the longest prefill call.
     pub prefill_chunk: usize,
+    /// Tokens that all sequences hold together; `None` for as many as all of them at full length. Whatever is said
+    /// here, one sequence may have its full length, and no more is set aside than all of them could use: [`Pool::of`].
+    pub pool: Option<usize>,
+}
+
+/// The room that sequences share for their keys and values: pages, taken as a sequence grows and given back when it is
+/// closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pool {
+    /// Pages in all.
+    pub pages: usize,
+    /// Positions of a page.
+    pub page: usize,
+}
+
+impl Pool {
+    /// The pool that limits mean, in pages of `page` positions.
+    pub fn of(limits: Limits, page: usize) -> Pool {
+        let each = limits.most_pages(page);
+        let all = each.saturating_mul(limits.sequences);
+        Pool {
+            pages: limits.pool.map_or(all, |tokens| {
+                // Below one sequence nobody could ever go on, above all of them nobody could use it.
+                tokens.div_ceil(page).clamp(each, all.max(each))
+            }),
+            page,
+        }
+    }
+
+    /// Tokens that all sequences may hold together, the nodes of their trees included.
+    pub fn tokens(&self) -> usize {
+        self.pages.saturating_mul(self.page)
+    }
+}
+
+impl Limits {
+    /// Pages of `page` positions that the longest sequence takes: the context and the nodes of a tree beyond it.
+    pub fn most_pages(&self, page: usize) -> usize {
+        self.context.saturating_add(self.tree_nodes).div_ceil(page)
+    }
 }
 
 /// What a device is, as far as it can be told before anything is opened.
@@ -156,7 +196,7 @@ pub struct MemoryPlan {
     pub weights_bytes: u64,
     /// Weights read in place from the mapped file.
     pub mapped_bytes: u64,
-    /// Cached keys and values for all sequences at full length.
+    /// Cached keys and values: the whole pool.
     pub kv_bytes: u64,
     /// Recurrent states and windows of all sequences.
     pub state_bytes: u64,
@@ -200,6 +240,8 @@ pub struct RunnerInfo {
     pub vocab: usize,
     /// What it was opened with.
     pub limits: Limits,
+    /// What its sequences share.
+    pub pool: Pool,
     /// Storage of keys and values.
     pub kv: KvFormats,
     /// Identity of the target.

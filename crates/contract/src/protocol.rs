@@ -39,19 +39,19 @@ pub fn misuse(call: &'static str, detail: String) -> DeviceError {
 }
 
 impl<'a, S: Timeline> Protocol<'a, S> {
-    /// What is free where every slot has room for the whole context, beside snapshots of `snapshot_bytes`.
-    pub fn room(&self, snapshot_bytes: u64) -> Room {
-        let limits = self.info.limits;
-        let given: usize = self.sequences.values().map(Timeline::max_len).sum();
+    /// What is free where sequences hold `held` pages, snapshots alone hold `kept` others of the pool, and all
+    /// snapshots together hold `snapshot_bytes`.
+    pub fn room(&self, (held, kept): (usize, usize), snapshot_bytes: u64) -> Room {
+        let (limits, pool) = (self.info.limits, self.info.pool);
         Room {
             sequences: limits.sequences - self.sequences.len(),
-            tokens: limits.sequences.saturating_mul(limits.context) - given,
+            tokens: (pool.pages - held) * pool.page,
+            kept: kept * pool.page,
             snapshot_bytes,
         }
     }
 
-    /// Whether one more sequence of `max_len` tokens may be opened where every slot has room for the whole
-    /// context.
+    /// Whether one more sequence that may grow to `max_len` tokens may be opened.
     ///
     /// # Errors
     /// [`DeviceError::NoRoom`] if it is too long or all slots are taken.

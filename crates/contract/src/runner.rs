@@ -40,7 +40,9 @@ pub trait Runner {
     /// What is still free.
     fn room(&self) -> Room;
 
-    /// A new sequence at position 0 that may grow to `max_len` committed tokens.
+    /// A new sequence at position 0 that may grow to `max_len` committed tokens, as far as the pool has pages when it
+    /// does: nothing is set aside for it. `prefill`, `verify` and `restore` answer [`DeviceError::NoRoom`] of [`PAGES`]
+    /// where it has none, and have changed nothing then, but that a sequence being restored may be left empty.
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError>;
 
     /// Ends a sequence and drops anything pending on it. Never fails; an unknown id is ignored.
@@ -128,13 +130,18 @@ impl Parcel for Vec<u8> {
     }
 }
 
+/// What [`DeviceError::NoRoom`] lacks when a sequence cannot grow: others hold the pool.
+pub const PAGES: &str = "pages of keys and values";
+
 /// What a runner has left, and what is kept on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Sequences that can still be opened.
     pub sequences: usize,
-    /// Context tokens that can still be given out.
+    /// Tokens that sequences can still grow by: positions of pages that none of them holds.
     pub tokens: usize,
+    /// Of these, positions of pages that snapshots hold, which move elsewhere when a sequence needs their place.
+    pub kept: usize,
     /// Bytes that all snapshots hold together; what several of them share is counted once.
     pub snapshot_bytes: u64,
 }

@@ -93,6 +93,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
         context,
         tree_nodes,
         prefill_chunk,
+        pool: _,
     } = limits;
     if sequences == 0 || context == 0 || tree_nodes == 0 || prefill_chunk == 0 {
         return Err(("a limit of 0".to_owned(), "every limit is at least 1"));

@@ -8,6 +8,7 @@ use crate::blocks::chunk::CHUNK;
 use crate::dispatch::Dispatch;
 use crate::draft::Draft;
 use crate::kernels::Kernels;
+use crate::pages::PAGE;
 use crate::pool::Pool;
 use crate::runner::{CpuRunner, Parts};
 use crate::weights::Weights;
@@ -90,6 +91,7 @@ impl CpuBackend {
             device: self.info(),
             vocab: plan.target.vocab,
             limits: plan.limits,
+            pool: contract::Pool::of(plan.limits, PAGE),
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),

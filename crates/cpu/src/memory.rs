@@ -1,7 +1,8 @@
 //! How much memory there is, and how much a plan takes of it.
 
 use contract::{
-    DeviceError, DraftSpec, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, WeightRef,
+    DeviceError, DraftSpec, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, Pool,
+    WeightRef,
 };
 
 use crate::blocks::{attention, delta, draft, head};
@@ -10,6 +11,7 @@ use crate::draft::cache::cache_bytes;
 
 use crate::forward::Widths;
 use crate::matmul::layout::{Format, TILE_ROWS};
+use crate::pages::PAGE;
 use crate::runner::rows_per_pass;
 use crate::state::sequence_bytes;
 
@@ -68,13 +70,14 @@ pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
 pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> MemoryPlan {
     let (spec, limits) = (&plan.target, plan.limits);
     let sequences = limits.sequences as u64;
-    let (kv, state, pending) = sequence_bytes(spec, plan.kv, limits, limits.context);
+    let (token, state, pending) = sequence_bytes(spec, plan.kv, limits);
+    let pool = Pool::of(limits, PAGE).tokens() as u64;
     // No machine has so much; the sum of the parts stays a number.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
         weights_bytes: weights_bytes(spec, dispatch),
         mapped_bytes: spec.embedding.bytes() as u64,
-        kv_bytes: all(kv),
+        kv_bytes: token.saturating_mul(pool).min(u64::MAX / 8),
         state_bytes: all(state),
         scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
         draft_bytes: plan.draft.as_ref().map_or(0, |draft| {

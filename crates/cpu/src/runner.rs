@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use contract::protocol::{Cut, Protocol, answers, asked_within, misuse};
 use contract::snapshot::Owner;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, Place, Room, Row, Runner,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, PAGES, Place, Room, Row, Runner,
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem, Want,
 };
 
@@ -16,7 +16,7 @@ use crate::draft::cache::{DraftCache, WAITING};
 use crate::draft::{Draft, DraftRoot, Reach, Taps};
 use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
 use crate::kernels::Kernels;
-use crate::pages::Ledger;
+use crate::pages::{Ledger, PAGE};
 use crate::pool::Pool;
 use crate::scratch::Scratch;
 use crate::snapshot::{Imported, Snapshot};
@@ -70,6 +70,20 @@ pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
         .next_multiple_of(CHUNK)
 }
 
+/// Raises what a sequence holds to `n` pages, as far as there are `free` ones beside it.
+fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError> {
+    let more = n.saturating_sub(*held);
+    if more > free {
+        return Err(DeviceError::NoRoom {
+            what: PAGES,
+            wanted: more as u64,
+            free: free as u64,
+        });
+    }
+    *held += more;
+    Ok(())
+}
+
 impl CpuRunner {
     /// A runner with nothing open.
     pub(crate) fn new(info: RunnerInfo, parts: Parts) -> Self {
@@ -106,6 +120,21 @@ impl CpuRunner {
         }
     }
 
+    /// Pages that no sequence holds.
+    fn free_pages(&self) -> usize {
+        let held: usize = self.sequences.values().map(|s| s.pages).sum();
+        self.info.pool.pages - held
+    }
+
+    /// Sees to it that a sequence has pages for its first `n` rows.
+    fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
+        let free = self.free_pages();
+        match self.sequences.get_mut(&seq) {
+            Some(sequence) => give_pages(&mut sequence.pages, n.div_ceil(PAGE), free),
+            None => Err(DeviceError::UnknownSequence(seq)),
+        }
+    }
+
     fn take_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -129,6 +158,7 @@ impl CpuRunner {
     ) -> Result<Vec<Row>, DeviceError> {
         let position = self.protocol().prefill(seq, tokens, asks)?.position;
         self.ready()?;
+        self.give_pages(seq, position + tokens.len())?;
         let cut = Cut {
             longest: self.max_rows,
             align: CHUNK,
@@ -267,7 +297,9 @@ impl Runner for CpuRunner {
     }
 
     fn room(&self) -> Room {
-        self.protocol().room(self.ledger.total())
+        let held = self.sequences.values().map(|sequence| sequence.pages).sum();
+        // Snapshots have memory of their own.
+        self.protocol().room((held, 0), self.ledger.total())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -309,6 +341,11 @@ impl Runner for CpuRunner {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
         self.protocol().verify(items)?;
         self.ready()?;
+        for item in items {
+            let sequence = self.sequences.get(&item.seq);
+            let position = sequence.map_or(0, |sequence| sequence.position);
+            self.give_pages(item.seq, position + item.tree.len())?;
+        }
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
@@ -365,8 +402,13 @@ impl Runner for CpuRunner {
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         self.protocol().restore(seq, saved.position)?;
+        let pages = saved.position.div_ceil(PAGE);
+        let free = self.free_pages();
         let sequence = self.sequences.get_mut(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
+        // What it holds now makes room for what it shall hold.
+        give_pages(&mut 0, pages, free + sequence.pages)?;
+        sequence.pages = pages;
         saved.restore(sequence);
         Ok(())
     }

@@ -16,6 +16,8 @@ pub(crate) struct Sequence {
     pub(crate) max_len: usize,
     /// Committed tokens.
     pub(crate) position: usize,
+    /// Pages of the pool that it has taken.
+    pub(crate) pages: usize,
     /// What each layer holds, bottom to top.
     pub(crate) layers: Vec<LayerState>,
     /// The tree verified last, until it is committed or discarded.
@@ -33,6 +35,9 @@ pub(crate) enum LayerState {
 }
 
 /// Keys and values of one attention layer, `[max_len + tree_nodes, n_kv_heads, row]` stored rows each.
+///
+/// Addresses are set aside for the longest sequence; memory behind them is only taken as rows are written, and how many
+/// may be is the pool's business, which counts pages that are nowhere but in [`Sequence::pages`].
 ///
 /// Rows beyond the committed position hold node `i` of a pending tree at `position + i`, or nothing of worth.
 pub(crate) struct KvCache {
@@ -94,15 +99,9 @@ struct DeltaShape {
     head_map: contract::HeadMap,
 }
 
-/// Bytes of one sequence of `max_len` tokens: `(keys and values, states and windows, pending work)`.
-pub(crate) fn sequence_bytes(
-    spec: &ModelSpec,
-    kv: KvFormats,
-    limits: Limits,
-    max_len: usize,
-) -> (u64, u64, u64) {
-    let slots = max_len.saturating_add(limits.tree_nodes) as u64;
-    let per_slot = |a: &AttentionSpec| {
+/// Bytes of one sequence: `(keys and values of a token, states and windows, pending work)`.
+pub(crate) fn sequence_bytes(spec: &ModelSpec, kv: KvFormats, limits: Limits) -> (u64, u64, u64) {
+    let per_token = |a: &AttentionSpec| {
         let values = a.n_kv_heads * a.head_dim;
         (kv.k.bytes(values) + kv.v.bytes(values)) as u64
     };
@@ -112,7 +111,7 @@ pub(crate) fn sequence_bytes(
         4 * (2 * factors + d.channels()) as u64
     };
     (
-        slots.saturating_mul(spec.attention_layers().map(per_slot).sum()),
+        spec.attention_layers().map(per_token).sum(),
         spec.delta_layers().map(state).sum(),
         spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64,
     )
@@ -148,6 +147,7 @@ impl Sequence {
         Sequence {
             max_len,
             position: 0,
+            pages: 0,
             layers: spec.layers.iter().map(|l| layer(&l.mixer)).collect(),
             pending: None,
             draft: None,

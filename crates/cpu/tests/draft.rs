@@ -44,6 +44,7 @@ fn plan(window: Option<usize>, context: usize) -> OpenPlan {
             context,
             tree_nodes: 24,
             prefill_chunk: 256,
+            pool: None,
         },
     }
 }

@@ -40,6 +40,7 @@ fn plan(golden: &Golden, options: Options) -> OpenPlan {
         context: 256,
         tree_nodes: 8,
         prefill_chunk: 256,
+        pool: None,
     };
     golden.plan(kv, limits).unwrap()
 }

@@ -74,6 +74,7 @@ fn ember(kv: KvFormats, context: usize) -> OpenPlan {
             context,
             tree_nodes: 1,
             prefill_chunk: 512,
+            pool: None,
         },
     }
 }

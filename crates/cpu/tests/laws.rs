@@ -65,6 +65,7 @@ impl Setup {
                 context: 320,
                 tree_nodes: 24,
                 prefill_chunk: 256,
+                pool: None,
             },
         }
     }

@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     context: 100,
     tree_nodes: 4,
     prefill_chunk: 64,
+    pool: None,
 };
 
 fn plan() -> OpenPlan {
@@ -44,37 +45,47 @@ fn open(plan: OpenPlan) -> Box<dyn Runner> {
 }
 
 #[test]
-fn room_is_what_open_gives() {
-    let mut runner = open(plan());
-    assert_eq!((runner.room().sequences, runner.room().tokens), (2, 200));
-    let long = runner.open(101).unwrap_err();
-    assert!(
-        matches!(
-            long,
-            DeviceError::NoRoom {
-                wanted: 101,
-                free: 100,
-                ..
-            }
-        ),
-        "{long}"
+fn room_is_what_no_sequence_holds() {
+    let mut plan = plan();
+    // Two pages for each of two sequences, of which three are there.
+    (plan.limits.context, plan.limits.pool) = (300, Some(600));
+    let mut runner = open(plan);
+    let room = |runner: &dyn Runner| (runner.room().sequences, runner.room().tokens);
+    assert_eq!(room(&*runner), (2, 768));
+    let long = runner.open(301).unwrap_err();
+    let refused = matches!(
+        long,
+        DeviceError::NoRoom {
+            wanted: 301,
+            free: 300,
+            ..
+        }
     );
-    let first = runner.open(100).unwrap();
-    runner.open(60).unwrap();
-    assert_eq!((runner.room().sequences, runner.room().tokens), (0, 40));
+    assert!(refused, "{long}");
+    let (first, second) = (runner.open(300).unwrap(), runner.open(200).unwrap());
+    // Nothing is set aside for what may come.
+    assert_eq!(room(&*runner), (0, 768));
     let third = runner.open(1).unwrap_err();
-    assert!(
-        matches!(
-            third,
-            DeviceError::NoRoom {
-                what: "sequences",
-                ..
-            }
-        ),
-        "{third}"
+    let refused = matches!(
+        third,
+        DeviceError::NoRoom {
+            what: "sequences",
+            ..
+        }
     );
+    assert!(refused, "{third}");
+    let tokens = vec![TokenId(1); 300];
+    let read = |runner: &mut dyn Runner, seq, n: usize| {
+        tokens[..n]
+            .chunks(64)
+            .try_for_each(|chunk| runner.prefill(seq, chunk, &[]).map(|_| ()))
+    };
+    read(&mut *runner, first, 256).unwrap();
+    assert_eq!(room(&*runner), (0, 512));
+    read(&mut *runner, second, 1).unwrap();
+    assert_eq!(room(&*runner), (0, 256));
     runner.close(first);
-    assert_eq!((runner.room().sequences, runner.room().tokens), (1, 140));
+    assert_eq!(room(&*runner), (1, 512));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, DraftLoad, LoadProgress, MemoryPlan, OpenPlan, Runner,
+    Backend, DeviceError, DeviceInfo, DraftLoad, LoadProgress, MemoryPlan, OpenPlan, Pool, Runner,
     RunnerInfo,
 };
 
@@ -19,7 +19,7 @@ use crate::meter::Meter;
 use crate::plan::{Facts, Plans};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
-use crate::state::State;
+use crate::state::{PAGE, State};
 use crate::weights::{Owner, Sources, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
@@ -262,6 +262,7 @@ impl CudaBackend {
             device: self.info(gpu.memory()?.0),
             vocab: plan.target.vocab,
             limits: plan.limits,
+            pool: Pool::of(plan.limits, PAGE),
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),

@@ -5,11 +5,12 @@
 //! partly filled, and copies nothing. A sequence that is restored shares the full pages and copies the last one,
 //! since it will write behind the rows it shares.
 //!
-//! There are as many places on the card as all sequences need together. What only snapshots hold lies in places that
-//! nobody needs just now, and moves to the host, the longest unused first, when a sequence needs them. A page that a
-//! sequence uses stays where it is. Nothing here touches the card: a [`Mover`] does.
+//! The places on the card are one pool for all sequences, of at least as many as the longest takes. What only
+//! snapshots hold lies in places that nobody needs just now, and moves to the host, the longest unused first, when a
+//! sequence needs them. A page that a sequence uses stays where it is, so where sequences use all places none of them
+//! can grow; whoever calls gives one of them up or waits. Nothing here touches the card: a [`Mover`] does.
 
-use contract::DeviceError;
+use contract::{DeviceError, PAGES};
 
 use crate::state::PAGE;
 
@@ -41,6 +42,17 @@ pub(crate) struct Pages<H> {
     tick: u64,
 }
 
+/// Pages by who holds them, each counted once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Count {
+    /// Those that sequences hold, all of them on the card.
+    pub(crate) live: usize,
+    /// Those that snapshots hold, wherever they are.
+    pub(crate) kept: usize,
+    /// Those on the card that snapshots alone hold.
+    pub(crate) idle: usize,
+}
+
 struct Page<H> {
     /// Sequences that have it in their tables.
     live: usize,
@@ -66,10 +78,15 @@ impl<H> Pages<H> {
         }
     }
 
-    /// Pages that snapshots hold, each counted once.
-    pub(crate) fn kept(&self) -> usize {
-        let kept = |page: &&Page<H>| page.kept > 0;
-        self.pages.iter().flatten().filter(kept).count()
+    /// How many pages are held, and by whom.
+    pub(crate) fn count(&self) -> Count {
+        let mut count = Count::default();
+        for page in self.pages.iter().flatten() {
+            count.live += usize::from(page.live > 0);
+            count.kept += usize::from(page.kept > 0);
+            count.idle += usize::from(page.live == 0 && matches!(page.at, At::Card(_)));
+        }
+        count
     }
 
     /// The place of a page that a sequence holds.
@@ -276,7 +293,7 @@ impl<H> Pages<H> {
         });
         let Some((place, page)) = on_card.min_by_key(|(_, page)| page.used) else {
             return Err(DeviceError::NoRoom {
-                what: "pages of keys and values",
+                what: PAGES,
                 wanted: 1,
                 free: 0,
             });

@@ -96,8 +96,7 @@ impl CudaRunner {
         options: &Options,
     ) -> CudaRunner {
         let scattered = options.scatter;
-        let slots = engine.state().slots;
-        let n = slots.n * slots.pages;
+        let n = info.pool.pages;
         // A step that has no divisor in common with the number of pages comes to each of them once.
         let prime =
             |step: &usize| (2..=*step).all(|d| !step.is_multiple_of(d) || !n.is_multiple_of(d));
@@ -361,8 +360,9 @@ impl Runner for CudaRunner {
 
     fn room(&self) -> Room {
         let left: u64 = self.snapshots.values().map(Snapshot::left_bytes).sum();
-        let pages = (self.book.lock().kept() * self.map.bytes) as u64;
-        self.protocol().room(left + pages)
+        let count = self.book.lock().count();
+        let pages = (count.kept * self.map.bytes) as u64;
+        self.protocol().room((count.live, count.idle), left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {

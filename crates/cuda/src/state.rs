@@ -1,6 +1,6 @@
 //! Where sequences live on the card: pages of keys and values, delta states, windows, tree factors.
 //!
-//! A sequence owns a *slot*. Layers of equal mixer shape form a group, whose arrays stand together so that one
+//! A sequence owns a *slot* and takes pages from a pool that all slots share. Layers of equal mixer shape form a group, whose arrays stand together so that one
 //! launch can work on all of them:
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! ```
 
 use contract::{
-    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, OpenPlan,
+    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, OpenPlan, Pool,
 };
 
 use crate::launch::attention::rows;
@@ -31,8 +31,10 @@ pub(crate) const PAGE: usize = 256;
 pub(crate) struct Slots {
     /// Sequences open at once.
     pub(crate) n: usize,
-    /// Pages of one sequence: the context and the nodes of a tree beyond it.
+    /// Pages of one sequence at most: the context and the nodes of a tree beyond it.
     pub(crate) pages: usize,
+    /// Pages that all sequences share.
+    pub(crate) pool: usize,
 }
 
 /// One array of cached rows, all layers of a group.
@@ -58,7 +60,7 @@ pub(crate) struct KvGroup {
     pub(crate) v: Rows,
     /// Indices of its layers in the model.
     pub(crate) layers: Vec<usize>,
-    /// Pages of one layer, all slots.
+    /// Pages of one layer, those of all slots.
     pub(crate) pages: usize,
 }
 
@@ -125,7 +127,8 @@ impl Slots {
     pub(crate) fn of(limits: Limits) -> Slots {
         Slots {
             n: limits.sequences,
-            pages: (limits.context + limits.tree_nodes).div_ceil(PAGE),
+            pages: limits.most_pages(PAGE),
+            pool: Pool::of(limits, PAGE).pages,
         }
     }
 }
@@ -249,7 +252,7 @@ impl State {
                     let shape = (a.n_kv_heads, a.head_dim);
                     let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
                     let at = attention.iter().position(same).unwrap_or_else(|| {
-                        attention.push(KvGroup::new(a, kv, slots.n * slots.pages));
+                        attention.push(KvGroup::new(a, kv, slots.pool));
                         attention.len() - 1
                     });
                     attention[at].layers.push(i);
@@ -306,15 +309,16 @@ impl State {
             .expect("every layer of the model is in a group")
     }
 
-    /// Every page table and its first entries. Those of slots are replaced as sequences get pages; those of rings stay.
+    /// Every page table and its first entries. Those of slots name pages that are there and are replaced as sequences
+    /// get their own; those of rings stay.
     pub(crate) fn page_tables(&self) -> Vec<(u64, Vec<i32>)> {
-        let identity = |pages: usize| {
-            let n = i32::try_from(self.slots.n * pages).expect("pages are far below 2^31");
-            (0..n).collect()
+        let numbered = |pages: usize, of: usize| {
+            let place = |i: usize| i32::try_from(i % of).expect("pages are far below 2^31");
+            (0..self.slots.n * pages).map(place).collect()
         };
-        let mut all = vec![(self.page_table, identity(self.slots.pages))];
+        let mut all = vec![(self.page_table, numbered(self.slots.pages, self.slots.pool))];
         let rings = self.draft.iter().flat_map(|draft| &draft.rings);
-        all.extend(rings.map(|ring| (ring.page_table, identity(ring.pages))));
+        all.extend(rings.map(|ring| (ring.page_table, numbered(ring.pages, ring.rows.pages))));
         all
     }
 }
@@ -340,7 +344,17 @@ mod tests {
             context: 256,
             tree_nodes: 1,
             prefill_chunk: 64,
+            pool: None,
         };
-        assert_eq!(Slots::of(limits), Slots { n: 3, pages: 2 });
+        let slots = |pool| Slots {
+            n: 3,
+            pages: 2,
+            pool,
+        };
+        assert_eq!(Slots::of(limits), slots(6));
+        for (tokens, pages) in [(0, 2), (512, 2), (513, 3), (1 << 40, 6)] {
+            let pool = Some(tokens);
+            assert_eq!(Slots::of(Limits { pool, ..limits }), slots(pages));
+        }
     }
 }

@@ -65,6 +65,7 @@ fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
             context: 2048,
             tree_nodes: 24,
             prefill_chunk: 512,
+            pool: None,
         },
     }
 }

@@ -49,6 +49,7 @@ fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
             context: 1024,
             tree_nodes: 1,
             prefill_chunk: 1024,
+            pool: None,
         },
     };
     let mut runner: Box<dyn Runner> = backend.open(plan, &mut |_| {}).unwrap();

@@ -27,6 +27,7 @@ const FEW: Limits = Limits {
     context: 1000,
     tree_nodes: 24,
     prefill_chunk: 256,
+    pool: None,
 };
 
 fn specimen() -> Specimen {

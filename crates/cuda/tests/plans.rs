@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     context: 600,
     tree_nodes: 64,
     prefill_chunk: 192,
+    pool: None,
 };
 
 fn plan(layout: Layout, ty: QuantType, format: KvFormat) -> OpenPlan {

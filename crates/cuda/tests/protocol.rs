@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     context: 100,
     tree_nodes: 4,
     prefill_chunk: 64,
+    pool: None,
 };
 
 fn plan() -> OpenPlan {

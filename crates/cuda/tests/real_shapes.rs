@@ -118,6 +118,7 @@ fn two_real_layers_are_the_cpus() {
         context: 4096,
         tree_nodes: 64,
         prefill_chunk: 2048,
+        pool: None,
     };
     let mut ours = backend.open_inspected(plan(limits), &mut |_| {}).unwrap();
     let processor = CpuBackend::new(cpu::Options::default());
@@ -196,6 +197,7 @@ fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
         context: POSITION + 512,
         tree_nodes: 64,
         prefill_chunk: 256,
+        pool: None,
     };
     let mut ours = backend
         .open_inspected(plan(limits(SLOTS)), &mut |_| {})

@@ -4,9 +4,11 @@ use std::mem;
 use std::slice;
 use std::sync::Arc;
 
-use contract::{DeviceError, Place, Row, SeqId};
+use contract::{DeviceError, Place, Row, SeqId, TokenId};
 
+use crate::parking::is_dry;
 use crate::prefix::Restored;
+use crate::queue::Turn;
 use crate::running::{PromptEnd, Running};
 use crate::scheduler::{Attempt, Events};
 use crate::sequence::Bounds;
@@ -24,8 +26,9 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            let max_len = running.bounds.max_len(running.prompt.len());
-            let Some(seq) = self.open(max_len)? else {
+            let (prompt, max_len) = (running.prompt.len(), running.max_len());
+            let turn = running.turn;
+            let Some(seq) = self.open(turn, (prompt, max_len))? else {
                 return Ok(Attempt::Refused);
             };
             let running = &mut self.running[at];
@@ -50,7 +53,7 @@ impl Scheduler {
     /// Admits jobs in the order of the queue while there is room.
     pub(crate) fn admit_queued(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
         let mut attempt = Attempt::Nothing;
-        while let Some(job) = self.queue.first() {
+        while let (Some(job), Some(turn)) = (self.queue.first(), self.queue.first_turn()) {
             let bounds = Bounds::new(
                 &job.settings,
                 &self.config.eos,
@@ -58,29 +61,9 @@ impl Scheduler {
             );
             let max_len = bounds.max_len(job.prompt.len());
             let (prompt, session) = (Arc::clone(&job.prompt), job.settings.session.clone());
-            // A prompt whose logprobs are told is read whole: a saved state has no rows.
-            let whole = job.settings.prompt_logprobs.is_some() || !job.settings.use_saved;
-            let Some(mut seq) = self.open(max_len)? else {
+            let wanted = (turn, max_len, job.settings.may_be_resumed());
+            let Some((seq, cached)) = self.seat(&prompt, session.as_ref(), wanted)? else {
                 return Ok(Attempt::Refused);
-            };
-            let runner = &mut *self.runner;
-            let restored = match whole {
-                true => Restored::Nothing,
-                false => self
-                    .prefix
-                    .restore(runner, seq, &prompt, session.as_ref())?,
-            };
-            let cached = match restored {
-                Restored::At(position) => position,
-                Restored::Nothing => 0,
-                Restored::Broken => {
-                    self.runner.close(seq);
-                    let Some(fresh) = self.open(max_len)? else {
-                        return Ok(Attempt::Refused);
-                    };
-                    seq = fresh;
-                    0
-                }
             };
             let align = self.runner.info().prefill_align;
             let stops = self.prefix.stops(&prompt, cached, align);
@@ -101,11 +84,47 @@ impl Scheduler {
         Ok(attempt)
     }
 
-    /// A place on the device, or `None` where there is none now.
-    fn open(&mut self, max_len: usize) -> Result<Option<SeqId>, DeviceError> {
+    /// A place that holds as much of a prompt as a saved state does, if those may be used, and how much that is; `None`
+    /// where there is no place now.
+    pub(crate) fn seat(
+        &mut self,
+        prompt: &[TokenId],
+        session: Option<&Arc<str>>,
+        (turn, max_len, use_saved): (Turn, usize, bool),
+    ) -> Result<Option<(SeqId, usize)>, DeviceError> {
+        let sizes = (prompt.len(), max_len);
+        let Some(seq) = self.open(turn, sizes)? else {
+            return Ok(None);
+        };
+        if !use_saved {
+            return Ok(Some((seq, 0)));
+        }
+        let runner = &mut *self.runner;
+        match self.prefix.restore(runner, seq, prompt, session)? {
+            Restored::At(position) => Ok(Some((seq, position))),
+            Restored::Nothing => Ok(Some((seq, 0))),
+            Restored::Broken => {
+                self.runner.close(seq);
+                let fresh = self.open(turn, sizes)?;
+                Ok(fresh.map(|seq| (seq, 0)))
+            }
+        }
+    }
+
+    /// A place on the device for what has this turn and holds `len` tokens soon and `max_len` at most, or `None` where
+    /// there is none now or the pool has no room.
+    pub(crate) fn open(
+        &mut self,
+        turn: Turn,
+        (len, max_len): (usize, usize),
+    ) -> Result<Option<SeqId>, DeviceError> {
         let room = self.runner.room();
         let busy = self.open_sequences() >= self.config.max_sequences.max(1);
-        if busy || room.sequences == 0 || room.tokens < max_len {
+        if busy || room.sequences == 0 || self.first_parked().is_some_and(|first| first < turn) {
+            return Ok(None);
+        }
+        if !self.has_room(len, max_len) {
+            self.stats.pool_waits = true;
             return Ok(None);
         }
         match self.runner.open(max_len) {
@@ -144,7 +163,11 @@ impl Scheduler {
             Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
             Err(error @ DeviceError::NoRoom { .. }) => {
                 self.refused(&error);
-                return Ok(Attempt::Refused);
+                let parked = is_dry(&error) && self.park(out)?;
+                return Ok(match parked {
+                    true => Attempt::Moved,
+                    false => Attempt::Refused,
+                });
             }
             Err(error) => {
                 self.fail(at, &error, out)?;

@@ -1,5 +1,6 @@
 //! Letting go of what nobody wants any more: between steps, so between chunks and between rounds.
 
+use crate::running::Parked;
 use crate::{ChoiceStats, Event, FinishReason, JobId, Scheduler};
 
 impl Scheduler {
@@ -9,7 +10,9 @@ impl Scheduler {
             entry.open.clone()
         } else if let Some(running) = self.running.iter().find(|running| running.id == id) {
             let spoken = running.sequences.iter().map(|sequence| sequence.choice);
-            spoken.chain(running.unbegun.iter().copied()).collect()
+            let parked = running.parked.iter().filter_map(Parked::choice);
+            let begun = spoken.chain(parked);
+            begun.chain(running.unbegun.iter().copied()).collect()
         } else {
             return;
         };
@@ -38,26 +41,41 @@ impl Scheduler {
             let running = &mut self.running[at];
             let spoken = running.sequences.iter().position(|s| s.choice == choice);
             let waiting = running.unbegun.iter().position(|open| *open == choice);
-            let stats = match (spoken, waiting) {
-                (Some(i), _) => {
+            let mut parked = running.parked.iter();
+            let parked = parked.position(|parked| parked.choice() == Some(choice));
+            let stats = match (spoken, parked, waiting) {
+                (None, Some(i), _) => {
+                    let parked = running.parked.remove(i);
+                    self.stats.cancelled.decode += 1;
+                    if let Some(state) = parked.state() {
+                        self.runner.free_snapshot(state);
+                    }
+                    match parked {
+                        Parked::Speaking(sequence, _) => sequence.stats,
+                        Parked::Reading(..) => running.blank_stats(),
+                    }
+                }
+                (Some(i), ..) => {
                     let sequence = running.sequences.remove(i);
                     self.runner.close(sequence.seq);
                     self.stats.cancelled.decode += 1;
                     sequence.stats
                 }
-                (None, Some(i)) => {
+                (None, None, Some(i)) => {
                     running.unbegun.remove(i);
-                    if running.prefill.is_none() {
+                    if !running.is_reading() {
                         self.stats.cancelled.decode += 1;
                     } else if running.unbegun.is_empty() {
                         self.stats.cancelled.prefill += 1;
                         running.prefill.take().into_iter().for_each(|prefill| {
                             self.runner.close(prefill.seq);
                         });
+                        let states = running.parked.drain(..).filter_map(|p| p.state());
+                        states.for_each(|state| self.runner.free_snapshot(state));
                     }
                     running.blank_stats()
                 }
-                (None, None) => return,
+                (None, None, None) => return,
             };
             self.retire();
             stats

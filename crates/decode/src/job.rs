@@ -71,6 +71,11 @@ pub struct Settings {
 impl Settings {
     /// The most alternatives a logprob may come with.
     pub const MAX_LOGPROBS: usize = 20;
+
+    /// Whether its prompt may begin with a saved state. One whose logprobs are told is read whole: a state has no rows.
+    pub(crate) fn may_be_resumed(&self) -> bool {
+        self.use_saved && self.prompt_logprobs.is_none()
+    }
 }
 
 impl Default for Settings {

@@ -20,6 +20,7 @@ pub mod event;
 pub mod grow;
 mod habit;
 pub mod job;
+mod parking;
 mod prefill;
 pub mod prefix;
 mod queue;

@@ -60,6 +60,11 @@ impl Queue {
         Some(&entry.job)
     }
 
+    /// The turn of the next in line.
+    pub(crate) fn first_turn(&self) -> Option<Turn> {
+        self.next()
+    }
+
     /// Takes the next in line out.
     pub(crate) fn pop(&mut self) -> Option<(Turn, Entry)> {
         let turn = self.next()?;

@@ -34,6 +34,34 @@ pub(crate) struct Running {
     pub(crate) unbegun: VecDeque<usize>,
     /// Choices being spoken. The scheduler closes their places on the device.
     pub(crate) sequences: Vec<Sequence>,
+    /// What gave its place up to others and waits for one. The scheduler frees its states.
+    pub(crate) parked: Vec<Parked>,
+}
+
+/// What was under way at a place that was given up. The name of the place is no longer good.
+pub(crate) enum Parked {
+    /// A prompt half read, and the device's state where it stopped; without one it is read from its beginning again.
+    Reading(Prefill, Option<SnapshotId>),
+    /// A choice in the middle of its text, and the device's state there.
+    Speaking(Box<Sequence>, SnapshotId),
+}
+
+impl Parked {
+    /// The choice that was being said, if one was.
+    pub(crate) fn choice(&self) -> Option<usize> {
+        match self {
+            Parked::Reading(..) => None,
+            Parked::Speaking(sequence, _) => Some(sequence.choice),
+        }
+    }
+
+    /// The state it goes on from, if one was saved.
+    pub(crate) fn state(&self) -> Option<SnapshotId> {
+        match self {
+            Parked::Reading(_, state) => *state,
+            Parked::Speaking(_, state) => Some(*state),
+        }
+    }
 }
 
 /// Where every choice begins.
@@ -73,6 +101,7 @@ impl Running {
             prompt_end: None,
             unbegun: entry.open.into(),
             sequences: Vec::new(),
+            parked: Vec::new(),
         }
     }
 
@@ -127,8 +156,22 @@ impl Running {
         reading.chain(self.sequences.iter().map(|sequence| sequence.seq))
     }
 
+    /// Whether its prompt is being read, or will be read on.
+    pub(crate) fn is_reading(&self) -> bool {
+        let parked = self.parked.iter().any(|parked| parked.choice().is_none());
+        self.prefill.is_some() || parked
+    }
+
+    /// The most tokens that a place of it must hold.
+    pub(crate) fn max_len(&self) -> usize {
+        self.bounds.max_len(self.prompt.len())
+    }
+
     /// Whether nothing of it is left to do.
     pub(crate) fn is_done(&self) -> bool {
-        self.prefill.is_none() && self.unbegun.is_empty() && self.sequences.is_empty()
+        !self.is_reading()
+            && self.unbegun.is_empty()
+            && self.sequences.is_empty()
+            && self.parked.is_empty()
     }
 }

@@ -8,11 +8,12 @@ use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
 
 use crate::error::lost_again;
 use crate::job::admit;
+use crate::parking::is_dry;
 use crate::prefill::chunk_size;
 use crate::prefix::{PrefixCache, PrefixConfig, Store};
 use crate::queue::Queue;
 use crate::round::{Verdict, round};
-use crate::running::{Model, Running};
+use crate::running::{Model, Parked, Running};
 use crate::sequence::Sequence;
 use crate::tree_build::{Drafted, Roots, Speculation, TreeSource};
 use crate::{Clock, Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
@@ -24,6 +25,10 @@ pub struct SchedulerConfig {
     pub max_sequences: usize,
     /// Jobs that may wait; one more is refused.
     pub queue_limit: usize,
+    /// Tokens that each text is thought to grow by: a job is let in where the pool has room for its prompt and so many
+    /// tokens more, beside as many for each text that is being said; fewer where its `max_tokens` are. A pool that
+    /// runs dry all the same costs time, never a token.
+    pub reserve: usize,
     /// Prompt tokens read per call; the runner's own limit and alignment apply too.
     pub prefill_chunk: usize,
     /// The model's own ending tokens.
@@ -43,6 +48,7 @@ impl Default for SchedulerConfig {
         SchedulerConfig {
             max_sequences: 8,
             queue_limit: 64,
+            reserve: 1024,
             prefill_chunk: 512,
             eos: Vec::new(),
             top_limit: 256,
@@ -232,12 +238,16 @@ impl Scheduler {
 
     /// What it is doing and has done.
     pub fn stats(&self) -> Stats {
+        let room = self.runner.room();
         Stats {
             queued: self.queue.len(),
             running: self.running.len(),
             sequences: self.open_sequences(),
             prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
-            free_tokens: self.runner.room().tokens,
+            pool_tokens: self.runner.info().pool.tokens(),
+            free_tokens: room.tokens,
+            kept_tokens: room.kept,
+            parked: self.running.iter().map(|r| r.parked.len()).sum(),
             prefix: self.prefix.stats(&*self.runner),
             ..self.stats
         }
@@ -250,9 +260,14 @@ impl Scheduler {
 
     fn work(&mut self, out: &mut Events) -> Result<(), DeviceError> {
         self.refusal = None;
+        self.stats.pool_waits = false;
         self.prepare()?;
-        let mut refused = self.begin_choices(out)? == Attempt::Refused;
-        refused |= self.admit_queued(out)? == Attempt::Refused;
+        // Whoever was in goes on before anyone begins.
+        let mut refused = self.resume(out)? == Attempt::Refused;
+        refused |= self.begin_choices(out)? == Attempt::Refused;
+        if !self.stats.pool_waits {
+            refused |= self.admit_queued(out)? == Attempt::Refused;
+        }
         let order = match self.last {
             Work::Speak => [Work::Read, Work::Speak],
             Work::Read => [Work::Speak, Work::Read],
@@ -351,13 +366,17 @@ impl Scheduler {
         self.stats.times.add(outcome.times);
         let mut went = 0;
         let mut attempt = Attempt::Refused;
+        let mut dry = false;
         for ((id, choice), verdict) in whose.into_iter().zip(outcome.verdicts) {
             // A choice that failed earlier in this loop took its whole job with it.
             let Some(at) = self.running.iter().position(|running| running.id == id) else {
                 continue;
             };
             match verdict {
-                Verdict::Waits(error) => self.refused(&error),
+                Verdict::Waits(error) => {
+                    dry |= is_dry(&error);
+                    self.refused(&error);
+                }
                 Verdict::Fails(error) => {
                     attempt = Attempt::Moved;
                     self.fail(at, &error, out)?;
@@ -372,6 +391,9 @@ impl Scheduler {
         self.stats.batched += went as u64;
         self.stats.largest_batch = self.stats.largest_batch.max(went);
         self.retire();
+        if dry && self.park(out)? {
+            attempt = Attempt::Moved;
+        }
         Ok(attempt)
     }
 
@@ -441,13 +463,15 @@ impl Scheduler {
         Ok(())
     }
 
-    fn remove_failed(&mut self, at: usize, error: Failure, out: &mut Events) {
+    pub(crate) fn remove_failed(&mut self, at: usize, error: Failure, out: &mut Events) {
         let running = self.running.remove(at);
         tracing::warn!(job = running.id.0, %error, "job failed");
         running.places().for_each(|seq| self.runner.close(seq));
-        if let Some(end) = &running.prompt_end {
-            self.runner.free_snapshot(end.snapshot);
-        }
+        let states = running.parked.iter().filter_map(Parked::state);
+        let ends = running.prompt_end.iter().map(|end| end.snapshot);
+        states
+            .chain(ends)
+            .for_each(|snapshot| self.runner.free_snapshot(snapshot));
         self.stats.failed += 1;
         out.push((running.id, Event::Failed { error }));
     }
@@ -483,6 +507,7 @@ impl Scheduler {
         if !self.prefix.is_empty() {
             // How much saved states hold is the runner's business.
             room.snapshot_bytes = self.empty.snapshot_bytes;
+            room.kept = self.empty.kept;
         }
         if room != self.empty {
             self.stats.leaks += 1;

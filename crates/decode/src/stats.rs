@@ -54,8 +54,20 @@ pub struct Stats {
     pub sequences: usize,
     /// Of these, sequences still reading their prompt.
     pub prefilling: usize,
-    /// Context tokens the device can still give out.
+    /// Context tokens that sequences share.
+    pub pool_tokens: usize,
+    /// Of these, tokens that no sequence holds.
     pub free_tokens: usize,
+    /// Of these, tokens of saved states, which give way when a sequence needs their place.
+    pub kept_tokens: usize,
+    /// Prompts and choices that gave their place up to others now, and wait for one.
+    pub parked: usize,
+    /// Whether what is next waits for others to leave the pool, and not for a place.
+    pub pool_waits: bool,
+    /// Times a prompt or a choice gave its place up because another could not grow.
+    pub parkings: u64,
+    /// Times one went on after that.
+    pub resumed: u64,
     /// Jobs taken in all.
     pub submitted: u64,
     /// Choices that ended by themselves (not cancelled, not failed).

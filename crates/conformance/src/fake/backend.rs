@@ -1,6 +1,8 @@
 //! The fake as a device: what the suite is tried on.
 
-use contract::{Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner};
+use contract::{
+    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Pool, Runner,
+};
 
 use super::{FakeRunner, FakeSpec};
 
@@ -28,7 +30,7 @@ impl Backend for FakeBackend {
         let mut spec = self.spec.clone();
         spec.language.vocab = plan.target.vocab;
         spec.limits = plan.limits;
-        spec.pool_tokens = plan.limits.sequences * plan.limits.context;
+        spec.pool_tokens = Pool::of(plan.limits, spec.page).tokens();
         let mut runner = FakeRunner::new(spec);
         runner.info.kv = plan.kv;
         progress(LoadProgress {

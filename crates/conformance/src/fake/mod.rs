@@ -14,8 +14,8 @@ use contract::protocol::{Protocol, Timeline, misuse};
 use contract::snapshot::{self, Header, Owner, SectionKind};
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
-    ModelHash, NodeIdx, Place, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
-    TokenId, Tree, VerifyItem,
+    ModelHash, NodeIdx, PAGES, Place, Pool, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, TokenId, Tree, VerifyItem,
 };
 
 pub use backend::FakeBackend;
@@ -29,8 +29,10 @@ pub struct FakeSpec {
     pub language: Language,
     /// Its limits.
     pub limits: Limits,
-    /// Context tokens it can give out in all.
+    /// Tokens that its sequences can hold together.
     pub pool_tokens: usize,
+    /// Positions of a page.
+    pub page: usize,
     /// What it tells as its prefill alignment.
     pub prefill_align: usize,
     /// Its draft, if it has one.
@@ -63,8 +65,10 @@ impl Default for FakeSpec {
                 context: 4096,
                 tree_nodes: Tree::MAX_NODES,
                 prefill_chunk: 512,
+                pool: None,
             },
-            pool_tokens: 8 * 4096,
+            pool_tokens: 8 * (4096 + Tree::MAX_NODES),
+            page: 1,
             prefill_align: 64,
             draft: None,
             flaw: None,
@@ -82,7 +86,6 @@ type Hook = Box<dyn FnMut(Call) + Send>;
 pub struct FakeRunner {
     language: Language,
     info: RunnerInfo,
-    pool_tokens: usize,
     draft_right: f64,
     flaw: Option<Flaw>,
     sequences: BTreeMap<SeqId, Sequence>,
@@ -103,6 +106,8 @@ struct Committed {
 struct Sequence {
     committed: Committed,
     max_len: usize,
+    /// Pages of the pool that it has taken.
+    pages: usize,
     pending: Option<Tree>,
 }
 
@@ -140,6 +145,10 @@ impl FakeRunner {
                 device: backend::device_info(),
                 vocab: spec.language.vocab,
                 limits: spec.limits,
+                pool: Pool {
+                    pages: spec.pool_tokens / spec.page,
+                    page: spec.page,
+                },
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
@@ -148,7 +157,6 @@ impl FakeRunner {
                 memory: MemoryPlan::default(),
             },
             language: spec.language,
-            pool_tokens: spec.pool_tokens,
             draft_right: spec.draft.map_or(0.0, |draft| draft.right),
             flaw: spec.flaw,
             sequences: BTreeMap::new(),
@@ -241,8 +249,22 @@ impl FakeRunner {
         row
     }
 
-    fn lent_tokens(&self) -> usize {
-        self.sequences.values().map(|s| s.max_len).sum()
+    /// Pages that sequences hold.
+    fn held(&self) -> usize {
+        self.sequences.values().map(|s| s.pages).sum()
+    }
+
+    /// Sees to it that a sequence has pages for its first `n` rows.
+    fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
+        let pool = self.info.pool;
+        let free = pool.pages.saturating_sub(self.held());
+        let sequence = self.sequence(seq)?;
+        let more = n.div_ceil(pool.page).saturating_sub(sequence.pages);
+        if more > free {
+            return Err(no_room(PAGES, more, free));
+        }
+        sequence.pages += more;
+        Ok(())
     }
 }
 
@@ -252,28 +274,14 @@ impl Runner for FakeRunner {
     }
 
     fn room(&self) -> Room {
-        let open = self.sequences.len();
-        Room {
-            sequences: self.info.limits.sequences.saturating_sub(open),
-            tokens: self.pool_tokens.saturating_sub(self.lent_tokens()),
-            snapshot_bytes: self
-                .snapshots
-                .values()
-                .map(|(_, saved)| (saved.history.len() * TOKEN_BYTES) as u64)
-                .sum(),
-        }
+        let saved = self.snapshots.values();
+        let bytes = saved.map(|(_, saved)| (saved.history.len() * TOKEN_BYTES) as u64);
+        self.protocol().room((self.held(), 0), bytes.sum())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.enter(Call::Open, &[])?;
-        let room = self.room();
-        if room.sequences == 0 {
-            return Err(no_room("sequences", 1, 0));
-        }
-        let free = room.tokens.min(self.info.limits.context);
-        if max_len > free {
-            return Err(no_room("context tokens", max_len, free));
-        }
+        self.protocol().open(max_len)?;
         let id = SeqId(self.new_id());
         let trace = if self.has(Flaw::SlotDirty) {
             self.residue
@@ -287,6 +295,7 @@ impl Runner for FakeRunner {
         let sequence = Sequence {
             committed,
             max_len,
+            pages: 0,
             pending: None,
         };
         self.sequences.insert(id, sequence);
@@ -321,8 +330,9 @@ impl Runner for FakeRunner {
             }
             return Err(error);
         }
+        let position = self.sequence(seq)?.committed.history.len();
+        self.give_pages(seq, position + tokens.len())?;
         let sequence = self.sequence(seq)?;
-        let position = sequence.committed.history.len();
         let mut before = sequence.committed.trace;
         sequence.committed.push(tokens);
         if shows {
@@ -384,6 +394,10 @@ impl Runner for FakeRunner {
         self.enter(Call::Verify, &seqs)?;
         if !self.has(Flaw::MisuseTaken) {
             self.protocol().verify(items)?;
+        }
+        for item in items {
+            let position = self.sequence(item.seq)?.committed.history.len();
+            self.give_pages(item.seq, position + item.tree.len())?;
         }
         let bleed = self.has(Flaw::NeighboursShow) && items.len() > 1;
         let mut answers = Vec::with_capacity(items.len());
@@ -474,8 +488,14 @@ impl Runner for FakeRunner {
             saved = self.replayed(&saved.history[..saved.history.len().saturating_sub(1)]);
         }
         self.protocol().restore(seq, saved.history.len())?;
-        self.sequence(seq)?.committed = saved;
-        Ok(())
+        let position = saved.history.len();
+        self.sequence(seq)?.pages = 0;
+        let given = self.give_pages(seq, position);
+        self.sequence(seq)?.committed = match given {
+            Ok(()) => saved,
+            Err(_) => self.replayed(&[]),
+        };
+        given
     }
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {

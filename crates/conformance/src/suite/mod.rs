@@ -43,6 +43,7 @@ pub const LIMITS: Limits = Limits {
     context: 224,
     tree_nodes: 24,
     prefill_chunk: 128,
+    pool: None,
 };
 
 impl Subject<'_> {

@@ -279,7 +279,10 @@ fn when_all_is_let_go_every_place_is_free() {
     while !world.kept.is_empty() {
         world.free(0);
     }
-    assert_eq!((world.pages.free.len(), world.pages.kept()), (8, 0));
+    assert_eq!(
+        (world.pages.free.len(), world.pages.count()),
+        (8, Count::default())
+    );
     assert!(world.pages.pages.iter().all(Option::is_none));
 }
 
@@ -291,7 +294,7 @@ fn states_of_one_conversation_hold_its_pages_once() {
         world.write(0, PAGE);
         world.snapshot(0);
     }
-    assert_eq!(world.pages.kept(), world.live[&0].pages.len());
+    assert_eq!(world.pages.count().kept, world.live[&0].pages.len());
     assert_eq!(world.card.saved, 0);
 }
 

@@ -332,6 +332,7 @@ mod tests {
             context: 1024,
             tree_nodes: 10,
             prefill_chunk: 100,
+            pool: None,
         };
         let steps: Vec<Key> = keys(limits, None)
             .into_iter()

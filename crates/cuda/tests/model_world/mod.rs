@@ -26,6 +26,7 @@ pub const LIMITS: Limits = Limits {
     context: 600,
     tree_nodes: 64,
     prefill_chunk: 192,
+    pool: None,
 };
 /// Fewer buckets, so fewer kernels to compile where there are many models.
 pub const SMALL: Limits = Limits {

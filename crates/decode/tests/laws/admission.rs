@@ -1,7 +1,7 @@
 //! Who gets in, when, and what those who do not are told.
 
 use conformance::fake::{Call, FakeSpec};
-use contract::TokenId;
+use contract::{PAGES, TokenId};
 use decode::{Event, Failure, Job, JobId, Progress, Reject, Sampling, SchedulerConfig, Settings};
 
 use crate::world::{ENDLESS, World, alone, config, greedy, job, prompt, sampled, spec};
@@ -133,9 +133,9 @@ fn jobs_start_in_order_of_arrival_and_higher_priority_goes_first() {
 
 #[test]
 fn a_large_job_is_not_overtaken_by_small_ones_for_ever() {
-    // Room for one large job, or for two small ones.
+    // Room for one large job and its trees, or for two small ones.
     let tight = FakeSpec {
-        pool_tokens: 96,
+        pool_tokens: 96 + 24,
         ..spec(ENDLESS)
     };
     let mut world = World::new(tight, config());
@@ -151,6 +151,7 @@ fn a_large_job_is_not_overtaken_by_small_ones_for_ever() {
 
 #[test]
 fn a_job_larger_than_the_device_fails_alone_with_the_numbers() {
+    // Less than a context, which no device is opened with.
     let tight = FakeSpec {
         pool_tokens: 40,
         ..spec(ENDLESS)
@@ -160,10 +161,11 @@ fn a_job_larger_than_the_device_fails_alone_with_the_numbers() {
     world.submit(job(1, prompt(10, 0), greedy(5)));
     world.finish();
     let expected = Failure::NoRoom {
-        what: "context tokens",
-        wanted: 60,
-        free: 40,
+        what: PAGES,
+        wanted: 1,
+        free: 0,
     };
+    assert_eq!(world.said()[&(0, 0)].tokens.len(), 11);
     assert_eq!(world.failure(0), Some(expected));
     assert_eq!(world.said()[&(1, 0)].tokens.len(), 5);
 }

@@ -8,6 +8,7 @@ mod chance;
 mod faults;
 mod forcing;
 mod grammar;
+mod pool;
 mod prefix;
 mod tokens;
 mod world;

@@ -1,7 +1,6 @@
 //! Saved states: a prompt that begins like an earlier one says what it would have said without them, whatever
 //! is saved, given up, lost or brought back from elsewhere.
 
-use std::io::Cursor;
 use std::sync::{Arc, Mutex};
 
 use conformance::fake::{Call, FakeSpec, Fault, FaultKind, Language, When};
@@ -22,7 +21,7 @@ fn long_spec() -> FakeSpec {
             context: 512,
             ..short.limits
         },
-        pool_tokens: 8 * 512,
+        pool_tokens: 8 * (512 + 24),
         ..short
     }
 }
@@ -295,7 +294,7 @@ impl Store for ShelfStore {
         let (tokens, bytes) = kept.max_by_key(|(tokens, _)| tokens.len())?;
         Some(Found {
             position: tokens.len(),
-            source: Box::new(Cursor::new(bytes.clone())),
+            source: Box::new(bytes.clone()),
         })
     }
 

@@ -1,7 +1,7 @@
 //! Nothing but prompt, settings and seed decides a text.
 
 use conformance::fake::{Call, FakeDraft, FakeSpec};
-use contract::{Ask, Edits, TokenCount, TokenId};
+use contract::{Ask, Edits, Pool, TokenCount, TokenId};
 use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings, Speculation};
 use proptest::prelude::*;
 
@@ -160,15 +160,17 @@ proptest! {
         trees in any_trees(),
         max_sequences in 1..6_usize,
         prefill_chunk in 1..40_usize,
-        pool_contexts in 1..5_usize,
+        (pool_contexts, page, reserve) in (8..48_usize, 1..20_usize, 0..40_usize),
         arrivals in prop::collection::vec(0..12_usize, 4),
         cancelled in prop::collection::vec((0..4_u64, prop::option::of(0..3_usize), 0..30_usize), 0..3),
     ) {
         let mut spec = spec(LANGUAGE);
-        spec.pool_tokens = pool_contexts * spec.limits.context;
+        // From hardly more than one sequence to six times that, in eighths.
+        spec.limits.pool = Some(spec.limits.context * pool_contexts / 8);
+        (spec.page, spec.pool_tokens) = (page, Pool::of(spec.limits, page).tokens());
         let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
         let jobs = &jobs[..n_jobs];
-        let config = SchedulerConfig { max_sequences, prefill_chunk, ..config() };
+        let config = SchedulerConfig { max_sequences, prefill_chunk, reserve, ..config() };
         let mut world = world(&spec, config, &trees);
         for turn in 0..30 {
             for (job, _) in jobs.iter().zip(&arrivals).filter(|(_, at)| **at == turn) {

@@ -39,8 +39,9 @@ pub(crate) fn spec(language: Language) -> FakeSpec {
             context: 96,
             tree_nodes: 24,
             prefill_chunk: 32,
+            pool: None,
         },
-        pool_tokens: 8 * 96,
+        pool_tokens: 8 * (96 + 24),
         prefill_align: 4,
         ..FakeSpec::default()
     }
@@ -210,7 +211,7 @@ impl World {
 pub(crate) fn alone(spec: &FakeSpec, job: &Job) -> Vec<Said> {
     let mut spec = spec.clone();
     spec.limits.prefill_chunk = spec.limits.context;
-    spec.pool_tokens = spec.limits.context;
+    (spec.pool_tokens, spec.page) = (spec.limits.context + spec.limits.tree_nodes, 1);
     spec.draft = None;
     let one_at_a_time = SchedulerConfig {
         max_sequences: 1,

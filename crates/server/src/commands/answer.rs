@@ -214,6 +214,7 @@ pub(super) mod tests {
                 context: 256,
                 tree_nodes: 1,
                 prefill_chunk: 64,
+                pool: None,
             },
         };
         let cpu = cpu::CpuBackend::new(cpu::Options {

@@ -309,6 +309,7 @@ pub(super) fn fit_beside(
             context,
             tree_nodes: wish.tree_nodes,
             prefill_chunk,
+            pool: None,
         },
     };
     let free = device.free_bytes;

@@ -48,6 +48,7 @@ const LIMITS: Limits = Limits {
     context: 32_768,
     tree_nodes: 64,
     prefill_chunk: 2048,
+    pool: None,
 };
 
 pub(super) fn kernels(args: &KernelsArgs) -> anyhow::Result<()> {

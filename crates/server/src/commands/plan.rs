@@ -86,6 +86,7 @@ pub(super) fn table(
             context,
             tree_nodes: drafting.tree_nodes(),
             prefill_chunk: fit::chunk(&args.device, device.id != "cpu"),
+            pool: None,
         },
     };
     let mut lines = Vec::new();
@@ -204,6 +205,7 @@ mod tests {
                 context,
                 tree_nodes: 23,
                 prefill_chunk: 2048,
+                pool: None,
             },
         };
         let memory = cuda::CudaBackend::new(card).estimate(&plan).unwrap();

@@ -262,6 +262,7 @@ fn scripted(
         context: args.device.max_ctx.unwrap_or(SCRIPT_CONTEXT),
         tree_nodes: drafting.tree_nodes(),
         prefill_chunk: SCRIPT_CHUNK,
+        pool: None,
     };
     let tokenizer = Arc::clone(&model.tokenizer);
     let runner = ScriptedRunner::new(script, tokenizer, &loaded.spec, limits);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use chat::Tokenizer;
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DeviceInfo, DraftItem, KvFormat, KvFormats, Limits,
-    MemoryPlan, ModelSpec, Place as SnapshotPlace, Room, Row, Runner, RunnerInfo, SeqId,
+    MemoryPlan, ModelSpec, Place as SnapshotPlace, Pool, Room, Row, Runner, RunnerInfo, SeqId,
     SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
 };
 
@@ -72,6 +72,7 @@ impl ScriptedRunner {
             },
             vocab: spec.vocab,
             limits,
+            pool: Pool::of(limits, 1),
             kv: KvFormats {
                 k: KvFormat::F16,
                 v: KvFormat::F16,
@@ -138,11 +139,13 @@ impl Runner for ScriptedRunner {
     }
 
     fn room(&self) -> Room {
+        // A script has room for all of its sequences at full length.
         let lent: usize = self.sequences.values().map(|s| s.max_len).sum();
         let limits = self.info.limits;
         Room {
             sequences: limits.sequences.saturating_sub(self.sequences.len()),
-            tokens: (limits.sequences * limits.context).saturating_sub(lent),
+            tokens: self.info.pool.tokens().saturating_sub(lent),
+            kept: 0,
             snapshot_bytes: self.snapshots.values().map(State::bytes).sum(),
         }
     }

@@ -51,6 +51,7 @@ fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
             context: 1024,
             tree_nodes: 1,
             prefill_chunk: 512,
+            pool: None,
         },
     }
 }

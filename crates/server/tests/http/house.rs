@@ -147,6 +147,7 @@ impl Default for Plan {
                 context: 512,
                 tree_nodes: 8,
                 prefill_chunk: 64,
+                pool: None,
             },
             prefix: PrefixConfig::default(),
             step: Duration::ZERO,

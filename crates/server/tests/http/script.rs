@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use conformance::fake::{Call, FakeRunner, FakeSpec, Handle, Language, answer};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Room, Row, Runner,
+    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Pool, Room, Row, Runner,
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem,
 };
 
@@ -96,7 +96,7 @@ impl ScriptRunner {
                 salt: 7,
             },
             limits,
-            pool_tokens: limits.sequences * limits.context,
+            pool_tokens: Pool::of(limits, 1).tokens(),
             ..FakeSpec::default()
         };
         let inner = FakeRunner::new(spec).with_hook(move |call| {

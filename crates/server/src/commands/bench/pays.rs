@@ -139,6 +139,7 @@ fn told() -> (RunnerInfo, Vec<Told>) {
             context: longest + TOKENS,
             tree_nodes: BUDGET + 1,
             prefill_chunk: 512,
+            pool: None,
         },
     };
     let backend = CpuBackend::new(cpu::Options::default());
@@ -260,7 +261,8 @@ impl Runner for Again {
         let used = self.open.as_ref().map_or(0, |open| open.max_len);
         Room {
             sequences: usize::from(self.open.is_none()),
-            tokens: self.info.limits.context - used,
+            tokens: self.info.pool.tokens() - used,
+            kept: 0,
             snapshot_bytes: 0,
         }
     }
