@@ -16,8 +16,12 @@
 //                   first piece: headers at 1024 + r * 16: f16 d * 2^22, f16 dmin, three u32. With 6-bit scales c and minimums m
 //                   of the eight runs of 32 in the unit: byte i of word 0 is 4 c(i) + m(4 + i) % 4, of word 1
 //                   4 m(i) + m(4 + i) / 4 % 4, of word 2 4 c(4 + i) + m(4 + i) / 16;   value = d * c * code - dmin * m
-// Q5K   1536 + 1280 bytes  low 4 bits as Q4K; fifth bit at bit 6 + 4 b + 8 s + 16 h + j of the u32 at 1024 + lane * 8 + k/64 * 4
-//                   headers as Q4K, at 1280 + r * 16
+// Q5K   1536 + 1280 bytes  five words for each 64 values, 0 to 3 as those of Q4K and 4 the u32 at 1024 + lane * 8 + k/64 * 4, with
+//                   5 bits at bit 1 + 16 h, 6 + 16 h and 11 + 16 h of each, and what is left, bit 16 h. Codes of s = 0: word j, bit
+//                   1 + 5 b. Of s = 1, for j = 0 to 3: b = 0 word 1 bit 11, 2 bit 11, 0 bit 11, 4 bit 1; b = 1 word 4 bit 11, 3 bit 11, then
+//                   bit i of the code in what is left of word i, the halves h exchanged, and word 4 bit 6
+//                   (for s = 1 words are turned right by 10, 9, 8, 7 and 6)
+//                   headers as Q4K, at 1280 + r * 16, with d * 2^23
 // Q6K   1696 + 1664 bytes  low 4 bits as Q4K but at bit 1 + ..; top 2 bits at bit 5 + 4 b + 16 h + 8 * (j % 2) + 2 * (j / 2) of the u32 at
 //                   1024 + lane * 16 + k/64 * 8 + s * 4; scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
 //                   first piece: f16 d * 2^23 at 1664 + r * 2;   value = d * c * (code - 32)

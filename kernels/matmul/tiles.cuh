@@ -40,7 +40,7 @@ struct Tile {
     uint4 header[2];             // of rows g and g + 8
     u32 scale[4][2], min[4][2];  // [quarter][row], pairs (b = 0, b = 1)
     uint4 codes;
-    u32 fifth;
+    u32 more;  // Q5K: the fifth word
     int first, quarter;  // known when compiled
 
     template <int P>
@@ -54,7 +54,7 @@ struct Tile {
     __device__ __forceinline__ void fetch(const u8* at, int q) {
         const int lane = threadIdx.x % 32;
         codes = load16(at + q * 512 + lane * 16);
-        if (FIVE) fifth = *(const u32*)(at + 1024 + lane * 8 + q * 4);
+        if (FIVE) more = *(const u32*)(at + 1024 + lane * 8 + q * 4);
     }
     template <int P>
     __device__ __forceinline__ void begin() {
@@ -68,7 +68,7 @@ struct Tile {
             const uint4 h = header[i];
             const u32 later_mins = (h.y << 2 & 0x0c0c0c0cu) | (h.z << 4 & 0x30303030u) | (h.w << 6 & 0xc0c0c0c0u);
             const u32 c = prmt((later ? h.w : h.y) & 0xfcfcfcfcu, 0x5cu, pick), m = prmt(later ? later_mins : h.z & 0xfcfcfcfcu, 0x5cu, pick);
-            const u32 d = f16x2_mul(twice(h.x, 0), 0x2c003c00u);  // 1, 1/16
+            const u32 d = f16x2_mul(twice(h.x, 0), FIVE ? 0x28003c00u : 0x2c003c00u);  // 1, 1/32 or 1/16
             const u32 own_scale = f16x2_fma(c, d, f16x2_mul(d, 0xdc00dc00u));
             const u32 own_min = f16x2_fma(m, twice(h.x, 1), f16x2_mul(twice(h.x, 1), 0xdc00dc00u));
 #pragma unroll
@@ -80,17 +80,32 @@ struct Tile {
     }
     __device__ __forceinline__ void ready(int q) { quarter = first + q; }
     __device__ __forceinline__ void turn() {
-        turn_words(codes);
-        if (FIVE) fifth = turned(fifth, 8);
+        if (FIVE)
+            codes = make_uint4(turned(codes.x, 10), turned(codes.y, 9), turned(codes.z, 8), turned(codes.w, 7));
+        else
+            turn_words(codes);
     }
     template <int B>
-    __device__ __forceinline__ void step(int, u32 (&a)[4]) const {
+    __device__ __forceinline__ void step(int s, u32 (&a)[4]) const {
+        if (FIVE && s) return step_of_five<B>(a);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u32 code = word(codes, j) & (B ? 0x03c003c0u : 0x003c003cu);
-            if (FIVE) code |= turned(fifth, j) & (B ? 0x04000400u : 0x00400040u);
+            const u32 code = word(codes, j) & (FIVE ? B ? 0x07c007c0u : 0x003e003eu : B ? 0x03c003c0u : 0x003c003cu);
             a[j] = f16x2_fms(code, twice(scale[quarter][j % 2], B), twice(min[quarter][j % 2], B));
         }
+    }
+    // Q5K, s = 1: what is left of four words, all of the fifth, and one code from the last bits of all. Two codes of each run do
+    // not lie where its others do, and have scales of their own.
+    template <int B>
+    __device__ __forceinline__ void step_of_five(u32 (&a)[4]) const {
+        const u32 moved[2] = {f16x2_mul(scale[quarter][0], 0x40003800u), f16x2_mul(scale[quarter][1], 0x44003400u)};  // 1/2, 2; 1/4, 4
+        const u32 last = turned(more, 6);
+        const u32 of_all = (codes.x & 0x00400040u) | (codes.y & 0x00800080u) | (codes.z & 0x01000100u) | (codes.w & 0x02000200u) | (last & 0x04000400u);
+        const u32 code[4] = {B ? last & 0x03e003e0u : codes.y & 0x007c007cu, B ? codes.w & 0x01f001f0u : codes.z & 0x00f800f8u,
+                             B ? of_all : codes.x & 0x003e003eu, more & (B ? 0x07c007c0u : 0x003e003eu)};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            a[j] = f16x2_fms(code[j], twice(j < 2 ? moved[j] : scale[quarter][j % 2], B), twice(min[quarter][j % 2], B));
     }
 };
 

@@ -31,7 +31,7 @@ impl Fit {
     }
 }
 
-/// For a row as stored. Bounds: a scale of K-quants is made from 256 times its factor (`d * 2^22` and `dmin`), one
+/// For a row as stored. Bounds: a scale of K-quants is made from 256 times its factor (`d * 2^22`, of Q5_K `d * 2^23`, and `dmin`), one
 /// of Q6_K is 128 times it (`d * 2^23`), others stand as they are (`scale * 2^22`); f16 ends below `2^16`.
 pub(super) fn of(ty: QuantType, row: &[u8]) -> i32 {
     let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
@@ -39,8 +39,9 @@ pub(super) fn of(ty: QuantType, row: &[u8]) -> i32 {
     let blocks = row.chunks_exact(ty.block_bytes());
     match ty {
         QuantType::Q4_K | QuantType::Q5_K => {
+            let worth = if ty == QuantType::Q5_K { 23 } else { 22 };
             for block in blocks {
-                fit.below(half(block, 0), 8 - 22);
+                fit.below(half(block, 0), 8 - worth);
                 fit.below(half(block, 2), 8);
             }
         }

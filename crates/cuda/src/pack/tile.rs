@@ -22,14 +22,13 @@ pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &m
         QuantType::Q4_K => {
             for block in blocks {
                 put_nibbles(row, &block[16 + 64 * piece..][..64], 2, tile);
-                put_header(row, piece, 1024, &block[..16], tile);
+                put_header(row, piece, (1024, 22), &block[..16], tile);
             }
         }
         QuantType::Q5_K => {
             for block in blocks {
-                put_nibbles(row, &block[48 + 64 * piece..][..64], 2, tile);
-                put_fifth_bits(row, piece, &block[16..48], tile);
-                put_header(row, piece, 1280, &block[..16], tile);
+                put_five(row, piece, block, tile);
+                put_header(row, piece, (1280, 23), &block[..16], tile);
             }
         }
         QuantType::Q6_K => {
@@ -130,13 +129,13 @@ fn put_nibbles(row: Row, nibbles: &[u8], turn: u32, tile: &mut [u8]) {
     }
 }
 
-/// Scales and minimums of a K-quant's block, in the first piece.
-fn put_header(row: Row, piece: usize, at: usize, stored: &[u8], tile: &mut [u8]) {
+/// Scales and minimums of a K-quant's block, in the first piece from `at` on, the factor times `2^worth`.
+fn put_header(row: Row, piece: usize, (at, worth): (usize, i32), stored: &[u8], tile: &mut [u8]) {
     if piece != 0 {
         return;
     }
     let to = &mut tile[at + row.index * 16..][..16];
-    put_half(to, 0, half_at(stored, 0) * power(22 + row.exponent));
+    put_half(to, 0, half_at(stored, 0) * power(worth + row.exponent));
     put_half(to, 2, half_at(stored, 2) * power(row.exponent));
     let packed = stored[4..16].as_array().expect("twelve bytes");
     let (mut c, mut m) = ([0; 8], [0; 8]);
@@ -150,20 +149,45 @@ fn put_header(row: Row, piece: usize, at: usize, stored: &[u8], tile: &mut [u8])
     }
 }
 
-/// Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
-fn put_fifth_bits(row: Row, piece: usize, bits: &[u8], tile: &mut [u8]) {
-    for q in 0..2 {
+/// A piece's 128 codes of a Q5_K block.
+fn put_five(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
+    // Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
+    let fifths = &block[16..48];
+    let nibbles = &block[48 + 64 * piece..][..64];
+    for (q, pair) in nibbles.chunks_exact(32).enumerate() {
         for k in (0..8).step_by(2) {
-            let mut word = 0;
-            for upper in 0..2 {
-                // A byte for each (s, h), of which two bits are the runs b = 0 and 1.
-                let two = four(bits, k + 8 * upper) >> (4 * piece + 2 * q) & 0x0303_0303;
-                let spread = two & 0x0101_0101 | (two & 0x0202_0202) << 3;
-                let (_, j) = place(row, k + 8 * upper);
-                word |= spread.rotate_left(6 + j as u32);
-            }
+            // Of both values h: a code in each half.
+            let codes = |s: usize, b: usize, upper: usize| {
+                let low = four(pair, k + 8 * upper) >> (8 * s + 4 * b);
+                let top = four(fifths, k + 8 * upper) >> (4 * piece + 2 * q + 8 * s + b);
+                low & 0x000f_000f | (top & 0x0001_0001) << 4
+            };
+            let first = |upper| codes(0, 0, upper) << 1 | codes(0, 1, upper) << 6;
+            let words = match row.index / 8 {
+                0 => {
+                    let of_all = codes(1, 1, 1).rotate_left(16);
+                    let rest = |i: usize| of_all >> i & 0x0001_0001;
+                    [
+                        first(0) | codes(1, 0, 1) << 11 | rest(0),
+                        codes(1, 0, 0) << 11 | rest(1),
+                        first(1) | rest(2),
+                        rest(3),
+                        codes(1, 1, 0) << 11 | rest(4),
+                    ]
+                }
+                _ => [
+                    0,
+                    first(0),
+                    codes(1, 0, 0) << 11,
+                    first(1) | codes(1, 1, 0) << 11,
+                    codes(1, 0, 1) << 1 | codes(1, 1, 1) << 6,
+                ],
+            };
             let (lane, _) = place(row, k);
-            or_word(tile, 1024 + lane * 8 + q * 4, word);
+            for (i, bits) in words[..4].iter().enumerate() {
+                or_word(tile, q * 512 + lane * 16 + i * 4, *bits);
+            }
+            or_word(tile, 1024 + lane * 8 + q * 4, words[4]);
         }
     }
 }

@@ -51,8 +51,8 @@ impl Packed<'_> {
         let k = within % (kind.unit_values() / kind.pieces());
         factor
             * match kind {
-                Kind::Q4K => tile.k_quant(k, index, &piece(0), (1024, false)),
-                Kind::Q5K => tile.k_quant(k, index, &piece(0), (1280, true)),
+                Kind::Q4K => tile.four_bits(k, index, &piece(0), 1024),
+                Kind::Q5K => tile.five_bits(k, index, &piece(0), 1280),
                 Kind::Q6K => tile.six_bits(k, &piece(0)),
                 Kind::Q8 => {
                     let scale = tile.half(1024 + tile.row * 4 + k / 32 * 2);
@@ -100,16 +100,8 @@ impl Tile<'_> {
         self.bits(k / 64 * 512 + self.word(k), bit, 4)
     }
 
-    fn k_quant(&self, k: usize, piece: usize, first: &Tile<'_>, (at, five): (usize, bool)) -> f64 {
-        let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
-        let mut code = self.nibble(k, 2);
-        if five {
-            let j = self.row / 8 + 2 * (k % 16 / 8);
-            let lane = self.row % 8 * 4 + k % 8 / 2;
-            let bit = 6 + 4 * b + 8 * s + 16 * h + j;
-            code |= self.bits(1024 + lane * 8 + k / 64 * 4, bit, 1) << 4;
-        }
-        let at = at + self.row * 16;
+    /// Scale and minimum of the run of value `k`, as stored; the factor lies in the first piece's header at `at`.
+    fn header(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> (f64, f64) {
         let byte = |word: usize| u32::from(first.bytes[at + 4 + 4 * word + k / 32]);
         let (c, m) = match piece {
             0 => (byte(0) >> 2, byte(1) >> 2),
@@ -118,10 +110,48 @@ impl Tile<'_> {
                 (byte(2) >> 2, m)
             }
         };
-        let turn = if b == 0 { 1.0 } else { 16.0 };
-        let scale = rounded(f64::from(c) * rounded(first.half(at) / turn));
-        let min = rounded(f64::from(m) * first.half(at + 2));
-        rounded(f64::from(code) * scale * turn * 2.0_f64.powi(-22) - min)
+        (f64::from(c), f64::from(m))
+    }
+
+    fn four_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
+        let at = at + self.row * 16;
+        let (c, m) = self.header(k, piece, first, at);
+        let turn = if k / 32 % 2 == 0 { 1.0 } else { 16.0 };
+        let scale = rounded(c * rounded(first.half(at) / turn));
+        let min = rounded(m * first.half(at + 2));
+        rounded(f64::from(self.nibble(k, 2)) * scale * turn * 2.0_f64.powi(-22) - min)
+    }
+
+    fn five_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
+        let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
+        let lane = self.row % 8 * 4 + k % 8 / 2;
+        let j = self.row / 8 + 2 * (k % 16 / 8);
+        let bits = |word: usize, bit: usize, count| {
+            let at = match word {
+                4 => 1024 + lane * 8 + k / 64 * 4,
+                _ => k / 64 * 512 + lane * 16 + word * 4,
+            };
+            self.bits(at, bit, count)
+        };
+        let of_all = || (0..5).fold(0, |code, i| code | bits(i, 16 * (1 - h), 1) << i);
+        // The code, and what its scale is multiplied by before the code is.
+        let (code, moved) = match (s, b, j) {
+            (0, ..) => (bits(j, 1 + 5 * b + 16 * h, 5), 1.0),
+            (_, 0, 0) => (bits(1, 11 + 16 * h, 5), 0.5),
+            (_, 0, 1) => (bits(2, 11 + 16 * h, 5), 0.25),
+            (_, 0, 2) => (bits(0, 11 + 16 * h, 5), 1.0),
+            (_, 0, _) => (bits(4, 1 + 16 * h, 5), 1.0),
+            (_, _, 0) => (bits(4, 11 + 16 * h, 5), 2.0),
+            (_, _, 1) => (bits(3, 11 + 16 * h, 5), 4.0),
+            (_, _, 2) => (of_all(), 1.0),
+            _ => (bits(4, 6 + 16 * h, 5), 1.0),
+        };
+        let at = at + self.row * 16;
+        let (c, m) = self.header(k, piece, first, at);
+        let turn = if b == 0 { 1.0 } else { 32.0 };
+        let scale = rounded(moved * rounded(c * rounded(first.half(at) / turn))) / moved;
+        let min = rounded(m * first.half(at + 2));
+        rounded(f64::from(code) * scale * turn * 2.0_f64.powi(-23) - min)
     }
 
     fn six_bits(&self, k: usize, first: &Tile<'_>) -> f64 {
