@@ -101,6 +101,7 @@ pub fn compile(
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
+    let order = longest_first(&wanted);
     // Without the library the cache may still have everything.
     let library = Library::open(&options.nvrtc);
     let cache = Cache::new(options.cache.as_deref(), library.as_ref().ok().copied());
@@ -114,13 +115,13 @@ pub fn compile(
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
         for _ in 0..options.threads.clamp(1, wanted.len()) {
-            let (sender, next, wanted) = (sender.clone(), &next, &wanted);
+            let (sender, next) = (sender.clone(), &next);
+            let (wanted, order) = (&wanted, &order);
             let (cache, library) = (&cache, &library);
             scope.spawn(move || {
-                while let Some(unit) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = one(arch, unit, options, cache, library);
-                    let index = wanted.iter().position(|other| other == unit);
-                    let _ = sender.send((index.unwrap_or(0), result));
+                while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = one(arch, wanted[index], options, cache, library);
+                    let _ = sender.send((index, result));
                 }
             });
         }
@@ -135,6 +136,26 @@ pub fn compile(
         }
     });
     slots.into_iter().flatten().collect()
+}
+
+/// The order in which units are begun, as indices: what takes seconds first, so that no thread begins it when the others
+/// end. Sources that hold many kinds of weights take longest, and the longer the more rows they are for.
+fn longest_first(units: &[&Unit]) -> Vec<usize> {
+    const LONG: [&str; 4] = [
+        "matmul/chain_sm90.cu",
+        "matmul/small.cu",
+        "matmul/one.cu",
+        "attn/tree",
+    ];
+    let rank = |unit: &Unit| {
+        let source = LONG.iter().position(|file| unit.file.starts_with(file));
+        let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
+        let rows: usize = rows.and_then(|(_, rows)| rows.parse().ok()).unwrap_or(0);
+        (source.unwrap_or(LONG.len()), usize::MAX - rows)
+    };
+    let mut order: Vec<usize> = (0..units.len()).collect();
+    order.sort_by_key(|index| rank(units[*index]));
+    order
 }
 
 /// Reads one unit from the cache, or compiles it and puts it there.
@@ -190,6 +211,18 @@ fn flags(arch: Arch, unit: &Unit, options: &Options) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chains_are_begun_first_and_the_widest_before_all() {
+        let units = [
+            Unit::new("attn/combine.cu"),
+            Unit::new("matmul/chain_sm90.cu").define("ROWS", 8),
+            Unit::new("matmul/small.cu").define("ROWS", 64),
+            Unit::new("matmul/chain_sm90.cu").define("ROWS", 32),
+        ];
+        let order = longest_first(&units.each_ref());
+        assert_eq!(order, [3, 1, 2, 0]);
+    }
 
     #[test]
     fn options_name_the_exact_target_and_sort_the_defines() {
