@@ -23,6 +23,10 @@ const ROUND_BYTES: usize = 256 << 20;
 /// Those of the card.
 pub fn run(bench: &mut Bench) -> Result<()> {
     use KvFormat::{F16, Q4_0, Q8_0};
+    // What `--exact` costs: every row by itself, keys in the order of its path.
+    let mut exact = World::new(bench, target(Q8_0), 512)?;
+    exact.card.path_order = true;
+    exact.run(bench, &[1, 24])?;
     for (context, format, rows) in [
         (512, F16, [1, 24].as_slice()),
         (512, Q8_0, &[1, 8, 24, 64]),
@@ -279,12 +283,16 @@ impl Layer {
     fn time(&self, bench: &mut Bench, modules: &Modules, world: &World) -> Result<()> {
         let shape = &world.shape;
         let name = format!(
-            "{} rows, {} keys, {}x{} {}",
+            "{} rows, {} keys, {}x{} {}{}",
             self.rows,
             world.context,
             shape.n_heads,
             shape.head_dim,
-            shape.k.name()
+            shape.k.name(),
+            match world.card.path_order {
+                true => ", path order",
+                false => "",
+            }
         );
         let work = Work {
             bytes: world.bytes(),
