@@ -34,7 +34,7 @@ fn a_runner_that_keeps_its_promises_passes() {
 }
 
 /// A law, and a flaw that offends it.
-const OFFENCES: [(&str, Flaw); 29] = [
+const OFFENCES: [(&str, Flaw); 31] = [
     ("cuts at aligned places do not show", Flaw::CutsShow),
     ("asking changes nothing", Flaw::AsksShow),
     ("reading is speaking, up to rounding", Flaw::ReadingOff),
@@ -68,6 +68,8 @@ const OFFENCES: [(&str, Flaw); 29] = [
     ("sums are those of the row", Flaw::RawLseEdited),
     ("room is given and given back", Flaw::CloseKeeps),
     ("a refusal changes nothing", Flaw::RefusalMoves),
+    ("a full pool costs nobody anything", Flaw::PoolBottomless),
+    ("a full pool costs nobody anything", Flaw::PoolKept),
     ("a broken call is answered", Flaw::MisuseTaken),
     ("the last token is the last", Flaw::LengthIgnored),
 ];

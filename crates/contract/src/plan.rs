@@ -168,6 +168,11 @@ impl Pool {
 }
 
 impl Limits {
+    /// Tokens that all sequences hold together, to within a page.
+    pub fn pool_tokens(&self) -> usize {
+        Pool::of(*self, 1).tokens()
+    }
+
     /// Pages of `page` positions that the longest sequence takes: the context and the nodes of a tree beyond it.
     pub fn most_pages(&self, page: usize) -> usize {
         self.context.saturating_add(self.tree_nodes).div_ceil(page)

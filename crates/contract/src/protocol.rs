@@ -45,7 +45,7 @@ impl<'a, S: Timeline> Protocol<'a, S> {
         let (limits, pool) = (self.info.limits, self.info.pool);
         Room {
             sequences: limits.sequences - self.sequences.len(),
-            tokens: (pool.pages - held) * pool.page,
+            tokens: pool.pages.saturating_sub(held) * pool.page,
             kept: kept * pool.page,
             snapshot_bytes,
         }

@@ -230,6 +230,8 @@ impl CudaBackend {
         let with_context = |context: usize| {
             let mut other = plan.clone();
             other.limits.context = context;
+            // Whatever all of them have, one must fit.
+            other.limits.pool = plan.limits.pool.map(|_| 0);
             self.layout(&other, [0; 6]).memory().total_bytes()
         };
         let context = plan.limits.context;

@@ -170,6 +170,9 @@ pub struct DeviceArgs {
     /// 32768].
     #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
+    /// Tokens that all sequences hold together, at least one context [default: a context for each, as far as they fit].
+    #[arg(long, env = "HEARTH_KV_POOL", value_name = "TOKENS", value_parser = at_least_one)]
+    pub kv_pool: Option<usize>,
     /// How cached keys are stored.
     #[arg(long, env = "HEARTH_CACHE_TYPE_K", value_name = "TYPE")]
     pub cache_type_k: Option<String>,

@@ -3,6 +3,7 @@
 //! Names follow vLLM's with our prefix, so that dashboards need a search-and-replace only. There is no global
 //! recorder: each server has its own, so that several can live in one process.
 
+mod pool;
 mod prefix;
 mod rounds;
 
@@ -17,6 +18,7 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::engine::{Phase, Published};
+use pool::PoolMeters;
 use prefix::PrefixMeters;
 use rounds::RoundMeters;
 
@@ -109,6 +111,7 @@ pub struct Metrics {
     generation_size: Histogram,
     rounds: RoundMeters,
     prefix: PrefixMeters,
+    pool: PoolMeters,
 }
 
 impl Metrics {
@@ -192,6 +195,7 @@ impl Metrics {
             ),
             rounds: RoundMeters::new(&recorder),
             prefix: PrefixMeters::new(&recorder),
+            pool: PoolMeters::new(&recorder),
             recorder,
             handle,
         };
@@ -282,6 +286,7 @@ impl Metrics {
         self.up.set(f64::from(u8::from(up)));
         self.rounds.set(&engine.stats);
         self.prefix.set(&engine.stats.prefix);
+        self.pool.set(&engine.stats);
         self.handle.run_upkeep();
         self.handle.render()
     }

@@ -5,6 +5,7 @@
 
 mod backend;
 mod language;
+mod pages;
 mod script;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +15,7 @@ use contract::protocol::{Protocol, Timeline, misuse};
 use contract::snapshot::{self, Header, Owner, SectionKind};
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
-    ModelHash, NodeIdx, PAGES, Place, Pool, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId,
+    ModelHash, NodeIdx, Place, Pool, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId,
     SnapshotInfo, TokenId, Tree, VerifyItem,
 };
 
@@ -91,6 +92,8 @@ pub struct FakeRunner {
     sequences: BTreeMap<SeqId, Sequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
     next_id: u64,
+    /// Pages that a flaw keeps from everyone.
+    lost: usize,
     /// What the last closed sequence left behind; only a flaw ever looks.
     residue: Trace,
     handle: Handle,
@@ -162,6 +165,7 @@ impl FakeRunner {
             sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
             next_id: 0,
+            lost: 0,
             handle: Handle::default(),
             hook: None,
         }
@@ -248,24 +252,6 @@ impl FakeRunner {
         }
         row
     }
-
-    /// Pages that sequences hold.
-    fn held(&self) -> usize {
-        self.sequences.values().map(|s| s.pages).sum()
-    }
-
-    /// Sees to it that a sequence has pages for its first `n` rows.
-    fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
-        let pool = self.info.pool;
-        let free = pool.pages.saturating_sub(self.held());
-        let sequence = self.sequence(seq)?;
-        let more = n.div_ceil(pool.page).saturating_sub(sequence.pages);
-        if more > free {
-            return Err(no_room(PAGES, more, free));
-        }
-        sequence.pages += more;
-        Ok(())
-    }
 }
 
 impl Runner for FakeRunner {
@@ -309,6 +295,9 @@ impl Runner for FakeRunner {
             return;
         }
         if let Some(sequence) = self.sequences.remove(&seq) {
+            if self.has(Flaw::PoolKept) {
+                self.lost += sequence.pages;
+            }
             self.residue = sequence.committed.trace;
         }
     }
@@ -600,13 +589,5 @@ fn snapshot_info(id: SnapshotId, position: usize) -> SnapshotInfo {
         id,
         position,
         bytes: (position * TOKEN_BYTES) as u64,
-    }
-}
-
-fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
-    DeviceError::NoRoom {
-        what,
-        wanted: wanted as u64,
-        free: free as u64,
     }
 }

@@ -125,6 +125,10 @@ pub enum Flaw {
     RawLseEdited,
     /// Closing gives nothing back.
     CloseKeeps,
+    /// Sequences get pages that are not there.
+    PoolBottomless,
+    /// What a closed sequence had is not given out again.
+    PoolKept,
     /// A refused call changes the sequence all the same.
     RefusalMoves,
 }

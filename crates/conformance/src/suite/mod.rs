@@ -6,6 +6,7 @@
 mod calls;
 mod commit;
 mod faults;
+mod pool;
 mod prefill;
 mod rows;
 mod snapshot;
@@ -106,7 +107,7 @@ pub enum Broken {
 pub type Law = fn(&Subject<'_>) -> Result<(), Broken>;
 
 /// Every law by its name.
-pub const LAWS: [(&str, Law); 24] = [
+pub const LAWS: [(&str, Law); 25] = [
     (
         "cuts at aligned places do not show",
         prefill::cuts_do_not_show,
@@ -167,6 +168,10 @@ pub const LAWS: [(&str, Law); 24] = [
     (
         "a refusal changes nothing",
         faults::a_refusal_changes_nothing,
+    ),
+    (
+        "a full pool costs nobody anything",
+        pool::a_full_pool_costs_nobody_anything,
     ),
     (
         "a broken call is answered",

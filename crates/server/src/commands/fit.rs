@@ -6,6 +6,8 @@
 //! - A context that was asked for is taken or refused. Otherwise it is the longest that fits, at most what the model
 //!   was trained for; on a card a coarser storage is only taken where a finer one leaves less than [`ENOUGH`] tokens.
 //!   On the CPU it is at most [`CPU_CONTEXT`], and a fifth of the memory stays free for the rest of the machine.
+//! - All of that is for one sequence. Several share one pool: as many tokens as were asked for, or else a context for
+//!   each as far as they fit.
 
 use std::sync::Arc;
 
@@ -245,8 +247,8 @@ fn refusal(
         _ => "no context fits; use a smaller model".to_owned(),
     };
     format!(
-        "--max-ctx {context}: a context of {context} tokens for {} sequences does not fit: {tried}, and {free} are \
-         free; {instead}, or lower --max-sequences, or use a coarser --kv-type",
+        "--max-ctx {context}: a context of {context} tokens for {} sequences to share does not fit: {tried}, and {free} \
+         are free; {instead}, or lower --max-sequences or --kv-pool, or use a coarser --kv-type",
         room.sequences
     )
 }
@@ -298,7 +300,13 @@ pub(super) fn fit_beside(
             );
         }
     }
-    let plan = |kv: KvFormats, context: usize| OpenPlan {
+    if let Some(pool) = args.kv_pool.filter(|pool| *pool < asked.unwrap_or(1)) {
+        bail!(
+            "--kv-pool {pool}: use at least the {} of --max-ctx",
+            asked.unwrap_or(1)
+        );
+    }
+    let plan = |kv: KvFormats, context: usize, pool: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
@@ -309,7 +317,7 @@ pub(super) fn fit_beside(
             context,
             tree_nodes: wish.tree_nodes,
             prefill_chunk,
-            pool: None,
+            pool: Some(pool),
         },
     };
     let free = device.free_bytes;
@@ -320,7 +328,8 @@ pub(super) fn fit_beside(
         longest: match on_card {
             true => trained,
             false => trained.min(CPU_CONTEXT),
-        },
+        }
+        .min(args.kv_pool.unwrap_or(usize::MAX)),
         enough: match on_card {
             true => ENOUGH,
             false => LEAST_CONTEXT,
@@ -331,12 +340,20 @@ pub(super) fn fit_beside(
         },
         sequences: wish.sequences,
     };
-    let takes = |kv: KvFormats, context: usize| {
-        let memory = backend.estimate(&plan(kv, context))?;
+    let takes = |kv: KvFormats, (context, pool): (usize, usize)| {
+        let memory = backend.estimate(&plan(kv, context, pool))?;
         Ok(memory.total_bytes())
     };
-    let picked = pick(&room, takes)?;
-    let plan = plan(picked.kv, picked.context);
+    // A pool is never smaller than one sequence.
+    let least = args.kv_pool.unwrap_or(0);
+    let picked = pick(&room, |kv, context| takes(kv, (context, least)))?;
+    let (kv, context) = (picked.kv, picked.context);
+    let pool = args.kv_pool.unwrap_or_else(|| {
+        let each = (context + wish.tree_nodes).next_multiple_of(STEP);
+        let fits = |n: usize| takes(kv, (context, n)).is_ok_and(|bytes| bytes <= room.bytes);
+        longest(each.saturating_mul(wish.sequences), fits)
+    });
+    let plan = plan(kv, context, pool);
     let memory = backend.estimate(&plan)?;
     Ok(Fitted {
         plan,
@@ -352,6 +369,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::commands::open::{device, open, tiny};
     use clap::Parser;
+    use contract::Pool;
 
     fn device_args(words: &[&str]) -> DeviceArgs {
         let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);
@@ -502,9 +520,39 @@ mod tests {
             &["--max-ctx 99999999999", "at most"],
         );
         check_refused(
-            &["--max-ctx", "16777216", "--kv-type", "f16"],
+            &["--max-ctx", "16777216", "--kv-pool", "67108864"],
             &["--max-ctx 16777216", "free"],
         );
+    }
+
+    #[test]
+    fn sequences_share_a_pool_of_what_was_asked_for_or_of_a_context_for_each() {
+        let loaded = tiny();
+        let pool = |words: &[&str]| {
+            let args = device_args(words);
+            let backend = device(&args).unwrap();
+            let wish = Wish {
+                sequences: 4,
+                context: None,
+                tree_nodes: 16,
+            };
+            let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+            let limits = fitted.plan.limits;
+            (
+                limits.context,
+                Pool::of(limits, 256).pages,
+                fitted.memory.kv_bytes,
+            )
+        };
+        let (context, pages, all) = pool(&["--max-ctx", "1024"]);
+        assert_eq!((context, pages), (1024, 20));
+        let (context, pages, some) = pool(&["--max-ctx", "1024", "--kv-pool", "2048"]);
+        assert_eq!((context, pages, some), (1024, 8, all / 20 * 8));
+        // Nobody can be longer than the pool.
+        let (context, pages, _) = pool(&["--kv-pool", "512"]);
+        assert_eq!((context, pages), (512, 3));
+        let words = ["--max-ctx", "1024", "--kv-pool", "512"];
+        check_refused(&words, &["--kv-pool 512", "1024"]);
     }
 
     #[test]

@@ -183,6 +183,7 @@ impl Report {
                 bytes("free_bytes", device.free_bytes),
                 shape::fact("context", plan.limits.context),
                 shape::fact("sequences", plan.limits.sequences),
+                shape::fact("pool_tokens", plan.limits.pool_tokens()),
                 shape::fact("keys", plan.kv.k.name()),
                 shape::fact("values", plan.kv.v.name()),
                 shape::fact("why", why),

@@ -156,14 +156,15 @@ pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 4]
             bytes_text(device.total_bytes)
         ),
         format!(
-            "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of {} \
-             tokens (keys {}, values {}), states {}, draft {}, scratch {}, driver {}; pinned on the host {}",
+            "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of up to {} \
+             tokens that share {} (keys {}, values {}), states {}, draft {}, scratch {}, driver {}; pinned on the host {}",
             bytes_text(memory.total_bytes()),
             bytes_text(memory.weights_bytes),
             bytes_text(memory.mapped_bytes),
             bytes_text(memory.kv_bytes),
             plan.limits.sequences,
             plan.limits.context,
+            plan.limits.pool_tokens(),
             plan.kv.k.name(),
             plan.kv.v.name(),
             bytes_text(memory.state_bytes),

@@ -21,7 +21,7 @@ struct Line {
     format: KvFormat,
     /// Bytes of one token of one sequence.
     token_bytes: u64,
-    /// Bytes in all, by context.
+    /// Bytes in all with a pool of one context, by context.
     totals: Vec<u64>,
     /// The longest context that fits, in tokens.
     longest: usize,
@@ -86,7 +86,8 @@ pub(super) fn table(
             context,
             tree_nodes: drafting.tree_nodes(),
             prefill_chunk: fit::chunk(&args.device, device.id != "cpu"),
-            pool: None,
+            // What one sequence at full length takes; more only lets more of them be long at once.
+            pool: Some(args.device.kv_pool.unwrap_or(0)),
         },
     };
     let mut lines = Vec::new();
@@ -124,7 +125,7 @@ fn token_bytes(spec: &ModelSpec, format: KvFormat) -> u64 {
 
 fn text(lines: &[Line], room: u64, args: &InspectArgs) -> String {
     let mut text = format!(
-        "\nmemory for {} sequences, in GiB; what does not fit {} is in brackets\n  {:<8}{:>10}",
+        "\nmemory for {} sequences that share one context, in GiB; what does not fit {} is in brackets\n  {:<8}{:>10}",
         args.max_sequences,
         bytes_text(room),
         "type",
@@ -165,6 +166,7 @@ fn json_of(lines: &[Line], room: u64, args: &InspectArgs) -> Value {
     json!({
         "room_bytes": room,
         "sequences": args.max_sequences,
+        "pool_tokens": args.device.kv_pool,
         "types": rows.collect::<Vec<Value>>(),
     })
 }

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use chat::Tokenizer;
 use contract::TokenId;
-use decode::PrefixStats;
+use decode::{PrefixStats, Stats};
 use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
@@ -61,6 +61,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "target_device": info.device.id,
             "draft_device": info.draft_depth.map(|_| &info.device.id),
             "chunk": info.limits.prefill_chunk,
+            "kv_pool": pool(&app.engine().published().stats),
             "memory_bytes": info.memory.total_bytes(),
         },
         "speculative": {
@@ -85,6 +86,19 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         }
     }
     Ok(Json(props))
+}
+
+/// The pages that all sequences share, in tokens, and who waits for them.
+fn pool(stats: &Stats) -> Value {
+    json!({
+        "tokens": stats.pool_tokens,
+        "in_use": stats.pool_tokens - stats.free_tokens,
+        "kept_by_cache": stats.kept_tokens,
+        "free": stats.free_tokens - stats.kept_tokens,
+        "queue_waits_for_it": stats.pool_waits,
+        "parked": stats.parked,
+        "lifetime_parked": stats.parkings,
+    })
 }
 
 /// What a request gets that does not say.

@@ -130,6 +130,8 @@ fn numbers_out_of_range_name_their_flag() {
         "16777216",
         "--max-sequences",
         "4096",
+        "--kv-pool",
+        "68719476736",
     ];
     refused(&huge, 1, &["--max-ctx 16777216", "4096 sequences", "free"]);
     refused(

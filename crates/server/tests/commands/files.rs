@@ -76,7 +76,7 @@ fn the_plan_grows_with_the_context_and_says_when_it_does_not_fit() {
     let bytes = |plan: &Value| plan["cache_bytes"].as_u64().unwrap();
     // Keys and values of one attention layer with one head of 256 halves, for four sequences.
     assert_eq!(bytes(&long) - bytes(&short), 3072 * 4 * 2 * 256 * 2);
-    let too_long = plan("--max-ctx 16777216 --max-sequences 64");
+    let too_long = plan("--max-ctx 16777216 --max-sequences 64 --kv-pool 1073741824");
     assert!(
         too_long["does_not_fit"]
             .as_str()

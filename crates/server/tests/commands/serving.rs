@@ -75,7 +75,7 @@ fn a_file_is_served_under_its_stem_and_flags_are_told_with_their_origin() {
     );
     assert!(line("default").contains("host=127.0.0.1"), "{}", server.log);
     assert!(
-        server.log.contains("sequences of 1024 tokens"),
+        server.log.contains("sequences of up to 1024 tokens"),
         "{}",
         server.log
     );
@@ -172,7 +172,8 @@ fn an_open_door_to_the_network_is_warned_of() {
 fn a_dry_run_prints_the_plan_and_starts_nothing() {
     let done = good("serve {} --dry-run --max-ctx 2048", &[&model()]);
     assert!(
-        done.out.contains("4 sequences of 2048 tokens"),
+        done.out
+            .contains("4 sequences of up to 2048 tokens that share 82"),
         "{}",
         done.out
     );

@@ -1,0 +1,35 @@
+//! The pool that the sequences of a fake share: counted, and nothing more.
+
+use contract::{DeviceError, PAGES, SeqId};
+
+use super::{FakeRunner, Flaw};
+
+impl FakeRunner {
+    /// Pages that sequences hold.
+    pub(super) fn held(&self) -> usize {
+        let open: usize = self.sequences.values().map(|s| s.pages).sum();
+        open + self.lost
+    }
+
+    /// Sees to it that a sequence has pages for its first `n` rows.
+    pub(super) fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
+        let pool = self.info.pool;
+        let free = pool.pages.saturating_sub(self.held());
+        let bottomless = self.has(Flaw::PoolBottomless);
+        let sequence = self.sequence(seq)?;
+        let more = n.div_ceil(pool.page).saturating_sub(sequence.pages);
+        if more > free && !bottomless {
+            return Err(no_room(PAGES, more, free));
+        }
+        sequence.pages += more;
+        Ok(())
+    }
+}
+
+fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
+    DeviceError::NoRoom {
+        what,
+        wanted: wanted as u64,
+        free: free as u64,
+    }
+}

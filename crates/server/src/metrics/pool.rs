@@ -1,0 +1,58 @@
+//! Meters of the pages that all sequences share, set from the scheduler's own counters.
+
+use decode::Stats;
+use metrics::{Counter, Gauge};
+use metrics_exporter_prometheus::PrometheusRecorder;
+
+use super::Maker;
+
+/// Who has how much of the pool, and who waits for it.
+pub(super) struct PoolMeters {
+    tokens: Gauge,
+    used: Gauge,
+    kept: Gauge,
+    waiting: Gauge,
+    parked: Gauge,
+    parkings: Counter,
+}
+
+impl PoolMeters {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> PoolMeters {
+        let make = Maker(recorder);
+        PoolMeters {
+            tokens: make.gauge("hearth_kv_pool_tokens", "Tokens that sequences share."),
+            used: make.gauge(
+                "hearth_kv_pool_used_tokens",
+                "Tokens of pages that sequences hold.",
+            ),
+            kept: make.gauge(
+                "hearth_kv_pool_kept_tokens",
+                "Tokens of pages that saved states hold and sequences can have.",
+            ),
+            waiting: make.gauge(
+                "hearth_kv_pool_requests_waiting",
+                "Requests in the queue while the next of them waits for pages.",
+            ),
+            parked: make.gauge(
+                "hearth_kv_pool_parked",
+                "Prompts and replies that gave their place up to others and wait to go on.",
+            ),
+            parkings: make.counter(
+                "hearth_kv_pool_parked_total",
+                "Times one did, because another could not grow.",
+            ),
+        }
+    }
+
+    /// Shows the counters as they are now.
+    pub(super) fn set(&self, stats: &Stats) {
+        self.tokens.set(stats.pool_tokens as f64);
+        self.used
+            .set((stats.pool_tokens - stats.free_tokens) as f64);
+        self.kept.set(stats.kept_tokens as f64);
+        let waiting = if stats.pool_waits { stats.queued } else { 0 };
+        self.waiting.set(waiting as f64);
+        self.parked.set(stats.parked as f64);
+        self.parkings.absolute(stats.parkings);
+    }
+}
