@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """Second turns: how long the first token of a conversation takes cold, warm, and after a restart from disk.
 
-    harness/cache/turns.py target/release/hearth [--tokens 8000] [--context N] [--kills 0] [MODEL [SERVE-FLAGS...]]
+    harness/cache/turns.py target/release/hearth [--recorded CLIENT] [--tokens 8000] [--context N] [--kills 0]
+        [MODEL [SERVE-FLAGS...]]
+
+The conversation is made up, or with --recorded what that client sent (`record.py`; claude-code in Anthropic's messages,
+codex in OpenAI's Responses), its results of tools lengthened until the last request has about `--tokens` tokens.
 
 Prints one JSON line for each way, and checks that greedy answers are the same every way. With --kills N, the
 server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared with
@@ -11,6 +15,7 @@ that of a server that keeps nothing. Standard library only.
 import argparse
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -22,6 +27,61 @@ import time
 import urllib.request
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence."
+
+
+class Chat:
+    """OpenAI's chat completions: how an event tells text, counts and times."""
+
+    path, limit = "/v1/chat/completions", "max_tokens"
+
+    @staticmethod
+    def read(event):
+        deltas = [choice["delta"] for choice in event.get("choices", [])]
+        text = "".join((delta.get("content") or "") + (delta.get("reasoning_content") or "") for delta in deltas)
+        return text, event.get("usage"), event.get("timings")
+
+    @staticmethod
+    def count(usage):
+        """(tokens of the prompt, of them from a state)"""
+        return usage["prompt_tokens"], usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+
+
+class Messages:
+    """Anthropic's messages."""
+
+    path, limit, counts = "/v1/messages", "max_tokens", ("/v1/messages/count_tokens", "messages")
+
+    @staticmethod
+    def read(event):
+        delta = event.get("delta") or {}
+        text = "".join(delta.get(key) or "" for key in ("text", "thinking", "partial_json"))
+        usage = event.get("usage") or (event.get("message") or {}).get("usage") or {}
+        return text, usage, usage.get("timings")
+
+    @staticmethod
+    def count(usage):
+        cached = usage.get("cache_read_input_tokens", 0)
+        return usage["input_tokens"] + cached, cached
+
+
+class Responses:
+    """OpenAI's Responses."""
+
+    path, limit, counts = "/v1/responses", "max_output_tokens", ("/v1/responses/input_tokens", "input")
+
+    @staticmethod
+    def read(event):
+        answer = event.get("response") or {}
+        text = event["delta"] if event["type"].endswith(".delta") else ""
+        return text, answer.get("usage"), answer.get("timings")
+
+    @staticmethod
+    def count(usage):
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]
+
+
+CHAT = Chat
+RECORDED = {"claude-code": Messages, "codex": Responses}
 
 
 def free_port():
@@ -51,28 +111,31 @@ class Server:
         self.log.seek(0)
         sys.exit("the server did not start:\n" + self.log.read().decode())
 
-    def ask(self, messages, max_tokens=16):
-        """(seconds to the first token, text, usage) of a greedy answer."""
-        body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": max_tokens, "stream": True,
-                "stream_options": {"include_usage": True}}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/chat/completions",
-                                         json.dumps(body).encode(), {"content-type": "application/json"})
-        begun, first, text, usage = time.monotonic(), None, "", None
+    def post(self, path, body):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
+                                         {"content-type": "application/json"})
+        return urllib.request.urlopen(request, timeout=600)
+
+    def ask(self, asked, max_tokens=16):
+        """(seconds to the first token, text, usage) of a greedy answer to messages of a chat, or to a recorded request."""
+        dialect = asked["dialect"] if isinstance(asked, dict) else CHAT
+        body = dict(asked["body"]) if isinstance(asked, dict) else {"messages": asked}
+        body |= {"model": "m", "temperature": 0, dialect.limit: max_tokens, "stream": True}
+        if dialect is CHAT:
+            body["stream_options"] = {"include_usage": True}
+        begun, first, text, usage = time.monotonic(), None, "", {}
         self.timings = {}
-        with urllib.request.urlopen(request, timeout=600) as answer:
+        with self.post(dialect.path, body) as answer:
             for line in answer:
                 if not line.startswith(b"data: {"):
                     continue
-                chunk = json.loads(line[6:])
-                usage = chunk.get("usage") or usage
-                self.timings = chunk.get("timings") or self.timings
-                for choice in chunk.get("choices", []):
-                    delta = choice["delta"]
-                    piece = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
-                    if piece and first is None:
-                        first = time.monotonic() - begun
-                    text += piece
-        return first or time.monotonic() - begun, text, usage
+                event = json.loads(line[6:])
+                piece, counted, timings = dialect.read(event)
+                usage, self.timings = usage | (counted or {}), timings or self.timings
+                if piece and first is None:
+                    first = time.monotonic() - begun
+                text += piece
+        return first or time.monotonic() - begun, text, dialect.count(usage)
 
     def stop(self, how=signal.SIGTERM):
         self.process.send_signal(how)
@@ -98,20 +161,61 @@ def conversation(tokens, seed=1):
 
 def tell(what, first, usage, server, **more):
     """One line; `engine_ms` is the engine's part, from admission to the first row."""
-    details = usage.get("prompt_tokens_details", {})
+    prompt, cached = usage
     print(json.dumps({"way": what, "first_token_ms": round(first * 1000, 1),
-                      "engine_ms": server.timings.get("prefill_ms"), "prompt_tokens": usage["prompt_tokens"],
-                      "cached_tokens": details.get("cached_tokens", 0), **more}), flush=True)
+                      "engine_ms": server.timings.get("prefill_ms"), "prompt_tokens": prompt,
+                      "cached_tokens": cached, **more}), flush=True)
+
+
+def whole(value, parts):
+    """A recorded value with what stands in the table put in its places."""
+    if isinstance(value, dict):
+        if set(value) == {"$"}:
+            return whole(parts[value["$"]], parts)
+        return {key: whole(inner, parts) for key, inner in value.items()}
+    return [whole(inner, parts) for inner in value] if isinstance(value, list) else value
+
+
+def lengthened(body, texts):
+    """A request in which texts of the table, results of tools, are the longer ones."""
+    if isinstance(body, dict):
+        return {key: lengthened(inner, texts) for key, inner in body.items()}
+    if isinstance(body, list):
+        return [lengthened(inner, texts) for inner in body]
+    return texts.get(body, body) if isinstance(body, str) else body
+
+
+def recorded(args, server):
+    """The last five requests of a recorded conversation, lengthened: three results of tools, a wish, a result for it."""
+    dialect = RECORDED[args.recorded]
+    told = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
+    bodies = [whole(request, told["parts"]) for request in told["requests"][-5:]]
+    path, said = dialect.counts
+    with server.post(path, bodies[-1] | {"model": "m"}) as answer:
+        have = json.load(answer)["input_tokens"]
+    results = []
+    for message in bodies[0][said]:
+        parts = message.get("content") if isinstance(message.get("content"), list) else []
+        parts = [part.get("content") for part in parts if part.get("type") == "tool_result"]
+        results += [text for text in [message.get("output"), *parts] if isinstance(text, str)]
+    # Code has about as many characters a token wherever it is cut, so lengths follow the count of the whole.
+    with server.post("/tokenize", {"content": "".join(results)}) as answer:
+        each = len(json.load(answer)["tokens"])
+    times = 1 + max(0, args.tokens - have) / max(1, each)
+    longer = {text: (text * (int(times) + 1))[: int(len(text) * times)] for text in results}
+    return [{"dialect": dialect, "body": lengthened(body, longer)} for body in bodies]
 
 
 def turns(args, folder):
-    first_turn = conversation(args.tokens)
     flags = ["--kv-cache-dir", folder]
     server = Server(args, flags)
     server.ask([{"role": "user", "content": "hi"}])
+    played = recorded(args, server) if args.recorded else None
+    first_turn = played[0] if played else conversation(args.tokens)
     cold, reply, usage = server.ask(first_turn)
     tell("turn 1, cold", cold, usage, server)
-    second_turn = first_turn + [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
+    more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
+    second_turn = played[1] if played else first_turn + more
     warm, text, usage = server.ask(second_turn)
     tell("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
     other = conversation(args.tokens // 2, seed=2)
@@ -119,16 +223,24 @@ def turns(args, folder):
     tell("another conversation, cold", between, usage, server)
     again, repeated, usage = server.ask(second_turn)
     tell("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
-    third_turn = second_turn + [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
+    more = [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
+    third_turn = played[2] if played else second_turn + more
     server.stop()
     server = Server(args, flags)
     begun, after, usage = server.ask(third_turn)
     tell("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
+    asked, answers = [first_turn, second_turn, third_turn], [reply, text, after]
+    # Templates show tool calls of earlier wishes otherwise than those of the last, so a new wish finds less.
+    for what, request in zip(("the next wish", "a tool's result for it"), played[3:] if played else []):
+        took, answer, usage = server.ask(request)
+        tell(what, took, usage, server, share_of_cold=round(took / cold, 4))
+        asked.append(request)
+        answers.append(answer)
     server.stop()
     plain = Server(args, ["--prefix-cache-slots", "0"])
-    expected = [plain.ask(turn)[1] for turn in (first_turn, second_turn, third_turn)]
+    expected = [plain.ask(turn)[1] for turn in asked]
     plain.stop()
-    same = expected == [reply, text, after] and repeated == text
+    same = expected == answers and repeated == text
     print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
     return same
 
@@ -143,7 +255,7 @@ def kills(args, folder):
         seed = dice.randrange(6)
         messages = conversation(1500, seed)
         _, text, usage = server.ask(messages, 8)
-        hits += usage.get("prompt_tokens_details", {}).get("cached_tokens", 0) > 0
+        hits += usage[1] > 0
         if seed not in expected:
             expected[seed] = plain.ask(messages, 8)[1]
         wrong += text != expected[seed]
@@ -163,6 +275,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("hearth")
     parser.add_argument("model", nargs="*")
+    parser.add_argument("--recorded", choices=RECORDED, help="play what this client sent")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--context", type=int, help="of the server; a word is two to three tokens to some models")
     parser.add_argument("--kills", type=int, default=0)

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""Records what Claude Code and Codex send: a conversation of two wishes with tools in between, for `turns.py --recorded`.
+
+    python3 harness/cache/record.py [claude-code] [codex] [--hearth target/release/hearth] [--into target/harness]
+
+The clients are those of `harness/clients`, pinned and installed by it, in a network with loopback only. A scripted server
+answers them, so what they ask for is the same every time; what they send is their own: blocks, tools, reminders, results of
+tools, the order of it all, and how a message changes its form from one request to the next. The instructions and
+descriptions that they send belong to their makers, so every word of those is replaced by another of the same length; names,
+tags, schemas and what the conversation itself holds stay. Folders, names of people and ids are replaced as well.
+Writes CLIENT.json beside this file: `requests`, in which {"$": n} stands for entry n of `parts`, in which it may stand too.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "clients"))
+
+import install  # noqa: E402
+import pages  # noqa: E402
+import world  # noqa: E402
+
+SERVE = ["--model-name", "hearth", "--max-ctx", "65536"]
+# What the tools read: sources of this project.
+SOURCES = ["accept.rs", "doubt.rs", "event.rs", "cancel.rs", "stats.rs", "error.rs"]
+WISHES = ["Please read the sources in src and tell what each is for.", "And which of them knows of the device?"]
+# What is shorter as JSON stands where it is said.
+SHORT = 64
+WORDS = """a i
+of to in it is as at by on or we an so if no
+the and for you all are can use not any one two new set get let may its out run see ask
+with that from this file tool when code must only text name path each call list line work then them what
+other which value given where under first input order after while write check plain shall there files
+should result before number always string answer passed beside change longer either single return
+command content context without another message through request between nothing against
+response function included previous complete optional directory
+""".split()
+
+
+def calls(client):
+    """The tool calls of the first wish, then that of the second, each as the model writes it."""
+    def call(name, **given):
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+        return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+    if client == "claude-code":
+        first = [call("Read", file_path=f"src/{name}") for name in SOURCES]
+        return first, call("Bash", command="grep -n DeviceError src/*.rs", description="Find the device")
+    first = [call("exec_command", cmd=f"cat src/{name}") for name in SOURCES]
+    return first, call("exec_command", cmd="grep -n DeviceError src/*.rs")
+
+
+def script(client):
+    """Lines of `hearth serve --script` that call one tool after another; a result is known by what its source says."""
+    first, second = calls(client)
+    marks = [f"mark of {name}" for name in SOURCES]
+    last = {"last": "DeviceError;", "say": "Those that name DeviceError: accept knows it not, error does."}
+    lines = [{"last": WISHES[1], "say": f"I look for it.\n{second}"}]
+    for mark, following in zip(marks, [*first[1:], None]):
+        say = "They accept tokens, doubt them, tell events, cancel, count and fail." if following is None else following
+        lines.append({"last": mark, "say": say})
+    return [*lines, {"last": WISHES[0], "say": f"I read them.\n{first[0]}"}, last, {"say": "Done."}]
+
+
+def converse(client, place):
+    """Both wishes, one after the other in one conversation; gives the bodies of the requests to the model."""
+    if client == "claude-code":
+        variables = pages.variables(place, client)
+        may = ["--output-format", "json", "--allowedTools", "Read,Bash"]
+        commands = [["claude", "-p", WISHES[0], *may], ["claude", "-p", WISHES[1], "--continue", *may]]
+    else:
+        pages.write(place, client, "toml", ".codex/config.toml")
+        variables = {"HEARTH_API_KEY": "none"}
+        ask = ["codex", "exec", "--skip-git-repo-check", "--json"]
+        commands = [[*ask, WISHES[0]], ["codex", "exec", "resume", "--last", "--skip-git-repo-check", "--json", WISHES[1]]]
+    bodies = []
+    for command in commands:
+        turn = place.run(command, variables)
+        if turn.code != 0 or turn.refused:
+            sys.exit(f"{client} ended with {turn.code}: {turn.errors[-2000:]}{turn.output[-2000:]}")
+        bodies += [json.loads(exchange.body) for exchange in turn.asked]
+    return bodies
+
+
+def other_words(text):
+    """`text` with another word of the same length for every word, and number, that is not in a tag or a line for the server."""
+    if text.startswith("x-anthropic-billing-header"):
+        return text
+    by_length = {}
+    for word in WORDS:
+        if word.isalpha():
+            by_length.setdefault(len(word), []).append(word)
+
+    def other(match):
+        word = match.group()
+        if word.startswith("<"):
+            return word
+        if word.isdigit():
+            return "1" * len(word)
+        pool = by_length.get(min(len(word), 9), by_length[8])
+        # The same word gives the same word, as it does in a text.
+        chosen = pool[sum(map(ord, word)) % len(pool)]
+        while len(chosen) < len(word):
+            chosen += chosen
+        return chosen[: len(word)].capitalize() if word[0].isupper() else chosen[: len(word)]
+
+    return re.sub(r"</?[A-Za-z_-]+>|[A-Za-z]+|[0-9]+", other, text)
+
+
+def ours(text):
+    """Whether a text is the conversation's own."""
+    return any(wish in text and len(text) < 2 * len(wish) for wish in WISHES)
+
+
+def mask(value, key=None):
+    """A tool, or a message that the client wrote by itself, in other words."""
+    if isinstance(value, dict):
+        return {name: mask(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [mask(inner, key) for inner in value]
+    if isinstance(value, str) and key in ("text", "content", "description", "definition", "instructions") and not ours(value):
+        return other_words(value)
+    return value
+
+
+def said_by_tools_or_model(message):
+    """Whether a message is a result, a call or a reply."""
+    if message.get("role") == "assistant" or message.get("type", "message") != "message":
+        return True
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") == "tool_result" for part in content)
+
+
+def result_only(message):
+    """A message with results of tools, in which other parts are the client's own words."""
+    if isinstance(message.get("content"), list):
+        parts = [mask(part) if part.get("type") in ("text", "input_text") else part for part in message["content"]]
+        return {**message, "content": parts}
+    return message
+
+
+def cleaned(body, place):
+    """A request without what belongs to the client's makers, this machine or one run."""
+    text = json.dumps(body)
+    for folder, name in ((place.work, "/home/user/project"), (place.home, "/home/user")):
+        text = text.replace(str(folder), name).replace(str(folder).replace("/", "-"), name.replace("/", "-"))
+    uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    ids = {}
+    text = re.sub(uuid, lambda found: ids.setdefault(found.group(), f"00000000-0000-4000-8000-{len(ids):012x}"), text)
+    text = re.sub(r"\b[0-9a-f]{64}\b", "0" * 64, text)
+    body = json.loads(text)
+    for key in ("system", "tools", "instructions"):
+        if key in body:
+            body[key] = mask(body[key], "text" if key != "tools" else None)
+    said = "messages" if "messages" in body else "input"
+    body[said] = [
+        (message if message.get("role") == "assistant" else result_only(message))
+        if said_by_tools_or_model(message)
+        else mask(message)
+        for message in body[said]
+    ]
+    body.pop("client_metadata", None)
+    return body
+
+
+def interned(value, table):
+    """The same with every part of some length named by its number in the table, where it stands once."""
+    if isinstance(value, dict):
+        value = {key: interned(inner, table) for key, inner in value.items()}
+    elif isinstance(value, list):
+        value = [interned(inner, table) for inner in value]
+    written = json.dumps(value)
+    return {"$": table.setdefault(written, len(table))} if len(written) >= SHORT else value
+
+
+def record(client, hearth, folder):
+    lines = folder / "out" / f"record-{client}.jsonl"
+    lines.parent.mkdir(exist_ok=True)
+    lines.write_text("".join(json.dumps(line) + "\n" for line in script(client)))
+    server = world.Server(hearth, [*SERVE, "--script", str(lines)], folder / "out" / "record.log")
+    with world.World(folder, client, server) as place:
+        (place.work / "src").mkdir()
+        for name in SOURCES:
+            source = (ROOT / "crates" / "decode" / "src" / name).read_text()
+            (place.work / "src" / name).write_text(f"{source}// mark of {name}\n")
+        shutil.rmtree(place.work / "notes")
+        (place.work / "note").unlink()
+        bodies = [cleaned(body, place) for body in converse(client, place)]
+    # Requests of the client for itself, such as a title, are no part of the conversation.
+    talk = [body for body in bodies if body.get("tools")]
+    table = {}
+    requests = [interned(body, table) for body in talk]
+    parts = list(map(json.loads, table))
+    told = {"client": client, "version": install.version(client), "parts": parts, "requests": requests}
+    path = HERE / f"{client}.json"
+    path.write_text(json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n")
+    print(f"{path.name}: {len(requests)} requests, {path.stat().st_size} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help="claude-code and codex unless named")
+    parser.add_argument("--hearth", type=pathlib.Path, default=ROOT / "target" / "release" / "hearth")
+    parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the clients")
+    told = parser.parse_args()
+    clients = told.clients or ["claude-code", "codex"]
+    folder = told.into.resolve()
+    if world.INSIDE not in world.os.environ:
+        install.install(folder, clients)
+    world.leave_the_network()
+    for client in clients:
+        record(client, told.hearth.resolve(), folder)
+
+
+if __name__ == "__main__":
+    main()
