@@ -179,9 +179,7 @@ impl Golden {
     /// The same with every weight as the f32 numbers that it stands for, which devices round nothing beside.
     pub fn plan_of_floats(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
         let file = format!("{}.gguf", self.stem);
-        let bytes = floats(&path(&file)).map_err(ModelError::from)?;
-        let loaded = model::load_bytes(&file, Mapped::shared(Arc::from(bytes)))?;
-        Ok(Golden::plan_of(loaded, kv, limits))
+        Ok(Golden::plan_of(load_as_floats(&path(&file))?, kv, limits))
     }
 
     fn plan_of(loaded: model::Loaded, kv: KvFormats, limits: Limits) -> OpenPlan {
@@ -313,6 +311,15 @@ fn speak(
     let path = tree.path_to(NodeIdx::ROOT);
     runner.commit(&[CommitItem { seq, path: &path }])?;
     Ok(rows)
+}
+
+/// Loads a model with every weight as the f32 number that it stands for, which devices round nothing beside.
+///
+/// # Errors
+/// What reading or loading refuses.
+pub fn load_as_floats(path: &Path) -> Result<model::Loaded, ModelError> {
+    let bytes = Mapped::shared(Arc::from(floats(path)?));
+    model::load_bytes(&path.display().to_string(), bytes)
 }
 
 /// A GGUF file with all its tensors as f32.

@@ -3,8 +3,7 @@
 
 #![expect(
     clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a fixture that cannot be read, and a value that is off, fail the test; figures are printed"
+    reason = "a fixture that cannot be read, and a value that is off, fail the test"
 )]
 
 use conformance::compare::Tolerance;
@@ -98,7 +97,6 @@ fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
             // The target's activations have eight bits.
             false => 0.3,
         };
-        eprintln!("  {}: {off:?}", draft.name);
         assert!(off.mean < allowed, "{}: {off:?}", draft.name);
     }
 }
