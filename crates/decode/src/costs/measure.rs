@@ -10,7 +10,9 @@ use super::{Clock, CostTable};
 
 /// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
 /// nearly straight lines.
-const SIZES: [usize; 8] = [1, 2, 4, 8, 16, 24, 32, 48];
+const SIZES: [usize; 9] = [1, 2, 4, 8, 16, 24, 32, 48, 64];
+/// Sequences that passes are measured for together, at most: a device may take more than one pass for the rows of more.
+const TOGETHER: usize = 4;
 /// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one
 /// row more than each size are known to be those of the next.
 const PADDED: (usize, f64) = (8, 1.1);
@@ -19,7 +21,7 @@ const TURNS: usize = 4;
 /// Tokens read before anything is measured.
 const CONTEXT: usize = 64;
 /// The most passes of a turn that commit a token.
-const SIZES_AT_MOST: usize = 2 * SIZES.len();
+const SIZES_AT_MOST: usize = 3 * SIZES.len();
 
 /// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
 /// stands still. What was measured when the time is over is the table.
@@ -42,12 +44,13 @@ pub fn measure(
         .max(1);
     let commits = (TURNS + 1) * SIZES_AT_MOST;
     let max_len = limits.context.min(context + commits + Tree::MAX_NODES);
-    let first = runner.open(max_len)?;
-    // A second one shows whether drafts of two cost twice as much; there may be no room for it.
-    let second = match limits.sequences {
-        0 | 1 => None,
-        _ => runner.open(max_len).ok(),
-    };
+    let mut seqs = vec![runner.open(max_len)?];
+    // More than one shows what drafts and passes of several cost; there may be no room for them.
+    while seqs.len() < limits.sequences.min(TOGETHER)
+        && let Ok(seq) = runner.open(max_len)
+    {
+        seqs.push(seq);
+    }
     let mut trial = Trial {
         runner,
         clock,
@@ -56,11 +59,8 @@ pub fn measure(
         context,
         depth,
     };
-    let measured = trial.table(first, second);
-    trial.runner.close(first);
-    if let Some(second) = second {
-        trial.runner.close(second);
-    }
+    let measured = trial.table(&seqs);
+    seqs.into_iter().for_each(|seq| trial.runner.close(seq));
     measured
 }
 
@@ -86,45 +86,52 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    fn table(
-        &mut self,
-        first: SeqId,
-        second: Option<SeqId>,
-    ) -> Result<Option<CostTable>, DeviceError> {
-        let pair = second.map(|second| vec![first, second]);
+    fn table(&mut self, seqs: &[SeqId]) -> Result<Option<CostTable>, DeviceError> {
         let tokens = vec![TokenId(0); self.context];
-        for seq in [Some(first), second].into_iter().flatten() {
-            self.runner.prefill(seq, &tokens, &[])?;
+        for seq in seqs {
+            self.runner.prefill(*seq, &tokens, &[])?;
         }
         let limits = self.runner.info().limits;
         let widest = limits.tree_nodes.min(Tree::MAX_NODES);
-        let pass = |seqs: &[SeqId], rows: usize| Pass {
-            seqs: seqs.to_vec(),
+        let pass = |n: usize, rows: usize| Pass {
+            seqs: seqs[..n].to_vec(),
             rows,
             best: f64::INFINITY,
         };
-        let sizes = SIZES.into_iter().filter(|rows| *rows < widest);
-        let mut drafts = vec![pass(&[first], 0)];
-        drafts.extend(pair.iter().map(|pair| pass(pair, 0)));
-        let sizes = sizes.chain([widest]).map(|rows| pass(&[first], rows));
-        let mut verify: Vec<Pass> = sizes.collect();
+        // Sizes between what fewer sequences can have and the most that `n` can.
+        let sizes = |fewer: usize, n: usize| {
+            let between = SIZES.into_iter();
+            let between = between.filter(move |rows| (fewer + 1..n * widest).contains(rows));
+            between.chain([n * widest]).map(move |rows| (n, rows))
+        };
+        let mut several = vec![2, seqs.len()];
+        several.dedup();
+        several.retain(|n| (2..=seqs.len()).contains(n));
+        let mut drafts = vec![pass(1, 0)];
+        drafts.extend(several.iter().map(|n| pass(*n, 0)));
+        let mut verify: Vec<Pass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
         self.turns(&mut drafts)?;
         self.turns(&mut verify)?;
-        if let Some(pair) = pair.filter(|_| is_padded(&points(&verify))) {
+        if is_padded(&points(&verify)) {
             // What lies beyond one tree is no straight line either.
-            let more = SIZES
-                .into_iter()
-                .filter(|rows| *rows > widest && *rows < 2 * widest);
-            let both = more.chain([2 * widest]).map(|rows| pass(&pair, rows));
-            let mut both: Vec<Pass> = both.collect();
-            self.turns(&mut both)?;
-            verify.append(&mut both);
+            let mut fewer = 1;
+            for n in several {
+                let more = sizes(fewer * widest, n);
+                let mut more: Vec<Pass> = more.map(|(n, rows)| pass(n, rows)).collect();
+                self.turns(&mut more)?;
+                verify.append(&mut more);
+                fewer = n;
+            }
         }
-        let alone = drafts[0].best;
-        let both = drafts
-            .get(1)
-            .map_or(2.0 * alone, |both| both.best.max(alone));
-        let draft = vec![(1, alone), (2, both)];
+        let mut draft: Vec<(usize, f64)> = Vec::new();
+        for pass in &drafts {
+            // Drafts for more sequences cannot cost less: what seems so was disturbed.
+            let least = draft.last().map_or(0.0, |before| before.1);
+            draft.push((pass.seqs.len(), pass.best.max(least)));
+        }
+        if let [alone] = draft[..] {
+            draft.push((2, 2.0 * alone.1));
+        }
         Ok(CostTable::new(with_steps(&points(&verify)), draft))
     }
 
@@ -132,7 +139,7 @@ impl Trial<'_> {
     fn turns(&mut self, passes: &mut [Pass]) -> Result<(), DeviceError> {
         for turn in 0..=TURNS {
             for pass in &mut *passes {
-                if self.room <= pass.rows {
+                if self.room <= pass.rows.div_ceil(pass.seqs.len()) {
                     continue;
                 }
                 let seconds = match pass.rows {
@@ -269,6 +276,10 @@ mod tests {
         for rows in [1, 5, 17, 64] {
             assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");
         }
+        // What several sequences cost together is measured, not guessed.
+        let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
+        assert_eq!(sizes(costs.draft_points()), [1, 2, 4]);
+        assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
         let standing = measure(
             &mut FakeRunner::new(spec),
             || Duration::ZERO,
