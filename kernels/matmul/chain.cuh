@@ -65,7 +65,14 @@ __device__ __forceinline__ int share_of(const Segment* segments, const Stage& st
     return units;
 }
 
-// The weights of a block's pieces, one after the other over all stages.
+// A block's part of a stage: where it begins, and its units.
+struct Share {
+    Cursor at;
+    int units;
+};
+
+// The weights of a block's pieces, one after the other over all stages. `enter`, `begin_tile` where the tile is new, and `advance` until
+// it says that the stage is over: code that stands once, since there is more than a multiprocessor keeps.
 struct WeightFeed {
     const u8* weights[2];
     int rows[2];   // 16-row tiles of the row blocks
@@ -73,19 +80,20 @@ struct WeightFeed {
     int stage, left;  // units of the stage, this one included
     int write, units, pieces, piece;
     Cursor at;
+    bool fresh;  // a tile whose first piece is next
 
     // At the first piece of `stage` or of the next that has any; false where none is left.
-    __device__ __forceinline__ bool enter(const Segment* segments, const Stage* stages, int n_stages) {
-        for (; stage < n_stages; stage++) {
-            left = share_of(segments, stages[stage], at);
-            if (left == 0) continue;
-            write = stages[stage].write;
-            begin_tile(segments);
-            return true;
-        }
-        return false;
+    __device__ __forceinline__ bool enter(const Share* shares, const Stage* stages, int n_stages) {
+        while (stage < n_stages && shares[stage].units == 0) stage++;
+        if (stage >= n_stages) return false;
+        at = shares[stage].at;
+        left = shares[stage].units;
+        write = stages[stage].write;
+        fresh = true;
+        return true;
     }
     __device__ __forceinline__ void begin_tile(const Segment* segments) {
+        fresh = false;
         const Segment& s = segments[at.segment];
         units = s.units;
         pieces = s.pieces;
@@ -98,47 +106,48 @@ struct WeightFeed {
             weights[m] = row_block_at(s, write, at.tile, m) + rows[m] * (64 + at.unit * s.tile);
         }
     }
-    __device__ __forceinline__ bool advance(const Segment* segments, const Stage* stages, int n_stages) {
+    __device__ __forceinline__ bool advance(const Segment* segments) {
         weights[0] += rows[0] * bytes[0];
         weights[1] += rows[1] * bytes[0];
         const int other = bytes[1];
         bytes[1] = bytes[0];
         bytes[0] = other;
-        if (++piece < pieces) return true;
+        if (++piece < pieces) return false;
         piece = 0;
         if (--left == 0) {
             stage++;
-            return enter(segments, stages, n_stages);
+            return true;
         }
-        if (++at.unit < units) return true;
+        if (++at.unit < units) return false;
         at.unit = 0;
+        fresh = true;
         if (++at.tile == segments[at.segment].tiles) {
             at.tile = 0;
             at.segment++;
         }
-        begin_tile(segments);
-        return true;
+        return false;
     }
 };
 
-// The input of the same pieces.
+// The input of the same pieces, likewise.
 struct InputFeed {
     const u8* x;
     int bytes;        // of a piece
     int stage, left;  // units of the stage, this one included
     int units, pieces, piece;
     Cursor at;
+    bool fresh;
 
-    __device__ __forceinline__ bool enter(const Segment* segments, const Stage* stages, int n_stages) {
-        for (; stage < n_stages; stage++) {
-            left = share_of(segments, stages[stage], at);
-            if (left == 0) continue;
-            begin_tile(segments, stages);
-            return true;
-        }
-        return false;
+    __device__ __forceinline__ bool enter(const Share* shares, int n_stages) {
+        while (stage < n_stages && shares[stage].units == 0) stage++;
+        if (stage >= n_stages) return false;
+        at = shares[stage].at;
+        left = shares[stage].units;
+        fresh = true;
+        return true;
     }
     __device__ __forceinline__ void begin_tile(const Segment* segments, const Stage* stages) {
+        fresh = false;
         const Segment& s = segments[at.segment];
         units = s.units;
         pieces = s.pieces;
@@ -146,21 +155,21 @@ struct InputFeed {
         bytes = pieces * NT * A16_TILE;
         x = stages[stage].x + size_t(at.unit) * pieces * bytes;
     }
-    __device__ __forceinline__ bool advance(const Segment* segments, const Stage* stages, int n_stages) {
+    __device__ __forceinline__ bool advance(const Segment* segments) {
         x += bytes;
-        if (++piece < pieces) return true;
+        if (++piece < pieces) return false;
         piece = 0;
         if (--left == 0) {
             stage++;
-            return enter(segments, stages, n_stages);
+            return true;
         }
-        if (++at.unit < units) return true;
+        if (++at.unit < units) return false;
         at.unit = 0;
+        fresh = true;
         if (++at.tile == segments[at.segment].tiles) {
             at.tile = 0;
             at.segment++;
         }
-        begin_tile(segments, stages);
-        return true;
+        return false;
     }
 };

@@ -47,20 +47,19 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 // Who scales rows and multiplies f32 matrices: two warps of their own.
 #define SIDE_FIRST (WARPS + 2)
 #define PLAIN_WARPS 2
-#define PLAIN_AHEAD 4
 __device__ __forceinline__ int plain_thread() { return threadIdx.x - SIDE_FIRST * 32; }
 __device__ __forceinline__ void plain_sync() { asm volatile("bar.sync 2, %0;" ::"n"(PLAIN_WARPS * 32) : "memory"); }
 
 #include "matmul/chain.cuh"
 #include "matmul/chain_rows.cuh"
-#include "matmul/plain.cuh"
+#include "matmul/plain_sm90.cuh"
 #include "matmul/walk.cuh"
 
 struct Chain {
     Segment segments[SEGMENTS];
     Stage stages[STAGES];
     float4* scratch;
-    u32* barrier;
+    u32* barrier;   // 256 bytes; behind it two times MOST_ROWS scales
     float* scales;  // 1 / rms of the rows as last known: read, and written after the last norm
     float eps;
     u16 n_stages, n_opened;  // n_opened: with those that have no products
@@ -69,6 +68,8 @@ struct Chain {
 #endif
 };
 
+// Registers of a thread that multiplies and of the others, which share what the launch has: 168 each.
+constexpr int PRODUCT_REGISTERS = NT > 4 ? 200 : 208, SIDE_REGISTERS = NT > 4 ? 104 : 88;
 constexpr int W_BYTES = 16 * max_piece(0), SLOT = W_BYTES + NT * A16_TILE * max_chunks(0);
 constexpr int SLOTS = RING / SLOT;
 // A warp may hold a piece while it waits for the next.
@@ -92,7 +93,12 @@ __device__ __forceinline__ void products_fence() {
 #endif
 }
 
-// When a stage is open: the scales of the rows that its input is made of. The warps that do it take rows in turn.
+// Where blocks tell each other the scales of the rows of a stage's input, behind the barrier: +0 before and after. Only stages 1 and 3
+// scale, and have a place each; stage 2 makes that of stage 1 absent again, stage 1 of the next chain that of stage 3.
+#define MOST_ROWS 64
+__device__ __forceinline__ float* told_scales(const Chain& chain, int which) { return (float*)(chain.barrier + 64) + which / 2 * MOST_ROWS; }
+
+// When a stage is open: the scales of the rows that its input is made of. A block adds up the squares of a row or none, and tells all.
 __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowScales& rows) {
     const Stage& stage = chain.stages[which];
     const int warp = plain_thread() / 32, lane = threadIdx.x % 32;
@@ -103,41 +109,30 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
         }
         return;
     }
-    constexpr int TURNS = (ROWS + PLAIN_WARPS - 1) / PLAIN_WARPS, TOGETHER = TURNS < 4 ? TURNS : 4, LOADS = 3;
+    constexpr int LOADS = 3;
     const int quads = (stage.width + 255) / 256 * 4;
-    const float inverse = 1.0f / stage.width;
-    for (int first = warp; first < ROWS; first += PLAIN_WARPS * TOGETHER) {
-        float sum[TOGETHER];
-#pragma unroll
-        for (int r = 0; r < TOGETHER; r++) sum[r] = 0.0f;
+    float* told = told_scales(chain, which);
+    for (int row = blockIdx.x + warp * gridDim.x; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
+        float sum = 0.0f;
         for (int i = lane; i < quads; i += 32 * LOADS) {
-            float4 v[LOADS][TOGETHER];
+            float4 v[LOADS];
 #pragma unroll
-            for (int l = 0; l < LOADS; l++)
+            for (int l = 0; l < LOADS; l++) {
+                v[l] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (i + 32 * l < quads) v[l] = __ldcg((const float4*)stage.sums + size_t(row) * quads + i + 32 * l);
+            }
 #pragma unroll
-                for (int r = 0; r < TOGETHER; r++) {
-                    v[l][r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    if (i + 32 * l < quads) v[l][r] = __ldcg((const float4*)stage.sums + size_t(min(first + r * PLAIN_WARPS, ROWS - 1)) * quads + i + 32 * l);
-                }
-#pragma unroll
-            for (int l = 0; l < LOADS; l++)
-#pragma unroll
-                for (int r = 0; r < TOGETHER; r++) sum[r] += (v[l][r].x + v[l][r].y) + (v[l][r].z + v[l][r].w);
+            for (int l = 0; l < LOADS; l++) sum += (v[l].x + v[l].y) + (v[l].z + v[l].w);
         }
-        // Lane r has the sum of row r, so that all roots and quotients are taken at once.
-        float own = 0.0f;
-#pragma unroll
-        for (int r = 0; r < TOGETHER; r++) {
-            const float all = warp_sum(sum[r]);
-            if (lane == r) own = all;
-        }
-        const int row = first + lane * PLAIN_WARPS;
-        if (lane < TOGETHER && row < ROWS) {
-            const float scale = 1.0f / sqrtf(own * inverse + chain.eps);
-            rows.factor[row] = scale / (rows.last[row] * HEADROOM);
-            rows.last[row] = scale;
-            if (blockIdx.x == 0) chain.scales[row] = scale;
-        }
+        sum = warp_sum(sum);
+        if (lane == 0) leave(told + row, 1.0f / sqrtf(sum * (1.0f / stage.width) + chain.eps));
+    }
+    for (int row = plain_thread(); row < ROWS; row += PLAIN_WARPS * 32) {
+        float scale = peek(told + row);
+        while (!has_arrived(scale)) scale = peek(told + row);
+        rows.factor[row] = scale / (rows.last[row] * HEADROOM);
+        rows.last[row] = scale;
+        if (blockIdx.x == 0) chain.scales[row] = scale;
     }
 }
 
@@ -146,15 +141,10 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
 #define UNDER_WAY 2
 #endif
 
-// Where a block's part of a stage begins.
-struct Start {
-    Cursor at;
-    int units;
-    Blocks blocks;  // of the first tile
-};
 struct Room {
     u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done;
-    Start starts[STAGES];
+    Share shares[STAGES];
+    Blocks first_blocks[STAGES];  // of the first tile of each share
     u32 n_open;  // stages open so far, for whom `open` may outrun
 };
 // Written before `open` turns.
@@ -185,16 +175,16 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
     const u64 once = policy_evict_first(), keep = policy_evict_last();
     WeightFeed weights;
     weights.stage = 0;
-    bool more = weights.enter(chain.segments, chain.stages, chain.n_stages);
     Turn turn = {0, 1}, awaited = {0, 0};  // of this piece; of the oldest under way
     int sent = 0;
-    int tile = -1, of_stage = -1, of_segment = -1;
-    while (more) {
-        if (weights.at.tile != tile || weights.stage != of_stage || weights.at.segment != of_segment) {
+    for (bool over = true;;) {
+        if (over && !weights.enter(room.shares, chain.stages, chain.n_stages)) return;
+        if (weights.fresh) {
+            weights.begin_tile(chain.segments);
             // What the tile's end needs, into L2: behind all the weights under way it would come late.
-            tile = weights.at.tile, of_stage = weights.stage, of_segment = weights.at.segment;
-            const Segment& s = chain.segments[of_segment];
-            const Stage& stage = chain.stages[of_stage];
+            const int tile = weights.at.tile;
+            const Segment& s = chain.segments[weights.at.segment];
+            const Stage& stage = chain.stages[weights.stage];
 #pragma unroll
             for (int m = 0; m < 2; m++)
                 if (weights.rows[m]) {
@@ -216,27 +206,27 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
         bulk_load(to, weights.weights[0], weights.rows[0] * weights.bytes[0], barrier, once);
         if (weights.rows[1]) bulk_load(to + 8 * weights.bytes[0], weights.weights[1], weights.rows[1] * weights.bytes[0], barrier, once);
         turn.next();
-        more = weights.advance(chain.segments, chain.stages, chain.n_stages);
+        over = weights.advance(chain.segments);
     }
 }
 
-// One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
-template <int COUNT>
-__device__ __forceinline__ void bring(const u8* from, u8* to) {
-    uint4 v[COUNT];
-    bool waiting;
-    do {
-        waiting = false;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            const float4 seen = peek((const float4*)(from + (i * 32 + threadIdx.x % 32) * 16));
-            v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z), __float_as_uint(seen.w));
+// One piece of x, looked at until all of it is there: `count` times 16 bytes of each lane, which copies and looks at its own. In
+// registers more than 16 rows would not fit.
+__device__ __forceinline__ void bring(const u8* from, u8* to, int count) {
+    const u32 at = threadIdx.x % 32 * 16;
+    u32 missing = count == 32 ? 0xffffffffu : (1u << count) - 1;
+    while (missing) {
+#pragma unroll 2
+        for (int i = 0; i < count; i++)
+            if (missing >> i & 1) cp_async_16(shared_address(to) + at + i * 512, from + at + i * 512);
+        cp_async_commit();
+        cp_async_wait<0>();
+#pragma unroll 2
+        for (int i = 0; i < count; i++) {
+            const uint4 v = *(const uint4*)(to + at + i * 512);
+            if (v.x && v.y && v.z && v.w) missing &= ~(1u << i);
         }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) waiting |= v[i].x == 0 || v[i].y == 0 || v[i].z == 0 || v[i].w == 0;
-    } while (waiting);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
+    }
 }
 
 // Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. Where the block has nothing of a stage
@@ -246,14 +236,14 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
-    bool more = x.enter(chain.segments, chain.stages, chain.n_stages);
     Turn turn = {0, 1};
-    while (more) {
+    while (x.enter(room.shares, chain.n_stages)) {
         const int stage = x.stage;
         // Until the stage before is open, what was there a step ago need not be absent.
         while (stage && !__all_sync(WARP_ALL, is_open(room, stage - 1))) __nanosleep(100);
         bool opened = stage == 0;
-        while (more && x.stage == stage) {
+        do {
+            if (x.fresh) x.begin_tile(chain.segments, chain.stages);
             mbarrier_wait(empty + 8 * turn.slot, turn.parity);
             u8* to = ring + turn.slot * SLOT + W_BYTES;
             const u32 barrier = full + 8 * turn.slot;
@@ -267,17 +257,13 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                     bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
                 }
             } else {
-                if (x.pieces == 2)
-                    bring<4 * NT>(x.x, to);
-                else
-                    bring<2 * NT>(x.x, to);
+                bring(x.x, to, x.pieces * 2 * NT);
                 products_fence();
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
             }
             turn.next();
-            more = x.advance(chain.segments, chain.stages, chain.n_stages);
-        }
+        } while (!x.advance(chain.segments));
     }
 }
 
@@ -311,17 +297,20 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         }
         mbarrier_wait(open, which & 1);
         const Stage& stage = chain.stages[which];
+#if PLAIN
+        // Before the scales of its rows, which take longer.
+        if (which + 1 == chain.n_stages) plain_jobs(chain.plain, plain_room);
+#endif
         if (which < chain.n_stages) row_scales(chain, which, rows);
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
             stage.spent[i] = make_uint4(0, 0, 0, 0);
+        if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(ready);
     }
 #if PLAIN
     plain_sync();
-    const auto factor = [&](int row) { return rows.factor[row]; };
-    plain_jobs(chain.plain, plain_room, factor);
-    plain_end(chain.plain, factor);
+    plain_end(chain.plain, [&](int row) { return rows.factor[row]; });
 #endif
 }
 
@@ -347,10 +336,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     }
     if (threadIdx.x < chain.n_stages) {
         const Stage& stage = chain.stages[threadIdx.x];
-        Start start = {{stage.first, 0, 0}, 0, {}};
-        start.units = share_of(chain.segments, stage, start.at);
-        start.blocks = blocks_of(stage, chain.segments[start.at.segment], start.at.tile);
-        room.starts[threadIdx.x] = start;
+        Share share = {{stage.first, 0, 0}, 0};
+        share.units = share_of(chain.segments, stage, share.at);
+        room.shares[threadIdx.x] = share;
+        room.first_blocks[threadIdx.x] = blocks_of(stage, chain.segments[share.at.segment], share.at.tile);
     }
     __syncthreads();
 #if PLAIN
@@ -360,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
 #define SIDE_ROOM_HERE
 #endif
     if (warp >= WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
         if (warp == WARPS) {
             if (threadIdx.x % 32 == 0) fill(chain, room, shared_address(ring));
         } else if (warp == WARPS + 1) {
@@ -371,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
     pdl_wait();
 
     Turn turn = {0, 0};
@@ -395,9 +384,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             if (!waited) mbarrier_wait(ready, which & 1);
             waited = true;
         };
-        Cursor at = room.starts[which].at;
-        Blocks blocks = room.starts[which].blocks;
-        const int units_here = room.starts[which].units;
+        Cursor at = room.shares[which].at;
+        Blocks blocks = room.first_blocks[which];
+        const int units_here = room.shares[which].units;
         for (int over = 0; over < units_here;) {
             const Segment& s = chain.segments[at.segment];
             const int n = min(s.units - at.unit, units_here - over);

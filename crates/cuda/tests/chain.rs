@@ -399,6 +399,24 @@ fn a_chain_of_real_widths_agrees_with_the_reference() {
     }
 }
 
+/// Blocks without units run through their stages as fast as these open, and are still to come to their end.
+#[test]
+fn chains_in_which_most_blocks_have_nothing_end() {
+    let Some(gpu) = hopper() else { return };
+    let mut random = Random::new(10);
+    let shape = Shape {
+        hidden: 256,
+        ffn: 256,
+        mixed: 256,
+    };
+    for types in [of(Q4_K, vec![(Q4_K, 256)]), of(Q4_K, Vec::new())] {
+        let layer = Layer::new(&gpu, &mut random, &shape, &types);
+        let (x, y) = inputs(&mut random, &shape, 1);
+        let world = World::new(&gpu, &shape, &layer, (&x, &y));
+        world.run(&gpu, form(&gpu, &layer), &layer, 3000);
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
     let Some(gpu) = hopper() else { return };

@@ -4,8 +4,8 @@
 //! projections of the next layer, the norms before them included.
 
 use super::matmul::{
-    self, BLOCK_ROWS, Card, PLAIN_SHARED, ROW_BLOCKS, Scratch, Segment, TILES, Write, kinds_of,
-    narrow, packed_scratch_bytes, pair, plain_words,
+    self, BLOCK_ROWS, Card, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
+    packed_scratch_bytes, pair,
 };
 use super::norm::Out;
 use super::{Args, Launch, Unit};
@@ -26,8 +26,13 @@ const THREADS: u32 = 384;
 const OWN_SHARED: usize = 2048;
 /// Rows that a chain multiplies at most.
 pub const MOST_ROWS: usize = 32;
-/// Bytes of the barrier.
-const BARRIER_BYTES: usize = 256;
+/// Rows of an f32 matrix that a job of `matmul/plain_sm90.cuh` takes, values of K that its slice is a multiple of, and most
+/// jobs: the scratch of products has room for them.
+const PLAIN_ROWS: usize = 16;
+const PLAIN_CHUNK: usize = 256;
+const PLAIN_JOBS: usize = 120;
+/// Bytes of the barrier, and of the scales that blocks tell each other behind it.
+const BARRIER_BYTES: usize = 256 + 512;
 
 /// One matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,11 +179,13 @@ pub fn fits(products: &Products<'_>) -> bool {
     let of_next = || next.iter().map(|(matrix, _)| matrix);
     let packed = |matrix: &Matrix| matrix.kind.input() == Input::F16;
     let n_packed = of_next().filter(|m| packed(m)).count();
+    let plain = of_next().filter(|m| !packed(m));
     [out, gate, up, down].into_iter().all(packed)
         && (gate.kind, gate.rows, gate.cols) == (up.kind, up.rows, up.cols)
         && (next.is_empty() || n_packed > 0)
         && OWN_SEGMENTS + n_packed <= MAX_SEGMENTS
         && next.len() - n_packed <= MAX_SEGMENTS
+        && plain.map(|m| m.rows.div_ceil(PLAIN_ROWS)).sum::<usize>() <= PLAIN_JOBS
         && of_next().all(|m| packed(m) || m.cols.is_multiple_of(4))
 }
 
@@ -323,6 +330,35 @@ impl Stages {
     }
 }
 
+/// `Plain` of `matmul/plain_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone would leave multiprocessors without
+/// work. `matrices`: each with its output; `x` f32 `[rows][cols]`.
+fn plain_words(
+    card: Card,
+    cols: usize,
+    matrices: &[(Matrix, u64)],
+    (x, partials): (u64, u64),
+) -> Vec<u64> {
+    let mut words = Vec::new();
+    let mut groups = 0;
+    for (matrix, out) in matrices {
+        let shape = pair(matrix.rows, matrix.rows);
+        words.extend([matrix.weight, *out, shape, pair(0, groups)]);
+        groups += matrix.rows.div_ceil(PLAIN_ROWS);
+    }
+    words.resize(MAX_SEGMENTS * 4, 0);
+    let chunks = cols.div_ceil(PLAIN_CHUNK).max(1);
+    let at_once = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups.max(1);
+    let slice = chunks.div_ceil(at_once.clamp(1, chunks)) * PLAIN_CHUNK;
+    words.extend([
+        x,
+        partials,
+        pair(matrices.len(), cols),
+        pair(groups, cols.div_ceil(slice)),
+        pair(slice, 0),
+    ]);
+    words
+}
+
 /// One chain on the rows of `bucket`; `mixed`: what the mixer gave, halves `[bucket][out.cols]`.
 ///
 /// # Panics
@@ -420,19 +456,8 @@ pub fn launch(
         stages.stage(input, &packed, Results::Store);
     }
     let plain = form.plain.then(|| {
-        let segments: Vec<Segment> = plain
-            .into_iter()
-            .map(|(matrix, out)| Segment {
-                kind: matrix.kind,
-                rows: matrix.rows,
-                weight: matrix.weight,
-                out,
-                stride: matrix.rows,
-                write: Write::Store,
-            })
-            .collect();
         let partials = memory.scratch.0 + 2 * packed_scratch_bytes(card, bucket) as u64;
-        plain_words(card, hidden, (&segments, MAX_SEGMENTS), forms.f32, partials)
+        plain_words(card, hidden, &plain, (forms.f32, partials))
     });
     let spent = next.is_empty().then_some(of_down);
     stages.launch(spent, form, (memory, norms.eps), plain)

@@ -1,0 +1,196 @@
+// f32 matrices beside the packed ones of a chain: out[row][n] = sum over k of W[n][k] * x[row][k] * factor(row), all plain f32.
+//
+// For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 16 rows of W and a slice of K,
+// walked in chunks of 256 values whose weights are in shared memory; the first chunk is fetched before the dependency wait. Two warps
+// take half a chunk each, for all rows of x at once, so x is waited for a few times in all.
+//
+// Products are those of mma.m16n8k8 in tf32, which takes the upper 19 bits of a number: w x = w_hi x_hi + w_hi x_lo + w_lo x_hi, where
+// hi is what it takes and lo the rest, leaves out 2^-21 of a product. A row is a column of these products: its bits depend on no other.
+// Slots t and t + 4 of step e of 16 values are values 4 t + 2 e and 4 t + 2 e + 1: a lane reads 16 bytes at a time.
+//
+// Blocks leave the sums of their jobs (scratch.cuh), and each block of a group adds a share of them up, in the order of slices, when it
+// has left its own: only then the rows' factors are wanted. Slices are cut by shapes and card alone. cols is a multiple of 4.
+#pragma once
+#include "matmul/scratch.cuh"
+
+// Who does it: PLAIN_WARPS warps, whose threads plain_thread() counts and plain_sync() lets wait for each other.
+#define PLAIN_ROWS 16
+#define PLAIN_CHUNK 256
+
+struct PlainSegment {
+    const float* weights;  // [n_out][cols]
+    float* out;            // [ROWS][stride]
+    int n_out, stride;
+    int _pad, first;       // first: the segment's first group of 16 rows
+};
+struct Plain {
+    PlainSegment segments[SEGMENTS];
+    const float* x;    // [ROWS][cols]
+    float4* partials;  // [groups][slices][NT][32]: C fragments; +0 before and after
+    int n_segments, cols;
+    int groups, slices;
+    int slice, _pad;   // values of a slice, a multiple of PLAIN_CHUNK
+};
+
+// Quads of odd rows lie 4 away, so that lanes of two rows read different banks.
+struct PlainRoom {
+    float4 weights[PLAIN_ROWS][PLAIN_CHUNK / 4];
+};
+
+__device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, int group) {
+    int which = 0;
+    while (which + 1 < work.n_segments && group >= work.segments[which + 1].first) which++;
+    return work.segments[which];
+}
+
+// Starts fetching 16 rows of W from value k0 on; zeros past K.
+__device__ __forceinline__ void plain_fetch(const Plain& work, PlainRoom& room, int group, int k0) {
+    const PlainSegment& s = plain_segment(work, group);
+    for (int i = plain_thread(); i < PLAIN_ROWS * PLAIN_CHUNK / 4; i += PLAIN_WARPS * 32) {
+        const int n = i / (PLAIN_CHUNK / 4), quad = i % (PLAIN_CHUNK / 4), k = k0 + quad * 4;
+        const int row = min((group - s.first) * PLAIN_ROWS + n, s.n_out - 1);
+        float4* to = &room.weights[n][quad ^ (n & 1) << 2];
+        if (k < work.cols)
+            cp_async_16(shared_address(to), s.weights + size_t(row) * work.cols + k);
+        else
+            *to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    cp_async_commit();
+}
+
+// Before the dependency wait: the first chunk of the block's first job.
+__device__ __forceinline__ void plain_begin(const Plain& work, PlainRoom& room) {
+    const int job = blockIdx.x;
+    if (job < work.groups * work.slices) plain_fetch(work, room, job / work.slices, job % work.slices * work.slice);
+}
+
+// What tf32 leaves out of a number.
+__device__ __forceinline__ u32 tf32_rest(float v) { return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u)); }
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float part(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// Blocks of 16 values whose x a warp has asked for at a time: what registers allow.
+#define PLAIN_AHEAD (NT > 6 ? 1 : NT >= 3 ? 2 : 4)
+
+// Adds the products of 128 values from k on, `quad` of the room.
+__device__ __forceinline__ void plain_products(const Plain& work, const PlainRoom& room, int k, int quad, float (&acc)[NT][4]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    constexpr int BLOCKS = PLAIN_CHUNK / 2 / 16;
+    float4 x[PLAIN_AHEAD][NT];
+    const auto fetch = [&](int i, int block) {
+        const int at = k + block * 16 + t * 4;
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            x[i][n] = at < work.cols ? __ldcg((const float4*)(work.x + size_t(min(n * 8 + g, ROWS - 1)) * work.cols + at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    };
+#pragma unroll
+    for (int i = 0; i < PLAIN_AHEAD; i++) fetch(i, i);
+    // Not unrolled further: the kernel is larger than what a multiprocessor keeps of instructions.
+#pragma unroll 1
+    for (int first = 0; first < BLOCKS; first += PLAIN_AHEAD)
+#pragma unroll
+        for (int i = 0; i < PLAIN_AHEAD; i++) {
+            float4 w[2];  // rows g and g + 8
+#pragma unroll
+            for (int r = 0; r < 2; r++) w[r] = room.weights[g + 8 * r][(quad + (first + i) * 4 + t) ^ (g & 1) << 2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 high[4], rest[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float v = part(w[j % 2], 2 * e + j / 2);
+                    high[j] = __float_as_uint(v);
+                    rest[j] = tf32_rest(v);
+                }
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    const float b0 = part(x[i][n], 2 * e), b1 = part(x[i][n], 2 * e + 1);
+                    mma_tf32(acc[n], rest, __float_as_uint(b0), __float_as_uint(b1));
+                    mma_tf32(acc[n], high, tf32_rest(b0), tf32_rest(b1));
+                    mma_tf32(acc[n], high, __float_as_uint(b0), __float_as_uint(b1));
+                }
+            }
+            // Past the chunk in the last turn, and not used.
+            fetch(i, min(first + i + PLAIN_AHEAD, BLOCKS - 1));
+        }
+}
+
+// After the dependency wait, when x is there: leaves the sums of all of a block's jobs. All of the warps come here.
+__device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
+    const int warp = plain_thread() / 32, lane = threadIdx.x % 32, jobs = work.groups * work.slices;
+    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
+        const int group = job / work.slices, slice = job % work.slices;
+        const int begin = slice * work.slice, end = min(work.cols, begin + work.slice);
+        float acc[NT][4];
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) acc[n][e] = 0.0f;
+        for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
+            // What plain_begin fetched is there at first.
+            if (k0 != begin || job != int(blockIdx.x)) {
+                plain_sync();
+                plain_fetch(work, room, group, k0);
+            }
+            cp_async_wait<0>();
+            plain_sync();
+            plain_products(work, room, k0 + warp * 128, warp * 32, acc);
+        }
+        // The second half of K to the first warp, where the weights were.
+        float4* other = &room.weights[0][0];
+        plain_sync();
+        if (warp == 1)
+#pragma unroll
+            for (int n = 0; n < NT; n++) other[n * 32 + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+        plain_sync();
+        if (warp == 0)
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const float4 more = other[n * 32 + lane];
+                leave(work.partials + (size_t(job) * NT + n) * 32 + lane,
+                      make_float4(acc[n][0] + more.x, acc[n][1] + more.y, acc[n][2] + more.z, acc[n][3] + more.w));
+            }
+    }
+}
+
+// At the end of the block: its share of the sums of the groups that it had jobs of.
+template <typename Factor>
+__device__ __forceinline__ void plain_end(const Plain& work, const Factor& factor) {
+    constexpr int FETCH = 20, SUMS = NT * 128;
+    const int jobs = work.groups * work.slices;
+    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
+        const int group = job / work.slices, slice = job % work.slices;
+        const PlainSegment& s = plain_segment(work, group);
+        const int begin = slice * SUMS / work.slices, end = (slice + 1) * SUMS / work.slices;
+        for (int i = begin + plain_thread(); i < end; i += PLAIN_WARPS * 32) {
+            float* from = (float*)work.partials + size_t(group) * work.slices * SUMS + i;
+            float v = 0.0f;
+            for (int first = 0; first < work.slices; first += FETCH) {
+                float seen[FETCH];
+#pragma unroll
+                for (int f = 0; f < FETCH; f++) seen[f] = peek(from + size_t(min(first + f, work.slices - 1)) * SUMS);
+                // All once more where one is missing.
+                bool waiting = false;
+#pragma unroll
+                for (int f = 0; f < FETCH; f++) waiting |= !has_arrived(seen[f]);
+                if (waiting) {
+                    first -= FETCH;
+                    continue;
+                }
+#pragma unroll
+                for (int f = 0; f < FETCH; f++)
+                    if (first + f < work.slices) {
+                        from[size_t(first + f) * SUMS] = 0.0f;
+                        v += seen[f];
+                    }
+            }
+            // Rows of x and of W of element i of the fragments.
+            const int row = i / 128 * 8 + i / 4 % 4 * 2 + i % 2, n = (group - s.first) * PLAIN_ROWS + i / 16 % 8 + i / 2 % 2 * 8;
+            if (row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = v * factor(row);
+        }
+    }
+}
