@@ -7,7 +7,8 @@
 //! - A job is let in where the pool has room for its prompt and [`reserve`](crate::SchedulerConfig::reserve) tokens more
 //!   (fewer where it may not say as many), beside as many for every text that is being read or said. Until then it waits
 //!   in the queue, and those behind it too. Pages that saved states alone hold are room: the device moves them
-//!   elsewhere when a sequence needs their place.
+//!   elsewhere when a sequence needs their place. A newcomer is counted in full, though what he has in common with
+//!   somebody who is in takes room once; so this errs on the careful side.
 //! - Where a sequence cannot grow, the place whose turn comes last is given up: its state is saved in the host's memory,
 //!   and it is *parked*. Its pages stay where they are until somebody needs them.
 //! - Parked ones go on by their turn, before anyone of a later turn begins, once there is room for what they hold and

@@ -8,6 +8,7 @@ mod draft;
 mod drift;
 mod golden;
 mod laws;
+mod pool;
 mod prefix;
 
 use std::sync::Arc;

@@ -322,3 +322,47 @@ async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
     assert_eq!(slots["requests_running"], 0, "{slots}");
     assert_eq!(house.chat(json!({"max_tokens": 1})).await.status, 200);
 }
+
+#[tokio::test]
+async fn who_waits_for_pages_is_told_of_and_comes_in_when_there_are_some() {
+    let mut plan = narrow();
+    plan.config.queue_limit = 4;
+    plan.step = Duration::from_millis(3);
+    // Places for three, pages for one of full length, which may be reached within the reserve.
+    plan.limits = Limits {
+        sequences: 3,
+        context: 1000,
+        pool: Some(0),
+        ..plan.limits
+    };
+    let house = plan.open().await;
+    let running = occupy(&house).await;
+    let waiting = house.chat(json!({"stream": true, "max_tokens": 2})).await;
+    let pool = async || house.get("/props").await.json().await["runtime"]["kv_pool"].clone();
+    let mut told = pool().await;
+    for _ in 0..200 {
+        if told["queue_waits_for_it"] == true {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        told = pool().await;
+    }
+    assert_eq!(told["queue_waits_for_it"], true, "{told}");
+    let used = told["in_use"].as_u64().unwrap();
+    assert!(
+        used > 0 && used < told["tokens"].as_u64().unwrap(),
+        "{told}"
+    );
+    let metrics = house.get("/metrics").await.text().await;
+    assert!(
+        metrics.contains("hearth_kv_pool_requests_waiting 1"),
+        "{metrics}"
+    );
+    let slots = house.get("/slots").await.json().await;
+    assert_eq!(slots["pool_waits"], true);
+    drop(running);
+    assert!(waiting.text().await.contains("[DONE]"));
+    idle(&house).await;
+    let told = pool().await;
+    assert_eq!((&told["in_use"], &told["parked"]), (&json!(0), &json!(0)));
+}

@@ -1,0 +1,109 @@
+//! Few pages for many on the bundled pair: who waited for pages, or gave them up in the middle of a text, says bit for
+//! bit what he says alone.
+
+use chat::{Special, Tokenizer};
+use contract::Backend;
+use cpu::CpuBackend;
+use decode::{
+    Event, Job, JobId, OutToken, PrefixConfig, Progress, Sampling, Scheduler, SchedulerConfig,
+    Settings, Speculation, Stats,
+};
+
+use crate::draft::plan_with_draft;
+use crate::golden::{FAST, ember};
+
+/// A scheduler whose sequences share so many tokens.
+fn scheduler(pool: Option<usize>, slots: usize) -> Scheduler {
+    let mut plan = plan_with_draft(None, FAST);
+    plan.limits.sequences = 4;
+    plan.limits.context = 1000;
+    plan.limits.pool = pool;
+    let config = SchedulerConfig {
+        reserve: 8,
+        speculation: Speculation {
+            budget: 7,
+            ..Speculation::default()
+        },
+        prefix: PrefixConfig {
+            slots,
+            ..PrefixConfig::default()
+        },
+        ..SchedulerConfig::default()
+    };
+    let runner = CpuBackend::new(FAST).open(plan, &mut |_| {}).unwrap();
+    Scheduler::new(runner, config)
+}
+
+fn jobs() -> Vec<Job> {
+    let loaded = model::load(&ember("ember.gguf")).unwrap();
+    let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
+    let sizes = [(20, 360), (24, 330), (30, 200), (4, 60)];
+    let jobs = sizes.into_iter().enumerate();
+    jobs.map(|(i, (sentences, max_tokens))| {
+        let text =
+            format!("Lamp {i} stands beside coin {i}, and nobody counts. ").repeat(sentences);
+        let sampling = match i % 2 {
+            0 => Sampling::greedy(),
+            _ => Sampling {
+                temperature: 0.9,
+                seed: i as u64,
+                ..Sampling::default()
+            },
+        };
+        Job {
+            id: JobId(i as u64),
+            prompt: tokenizer.encode(&text, Special::Match).unwrap().into(),
+            choices: 1,
+            settings: Settings {
+                sampling,
+                max_tokens,
+                ignore_eos: true,
+                logprobs: Some(3),
+                ..Settings::default()
+            },
+            priority: 0,
+        }
+    })
+    .collect()
+}
+
+/// What each job says, and whether anyone waited for pages.
+fn said(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutToken>>, bool, Stats) {
+    let (mut events, mut waited) = (Vec::new(), false);
+    for job in jobs {
+        scheduler.submit(job.clone()).unwrap();
+    }
+    while scheduler.step(&mut events).unwrap() == Progress::Working {
+        let stats = scheduler.stats();
+        waited |= stats.pool_waits && stats.queued > 0;
+    }
+    let mut said = vec![Vec::new(); jobs.len()];
+    for (id, event) in events {
+        let at = jobs.iter().position(|job| job.id == id).unwrap();
+        match event {
+            Event::Tokens { tokens, .. } => said[at].extend(tokens),
+            Event::Failed { error } => panic!("{id}: {error}"),
+            _ => {}
+        }
+    }
+    (said, waited, scheduler.stats())
+}
+
+#[test]
+fn who_waits_for_pages_and_who_gives_them_up_say_the_bits_they_say_alone() {
+    let jobs = jobs();
+    let alone = |job: &Job| {
+        said(&mut scheduler(None, 0), std::slice::from_ref(job))
+            .0
+            .remove(0)
+    };
+    let expected: Vec<Vec<OutToken>> = jobs.iter().map(alone).collect();
+    for slots in [0, 8] {
+        // One context: hardly more than one of them takes.
+        let (found, waited, stats) = said(&mut scheduler(Some(0), slots), &jobs);
+        assert!(found == expected, "{slots} slots: {stats:?}");
+        assert!(waited && stats.parkings > 0, "{stats:?}");
+        assert_eq!((stats.parkings, stats.leaks), (stats.resumed, 0));
+        assert_eq!(stats.free_tokens, stats.pool_tokens);
+    }
+}
