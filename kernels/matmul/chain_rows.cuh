@@ -279,23 +279,32 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
         const int in_block = blocks.begin(warp);
         if (in_block < 8 && is_there(0, in_block)) {
             const Columns columns[MT] = {columns_of(room[0]), columns_of(room[1])};
-            float4 sum[2 * NT];
+            constexpr int COLUMNS = NT > 4 ? NT : NT % 2 ? NT : 2;  // of eight rows, at a time
 #pragma unroll
-            for (int c = 0; c < 2 * NT; c++) {
-                const float (&part)[4] = acc[c % 2][c / 2];
-                sum[c] = blocks.keeps_own() ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            }
-            const auto where = [&](u32 block, int c) { return place(block, c % 2, in_block, c / 2); };
-            gather<2 * NT, NT == 1 ? 4 : 1>(blocks.first_left(), blocks.last, where, sum);
-            // Not unrolled, and picked by comparisons: what a layer runs through once should be little, and an array that is picked from
-            // by a number lies in local memory, of which the first cache holds no more than 28 KB beside the ring.
+            for (int n0 = 0; n0 < NT; n0 += COLUMNS) {
+                float4 sum[2 * COLUMNS];
+#pragma unroll
+                for (int c = 0; c < 2 * COLUMNS; c++) {
+                    const float (&part)[4] = acc[c % 2][n0 + c / 2];
+                    sum[c] = blocks.keeps_own() ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+                const auto where = [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); };
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(blocks.first_left(), blocks.last, where, sum);
+                if constexpr (NT > 4) {
+                    // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
+                    // an array that is picked from by a number lies in local memory.
 #pragma unroll 1
-            for (int n = 0; n < NT; n++) {
-                float4 gate = sum[0], up = sum[1];
+                    for (int n = 0; n < NT; n++) {
+                        float4 gate = sum[0], up = sum[1];
 #pragma unroll
-                for (int other = 1; other < NT; other++)
-                    if (n == other) gate = sum[2 * other], up = sum[2 * other + 1];
-                finish_gated(s, stage, index_of(0, in_block), n, rows, columns, gate, up);
+                        for (int other = 1; other < NT; other++)
+                            if (n == other) gate = sum[2 * other], up = sum[2 * other + 1];
+                        finish_gated(s, stage, index_of(0, in_block), n, rows, columns, gate, up);
+                    }
+                } else {
+#pragma unroll
+                    for (int n = 0; n < COLUMNS; n++) finish_gated(s, stage, index_of(0, in_block), n0 + n, rows, columns, sum[2 * n], sum[2 * n + 1]);
+                }
             }
         }
         return;

@@ -1,4 +1,4 @@
-// matmul/chain_sm90: all products between two mixers of a step of few rows (1..32), in one launch of blocks that stay.
+// matmul/chain_sm90: all products between two mixers of a step of few rows (1..64), in one launch of blocks that stay.
 //
 //   x += out y;   h = silu(gate n(x)) * (up n(x));   x += down h;   p = in n(x) for the matrices `in` of the next layer
 //   n(x) = x / sqrt(mean(x^2) + eps) * weights of the norm
@@ -210,9 +210,26 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
     }
 }
 
-// One piece of x, looked at until all of it is there: `count` times 16 bytes of each lane, which copies and looks at its own. In
-// registers more than 16 rows would not fit.
-__device__ __forceinline__ void bring(const u8* from, u8* to, int count) {
+// One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
+template <int COUNT>
+__device__ __forceinline__ void bring(const u8* from, u8* to) {
+    uint4 v[COUNT];
+    bool waiting;
+    do {
+        waiting = false;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const float4 seen = peek((const float4*)(from + (i * 32 + threadIdx.x % 32) * 16));
+            v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z), __float_as_uint(seen.w));
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) waiting |= v[i].x == 0 || v[i].y == 0 || v[i].z == 0 || v[i].w == 0;
+    } while (waiting);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
+}
+// The same of more than registers have room for, by copies that a lane starts and then looks at.
+__device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
     const u32 at = threadIdx.x % 32 * 16;
     u32 missing = count == 32 ? 0xffffffffu : (1u << count) - 1;
     while (missing) {
@@ -257,7 +274,12 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                     bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
                 }
             } else {
-                bring(x.x, to, x.pieces * 2 * NT);
+                if constexpr (NT > 4)
+                    bring_many(x.x, to, x.pieces * 2 * NT);
+                else if (x.pieces == 2)
+                    bring<4 * NT>(x.x, to);
+                else
+                    bring<2 * NT>(x.x, to);
                 products_fence();
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
