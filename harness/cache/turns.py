@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence."
@@ -114,7 +115,10 @@ class Server:
     def post(self, path, body):
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
                                          {"content-type": "application/json"})
-        return urllib.request.urlopen(request, timeout=600)
+        try:
+            return urllib.request.urlopen(request, timeout=600)
+        except urllib.error.HTTPError as error:
+            sys.exit(f"{path} was answered {error.code}: {error.read().decode()[:500]}")
 
     def ask(self, asked, max_tokens=16):
         """(seconds to the first token, text, usage) of a greedy answer to messages of a chat, or to a recorded request."""

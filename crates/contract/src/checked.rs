@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
 use crate::protocol::{Protocol, Timeline, misuse};
+use crate::snapshot::ReadAt;
 use crate::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, Parcel, Place, Room, Row, Runner,
     RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
@@ -213,6 +214,12 @@ impl<R: Runner> Runner for Checked<R> {
         Ok(info)
     }
 
+    fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
+        let info = self.inner.import_at(source)?;
+        self.snapshots.insert(info.id, info.position);
+        Ok(info)
+    }
+
     fn score(
         &mut self,
         tokens: &[TokenId],
@@ -281,6 +288,9 @@ impl Runner for Box<dyn Runner> {
     }
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         (**self).import(source)
+    }
+    fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
+        (**self).import_at(source)
     }
     fn score(
         &mut self,

@@ -11,6 +11,7 @@
 
 use std::io::{Read, Write};
 
+use crate::snapshot::{InOrder, ReadAt};
 use crate::{
     Ask, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Path, Row, RunnerInfo, SeqId,
     SnapshotId, TokenId, Tree,
@@ -102,6 +103,11 @@ pub trait Runner {
 
     /// Reads what `export` wrote; refuses another model, other formats, and damaged bytes.
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError>;
+
+    /// The same of bytes that may be read at any place: a device may bring several sections in at once.
+    fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
+        self.import(&mut InOrder::new(source))
+    }
 
     /// Importance of each token `[n]` by the scorer. `progress` gets tokens done, and answers whether to go on.
     fn score(

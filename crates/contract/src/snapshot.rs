@@ -181,17 +181,47 @@ pub fn read_section(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
 ) -> Result<Section, DeviceError> {
-    let mut bytes = Vec::new();
-    let (kind, layer) = read_section_into(source, expected_bytes, &mut bytes)?;
-    Ok(Section { kind, layer, bytes })
+    let head = read_section_head(source, expected_bytes)?;
+    let mut bytes = vec![0; head.length];
+    read_exact(source, &mut bytes)?;
+    if checksum(&bytes) != head.sum {
+        return Err(head.damaged());
+    }
+    Ok(Section {
+        kind: head.kind,
+        layer: head.layer,
+        bytes,
+    })
 }
 
-/// As [`read_section`], over whatever `bytes` held: memory that was touched before takes bytes faster.
-pub fn read_section_into(
+/// What stands before a section's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SectionHead {
+    /// What it holds.
+    pub kind: SectionKind,
+    /// The layer, counted over all layers.
+    pub layer: u32,
+    /// How many bytes follow.
+    pub length: usize,
+    /// What [`Checksum`] must give for them.
+    pub sum: u64,
+}
+
+impl SectionHead {
+    /// The refusal of bytes that do not have the sum.
+    pub fn damaged(&self) -> DeviceError {
+        let SectionHead { kind, layer, .. } = self;
+        DeviceError::SnapshotRefused {
+            detail: format!("{kind:?} of layer {layer} is damaged"),
+        }
+    }
+}
+
+/// Reads the head of a section, whose bytes come next; refuses what `expected_bytes` does not tell.
+pub fn read_section_head(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
-    bytes: &mut Vec<u8>,
-) -> Result<(SectionKind, u32), DeviceError> {
+) -> Result<SectionHead, DeviceError> {
     let kind_id = u32::from_le_bytes(take(source)?);
     let layer = u32::from_le_bytes(take(source)?);
     let length = u64::from_le_bytes(take(source)?);
@@ -206,12 +236,71 @@ pub fn read_section_into(
             "{kind:?} of layer {layer} has {length} bytes, not {expected}"
         )));
     }
-    bytes.resize(expected, 0);
-    read_exact(source, bytes)?;
-    if checksum(bytes) != sum {
-        return Err(refuse(format!("{kind:?} of layer {layer} is damaged")));
+    Ok(SectionHead {
+        kind,
+        layer,
+        length: expected,
+        sum,
+    })
+}
+
+/// Bytes that may be read at any place, by several threads at once.
+pub trait ReadAt: Sync {
+    /// How many there are.
+    fn length(&self) -> u64;
+
+    /// Fills `into` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] where that runs past the end; others from the medium.
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+}
+
+impl ReadAt for Vec<u8> {
+    fn length(&self) -> u64 {
+        self.len() as u64
     }
-    Ok((kind, layer))
+
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        let begin = usize::try_from(at).unwrap_or(usize::MAX);
+        let end = begin.saturating_add(into.len());
+        let bytes = self.get(begin..end).ok_or(io::ErrorKind::UnexpectedEof)?;
+        into.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// The same bytes one after another.
+pub struct InOrder<'a> {
+    source: &'a dyn ReadAt,
+    at: u64,
+}
+
+impl<'a> InOrder<'a> {
+    /// From the first on.
+    pub fn new(source: &'a dyn ReadAt) -> InOrder<'a> {
+        InOrder { source, at: 0 }
+    }
+
+    /// Where the next byte is read.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Goes on `bytes` further.
+    pub fn skip(&mut self, bytes: usize) {
+        self.at = self.at.saturating_add(bytes as u64);
+    }
+}
+
+impl Read for InOrder<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.source.length().saturating_sub(self.at);
+        let n = usize::try_from(left).unwrap_or(usize::MAX).min(into.len());
+        self.source.read_at(&mut into[..n], self.at)?;
+        self.at += n as u64;
+        Ok(n)
+    }
 }
 
 fn take<const N: usize>(source: &mut dyn Read) -> Result<[u8; N], DeviceError> {
@@ -256,27 +345,65 @@ fn printable(name: &[u8; 8]) -> String {
         .to_owned()
 }
 
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut sum = Checksum::of_nothing();
+    sum.add(bytes);
+    sum.finish()
+}
+
 /// FNV-1a over little-endian 64-bit words in eight lanes, every eighth word in one, the tail zero-padded; then over the
 /// lanes and the length. One lane would wait for a multiplication at every word, which is slower than memory.
-fn checksum(bytes: &[u8]) -> u64 {
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    const LANES: usize = 8;
-    let mut lanes = [0xcbf2_9ce4_8422_2325_u64; LANES];
-    let mut add = |block: &[u8]| {
-        for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
-            let word: [u8; 8] = word.try_into().expect("chunks_exact gives eight bytes");
-            *lane = (*lane ^ u64::from_le_bytes(word)).wrapping_mul(PRIME);
+#[derive(Debug, Clone)]
+pub struct Checksum {
+    lanes: [u64; LANES],
+    length: u64,
+    /// What is left of the last piece, zero-padded.
+    tail: [u8; Checksum::BLOCK],
+}
+
+const PRIME: u64 = 0x0000_0100_0000_01b3;
+const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const LANES: usize = 8;
+
+impl Checksum {
+    /// Pieces that are added one after another must have multiples of so many bytes, all but the last.
+    pub const BLOCK: usize = 8 * LANES;
+
+    /// Of no bytes yet.
+    pub fn of_nothing() -> Checksum {
+        Checksum {
+            lanes: [BASIS; LANES],
+            length: 0,
+            tail: [0; Checksum::BLOCK],
         }
-    };
-    let mut blocks = bytes.chunks_exact(8 * LANES);
-    blocks.by_ref().for_each(&mut add);
-    let mut tail = [0; 8 * LANES];
-    tail[..blocks.remainder().len()].copy_from_slice(blocks.remainder());
-    add(&tail);
-    let over = lanes.into_iter().chain([bytes.len() as u64]);
-    over.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
-        (hash ^ word).wrapping_mul(PRIME)
-    })
+    }
+
+    /// Adds the next piece.
+    ///
+    /// # Panics
+    /// If the piece before it had not a multiple of [`Checksum::BLOCK`] bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
+        let whole = self.length.is_multiple_of(Checksum::BLOCK as u64);
+        assert!(whole, "a piece after the last");
+        let (blocks, rest) = bytes.as_chunks::<{ Checksum::BLOCK }>();
+        blocks.iter().for_each(|block| add(&mut self.lanes, block));
+        self.tail[..rest.len()].copy_from_slice(rest);
+        self.length += bytes.len() as u64;
+    }
+
+    /// The sum of all pieces.
+    pub fn finish(mut self) -> u64 {
+        add(&mut self.lanes, &self.tail);
+        let over = self.lanes.into_iter().chain([self.length]);
+        over.fold(BASIS, |hash, word| (hash ^ word).wrapping_mul(PRIME))
+    }
+}
+
+fn add(lanes: &mut [u64; LANES], block: &[u8; Checksum::BLOCK]) {
+    let (words, _) = block.as_chunks::<8>();
+    for (lane, word) in lanes.iter_mut().zip(words) {
+        *lane = (*lane ^ u64::from_le_bytes(*word)).wrapping_mul(PRIME);
+    }
 }
 
 #[cfg(test)]
@@ -327,6 +454,43 @@ mod tests {
             }
         );
         assert_eq!(section.bytes, b"eleven byte");
+    }
+
+    #[test]
+    fn a_sum_of_pieces_is_the_sum_of_the_whole() {
+        let bytes: Vec<u8> = (0..1000_u32).map(|i| (i * 7 % 251) as u8).collect();
+        for length in [0, 1, 63, 64, 65, 128, 640, 1000] {
+            let mut sum = Checksum::of_nothing();
+            bytes[..length].chunks(128).for_each(|piece| sum.add(piece));
+            assert_eq!(sum.finish(), checksum(&bytes[..length]), "{length} bytes");
+        }
+        // As files of layout 3 have it.
+        assert_eq!(checksum(b""), 0x2762_5cb0_67ba_a0a7);
+        assert_eq!(checksum(&bytes), 0x9385_7821_3bc9_0794);
+    }
+
+    #[test]
+    fn bytes_at_places_are_the_bytes_in_order() {
+        let bytes = sample();
+        let mut source = InOrder::new(&bytes);
+        let mut all = Vec::new();
+        source.read_to_end(&mut all).unwrap();
+        assert_eq!((all, source.at()), (bytes.clone(), bytes.len() as u64));
+        let mut source = InOrder::new(&bytes);
+        read_header(&mut source, OWNER).unwrap();
+        let head = read_section_head(&mut source, |_, _| Some(11)).unwrap();
+        assert_eq!(
+            (head.kind, head.layer, head.length),
+            (SectionKind::Keys, 1, 11)
+        );
+        assert_eq!(head.sum, checksum(b"eleven byte"));
+        let mut content = [0; 11];
+        bytes.read_at(&mut content, source.at()).unwrap();
+        assert_eq!(&content, b"eleven byte");
+        let error = bytes.read_at(&mut content, source.at() + 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        source.skip(11);
+        assert_eq!(source.read(&mut content).unwrap(), 0);
     }
 
     #[test]

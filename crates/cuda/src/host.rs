@@ -6,7 +6,7 @@
 //! chunks of a prompt, whose launches are queued far ahead.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -45,6 +45,8 @@ struct Work {
     last: AtomicU64,
     /// Whether for a long pass.
     long: AtomicBool,
+    /// Who wants the driver for themselves just now.
+    held: AtomicUsize,
     over: AtomicBool,
 }
 
@@ -56,6 +58,15 @@ impl Work {
     }
 }
 
+/// Keeps the thread that locks memory from doing so.
+pub(crate) struct Held(Arc<Work>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 struct Ahead {
     /// `None` once the pool is being dropped, which ends the thread.
     sizes: Option<Sender<usize>>,
@@ -64,8 +75,9 @@ struct Ahead {
 
 /// A block of page-locked memory, contents undefined; goes back to its pool when dropped.
 ///
-/// Copies are queued on the main stream, so whoever gets a block next and queues a copy comes after whatever its last
-/// owner queued. Reading or writing it on the host needs a wait before.
+/// Copies are queued on the main stream, or on one that the main stream has been told to wait for before the block comes
+/// back: so whoever gets a block next and queues a copy there comes after whatever its last owner queued. Reading or writing
+/// it on the host needs a wait before.
 #[derive(Debug)]
 pub(crate) struct HostBlock {
     /// `None` only while it is being dropped.
@@ -88,6 +100,7 @@ impl HostPool {
                 begun: Instant::now(),
                 last: AtomicU64::new(0),
                 long: AtomicBool::new(false),
+                held: AtomicUsize::new(0),
                 over: AtomicBool::new(false),
             }),
         }
@@ -100,6 +113,12 @@ impl HostPool {
         self.work
             .last
             .store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Until what comes back is dropped, no memory is locked ahead of time.
+    pub(crate) fn hold(&self) -> Held {
+        self.work.held.fetch_add(1, Ordering::Relaxed);
+        Held(Arc::clone(&self.work))
     }
 
     /// A block of at least `bytes` bytes.
@@ -142,7 +161,8 @@ impl HostPool {
                         if ready >= AHEAD || over {
                             break;
                         }
-                        if ready > 0 && !pauses.has_time() {
+                        let held = pauses.held.load(Ordering::Relaxed) > 0;
+                        if held || (ready > 0 && !pauses.has_time()) {
                             std::thread::sleep(PAUSE / 4);
                             continue;
                         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
-use contract::snapshot::Owner;
+use contract::snapshot::{Owner, ReadAt};
 use contract::{
     Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Parcel, Place, Room,
     Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
@@ -15,6 +15,7 @@ use contract::{
 use crate::backend::Options;
 use crate::driver::Gpu;
 use crate::exec::Engine;
+use crate::exec::answer::candidates;
 use crate::host::HostPool;
 use crate::lazy::LazyDraft;
 use crate::pages::{PageId, Pages};
@@ -200,7 +201,8 @@ impl CudaRunner {
             align: self.info.prefill_align,
         };
         let mut rows = Vec::new();
-        for pass in cut.passes(position, tokens.len()) {
+        let passes = self.engine.passes(cut, position, tokens.len());
+        for pass in passes {
             let asked = asked_within(asks, &pass);
             let mut head = ChunkHead::new(slot, position, pass.len());
             self.host.at_work(pass.len());
@@ -289,7 +291,8 @@ impl CudaRunner {
         let places: Vec<usize> = places.collect();
         drop(pages);
         sequence.position = position;
-        saved.restore(self.engine.gpu(), self.engine.state(), slot)?;
+        let state = self.engine.shared_state();
+        saved.restore(self.engine.lane(), &state, slot)?;
         self.engine.write_table(slot, 0, &places)
     }
 
@@ -320,26 +323,6 @@ impl Drop for CudaRunner {
     fn drop(&mut self) {
         // They read memory that goes with the engine.
         self.book.wait_for_parcels();
-    }
-}
-
-/// The candidates of one block, a row for each position.
-fn candidates(rows: &[Row]) -> Candidates {
-    let log_probs = |row: &Row| {
-        let lse = row.raw_lse;
-        row.raw
-            .iter()
-            .map(move |logit| logit - lse)
-            .collect::<Vec<f32>>()
-    };
-    Candidates {
-        ids: rows
-            .iter()
-            .flat_map(|row| row.ids.iter().copied())
-            .collect(),
-        log_probs: rows.iter().flat_map(log_probs).collect(),
-        lse: rows.iter().map(|row| row.raw_lse).collect(),
-        k: rows.first().map_or(0, |row| row.ids.len()),
     }
 }
 
@@ -500,8 +483,9 @@ impl Runner for CudaRunner {
         let begun = Instant::now();
         let sequence = self.protocol().settled("snapshot", seq)?;
         let position = sequence.position;
-        let (engine, at) = (&self.engine, (sequence.slot, sequence.position));
-        let saved = Snapshot::of_slot((engine.gpu(), &self.host), engine.state(), at, place);
+        let at = (sequence.slot, sequence.position);
+        let state = self.engine.shared_state();
+        let saved = Snapshot::of_slot(self.engine.lane(), &self.host, &state, at, place);
         let mut saved = self.watched(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
             saved.pages = self.book.lock().keep(&sequence.table, sequence.position);
@@ -546,8 +530,9 @@ impl Runner for CudaRunner {
         if let Some(saved) = self.snapshots.remove(&snapshot) {
             self.book.lock().drop_kept(saved.pages.iter().copied());
         }
-        // A card that failed is told by the next call.
-        if self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
+        // Whoever gets its memory next comes behind its copies. A card that failed is told by the next call.
+        let met = self.engine.meet_all().is_ok();
+        if met && self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
             self.host.trim(IDLE_BYTES);
         }
     }
@@ -576,6 +561,12 @@ impl Runner for CudaRunner {
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
+        let mut bytes = Vec::new();
+        source.read_to_end(&mut bytes)?;
+        self.import_at(&bytes)
+    }
+
+    fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
         let begun = Instant::now();
         let to = (self.owner(), self.info.limits.context);

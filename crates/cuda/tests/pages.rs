@@ -225,3 +225,31 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
         }
     }
 }
+
+/// States are copied beside the work: whatever comes next on their sequence, and whoever gets their memory, waits for them.
+#[test]
+fn states_are_saved_and_put_back_beside_the_work() {
+    let Some(bench) = bench(false) else { return };
+    let mut runner = open(&bench, KvFormat::F16);
+    let runner = &mut *runner;
+    let seq = runner.open(1000).unwrap();
+    read(runner, seq, 320, 3);
+    let saved = runner.snapshot(seq, Place::Host).unwrap().id;
+    // This writes every state while the one before is still on its way.
+    let rows = read(runner, seq, 256, 4);
+    runner.restore(seq, saved).unwrap();
+    let spoken = speak(runner, seq, 5);
+    for place in [Place::Host, Place::Device].repeat(4) {
+        runner.restore(seq, saved).unwrap();
+        let again = runner.snapshot(seq, place).unwrap().id;
+        same("read on", &read(runner, seq, 256, 4), &rows);
+        runner.restore(seq, again).unwrap();
+        runner.free_snapshot(again);
+        // Gets the memory of the one before, and holds another state.
+        let other = runner.open(1000).unwrap();
+        let empty = runner.snapshot(other, place).unwrap().id;
+        same("spoken", &speak(runner, seq, 5), &spoken);
+        runner.free_snapshot(empty);
+        runner.close(other);
+    }
+}

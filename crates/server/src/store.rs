@@ -19,7 +19,7 @@ pub mod file;
 mod shelf;
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -139,10 +139,9 @@ impl Store for DiskStore {
                 Ok(payload) => {
                     // Its age is the time of its last use. A folder that may only be read still serves.
                     let _ = File::options().write(true).open(&path).and_then(touch);
-                    let source: Box<dyn Read> = Box::new(payload);
                     return Some(Found {
                         position: tokens.len(),
-                        source,
+                        source: Box::new(payload),
                     });
                 }
                 Err(error) => {

@@ -18,6 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use contract::TokenId;
+use contract::snapshot::InOrder;
 use decode::Store;
 use server::store::{DiskStore, StoreConfig};
 
@@ -115,10 +116,12 @@ fn kill(times: u64) {
         let kept = store.kept();
         for tokens in &kept {
             let prompt = [&tokens[..], &[TokenId(1), TokenId(2)]].concat();
-            let mut state = store.find(&prompt, 0, prompt.len()).unwrap();
+            let state = store.find(&prompt, 0, prompt.len()).unwrap();
             assert_eq!(state.position, tokens.len());
             let mut bytes = Vec::new();
-            state.source.read_to_end(&mut bytes).unwrap();
+            InOrder::new(&*state.source)
+                .read_to_end(&mut bytes)
+                .unwrap();
             assert!(bytes == payload(tokens), "round {round}: a wrong hit");
         }
         found += kept.len();

@@ -11,7 +11,7 @@ use cudarc::driver::{result, sys};
 
 use super::error::failed;
 use super::gpu::{Context, Gpu};
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 
 /// A value whose bytes are all there is to it: any bit pattern is one, and it has no padding.
 ///
@@ -283,17 +283,22 @@ impl Courier {
         Stream::new(&self.0)
     }
 
+    /// As [`Event::new`].
+    pub fn event(&self) -> Result<Event, DeviceError> {
+        Event::of(&self.0)
+    }
+
     /// Waits for all that any thread has queued on any stream.
     pub fn sync_all(&self) -> Result<(), DeviceError> {
         self.0.enter()?;
         result::ctx::synchronize().map_err(|e| failed("cuCtxSynchronize", "", e))
     }
 
-    /// Queues a copy of `bytes` bytes from the card into page-locked memory.
+    /// Queues a copy of `bytes` bytes between the card and page-locked memory, either way.
     ///
     /// # Safety
     /// As [`Gpu::copy_rows`].
-    pub unsafe fn fetch(
+    pub unsafe fn carry(
         &self,
         stream: &Stream,
         to: u64,

@@ -85,16 +85,20 @@ pub struct Event {
 impl Event {
     /// An event that nothing has recorded yet.
     pub fn new(gpu: &Gpu) -> Result<Event, DeviceError> {
-        gpu.context.enter()?;
+        Event::of(&gpu.context)
+    }
+
+    pub(super) fn of(context: &Arc<Context>) -> Result<Event, DeviceError> {
+        context.enter()?;
         let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
             .map_err(|e| failed("cuEventCreate", "", e))?;
         Ok(Event {
             raw,
-            context: Arc::clone(&gpu.context),
+            context: Arc::clone(context),
         })
     }
 
-    /// Waits until the stream has passed it.
+    /// Waits until the stream has passed it; does not where none has recorded it.
     pub fn sync(&self) -> Result<(), DeviceError> {
         // SAFETY: the event lives as long as `self`.
         unsafe { result::event::synchronize(self.raw) }

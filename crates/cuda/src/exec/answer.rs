@@ -1,7 +1,7 @@
 //! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates than the
-//! card's reduction gives.
+//! card's reduction gives; and the candidates of draft blocks.
 
-use contract::{Ask, Row, TokenId, Want};
+use contract::{Ask, Candidates, Row, TokenId, Want};
 
 /// Terms of a log-sum-exp added in f32; the runs are added in f64.
 const RUN: usize = 1024;
@@ -72,6 +72,26 @@ fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
     ids.truncate(k);
     ids.sort_unstable_by(order);
     ids.into_iter().map(TokenId).collect()
+}
+
+/// The candidates of one block, a row for each position.
+pub(crate) fn candidates(rows: &[Row]) -> Candidates {
+    let log_probs = |row: &Row| {
+        let lse = row.raw_lse;
+        row.raw
+            .iter()
+            .map(move |logit| logit - lse)
+            .collect::<Vec<f32>>()
+    };
+    Candidates {
+        ids: rows
+            .iter()
+            .flat_map(|row| row.ids.iter().copied())
+            .collect(),
+        log_probs: rows.iter().flat_map(log_probs).collect(),
+        lse: rows.iter().map(|row| row.raw_lse).collect(),
+        k: rows.first().map_or(0, |row| row.ids.len()),
+    }
 }
 
 #[cfg(test)]

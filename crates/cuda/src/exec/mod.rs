@@ -5,14 +5,17 @@
 
 pub(crate) mod answer;
 mod chain;
+pub(crate) mod lane;
 mod regions;
 mod run;
 #[cfg(feature = "inspect")]
 mod watch;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use contract::{Ask, DeviceError, Edits, ModelSpec, Row, TokenId, Want};
+use contract::protocol::Cut;
+use contract::{Ask, DeviceError, Edits, ModelSpec, Row, TokenId, Tree, Want};
 
 use crate::driver::{Gpu, Pinned};
 use crate::launch::rows;
@@ -20,6 +23,7 @@ use crate::plan::{Addresses, EDIT_BYTES, Key, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, Step};
 
+use lane::Lane;
 pub(crate) use regions::Regions;
 pub(crate) use run::{Mode, Runs};
 
@@ -30,6 +34,8 @@ pub(crate) struct Engine {
     headers: Headers,
     regions: Regions,
     state: Arc<State>,
+    /// Copies of states; its stream goes before what it copies.
+    lane: Lane,
     spec: Arc<ModelSpec>,
     /// Whether prompts are read as chains of tree nodes.
     chains: bool,
@@ -45,7 +51,7 @@ struct Headers {
     rows: Pinned<u8>,
     /// One whole row of logits.
     logits: Pinned<f32>,
-    /// Whether something queued may still read `up.chunk`, `up.commit` or `up.table`.
+    /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit` or `up.table`.
     in_flight: bool,
 }
 
@@ -54,16 +60,19 @@ struct Uploads {
     step: Pinned<u8>,
     draft: Pinned<u8>,
     chunk: Pinned<u8>,
+    /// The rows of a short chunk as a step.
+    nodes: Pinned<u8>,
     commit: Pinned<u8>,
     edits: Pinned<u8>,
     /// The page table of every slot.
     table: Pinned<i32>,
 }
 
-/// Bytes of page-locked memory an engine keeps: headers of a step, a draft, a chunk and a commit, edits, a row of
+/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk and a commit, edits, a row of
 /// logits, reduced rows, page tables.
-pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 8] {
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 9] {
     [
+        size_of::<Step>(),
         size_of::<Step>(),
         size_of::<Step>(),
         ChunkHead::bytes(plans.chunk_rows()),
@@ -85,12 +94,23 @@ impl Engine {
         (plans, runs): (Plans, Runs),
         chains: bool,
     ) -> Result<Engine, DeviceError> {
-        let [step, draft, chunk, commit, edits, logits, rows, table] = pinned_bytes(&plans, &state);
+        let [
+            step,
+            nodes,
+            draft,
+            chunk,
+            commit,
+            edits,
+            logits,
+            rows,
+            table,
+        ] = pinned_bytes(&plans, &state);
         let headers = Headers {
             up: Uploads {
                 step: gpu.pinned(step)?,
                 draft: gpu.pinned(draft)?,
                 chunk: gpu.pinned(chunk)?,
+                nodes: gpu.pinned(nodes)?,
                 commit: gpu.pinned(commit)?,
                 edits: gpu.pinned(edits)?,
                 table: gpu.pinned(table / size_of::<i32>())?,
@@ -99,12 +119,14 @@ impl Engine {
             rows: gpu.pinned(rows)?,
             in_flight: false,
         };
+        let lane = Lane::new(&gpu, state.slots.n)?;
         let mut engine = Engine {
             runs,
             plans,
             headers,
             regions,
             state: Arc::new(state),
+            lane,
             spec,
             chains,
             #[cfg(feature = "inspect")]
@@ -166,9 +188,27 @@ impl Engine {
         self.plans.chunk_rows()
     }
 
+    /// The passes in which `n` tokens after `committed` ones are best read, as the runner's limits cut them and finer.
+    pub(crate) fn passes(&self, cut: Cut, committed: usize, n: usize) -> Vec<Range<usize>> {
+        let passes = cut.passes(committed, n);
+        if self.chains {
+            return passes;
+        }
+        let mut finer = Vec::with_capacity(passes.len());
+        for pass in passes {
+            let mut begin = pass.start;
+            for rows in self.plans.pieces(committed + begin, pass.len()) {
+                finer.push(begin..begin + rows);
+                begin += rows;
+            }
+        }
+        finer
+    }
+
     /// Bytes at an address of any region, after everything queued.
     #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
+        self.meet_all()?;
         self.regions.read(&self.gpu, address, bytes)
     }
 
@@ -198,6 +238,7 @@ impl Engine {
 
     /// Puts a slot's recurrent states at the beginning of a text; does not wait.
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
+        self.meet(slot)?;
         for group in &self.state.delta {
             for (base, layer_bytes) in [
                 (group.states, group.state_bytes),
@@ -215,6 +256,7 @@ impl Engine {
     pub(crate) fn step(&mut self, step: &Step, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let key = Key::Step(step::bucket(rows));
+        self.meet_trees(step)?;
         let bytes = step::bytes_of(step);
         self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         #[cfg(feature = "inspect")]
@@ -242,15 +284,17 @@ impl Engine {
             let place = (head.slot as usize, head.committed as usize);
             return self.chain(place, tokens, asks);
         }
+        let slot = head.slot as usize;
         self.write_chunk(head, tokens, asks)?;
         let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
         #[cfg(feature = "inspect")]
         if self.watched.is_some() {
+            self.meet(slot)?;
             self.upload_chunk(tokens.len())?;
             self.queue_watched(key, tokens.len())?;
             return Ok(Vec::new());
         }
-        self.queue(key)?;
+        self.queue_behind(key, Some(slot))?;
         let mut answers = Vec::with_capacity(asks.len());
         for (i, batch) in asks.chunks(step::ROWS).enumerate() {
             if i > 0 {
@@ -281,11 +325,21 @@ impl Engine {
         let mut bytes = Vec::with_capacity(ChunkHead::bytes(tokens.len()));
         head.write(tokens, &mut bytes);
         self.headers.up.chunk.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
+        if self.plans.is_short(tokens.len()) && !tokens.is_empty() {
+            let nodes = Tree::chain(tokens).expect("a short chunk is at most a tree");
+            let mut step = Step::new();
+            step.push(head.slot as usize, head.committed as usize, &nodes);
+            let bytes = step::bytes_of(&step);
+            self.headers.up.nodes.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        }
         Ok(())
     }
 
     /// Keeps paths; does not wait.
     pub(crate) fn commit(&mut self, commit: &Commit) -> Result<(), DeviceError> {
+        let paths = commit.path.iter().take(commit.paths as usize);
+        let mut slots = paths.map(|path| path.slot as usize);
+        slots.try_for_each(|slot| self.meet(slot))?;
         self.settle_headers()?;
         let bytes = step::bytes_of(commit);
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -295,6 +349,7 @@ impl Engine {
     /// Runs draft blocks, waits, and gives the `k` best tokens of every asked row of the header.
     pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
+        self.meet_trees(step)?;
         let bytes = step::bytes_of(step);
         self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Key::Draft(step::bucket(rows)))?;
@@ -303,6 +358,13 @@ impl Engine {
         let ask = Ask::top(k);
         let asked = usize::try_from(step.asked).unwrap_or(0);
         self.answer(&vec![&ask; asked], false)
+    }
+
+    /// Has a step come behind copies of the states of its slots.
+    fn meet_trees(&mut self, step: &Step) -> Result<(), DeviceError> {
+        let trees = step.tree.iter().take(step.trees as usize);
+        let mut slots = trees.map(|tree| tree.slot as usize);
+        slots.try_for_each(|slot| self.meet(slot))
     }
 
     /// Waits until nothing queued reads a header any more.
@@ -316,24 +378,39 @@ impl Engine {
 
     /// Queues a plan with its header before it and its rows after it.
     fn queue(&mut self, key: Key) -> Result<(), DeviceError> {
+        self.queue_behind(key, None)
+    }
+
+    /// The same, each layer behind copies of the slot's states, where one is named.
+    fn queue_behind(&mut self, key: Key, slot: Option<usize>) -> Result<(), DeviceError> {
         self.headers.in_flight = true;
         let Engine {
             runs,
             plans,
             headers,
             gpu,
+            lane,
             ..
         } = self;
         let addresses = plans.addresses;
         let Headers { up, rows, .. } = headers;
         let first = |gpu: &Gpu| up.queue(gpu, addresses, plans, key);
         let last = |gpu: &Gpu| download(gpu, rows, addresses, plans, key);
-        runs.run(gpu, key, first, last)
+        let ends = plans.all.get(&key).map_or(&[][..], |plan| &plan.layer_ends);
+        let gates = slot.map_or_else(Vec::new, |slot| lane.gates(slot, ends));
+        runs.run(gpu, key, &gates, first, last)?;
+        slot.into_iter().for_each(|slot| lane.met(slot));
+        Ok(())
     }
 
     /// Uploads the head of the chunk header and `rows` tokens.
     fn upload_chunk(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.headers.in_flight = true;
+        if rows > 0 && self.plans.is_short(rows) {
+            self.headers
+                .up
+                .queue_nodes(&self.gpu, self.plans.addresses)?;
+        }
         let to = self.plans.addresses.chunk;
         let range = 0..ChunkHead::bytes(rows);
         // SAFETY: whoever writes the header next waits first, as `in_flight` tells.
@@ -416,6 +493,9 @@ impl Uploads {
         let (to, from, bytes) = match key {
             Key::Step(_) => (to.step, &self.step, size_of::<Step>()),
             Key::Chunk(rows) => {
+                if plans.is_short(rows) {
+                    self.queue_nodes(gpu, to)?;
+                }
                 let rows = rows.min(plans.chunk_rows());
                 (to.chunk, &self.chunk, ChunkHead::bytes(rows))
             }
@@ -426,6 +506,12 @@ impl Uploads {
         // SAFETY: the header is not written before the stream has passed the copy: a step waits at its end,
         // and writers of the others wait while `in_flight` is set.
         unsafe { gpu.copy_to_card(gpu.stream(), to, from, 0..bytes) }
+    }
+
+    /// Queues the copy of the header by which a short chunk is a chain of nodes.
+    fn queue_nodes(&self, gpu: &Gpu, to: Addresses) -> Result<(), DeviceError> {
+        // SAFETY: written with the chunk's header, whose writers wait while `in_flight` is set.
+        unsafe { gpu.copy_to_card(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use contract::DeviceError;
 
 use crate::compile::Modules;
-use crate::driver::{Function, Gpu, Graph};
+use crate::driver::{Event, Function, Gpu, Graph};
 use crate::launch::Launch;
 use crate::plan::{Key, Plan};
 
@@ -55,11 +55,14 @@ impl Runs {
 
     /// Queues `first`, the launches of a plan, and `last`.
     ///
+    /// Launch `i` and those after it wait for the event of a gate `(i, event)`; only prompts have any.
+    ///
     /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the card.
     pub(crate) fn run(
         &mut self,
         gpu: &Gpu,
         key: Key,
+        gates: &[(usize, &Event)],
         first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
         last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
@@ -69,8 +72,13 @@ impl Runs {
         })?;
         let queue = || {
             first(gpu)?;
-            list.iter()
-                .try_for_each(|(function, launch)| gpu.run_function(function, launch))?;
+            let mut gates = gates.iter().peekable();
+            for (i, (function, launch)) in list.iter().enumerate() {
+                while let Some((_, event)) = gates.next_if(|(at, _)| *at <= i) {
+                    gpu.stream().wait(event)?;
+                }
+                gpu.run_function(function, launch)?;
+            }
             last(gpu)
         };
         if self.mode == Mode::Eager || matches!(key, Key::Chunk(_)) {

@@ -146,6 +146,11 @@ impl Builder<'_> {
         self.push(embed::gather(table.ty, hidden, rows, source, (table.at, x)));
     }
 
+    /// The plan without a head, and where the furthest buffer ends.
+    pub(super) fn ended(self) -> (Plan, Carver) {
+        (self.plan, self.peak)
+    }
+
     /// Ends the plan with the head; `carver` comes to stand where the furthest buffer ends.
     pub(super) fn head(self, asked: Source, norm: (u64, f32), carver: &mut Carver) -> Plan {
         let mut plan = self.plan;

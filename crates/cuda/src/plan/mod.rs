@@ -12,6 +12,7 @@ mod head;
 mod layers;
 mod one;
 mod product;
+mod short;
 
 use std::collections::BTreeMap;
 
@@ -32,8 +33,11 @@ const CANDIDATES: usize = 64;
 const COUNTER_BYTES: usize = 4096;
 /// Room for the edits of one pass; rows of more are edited on the host.
 pub(crate) const EDIT_BYTES: usize = 4 << 20;
-/// Padded lengths that chunk plans are built for; the longest is the limit itself.
-const CHUNK_BUCKETS: [usize; 4] = [64, 256, 1024, 4096];
+/// Padded lengths that plans of chunks of more than [`ROWS`] rows are built for; the longest is the limit itself.
+const CHUNK_BUCKETS: [usize; 3] = [256, 1024, 4096];
+/// The longest part of a prompt that is read in short passes one after another where there are plans for these: a pass of up
+/// to 256 rows takes as long as four of them (`benches/README.md`).
+const MOST_SHORT: usize = 4 * ROWS;
 
 /// Which plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,6 +106,8 @@ pub(crate) struct Plans {
     /// Runs to be zeroed once: address and bytes.
     pub(crate) zeroed: [(u64, usize); 4],
     limits: Limits,
+    /// Whether there are short plans for short chunks.
+    short: bool,
 }
 
 /// What plans need to know of the card.
@@ -212,10 +218,15 @@ impl Plans {
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
-        for key in keys(limits, open.draft.as_ref().map(|draft| draft.spec.block)) {
+        let short = short::suits(&site, ROWS);
+        let block = open.draft.as_ref().map(|draft| draft.spec.block);
+        for key in keys(limits, block, short) {
             let mut carver = *scratch;
             let plan = match key {
                 Key::Step(rows) => layers::step(&site, rows, &mut carver),
+                Key::Chunk(rows) if short::suits(&site, rows) => {
+                    short::build(&site, rows, &mut carver)
+                }
                 Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
                 Key::Commit(rows) => commit::build(&site, rows, &mut carver),
@@ -246,6 +257,7 @@ impl Plans {
                 (addresses.turns, expanded.turn_bytes),
             ],
             limits,
+            short,
         }
     }
 
@@ -256,10 +268,23 @@ impl Plans {
 
     /// The plan for a chunk of `rows` tokens.
     pub(crate) fn chunk_bucket(&self, rows: usize) -> usize {
-        let mut buckets = chunk_buckets(self.limits.prefill_chunk);
+        let mut buckets = chunk_buckets(self.limits.prefill_chunk, self.short);
         buckets
             .find(|bucket| *bucket >= rows)
             .unwrap_or(self.limits.prefill_chunk)
+    }
+
+    /// Whether the plan for chunks of up to `rows` rows reads them as a chain of nodes, with a step's header beside its own.
+    pub(crate) fn is_short(&self, rows: usize) -> bool {
+        self.short && rows <= ROWS
+    }
+
+    /// The lengths of the passes that `rows` tokens after `committed` ones are best read in.
+    pub(crate) fn pieces(&self, committed: usize, rows: usize) -> Vec<usize> {
+        match self.short && rows <= MOST_SHORT {
+            true => short::pieces(committed, rows),
+            false => vec![rows],
+        }
     }
 
     /// Nodes of the widest tree.
@@ -284,9 +309,13 @@ impl Plans {
     }
 }
 
-fn chunk_buckets(limit: usize) -> impl Iterator<Item = usize> {
-    let below = CHUNK_BUCKETS.into_iter().filter(move |b| *b < limit);
-    below.chain([limit])
+fn chunk_buckets(limit: usize, short: bool) -> impl Iterator<Item = usize> {
+    let few: &[usize] = match short {
+        true => &short::BUCKETS,
+        false => &[ROWS],
+    };
+    let all = few.iter().copied().chain(CHUNK_BUCKETS);
+    all.filter(move |b| *b < limit).chain([limit])
 }
 
 /// Buckets up to the one that holds `rows`.
@@ -296,11 +325,11 @@ fn buckets(rows: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The plans that limits can call for, with a draft of blocks of `block` rows if there is one.
-fn keys(limits: Limits, block: Option<usize>) -> Vec<Key> {
+fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
     let trees = limits.sequences.min(TREES);
     let steps = buckets(limits.tree_nodes * trees).map(Key::Step);
     let heads = buckets(limits.prefill_chunk).map(Key::Head);
-    let chunks = chunk_buckets(limits.prefill_chunk).map(Key::Chunk);
+    let chunks = chunk_buckets(limits.prefill_chunk, short).map(Key::Chunk);
     let mut all: Vec<Key> = steps.chain(heads).chain(chunks).collect();
     let edited = all.iter().filter_map(|key| match key {
         Key::Step(rows) => Some(Key::EditedStep(*rows)),
@@ -334,10 +363,11 @@ mod tests {
             prefill_chunk: 100,
             pool: None,
         };
-        let steps: Vec<Key> = keys(limits, None)
-            .into_iter()
-            .filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit(_)))
-            .collect();
+        let kept = |short| -> Vec<Key> {
+            let all = keys(limits, None, short).into_iter();
+            all.filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit(_)))
+                .collect()
+        };
         let expected = [
             Key::Step(1),
             Key::Step(8),
@@ -346,6 +376,11 @@ mod tests {
             Key::Chunk(100),
             Key::Commit(64),
         ];
-        assert_eq!(steps, expected);
+        assert_eq!(kept(false), expected);
+        let chunks = kept(true)
+            .into_iter()
+            .filter(|key| matches!(key, Key::Chunk(_)));
+        let short = [16, 32, 64, 100].map(Key::Chunk);
+        assert_eq!(chunks.collect::<Vec<Key>>(), short);
     }
 }

@@ -8,11 +8,13 @@ mod neutral;
 mod parcel;
 mod travel;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use contract::DeviceError;
 
 use crate::driver::{Buffer, Gpu};
+use crate::exec::lane::{BEHIND_ALL, Lane};
 use crate::host::{HostBlock, HostPool};
 use crate::pages::{Mover, PageId};
 use crate::state::{PAGE, Rows, State};
@@ -21,6 +23,9 @@ pub(crate) use parcel::{Book, CardParcel, Whose};
 
 #[cfg(feature = "inspect")]
 pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};
+
+/// Layers whose states are copied before the next chunk may come to the first of them.
+const BATCH: usize = 4;
 
 /// The committed state of a sequence at one position. Its pages are let go by the runner when it is freed.
 pub(crate) struct Snapshot {
@@ -236,18 +241,55 @@ impl Left {
         part.map_or(0..0, |part| part.at..part.at + part.bytes)
     }
 
-    /// Queues copies of all pieces between a slot and a copy.
-    fn copy(&self, gpu: &Gpu, slot: usize, copied: &Copied, way: Way) -> Result<(), DeviceError> {
-        for part in &self.parts {
-            let of_slot = part.base + (slot * part.slot_bytes) as u64;
-            let of_copy = copied.address() + part.at as u64;
-            let (to, from) = match way {
+    /// Queues copies of all pieces between a slot and a copy, layers that are read first before the others.
+    fn copy(
+        &self,
+        (lane, gpu): (&mut Lane, &Gpu),
+        state: &State,
+        slot: usize,
+        copied: &Copied,
+        way: Way,
+    ) -> Result<(), DeviceError> {
+        let ends = |what: What, range: Range<usize>| {
+            let part = self.parts.iter().find(|part| part.what == what);
+            let part = part.expect("parts were made from the same state");
+            let of_slot = part.base + (slot * part.slot_bytes + range.start) as u64;
+            let of_copy = copied.address() + (part.at + range.start) as u64;
+            match way {
                 Way::Save => (of_copy, of_slot),
                 Way::Restore => (of_slot, of_copy),
-            };
-            // SAFETY: a copy is as long as its parts, and pools outlive the queue.
-            unsafe { gpu.copy_rows((to, part.bytes), (from, part.bytes), part.bytes, 1) }?;
+            }
+        };
+        let mut batches: Vec<(usize, usize, Range<usize>)> = Vec::new();
+        for (i, group) in state.delta.iter().enumerate() {
+            for (n, layers) in group.layers.chunks(BATCH).enumerate() {
+                let begin = n * BATCH;
+                let first = layers.iter().min().copied().unwrap_or(0);
+                batches.push((first, i, begin..begin + layers.len()));
+            }
         }
+        batches.sort_by_key(|(first, ..)| *first);
+        lane.begin(gpu, slot)?;
+        for (first, i, layers) in batches {
+            let group = &state.delta[i];
+            for (what, bytes) in [
+                (What::States(i), group.state_bytes),
+                (What::Windows(i), group.window_bytes),
+            ] {
+                let (to, from) = ends(what, layers.start * bytes..layers.end * bytes);
+                // SAFETY: a copy is as long as its parts, and pools outlive the queue.
+                unsafe { lane.copy(to, from, layers.len() * bytes) }?;
+            }
+            lane.mark(gpu, slot, first)?;
+        }
+        for part in &self.parts {
+            if let What::Ring(..) = part.what {
+                let (to, from) = ends(part.what, 0..part.bytes);
+                // SAFETY: as above.
+                unsafe { lane.copy(to, from, part.bytes) }?;
+            }
+        }
+        lane.mark(gpu, slot, BEHIND_ALL)?;
         Ok(())
     }
 }
@@ -278,17 +320,20 @@ impl Snapshot {
     /// Copies what is no page of a slot with `position` committed tokens; does not wait. Its `pages` are for the
     /// caller to add.
     pub(crate) fn of_slot(
-        (gpu, host): (&Gpu, &HostPool),
+        (lane, gpu): (&mut Lane, &Gpu),
+        host: &HostPool,
         state: &State,
         (slot, position): (usize, usize),
         place: contract::Place,
     ) -> Result<Snapshot, DeviceError> {
         let left = Left::new(state, position);
+        // Taking the block has the next one locked, which would hold up the calls that queue the copies.
+        let _held = host.hold();
         let copied = match place {
             contract::Place::Device => Copied::Card(gpu.alloc(left.bytes)?),
             contract::Place::Host => Copied::Host(host.take(left.bytes)?),
         };
-        left.copy(gpu, slot, &copied, Way::Save)?;
+        left.copy((lane, gpu), state, slot, &copied, Way::Save)?;
         Ok(Snapshot {
             position,
             pages: Vec::new(),
@@ -297,9 +342,14 @@ impl Snapshot {
     }
 
     /// Copies what is no page into a slot; does not wait.
-    pub(crate) fn restore(&self, gpu: &Gpu, state: &State, slot: usize) -> Result<(), DeviceError> {
+    pub(crate) fn restore(
+        &self,
+        lane: (&mut Lane, &Gpu),
+        state: &State,
+        slot: usize,
+    ) -> Result<(), DeviceError> {
         let left = Left::new(state, self.position);
-        left.copy(gpu, slot, &self.left, Way::Restore)
+        left.copy(lane, state, slot, &self.left, Way::Restore)
     }
 
     /// Bytes held beside the pages.

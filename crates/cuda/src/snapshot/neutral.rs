@@ -69,9 +69,9 @@ pub(crate) fn neutral_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
     turned(bytes, group.spec.v_dim, group.spec.k_dim)
 }
 
-/// `[head][k][v]` to `[head][v][k]`.
-pub(crate) fn device_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
-    turned(bytes, group.spec.k_dim, group.spec.v_dim)
+/// `[head][k][v]` to `[head][v][k]`, into as many bytes.
+pub(crate) fn put_states(group: &DeltaGroup, bytes: &[u8], to: &mut [u8]) {
+    turn(bytes, (group.spec.k_dim, group.spec.v_dim), to);
 }
 
 /// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another, a few threads at once.
@@ -81,23 +81,27 @@ fn turned(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let each = (bytes.len() / size).div_ceil(threads()).max(1) * size;
     std::thread::scope(|scope| {
         for (from, to) in bytes.chunks(each).zip(out.chunks_mut(each)) {
-            scope.spawn(move || {
-                for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
-                    for (col, to) in to.chunks_exact_mut(4 * rows).enumerate() {
-                        let values = from.chunks_exact(4 * cols);
-                        for (row, to) in values.zip(to.chunks_exact_mut(4)) {
-                            to.copy_from_slice(&row[4 * col..4 * col + 4]);
-                        }
-                    }
-                }
-            });
+            scope.spawn(move || turn(from, (rows, cols), to));
         }
     });
     out
 }
 
-/// Threads that turn rows into planes, and states.
-pub(super) fn threads() -> usize {
+/// The same by this thread, into `to`.
+fn turn(from: &[u8], (rows, cols): (usize, usize), to: &mut [u8]) {
+    let size = 4 * rows * cols;
+    for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+        for (col, to) in to.chunks_exact_mut(4 * rows).enumerate() {
+            let values = from.chunks_exact(4 * cols);
+            for (row, to) in values.zip(to.chunks_exact_mut(4)) {
+                to.copy_from_slice(&row[4 * col..4 * col + 4]);
+            }
+        }
+    }
+}
+
+/// Threads that turn states.
+fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(8))
 }
 

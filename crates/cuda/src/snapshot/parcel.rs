@@ -13,12 +13,15 @@ use contract::snapshot::{
 use contract::{DeviceError, ModelSpec, Parcel};
 
 use super::neutral::{append_neutral, neutral_states, runs};
-use super::travel::{STAGED, Side, expected_bytes, in_sight, index_of, rings};
+use super::travel::{Side, expected_bytes, in_sight, index_of, rings};
 use super::{Copied, Left, PageMap, Snapshot, What};
 use crate::driver::{Courier, Stream};
 use crate::host::{HostBlock, HostPool};
 use crate::pages::{PageId, Pages};
 use crate::state::{KvGroup, Place, State};
+
+/// Pages that are brought to the host at once.
+const STAGED: usize = 32;
 
 /// The pages of a runner, and how many parcels still read them.
 pub(crate) struct Book {
@@ -145,7 +148,7 @@ impl CardParcel {
                                 let from = plane.page(place) + (layer * plane.pitch) as u64;
                                 let to = with.stage.address() + at as u64;
                                 // SAFETY: the stage is not touched before the wait below.
-                                unsafe { courier.fetch(&with.stream, to, from, plane.width) }?;
+                                unsafe { courier.carry(&with.stream, to, from, plane.width) }?;
                             }
                         }
                         Err(held) => {
@@ -226,7 +229,7 @@ impl Parcel for CardParcel {
                 courier.sync_all()?;
                 // SAFETY: waited for before it is read.
                 unsafe {
-                    courier.fetch(&with.stream, block.address(), buffer.ptr(), buffer.bytes())
+                    courier.carry(&with.stream, block.address(), buffer.ptr(), buffer.bytes())
                 }?;
                 with.stream.sync()?;
                 fetched = block;

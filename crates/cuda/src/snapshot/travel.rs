@@ -1,19 +1,30 @@
 //! The way of a snapshot from the device-neutral bytes to the card.
+//!
+//! Sections are independent of each other, so several threads bring them in at once: each reads a section piece by piece,
+//! sums it, turns the rows into planes in page-locked memory of its own, and has its own stream copy them to the card
+//! while it reads the next. One thread would take a second for what the conversation of an agent holds.
 
-use std::io::Read;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-use contract::snapshot::{Owner, SectionKind, read_header, read_section_into};
+use contract::snapshot::{
+    Checksum, InOrder, Owner, ReadAt, SectionHead, SectionKind, read_header, read_section_head,
+};
 use contract::{DeviceError, ModelSpec};
 
-use super::neutral::{device_states, neutral_bytes, put_neutral, runs, threads};
-use super::{CardMover, Copied, Left, Snapshot, What};
-use crate::host::HostBlock;
+use super::neutral::{neutral_bytes, put_neutral, put_states, runs};
+use super::{CardMover, Copied, Left, PageMap, Plane, Snapshot, What};
+use crate::driver::{Courier, Event, Stream};
+use crate::host::{HostBlock, HostPool};
 use crate::pages::Pages;
-use crate::state::{KvGroup, PAGE, Place, Ring, Rows, State};
+use crate::state::{DeltaGroup, KvGroup, PAGE, Place, Ring, Rows, State};
 
-/// Pages that are turned and brought to the card at once.
-pub(super) const STAGED: usize = 64;
+/// Pages of a piece: with two of them for each thread, what has to be locked at the first import stays small.
+const PIECE: usize = 4;
+/// Threads at most. More than this read no faster.
+const MOST_HANDS: usize = 16;
 
 /// Which planes an array's values and scales are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,15 +68,17 @@ impl Snapshot {
         pages: &mut Pages<HostBlock>,
         of: (&State, &ModelSpec),
         (owner, context): (Owner, usize),
-        source: &mut dyn Read,
+        source: &dyn ReadAt,
     ) -> Result<Snapshot, DeviceError> {
-        let header = read_header(source, owner)?;
+        let mut in_order = InOrder::new(source);
+        let header = read_header(&mut in_order, owner)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
             return Err(refused(format!(
                 "it stands at position {position}, the context is {context}"
             )));
         }
+        let sections = sections(of, position, header.sections, &mut in_order)?;
         let mut targets = Vec::new();
         let mut adopted = Vec::new();
         for _ in 0..position.div_ceil(PAGE) {
@@ -75,7 +88,7 @@ impl Snapshot {
                     Target::Card(place)
                 }
                 None => match mover.host.take(mover.map.bytes) {
-                    Ok(block) => Target::Host(block),
+                    Ok(block) => Target::Host(Mutex::new(block)),
                     Err(error) => {
                         pages.drop_kept(adopted);
                         return Err(error);
@@ -83,14 +96,7 @@ impl Snapshot {
                 },
             });
         }
-        let read = Arrival {
-            mover,
-            of,
-            position,
-            targets: &mut targets,
-        }
-        .read(header.sections, source);
-        let left = match read {
+        let left = match bring(mover, of.0, position, &targets, &sections, source) {
             Ok(left) => left,
             Err(error) => {
                 pages.drop_kept(adopted);
@@ -100,7 +106,9 @@ impl Snapshot {
         let mut on_card = adopted.into_iter();
         let of_target = |target| match target {
             Target::Card(_) => on_card.next().expect("each place came with a name"),
-            Target::Host(block) => pages.adopt(block),
+            Target::Host(block) => {
+                pages.adopt(block.into_inner().unwrap_or_else(PoisonError::into_inner))
+            }
         };
         Ok(Snapshot {
             position,
@@ -117,166 +125,405 @@ fn refused(detail: String) -> DeviceError {
 /// Where an imported page goes.
 enum Target {
     Card(usize),
-    Host(HostBlock),
+    Host(Mutex<HostBlock>),
 }
 
-/// A snapshot on its way in.
-struct Arrival<'a> {
-    mover: &'a CardMover<'a>,
-    of: (&'a State, &'a ModelSpec),
+/// A section and where its bytes begin.
+#[derive(Debug, Clone, Copy)]
+struct Section {
+    head: SectionHead,
+    at: u64,
+}
+
+/// Every section there must be, none twice and none cut off.
+fn sections(
+    (state, spec): (&State, &ModelSpec),
     position: usize,
-    targets: &'a mut [Target],
+    told: u32,
+    in_order: &mut InOrder<'_>,
+) -> Result<Vec<Section>, DeviceError> {
+    let (n_layers, rings) = (spec.layers.len(), rings(state));
+    let wanted = 2 * (n_layers + rings.len());
+    if told as usize != wanted {
+        return Err(refused(format!("{told} sections, {wanted} expected")));
+    }
+    let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
+    let mut seen = vec![[false; 2]; n_layers + rings.len()];
+    let mut all = Vec::with_capacity(wanted);
+    for _ in 0..wanted {
+        let head = read_section_head(in_order, expected)?;
+        let layer = head.layer as usize;
+        let (place, half) = match head.kind {
+            SectionKind::Keys | SectionKind::DeltaState => (layer, 0),
+            SectionKind::Values | SectionKind::ConvWindow => (layer, 1),
+            SectionKind::DraftKeys => (n_layers + layer, 0),
+            SectionKind::DraftValues => (n_layers + layer, 1),
+        };
+        if std::mem::replace(&mut seen[place][half], true) {
+            return Err(refused(format!("layer {layer} has a section twice")));
+        }
+        all.push(Section {
+            head,
+            at: in_order.at(),
+        });
+        in_order.skip(head.length);
+    }
+    if let Some(layer) = seen.iter().position(|halves| *halves != [true; 2]) {
+        return Err(refused(format!("layer {layer} lacks a section")));
+    }
+    Ok(all)
 }
 
-impl Arrival<'_> {
-    /// Reads all sections into their places, and gives what is no page.
-    fn read(mut self, n_sections: u32, source: &mut dyn Read) -> Result<HostBlock, DeviceError> {
-        let (state, spec) = self.of;
-        let (n_layers, rings) = (spec.layers.len(), rings(state));
-        let wanted = 2 * (n_layers + rings.len());
-        if n_sections as usize != wanted {
-            return Err(refused(format!("{n_sections} sections, {wanted} expected")));
-        }
-        let CardMover { gpu, map, host } = *self.mover;
-        let parts = Left::new(state, self.position);
-        let mut left = host.take(parts.bytes)?;
-        let mut stage = host.take(STAGED * map.widest())?;
-        // What their last owners queued.
-        gpu.sync()?;
-        for part in &parts.parts {
-            if let What::Ring(..) = part.what {
-                left.bytes_mut()[part.at..part.at + part.bytes].fill(0);
-            }
-        }
-        let position = self.position;
-        let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
-        let (mut bytes, mut other) = (Vec::new(), Vec::new());
-        // A section that was read while the one before it was brought to the card.
-        let mut ahead = None;
-        let mut seen = vec![[false; 2]; n_layers + rings.len()];
-        for i in 0..n_sections {
-            let (kind, layer) = match ahead.take() {
-                Some(read) => {
-                    std::mem::swap(&mut bytes, &mut other);
-                    read?
-                }
-                None => read_section_into(source, expected, &mut bytes)?,
-            };
-            let layer = layer as usize;
-            let (place, side) = match kind {
-                SectionKind::Keys | SectionKind::DeltaState => (layer, Side::Keys),
-                SectionKind::Values | SectionKind::ConvWindow => (layer, Side::Values),
-                SectionKind::DraftKeys => (n_layers + layer, Side::Keys),
-                SectionKind::DraftValues => (n_layers + layer, Side::Values),
-            };
-            let half = usize::from(side == Side::Values);
-            if std::mem::replace(&mut seen[place][half], true) {
-                return Err(refused(format!("layer {layer} has a section twice")));
-            }
-            if place >= n_layers {
-                let to = (&parts, left.bytes_mut());
-                put_ring((&rings[layer], side, layer), self.position, &bytes, to);
-                continue;
-            }
-            match state.layer(layer) {
-                Place::Kv(group, index) => {
-                    let group = (index_of(&state.kv, group), group);
-                    let more = i + 1 < n_sections;
-                    let mut meanwhile = || {
-                        if more && ahead.is_none() {
-                            ahead = Some(read_section_into(source, expected, &mut other));
-                        }
-                    };
-                    let to = (side, index);
-                    self.put_rows((group, to), &bytes, &mut stage, &mut meanwhile)?;
-                }
-                Place::Delta(group, index) => {
-                    let i = index_of(&state.delta, group);
-                    let (what, turned) = match side {
-                        Side::Keys => (What::States(i), device_states(group, &bytes)),
-                        Side::Values => (What::Windows(i), bytes.clone()),
-                    };
-                    let all = &mut left.bytes_mut()[parts.range(what)];
-                    all[index * turned.len()..][..turned.len()].copy_from_slice(&turned);
-                }
-            }
-        }
-        if let Some(layer) = seen.iter().position(|halves| *halves != [true; 2]) {
-            return Err(refused(format!("layer {layer} lacks a section")));
-        }
-        Ok(left)
-    }
+/// Where the bytes of a section go.
+enum Goal<'a> {
+    /// One array of one layer of a group of this number, in the pages.
+    Rows {
+        number: usize,
+        group: &'a KvGroup,
+        side: Side,
+        layer: usize,
+    },
+    /// One layer's states.
+    States(&'a DeltaGroup, &'a mut [u8]),
+    /// One layer's window.
+    Window(&'a mut [u8]),
+    /// One array of a draft layer's ring: its values and scales.
+    Ring(&'a Ring, Side, [&'a mut [u8]; 2]),
+}
 
-    /// Puts the neutral rows of one array of one layer into the pages, [`STAGED`] at a time, a few threads turning
-    /// them into planes; this one calls `meanwhile`.
-    fn put_rows(
-        &mut self,
-        ((number, group), (side, layer)): ((usize, &KvGroup), (Side, usize)),
-        neutral: &[u8],
-        stage: &mut HostBlock,
-        meanwhile: &mut dyn FnMut(),
-    ) -> Result<(), DeviceError> {
-        let CardMover { gpu, map, .. } = *self.mover;
-        let array = side.array(group);
-        let planes = [0, 1].map(|i| map.groups[number][side as usize + i]);
-        let widths = planes.map(|plane| plane.width);
-        let page_bytes = widths[0] + widths[1];
-        let row_bytes = neutral_bytes(group, array, PAGE);
-        let runs: Vec<_> = runs(0..self.position, usize::MAX).collect();
-        for (pages, first) in runs.chunks(STAGED).zip((0..).step_by(STAGED)) {
-            let staged = &mut stage.bytes_mut()[..pages.len() * page_bytes];
-            let each = pages.len().div_ceil(threads());
-            std::thread::scope(|scope| {
-                for (i, out) in staged.chunks_mut(each * page_bytes).enumerate() {
-                    let begin = first + i * each;
-                    let runs = &runs[begin..];
-                    scope.spawn(move || {
-                        for (j, page) in out.chunks_mut(page_bytes).enumerate() {
-                            let within = runs[j].1.clone();
-                            if within.len() < PAGE {
-                                page.fill(0);
-                            }
-                            let at = (begin + j) * row_bytes;
-                            let rows = &neutral[at..neutral.len().min(at + row_bytes)];
-                            let (values, scales) = page.split_at_mut(widths[0]);
-                            put_neutral((group, array), within, rows, (values, scales));
-                        }
-                    });
+/// Brings all sections to their places, and gives what is no page.
+fn bring(
+    mover: &CardMover<'_>,
+    state: &State,
+    position: usize,
+    targets: &[Target],
+    sections: &[Section],
+    source: &dyn ReadAt,
+) -> Result<HostBlock, DeviceError> {
+    let begun = Instant::now();
+    // Locking memory ahead takes longer than all of this, and holds the driver.
+    let _held = mover.host.hold();
+    let parts = Left::new(state, position);
+    let mut left = mover.host.take(parts.bytes)?;
+    // What the last owners of this memory and of the places queued.
+    mover.gpu.sync()?;
+    let memory_us = begun.elapsed().as_micros() as u64;
+    for part in &parts.parts {
+        if let What::Ring(..) = part.what {
+            left.bytes_mut()[part.at..part.at + part.bytes].fill(0);
+        }
+    }
+    let mut goals = goals(state, &parts, sections, left.bytes_mut());
+    // The longest last, since they are taken from the end.
+    goals.sort_by_key(|(section, _)| section.head.length);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let hands = cores.min(MOST_HANDS).min(goals.len());
+    let (goals, failed) = (Mutex::new(goals), Mutex::new(None));
+    let stop = AtomicBool::new(false);
+    let (courier, memory) = (mover.gpu.courier(), (mover.host, mover.map));
+    let work = || {
+        let mut hand = Hand::new(&courier, memory, position, targets)?;
+        while !stop.load(Ordering::Relaxed) {
+            let next = goals.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some((section, goal)) = next else { break };
+            hand.bring(section, goal, source)?;
+        }
+        hand.stream.sync()
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..hands {
+            scope.spawn(|| {
+                if let Err(error) = work() {
+                    stop.store(true, Ordering::Relaxed);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    failed.get_or_insert(error);
                 }
-                meanwhile();
             });
-            for (i, target) in self.targets[first..][..pages.len()].iter_mut().enumerate() {
-                let at = [i * page_bytes, i * page_bytes + widths[0]];
-                for (plane, at) in planes.iter().zip(at) {
-                    match target {
-                        Target::Card(place) => {
-                            let to = plane.page(*place) + (layer * plane.pitch) as u64;
-                            let from = stage.address() + at as u64;
-                            // SAFETY: waited for below, before anybody writes the stage again.
-                            unsafe { gpu.copy_rows((to, 0), (from, 0), plane.width, 1) }?;
+        }
+    });
+    drop(goals);
+    let us = begun.elapsed().as_micros() as u64;
+    tracing::debug!(hands, memory_us, us, "sections brought in");
+    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        None => Ok(left),
+        Some(error) => Err(error),
+    }
+}
+
+/// Each section with its goal, the memory of `left` shared out among those that go there.
+fn goals<'a>(
+    state: &'a State,
+    parts: &Left,
+    sections: &[Section],
+    left: &'a mut [u8],
+) -> Vec<(Section, Goal<'a>)> {
+    let ring_at = |section: &Section, side: Side| {
+        let planes = [0, 1].map(|i| What::Ring(section.head.layer as usize, side as usize + i));
+        planes.map(|what| parts.range(what))
+    };
+    let layer_at = |what, index: usize, bytes: usize| {
+        let begin = parts.range(what).start + index * bytes;
+        [begin..begin + bytes, 0..0]
+    };
+    // Up to two ranges of each section, then cut out of `left` in the order in which they lie.
+    let ranges: Vec<[Range<usize>; 2]> = sections
+        .iter()
+        .map(|section| match section.head.kind {
+            SectionKind::DraftKeys => ring_at(section, Side::Keys),
+            SectionKind::DraftValues => ring_at(section, Side::Values),
+            kind => match state.layer(section.head.layer as usize) {
+                Place::Kv(..) => [0..0, 0..0],
+                Place::Delta(group, index) => {
+                    let number = index_of(&state.delta, group);
+                    match kind {
+                        SectionKind::DeltaState => {
+                            layer_at(What::States(number), index, group.state_bytes)
                         }
-                        Target::Host(block) => block.bytes_mut()[plane.of(layer)]
-                            .copy_from_slice(&stage.bytes()[at..at + plane.width]),
+                        _ => layer_at(What::Windows(number), index, group.window_bytes),
                     }
                 }
+            },
+        })
+        .collect();
+    let mut order: Vec<(usize, usize)> =
+        (0..sections.len()).flat_map(|i| [(i, 0), (i, 1)]).collect();
+    order.sort_by_key(|(i, half)| (ranges[*i][*half].start, ranges[*i][*half].end));
+    let mut shares: Vec<[&'a mut [u8]; 2]> =
+        ranges.iter().map(|_| [&mut [][..], &mut []]).collect();
+    let (mut rest, mut at) = (left, 0);
+    for (i, half) in order {
+        let range = ranges[i][half].clone();
+        if range.is_empty() {
+            continue;
+        }
+        let (_, from) = rest.split_at_mut(range.start - at);
+        let (share, behind) = from.split_at_mut(range.len());
+        shares[i][half] = share;
+        (rest, at) = (behind, range.end);
+    }
+    let goal = |(section, [first, second]): (&Section, [&'a mut [u8]; 2])| {
+        let layer = section.head.layer as usize;
+        let goal = match section.head.kind {
+            SectionKind::DraftKeys => Goal::Ring(&rings(state)[layer], Side::Keys, [first, second]),
+            SectionKind::DraftValues => {
+                Goal::Ring(&rings(state)[layer], Side::Values, [first, second])
             }
-            gpu.sync()?;
+            kind => match state.layer(layer) {
+                Place::Kv(group, index) => Goal::Rows {
+                    number: index_of(&state.kv, group),
+                    group,
+                    side: match kind {
+                        SectionKind::Keys => Side::Keys,
+                        _ => Side::Values,
+                    },
+                    layer: index,
+                },
+                Place::Delta(group, _) => match kind {
+                    SectionKind::DeltaState => Goal::States(group, first),
+                    _ => Goal::Window(first),
+                },
+            },
+        };
+        (*section, goal)
+    };
+    sections.iter().zip(shares).map(goal).collect()
+}
+
+/// One thread's means. The stream goes first, which waits for its copies, then what they read.
+struct Hand<'a> {
+    stream: Stream,
+    /// Passed when the half of the stage has been copied.
+    copied: [Event; 2],
+    courier: &'a Courier,
+    map: &'a PageMap,
+    targets: &'a [Target],
+    position: usize,
+    stage: HostBlock,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Hand<'a> {
+    fn new(
+        courier: &'a Courier,
+        (host, map): (&HostPool, &'a PageMap),
+        position: usize,
+        targets: &'a [Target],
+    ) -> Result<Hand<'a>, DeviceError> {
+        let stream = courier.stream()?;
+        let stage = host.take(2 * PIECE * map.widest())?;
+        Ok(Hand {
+            stream,
+            copied: [courier.event()?, courier.event()?],
+            courier,
+            map,
+            targets,
+            position,
+            stage,
+            bytes: Vec::new(),
+        })
+    }
+
+    fn bring(
+        &mut self,
+        section: Section,
+        goal: Goal<'_>,
+        source: &dyn ReadAt,
+    ) -> Result<(), DeviceError> {
+        let mut arrival = Arrival {
+            section,
+            source,
+            sum: Checksum::of_nothing(),
+            done: 0,
+        };
+        let whole = section.head.length;
+        match goal {
+            Goal::Rows {
+                number,
+                group,
+                side,
+                layer,
+            } => self.put_rows((number, group), (side, layer), &mut arrival)?,
+            Goal::States(group, to) => {
+                let bytes = arrival.next(whole, &mut self.bytes)?;
+                put_states(group, bytes, to);
+            }
+            Goal::Window(to) => to.copy_from_slice(arrival.next(whole, &mut self.bytes)?),
+            Goal::Ring(ring, side, planes) => {
+                let bytes = arrival.next(whole, &mut self.bytes)?;
+                put_ring((ring, side), self.position, bytes, planes);
+            }
+        }
+        arrival.finish()
+    }
+
+    /// Puts the neutral rows of one array of one layer into the pages, [`PIECE`] at a time.
+    fn put_rows(
+        &mut self,
+        (number, group): (usize, &KvGroup),
+        (side, layer): (Side, usize),
+        arrival: &mut Arrival<'_>,
+    ) -> Result<(), DeviceError> {
+        let array = side.array(group);
+        let planes = [0, 1].map(|i| self.map.groups[number][side as usize + i]);
+        let half_bytes = PIECE * self.map.widest();
+        let all: Vec<_> = runs(0..self.position, usize::MAX).collect();
+        for (turn, pages) in all.chunks(PIECE).enumerate() {
+            let rows = pages.iter().map(|(_, within)| within.len()).sum();
+            let neutral = arrival.next(neutral_bytes(group, array, rows), &mut self.bytes)?;
+            let half = turn % 2;
+            self.copied[half].sync()?;
+            let stage = &mut self.stage.bytes_mut()[half * half_bytes..][..half_bytes];
+            // The values of all pages, then their scales: pages that lie side by side are one copy.
+            let (values, scales) = stage.split_at_mut(pages.len() * planes[0].width);
+            let mut rest = neutral;
+            for (i, (_, within)) in pages.iter().enumerate() {
+                let n = neutral_bytes(group, array, within.len());
+                let (rows, behind) = rest.split_at(n);
+                rest = behind;
+                let of_page = (
+                    &mut values[i * planes[0].width..][..planes[0].width],
+                    &mut scales[i * planes[1].width..][..planes[1].width],
+                );
+                if within.len() < PAGE {
+                    of_page.0.fill(0);
+                    of_page.1.fill(0);
+                }
+                put_neutral((group, array), within.clone(), rows, of_page);
+            }
+            let first = turn * PIECE;
+            let targets = &self.targets[first..][..pages.len()];
+            let mut at = half * half_bytes;
+            for plane in planes {
+                self.send(targets, plane, layer, at)?;
+                at += pages.len() * plane.width;
+            }
+            self.stream.record(&self.copied[half])?;
+        }
+        Ok(())
+    }
+
+    /// Sends one plane of pages, which the stage has from `at` on, to where they go.
+    fn send(
+        &self,
+        targets: &[Target],
+        plane: Plane,
+        layer: usize,
+        at: usize,
+    ) -> Result<(), DeviceError> {
+        let mut i = 0;
+        while i < targets.len() {
+            let from = at + i * plane.width;
+            match &targets[i] {
+                Target::Host(block) => {
+                    let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
+                    let bytes = &self.stage.bytes()[from..from + plane.width];
+                    block.bytes_mut()[plane.of(layer)].copy_from_slice(bytes);
+                    i += 1;
+                }
+                Target::Card(place) => {
+                    let beside = |n: &usize| {
+                        let next = targets.get(i + n);
+                        matches!(next, Some(Target::Card(other)) if *other == place + n)
+                    };
+                    let n = 1 + (1..).take_while(beside).count();
+                    let to = plane.page(*place) + (layer * plane.pitch) as u64;
+                    let from = self.stage.address() + from as u64;
+                    // SAFETY: nobody writes this half of the stage before the event behind the copy has passed, and the
+                    // stream is waited for before the stage goes.
+                    unsafe { self.courier.carry(&self.stream, to, from, n * plane.width) }?;
+                    i += n;
+                }
+            }
         }
         Ok(())
     }
 }
 
+/// A section as far as it has been read.
+struct Arrival<'a> {
+    section: Section,
+    source: &'a dyn ReadAt,
+    sum: Checksum,
+    done: usize,
+}
+
+impl Arrival<'_> {
+    /// The next `n` bytes, in memory that is used again.
+    fn next<'b>(&mut self, n: usize, bytes: &'b mut Vec<u8>) -> Result<&'b [u8], DeviceError> {
+        if bytes.len() < n {
+            bytes.resize(n, 0);
+        }
+        let bytes = &mut bytes[..n];
+        let at = self.section.at + self.done as u64;
+        self.source
+            .read_at(bytes, at)
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => refused("it ends too early".to_owned()),
+                _ => DeviceError::SnapshotIo(error),
+            })?;
+        self.sum.add(bytes);
+        self.done += n;
+        Ok(bytes)
+    }
+
+    /// Refuses the section if it is damaged. What it brought is given up with the whole snapshot then.
+    fn finish(self) -> Result<(), DeviceError> {
+        let Section { head, .. } = self.section;
+        match self.done == head.length && self.sum.finish() == head.sum {
+            true => Ok(()),
+            false => Err(head.damaged()),
+        }
+    }
+}
+
 /// Puts a ring's neutral rows where the ring has them.
 fn put_ring(
-    (ring, side, layer): (&Ring, Side, usize),
+    (ring, side): (&Ring, Side),
     position: usize,
     neutral: &[u8],
-    (parts, left): (&Left, &mut [u8]),
+    [values, scales]: [&mut [u8]; 2],
 ) {
     let (group, array) = (&ring.rows, side.array(&ring.rows));
-    let [values, scales] = [0, 1].map(|i| parts.range(What::Ring(layer, side as usize + i)));
-    let (front, back) = left.split_at_mut(scales.start);
-    let (values, scales) = (&mut front[values], &mut back[..scales.len()]);
     let mut rest = neutral;
     for (page, within) in runs(in_sight(ring, position), ring.pages) {
         let n = neutral_bytes(group, array, within.len());

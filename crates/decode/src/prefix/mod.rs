@@ -328,11 +328,11 @@ impl PrefixCache {
             let Some(store) = &mut self.store else {
                 return Ok(());
             };
-            let Some(mut found) = store.find(usable, held, usable.len()) else {
+            let Some(found) = store.find(usable, held, usable.len()) else {
                 return Ok(());
             };
             let tokens = &usable[..found.position];
-            match runner.import(&mut *found.source) {
+            match runner.import_at(&*found.source) {
                 Ok(info) if info.position == tokens.len() => {
                     self.stats.store_hits += 1;
                     let entry = Entry {

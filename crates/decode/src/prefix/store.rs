@@ -3,8 +3,7 @@
 //! This crate knows no files, so whoever owns the scheduler brings a [`Store`]. It is asked before a prompt is
 //! read, and given the bytes of states worth keeping when there is nothing else to do.
 
-use std::io::Read;
-
+use contract::snapshot::ReadAt;
 use contract::{Parcel, TokenId};
 
 /// Keeps exported snapshots by their tokens. Nothing it does may fail: what cannot be kept or found is missing.
@@ -28,5 +27,5 @@ pub struct Found {
     /// How many tokens of the prompt it covers.
     pub position: usize,
     /// Its bytes, as they were exported.
-    pub source: Box<dyn Read>,
+    pub source: Box<dyn ReadAt>,
 }

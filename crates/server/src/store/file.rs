@@ -9,10 +9,11 @@
 //! Little-endian. The file has exactly the length this says. It holds a prompt, so only its owner may read it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use contract::snapshot::ReadAt;
 use contract::{DeviceError, Parcel, TokenId};
 
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
@@ -117,13 +118,58 @@ pub fn tokens(path: &Path) -> io::Result<Vec<TokenId>> {
 }
 
 /// The payload of a file that must hold exactly these tokens.
-pub fn open(path: &Path, expected: &[TokenId]) -> io::Result<impl Read + use<>> {
-    let (mut file, tokens, payload) = read_head(path)?;
+pub fn open(path: &Path, expected: &[TokenId]) -> io::Result<Payload> {
+    let (file, tokens, length) = read_head(path)?;
     if tokens != expected {
         return Err(damaged("it holds other tokens than it did"));
     }
-    file.seek(SeekFrom::Start(head_size(tokens.len()) as u64))?;
-    Ok(BufReader::with_capacity(1 << 16, file.take(payload)))
+    Ok(Payload {
+        file,
+        begin: head_size(tokens.len()) as u64,
+        length,
+    })
+}
+
+/// The snapshot within a file, which stays readable when the file is taken away.
+#[derive(Debug)]
+pub struct Payload {
+    file: File,
+    /// Where it begins in the file.
+    begin: u64,
+    length: u64,
+}
+
+impl ReadAt for Payload {
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        if at.saturating_add(into.len() as u64) > self.length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        read_exact_at(&self.file, into, self.begin + at)
+    }
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, into: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, into, at)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut into: &mut [u8], mut at: u64) -> io::Result<()> {
+    use std::os::windows::fs::FileExt;
+    while !into.is_empty() {
+        match file.seek_read(into, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => {
+                into = &mut into[n..];
+                at += n as u64;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// `(file, tokens, payload bytes)`.

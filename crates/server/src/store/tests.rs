@@ -1,5 +1,8 @@
 use std::fs;
+use std::io::Read;
 use std::path::Path;
+
+use contract::snapshot::InOrder;
 
 use super::*;
 
@@ -24,9 +27,11 @@ fn put(dir: &Path, budget: u64, states: &[(Vec<TokenId>, Vec<u8>)]) {
 }
 
 fn found(store: &mut DiskStore, prompt: &[TokenId], more_than: usize) -> Option<(usize, Vec<u8>)> {
-    let mut found = store.find(prompt, more_than, prompt.len())?;
+    let found = store.find(prompt, more_than, prompt.len())?;
     let mut bytes = Vec::new();
-    found.source.read_to_end(&mut bytes).unwrap();
+    InOrder::new(&*found.source)
+        .read_to_end(&mut bytes)
+        .unwrap();
     Some((found.position, bytes))
 }
 

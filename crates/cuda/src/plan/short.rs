@@ -1,0 +1,202 @@
+//! A short chunk of a prompt: the layers of a chunk with the products of a step.
+//!
+//! A long chunk expands every matrix once and multiplies thousands of rows with it; of 64 rows the expanding is nearly
+//! all there is. The end of a prompt whose beginning came from a saved state is that short, and so is every short
+//! prompt. A chunk's attention gives a block some rows and all keys, so few rows keep few blocks busy; a step's shares
+//! the keys out. It sees the rows as a chain of nodes, whose header goes up beside the chunk's. States, windows and rows
+//! are committed on the way, as in any chunk.
+
+use contract::Mixer;
+
+use super::chain::Links;
+use super::forms::Forms;
+use super::layers::{Builder, builder, cache, delta_layer, shape};
+use super::{Plan, Site, draft, one};
+use crate::launch::attention::Positions;
+use crate::launch::delta::{self, Layer};
+use crate::launch::norm::{self, Out, Residual, Rms, Source};
+use crate::launch::rows::{Tap, tap};
+use crate::memory::Carver;
+use crate::state::{DeltaGroup, Place};
+use crate::step::ROWS;
+use crate::weights::{DeltaWeights, DraftWeights, MixerWeights};
+
+/// Padded lengths that short plans are built for.
+pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
+
+/// Whether chunks of up to `rows` rows are read this way. The products differ from a chunk's in rounding, so `--exact` and
+/// models small enough to have steps of their own read everything in one way.
+pub(super) fn suits(site: &Site<'_>, rows: usize) -> bool {
+    rows <= ROWS && !site.open.exact && !one::suits(site)
+}
+
+/// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where the chunks of the delta
+/// rule do, which go by absolute multiples.
+pub(super) fn pieces(committed: usize, rows: usize) -> Vec<usize> {
+    let mut pieces = Vec::new();
+    let (mut left, mut room) = (rows, ROWS - committed % ROWS);
+    while left > room {
+        pieces.push(room);
+        left -= room;
+        room = ROWS;
+    }
+    pieces.push(left);
+    pieces
+}
+
+/// The plan of a chunk of up to `rows` rows.
+pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let chunk = site.addresses.chunk;
+    let mut start = *carver;
+    let features = site.state.draft.as_ref();
+    let features = features.map(|draft| start.take(4 * rows * draft.width));
+    let step = site.addresses.step;
+    let mut builder = builder(site, (rows, 1), step, site.spec.norm_eps, start);
+    builder.source = Source::Chunk(chunk);
+    builder.embed();
+    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], carver: &mut Carver| {
+        b.mixer_of_chunk(i, projected, carver)
+    };
+    let end = |b: &mut Builder<'_>, i: usize| b.layer_end_of_chunk(i, features);
+    match Links::of_target(site, rows) {
+        Some(links) => builder.chained(&links, mixer, end),
+        None => {
+            for i in 0..site.spec.layers.len() {
+                let weights = &site.weights.layers[i];
+                builder.block(|b, carver| {
+                    let readers = weights.mixer.readers();
+                    let y = b.normed(weights.mixer_norm, &readers, carver);
+                    let projected = b.project(&y, &readers, carver);
+                    let mixed = b.mixer_of_chunk(i, &projected, carver);
+                    b.add(&mixed, weights.mixer.out());
+                });
+                builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+                end(&mut builder, i);
+            }
+        }
+    }
+    if let (Some(draft), Some(features)) = (&site.weights.draft, features) {
+        builder.block(|b, carver| b.context_of_chunk(draft, features, carver));
+    }
+    let (plan, peak) = builder.ended();
+    *carver = peak;
+    plan
+}
+
+impl Builder<'_> {
+    /// The launches between the projections of layer `i` and its output projection, whose input they give.
+    fn mixer_of_chunk(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
+        let site = self.site;
+        match (
+            &site.spec.layers[i].mixer,
+            &site.weights.layers[i].mixer,
+            site.state.layer(i),
+        ) {
+            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
+                let cache = cache(site, group, index);
+                let shape = shape(a, site.open, self.eps);
+                self.attention((a, shape), w, cache, projected, carver)
+            }
+            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
+                let layer = delta_layer(site, group, index, w);
+                self.delta_of_chunk(group, w, layer, projected, carver)
+            }
+            _ => unreachable!("weights and state were laid out from this spec"),
+        }
+    }
+
+    fn delta_of_chunk(
+        &mut self,
+        group: &DeltaGroup,
+        w: &DeltaWeights,
+        layer: Layer,
+        projected: &[u64],
+        carver: &mut Carver,
+    ) -> Out {
+        let (site, rows) = (self.site, self.rows);
+        let shape = delta::Shape::of(&group.spec);
+        let readers = [w.qkv, w.z, w.beta, w.alpha];
+        let rows_of = |i: usize| delta::Rows {
+            at: projected[i],
+            stride: readers[i].rows,
+        };
+        let inputs = delta::Inputs {
+            qkv: rows_of(0),
+            z: rows_of(1),
+            beta: rows_of(2),
+            alpha: rows_of(3),
+        };
+        let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
+        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
+        let products = match site.warpgroups {
+            true => delta::Products::Warpgroup,
+            false => delta::Products::Warp,
+        };
+        let (chunk, out) = (site.addresses.chunk, delta::Out::of(forms));
+        let launches =
+            delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
+        self.plan.launches.extend(launches);
+        forms
+    }
+
+    /// The output of layer `i` stands in the residual stream.
+    fn layer_end_of_chunk(&mut self, i: usize, features: Option<u64>) {
+        let site = self.site;
+        if let (Some((column, draft)), Some(out)) = (site.tap(i), features) {
+            let hidden = site.spec.hidden;
+            let to = Tap {
+                out,
+                stride: draft.width,
+                offset: column * hidden,
+                nodes: 0,
+            };
+            let x = site.addresses.residual;
+            self.push(tap(hidden, self.rows, self.source, x, to));
+        }
+        self.plan.layer_ends.push(self.plan.launches.len());
+    }
+
+    /// The draft's keys and values of the chunk's rows, from their features.
+    fn context_of_chunk(&mut self, weights: &DraftWeights, features: u64, carver: &mut Carver) {
+        let (site, rows, source) = (self.site, self.rows, self.source);
+        let (width, hidden) = (weights.fc.cols, weights.fc.rows);
+        let input = Forms::of([weights.fc.kind]).carve(carver, rows, width);
+        self.push(norm::convert(width, rows, source, features, input));
+        let raw = self.project(&input, &[weights.fc], carver)[0];
+        let readers = draft::context_readers(weights);
+        let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
+        let rms = Rms {
+            width: hidden,
+            eps: draft::eps(site),
+        };
+        let x = Residual::of(raw);
+        self.push(norm::rms(rms, rows, source, x, weights.hidden_norm, f));
+        let projected = self.project(&f, &readers, carver);
+        let at = Positions::Chunk(site.addresses.chunk);
+        let launches = draft::context(site, rows, at, &projected);
+        self.plan.launches.extend(launches);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_passes_end_at_multiples_of_their_length() {
+        for (committed, rows, expected) in [
+            (0, 5, &[5][..]),
+            (0, 64, &[64]),
+            (32_000, 132, &[64, 64, 4]),
+            (100, 64, &[28, 36]),
+            (63, 66, &[1, 64, 1]),
+            (64, 256, &[64; 4]),
+        ] {
+            assert_eq!(
+                pieces(committed, rows),
+                expected,
+                "{rows} after {committed}"
+            );
+        }
+    }
+}
