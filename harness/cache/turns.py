@@ -5,7 +5,7 @@
         [MODEL [SERVE-FLAGS...]]
 
 The conversation is made up, or with --recorded what that client sent (`record.py`; claude-code in Anthropic's messages,
-codex in OpenAI's Responses), its results of tools lengthened until the last request has about `--tokens` tokens.
+codex in OpenAI's Responses), its results of tools lengthened or cut until the last request has about `--tokens` tokens.
 
 Prints one JSON line for each way, and checks that greedy answers are the same every way. With --kills N, the
 server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared with
@@ -83,6 +83,8 @@ class Responses:
 
 CHAT = Chat
 RECORDED = {"claude-code": Messages, "codex": Responses}
+# What is left of a tool's result at least, as a share: a new one is what a turn reads.
+LEAST = 0.1
 
 
 def free_port():
@@ -181,7 +183,7 @@ def whole(value, parts):
 
 
 def lengthened(body, texts):
-    """A request in which texts of the table, results of tools, are the longer ones."""
+    """A request in which texts of the table, results of tools, are the longer or shorter ones."""
     if isinstance(body, dict):
         return {key: lengthened(inner, texts) for key, inner in body.items()}
     if isinstance(body, list):
@@ -190,7 +192,7 @@ def lengthened(body, texts):
 
 
 def recorded(args, server):
-    """The last five requests of a recorded conversation, lengthened: three results of tools, a wish, a result for it."""
+    """The last five requests of a recorded conversation at length: three results of tools, a wish, a result for it."""
     dialect = RECORDED[args.recorded]
     told = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
     bodies = [whole(request, told["parts"]) for request in told["requests"][-5:]]
@@ -205,7 +207,7 @@ def recorded(args, server):
     # Code has about as many characters a token wherever it is cut, so lengths follow the count of the whole.
     with server.post("/tokenize", {"content": "".join(results)}) as answer:
         each = len(json.load(answer)["tokens"])
-    times = 1 + max(0, args.tokens - have) / max(1, each)
+    times = max(LEAST, 1 + (args.tokens - have) / max(1, each))
     longer = {text: (text * (int(times) + 1))[: int(len(text) * times)] for text in results}
     return [{"dialect": dialect, "body": lengthened(body, longer)} for body in bodies]
 
