@@ -25,7 +25,7 @@ const THREADS: u32 = 384;
 /// Shared memory of a block besides the ring and what f32 matrices add, in bytes.
 const OWN_SHARED: usize = 2048;
 /// Rows that a chain multiplies at most.
-pub const MOST_ROWS: usize = 32;
+pub const MOST_ROWS: usize = 64;
 /// Rows of an f32 matrix that a job of `matmul/plain_sm90.cuh` takes, values of K that its slice is a multiple of, and most
 /// jobs: the scratch of products has room for them.
 const PLAIN_ROWS: usize = 16;

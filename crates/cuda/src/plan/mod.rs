@@ -169,7 +169,9 @@ impl Plans {
         };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
-        let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), ROWS);
+        // Stages of a chain take turns at theirs.
+        let turns = 1 + usize::from(facts.warpgroups);
+        let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), turns * ROWS);
         let chain_bytes = match facts.warpgroups {
             true => chain::own_bytes(weights, spec.hidden),
             false => 0,
