@@ -1,15 +1,19 @@
 //! What hundreds of steps of tree decoding leave behind, beside plain decoding of the same tokens.
 
+#![allow(clippy::print_stderr, reason = "figures are printed")]
+
+use conformance::golden::load_as_floats;
 use contract::snapshot::{Owner, SectionKind, read_header, read_section};
 use contract::{
-    Ask, Backend, CommitItem, DraftItem, NodeIdx, Place, Runner, SeqId, TokenId, VerifyItem,
+    Ask, Backend, CommitItem, DraftItem, KvFormat, KvFormats, NodeIdx, Place, Runner, SeqId,
+    TokenId, VerifyItem,
 };
 use cpu::CpuBackend;
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
 
 use crate::draft::{feed, plan_with_draft};
-use crate::golden::FAST;
+use crate::golden::{FAST, ORACLE, ember};
 use crate::laws::prompts;
 
 /// Steps of one text.
@@ -87,10 +91,31 @@ struct Desk {
     prompt: Vec<TokenId>,
 }
 
+/// How what is multiplied and kept is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// As the files have it, keys and values in half precision.
+    AsShipped,
+    /// The target's weights as the f32 numbers that they stand for, keys and values in half precision.
+    FloatWeights,
+    /// The same with f32 keys and values.
+    Floats,
+}
+
 impl Desk {
-    fn new(backend: &dyn Backend, exact: bool) -> Desk {
+    fn new(backend: &dyn Backend, exact: bool, held: Held) -> Desk {
         let mut plan = plan_with_draft(None, FAST);
         plan.exact = exact;
+        if held != Held::AsShipped {
+            let loaded = load_as_floats(&ember("ember.gguf")).unwrap();
+            (plan.target, plan.weights) = (loaded.spec, loaded.weights);
+        }
+        if held == Held::Floats {
+            plan.kv = KvFormats {
+                k: KvFormat::F32,
+                v: KvFormat::F32,
+            };
+        }
         plan.limits.context = CONTEXT;
         plan.limits.sequences = 2;
         let draft = plan.draft.as_ref().unwrap();
@@ -192,8 +217,8 @@ pub(crate) struct Drift {
 }
 
 impl Drift {
-    pub(crate) fn of(backend: &dyn Backend, exact: bool) -> Drift {
-        let mut desk = Desk::new(backend, exact);
+    pub(crate) fn of(backend: &dyn Backend, exact: bool, held: Held) -> Drift {
+        let mut desk = Desk::new(backend, exact, held);
         let (seq, root) = desk.begin();
         let (quarter, root) = tree_text(&mut *desk.runner, (seq, root), STEPS / 4);
         let after_quarter = desk.states(seq);
@@ -215,15 +240,31 @@ impl Drift {
 
     /// Between plain decoding and plain decoding whose attention sums in another order: no tree has any part in it.
     pub(crate) fn of_another_order(&self, backend: &dyn Backend) -> Vec<Apart> {
-        let mut desk = Desk::new(backend, true);
+        let mut desk = Desk::new(backend, true, Held::AsShipped);
         Apart::of(&desk.plainly(&self.parts)[1], &self.plain)
     }
 }
 
 #[test]
 fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
-    let drift = Drift::of(&CpuBackend::new(FAST), false);
+    let drift = Drift::of(&CpuBackend::new(FAST), false, Held::AsShipped);
     assert_eq!(Apart::worst(&drift.end).largest, 0.0);
     // A toy that goes on after its end rambles, and little of that is foreseen.
     assert!(drift.per_step() > 1.2, "{}", drift.per_step());
+}
+
+#[test]
+fn two_orders_of_f32_sums_leave_nearly_the_same_states() {
+    // The oracle sums one value after the other, the fast path in lanes; neither rounds anything to less than f32.
+    let fast = CpuBackend::new(FAST);
+    let mut desk = Desk::new(&fast, false, Held::Floats);
+    let (seq, root) = desk.begin();
+    let (text, _) = tree_text(&mut *desk.runner, (seq, root), STEPS / 8);
+    let parts = [text];
+    let found = desk.plainly(&parts).remove(0);
+    let mut judge = Desk::new(&CpuBackend::new(ORACLE), false, Held::Floats);
+    let expected = judge.plainly(&parts).remove(0);
+    let worst = Apart::worst(&Apart::of(&found, &expected));
+    eprintln!("  {} tokens: worst {worst}", parts[0].len());
+    assert!(worst.length > 0.0 && worst.length <= 1e-5, "{worst:?}");
 }

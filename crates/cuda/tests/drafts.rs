@@ -1,0 +1,91 @@
+//! Random drafts on the card against the publisher's module in PyTorch: as close as sums in another order come where
+//! weights and caches are f32, and within half precision where they are not.
+//! Without a card the test says SKIPPED and passes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+mod model_world;
+
+use conformance::compare::Tolerance;
+use conformance::drafts::{DRAFTS, Habits, RandomDraft, Spelling, Weights};
+use contract::{KvFormat, QuantType};
+
+use model_world::{Bench, bench};
+
+/// Anything but what is no number.
+const ANY: Tolerance = Tolerance {
+    absolute: f32::MAX,
+    relative: 0.0,
+};
+/// How far sums in another order, and a card's own exponentials and roots, are from the judge's, as a share of what
+/// logits spread by: their values are up to twenty.
+const CLOSE: f32 = 1e-4;
+
+/// The standard deviation.
+fn spread(values: &[f32]) -> f32 {
+    let n = values.len() as f64;
+    let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+    let square = |v: &f32| (f64::from(*v) - mean).powi(2);
+    (values.iter().map(square).sum::<f64>() / n).sqrt() as f32
+}
+
+/// What half precision costs logits that spread by up to 5, in the mean: products of a target and of a draft, up to nine
+/// layers one after the other, and twice that of targets in block formats.
+fn half(draft: &RandomDraft) -> f32 {
+    match draft.target.ends_with("f16") {
+        true => 0.02,
+        false => 0.07,
+    }
+}
+
+fn logits(
+    bench: &Bench,
+    draft: &RandomDraft,
+    (ty, kv, weights): (QuantType, KvFormat, Weights),
+) -> Vec<f32> {
+    let plan = draft.plan(kv, weights).unwrap();
+    let ids = draft.target().unwrap().ids;
+    let habits = Habits {
+        ty: Some(ty),
+        ..Habits::default()
+    };
+    let loaded = draft.load((Spelling::C, habits), &plan.target).unwrap();
+    let device = &bench.backend;
+    draft.logits(device, (plan, &ids), (loaded, kv)).unwrap()
+}
+
+#[test]
+fn where_nothing_is_rounded_draft_logits_are_those_of_the_publishers_module() {
+    let Some(bench) = bench(false) else { return };
+    for draft in DRAFTS {
+        let floats = (QuantType::F32, KvFormat::F32, Weights::Floats);
+        let found = logits(&bench, &draft, floats);
+        let off = draft.check(&found, ANY).unwrap();
+        let spread = spread(&draft.expected().unwrap().values);
+        eprintln!(
+            "  {}: {:.1e} at most, logits spread by {spread:.1}",
+            draft.name, off.worst
+        );
+        assert!(off.worst <= CLOSE * spread, "{}: {off:?}", draft.name);
+    }
+}
+
+#[test]
+fn half_precision_costs_draft_logits_little() {
+    let Some(bench) = bench(false) else { return };
+    for draft in DRAFTS {
+        let stored = (QuantType::BF16, KvFormat::F16, Weights::AsStored);
+        let off = draft.check(&logits(&bench, &draft, stored), ANY).unwrap();
+        let (worst, mean) = (off.worst, off.mean);
+        eprintln!(
+            "  {}: {worst:.1e} at most, {mean:.1e} in the mean",
+            draft.name
+        );
+        assert!(mean <= half(&draft), "{}: {off:?}", draft.name);
+    }
+}
