@@ -19,9 +19,9 @@
 //
 // Warps: 0..7 multiply, 8 fetches weights, 9 x, 10 keeps the barrier, 10 and 11 add up squares and multiply f32 matrices.
 // Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
-// begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written (`done`); it comes to the barrier for
-// the block and tells all when the next stage is open (`open`). All blocks are resident at once: grid = multiprocessors, and
-// a block takes more than half the shared memory of one. With dependent launch this launch may wait for blocks of its predecessors alone.
+// begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written, and warp 9 when it has seen the stage
+// open (`done`); it comes to the barrier for the block and tells all when the next stage is open (`open`). All blocks are resident at
+// once: grid = multiprocessors, and a block takes more than half the shared memory of one. With dependent launch this launch may wait for blocks of its predecessors alone.
 //
 // in   Chain (chain.cuh), by value
 // out  residual f32 [ROWS][n_out], results of STORE segments, scales [ROWS] of the rows of the last norm
@@ -98,7 +98,16 @@ __device__ __forceinline__ void products_fence() {
 #define MOST_ROWS 64
 __device__ __forceinline__ float* told_scales(const Chain& chain, int which) { return (float*)(chain.barrier + 64) + which / 2 * MOST_ROWS; }
 
-// When a stage is open: the scales of the rows that its input is made of. A block adds up the squares of a row or none, and tells all.
+// Whether the phase of this parity is over.
+__device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
+    u32 over;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+    return over;
+}
+
+// When a stage is open: the scales of the rows that its input is made of. A block adds up the squares of a row or none, and tells all;
+// where rows are so few that a warp has one, each block adds up all, which saves telling.
+#define ALONE (ROWS <= PLAIN_WARPS)
 __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowScales& rows) {
     const Stage& stage = chain.stages[which];
     const int warp = plain_thread() / 32, lane = threadIdx.x % 32;
@@ -112,7 +121,12 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
     constexpr int LOADS = 3;
     const int quads = (stage.width + 255) / 256 * 4;
     float* told = told_scales(chain, which);
-    for (int row = blockIdx.x + warp * gridDim.x; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
+    const auto set = [&](int row, float scale) {
+        rows.factor[row] = scale / (rows.last[row] * HEADROOM);
+        rows.last[row] = scale;
+        if (blockIdx.x == 0) chain.scales[row] = scale;
+    };
+    for (int row = ALONE ? warp : blockIdx.x + warp * gridDim.x; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
         float sum = 0.0f;
         for (int i = lane; i < quads; i += 32 * LOADS) {
             float4 v[LOADS];
@@ -125,14 +139,19 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
             for (int l = 0; l < LOADS; l++) sum += (v[l].x + v[l].y) + (v[l].z + v[l].w);
         }
         sum = warp_sum(sum);
-        if (lane == 0) leave(told + row, 1.0f / sqrtf(sum * (1.0f / stage.width) + chain.eps));
+        const float scale = 1.0f / sqrtf(sum * (1.0f / stage.width) + chain.eps);
+        if (lane == 0) {
+            if (ALONE)
+                set(row, scale);
+            else
+                leave(told + row, scale);
+        }
     }
+    if (ALONE) return;
     for (int row = plain_thread(); row < ROWS; row += PLAIN_WARPS * 32) {
         float scale = peek(told + row);
         while (!has_arrived(scale)) scale = peek(told + row);
-        rows.factor[row] = scale / (rows.last[row] * HEADROOM);
-        rows.last[row] = scale;
-        if (blockIdx.x == 0) chain.scales[row] = scale;
+        set(row, scale);
     }
 }
 
@@ -145,18 +164,7 @@ struct Room {
     u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done;
     Share shares[STAGES];
     Blocks first_blocks[STAGES];  // of the first tile of each share
-    u32 n_open;  // stages open so far, for whom `open` may outrun
 };
-// Written before `open` turns.
-__device__ __forceinline__ void tell_open(Room& room, u32 stages) {
-    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(&room.n_open)), "r"(stages) : "memory");
-}
-__device__ __forceinline__ bool is_open(const Room& room, int stage) {
-    u32 stages;
-    asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(stages) : "r"(shared_address(&room.n_open)) : "memory");
-    return stages > stage;
-}
-
 // A place of the ring, and the parity of its turn.
 struct Turn {
     u32 slot, parity;
@@ -246,25 +254,23 @@ __device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
     }
 }
 
-// Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. Where the block has nothing of a stage
-// nobody waits for this warp, and stages may open faster than it looks: two phases of `open` later a parity would tell of the wrong one.
+// Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. A parity tells of a phase until the next
+// is over, so no stage is done before this warp has seen it open: of a block without units nobody else waits for it.
 __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
-    const u32 full = shared_address(room.x), empty = shared_address(room.empty);
+    const u32 full = shared_address(room.x), empty = shared_address(room.empty), open = shared_address(&room.open), done = shared_address(&room.done);
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
     Turn turn = {0, 1};
-    while (x.enter(room.shares, chain.n_stages)) {
-        const int stage = x.stage;
-        // Until the stage before is open, what was there a step ago need not be absent.
-        while (stage && !__all_sync(WARP_ALL, is_open(room, stage - 1))) __nanosleep(100);
-        bool opened = stage == 0;
-        do {
+    bool more = x.enter(room.shares, chain.n_stages);
+    for (int stage = 0; stage < chain.n_stages; stage++) {
+        bool opened = stage == 0, over = !more || x.stage != stage;
+        while (!over) {
             if (x.fresh) x.begin_tile(chain.segments, chain.stages);
             mbarrier_wait(empty + 8 * turn.slot, turn.parity);
             u8* to = ring + turn.slot * SLOT + W_BYTES;
             const u32 barrier = full + 8 * turn.slot;
-            if (!opened && __all_sync(WARP_ALL, is_open(room, stage))) {
+            if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, stage & 1))) {
                 opened = true;
                 copies_fence();
             }
@@ -285,7 +291,12 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                 if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
             }
             turn.next();
-        } while (!x.advance(chain.segments));
+            over = x.advance(chain.segments);
+            if (over) more = x.enter(room.shares, chain.n_stages);
+        }
+        mbarrier_wait(open, stage & 1);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(done);
     }
 }
 
@@ -314,14 +325,13 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
                 before ^= 0x80000000u;
                 copies_fence();
             }
-            tell_open(room, which + 1);
             mbarrier_arrive(open);
         }
         mbarrier_wait(open, which & 1);
         const Stage& stage = chain.stages[which];
 #if PLAIN
-        // Before the scales of its rows, which take longer.
-        if (which + 1 == chain.n_stages) plain_jobs(chain.plain, plain_room);
+        // Before the scales of its rows, where these take longer.
+        if (!ALONE && which + 1 == chain.n_stages) plain_jobs(chain.plain, plain_room);
 #endif
         if (which < chain.n_stages) row_scales(chain, which, rows);
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
@@ -331,6 +341,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         if (threadIdx.x % 32 == 0) mbarrier_arrive(ready);
     }
 #if PLAIN
+    if (ALONE) plain_jobs(chain.plain, plain_room);
     plain_sync();
     plain_end(chain.plain, [&](int row) { return rows.factor[row]; });
 #endif
@@ -352,8 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         }
         mbarrier_init(shared_address(&room.open), 1);
         mbarrier_init(ready, PLAIN_WARPS);
-        mbarrier_init(done, WARPS);
-        room.n_open = 0;
+        mbarrier_init(done, WARPS + 1);
         mbarrier_init_fence();
     }
     if (threadIdx.x < chain.n_stages) {
