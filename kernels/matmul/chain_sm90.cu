@@ -21,7 +21,8 @@
 // Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
 // begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written, and warp 9 when it has seen the stage
 // open (`done`); it comes to the barrier for the block and tells all when the next stage is open (`open`). All blocks are resident at
-// once: grid = multiprocessors, and a block takes more than half the shared memory of one. With dependent launch this launch may wait for blocks of its predecessors alone.
+// once: grid = multiprocessors, and a block takes more than half the shared memory of one. With dependent launch this launch may wait for
+// blocks of its predecessors alone.
 //
 // in   Chain (chain.cuh), by value
 // out  residual f32 [ROWS][n_out], results of STORE segments, scales [ROWS] of the rows of the last norm
@@ -147,8 +148,7 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
                 leave(told + row, scale);
         }
     }
-    if (ALONE) return;
-    for (int row = plain_thread(); row < ROWS; row += PLAIN_WARPS * 32) {
+    for (int row = plain_thread(); !ALONE && row < ROWS; row += PLAIN_WARPS * 32) {
         float scale = peek(told + row);
         while (!has_arrived(scale)) scale = peek(told + row);
         set(row, scale);
