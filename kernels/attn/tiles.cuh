@@ -35,32 +35,37 @@ __device__ __forceinline__ void cp_async_part(u32 to, const void* from, int byte
 }
 
 // Begins to copy 64 stored rows from row `first` on; those outside `low` .. `high` become zeros, whatever is stored
-// there. 256 threads.
-template <int format, int stride>
-__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high) {
+// there. `THREADS` threads (128 or 256) take part, this one as number `thread`.
+template <int format, int stride, int THREADS = 256>
+__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high, int thread) {
     constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
-    const u8* from = plane.values + first * row_bytes + threadIdx.x * 16;
+    const u8* from = plane.values + first * row_bytes + thread * 16;
     if (low <= 0 && high >= 64) {
 #pragma unroll
-        for (int i = 0; i < (64 * words + 255) / 256; i++) {
-            const int at = i * 256 + threadIdx.x;
-            if (64 * words % 256 == 0 || at < 64 * words) cp_async_16(to + at / words * stride + at % words * 16, from + i * 4096);
+        for (int i = 0; i < (64 * words + THREADS - 1) / THREADS; i++) {
+            const int at = i * THREADS + thread;
+            if (64 * words % THREADS == 0 || at < 64 * words)
+                cp_async_16(to + at / words * stride + at % words * 16, from + i * THREADS * 16);
         }
     } else {
 #pragma unroll 1
-        for (int at = threadIdx.x; at < 64 * words; at += 256, from += 4096) {
+        for (int at = thread; at < 64 * words; at += THREADS, from += THREADS * 16) {
             const int row = at / words;
             cp_async_part<16>(to + row * stride + at % words * 16, from, row >= low && row < high ? 16 : 0);
         }
     }
     if constexpr (kv_scaled(format)) {
         constexpr int bytes = kv_scale_bytes(format, DIM), piece = bytes < 16 ? bytes : 16, pieces = bytes / piece;
-        const int row = threadIdx.x / pieces;
+        static_assert(64 * pieces <= THREADS, "a thread copies one piece of the scales");
+        const int row = thread / pieces;
         if (row < 64)
-            cp_async_part<piece>(to + 64 * stride + threadIdx.x * piece,
-                                 (const u8*)plane.scales + first * bytes + threadIdx.x * piece,
+            cp_async_part<piece>(to + 64 * stride + thread * piece, (const u8*)plane.scales + first * bytes + thread * piece,
                                  row >= low && row < high ? piece : 0);
     }
+}
+template <int format, int stride>
+__device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high) {
+    tile_load<format, stride, 256>(to, plane, first, low, high, threadIdx.x);
 }
 
 __device__ __forceinline__ u32 lds32(u32 at) {

@@ -5,7 +5,7 @@ use contract::KvFormat;
 use super::super::norm::Out;
 use super::super::{Args, Launch};
 use super::rows::row_bytes;
-use super::{Cache, Card, Shape};
+use super::{Cache, Card, PAGE, Shape};
 
 /// Keys of a tile.
 const TILE: usize = 64;
@@ -15,6 +15,15 @@ const MOST_TILES: usize = 6;
 const STEP_ROWS: usize = 64;
 /// Eights of columns that `kernels/attn/across_sm90.cuh` has a product for, and that registers hold.
 const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
+
+/// The same of `kernels/attn/tree_trio_sm90.cu`.
+const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
+/// Tiles of keys and of values that it has in shared memory at once.
+const TRIO_RINGS: (usize, usize) = (3, 3);
+/// What a block of it takes where a sequence can hold no more than so many tokens: the more columns, the sooner keys
+/// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
+/// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
+const TRIO_SHORT: (usize, usize) = (8192, 9);
 
 /// How a launch of tree attention is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +38,8 @@ struct Tiling {
 }
 
 impl Shape {
-    /// Bytes of the larger of a tile of 64 stored keys and one of values in shared memory; see
-    /// `kernels/attn/tiles.cuh`.
-    fn tile_bytes(&self) -> usize {
+    /// Bytes of a tile of 64 stored keys and of one of values in shared memory; see `kernels/attn/tiles.cuh`.
+    fn tiles_bytes(&self) -> (usize, usize) {
         let bytes = |format: KvFormat, key: bool| {
             let (values, scales) = row_bytes(format, self.head_dim);
             let stride = match format {
@@ -41,7 +49,13 @@ impl Shape {
             };
             TILE * (stride + scales)
         };
-        bytes(self.k, true).max(bytes(self.v, false))
+        (bytes(self.k, true), bytes(self.v, false))
+    }
+
+    /// Bytes of the larger of both.
+    fn tile_bytes(&self) -> usize {
+        let (key, value) = self.tiles_bytes();
+        key.max(value)
     }
 
     /// Whether the form by warpgroup products computes steps of `rows` rows: not where one block of few rows would
@@ -89,6 +103,29 @@ impl Shape {
             shared_bytes,
             resident,
         }
+    }
+
+    /// Eights of columns of a launch by three warpgroups for `rows` rows of sequences of at most `tokens` tokens, and
+    /// the bytes of its shared memory; none for formats whose tiles are too large beside the queries of as many rows
+    /// as are worth it.
+    fn trio(&self, card: Card, rows: usize, tokens: usize) -> Option<(usize, usize)> {
+        let (key, value) = self.tiles_bytes();
+        let rings = TRIO_RINGS.0 * key + TRIO_RINGS.1 * value + 8 + STEP_ROWS * 12;
+        let bytes = |eights: usize| eights * (6 * 1024 + 9 * 8 * 4) + rings;
+        let most = TRIO_EIGHTS
+            .into_iter()
+            .rfind(|&eights| bytes(eights) <= card.shared_bytes)?;
+        if most < 12 || !self.by_warpgroups(card, rows) || self.shares(card, rows) {
+            return None;
+        }
+        let most = match tokens > TRIO_SHORT.0 {
+            true => most,
+            false => TRIO_SHORT.1,
+        };
+        let columns = rows * self.n_heads / self.n_kv_heads;
+        let wanted = columns.div_ceil(8 * columns.div_ceil(8 * most));
+        let eights = TRIO_EIGHTS.into_iter().find(|&eights| eights >= wanted)?;
+        Some((eights, bytes(eights)))
     }
 
     /// The tiling of a launch for `rows` rows, all of which may be one tree's.
@@ -158,6 +195,27 @@ pub fn tree(
             overlap: true,
         };
     }
+    let args = planes
+        .f32(shape.scale * std::f32::consts::LOG2_E)
+        .ptr(scratch)
+        .i32(rows as i32);
+    if let Some((eights, shared)) = shape.trio(card, rows, cache.max_pages * PAGE) {
+        let unit = shape.unit("attn/tree_trio_sm90.cu");
+        return Launch {
+            entry: "attn_tree",
+            unit: shape
+                .spanned(unit, card, rows)
+                .define("NT", eights)
+                .define("K_RING", TRIO_RINGS.0)
+                .define("V_RING", TRIO_RINGS.1),
+            grid: [card.multiprocessors as u32, 1, 1],
+            block: [384, 1, 1],
+            shared: shared as u32,
+            args,
+            cooperative: false,
+            overlap: true,
+        };
+    }
     let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
         true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
         false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
@@ -172,10 +230,7 @@ pub fn tree(
         grid: [(tiling.resident * card.multiprocessors) as u32, 1, 1],
         block: [256, 1, 1],
         shared: tiling.shared_bytes as u32,
-        args: planes
-            .f32(shape.scale * std::f32::consts::LOG2_E)
-            .ptr(scratch)
-            .i32(rows as i32),
+        args,
         cooperative: false,
         overlap: true,
     }
@@ -261,11 +316,20 @@ mod tests {
             assert_eq!((across.tiles, across.resident), (tiles, resident));
             assert!(across.shared_bytes <= card.shared_bytes && across.ring >= 2);
         }
+        for (rows, short, deep) in [(3, 3, 3), (8, 6, 6), (24, 9, 18), (32, 8, 12), (64, 8, 16)] {
+            for (tokens, eights) in [(8192, short), (131_072, deep)] {
+                let (found, bytes) = shape.trio(card, rows, tokens).unwrap();
+                assert_eq!(found, eights, "{rows} rows of {tokens} tokens");
+                assert!(bytes <= card.shared_bytes);
+            }
+        }
+        assert_eq!(shape.trio(card, 1, 131_072), None);
         let half = Shape {
             k: KvFormat::F16,
             v: KvFormat::F16,
             ..shape
         };
+        assert_eq!(half.trio(card, 24, 131_072), None);
         assert!(shape.by_warpgroups(card, 1) && half.by_warpgroups(card, 24));
         assert!(!half.by_warpgroups(card, 1) && half.splits(card, 1) == 64);
         let one = shape.tiling(card, 1);
