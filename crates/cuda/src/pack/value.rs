@@ -116,7 +116,11 @@ impl Tile<'_> {
     fn four_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
         let at = at + self.row * 16;
         let (c, m) = self.header(k, piece, first, at);
-        let turn = if (k / 32).is_multiple_of(2) { 1.0 } else { 16.0 };
+        let turn = if (k / 32).is_multiple_of(2) {
+            1.0
+        } else {
+            16.0
+        };
         let scale = rounded(c * rounded(first.half(at) / turn));
         let min = rounded(m * first.half(at + 2));
         rounded(f64::from(self.nibble(k, 2)) * scale * turn * 2.0_f64.powi(-22) - min)
