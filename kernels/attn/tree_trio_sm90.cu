@@ -315,22 +315,28 @@ __device__ __forceinline__ void score(const Block& block, Item item, Marks& mark
                         if (!(mine >> 8 & 1)) scores[4 * n + 2 + e] = -INF;
                     }
             }
-            float most = -INF;
+            // Six bases on their way at once, and a greatest score for each place in a fragment.
+            float most[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float2 base = *(const float2*)(marks.base + 8 * n + 2 * t);
+            for (int first = 0; first < NT; first += 6) {
+                uint2 base[6];
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float* s = scores + 4 * n + 2 * r;
-                    s[0] = fmaf(s[0], block.scale_log2, -base.x);
-                    s[1] = fmaf(s[1], block.scale_log2, -base.y);
-                    most = max_or_nan(most, max_or_nan(s[0], s[1]));
+                for (int n = first; n < min(first + 6, NT); n++)
+                    base[n - first] = lds64(shared_address(marks.base) + 32 * n + 8 * t);
+#pragma unroll
+                for (int n = first; n < min(first + 6, NT); n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const float own = __uint_as_float(i % 2 ? base[n - first].y : base[n - first].x);
+                        scores[4 * n + i] = fmaf(scores[4 * n + i], block.scale_log2, -own);
+                        most[i] = max_or_nan(most[i], scores[4 * n + i]);
+                    }
                 }
             }
             const int buffer = tile & 1;
             // Values of the tile before the last are done with, and so are their weights.
             if (tile >= 2) meet<384>(EMPTY + buffer);
-            const bool moves = any_scoring(!(most <= SLACK)) || unseen;
+            const bool moves = any_scoring(!(max_or_nan(max_or_nan(most[0], most[1]), max_or_nan(most[2], most[3])) <= SLACK)) || unseen;
             if (moves) unseen = move_bases(scores, sums, marks, marks.shrink[buffer]);
             if (threadIdx.x == 0) marks.moved[buffer] = moves;
             store_weights(scores, sums, block.weights + buffer * PANEL_BYTES);
