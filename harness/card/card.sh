@@ -19,7 +19,7 @@ out=${OUT:-$(mktemp -d)} files=${FILES:-${TMPDIR:-/tmp}}
 parts=" ${*:-tests sanitizer bench file http} "
 mkdir -p "$out"
 out=$(realpath "$out")
-tests="driver norm rows delta delta_row delta_chunk attention windows matmul one chain prefill prefill_attention oracle conformance protocol pages ember kv_types real_shapes"
+tests="driver norm rows delta delta_row delta_chunk attention windows matmul one chain prefill prefill_attention oracle conformance protocol pages ember kv_types real_shapes drafts"
 failures=0
 
 row() { # what, result, seconds, detail
