@@ -84,16 +84,19 @@ fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
     row.unwrap()
 }
 
-fn on_the_card(card: &Card) -> CudaBackend {
-    let options = Options {
+fn options() -> Options {
+    Options {
         poison: true,
         compile: compile::Options {
             cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
             ..compile::Options::default()
         },
         ..Options::default()
-    };
-    CudaBackend::with_options(card.clone(), options)
+    }
+}
+
+fn on_the_card(card: &Card) -> CudaBackend {
+    CudaBackend::with_options(card.clone(), options())
 }
 
 /// Compares candidates over the whole vocabulary: how far apart at most, and in the mean.
@@ -187,6 +190,36 @@ fn drafts_are_the_cpus_up_to_rounding() {
     }
     eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} in the mean of a round");
     assert!(worst < 1.5 && mean < 0.1);
+}
+
+/// Large models read up to 256 tokens in short chunks, small ones in one long chunk: what the draft and the target make of
+/// the prompt is the same but for rounding.
+#[test]
+fn short_chunks_leave_what_long_ones_do() {
+    let Some(gpu) = card::gpu() else { return };
+    let options = Options {
+        as_large: true,
+        ..options()
+    };
+    let short = CudaBackend::with_options(gpu.card().clone(), options);
+    let mut ours = open_with(&short, KvFormat::F16, true);
+    let mut judge = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let (depth, vocab) = (judge.info().draft_depth.unwrap(), judge.info().vocab);
+    let (a, b) = (ours.open(2048).unwrap(), judge.open(2048).unwrap());
+    let prompt: Vec<TokenId> = (0..250)
+        .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
+        .collect();
+    let last = [(prompt.len() - 1, Ask::full())];
+    let found = ours.prefill(a, &prompt, &last).unwrap().remove(0);
+    let expected = judge.prefill(b, &prompt, &last).unwrap().remove(0);
+    let off = found.logits.iter().zip(&expected.logits);
+    let off = off.map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+    let root = TokenId(17);
+    let found = ours.draft(&[DraftItem { seq: a, root }], depth, vocab);
+    let expected = judge.draft(&[DraftItem { seq: b, root }], depth, vocab);
+    let (worst, mean) = apart(&found.unwrap()[0], &expected.unwrap()[0]);
+    eprintln!("  logits {off:.4} off; the draft's {worst:.4}, {mean:.5} in the mean");
+    assert!(off < LEVEL && worst < 1.5 && mean < 0.1);
 }
 
 #[test]
