@@ -21,6 +21,8 @@
 #include "attn/across_sm90.cuh"
 #include "attn/items.cuh"
 
+// Keys two tiles ahead are there before values of a tile are summed, and values of the tile before are still read then.
+static_assert(K_RING >= 3 && V_RING >= 2, "rings are too short");
 #define SLACK 8.0f
 // Sums of weights of a thread: half of its columns, the lane 16 apart has the other half.
 #define OWN_SUMS (4 * ((NT + 3) / 4))
@@ -271,6 +273,7 @@ struct Block {
     u32 queries, weights, key_ring, value_ring;
     float scale_log2;
 };
+
 // The first tiles of an item, one slot of values less than there are.
 __device__ __forceinline__ void fetch_first(const Block& block, const Item& item, FetchKeys& keys, FetchValues& values) {
     keys.start(item, block.pages);
