@@ -72,19 +72,35 @@ __device__ __forceinline__ void normalise(float (&x)[BLOCKS], const float (&norm
     for (int b = 0; b < BLOCKS; b++) x[b] = x[b] * scale * norm[b];
 }
 
+// Sines and cosines of a row: in lane i those of pairs 32 b + i where HALF is a multiple of 32, else of values 32 b + i.
+#define ANGLES (HALF % 32 == 0 ? HALF / 32 : (ROPE + 31) / 32)
+struct Angles {
+    float sine[ANGLES], cosine[ANGLES];
+};
+
+__device__ __forceinline__ Angles angles_of(int position, const double* frequency) {
+    Angles angles;
+#pragma unroll
+    for (int b = 0; b < ANGLES; b++) {
+        const int i = 32 * b + threadIdx.x % 32;
+        const int pair = HALF % 32 == 0 || i < HALF ? i : i < ROPE ? i - HALF : 0;
+        sin_cos(position, frequency[pair], angles.sine[b], angles.cosine[b]);
+    }
+    return angles;
+}
+
 // Pairs (j, j + HALF): in one lane where HALF is a multiple of 32, else fetched from the lane that holds them.
-__device__ __forceinline__ void rotate(float (&x)[BLOCKS], int position, const double* frequency) {
-    const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void rotate(float (&x)[BLOCKS], const Angles& angles) {
 #if HALF % 32 == 0
 #pragma unroll
     for (int b = 0; b < HALF / 32; b++) {
-        float s, c;
-        sin_cos(position, frequency[32 * b + lane], s, c);
+        const float s = angles.sine[b], c = angles.cosine[b];
         const float u = x[b], w = x[b + HALF / 32];
         x[b] = u * c - w * s;
         x[b + HALF / 32] = w * c + u * s;
     }
 #else
+    const int lane = threadIdx.x % 32;
     float old[BLOCKS];
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) old[b] = x[b];
@@ -99,8 +115,7 @@ __device__ __forceinline__ void rotate(float (&x)[BLOCKS], int position, const d
             if (partner / 32 == from) other = v;
         }
         if (i < ROPE) {
-            float s, c;
-            sin_cos(position, frequency[i < HALF ? i : i - HALF], s, c);
+            const float s = angles.sine[b], c = angles.cosine[b];
             x[b] = i < HALF ? old[b] * c - other * s : old[b] * c + other * s;
         }
     }
@@ -120,6 +135,13 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
 #endif
     Place place;
     const bool real = head < HEADS + 2 * KV_HEADS && place_of(header, row, pages.ring, place);
+    // Angles and the place in the cache take longer than what is left behind the wait.
+    const bool is_key = head < HEADS + KV_HEADS;
+    const int kv_head = head - HEADS - (is_key ? 0 : KV_HEADS);
+    Angles angles;
+    size_t at = 0;
+    if (real && is_key) angles = angles_of(place.rope, frequency);
+    if (real && head >= HEADS) at = kv_row(pages, place.slot, place.write, KV_HEADS, kv_head);
     pdl_wait();
     if (!real) return;
     float x[BLOCKS];
@@ -130,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
 #if NORMED
         normalise(x, norm, eps);
 #endif
-        rotate(x, place.rope, frequency);
+        rotate(x, angles);
         if (kv_turned(K_FORMAT)) turn_head<false>(x);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
@@ -142,17 +164,14 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
         }
         return;
     }
-    const bool is_key = head < HEADS + KV_HEADS;
-    const int kv_head = head - HEADS - (is_key ? 0 : KV_HEADS);
     const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * DIM;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) x[b] = from[32 * b + lane];
-    const size_t at = kv_row(pages, place.slot, place.write, KV_HEADS, kv_head);
     if (is_key) {
 #if NORMED
         normalise(x, norm, eps);
 #endif
-        rotate(x, place.rope, frequency);
+        rotate(x, angles);
         kv_store<K_FORMAT, BLOCKS>(keys, at, x);
     } else {
         kv_store<V_FORMAT, BLOCKS>(values, at, x);

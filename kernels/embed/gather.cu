@@ -7,8 +7,9 @@
 // grid (ceil(WIDTH / 1024), rows) x 256, four neighbouring values a thread
 // arch sm_80 and up     reference contract::quant::dequantize_row     test rows::embedding_rows_equal_the_codec
 //
-// Products and sums are rounded one by one, as the codec does, so the values are equal bit for bit. Blocks of
-// some formats stand at odd multiples of two bytes, so nothing wider than two bytes is read at once.
+// Products and sums are rounded one by one, as the codec does, so the values are equal bit for bit. The table of a large
+// model stays in the host's memory: a block of threads fetches its bytes in one trip over the bus and decodes them from
+// shared memory. Blocks of some formats stand at odd multiples of two bytes, so those are fetched two bytes at a time.
 #include "common/prelude.cuh"
 #include "norm/source.cuh"
 
@@ -27,6 +28,46 @@
 #define TYPE_IQ4_NL 20
 #define TYPE_IQ4_XS 23
 #define TYPE_BF16 30
+
+#if TYPE == TYPE_F32
+#define BITS 32
+#elif TYPE == TYPE_F16 || TYPE == TYPE_BF16
+#define BITS 16
+#elif TYPE == TYPE_Q4_0 || TYPE == TYPE_IQ4_NL
+#define BITS 4.5
+#elif TYPE == TYPE_Q4_1
+#define BITS 5
+#elif TYPE == TYPE_Q5_0
+#define BITS 5.5
+#elif TYPE == TYPE_Q5_1
+#define BITS 6
+#elif TYPE == TYPE_Q8_0
+#define BITS 8.5
+#elif TYPE == TYPE_Q2_K
+#define BITS 2.625
+#elif TYPE == TYPE_Q3_K
+#define BITS 3.4375
+#elif TYPE == TYPE_Q4_K
+#define BITS 4.5
+#elif TYPE == TYPE_Q5_K
+#define BITS 5.5
+#elif TYPE == TYPE_Q6_K
+#define BITS 6.5625
+#elif TYPE == TYPE_IQ4_XS
+#define BITS 4.25
+#endif
+// Values of a block of threads, whole blocks of any format, and their bytes.
+#define VALUES 1024
+constexpr int BYTES = int(BITS * VALUES / 8);
+
+template <typename Piece>
+__device__ __forceinline__ void bring(u8* to, const u8* from, int bytes) {
+#pragma unroll
+    for (int i = 0; i < (BYTES / (int)sizeof(Piece) + 255) / 256; i++) {
+        const int at = i * 256 + threadIdx.x;
+        if (at < bytes / (int)sizeof(Piece)) ((Piece*)to)[at] = ((const Piece*)from)[at];
+    }
+}
 
 __device__ __forceinline__ float half_at(const u8* b) { return f16_to_f32(*(const u16*)b); }
 
@@ -116,14 +157,24 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
 extern "C" __global__ void __launch_bounds__(256) embed_gather(
     const Header* header, const u8* __restrict__ table, float* out) {
     pdl_launch();
-    const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
-    const bool real = row < source_rows(header) && at < WIDTH;
-    const u8* from = table + (size_t)(real ? header->token[row] : 0) * ROW_BYTES;
+    __shared__ __align__(16) u8 bytes[BYTES];
+    const int row = blockIdx.y, within = threadIdx.x * 4, at = blockIdx.x * VALUES + within;
+    const bool real = row < source_rows(header);
+    if (real) {
+        const size_t begin = (size_t)blockIdx.x * BYTES;
+        const u8* from = table + (size_t)header->token[row] * ROW_BYTES + begin;
+        const int there = min((size_t)BYTES, ROW_BYTES - begin);
+        if (ROW_BYTES % 16 == 0 && BYTES % 16 == 0)
+            bring<uint4>(bytes, from, there);
+        else
+            bring<u16>(bytes, from, there);
+    }
+    __syncthreads();
     pdl_wait();
-    if (!real) return;
+    if (!real || at >= WIDTH) return;
     float v[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode(from, at + i) : 0.0f;
+    for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode(bytes, within + i) : 0.0f;
     float* to = out + (size_t)row * WIDTH + at;
     if (WIDTH % 4 == 0) {
         *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
