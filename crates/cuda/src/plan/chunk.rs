@@ -3,7 +3,7 @@
 
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
-use super::layers::{cache, delta_layer, shape};
+use super::layers::{cache, chunk_products, delta_inputs, delta_layer, shape};
 use super::product::segment;
 use super::{Plan, Site};
 use crate::launch::attention::{self, Cache, Positions, Projections};
@@ -300,16 +300,7 @@ impl Builder<'_> {
         let readers = [w.qkv, w.z, w.beta, w.alpha];
         let y = self.normed(norm, &readers, carver);
         let projected = self.project(y, &readers, carver);
-        let rows_of = |i: usize| delta::Rows {
-            at: projected[i],
-            stride: readers[i].rows,
-        };
-        let inputs = delta::Inputs {
-            qkv: rows_of(0),
-            z: rows_of(1),
-            beta: rows_of(2),
-            alpha: rows_of(3),
-        };
+        let inputs = delta_inputs(w, &projected);
         let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
         let to = self.out(&[w.out], shape.values(), carver);
         let out = delta::Out {
@@ -317,10 +308,7 @@ impl Builder<'_> {
             panel: (to.panels, Panels::new(0, rows).rows),
         };
         let chunk = site.addresses.chunk;
-        let products = match site.warpgroups {
-            true => delta::Products::Warpgroup,
-            false => delta::Products::Warp,
-        };
+        let products = chunk_products(site);
         let launches =
             delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);

@@ -76,6 +76,29 @@ pub(super) fn delta_layer(
     }
 }
 
+/// Where the projections of a delta layer stand, in the order of its readers: `qkv`, `z`, `beta`, `alpha`.
+pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs {
+    let readers = [w.qkv, w.z, w.beta, w.alpha];
+    let rows = |i: usize| delta::Rows {
+        at: projected[i],
+        stride: readers[i].rows,
+    };
+    delta::Inputs {
+        qkv: rows(0),
+        z: rows(1),
+        beta: rows(2),
+        alpha: rows(3),
+    }
+}
+
+/// With which products the chunked delta rule of this card goes.
+pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
+    match site.warpgroups {
+        true => delta::Products::Warpgroup,
+        false => delta::Products::Warp,
+    }
+}
+
 /// A builder over the step header at `step` for up to `trees` trees in `rows` rows.
 pub(super) fn builder<'a>(
     site: &'a Site<'a>,
@@ -340,17 +363,7 @@ impl Builder<'_> {
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
-        let readers = [w.qkv, w.z, w.beta, w.alpha];
-        let rows_of = |i: usize| delta::Rows {
-            at: projected[i],
-            stride: readers[i].rows,
-        };
-        let inputs = delta::Inputs {
-            qkv: rows_of(0),
-            z: rows_of(1),
-            beta: rows_of(2),
-            alpha: rows_of(3),
-        };
+        let inputs = delta_inputs(w, projected);
         let exactness = match site.open.exact {
             true => Exactness::Sequential,
             false => Exactness::Factors,

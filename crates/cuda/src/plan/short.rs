@@ -10,7 +10,7 @@ use contract::Mixer;
 
 use super::chain::Links;
 use super::forms::Forms;
-use super::layers::{Builder, builder, cache, delta_layer, shape};
+use super::layers::{Builder, builder, cache, chunk_products, delta_inputs, delta_layer, shape};
 use super::{Plan, Site, draft, one};
 use crate::launch::attention::Positions;
 use crate::launch::delta::{self, Layer};
@@ -115,24 +115,11 @@ impl Builder<'_> {
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
-        let readers = [w.qkv, w.z, w.beta, w.alpha];
-        let rows_of = |i: usize| delta::Rows {
-            at: projected[i],
-            stride: readers[i].rows,
-        };
-        let inputs = delta::Inputs {
-            qkv: rows_of(0),
-            z: rows_of(1),
-            beta: rows_of(2),
-            alpha: rows_of(3),
-        };
+        let inputs = delta_inputs(w, projected);
         let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
         let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
-        let products = match site.warpgroups {
-            true => delta::Products::Warpgroup,
-            false => delta::Products::Warp,
-        };
         let (chunk, out) = (site.addresses.chunk, delta::Out::of(forms));
+        let products = chunk_products(site);
         let launches =
             delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);
