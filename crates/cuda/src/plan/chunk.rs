@@ -12,7 +12,7 @@ use crate::launch::matmul::{Segment, Write};
 use crate::launch::norm::{self, Source};
 use crate::launch::prefill::product::{self, Inputs, Scratch};
 use crate::launch::prefill::{self, Card, Out, Panels, rows};
-use crate::launch::rows::{Tap, tap};
+use crate::launch::rows::tap;
 use crate::launch::{Launch, embed};
 use crate::memory::Carver;
 use crate::pack::Kind;
@@ -166,17 +166,10 @@ impl Builder<'_> {
             _ => unreachable!("weights and state were laid out from this spec"),
         }
         self.block(|b, carver| b.ffn(&weights.ffn, carver));
-        if let (Some((column, draft)), Some(out)) = (site.tap(i), self.features) {
-            let hidden = site.spec.hidden;
-            let to = Tap {
-                out,
-                stride: draft.width,
-                offset: column * hidden,
-                nodes: 0,
-            };
+        if let Some(to) = self.features.and_then(|out| site.tap_of_chunk(i, out)) {
             let source = Source::Chunk(site.addresses.chunk);
             let x = site.addresses.residual;
-            self.push(tap(hidden, self.rows, source, x, to));
+            self.push(tap(site.spec.hidden, self.rows, source, x, to));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }

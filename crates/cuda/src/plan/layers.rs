@@ -215,6 +215,19 @@ impl Builder<'_> {
 
     /// The launches between the projections of layer `i` and its output projection, whose input they give.
     pub(super) fn mixer(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
+        self.mixer_with(i, projected, carver, |b, group, w, layer, carver| {
+            b.delta(group, w, layer, projected, carver)
+        })
+    }
+
+    /// As [`Builder::mixer`], where `delta` makes the launches of a delta layer.
+    pub(super) fn mixer_with(
+        &mut self,
+        i: usize,
+        projected: &[u64],
+        carver: &mut Carver,
+        delta: impl FnOnce(&mut Self, &DeltaGroup, &DeltaWeights, Layer, &mut Carver) -> Out,
+    ) -> Out {
         let site = self.site;
         match (
             &site.spec.layers[i].mixer,
@@ -228,7 +241,7 @@ impl Builder<'_> {
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
                 let layer = delta_layer(site, group, index, w);
-                self.delta(group, w, layer, projected, carver)
+                delta(self, group, w, layer, carver)
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }

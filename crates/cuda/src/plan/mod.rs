@@ -146,6 +146,17 @@ impl Site<'_> {
         Some((column, self.state.draft.as_ref()?))
     }
 
+    /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at `out`.
+    fn tap_of_chunk(&self, layer: usize, out: u64) -> Option<rows::Tap> {
+        let (column, draft) = self.tap(layer)?;
+        Some(rows::Tap {
+            out,
+            stride: draft.width,
+            offset: column * self.spec.hidden,
+            nodes: 0,
+        })
+    }
+
     fn frequencies(&self, rope: RopeSpec) -> u64 {
         let found = self.rotations.iter().find(|(kind, _)| *kind == rope);
         found.map_or(0, |(_, address)| *address)

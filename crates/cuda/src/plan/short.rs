@@ -6,20 +6,18 @@
 //! the keys out. It sees the rows as a chain of nodes, whose header goes up beside the chunk's. States, windows and rows
 //! are committed on the way, as in any chunk.
 
-use contract::Mixer;
-
 use super::chain::Links;
 use super::forms::Forms;
-use super::layers::{Builder, builder, cache, chunk_products, delta_inputs, delta_layer, shape};
+use super::layers::{Builder, builder, chunk_products, delta_inputs};
 use super::{Plan, Site, draft, one};
 use crate::launch::attention::Positions;
 use crate::launch::delta::{self, Layer};
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
-use crate::launch::rows::{Tap, tap};
+use crate::launch::rows::tap;
 use crate::memory::Carver;
-use crate::state::{DeltaGroup, Place};
+use crate::state::DeltaGroup;
 use crate::step::ROWS;
-use crate::weights::{DeltaWeights, DraftWeights, MixerWeights};
+use crate::weights::{DeltaWeights, DraftWeights};
 
 /// Padded lengths that short plans are built for.
 pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
@@ -84,25 +82,11 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
 }
 
 impl Builder<'_> {
-    /// The launches between the projections of layer `i` and its output projection, whose input they give.
+    /// As [`Builder::mixer`], with the chunked delta rule.
     fn mixer_of_chunk(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
-        let site = self.site;
-        match (
-            &site.spec.layers[i].mixer,
-            &site.weights.layers[i].mixer,
-            site.state.layer(i),
-        ) {
-            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
-                let cache = cache(site, group, index);
-                let shape = shape(a, site.open, self.eps);
-                self.attention((a, shape), w, cache, projected, carver)
-            }
-            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
-                let layer = delta_layer(site, group, index, w);
-                self.delta_of_chunk(group, w, layer, projected, carver)
-            }
-            _ => unreachable!("weights and state were laid out from this spec"),
-        }
+        self.mixer_with(i, projected, carver, |b, group, w, layer, carver| {
+            b.delta_of_chunk(group, w, layer, projected, carver)
+        })
     }
 
     fn delta_of_chunk(
@@ -129,16 +113,9 @@ impl Builder<'_> {
     /// The output of layer `i` stands in the residual stream.
     fn layer_end_of_chunk(&mut self, i: usize, features: Option<u64>) {
         let site = self.site;
-        if let (Some((column, draft)), Some(out)) = (site.tap(i), features) {
-            let hidden = site.spec.hidden;
-            let to = Tap {
-                out,
-                stride: draft.width,
-                offset: column * hidden,
-                nodes: 0,
-            };
+        if let Some(to) = features.and_then(|out| site.tap_of_chunk(i, out)) {
             let x = site.addresses.residual;
-            self.push(tap(hidden, self.rows, self.source, x, to));
+            self.push(tap(site.spec.hidden, self.rows, self.source, x, to));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
