@@ -21,7 +21,7 @@ pub use clients::{ConnectArgs, ProbeArgs};
 pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
 pub use reasoning::ReasoningArgs;
 pub use showing::{ConfigCommand, ShowArgs};
-pub use window::WindowArgs;
+pub use window::{WindowArgs, tokens as window_tokens};
 
 /// A local LLM server with an OpenAI-compatible API.
 #[derive(Debug, Parser)]

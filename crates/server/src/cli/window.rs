@@ -14,7 +14,7 @@ pub struct WindowArgs {
         env = "HEARTH_FA_WINDOW",
         value_name = "TOKENS",
         default_value_t = 0,
-        value_parser = window
+        value_parser = tokens
     )]
     pub fa_window: usize,
     /// Tokens at the beginning of the context that are seen whatever the window.
@@ -30,7 +30,8 @@ pub struct WindowArgs {
     pub fa_window_force: bool,
 }
 
-fn window(text: &str) -> Result<usize, String> {
+/// Tokens of a window from the command line: 0 for all, or at least [`Window::LEAST`].
+pub fn tokens(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Ok(0),
         Ok(tokens) if tokens >= Window::LEAST => Ok(tokens),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::Server;
-use crate::process::{hearth, model};
+use crate::process::{good, hearth, model};
 
 /// A prompt of a few hundred tokens.
 fn body(tools: bool) -> String {
@@ -82,4 +82,26 @@ fn a_window_narrower_than_a_tree_is_refused() {
     let done = hearth(&["serve", "--fa-window", "63"]);
     assert_eq!(done.code, Some(2), "{}", done.err);
     assert!(done.err.contains("at least 64"), "{}", done.err);
+}
+
+#[test]
+fn the_bench_of_depths_measures_windows_beside_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("depth.jsonl");
+    good(
+        "bench depth {} --device cpu --at 256 --tg 2 --verify 4 --reps 1 --fa-window 0,64 --json {}",
+        &[&model(), &json],
+    );
+    let lines = std::fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let bytes = |case: &str| {
+        let line = lines.iter().find(|line| line["case"] == case);
+        let line = line.unwrap_or_else(|| panic!("no {case} in {lines:?}"));
+        line["bytes"].as_f64().unwrap()
+    };
+    assert!(bytes("verify 4, window 64") < bytes("verify 4"));
+    assert!(bytes("tg 2, window 64") < bytes("tg 2"));
 }

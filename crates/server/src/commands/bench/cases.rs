@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Context;
 use contract::{
     Ask, CommitItem, DraftItem, NodeIdx, OpenPlan, Place, Row, Runner, SeqId, SnapshotId, TokenId,
-    Tree, VerifyItem,
+    Tree, VerifyItem, Window,
 };
 
 use super::args::Form;
@@ -35,6 +35,8 @@ pub(super) struct Bench {
     along: bool,
     /// Milliseconds of reading so far, and the tokens that were read or decoded.
     reading: (f64, usize),
+    /// What of the text the trees of all cases see.
+    window: Window,
 }
 
 impl Bench {
@@ -61,6 +63,7 @@ impl Bench {
             random: 0x9e37_79b9_7f4a_7c15,
             along: false,
             reading: (0.0, 0),
+            window: Window::FULL,
         }
     }
 
@@ -68,6 +71,11 @@ impl Bench {
     pub(super) fn along_one_text(mut self) -> Bench {
         self.along = true;
         self
+    }
+
+    /// Lets the trees of the cases that follow see the text through `window`.
+    pub(super) fn see_through(&mut self, window: Window) {
+        self.window = window;
     }
 
     /// Closes what is open; gives the report back.
@@ -118,10 +126,11 @@ impl Bench {
     pub(super) fn decode(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
         for (name, ask) in [("tg", Ask::top(1)), ("tg, full row", Ask::full())] {
             let first = self.token();
-            let line = self.runs(format!("{name} {tokens}"), depth, 1, |bench, seqs| {
+            let case = self.named(format!("{name} {tokens}"));
+            let line = self.runs(case, depth, 1, |bench, seqs| {
                 let mut next = first;
                 for _ in 0..tokens {
-                    let tree = Tree::root(next);
+                    let tree = Tree::root(next).seen_through(bench.window);
                     let row = bench.verified(&[(seqs[0], &tree)], &ask)?;
                     next = best(&row)?;
                     let path = tree.path_to(NodeIdx::ROOT);
@@ -137,7 +146,7 @@ impl Bench {
             let middle = depth + tokens / 2;
             self.report.line(&Line {
                 tokens,
-                bytes: self.cost.step_bytes(1, middle) * tokens as f64,
+                bytes: self.cost.step_bytes(1, self.seen(middle)) * tokens as f64,
                 ..line
             })?;
         }
@@ -154,11 +163,11 @@ impl Bench {
             1 => form.nodes.to_string(),
             trees => format!("{trees}x{}", form.nodes),
         };
-        let bytes = self.cost.step_bytes(form.trees, depth);
+        let bytes = self.cost.step_bytes(form.trees, self.seen(depth));
         let tokens = form.trees * form.nodes;
         let ask = Ask::top(CANDIDATES);
         let line = self.runs(
-            format!("verify {name}"),
+            self.named(format!("verify {name}")),
             depth,
             form.trees,
             |bench, seqs| {
@@ -173,7 +182,8 @@ impl Bench {
             bytes,
             ..line
         })?;
-        let line = self.runs(format!("step {name}"), depth, form.trees, |bench, seqs| {
+        let case = self.named(format!("step {name}"));
+        let line = self.runs(case, depth, form.trees, |bench, seqs| {
             let items: Vec<_> = seqs.iter().copied().zip(&trees).collect();
             bench.verified(&items, &ask)?;
             let paths: Vec<_> = trees
@@ -321,7 +331,7 @@ impl Bench {
 
     /// One token of one sequence, waited for and taken back.
     fn one(&mut self, seq: SeqId) -> anyhow::Result<()> {
-        let tree = Tree::root(TokenId(1));
+        let tree = Tree::root(TokenId(1)).seen_through(self.window);
         self.verified(&[(seq, &tree)], &Ask::top(1))?;
         Ok(self.runner.discard(seq)?)
     }
@@ -345,7 +355,7 @@ impl Bench {
 
     /// A tree as a draft would make it: a spine, and siblings beside its first nodes.
     fn tree(&mut self, nodes: usize) -> anyhow::Result<Tree> {
-        let mut tree = Tree::root(self.token());
+        let mut tree = Tree::root(self.token()).seen_through(self.window);
         let mut spine = vec![NodeIdx::ROOT];
         while tree.len() < nodes && spine.len() <= SPINE.min(nodes.div_ceil(2)) {
             let end = spine[spine.len() - 1];
@@ -357,6 +367,19 @@ impl Bench {
             at += 1;
         }
         Ok(tree)
+    }
+
+    /// Tokens that a row at `depth` sees.
+    fn seen(&self, depth: usize) -> usize {
+        depth - self.window.hidden(depth).len()
+    }
+
+    /// The name of a case, with the window that it looks through.
+    fn named(&self, case: String) -> String {
+        match self.window.is_full() {
+            true => case,
+            false => format!("{case}, window {}", self.window.tokens()),
+        }
     }
 
     fn tokens(&mut self, n: usize) -> Vec<TokenId> {

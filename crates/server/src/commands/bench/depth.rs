@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use contract::KvFormat;
+use contract::{KvFormat, Window};
 
 use super::args::forms;
 use super::cases::Bench;
 use super::report::Report;
 use super::{Source, draft, model};
 use crate::bundled::Bundled;
-use crate::cli::DeviceArgs;
+use crate::cli::{DeviceArgs, window_tokens};
 use crate::commands::open::{self, Fitted, Wish};
 use crate::commands::progress::bytes_text;
 use crate::devices;
@@ -51,6 +51,10 @@ pub struct DepthArgs {
     /// Trees to verify.
     #[arg(long, value_name = "LIST", default_value = "1,23")]
     pub verify: String,
+    /// Measure every case again with attention that sees only so many tokens before a new one (`--fa-window` of
+    /// `hearth serve`); attention is then compiled for windows, as it is there.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = window_tokens)]
+    pub fa_window: Vec<usize>,
     /// How often each case runs.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub reps: usize,
@@ -69,7 +73,8 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         seed: 1,
         bundled: Some(bundled),
     };
-    let choice = open::choice(&args.device)?;
+    let mut choice = open::choice(&args.device)?;
+    choice.card.windows = args.fa_window.iter().any(|&tokens| tokens > 0);
     let backend = devices::choose(&choice)?;
     let id = backend.probe()?.id;
     // Before anything of ours is on the card.
@@ -107,12 +112,21 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut bench = Bench::new(runner, &plan, report, args.reps).along_one_text();
     for &depth in &args.at {
         bench.read_to(depth)?;
-        if args.tg > 0 {
-            bench.decode(depth, args.tg)?;
+        let windows = args
+            .fa_window
+            .iter()
+            .map(|&tokens| Window::new(tokens, 0))
+            .filter(|window| !window.is_full());
+        for window in std::iter::once(Window::FULL).chain(windows) {
+            bench.see_through(window);
+            if args.tg > 0 {
+                bench.decode(depth, args.tg)?;
+            }
+            for &form in &forms {
+                bench.verify(depth, form)?;
+            }
         }
-        for &form in &forms {
-            bench.verify(depth, form)?;
-        }
+        bench.see_through(Window::FULL);
         if has_draft {
             bench.draft(depth)?;
         }
