@@ -36,6 +36,7 @@ struct Step {
     // Read only by kernels for windows that differ from tree to tree.
     int window[STEP_TREES];    // committed keys at k are seen from q while q - k < window; 2^30 for all
     int sinks[STEP_TREES];     // committed keys before this position are seen whatever the window
+    int features[STEP_TREES];  // where taps leave the row of a tree's root for a draft; its other nodes follow
 };
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.
@@ -59,6 +60,8 @@ struct Path {
     int node[STEP_ROWS];
 };
 
+// What is kept; or, read by what makes a draft's context, the features that wait for it: a path is then of rows of the
+// slot's features, of which the first belongs to position `committed`.
 struct Commit {
     int paths;
     int _pad[3];

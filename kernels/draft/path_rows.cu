@@ -1,8 +1,8 @@
-// Rows of accepted nodes, one after the other, in the forms of the product behind them.
+// Features of committed tokens, one after the other, in the forms of the product behind them.
 //
-//   y[i] = x[path.slot][path.node[i]]        paths of a commit in order, i counted through them
+//   y[i] = x[path.slot][path.node[i]]        paths in order, i counted through them
 //
-// in   commit     x [slots][NODES][WIDTH] f32
+// in   commit     x [slots][KEPT][WIDTH] f32
 // out  y in any of the forms of norm/emit.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(128) draft_path_rows(const Commit* 
         const Path& path = commit->path[p];
         if (row < path.length) {
             float v[8];
-            fetch<WIDTH>(x + ((size_t)path.slot * NODES + path.node[row]) * WIDTH, group, v);
+            fetch<WIDTH>(x + ((size_t)path.slot * KEPT + path.node[row]) * WIDTH, group, v);
             emit(out, blockIdx.y, group, v);
             return;
         }

@@ -102,6 +102,19 @@ fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
 }
 
 #[test]
+fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
+    for draft in DRAFTS {
+        let plan = draft.plan(KvFormat::F16, Weights::AsStored).unwrap();
+        let ids = draft.target().unwrap().ids;
+        let told = (Spelling::C, Habits::default());
+        let loaded = draft.load(told, &plan.target).unwrap();
+        let backend = CpuBackend::new(FAST);
+        let checked = draft.check_waiting(&backend, (plan, &ids), (loaded, KvFormat::F16));
+        checked.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
 fn a_trap_stepped_into_would_be_seen() {
     let of = |name: &str| *DRAFTS.iter().find(|draft| draft.name == name).unwrap();
     let (sliding, full, causal) = (of("sliding"), of("full"), of("causal"));

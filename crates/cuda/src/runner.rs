@@ -1,5 +1,7 @@
 //! The CUDA runner: books of what is open, and the calls of the seam in terms of the engine's passes.
 
+mod held;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -20,7 +22,6 @@ use crate::host::HostPool;
 use crate::lazy::LazyDraft;
 use crate::pages::{PageId, Pages};
 use crate::snapshot::{Book, CardMover, CardParcel, PageMap, Snapshot, Whose};
-use crate::state::PAGE;
 use crate::step::{self, ChunkHead, Commit, Step};
 
 /// Page-locked memory kept for the next states, in bytes, after those that had it were freed.
@@ -237,7 +238,7 @@ impl CudaRunner {
             }
         }
         self.host.at_work(step::ROWS);
-        let rows = self.engine.step(&step, &asks);
+        let rows = self.engine.step(&mut step, &asks);
         let mut rows = self.watched(rows)?.into_iter();
         for item in items {
             if let Some(sequence) = self.sequences.get_mut(&item.seq) {
@@ -248,64 +249,6 @@ impl CudaRunner {
             .iter()
             .map(|item| answers(item.asks.iter(), &mut rows));
         Ok(answered.collect())
-    }
-
-    /// Sees to it that a sequence has pages for its first `n` rows.
-    fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
-        let Some(sequence) = self.sequences.get_mut(&seq) else {
-            return Err(DeviceError::UnknownSequence(seq));
-        };
-        let before = sequence.table.len();
-        if before * PAGE >= n {
-            return Ok(());
-        }
-        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        let mut pages = self.book.lock();
-        let grown = pages.grow(&mut sequence.table, n.div_ceil(PAGE), &mut mover);
-        let places = sequence.table[before..].iter();
-        let places: Vec<usize> = places.map(|id| pages.place(*id)).collect();
-        drop(pages);
-        let written = grown.and_then(|()| self.engine.write_table(sequence.slot, before, &places));
-        self.watched(written)
-    }
-
-    /// Where the pages of a sequence are.
-    #[cfg(feature = "inspect")]
-    pub(crate) fn places(&self, sequence: &Sequence) -> Vec<usize> {
-        let pages = self.book.lock();
-        sequence.table.iter().map(|id| pages.place(*id)).collect()
-    }
-
-    /// Puts a sequence whose table is empty into a snapshot's state.
-    fn restore_into(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        let (Some(saved), Some(sequence)) =
-            (self.snapshots.get(&snapshot), self.sequences.get_mut(&seq))
-        else {
-            return Err(DeviceError::UnknownSnapshot(snapshot));
-        };
-        let (slot, position) = (sequence.slot, saved.position);
-        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        let mut pages = self.book.lock();
-        sequence.table = pages.restore(&saved.pages, position, &mut mover)?;
-        let places = sequence.table.iter().map(|id| pages.place(*id));
-        let places: Vec<usize> = places.collect();
-        drop(pages);
-        sequence.position = position;
-        let state = self.engine.shared_state();
-        saved.restore(self.engine.lane(), &state, slot)?;
-        self.engine.write_table(slot, 0, &places)
-    }
-
-    fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
-        let id = SnapshotId(self.take_id());
-        let pages = (snapshot.pages.len() * self.map.bytes) as u64;
-        let info = SnapshotInfo {
-            id,
-            position: snapshot.position,
-            bytes: snapshot.left_bytes() + pages,
-        };
-        self.snapshots.insert(id, snapshot);
-        info
     }
 }
 
@@ -484,6 +427,9 @@ impl Runner for CudaRunner {
         let sequence = self.protocol().settled("snapshot", seq)?;
         let position = sequence.position;
         let at = (sequence.slot, sequence.position);
+        // A snapshot has the draft's context of all its tokens.
+        let settled = self.engine.give_context(&[at.0]);
+        self.watched(settled)?;
         let state = self.engine.shared_state();
         let saved = Snapshot::of_slot(self.engine.lane(), &self.host, &state, at, place);
         let mut saved = self.watched(saved)?;

@@ -10,7 +10,7 @@
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
 //! draft rings       as keys and values, one layer each, page = page_table[slot][position / 256 % pages]
-//! draft features    [slot][node][taps * hidden] f32 of the pending tree
+//! draft features    [slot][FEATURES][taps * hidden] f32 of the pending tree and of tokens before it
 //! ```
 
 use contract::{
@@ -25,6 +25,8 @@ use crate::step::ROWS;
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 256;
+/// Rows of features that a slot has room for: the widest tree's, or committed tokens' that wait and a tree's.
+pub(crate) const FEATURES: usize = ROWS;
 
 /// Pages and slots of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,8 +100,6 @@ pub(crate) struct DraftState {
     pub(crate) features: u64,
     /// `taps * hidden`.
     pub(crate) width: usize,
-    /// Nodes of a slot's features.
-    pub(crate) nodes: usize,
 }
 
 /// Everything that slots hold.
@@ -200,12 +200,11 @@ impl DraftState {
             }
         });
         let rings = rings.collect();
-        let (width, nodes) = (spec.fc.cols, limits.tree_nodes);
+        let width = spec.fc.cols;
         DraftState {
             rings,
-            features: carver.take(4 * slots * nodes * width),
+            features: carver.take(4 * slots * FEATURES * width),
             width,
-            nodes,
         }
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Step {
     pub(crate) window: [i32; TREES],
     /// Committed keys before this position are seen whatever the window.
     pub(crate) sinks: [i32; TREES],
+    /// Where the features of each tree go that a draft may come to read: row of its root, over all slots.
+    pub(crate) features: [i32; TREES],
 }
 
 /// What stands before the tokens of a chunk.
@@ -76,7 +78,7 @@ pub(crate) struct StepPath {
     pub(crate) node: [i32; ROWS],
 }
 
-/// Paths to keep.
+/// Paths to keep; or rows of slots' features in the same form, the first of each path that of the token at `committed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Commit {
@@ -109,6 +111,7 @@ impl Step {
             asked_row: [0; ROWS],
             window: [ALL; TREES],
             sinks: [0; TREES],
+            features: [0; TREES],
         }
     }
 
@@ -139,6 +142,11 @@ impl Step {
         }
         self.rows += int(tree.len());
         self.trees += 1;
+    }
+
+    /// Has taps leave the features of tree `index` from row `row` of all slots' on.
+    pub(crate) fn place_features(&mut self, index: usize, row: usize) {
+        self.features[index] = int(row);
     }
 
     /// Says that the head shall compute `row`.
@@ -200,20 +208,24 @@ impl Commit {
         }
     }
 
-    /// Nodes of all paths.
-    pub(crate) fn nodes(&self) -> usize {
-        let paths = &self.path[..self.paths as usize];
-        paths.iter().map(|path| path.length as usize).sum()
-    }
-
     /// Adds the path of a sequence with `committed` tokens.
     pub(crate) fn push(&mut self, slot: usize, committed: usize, nodes: &[NodeIdx]) {
+        self.push_rows(slot, committed, nodes.iter().map(|node| node.index()));
+    }
+
+    /// Adds rows of a slot's features, or nodes of its tree, of tokens from `first` on; at most [`ROWS`].
+    pub(crate) fn push_rows(
+        &mut self,
+        slot: usize,
+        first: usize,
+        rows: impl ExactSizeIterator<Item = usize>,
+    ) {
         let path = &mut self.path[self.paths as usize];
         path.slot = int(slot);
-        path.committed = int(committed);
-        path.length = int(nodes.len());
-        for (entry, node) in path.node.iter_mut().zip(nodes) {
-            *entry = int(node.index());
+        path.committed = int(first);
+        path.length = int(rows.len());
+        for (entry, row) in path.node.iter_mut().zip(rows) {
+            *entry = int(row);
         }
         self.paths += 1;
     }
@@ -252,7 +264,8 @@ mod tests {
         assert_eq!(offset_of!(Step, ancestors), 80 + 5 * 256);
         assert_eq!(offset_of!(Step, asked_row), 1360 + 512);
         assert_eq!(offset_of!(Step, window), 2128);
-        assert_eq!(size_of::<Step>(), 2160);
+        assert_eq!(offset_of!(Step, features), 2160);
+        assert_eq!(size_of::<Step>(), 2176);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
         assert_eq!(size_of::<Commit>(), 16 + 4 * 272);

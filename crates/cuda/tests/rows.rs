@@ -14,7 +14,7 @@ use cpu::reference::rows as reference;
 use cuda::launch::norm::Source;
 use cuda::launch::rows::{Reduce, Rows, Tap, edit, edits, reduce, tap};
 use cuda::launch::{draft, embed};
-use step_world::{Device, Placed, chain, chunk, commit, star, step};
+use step_world::{Device, FEATURES, Placed, chain, chunk, commit, star, step};
 
 #[test]
 fn embedding_rows_equal_the_codec() {
@@ -251,7 +251,11 @@ fn a_tap_lands_beside_the_others() {
             tree: chain(4),
         },
     ];
-    let header = gpu.upload(&step(&trees, &[])).unwrap();
+    let mut header = step(&trees, &[]);
+    // The second tree's come behind two rows that are there.
+    let places = [2 * nodes, 2];
+    header[FEATURES..][..2].copy_from_slice(&places.map(|row| row as i32));
+    let header = gpu.upload(&header).unwrap();
     let x = random.normals(7 * width, 1.0);
     let on_card = gpu.upload(&x).unwrap();
     let out = poisoned::<f32>(&gpu, 3 * nodes * stride);
@@ -260,14 +264,14 @@ fn a_tap_lands_beside_the_others() {
             out: out.ptr(),
             stride,
             offset,
-            nodes,
+            placed: true,
         };
         tap(width, 8, Source::Step(header.ptr()), on_card.ptr(), to)
     });
     gpu.launch(&taps);
     let found = out.download(&gpu).unwrap();
     let mut expected = vec![f32::from_bits(u32::MAX); found.len()];
-    for (row, (slot, node)) in [(2, 0), (2, 1), (2, 2), (0, 0), (0, 1), (0, 2), (0, 3)]
+    for (row, (slot, node)) in [(2, 0), (2, 1), (2, 2), (0, 2), (0, 3), (0, 4), (0, 5)]
         .into_iter()
         .enumerate()
     {
@@ -279,7 +283,7 @@ fn a_tap_lands_beside_the_others() {
     same_bits("taps", &found, &expected);
 
     // And the rows of two paths come back from there in order.
-    let paths = [(2, 5, vec![0, 2]), (0, 9, vec![0, 1, 2])];
+    let paths = [(2, 5, vec![0, 2]), (0, 9, vec![2, 3, 5])];
     let header = gpu.upload(&commit(&paths)).unwrap();
     let kept = poisoned::<f32>(&gpu, 8 * stride);
     let out_rows = cuda::launch::norm::Out::f32(kept.ptr());

@@ -5,6 +5,7 @@
 //! `harness/golden/draft_goldens.py` makes them, with the same table of cases.
 
 mod spell;
+mod waiting;
 
 use std::path::{Path, PathBuf};
 

@@ -26,7 +26,7 @@ impl Engine {
                 step.ask(row - i * nodes);
                 asked.push(*ask);
             }
-            rows.append(&mut self.step(&step, &asked)?);
+            rows.append(&mut self.step(&mut step, &asked)?);
             let path: Path = tree.path_to(contract::NodeIdx(piece.len() as u16 - 1));
             let mut commit = Commit::new();
             commit.push(slot, committed, path.nodes());

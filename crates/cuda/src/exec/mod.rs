@@ -8,6 +8,7 @@ mod chain;
 pub(crate) mod lane;
 mod regions;
 mod run;
+mod waiting;
 #[cfg(feature = "inspect")]
 mod watch;
 
@@ -26,6 +27,7 @@ use crate::step::{self, ChunkHead, Commit, Step};
 use lane::Lane;
 pub(crate) use regions::Regions;
 pub(crate) use run::{Mode, Runs};
+use waiting::Waiting;
 
 /// One loaded model on one card. Fields are dropped in order: what points at memory goes before the memory.
 pub(crate) struct Engine {
@@ -36,6 +38,8 @@ pub(crate) struct Engine {
     state: Arc<State>,
     /// Copies of states; its stream goes before what it copies.
     lane: Lane,
+    /// What the draft has not been told yet.
+    waiting: Waiting,
     spec: Arc<ModelSpec>,
     /// Whether prompts are read as chains of tree nodes.
     chains: bool,
@@ -53,6 +57,8 @@ struct Headers {
     logits: Pinned<f32>,
     /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit` or `up.table`.
     in_flight: bool,
+    /// Whether something queued may still read `up.waiting`.
+    waiting_in_flight: bool,
 }
 
 /// What the card reads.
@@ -63,19 +69,21 @@ struct Uploads {
     /// The rows of a short chunk as a step.
     nodes: Pinned<u8>,
     commit: Pinned<u8>,
+    waiting: Pinned<u8>,
     edits: Pinned<u8>,
     /// The page table of every slot.
     table: Pinned<i32>,
 }
 
-/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk and a commit, edits, a row of
-/// logits, reduced rows, page tables.
-pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 9] {
+/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk, a commit and of what
+/// waits, edits, a row of logits, reduced rows, page tables.
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
     [
         size_of::<Step>(),
         size_of::<Step>(),
         size_of::<Step>(),
         ChunkHead::bytes(plans.chunk_rows()),
+        size_of::<Commit>(),
         size_of::<Commit>(),
         EDIT_BYTES,
         size_of::<f32>() * plans.reduce.vocab,
@@ -100,6 +108,7 @@ impl Engine {
             draft,
             chunk,
             commit,
+            waiting,
             edits,
             logits,
             rows,
@@ -112,13 +121,16 @@ impl Engine {
                 chunk: gpu.pinned(chunk)?,
                 nodes: gpu.pinned(nodes)?,
                 commit: gpu.pinned(commit)?,
+                waiting: gpu.pinned(waiting)?,
                 edits: gpu.pinned(edits)?,
                 table: gpu.pinned(table / size_of::<i32>())?,
             },
             logits: gpu.pinned(logits / size_of::<f32>())?,
             rows: gpu.pinned(rows)?,
             in_flight: false,
+            waiting_in_flight: false,
         };
+        let waits = state.draft.as_ref().map_or(0, |_| state.slots.n);
         let lane = Lane::new(&gpu, state.slots.n)?;
         let mut engine = Engine {
             runs,
@@ -127,6 +139,7 @@ impl Engine {
             regions,
             state: Arc::new(state),
             lane,
+            waiting: Waiting::new(waits),
             spec,
             chains,
             #[cfg(feature = "inspect")]
@@ -239,6 +252,7 @@ impl Engine {
     /// Puts a slot's recurrent states at the beginning of a text; does not wait.
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
         self.meet(slot)?;
+        self.forget_features(slot);
         for group in &self.state.delta {
             for (base, layer_bytes) in [
                 (group.states, group.state_bytes),
@@ -253,10 +267,11 @@ impl Engine {
     }
 
     /// Runs a step, waits, and answers `asks`, one for each asked row of the header.
-    pub(crate) fn step(&mut self, step: &Step, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
+    pub(crate) fn step(&mut self, step: &mut Step, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let key = Key::Step(step::bucket(rows));
         self.meet_trees(step)?;
+        self.place_features(step)?;
         let bytes = step::bytes_of(step);
         self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         #[cfg(feature = "inspect")]
@@ -268,8 +283,7 @@ impl Engine {
         }
         self.queue(key)?;
         let edited = self.queue_edits(Key::EditedStep(step::bucket(rows)), asks)?;
-        self.gpu.sync()?;
-        self.headers.in_flight = false;
+        self.sync()?;
         self.answer(asks, edited)
     }
 
@@ -285,6 +299,8 @@ impl Engine {
             return self.chain(place, tokens, asks);
         }
         let slot = head.slot as usize;
+        // The context of what was said before it goes first: the chunk may come round to the same places.
+        self.give_context(&[slot])?;
         self.write_chunk(head, tokens, asks)?;
         let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
         #[cfg(feature = "inspect")]
@@ -306,8 +322,7 @@ impl Engine {
             let asks: Vec<&Ask> = batch.iter().map(|(_, ask)| *ask).collect();
             self.queue(Key::Head(bucket))?;
             let edited = self.queue_edits(Key::EditedHead(bucket), &asks)?;
-            self.gpu.sync()?;
-            self.headers.in_flight = false;
+            self.sync()?;
             answers.append(&mut self.answer(&asks, edited)?);
         }
         Ok(answers)
@@ -343,18 +358,22 @@ impl Engine {
         self.settle_headers()?;
         let bytes = step::bytes_of(commit);
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(self.plans.commit_key(commit.nodes()))
+        self.queue(Key::Commit)?;
+        self.keep_features(commit);
+        Ok(())
     }
 
     /// Runs draft blocks, waits, and gives the `k` best tokens of every asked row of the header.
     pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         self.meet_trees(step)?;
+        let trees = step.tree.iter().take(step.trees as usize);
+        let slots: Vec<usize> = trees.map(|tree| tree.slot as usize).collect();
+        self.give_context(&slots)?;
         let bytes = step::bytes_of(step);
         self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Key::Draft(step::bucket(rows)))?;
-        self.gpu.sync()?;
-        self.headers.in_flight = false;
+        self.sync()?;
         let ask = Ask::top(k);
         let asked = usize::try_from(step.asked).unwrap_or(0);
         self.answer(&vec![&ask; asked], false)
@@ -369,10 +388,17 @@ impl Engine {
 
     /// Waits until nothing queued reads a header any more.
     fn settle_headers(&mut self) -> Result<(), DeviceError> {
-        if self.headers.in_flight {
-            self.gpu.sync()?;
-            self.headers.in_flight = false;
+        match self.headers.in_flight {
+            true => self.sync(),
+            false => Ok(()),
         }
+    }
+
+    /// Waits for all that is queued.
+    fn sync(&mut self) -> Result<(), DeviceError> {
+        self.gpu.sync()?;
+        self.headers.in_flight = false;
+        self.headers.waiting_in_flight = false;
         Ok(())
     }
 
@@ -383,7 +409,8 @@ impl Engine {
 
     /// The same, each layer behind copies of the slot's states, where one is named.
     fn queue_behind(&mut self, key: Key, slot: Option<usize>) -> Result<(), DeviceError> {
-        self.headers.in_flight = true;
+        // Its header has a mark of its own, so that a commit before it is not waited for.
+        self.headers.in_flight |= !matches!(key, Key::Waiting(_));
         let Engine {
             runs,
             plans,
@@ -499,7 +526,8 @@ impl Uploads {
                 let rows = rows.min(plans.chunk_rows());
                 (to.chunk, &self.chunk, ChunkHead::bytes(rows))
             }
-            Key::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
+            Key::Commit => (to.commit, &self.commit, size_of::<Commit>()),
+            Key::Waiting(_) => (to.waiting, &self.waiting, size_of::<Commit>()),
             Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
             Key::Head(_) | Key::EditedStep(_) | Key::EditedHead(_) => return Ok(()),
         };
@@ -526,7 +554,7 @@ fn download(
     let bucket = match key {
         Key::Step(rows) | Key::Head(rows) | Key::Draft(rows) => rows,
         Key::EditedStep(rows) | Key::EditedHead(rows) => rows,
-        Key::Chunk(_) | Key::Commit(_) => return Ok(()),
+        Key::Chunk(_) | Key::Commit | Key::Waiting(_) => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

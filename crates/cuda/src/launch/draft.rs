@@ -15,10 +15,10 @@ pub fn ring_pages(window: usize, block_rows: usize) -> usize {
 
 /// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of `out`.
 ///
-/// `x` is f32 `[slots][nodes][width]`, as taps leave it; `rows` is the most the paths hold together.
+/// `x` is f32 `[slots][kept][width]`, as taps leave it; `rows` is the most the paths hold together.
 pub fn path_rows(
     width: usize,
-    nodes: usize,
+    kept: usize,
     rows: usize,
     (commit, x): (u64, u64),
     out: Out,
@@ -26,7 +26,7 @@ pub fn path_rows(
     Launch {
         entry: "draft_path_rows",
         unit: out.define(
-            Unit::new("draft/path_rows.cu").define("NODES", nodes),
+            Unit::new("draft/path_rows.cu").define("KEPT", kept),
             width,
             rows,
         ),

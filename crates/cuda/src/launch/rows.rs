@@ -253,9 +253,8 @@ pub struct Tap {
     pub stride: usize,
     /// The tap's first column.
     pub offset: usize,
-    /// 0 to keep the order of rows; else rows are `[slots][nodes]` and a step's rows go to their slot and node,
-    /// where they stay until the tree is committed.
-    pub nodes: usize,
+    /// Whether a step's rows go where its header places those of their tree, instead of one after another.
+    pub placed: bool,
 }
 
 /// Copies the residual stream `x` f32 `[rows][width]` to the columns of a tap.
@@ -265,7 +264,7 @@ pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch
             .iter()
             .all(|n| n.is_multiple_of(4))
             && to.offset + width <= to.stride
-            && (to.nodes == 0 || matches!(source, Source::Step(_))),
+            && (!to.placed || matches!(source, Source::Step(_))),
         "a tap of {width} values of {source:?} at {to:?}"
     );
     Launch {
@@ -274,7 +273,7 @@ pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch
             .define("WIDTH", width)
             .define("STRIDE", to.stride)
             .define("OFFSET", to.offset)
-            .define("NODES", to.nodes),
+            .define("PLACED", u8::from(to.placed)),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [256, 1, 1],
         shared: 0,

@@ -1,16 +1,14 @@
 //! Keeping paths: cached rows move up, states and windows go past the nodes.
 
-use super::{Plan, Site, draft};
+use super::{Plan, Site};
 use crate::launch::attention::{self, Planes};
 use crate::launch::delta::{self, Group, Slots};
-use crate::memory::Carver;
 use crate::plan::layers;
 use crate::state::{DeltaGroup, KvGroup};
 use crate::step::TREES;
 
-/// One launch per group of layers; then, where there is a draft, its keys and values of up to `rows` committed
-/// tokens.
-pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+/// One launch per group of layers.
+pub(super) fn build(site: &Site<'_>) -> Plan {
     let paths = site.state.slots.n.min(TREES);
     let commit = site.addresses.commit;
     let mut plan = Plan::default();
@@ -22,7 +20,6 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         let launch = delta::commit(shape, &memory(group), paths, commit);
         plan.launches.push(launch);
     }
-    draft::append_context(site, rows, carver, &mut plan);
     plan
 }
 

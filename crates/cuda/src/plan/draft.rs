@@ -14,7 +14,7 @@ use crate::launch::draft::{context as write_context, path_rows};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::memory::Carver;
-use crate::state::Ring;
+use crate::state::{FEATURES, Ring};
 use crate::step::TREES;
 use crate::weights::{DraftLayerWeights, DraftWeights, Matrix};
 
@@ -107,26 +107,27 @@ pub(super) fn context(
         .collect()
 }
 
-/// Appends to a commit: the features of the paths, up to `rows` nodes, become keys and values.
-pub(super) fn append_context(site: &Site<'_>, rows: usize, carver: &mut Carver, plan: &mut Plan) {
+/// The plan by which up to `rows` rows of features that wait become keys and values.
+pub(super) fn of_waiting(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+    let mut plan = Plan::default();
     let (Some(weights), Some(state)) = (&site.weights.draft, &site.state.draft) else {
-        return;
+        return plan;
     };
-    let commit = site.addresses.commit;
+    let header = site.addresses.waiting;
     let (width, hidden) = (weights.fc.cols, weights.fc.rows);
     let input = Forms::of([weights.fc.kind]).carve(carver, rows, width);
-    let from = (commit, state.features);
+    let from = (header, state.features);
     plan.launches
-        .push(path_rows(width, state.nodes, rows, from, input));
+        .push(path_rows(width, FEATURES, rows, from, input));
     let raw = carver.take(4 * rows * hidden);
-    append_products(site, rows, &input, &[(weights.fc, raw)], plan);
+    append_products(site, rows, &input, &[(weights.fc, raw)], &mut plan);
     let readers = context_readers(weights);
     let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
     let rms = Rms {
         width: hidden,
         eps: eps(site),
     };
-    // Rows beyond the paths are normed too; nobody reads them.
+    // Rows beyond those that wait are normed too; nobody reads them.
     let all = Source::Chunk(site.addresses.all_rows);
     let norm = norm::rms(rms, rows, all, Residual::of(raw), weights.hidden_norm, f);
     let projected: Vec<(Matrix, u64)> = readers
@@ -134,10 +135,11 @@ pub(super) fn append_context(site: &Site<'_>, rows: usize, carver: &mut Carver, 
         .map(|matrix| (*matrix, carver.take(4 * rows * matrix.rows)))
         .collect();
     plan.launches.push(norm);
-    append_products(site, rows, &f, &projected, plan);
+    append_products(site, rows, &f, &projected, &mut plan);
     let outs: Vec<u64> = projected.iter().map(|(_, out)| *out).collect();
     plan.launches
-        .extend(context(site, rows, Positions::Commit(commit), &outs));
+        .extend(context(site, rows, Positions::Commit(header), &outs));
+    plan
 }
 
 /// Appends products of one input, each into f32 rows of its own.

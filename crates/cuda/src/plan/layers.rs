@@ -256,7 +256,7 @@ impl Builder<'_> {
                 out: draft.features,
                 stride: draft.width,
                 offset: column * hidden,
-                nodes: draft.nodes,
+                placed: true,
             };
             let x = site.addresses.residual;
             self.push(rows::tap(hidden, self.rows, self.source, x, to));

@@ -48,8 +48,10 @@ pub(crate) enum Key {
     Chunk(usize),
     /// The head over up to so many asked rows of the chunk before it.
     Head(usize),
-    /// The commit of paths of up to so many nodes in all.
-    Commit(usize),
+    /// The commit of paths.
+    Commit,
+    /// Up to so many rows of features that wait, into the draft's context.
+    Waiting(usize),
     /// Draft blocks of up to so many rows.
     Draft(usize),
     /// Edits of up to so many rows that a step asked for.
@@ -76,6 +78,8 @@ pub(crate) struct Addresses {
     pub(crate) all_rows: u64,
     pub(crate) chunk: u64,
     pub(crate) commit: u64,
+    /// Which rows of features become the draft's context.
+    pub(crate) waiting: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
     /// Residual stream, f32 `[rows][hidden]`.
@@ -153,7 +157,7 @@ impl Site<'_> {
             out,
             stride: draft.width,
             offset: column * self.spec.hidden,
-            nodes: 0,
+            placed: false,
         })
     }
 
@@ -193,6 +197,7 @@ impl Plans {
             all_rows: scratch.take(size_of::<ChunkHead>()),
             chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
             commit: scratch.take(size_of::<Commit>()),
+            waiting: scratch.take(size_of::<Commit>()),
             rows: scratch.take(reduce.out_bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
@@ -242,7 +247,8 @@ impl Plans {
                 }
                 Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
-                Key::Commit(rows) => commit::build(&site, rows, &mut carver),
+                Key::Commit => commit::build(&site),
+                Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut carver),
                 Key::Draft(rows) => draft::block(&site, rows, &mut carver),
                 Key::EditedStep(rows) => {
                     let asked = Source::AskedOfStep(addresses.step);
@@ -305,13 +311,6 @@ impl Plans {
         self.limits.tree_nodes
     }
 
-    /// The plan for a commit of paths of `nodes` nodes in all.
-    pub(crate) fn commit_key(&self, nodes: usize) -> Key {
-        let mut commits = self.all.keys().filter(|key| matches!(key, Key::Commit(_)));
-        let fits = commits.find(|key| matches!(key, Key::Commit(rows) if *rows >= nodes));
-        fits.copied().unwrap_or(Key::Commit(ROWS))
-    }
-
     /// Every unit that a launch is compiled from, each once.
     pub(crate) fn units(&self) -> Vec<Unit> {
         let launches = self.all.values().flat_map(|plan| &plan.launches);
@@ -351,14 +350,12 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
     });
     let edited: Vec<Key> = edited.collect();
     all.extend(edited);
-    match block {
-        None => all.push(Key::Commit(ROWS)),
-        Some(block) => {
-            all.extend(buckets(limits.tree_nodes * trees).map(Key::Commit));
-            let blocks = 1..=trees.min(ROWS / block);
-            let drafts = blocks.map(|n| Key::Draft(step::bucket(n * block)));
-            all.extend(drafts.collect::<std::collections::BTreeSet<_>>());
-        }
+    all.push(Key::Commit);
+    if let Some(block) = block {
+        all.extend(buckets(ROWS).map(Key::Waiting));
+        let blocks = 1..=trees.min(ROWS / block);
+        let drafts = blocks.map(|n| Key::Draft(step::bucket(n * block)));
+        all.extend(drafts.collect::<std::collections::BTreeSet<_>>());
     }
     all
 }
@@ -378,7 +375,7 @@ mod tests {
         };
         let kept = |short| -> Vec<Key> {
             let all = keys(limits, None, short).into_iter();
-            all.filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit(_)))
+            all.filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit))
                 .collect()
         };
         let expected = [
@@ -387,7 +384,7 @@ mod tests {
             Key::Step(16),
             Key::Chunk(64),
             Key::Chunk(100),
-            Key::Commit(64),
+            Key::Commit,
         ];
         assert_eq!(kept(false), expected);
         let chunks = kept(true)

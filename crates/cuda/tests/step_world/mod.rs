@@ -55,7 +55,10 @@ impl Deref for Device {
 }
 
 /// Words of a `Step`, as `kernels/common/step.cuh` has it.
-pub const STEP_WORDS: usize = 540;
+pub const STEP_WORDS: usize = 544;
+
+/// Of them, those that place the features of trees.
+pub const FEATURES: usize = 540;
 
 /// A tree on a sequence.
 #[derive(Debug, Clone)]
