@@ -25,6 +25,9 @@ pub(crate) const PURSES: f64 = 2.0;
 const FADE: f64 = 0.9;
 /// What a sequence's own rounds are weighed against, in rounds.
 const OWN: f64 = 0.5;
+/// The rounds in which the draft's figures are thought to have come true, against which a sequence's own are weighed: how
+/// much of a chain is kept is mostly luck, and sizes that followed each round's would wander.
+const BELIEVED: f64 = 2.0;
 /// What all rounds of texts with alike doubt are weighed against, in rounds, and how many are remembered.
 const ALIKE: (f64, f64) = (8.0, 64.0);
 /// What a round must promise, in tokens of plain decoding in its time: the promise is a guess.
@@ -120,9 +123,10 @@ pub(crate) struct Member {
 /// What is remembered of one sequence.
 #[derive(Debug, Clone, Copy)]
 struct Habit {
-    /// Faded sums of promised and of kept drafted tokens.
+    /// Faded sums of promised and of kept drafted tokens, and of the rounds they are of.
     promised: f64,
     kept: f64,
+    rounds: f64,
     /// Faded sums of what rounds were worth, and were expected to be.
     worth: f64,
     expected: f64,
@@ -182,6 +186,7 @@ impl Habits {
                 Habit {
                     promised: 1.0,
                     kept: 1.0,
+                    rounds: 0.0,
                     worth: 0.0,
                     expected: 0.0,
                     purse,
@@ -230,7 +235,11 @@ impl Habits {
     /// How far the draft's figures have come true.
     pub(crate) fn trust(&self, seq: SeqId) -> f64 {
         let habit = self.all.get(&seq);
-        habit.map_or(1.0, |h| (h.kept / h.promised).clamp(0.2, 1.5))
+        let weighed = |h: &Habit| {
+            let came_true = h.kept / h.promised;
+            (came_true * h.rounds + BELIEVED) / (h.rounds + BELIEVED)
+        };
+        habit.map_or(1.0, |h| weighed(h).clamp(0.2, 1.5))
     }
 
     /// Takes in what a round brought, `round` being what was drafted in it, if anything was.
@@ -249,6 +258,7 @@ impl Habits {
             let kept = result.tokens.saturating_sub(member.certain) as f64;
             habit.promised = habit.promised * FADE + member.promised;
             habit.kept = habit.kept * FADE + kept;
+            habit.rounds = habit.rounds * FADE + 1.0;
             // In tokens of plain decoding.
             let took = round.extra * member.share / round.token;
             habit.purse = (habit.purse + kept - took).min(FULL);
