@@ -135,6 +135,9 @@ pub struct StepArgs {
     /// Sums in the order of plain decoding.
     #[arg(long)]
     pub exact: bool,
+    /// Print every step that counts: nodes of its trees, for how many sequences it drafted, and its times.
+    #[arg(long)]
+    pub each: bool,
     /// Append a JSON line for each number of sequences to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -18,8 +18,8 @@ use contract::{
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
 
-/// Time inside the runner's calls.
-#[derive(Debug, Clone, Copy, Default)]
+/// Time inside the runner's calls, and what they were about.
+#[derive(Debug, Clone, Default)]
 pub(super) struct Calls {
     pub(super) draft: Duration,
     pub(super) verify: Duration,
@@ -27,6 +27,10 @@ pub(super) struct Calls {
     /// Tokens that the trees of these calls keep in the mean, where acceptance is made up: what they did keep is
     /// that and luck.
     pub(super) mean_tokens: f64,
+    /// Sequences that were drafted for.
+    pub(super) drafted: usize,
+    /// Nodes of each tree verified, roots included.
+    pub(super) nodes: Vec<usize>,
 }
 
 impl Calls {
@@ -295,6 +299,7 @@ impl Runner for Lent {
         let start = Instant::now();
         let mut drafted = runner.draft(items, depth, k)?;
         calls.draft += start.elapsed();
+        calls.drafted += items.len();
         if let Some(made_up) = made_up {
             let pairs = items.iter().zip(&mut drafted);
             pairs.for_each(|(item, candidates)| made_up.draft(item.seq, candidates));
@@ -311,6 +316,7 @@ impl Runner for Lent {
         let start = Instant::now();
         let mut rows = runner.verify(items)?;
         calls.verify += start.elapsed();
+        calls.nodes.extend(items.iter().map(|item| item.tree.len()));
         if let Some(made_up) = made_up {
             for (item, rows) in items.iter().zip(&mut rows) {
                 calls.mean_tokens += made_up.verify(item.seq, item.tree, rows);

@@ -3,12 +3,14 @@
 //! A step is everything between two sets of tokens: draft, tree, verify, accept, commit, and the tokens handed
 //! out as events. It runs through the scheduler as serving does; see [`super::lent`] for what is made up.
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::TokenId;
+use decode::costs::CostTable;
 use decode::{
     Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
 };
@@ -26,13 +28,33 @@ use crate::commands::open::{self, Wish};
 const WARM_UP: usize = 3;
 
 /// What one step came to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Step {
     ms: f64,
     calls: Calls,
     tokens: u64,
     /// Drafted nodes of a tree.
     nodes: f64,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+        let calls = &self.calls;
+        write!(
+            f,
+            "  {:>3} rows {:<16} drafted {}: {:>7.3} ms, draft {:.3}, verify {:.3}, commit {:.3}; {} tokens, {:.2} in the mean",
+            calls.nodes.iter().sum::<usize>(),
+            format!("{:?}", calls.nodes),
+            calls.drafted,
+            self.ms,
+            ms(calls.draft),
+            ms(calls.verify),
+            ms(calls.commit),
+            self.tokens,
+            calls.mean_tokens,
+        )
+    }
 }
 
 pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
@@ -111,6 +133,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         "tok/s",
         "in the mean"
     )?;
+    if let Some(costs) = costs.as_ref().filter(|_| args.each) {
+        let (verify, draft) = (costs.verify_points(), costs.draft_points());
+        writeln!(out, "costs in seconds: verify {verify:?}, draft {draft:?}")?;
+    }
     let mut alone = None;
     for &sequences in &args.sequences {
         runner.turn_luck_back();
@@ -151,6 +177,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             }
             steps.extend(drive(&mut scheduler, &runner, sequences)?);
         }
+        if args.each {
+            for step in &steps {
+                writeln!(out, "{step}")?;
+            }
+        }
         let line = Summary::of(&steps)?;
         writeln!(
             out,
@@ -189,6 +220,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 "mean_tokens_per_step": line.mean_tokens, "mean_tokens_per_s": line.mean_per_s,
                 "times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.per_s / alone.0),
                 "mean_times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.mean_per_s / alone.1),
+                "verify_s": costs.as_ref().map(CostTable::verify_points), "draft_s": costs.as_ref().map(CostTable::draft_points),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             let file = OpenOptions::new().create(true).append(true).open(path);
