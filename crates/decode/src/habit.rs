@@ -276,3 +276,48 @@ impl Habits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The trust in a draft that promised seven tokens a round and kept these.
+    fn trust(kept: &[usize]) -> f64 {
+        let seq = SeqId(3);
+        let mut habits = Habits::default();
+        habits.keep([seq].into_iter());
+        for kept in kept {
+            let bid = Bid {
+                nodes: 15,
+                expected: 4.0,
+                mark: 0,
+            };
+            let member = Member {
+                seq,
+                bid,
+                promised: 7.0,
+                certain: 1,
+                share: 1.0,
+            };
+            let round = Round {
+                token: 5.0,
+                extra: 2.0,
+                members: vec![member],
+            };
+            let tokens = 1 + kept;
+            habits.learn(Some(&round), &[TreeResult { seq, tokens }]);
+        }
+        habits.trust(seq)
+    }
+
+    #[test]
+    fn one_unlucky_round_says_little_and_many_say_much() {
+        assert!((trust(&[]) - 1.0).abs() < 1e-9);
+        assert!(trust(&[0]) > 0.65 && trust(&[0, 0]) > 0.5);
+        assert!(trust(&[0; 12]) < 0.3 && trust(&[1; 40]) < 0.4);
+        assert!((trust(&[7; 12]) - 1.0).abs() < 0.05 && trust(&[15; 12]) > 1.45);
+        // A chain is kept for as long as luck will have it.
+        let mixed = [1, 15, 3, 9, 0, 12, 6, 15, 2, 8];
+        assert!((0.8..1.2).contains(&trust(&mixed)), "{}", trust(&mixed));
+    }
+}
