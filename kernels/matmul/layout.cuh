@@ -22,8 +22,11 @@
 //                   bit i of the code in what is left of word i, the halves h exchanged, and word 4 bit 6
 //                   (for s = 1 words are turned right by 10, 9, 8, 7 and 6)
 //                   headers as Q4K, at 1280 + r * 16, with d * 2^23
-// Q6K   1696 + 1664 bytes  low 4 bits as Q4K but at bit 1 + ..; top 2 bits at bit 5 + 4 b + 16 h + 8 * (j % 2) + 2 * (j / 2) of the u32 at
-//                   1024 + lane * 16 + k/64 * 8 + s * 4; scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
+// Q6K   1696 + 1664 bytes  six words for each 64 values, 0 to 3 where those of Q4K are and 4 and 5 the u32s at 1024 + lane * 16 + k/64 * 8.
+//                   In each, for both halves h: a code A at bit 1 + 16 h, four bits R at bit 7 + 16 h, a code B at bit 11 + 16 h. With
+//                   i = r / 8 and u = k % 16 / 8, so j = i + 2 u: s = 0 b = 0 is A of word j; s = 0 b = 1 is A of word 4 + u for i = 0, B of word u for
+//                   i = 1; s = 1 b = 0 is B of word 2 + j; s = 1 b = 1 has R of word j below, and bits 2 i and 2 i + 1 of R of word 4 + u above
+//                   (for B, and all of s = 1, words are turned right by 6). Scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
 //                   first piece: f16 d * 2^23 at 1664 + r * 2;   value = d * c * (code - 32)
 // Q8    1088 bytes, 64 values  codes plus 128: 8 bits at bit 2 + 8 s + 16 h of the u32 at b * 512 + lane * 16 + j * 4
 //                   f16 scale * 2^22 at 1024 + r * 4 + b * 2;   value = scale * code

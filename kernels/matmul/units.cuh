@@ -13,11 +13,9 @@
 
 template <int P, int KIND, int M>
 __device__ __forceinline__ void fetch_first(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
+    heads<P>(tile, w);
 #pragma unroll
-    for (int m = 0; m < M; m++) {
-        tile[m].template head<P>(w[m]);
-        tile[m].fetch(w[m], 0);
-    }
+    for (int m = 0; m < M; m++) tile[m].fetch(w[m], 0);
 }
 
 template <int KIND, int M, int N, int P, typename Ahead>
@@ -27,8 +25,7 @@ __device__ __forceinline__ void multiply(Tile<KIND> (&tile)[M], const u8* const 
     const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
     constexpr int COLUMNS = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // at a time
     constexpr int QUARTERS = piece_chunks(KIND);
-#pragma unroll
-    for (int m = 0; m < M; m++) tile[m].template begin<P>();
+    begin_all<P>(tile);
 #pragma unroll
     for (int q = 0; q < QUARTERS; q++) {
 #pragma unroll

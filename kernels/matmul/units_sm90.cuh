@@ -13,9 +13,9 @@ __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8
     constexpr int QUARTERS = piece_chunks(KIND);
     // The same in all lanes, and the compiler is to know it.
     const u32 first = __shfl_sync(WARP_ALL, wgmma_operand_low(shared_address(x)), 0);
+    const u64 base = wgmma_operand(first, 1024);
     u32 a[2][2][M][4];  // in turn; b, m
-#pragma unroll
-    for (int m = 0; m < M; m++) tile[m].template begin<P>();
+    begin_all<P>(tile);
 #pragma unroll
     for (int q = 0; q < QUARTERS; q++) {
 #pragma unroll
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8
 #pragma unroll
             for (int b = 0; b < 2; b++)
 #pragma unroll
-                for (int m = 0; m < M; m++) wgmma_f16(acc[m], a[s][b][m], wgmma_operand(first + (q * N * 1024 + b * 512 + s * 256) / 16, 1024));
+                for (int m = 0; m < M; m++) wgmma_f16(acc[m], a[s][b][m], base + u64((q * N * 1024 + b * 512 + s * 256) / 16));
             wgmma_commit();
             wgmma_wait<1>();
             if (q == 0 && s == 0) done();

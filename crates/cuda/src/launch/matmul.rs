@@ -15,6 +15,8 @@ pub(super) const TILES: usize = 8;
 const THREADS: u32 = 288;
 /// Most turns of a ring.
 const MAX_STAGES: usize = 8;
+/// Shared memory of a block besides its ring, in bytes: barriers, and what the lanes of eight warps tell each other of scales.
+const OWN_SHARED: usize = 1024 + (8 << 10);
 /// Most shared memory of a block, in bytes: what small kernels need is left.
 const MOST_SHARED: usize = 200 << 10;
 /// Rows of a row block of packed weights.
@@ -126,7 +128,7 @@ impl Form {
     /// `None` if not even 8 rows of these kinds leave room for a ring of two turns.
     fn new(card: Card, rows: usize, kinds: u32, plain: bool) -> Option<Form> {
         let own = if plain { PLAIN_SHARED } else { 0 };
-        let room = (card.shared as usize).saturating_sub(1024 + own);
+        let room = (card.shared as usize).saturating_sub(OWN_SHARED + own);
         let mut form = Form {
             rows,
             kinds,

@@ -78,53 +78,14 @@ pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
     }
 }
 
-/// 128 codes of six bits: for each 64 of them, byte `l` of 32 has those of value `l` and of value `32 + l`.
-pub(super) struct SixBits {
-    /// Low nibbles: the low and the high nibble.
-    pub(super) nibbles: [u8; 64],
-    /// Upper pairs: bits 0 and 1, bits 4 and 5.
-    pub(super) tops: [u8; 64],
-}
-
-impl SixBits {
-    /// From codes a byte each.
-    pub(super) fn of(codes: &[u8]) -> SixBits {
-        let both = |i: usize| {
-            (
-                codes[i / 32 * 64 + i % 32],
-                codes[i / 32 * 64 + 32 + i % 32],
-            )
-        };
-        SixBits {
-            nibbles: std::array::from_fn(|i| {
-                let (low, high) = both(i);
-                low & 15 | high << 4
-            }),
-            tops: std::array::from_fn(|i| {
-                let (low, high) = both(i);
-                low >> 4 | high & 0x30
-            }),
-        }
-    }
-}
-
-/// Half `piece` of a Q6_K block.
-pub(super) fn six_bits(block: &[u8], piece: usize) -> SixBits {
+/// The codes of half `piece` of a Q6_K block.
+pub(super) fn six_bits(block: &[u8], piece: usize) -> [u8; 128] {
     let low = &block[64 * piece..][..64];
     let top = &block[128 + 32 * piece..][..32];
-    // The runs of 64 values have their low nibbles in the two halves of `low`.
-    let mut six = SixBits {
-        nibbles: [0; 64],
-        tops: [0; 64],
-    };
-    for l in 0..32 {
-        let (a, b, t) = (low[l], low[32 + l], top[l]);
-        six.nibbles[l] = a & 15 | b << 4;
-        six.nibbles[32 + l] = a >> 4 | b & 0xf0;
-        six.tops[l] = t & 3 | (t & 0x0c) << 2;
-        six.tops[32 + l] = t >> 4 & 3 | (t & 0xc0) >> 2;
-    }
-    six
+    std::array::from_fn(|k| {
+        let (run, l) = (k / 32, k % 32);
+        low[run % 2 * 32 + l] >> (run / 2 * 4) & 15 | (top[l] >> (2 * run) & 3) << 4
+    })
 }
 
 /// A Q3_K block in the terms of Q6_K.

@@ -41,9 +41,9 @@ pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &m
         QuantType::Q3_K => {
             for block in blocks {
                 let three = codes::three_bits(block);
-                let six = codes::SixBits::of(&three.values[128 * piece..][..128]);
+                let six = &three.values[128 * piece..][..128];
                 let d = half_at(&three.d, 0);
-                put_six(row, piece, &six, &three.scales[8 * piece..][..8], d, tile);
+                put_six(row, piece, six, &three.scales[8 * piece..][..8], d, tile);
             }
         }
         QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
@@ -193,21 +193,34 @@ fn put_five(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
 }
 
 /// A piece's 128 codes of six bits.
-fn put_six(row: Row, piece: usize, six: &codes::SixBits, scales: &[u8], d: f32, tile: &mut [u8]) {
-    put_nibbles(row, &six.nibbles, 1, tile);
-    for (q, tops) in six.tops.chunks_exact(32).enumerate() {
-        for s in 0..2 {
-            for k in (0..8).step_by(2) {
-                let mut word = 0_u32;
-                for upper in 0..2 {
-                    for h in 0..2 {
-                        let byte = u32::from(tops[16 * s + 8 * upper + k + h]);
-                        word |= byte.rotate_left((5 + 16 * h + 2 * upper) as u32);
-                    }
+fn put_six(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
+    let i = row.index / 8;
+    for (q, six) in six.chunks_exact(64).enumerate() {
+        for k in (0..8).step_by(2) {
+            // Of both values h: a code in each half.
+            let codes = |s: usize, b: usize, upper: usize| {
+                let at = 32 * b + 16 * s + 8 * upper + k;
+                u32::from(six[at]) | u32::from(six[at + 1]) << 16
+            };
+            let (lane, _) = place(row, k);
+            let mut put = |word: usize, bits: u32| {
+                let at = match word {
+                    0..4 => q * 512 + lane * 16 + word * 4,
+                    _ => 1024 + lane * 16 + q * 8 + (word - 4) * 4,
+                };
+                or_word(tile, at, bits);
+            };
+            for upper in 0..2 {
+                let j = i + 2 * upper;
+                put(j, codes(0, 0, upper) << 1);
+                match i {
+                    0 => put(4 + upper, codes(0, 1, upper) << 1),
+                    _ => put(upper, codes(0, 1, upper).rotate_left(11)),
                 }
-                let (lane, j) = place(row, k);
-                let word = word.rotate_left(8 * j as u32);
-                or_word(tile, 1024 + lane * 16 + q * 8 + s * 4, word);
+                put(2 + j, codes(1, 0, upper).rotate_left(11));
+                let last = codes(1, 1, upper);
+                put(j, (last & 0x000f_000f) << 7);
+                put(4 + upper, (last >> 4 & 0x0003_0003) << (7 + 2 * i));
             }
         }
     }

@@ -160,12 +160,28 @@ impl Tile<'_> {
 
     fn six_bits(&self, k: usize, first: &Tile<'_>) -> f64 {
         let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
+        let (i, upper) = (self.row / 8, k % 16 / 8);
         let lane = self.row % 8 * 4 + k % 8 / 2;
-        let bit = 5 + 4 * b + 16 * h + 8 * (self.row / 8) + 2 * (k % 16 / 8);
-        let top = self.bits(1024 + lane * 16 + k / 64 * 8 + s * 4, bit, 2);
-        let code = f64::from(self.nibble(k, 1) | top << 4);
+        let bits = |word: usize, bit: usize, count| {
+            let at = match word {
+                0..4 => k / 64 * 512 + lane * 16 + word * 4,
+                _ => 1024 + lane * 16 + k / 64 * 8 + (word - 4) * 4,
+            };
+            f64::from(self.bits(at, bit + 16 * h, count))
+        };
+        let j = i + 2 * upper;
+        // The code, and what its scale is divided by before it is rounded.
+        let (code, turn) = match (s, b, i) {
+            (0, 0, _) => (bits(j, 1, 6), 1.0),
+            (0, _, 0) => (bits(4 + upper, 1, 6), 1.0),
+            (0, ..) => (bits(upper, 11, 6), 16.0),
+            (_, 0, _) => (bits(2 + j, 11, 6), 16.0),
+            _ => {
+                let top = bits(4 + upper, 7 + 2 * i, 2);
+                (bits(j, 7, 4) + 16.0 * top, 1.0)
+            }
+        };
         let c = f64::from(self.bytes[1536 + self.row * 8 + k / 16]) - 128.0;
-        let turn = if b == 0 { 1.0 } else { 16.0 };
         let scale = rounded(c * rounded(first.half(1664 + self.row * 2) / turn));
         let worth = scale * turn * 2.0_f64.powi(-23);
         rounded(code * worth - rounded(32.0 * worth))
