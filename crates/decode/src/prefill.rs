@@ -1,7 +1,9 @@
 //! Reads a prompt chunk by chunk.
 //!
-//! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, so a prompt
-//! gives the same bits however its reading is interleaved, and wherever it was resumed.
+//! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, or where a state is to
+//! be saved, at another multiple of the alignment, so a prompt gives the same bits however its reading is interleaved,
+//! and wherever it was resumed. What is left before such a place is one chunk if it fits: each chunk costs a device
+//! about as much as several hundred tokens, and a short turn that was resumed between two multiples should cost one.
 
 use std::collections::VecDeque;
 
@@ -69,11 +71,14 @@ impl Prefill {
         self.next_end(len, size) == len
     }
 
-    /// Where the next chunk ends: at the next absolute multiple of `size`, where a state is to be saved, or with
-    /// the prompt.
+    /// Where the next chunk ends: where a state is to be saved or with the prompt, if that is within `size`, or else at
+    /// the next absolute multiple of `size`.
     fn next_end(&self, len: usize, size: usize) -> usize {
-        let stop = self.stops.front().map_or(len, |stop| stop.at);
-        ((self.done / size + 1) * size).min(stop).min(len)
+        let stop = self.stops.front().map_or(len, |stop| stop.at).min(len);
+        match stop - self.done <= size {
+            true => stop,
+            false => (self.done / size + 1) * size,
+        }
     }
 
     /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes
@@ -129,6 +134,35 @@ impl Prefill {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_left_before_a_place_is_one_chunk_if_it_fits() {
+        let places = |stops: &[usize]| {
+            stops
+                .iter()
+                .map(|at| Stop {
+                    at: *at,
+                    head: false,
+                })
+                .collect()
+        };
+        for (done, stops, len, expected) in [
+            (0, &[][..], 5000, vec![2048, 4096, 5000]),
+            (0, &[1984, 4096], 5000, vec![1984, 2048, 4096, 5000]),
+            // Resumed between two multiples: across the next one, where all of it fits.
+            (1984, &[3072], 3100, vec![3072, 3100]),
+            (1984, &[4096], 4100, vec![2048, 4096, 4100]),
+        ] {
+            let mut prefill = Prefill::new(SeqId(0), None).resumed(done, places(stops));
+            let mut ends = Vec::new();
+            while prefill.done < len {
+                prefill.done = prefill.next_end(len, 2048);
+                prefill.reached();
+                ends.push(prefill.done);
+            }
+            assert_eq!(ends, expected, "from {done}, stops {stops:?}");
+        }
+    }
 
     #[test]
     fn chunks_are_cut_by_a_multiple_of_the_alignment() {

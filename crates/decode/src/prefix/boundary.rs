@@ -14,12 +14,12 @@ pub struct Boundaries {
     pub turn_starts: Vec<TokenId>,
     /// How many of the last turns are saved at their beginning.
     pub turns: usize,
-    /// A state is also saved each time so many tokens have been read; 0 for never.
+    /// A state is also saved each time so many tokens have been read, unless another is near; 0 for never.
     pub every: usize,
     /// Shorter beginnings are not worth their bytes.
     pub least: usize,
     /// Of two places closer than this, the later one is saved, and a prompt's end only if it is at least as
-    /// far behind the last turn.
+    /// far behind the last turn. Behind a state that was found, the same holds for all places but the last.
     pub apart: usize,
 }
 
@@ -79,21 +79,38 @@ impl Boundaries {
             .map(|i| places[i])
             .collect();
         kept.extend(head);
-        let step = self.every.next_multiple_of(align);
-        if self.every > 0 {
-            kept.extend((1..).map(|i| i * step).take_while(|at| *at <= end));
-        }
         kept.sort_unstable();
         kept.dedup();
-        let wanted = kept
-            .into_iter()
-            .filter(|at| *at > read && *at >= self.least.max(1));
-        wanted
-            .map(|at| Stop {
-                at,
-                head: Some(at) == head,
-            })
-            .collect()
+        // What stands so close behind a state that is there already is hardly better than that, and each place costs
+        // a chunk of its own. The last one is where the next turn goes on.
+        let (deepest, beyond) = (kept.last().copied(), read.saturating_add(self.apart));
+        let behind = |at: &usize| {
+            let dear = read == 0 || *at >= beyond || Some(*at) == head || Some(*at) == deepest;
+            *at > read && *at >= self.least.max(1) && dear
+        };
+        kept.retain(behind);
+        kept.extend(self.between(&kept, (read, end), align));
+        kept.sort_unstable();
+        let stop = |at| Stop {
+            at,
+            head: Some(at) == head,
+        };
+        kept.into_iter().map(stop).collect()
+    }
+
+    /// The places on a long way between `begin` and `end`: every so often, but not near the beginning or one of `kept`.
+    fn between(&self, kept: &[usize], (begin, end): (usize, usize), align: usize) -> Vec<usize> {
+        let step = self.every.next_multiple_of(align);
+        if self.every == 0 {
+            return Vec::new();
+        }
+        let places = (begin / step + 1..).map(|i| i * step);
+        let places = places.take_while(|at| *at <= end && *at >= self.least.max(1));
+        let far = |at: &usize| {
+            let near = |kept: &usize| kept.abs_diff(*at) < self.apart;
+            (begin == 0 || *at >= begin + step / 2) && !kept.iter().any(near)
+        };
+        places.filter(far).collect()
     }
 }
 
@@ -130,8 +147,11 @@ mod tests {
         let long = prompt(3000, &[0, 700, 1000, 1500, 2000, 2990]);
         check(&boundaries, &long, 0, &[640, 1984, 2944]);
         assert!(boundaries.stops(&long, 0, 64)[0].head);
-        // What is there already is not saved again.
+        // What is there already is not saved again, nor what stands close behind it.
         check(&boundaries, &long, 1984, &[2944]);
+        check(&boundaries, &long, 1792, &[2944]);
+        check(&boundaries, &long, 1728, &[1984, 2944]);
+        check(&boundaries, &long, 2880, &[2944]);
         // A long last turn is saved at its end too: the same prompt may come again.
         check(
             &boundaries,
@@ -157,6 +177,10 @@ mod tests {
         // One token is always left to be read.
         check(&boundaries, &prompt(128, &[]), 0, &[64]);
         check(&boundaries, &prompt(64, &[]), 0, &[]);
+        // Not near a state that is there, nor near a place that is saved anyway.
+        check(&boundaries, &prompt(9000, &[]), 3584, &[8192, 8960]);
+        check(&boundaries, &prompt(9000, &[]), 8128, &[8960]);
+        check(&boundaries, &prompt(4200, &[]), 0, &[4160]);
         let never = Boundaries {
             every: 0,
             ..boundaries
