@@ -141,12 +141,15 @@ impl Scheduler {
     pub(crate) fn read(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
         let reading = self.running.iter().enumerate();
         let next = reading
-            .filter(|(_, running)| running.prefill.is_some())
+            .filter(|(_, running)| running.prefill.is_some() || !running.retold.is_empty())
             .min_by_key(|(_, running)| running.turn)
             .map(|(at, _)| at);
         let Some(at) = next else {
             return Ok(Attempt::Nothing);
         };
+        if self.running[at].prefill.is_none() {
+            return self.retell(at, out);
+        }
         let last = self.running[at].first_ask(self.chunk, self.model());
         let running = &mut self.running[at];
         let Some(prefill) = &mut running.prefill else {
@@ -163,7 +166,7 @@ impl Scheduler {
             Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
             Err(error @ DeviceError::NoRoom { .. }) => {
                 self.refused(&error);
-                let parked = is_dry(&error) && self.park(out)?;
+                let parked = is_dry(&error) && self.park()?;
                 return Ok(match parked {
                     true => Attempt::Moved,
                     false => Attempt::Refused,

@@ -11,7 +11,8 @@ impl Scheduler {
         } else if let Some(running) = self.running.iter().find(|running| running.id == id) {
             let spoken = running.sequences.iter().map(|sequence| sequence.choice);
             let parked = running.parked.iter().filter_map(Parked::choice);
-            let begun = spoken.chain(parked);
+            let retold = running.retold.iter().map(|retold| retold.sequence.choice);
+            let begun = spoken.chain(parked).chain(retold);
             begun.chain(running.unbegun.iter().copied()).collect()
         } else {
             return;
@@ -43,7 +44,15 @@ impl Scheduler {
             let waiting = running.unbegun.iter().position(|open| *open == choice);
             let mut parked = running.parked.iter();
             let parked = parked.position(|parked| parked.choice() == Some(choice));
+            let mut retold = running.retold.iter();
+            let retold = retold.position(|retold| retold.sequence.choice == choice);
             let stats = match (spoken, parked, waiting) {
+                (None, None, None) if let Some(i) = retold => {
+                    let retold = running.retold.remove(i);
+                    self.runner.close(retold.prefill.seq);
+                    self.stats.cancelled.decode += 1;
+                    retold.sequence.stats
+                }
                 (None, Some(i), _) => {
                     let parked = running.parked.remove(i);
                     self.stats.cancelled.decode += 1;

@@ -13,8 +13,9 @@
 //!   and it is *parked*. Its pages stay where they are until somebody needs them.
 //! - Parked ones go on by their turn, before anyone of a later turn begins, once there is room for what they hold and
 //!   the reserve; from the very state they stopped at, so that they say what they would have said.
-//! - A prompt whose state nobody could save is read again. A text whose state nobody could save fails with the numbers:
-//!   then the host has no memory left, though all saved states were given up for it.
+//! - A prompt whose state nobody could save is read again, and so is a text with its prompt: then the host has no memory
+//!   left, though all saved states were given up for it. Whatever chooses its tokens was kept, so it goes on as it would
+//!   have, as far as reading tokens together gives the bits of saying them one by one.
 //!
 //! The place whose turn comes first is never given up while there is another, and a pool holds at least one sequence at
 //! full length, so it always goes on; so does then the next, and nobody waits for ever. Nor do two take pages from each
@@ -22,11 +23,11 @@
 
 use contract::{DeviceError, PAGES, Place, SeqId, SnapshotId};
 
+use crate::Scheduler;
 use crate::prefill::Prefill;
 use crate::queue::Turn;
-use crate::running::Parked;
+use crate::running::{Parked, Retold};
 use crate::scheduler::{Attempt, Events};
-use crate::{Failure, Scheduler};
 
 /// Whether a refusal says that others hold the pool.
 pub(crate) fn is_dry(error: &DeviceError) -> bool {
@@ -58,6 +59,9 @@ impl Scheduler {
             if let Some(prefill) = &running.prefill {
                 owes(prefill.done, running.prompt.len());
             }
+            for retold in &running.retold {
+                owes(retold.prefill.done, retold.tokens().len() + 1);
+            }
             for sequence in &running.sequences {
                 let len = sequence.history.tokens().len();
                 // The last token is not in the cache yet.
@@ -76,7 +80,7 @@ impl Scheduler {
 
     /// A sequence could not grow: the place whose turn comes last is given up. Says whether anything came of it; not
     /// where there is but one place.
-    pub(crate) fn park(&mut self, out: &mut Events) -> Result<bool, DeviceError> {
+    pub(crate) fn park(&mut self) -> Result<bool, DeviceError> {
         if self.open_sequences() < 2 {
             return Ok(false);
         }
@@ -91,11 +95,17 @@ impl Scheduler {
         if let Some(prefill) = running.prefill.take() {
             let saved = match prefill.done {
                 0 => None,
-                _ => self.save_parked(prefill.seq)?.ok(),
+                _ => self.save_parked(prefill.seq)?,
             };
             self.runner.close(prefill.seq);
             let parked = Parked::Reading(prefill, saved);
             self.running[at].parked.push(parked);
+            return Ok(true);
+        }
+        // What is read again has no state worth saving: reading it once more costs what it cost.
+        if let Some(Retold { sequence, prefill }) = running.retold.pop() {
+            running.parked.push(Parked::Speaking(sequence, None));
+            self.runner.close(prefill.seq);
             return Ok(true);
         }
         // Of the choices of a job the last one.
@@ -106,28 +116,23 @@ impl Scheduler {
         let sequence = Box::new(running.sequences.remove(last));
         let saved = self.save_parked(sequence.seq)?;
         self.runner.close(sequence.seq);
-        match saved {
-            Ok(state) => {
-                let parked = Parked::Speaking(sequence, state);
-                self.running[at].parked.push(parked);
-            }
-            Err(failure) => self.remove_failed(at, failure, out),
-        }
+        let parked = Parked::Speaking(sequence, saved);
+        self.running[at].parked.push(parked);
         Ok(true)
     }
 
-    /// Saves the state of a place that is about to be given up; saved prompts go for it if they must. The outer error is
-    /// a lost device.
-    fn save_parked(&mut self, seq: SeqId) -> Result<Result<SnapshotId, Failure>, DeviceError> {
+    /// Saves the state of a place that is about to be given up; saved prompts go for it if they must. Gives nothing where
+    /// it cannot be saved; the only error is a lost device.
+    fn save_parked(&mut self, seq: SeqId) -> Result<Option<SnapshotId>, DeviceError> {
         loop {
             match self.runner.snapshot(seq, Place::Host) {
-                Ok(info) => return Ok(Ok(info.id)),
+                Ok(info) => return Ok(Some(info.id)),
                 Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
                 Err(error) => {
                     let lacking = matches!(error, DeviceError::NoRoom { .. });
                     if !lacking || !self.prefix.shed(&mut *self.runner)? {
                         tracing::warn!(%error, "a state cannot be saved");
-                        return Ok(Err(Failure::from(&error)));
+                        return Ok(None);
                     }
                 }
             }
@@ -171,10 +176,10 @@ impl Scheduler {
             let running = &mut self.running[at];
             tracing::info!(job = running.id.0, "goes on");
             match parked {
-                Parked::Speaking(mut sequence, _) => {
-                    sequence.seq = seq;
-                    running.sequences.push(*sequence);
-                    running.sequences.sort_by_key(|sequence| sequence.choice);
+                Parked::Speaking(sequence, Some(_)) => running.go_on(sequence, seq),
+                Parked::Speaking(sequence, None) => {
+                    let prefill = Prefill::new(seq, None).resumed(cached, Vec::new());
+                    running.retold.push(Retold { sequence, prefill });
                 }
                 Parked::Reading(mut prefill, Some(_)) => {
                     prefill.seq = seq;
@@ -190,6 +195,43 @@ impl Scheduler {
         Ok(attempt)
     }
 
+    /// Reads one chunk of a text whose state is lost; at its end the choice goes on.
+    pub(crate) fn retell(&mut self, at: usize, out: &mut Events) -> Result<Attempt, DeviceError> {
+        let running = &mut self.running[at];
+        let Some(mut retold) = running.retold.pop() else {
+            return Ok(Attempt::Nothing);
+        };
+        let before = retold.prefill.done;
+        let tokens = retold.tokens().to_vec();
+        let runner = &mut *self.runner;
+        let chunk = retold.prefill.chunk(runner, &tokens, self.chunk, None);
+        let (seq, done) = (retold.prefill.seq, retold.prefill.done);
+        match chunk {
+            Ok(Some(_)) => running.go_on(retold.sequence, seq),
+            Ok(None) | Err(_) => running.retold.push(retold),
+        }
+        match chunk {
+            Ok(_) => {
+                self.stats.chunks += 1;
+                self.stats.prompt_tokens += (done - before) as u64;
+                Ok(Attempt::Moved)
+            }
+            Err(error @ DeviceError::NoRoom { .. }) => {
+                self.refused(&error);
+                let parked = is_dry(&error) && self.park()?;
+                Ok(if parked {
+                    Attempt::Moved
+                } else {
+                    Attempt::Refused
+                })
+            }
+            Err(error) => {
+                self.fail(at, &error, out)?;
+                Ok(Attempt::Moved)
+            }
+        }
+    }
+
     /// A place for something parked, and how much of its prompt is there already where that is read again; `None` while
     /// there is none.
     fn seat_for(&mut self, at: usize, i: usize) -> Result<Option<(SeqId, usize)>, DeviceError> {
@@ -201,8 +243,15 @@ impl Scheduler {
                 let wanted = (turn, max_len, settings.may_be_resumed());
                 return self.seat(&prompt, settings.session.as_ref(), wanted);
             }
+            Parked::Speaking(sequence, None) => {
+                let (tokens, settings) = (sequence.history.tokens(), running.settings.clone());
+                // One of those to be in the cache is always read, as with a prompt.
+                let tokens = tokens[..tokens.len() - 1].to_vec();
+                let wanted = (turn, max_len, settings.may_be_resumed());
+                return self.seat(&tokens, settings.session.as_ref(), wanted);
+            }
             Parked::Reading(_, Some(_)) => running.prompt.len(),
-            Parked::Speaking(sequence, _) => sequence.history.tokens().len(),
+            Parked::Speaking(sequence, Some(_)) => sequence.history.tokens().len(),
         };
         let seq = self.open(turn, (len, max_len))?;
         Ok(seq.map(|seq| (seq, 0)))

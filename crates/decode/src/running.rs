@@ -36,14 +36,32 @@ pub(crate) struct Running {
     pub(crate) sequences: Vec<Sequence>,
     /// What gave its place up to others and waits for one. The scheduler frees its states.
     pub(crate) parked: Vec<Parked>,
+    /// Choices whose state could be saved nowhere, being read again. The scheduler closes their places.
+    pub(crate) retold: Vec<Retold>,
+}
+
+/// A choice in the middle of its text, of which the device has lost the state: prompt and text are read again.
+pub(crate) struct Retold {
+    /// The choice; the place it names is the one being read into.
+    pub(crate) sequence: Box<Sequence>,
+    /// How far that is.
+    pub(crate) prefill: Prefill,
+}
+
+impl Retold {
+    /// What has to be in the cache for the choice to go on: all but its last token.
+    pub(crate) fn tokens(&self) -> &[TokenId] {
+        let tokens = self.sequence.history.tokens();
+        &tokens[..tokens.len() - 1]
+    }
 }
 
 /// What was under way at a place that was given up. The name of the place is no longer good.
 pub(crate) enum Parked {
     /// A prompt half read, and the device's state where it stopped; without one it is read from its beginning again.
     Reading(Prefill, Option<SnapshotId>),
-    /// A choice in the middle of its text, and the device's state there.
-    Speaking(Box<Sequence>, SnapshotId),
+    /// A choice in the middle of its text, and the device's state there; without one prompt and text are read again.
+    Speaking(Box<Sequence>, Option<SnapshotId>),
 }
 
 impl Parked {
@@ -58,8 +76,7 @@ impl Parked {
     /// The state it goes on from, if one was saved.
     pub(crate) fn state(&self) -> Option<SnapshotId> {
         match self {
-            Parked::Reading(_, state) => *state,
-            Parked::Speaking(_, state) => Some(*state),
+            Parked::Reading(_, state) | Parked::Speaking(_, state) => *state,
         }
     }
 }
@@ -102,6 +119,7 @@ impl Running {
             unbegun: entry.open.into(),
             sequences: Vec::new(),
             parked: Vec::new(),
+            retold: Vec::new(),
         }
     }
 
@@ -153,7 +171,16 @@ impl Running {
     /// Places on the device that it holds.
     pub(crate) fn places(&self) -> impl Iterator<Item = SeqId> {
         let reading = self.prefill.iter().map(|prefill| prefill.seq);
-        reading.chain(self.sequences.iter().map(|sequence| sequence.seq))
+        let again = self.retold.iter().map(|retold| retold.prefill.seq);
+        let speaking = self.sequences.iter().map(|sequence| sequence.seq);
+        reading.chain(again).chain(speaking)
+    }
+
+    /// A choice goes on in the middle of its text, at a place that holds it.
+    pub(crate) fn go_on(&mut self, mut sequence: Box<Sequence>, seq: SeqId) {
+        sequence.seq = seq;
+        self.sequences.push(*sequence);
+        self.sequences.sort_by_key(|sequence| sequence.choice);
     }
 
     /// Whether its prompt is being read, or will be read on.
@@ -173,5 +200,6 @@ impl Running {
             && self.unbegun.is_empty()
             && self.sequences.is_empty()
             && self.parked.is_empty()
+            && self.retold.is_empty()
     }
 }

@@ -391,7 +391,7 @@ impl Scheduler {
         self.stats.batched += went as u64;
         self.stats.largest_batch = self.stats.largest_batch.max(went);
         self.retire();
-        if dry && self.park(out)? {
+        if dry && self.park()? {
             attempt = Attempt::Moved;
         }
         Ok(attempt)

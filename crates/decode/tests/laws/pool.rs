@@ -214,20 +214,70 @@ fn a_prompt_whose_state_nobody_could_save_is_read_again() {
     assert!(stats.prompt_tokens > 98);
 }
 
-#[test]
-fn a_text_whose_state_nobody_could_save_fails_with_the_numbers_and_its_neighbour_goes_on() {
-    let spec = pool(15);
-    let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
-    let mut world = World::new(spec.clone(), with_reserve(0));
+/// No state can be saved from here on.
+fn save_nothing(world: &World) {
     world.handle.fail(Fault {
         call: Call::Snapshot,
         when: When::From(0),
         kind: FaultKind::NoRoom,
     });
+}
+
+#[test]
+fn a_text_whose_state_nobody_could_save_is_read_again_and_goes_on() {
+    let spec = pool(15);
+    for settings in [greedy(24), sampled(24, 5)] {
+        let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), settings.clone()));
+        let mut world = World::new(spec.clone(), with_reserve(0));
+        save_nothing(&world);
+        jobs.iter().for_each(|job| world.submit(job.clone()));
+        watch(&mut world, |_| ());
+        check_alone(&world, &spec, &jobs);
+        let stats = world.scheduler.stats();
+        assert_eq!(stats.parkings, 1);
+        // Both prompts, and once more the second with what it had said.
+        assert!(stats.prompt_tokens > 40 + 40 + 40, "{stats:?}");
+    }
+}
+
+#[test]
+fn choices_whose_states_nobody_could_save_are_read_again_one_by_one() {
+    let spec = pool(20);
+    let three = Job {
+        choices: 3,
+        ..job(1, prompt(24, 1), sampled(40, 3))
+    };
+    let jobs = [job(0, prompt(24, 0), greedy(60)), three];
+    let mut world = World::new(spec.clone(), with_reserve(0));
     jobs.iter().for_each(|job| world.submit(job.clone()));
+    // Where the prompt's end is saved for the later choices, that goes well.
+    while world.scheduler.stats().sequences < 4 {
+        world.step().unwrap();
+    }
+    save_nothing(&world);
+    let mut parked = 0;
+    watch(&mut world, |stats| parked = parked.max(stats.parked));
+    check_alone(&world, &spec, &jobs);
+    assert!(parked >= 1 && world.scheduler.stats().parkings >= 2);
+}
+
+#[test]
+fn a_text_that_is_read_again_can_be_cancelled_in_the_middle() {
+    let spec = pool(15);
+    let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
+    let mut world = World::new(spec.clone(), with_reserve(0));
+    save_nothing(&world);
+    jobs.iter().for_each(|job| world.submit(job.clone()));
+    while world.scheduler.stats().parkings == 0 || world.scheduler.stats().parked > 0 {
+        world.step().unwrap();
+    }
+    let said = world.said()[&(1, 0)].tokens.len();
+    world.scheduler.cancel(JobId(1));
     world.finish();
     check_alone(&world, &spec, &jobs[..1]);
-    assert!(matches!(world.failure(1), Some(Failure::NoRoom { .. })));
+    let cancelled = &world.said()[&(1, 0)];
+    assert_eq!(cancelled.reason, Some(FinishReason::Cancelled));
+    assert_eq!(cancelled.tokens.len(), said);
 }
 
 #[test]
