@@ -13,7 +13,9 @@ use contract::{TokenId, TokenKind};
 use self::ledger::Ledger;
 pub use self::ledger::Place;
 use self::machine::Machine;
+use crate::conversation::{Message, Role, ToolCall};
 use crate::detokenize::{Detokenizer, is_visible};
+use crate::openai::request::parse_arguments;
 use crate::openai::response::{FinishReason, FunctionOut, ToolCallOut};
 use crate::reasoning;
 use crate::tokenizer::Tokenizer;
@@ -285,6 +287,22 @@ impl Reply {
                     call.function.arguments.push_str(&fragment);
                 }
             }
+        }
+    }
+}
+
+impl Reply {
+    /// The message that a client sends back for this reply; with its thoughts where `thoughts` says so and there are any.
+    pub fn message(&self, thoughts: bool) -> Message {
+        let call = |call: &ToolCallOut| ToolCall {
+            id: Some(call.id.clone()),
+            name: call.function.name.clone(),
+            arguments: parse_arguments(&call.function.arguments, &call.function.name),
+        };
+        Message {
+            reasoning: (thoughts && !self.reasoning.is_empty()).then(|| self.reasoning.clone()),
+            tool_calls: self.tool_calls.iter().map(call).collect(),
+            ..Message::new(Role::Assistant, self.content.as_str())
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{DeviceError, Place, Row, SeqId, TokenId};
 
 use crate::parking::is_dry;
-use crate::prefix::Restored;
+use crate::prefix::{Mark, Restored};
 use crate::queue::Turn;
 use crate::running::{PromptEnd, Running};
 use crate::scheduler::{Attempt, Events};
@@ -181,7 +181,11 @@ impl Scheduler {
         self.stats.prompt_tokens += (prefill.done - before) as u64;
         let (done, total) = (prefill.done, running.prompt.len());
         if let Some(stop) = prefill.reached().filter(|_| running.settings.use_saved) {
-            let mark = (stop.head, running.settings.session.as_ref());
+            let mark = Mark {
+                head: stop.head,
+                session: running.settings.session.as_ref(),
+                ahead: false,
+            };
             let tokens = &running.prompt[..done];
             self.prefix
                 .save(&mut *self.runner, prefill.seq, tokens, mark)?;

@@ -11,6 +11,7 @@
 
 mod accept;
 mod admission;
+mod ahead;
 mod cancel;
 pub mod constraint;
 pub mod costs;
@@ -34,6 +35,7 @@ mod sequence;
 pub mod stats;
 pub mod tree_build;
 
+pub use ahead::Foreseen;
 pub use constraint::{
     Budget, Close, Constraint, Constraints, Course, CoursePlan, ForcedText, Grammar, GrammarError,
     Grammars, Lean, Opening, Reins, ThinkTags, Word,

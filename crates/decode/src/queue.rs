@@ -106,6 +106,11 @@ impl Queue {
         self.entries.remove(&turn)
     }
 
+    /// All that wait.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.entries.values().map(|entry| &entry.job)
+    }
+
     /// The names of all that wait, in the order of their turns.
     pub(crate) fn into_ids(self) -> impl Iterator<Item = JobId> {
         self.entries.into_values().map(|entry| entry.job.id)

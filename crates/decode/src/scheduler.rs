@@ -6,6 +6,7 @@ use std::time::Duration;
 use contract::checked::Checked;
 use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
 
+use crate::ahead::Ahead;
 use crate::error::lost_again;
 use crate::job::admit;
 use crate::parking::is_dry;
@@ -84,6 +85,8 @@ pub struct Scheduler {
     pub(crate) queue: Queue,
     /// Freed with the runner.
     pub(crate) prefix: PrefixCache,
+    /// What is read while nothing else is to be done.
+    pub(crate) ahead: Ahead,
     /// In order of admission.
     pub(crate) running: Vec<Running>,
     /// News that came up between steps.
@@ -92,7 +95,7 @@ pub struct Scheduler {
     /// What the device said when it last had no room, in the step being done.
     refusal: Option<Failure>,
     /// The call and the words with which the device was lost.
-    lost: Option<DeviceError>,
+    pub(crate) lost: Option<DeviceError>,
     pub(crate) stats: Stats,
 }
 
@@ -147,6 +150,7 @@ impl Scheduler {
             prefix: PrefixCache::new(config.prefix.clone()),
             config,
             queue: Queue::default(),
+            ahead: Ahead::default(),
             running: Vec::new(),
             news: Vec::new(),
             last: Work::Speak,
@@ -183,10 +187,11 @@ impl Scheduler {
     ///
     /// The only error is [`DeviceError::Lost`].
     pub fn flush(&mut self) -> Result<(), DeviceError> {
-        match self.lost {
-            Some(_) => Ok(()),
-            None => self.prefix.flush(&mut *self.runner),
+        if self.lost.is_some() {
+            return Ok(());
         }
+        self.put_ahead_aside()?;
+        self.prefix.flush(&mut *self.runner)
     }
 
     /// Puts a job into the queue, or says why not.
@@ -207,6 +212,7 @@ impl Scheduler {
             });
         }
         self.stats.submitted += 1;
+        self.ahead.see(&job);
         self.queue.push(job);
         Ok(())
     }
@@ -261,6 +267,9 @@ impl Scheduler {
     fn work(&mut self, out: &mut Events) -> Result<(), DeviceError> {
         self.refusal = None;
         self.stats.pool_waits = false;
+        if !self.queue.is_empty() {
+            self.put_ahead_aside()?;
+        }
         self.prepare()?;
         // Whoever was in goes on before anyone begins.
         let mut refused = self.resume(out)? == Attempt::Refused;
@@ -503,6 +512,9 @@ impl Scheduler {
 
     /// An idle scheduler holds nothing, so the runner must be as empty as at the start.
     fn check_returned(&mut self) {
+        if self.ahead.is_reading() {
+            return;
+        }
         let mut room = self.runner.room();
         if !self.prefix.is_empty() {
             // How much saved states hold is the runner's business.

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contract::{LoadProgress, Runner, RunnerInfo};
-use decode::{Event, Job, JobId, PrefixConfig, Scheduler, SchedulerConfig, Stats};
+use decode::{Event, Foreseen, Job, JobId, PrefixConfig, Scheduler, SchedulerConfig, Stats};
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
@@ -100,6 +100,8 @@ pub(crate) enum Message {
     Cancel(JobId),
     /// Drop one choice of a request.
     CancelChoice(JobId, usize),
+    /// What a conversation's next prompt will begin with.
+    Foresee(Foreseen),
     /// Take nothing more, finish what runs within the given time, and end.
     Drain(Duration),
 }
@@ -302,7 +304,7 @@ impl Turns<'_> {
                     return self.scheduler.flush();
                 }
                 beat.idle();
-                match self.wait(inbox)? {
+                match self.wait(inbox, beat)? {
                     Some(message) => self.take(message),
                     // Every handle is gone, so nobody can ever ask for anything again.
                     None => return Ok(()),
@@ -336,19 +338,26 @@ impl Turns<'_> {
         }
     }
 
-    /// The next message, however long it takes. Once it takes longer than clients do between two turns, saved
-    /// states go to the store meanwhile, one at a time.
+    /// The next message, however long it takes. Once it takes longer than clients do between two turns, what prompts
+    /// will begin with is read meanwhile, chunk by chunk, and then saved states go to the store, one at a time.
     fn wait(
         &mut self,
         inbox: &mut mpsc::UnboundedReceiver<Message>,
+        beat: &Beat,
     ) -> Result<Option<Message>, contract::DeviceError> {
         let begun = Instant::now();
-        while self.scheduler.has_upkeep() {
+        while self.scheduler.has_ahead() || self.scheduler.has_upkeep() {
             match inbox.try_recv() {
                 Ok(message) => return Ok(Some(message)),
                 Err(TryRecvError::Disconnected) => return Ok(None),
                 Err(TryRecvError::Empty) if begun.elapsed() < BETWEEN_TURNS => {
                     std::thread::sleep(LOOK_AGAIN);
+                }
+                Err(TryRecvError::Empty) if self.scheduler.has_ahead() => {
+                    beat.turn();
+                    self.scheduler.read_ahead()?;
+                    beat.idle();
+                    self.publish();
                 }
                 Err(TryRecvError::Empty) => {
                     self.scheduler.upkeep()?;
@@ -371,6 +380,7 @@ impl Turns<'_> {
                     self.scheduler.cancel_choice(id, choice);
                 }
             }
+            Message::Foresee(text) => self.scheduler.foresee(text),
             Message::Drain(grace) => self.drain(grace),
         }
     }

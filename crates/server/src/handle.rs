@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use contract::TokenId;
-use decode::{Event, FinishReason, Job, JobId, Reject, Settings};
+use decode::{Event, FinishReason, Foreseen, Job, JobId, Reject, Settings};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::engine::{Beat, Message, Phase, Published, Ready, Submission};
@@ -167,6 +167,12 @@ impl EngineHandle {
             deadline: times.request.map(|after| (now + after, after)),
             timed_out: false,
         })
+    }
+
+    /// Tells the engine what a conversation's next prompt will begin with, to be read when there is nothing else to do.
+    pub fn foresee(&self, text: Foreseen) {
+        // An engine that is gone reads nothing.
+        let _ = self.inbox.send(Message::Foresee(text));
     }
 
     /// Where the engine stands.

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod board;
 pub mod body;
 pub mod bundled;

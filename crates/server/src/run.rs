@@ -6,6 +6,7 @@ use std::time::Instant;
 use chat::openai::response::FinishReason;
 use decode::{Event, FinishReason as Ended, Logprobs, OutToken, Reins};
 
+use crate::ahead::Foresight;
 use crate::board::Place;
 use crate::error::ApiError;
 use crate::handle::{Events, Order, Stamped, Update};
@@ -56,7 +57,9 @@ pub struct Run {
     fault: Option<ApiError>,
     /// Whether it ended by itself, well or not; else its client left.
     settled: bool,
-    last_reason: &'static str,
+    last_reason: FinishReason,
+    /// Follows the reply for the sake of the next request, where that can be foreseen.
+    foresight: Option<Foresight>,
     /// The request's, for what is logged after its response has begun.
     span: tracing::Span,
 }
@@ -104,9 +107,17 @@ impl Run {
             place,
             fault: None,
             settled: false,
-            last_reason: "stop",
+            last_reason: FinishReason::Stop,
+            foresight: None,
             span: tracing::Span::current(),
         }
+    }
+
+    /// The same, followed for the sake of the request after it.
+    #[must_use]
+    pub fn foreseeing(mut self, foresight: Option<Foresight>) -> Run {
+        self.foresight = foresight;
+        self
     }
 
     /// Counts and times so far.
@@ -214,10 +225,9 @@ impl Run {
             let since = at.saturating_duration_since(last);
             self.app.metrics().step(since, count);
         }
-        if !parts.is_empty() {
-            news.push(News::Parts { choice, parts });
-        }
-        if state.wants_no_more() {
+        let stops = state.wants_no_more();
+        self.tell(choice, parts, news);
+        if stops {
             // What the engine still has under way for this choice is thrown away.
             self.events.cancel_choice(choice);
             self.end(choice, Ended::Eos, news);
@@ -227,26 +237,37 @@ impl Run {
     fn end(&mut self, choice: usize, ended: Ended, news: &mut Vec<News>) {
         let state = &mut self.choices[choice];
         let (parts, reason) = state.finish(ended);
-        if !parts.is_empty() {
-            news.push(News::Parts { choice, parts });
-        }
         let summary = state.summary();
         self.meter.reasoning_tokens += summary.reasoning_tokens;
         self.meter.tool_calls += summary.calls;
         self.meter.malformed_calls += summary.malformed;
         self.choices_left -= 1;
-        self.last_reason = match reason {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-            FinishReason::ToolCalls => "tool_calls",
-        };
+        self.last_reason = reason;
+        self.tell(choice, parts, news);
         news.push(News::End { choice, reason });
+    }
+
+    fn tell(&mut self, choice: usize, parts: Vec<Part>, news: &mut Vec<News>) {
+        if let Some(foresight) = &mut self.foresight {
+            parts.iter().for_each(|part| foresight.push(&part.piece));
+        }
+        if !parts.is_empty() {
+            news.push(News::Parts { choice, parts });
+        }
     }
 
     fn settle(&mut self) {
         self.settled = true;
+        if let Some(foresight) = self.foresight.take() {
+            foresight.tell(self.app.engine(), self.last_reason);
+        }
+        let finish = match self.last_reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+        };
         let summary = self.meter.summary();
-        self.app.metrics().finished(self.last_reason, &summary);
+        self.app.metrics().finished(finish, &summary);
         let _entered = self.span.enter();
         tracing::info!(
             prompt_tokens = summary.prompt_tokens,
@@ -258,7 +279,7 @@ impl Run {
             tokens_per_second = self.meter.timings().decode_tokens_per_sec,
             drafted_tokens = self.meter.rounds.drafted,
             accepted_tokens = self.meter.rounds.accepted,
-            finish = self.last_reason,
+            finish,
             "request finished"
         );
     }

@@ -14,6 +14,7 @@ use chat::openai::response::FinishReason;
 use chat::reply::ReplyConfig;
 use decode::{Grammar, Opening};
 
+use crate::ahead::Foresight;
 use crate::body;
 use crate::engine::Ready;
 use crate::error::ApiError;
@@ -129,7 +130,8 @@ impl<T: Send + 'static> Talk<T> {
             settings,
             priority: request.priority,
         };
-        Run::start(app, order, choices)
+        let foresight = Foresight::new(app, &self.ready, request);
+        Run::start(app, order, choices).map(|run| run.foreseeing(foresight))
     }
 
     /// The model as the client named it, or as it is served.

@@ -8,6 +8,7 @@
 //! A state is only ever used for a prompt that begins with exactly its tokens and goes on behind them. It was
 //! saved where a prompt is cut anyway, so that reading on gives the bits of reading everything.
 
+mod ahead;
 mod boundary;
 mod policy;
 mod radix;
@@ -36,6 +37,9 @@ pub struct PrefixConfig {
     pub place: Place,
     /// Shorter beginnings are not given to the store.
     pub least_stored: usize,
+    /// Tokens that are read at most of what a next prompt is thought to begin with, while nothing else is to be done; 0
+    /// reads nothing ahead.
+    pub ahead: usize,
 }
 
 impl Default for PrefixConfig {
@@ -47,6 +51,7 @@ impl Default for PrefixConfig {
             boundaries: Boundaries::default(),
             place: Place::Host,
             least_stored: 512,
+            ahead: 0,
         }
     }
 }
@@ -74,6 +79,12 @@ pub struct PrefixStats {
     pub stored: u64,
     /// States that could not be saved, restored or read from the store. Each was a miss and no more.
     pub failed: u64,
+    /// Tokens read ahead, while nothing else was to be done.
+    pub ahead_tokens: u64,
+    /// States saved of what was read ahead.
+    pub ahead_saved: u64,
+    /// Of these, states that a prompt went on from.
+    pub ahead_hits: u64,
 }
 
 /// A saved state.
@@ -93,6 +104,26 @@ pub(crate) struct Entry {
     pub(crate) returned: bool,
     /// Whether it has been looked at for the store.
     pub(crate) offered: bool,
+    /// Whether it was read ahead, and no prompt has used it.
+    pub(crate) ahead: bool,
+}
+
+impl Entry {
+    /// Whether a prompt has led to it. What was read ahead is but a guess, which makes no other state more or less dear.
+    pub(crate) fn is_real(&self) -> bool {
+        !self.ahead
+    }
+}
+
+/// What is told of a state when it is saved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark<'a> {
+    /// Whether it stands behind the head of a prompt.
+    pub(crate) head: bool,
+    /// Who has it.
+    pub(crate) session: Option<&'a Arc<str>>,
+    /// Whether it is of a prompt that has not come yet.
+    pub(crate) ahead: bool,
 }
 
 /// Saved states of one runner.
@@ -179,21 +210,12 @@ impl PrefixCache {
         let Some(&key) = along.last() else {
             return Ok(Restored::Nothing);
         };
-        let Some(entry) = self.radix.get(key) else {
-            return Ok(Restored::Nothing);
+        let restored = self.load(runner, seq, key)?;
+        let Restored::At(position) = restored else {
+            return Ok(restored);
         };
-        match runner.restore(seq, entry.snapshot) {
-            Ok(()) => {}
-            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
-            Err(error) => {
-                tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
-                self.stats.failed += 1;
-                self.free(runner, key);
-                return Ok(Restored::Broken);
-            }
-        }
         for passed in along {
-            let shared = passed == key || self.radix.after(passed).len() > 1;
+            let shared = passed == key || self.radix.after(passed, Entry::is_real).len() > 1;
             if let Some(entry) = self.radix.get_mut(passed)
                 && (shared || entry.head)
             {
@@ -202,14 +224,36 @@ impl PrefixCache {
         }
         if let Some(entry) = self.radix.get_mut(key) {
             entry.resumed = true;
+            self.stats.ahead_hits += u64::from(std::mem::take(&mut entry.ahead));
             if let Some(session) = session {
                 entry.session = Some(Arc::clone(session));
             }
         }
-        let position = self.radix.depth(key);
         self.stats.hits += 1;
         self.stats.cached_tokens += position as u64;
         Ok(Restored::At(position))
+    }
+
+    /// Puts a saved state into a fresh sequence.
+    fn load(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        key: Key,
+    ) -> Result<Restored, DeviceError> {
+        let Some(entry) = self.radix.get(key) else {
+            return Ok(Restored::Nothing);
+        };
+        match runner.restore(seq, entry.snapshot) {
+            Ok(()) => Ok(Restored::At(self.radix.depth(key))),
+            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
+                self.stats.failed += 1;
+                self.free(runner, key);
+                Ok(Restored::Broken)
+            }
+        }
     }
 
     /// Saves the state of a sequence that holds exactly `tokens`, unless that is there already.
@@ -220,9 +264,9 @@ impl PrefixCache {
         runner: &mut dyn Runner,
         seq: SeqId,
         tokens: &[TokenId],
-        mark: (bool, Option<&Arc<str>>),
+        mark: Mark<'_>,
     ) -> Result<(), DeviceError> {
-        let (head, session) = mark;
+        let Mark { head, session, .. } = mark;
         self.tick += 1;
         let along = self.radix.along(tokens);
         let there = along.last().copied();
@@ -230,6 +274,7 @@ impl PrefixCache {
             if let Some(entry) = self.radix.get_mut(key) {
                 entry.used = self.tick;
                 entry.head |= head;
+                entry.ahead &= mark.ahead;
             }
             return Ok(());
         }
@@ -250,6 +295,7 @@ impl PrefixCache {
             }
         };
         self.stats.saved += 1;
+        self.stats.ahead_saved += u64::from(mark.ahead);
         // What went on from a head may be anybody's first turn; what went on from a turn is that conversation's next.
         let again = |entry: &Entry| !entry.head && (entry.resumed || entry.returned);
         let mut earlier = along.iter().filter_map(|key| self.radix.get(*key));
@@ -261,6 +307,7 @@ impl PrefixCache {
             resumed: false,
             returned: earlier.any(again),
             offered: false,
+            ahead: mark.ahead,
         };
         self.insert(runner, tokens, entry);
         self.shrink(runner)
@@ -343,6 +390,7 @@ impl PrefixCache {
                         resumed: false,
                         returned: false,
                         offered: true,
+                        ahead: false,
                     };
                     self.insert(runner, tokens, entry);
                     return self.shrink(runner);

@@ -19,7 +19,8 @@ use super::radix::{Key, Radix};
 /// How dear a state is; the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Worth {
-    /// Exactly one continues it: as dear as the tokens between it and the one before.
+    /// Exactly one continues it, or it was read ahead and no prompt has used it: as dear as the tokens between it and
+    /// the one before.
     Passed(usize),
     /// Nothing continues it, or it stands behind the head of a prompt that has not come twice.
     Tip,
@@ -33,10 +34,13 @@ pub(crate) enum Worth {
 pub(crate) fn worths(radix: &Radix<Entry>) -> BTreeMap<Key, Worth> {
     let mut worths = BTreeMap::new();
     for (key, depth, entry) in radix.entries() {
-        let worth = match radix.after(key).len() {
+        let passed =
+            || Worth::Passed(depth - radix.before(key).map_or(0, |before| radix.depth(before)));
+        let worth = match radix.after(key, Entry::is_real).len() {
+            _ if entry.ahead => passed(),
             0 => Worth::Tip,
             1 if entry.head => Worth::Tip,
-            1 => Worth::Passed(depth - radix.before(key).map_or(0, |before| radix.depth(before))),
+            1 => passed(),
             _ => Worth::Shared,
         };
         worths.insert(key, worth);
@@ -68,7 +72,7 @@ fn worth_keeping(radix: &Radix<Entry>, worths: &BTreeMap<Key, Worth>) -> BTreeSe
             continue;
         }
         // What an entry behind the head is followed by is longer, and of the same conversation.
-        if !radix.after(key).is_empty() {
+        if !radix.after(key, Entry::is_real).is_empty() {
             continue;
         }
         let Some(session) = &entry.session else {
@@ -127,6 +131,7 @@ mod tests {
         head: bool,
         resumed: bool,
         returned: bool,
+        ahead: bool,
     }
 
     const fn saved(text: &'static str, used: u64) -> Saved {
@@ -137,6 +142,7 @@ mod tests {
             head: false,
             resumed: false,
             returned: false,
+            ahead: false,
         }
     }
 
@@ -165,6 +171,13 @@ mod tests {
                 ..self
             }
         }
+
+        const fn ahead(self) -> Saved {
+            Saved {
+                ahead: true,
+                ..self
+            }
+        }
     }
 
     fn tree(entries: &[Saved]) -> Radix<Entry> {
@@ -179,6 +192,7 @@ mod tests {
                 resumed: saved.resumed,
                 returned: saved.returned,
                 offered: false,
+                ahead: saved.ahead,
             };
             radix.insert(&tokens, entry);
         }
@@ -316,5 +330,24 @@ mod tests {
             .map(|key| radix.get(*key).unwrap().used)
             .collect();
         assert_eq!(kept, [4, 3, 2]);
+    }
+
+    #[test]
+    fn what_was_read_ahead_goes_before_anything_a_prompt_has_led_to() {
+        let talk = [
+            saved("abcd", 1),
+            saved("abcdxyz", 9).of("s").ahead(),
+            saved("efgh", 2),
+            saved("efghij", 3),
+            saved("kl", 4),
+        ];
+        // The state that another passed saves four tokens, the guess three; then come the ends, the oldest first, of
+        // which that before the guess is one as before.
+        assert_eq!(order(&talk), [9, 2, 1, 3, 4]);
+        let kept: Vec<u64> = lasting(&tree(&talk))
+            .iter()
+            .filter_map(|key| tree(&talk).get(*key).map(|entry| entry.used))
+            .collect();
+        assert!(!kept.contains(&9), "a guess need not outlive the process");
     }
 }

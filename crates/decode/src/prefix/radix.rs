@@ -117,15 +117,15 @@ impl<E> Radix<E> {
         None
     }
 
-    /// The entries that continue this one with no entry between.
-    pub(crate) fn after(&self, key: Key) -> Vec<Key> {
+    /// The entries that count and continue this one with no such entry between.
+    pub(crate) fn after(&self, key: Key, counts: impl Fn(&E) -> bool) -> Vec<Key> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = self.node(key.0).children.values().copied().collect();
         while let Some(at) = open.pop() {
             let node = self.node(at);
-            match node.entry {
-                Some(_) => found.push(Key(at)),
-                None => open.extend(node.children.values()),
+            match &node.entry {
+                Some(entry) if counts(entry) => found.push(Key(at)),
+                _ => open.extend(node.children.values()),
             }
         }
         found
@@ -272,12 +272,15 @@ mod tests {
         assert!(along(&radix, "zz").is_empty());
         let ab = radix.along(&ids("ab"))[0];
         let mut after: Vec<String> = radix
-            .after(ab)
+            .after(ab, |_| true)
             .iter()
             .map(|k| text(&radix.tokens(*k)))
             .collect();
         after.sort();
         assert_eq!(after, ["abcd", "abxy"]);
+        let below = radix.insert(&ids("abcdef"), 7).0;
+        assert_eq!(radix.after(ab, |entry| *entry == 7), [below]);
+        radix.remove(below);
         let abcd = radix.along(&ids("abcd"))[1];
         assert_eq!(radix.before(abcd), Some(ab));
         assert_eq!((radix.before(ab), radix.depth(abcd)), (None, 4));

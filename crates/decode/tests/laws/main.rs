@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
 mod admission;
+mod ahead;
 mod cancelling;
 mod chance;
 mod faults;

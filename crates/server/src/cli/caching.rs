@@ -18,6 +18,15 @@ pub struct CacheArgs {
     /// Memory they may take, such as 8G [default: a quarter of what is free at the start].
     #[arg(long, env = "HEARTH_PREFIX_CACHE_BYTES", value_name = "SIZE")]
     pub prefix_cache_bytes: Option<String>,
+    /// Tokens read ahead at most while nobody asks for anything, of a conversation as its next message will show it; 0
+    /// reads nothing ahead.
+    #[arg(
+        long,
+        env = "HEARTH_READ_AHEAD",
+        value_name = "TOKENS",
+        default_value_t = 65536
+    )]
+    pub read_ahead: usize,
     /// A folder in which they outlive the server; the files hold prompts [default: none].
     #[arg(long, env = "HEARTH_KV_CACHE_DIR", value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,

@@ -43,6 +43,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
         },
         place: Place::Host,
         least_stored: args.kv_cache_min_tokens.max(1),
+        ahead: args.read_ahead,
     })
 }
 

@@ -39,6 +39,13 @@ use crate::error::ServeError;
 pub use bench::{BENCH_HELP, BenchArgs};
 use progress::LogWriter;
 
+/// The text side of a tiny model with random weights.
+#[cfg(test)]
+pub(crate) fn tiny_model() -> crate::served::ServedModel {
+    let defaults = crate::settings::GenerationDefaults::default();
+    open::text_side(&open::tiny(), None, None, defaults).expect("a tiny model has a vocabulary")
+}
+
 /// What a shell shows for a process that a signal ended; here, a second one.
 const INTERRUPTED: u8 = 130;
 

@@ -183,6 +183,12 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
             "capacity_bytes": ready.prefix.bytes,
             "evicted": prefix.evicted,
             "failed": prefix.failed,
+            "read_ahead": {
+                "most_tokens": ready.prefix.ahead,
+                "tokens": prefix.ahead_tokens,
+                "saved": prefix.ahead_saved,
+                "hits": prefix.ahead_hits,
+            },
         },
         "full_cache": {
             "enabled": store.is_some(),

@@ -7,8 +7,8 @@ use chat::{Special, Tokenizer};
 use contract::{Backend, KvFormat, TokenId};
 use cpu::CpuBackend;
 use decode::{
-    Boundaries, Event, Job, JobId, OutToken, PrefixConfig, PrefixStats, Progress, Sampling,
-    Scheduler, SchedulerConfig, Seed, Settings, Speculation,
+    Boundaries, Event, Foreseen, Job, JobId, OutToken, PrefixConfig, PrefixStats, Progress,
+    Sampling, Scheduler, SchedulerConfig, Seed, Settings, Speculation,
 };
 use server::store::{DiskStore, StoreConfig};
 
@@ -37,9 +37,12 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
             slots,
             boundaries: Boundaries {
                 turn_starts: vec![tokenizer.id_of("<|im_start|>").unwrap()],
+                // Turns are short here.
+                apart: 64,
                 ..Boundaries::default()
             },
             least_stored: 64,
+            ahead: 1 << 20,
             ..PrefixConfig::default()
         },
         ..SchedulerConfig::default()
@@ -169,6 +172,38 @@ fn check(format: KvFormat, turns: usize) {
         format.name()
     );
     assert!(stats.store_hits > 0 && stats.failed == 0, "{stats:?}");
+}
+
+/// Most of the next prompt of a conversation, once a prompt of [`prompts`] was answered.
+fn foreseen(prompts: &[Vec<TokenId>], i: usize) -> Option<Foreseen> {
+    let next = prompts.get(i + 3)?;
+    Some(Foreseen {
+        tokens: next[..next.len() - 9].into(),
+        session: None,
+    })
+}
+
+#[test]
+fn pauses_of_any_length_leave_the_same_bits() {
+    let prompts = prompts(3);
+    let (expected, _) = answers(&mut scheduler(0, KvFormat::F16, None), &prompts, 0);
+    for chunks in [1, 9] {
+        let mut reader = scheduler(16, KvFormat::F16, None);
+        let mut found = Vec::new();
+        for (i, prompt) in prompts.iter().enumerate() {
+            let one = std::slice::from_ref(prompt);
+            found.extend(answers(&mut reader, one, i).0);
+            if let Some(text) = foreseen(&prompts, i) {
+                reader.foresee(text);
+            }
+            for _ in 0..chunks {
+                reader.read_ahead().unwrap();
+            }
+        }
+        assert!(found == expected, "{chunks} chunks in each pause");
+        let stats = reader.stats().prefix;
+        assert!(stats.ahead_hits > 0 && stats.failed == 0, "{stats:?}");
+    }
 }
 
 #[test]

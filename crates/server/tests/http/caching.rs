@@ -229,3 +229,102 @@ async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
         );
     }
 }
+
+/// A house that reads ahead, and answers with some hundred tokens.
+fn reader(ahead: usize) -> Plan {
+    let plan = plan();
+    Plan {
+        script: crate::house::says(&"A long answer, of many words. ".repeat(8)),
+        prefix: PrefixConfig {
+            ahead,
+            ..plan.prefix
+        },
+        ..plan
+    }
+}
+
+/// The value of a counter.
+async fn counter(house: &House, name: &str) -> u64 {
+    let metrics = house.get("/metrics").await.text().await;
+    let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
+    let value = lines.find(|(named, _)| *named == name);
+    value.expect("the counter is there").1.parse().unwrap()
+}
+
+/// What a client sends back for a reply, and its next wish.
+fn continued(answer: &Value) -> Vec<Value> {
+    let mut messages = messages(3);
+    messages.push(answer["choices"][0]["message"].clone());
+    messages.push(json!({"role": "user", "content": "And now?"}));
+    messages
+}
+
+#[tokio::test]
+async fn a_finished_reply_is_read_in_the_pause_before_the_next_request() {
+    let mut found = Vec::new();
+    for ahead in [0, 2048] {
+        let house = reader(ahead).open().await;
+        let body = json!({"messages": messages(3), "max_tokens": 400});
+        let answer = house.post("/v1/chat/completions", &body).await;
+        let answer = answer.json().await;
+        let reply = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        assert!(reply > 200);
+        if ahead > 0 {
+            let read = async {
+                while counter(&house, "hearth_read_ahead_saved_total").await == 0 {
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+            };
+            let read = tokio::time::timeout(client::PATIENCE, read).await;
+            read.expect("the reply is read in time");
+            let tokens = counter(&house, "hearth_read_ahead_tokens_total").await;
+            assert!(tokens + 64 > reply, "{tokens} of {reply}");
+        } else {
+            tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+            assert_eq!(counter(&house, "hearth_read_ahead_tokens_total").await, 0);
+        }
+        let next = continued(&answer);
+        let cached = cached(&house, next, &json!({"max_tokens": 4}), &[]).await;
+        let hits = counter(&house, "hearth_read_ahead_hits_total").await;
+        assert_eq!(hits, u64::from(ahead > 0));
+        let props = house.get("/props").await.json().await;
+        let told = &props["prefix_cache"]["read_ahead"];
+        assert_eq!(
+            (&told["most_tokens"], &told["hits"]),
+            (&json!(ahead), &json!(hits))
+        );
+        found.push((cached, reply));
+    }
+    let [(without, reply), (with, _)] = found[..] else {
+        panic!("two houses");
+    };
+    assert!(
+        with + 64 > without + reply,
+        "{with} for {without} tokens and a reply of {reply}"
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_comes_while_something_is_read_ahead_waits_for_one_chunk() {
+    let house = reader(2048).open().await;
+    let body = json!({"messages": messages(3), "max_tokens": 400});
+    house.post("/v1/chat/completions", &body).await.json().await;
+    let chunks = |watch: &crate::script::Watch| watch.fake.record().prefills.len();
+    let before = chunks(&house.watch);
+    house.watch.gate.hold();
+    // The chunk that is read ahead stands at the gate; the request comes; then it has the device.
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    let other = vec![json!({"role": "user", "content": "Something else."})];
+    let (no_fields, no_headers) = (json!({"max_tokens": 4}), []);
+    let answered = cached(&house, other, &no_fields, &no_headers);
+    let release = async {
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        house.watch.gate.release();
+    };
+    let (cached, ()) = tokio::join!(answered, release);
+    assert_eq!(cached, 0);
+    let record = house.watch.fake.record();
+    let between = &record.prefills[before..];
+    // One chunk of the text foreseen, then the prompt from its beginning.
+    assert_eq!(between[1].1, 0, "{between:?}");
+}

@@ -1,0 +1,48 @@
+//! What reading ahead asks of saved states. It leaves no trace in their use: nobody has come for them.
+
+use contract::{DeviceError, Runner, SeqId, TokenId};
+
+use super::{PrefixCache, Restored};
+
+impl PrefixCache {
+    /// Whether anything is to be read ahead.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.is_on() && self.config.ahead > 0
+    }
+
+    /// How many tokens of a text may still be read, of which `read` were.
+    pub(crate) fn ahead_left(&self, read: usize) -> usize {
+        self.config.ahead.saturating_sub(read)
+    }
+
+    /// The fewest tokens that are worth reading ahead.
+    pub(crate) fn least_ahead(&self) -> usize {
+        self.config.boundaries.apart.max(1)
+    }
+
+    /// Counts tokens read ahead.
+    pub(crate) fn count_ahead(&mut self, tokens: usize) {
+        self.stats.ahead_tokens += tokens as u64;
+    }
+
+    /// How many tokens the longest saved beginning of a text holds.
+    pub(crate) fn covered(&self, tokens: &[TokenId]) -> usize {
+        let along = self.radix.along(tokens);
+        along.last().map_or(0, |key| self.radix.depth(*key))
+    }
+
+    /// Puts the longest saved beginning of a text into a fresh sequence.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn resume(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        tokens: &[TokenId],
+    ) -> Result<Restored, DeviceError> {
+        match self.radix.along(tokens).last() {
+            Some(key) => self.load(runner, seq, *key),
+            None => Ok(Restored::Nothing),
+        }
+    }
+}
