@@ -5,11 +5,16 @@
         [MODEL [SERVE-FLAGS...]]
 
 The conversation is made up, or with --recorded what that client sent (`record.py`; claude-code in Anthropic's messages,
-codex in OpenAI's Responses), its results of tools lengthened or cut until the last request has about `--tokens` tokens.
+codex in OpenAI's Responses). Of a recorded one, the result of the first tool is lengthened until the first request asked
+has about `--tokens` tokens; what comes after it is as recorded: results of five tools, a new wish, a result for that. With
+--as-qwen these results are cut to as many tokens as they have in Qwen's vocabulary, since the small ones of bundled and
+made-up models take up to three tokens for one. `--pause S` waits before the new wish, as people do; what the model said
+before it is what it did say, not what is recorded. At the end new conversations are read of as many tokens as each turn
+had to read.
 
-Prints one JSON line for each way, and checks that greedy answers are the same every way. With --kills N, the
-server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared with
-that of a server that keeps nothing. Standard library only.
+Prints one JSON line for each way, and checks that greedy answers are the same every way (not with --unchecked). With
+--kills N, the server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared
+with that of a server that keeps nothing. Standard library only.
 """
 
 import argparse
@@ -38,8 +43,9 @@ class Chat:
     @staticmethod
     def read(event):
         deltas = [choice["delta"] for choice in event.get("choices", [])]
-        text = "".join((delta.get("content") or "") + (delta.get("reasoning_content") or "") for delta in deltas)
-        return text, event.get("usage"), event.get("timings")
+        said = "".join(delta.get("content") or "" for delta in deltas)
+        thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        return said, thought, event.get("usage"), event.get("timings")
 
     @staticmethod
     def count(usage):
@@ -55,9 +61,9 @@ class Messages:
     @staticmethod
     def read(event):
         delta = event.get("delta") or {}
-        text = "".join(delta.get(key) or "" for key in ("text", "thinking", "partial_json"))
+        other = "".join(delta.get(key) or "" for key in ("thinking", "partial_json"))
         usage = event.get("usage") or (event.get("message") or {}).get("usage") or {}
-        return text, usage, usage.get("timings")
+        return delta.get("text") or "", other, usage, usage.get("timings")
 
     @staticmethod
     def count(usage):
@@ -74,7 +80,8 @@ class Responses:
     def read(event):
         answer = event.get("response") or {}
         text = event["delta"] if event["type"].endswith(".delta") else ""
-        return text, answer.get("usage"), answer.get("timings")
+        said = event["type"] == "response.output_text.delta"
+        return text if said else "", "" if said else text, answer.get("usage"), answer.get("timings")
 
     @staticmethod
     def count(usage):
@@ -83,8 +90,8 @@ class Responses:
 
 CHAT = Chat
 RECORDED = {"claude-code": Messages, "codex": Responses}
-# What is left of a tool's result at least, as a share: a new one is what a turn reads.
-LEAST = 0.1
+# Characters that a token of Qwen's published vocabulary has in the recorded results of tools, counted with it.
+QWEN = {"claude-code": 3.60, "codex": 4.11}
 
 
 def free_port():
@@ -123,24 +130,28 @@ class Server:
             sys.exit(f"{path} was answered {error.code}: {error.read().decode()[:500]}")
 
     def ask(self, asked, max_tokens=16):
-        """(seconds to the first token, text, usage) of a greedy answer to messages of a chat, or to a recorded request."""
+        """(seconds to the first token, text, usage) of a greedy answer to messages, or to a recorded request.
+
+        What of the text is no thought or call stands in `said` afterwards, the engine's times in `timings`.
+        """
         dialect = asked["dialect"] if isinstance(asked, dict) else CHAT
         body = dict(asked["body"]) if isinstance(asked, dict) else {"messages": asked}
         body |= {"model": "m", "temperature": 0, dialect.limit: max_tokens, "stream": True}
         if dialect is CHAT:
             body["stream_options"] = {"include_usage": True}
         begun, first, text, usage = time.monotonic(), None, "", {}
-        self.timings = {}
+        self.timings, self.said = {}, ""
         with self.post(dialect.path, body) as answer:
             for line in answer:
                 if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
-                piece, counted, timings = dialect.read(event)
+                said, other, counted, timings = dialect.read(event)
+                self.said += said
                 usage, self.timings = usage | (counted or {}), timings or self.timings
-                if piece and first is None:
+                if said + other and first is None:
                     first = time.monotonic() - begun
-                text += piece
+                text += said + other
         return first or time.monotonic() - begun, text, dialect.count(usage)
 
     def stop(self, how=signal.SIGTERM):
@@ -182,46 +193,132 @@ def whole(value, parts):
     return [whole(inner, parts) for inner in value] if isinstance(value, list) else value
 
 
-def lengthened(body, texts):
-    """A request in which texts of the table, results of tools, are the longer or shorter ones."""
+def replaced(body, texts):
+    """A request in which texts of the table stand for others."""
     if isinstance(body, dict):
-        return {key: lengthened(inner, texts) for key, inner in body.items()}
+        return {key: replaced(inner, texts) for key, inner in body.items()}
     if isinstance(body, list):
-        return [lengthened(inner, texts) for inner in body]
+        return [replaced(inner, texts) for inner in body]
     return texts.get(body, body) if isinstance(body, str) else body
 
 
-def recorded(args, server):
-    """The last five requests of a recorded conversation at length: three results of tools, a wish, a result for it."""
-    dialect = RECORDED[args.recorded]
-    told = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
-    bodies = [whole(request, told["parts"]) for request in told["requests"][-5:]]
-    path, said = dialect.counts
-    with server.post(path, bodies[-1] | {"model": "m"}) as answer:
-        have = json.load(answer)["input_tokens"]
-    results = []
-    for message in bodies[0][said]:
+def results_of(body, said):
+    """The texts that tools gave, in their order."""
+    found = []
+    for message in body[said]:
         parts = message.get("content") if isinstance(message.get("content"), list) else []
         parts = [part.get("content") for part in parts if part.get("type") == "tool_result"]
-        results += [text for text in [message.get("output"), *parts] if isinstance(text, str)]
-    # Code has about as many characters a token wherever it is cut, so lengths follow the count of the whole.
-    with server.post("/tokenize", {"content": "".join(results)}) as answer:
-        each = len(json.load(answer)["tokens"])
-    times = max(LEAST, 1 + (args.tokens - have) / max(1, each))
-    longer = {text: (text * (int(times) + 1))[: int(len(text) * times)] for text in results}
-    return [{"dialect": dialect, "body": lengthened(body, longer)} for body in bodies]
+        found += [text for text in [message.get("output"), *parts] if isinstance(text, str)]
+    return found
+
+
+def cut(server, text, tokens):
+    """The beginning of a text that has at most so many tokens, and nearly as many."""
+    low, high = 0, len(text)
+    while high - low > 8:
+        middle = (low + high + 1) // 2
+        with server.post("/tokenize", {"content": text[:middle]}) as answer:
+            fits = len(json.load(answer)["tokens"]) <= tokens
+        low, high = (middle, high) if fits else (low, middle)
+    return text[:low]
+
+
+def recorded(args, server):
+    """A recorded conversation from its second request on, the one with the first result of a tool, at length."""
+    dialect = RECORDED[args.recorded]
+    told = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
+    bodies = [whole(request, told["parts"]) for request in told["requests"][1:]]
+    path, said = dialect.counts
+    first, *others = results_of(bodies[-1], said)
+    texts = {text: cut(server, text, len(text) / QWEN[args.recorded]) for text in others} if args.as_qwen else {}
+
+    def count(body):
+        with server.post(path, body | {"model": "m"}) as answer:
+            return json.load(answer)["input_tokens"]
+
+    # A text has about as many tokens a character wherever it is cut, so the length follows the count of the whole.
+    without = count(replaced(bodies[0], {first: ""}))
+    times = max(0, args.tokens - without) / (count(bodies[0]) - without)
+    texts[first] = (first * (int(times) + 1))[: int(len(first) * times)]
+    return [{"dialect": dialect, "body": replaced(body, texts)} for body in bodies]
+
+
+# What the recorded model said last before the new wish.
+REPLY = "They accept tokens, doubt them, tell events, cancel, count and fail."
+# What each recorded request after the first brings.
+BRINGS = [*(f"a tool's result, {nth}" for nth in ("second", "third", "fourth", "fifth", "sixth")), "the next wish",
+          "a tool's result for it"]
+
+
+def fresh(tokens, server, seed):
+    """A conversation that nobody had before, of about so many tokens."""
+    with server.post("/tokenize", {"content": words(1000, seed)}) as answer:
+        each = len(json.load(answer)["tokens"]) / 1000
+    return [{"role": "user", "content": words(max(1, int((tokens - 12) / each)), seed)}]
+
+
+def play(args, folder):
+    """The recorded conversation, request by request."""
+    flags = ["--kv-cache-dir", folder]
+    server = Server(args, flags)
+    server.ask([{"role": "user", "content": "hi"}])
+    first, *rest = recorded(args, server)
+    cold, text, usage = server.ask(first)
+    tell("cold", cold, usage, server)
+    asked, answers, new_tokens = [first], [text], []
+    for i, what in enumerate(BRINGS):
+        request = rest[i]
+        if what == "the next wish":
+            # As the client would, which sends back what it was told.
+            rest[i:] = [replaced(body, {REPLY: server.said}) for body in rest[i:]]
+            request = rest[i]
+            time.sleep(args.pause)
+        took, text, usage = server.ask(request)
+        new = usage[0] - usage[1]
+        tell(what, took, usage, server, share_of_cold=round(took / cold, 4), new_tokens=new,
+             share_new=round(new / usage[0], 4))
+        new_tokens.append(new)
+        asked.append(request)
+        answers.append(text)
+    took, again, usage = server.ask(rest[-1])
+    tell("the last once more", took, usage, server, share_of_cold=round(took / cold, 4))
+    # Not between the turns, where they would take memory from them.
+    for i, (what, new) in enumerate(zip(BRINGS, new_tokens)):
+        took, _, usage = server.ask(fresh(new, server, 1000 + i))
+        tell(f"as many tokens as {what}, alone", took, usage, server)
+    server.stop()
+    server = Server(args, flags)
+    took, after, usage = server.ask(rest[-1])
+    tell("the last once more, after a restart", took, usage, server, share_of_cold=round(took / cold, 4))
+    server.stop()
+    if args.unchecked:
+        return True
+    return compared(args, asked + [rest[-1]] * 2, answers + [again, after])
+
+
+def compared(args, asked, answers):
+    """Whether a server that keeps nothing answers alike."""
+    plain = Server(args, ["--prefix-cache-slots", "0"])
+    known = {}
+    for request in asked:
+        key = json.dumps(request["body"] if isinstance(request, dict) else request)
+        known[key] = known.get(key) or plain.ask(request)[1]
+    plain.stop()
+    expected = [known[json.dumps(request["body"] if isinstance(request, dict) else request)] for request in asked]
+    same = expected == answers
+    print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
+    return same
 
 
 def turns(args, folder):
     flags = ["--kv-cache-dir", folder]
     server = Server(args, flags)
     server.ask([{"role": "user", "content": "hi"}])
-    played = recorded(args, server) if args.recorded else None
-    first_turn = played[0] if played else conversation(args.tokens)
+    first_turn = conversation(args.tokens)
     cold, reply, usage = server.ask(first_turn)
     tell("turn 1, cold", cold, usage, server)
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
-    second_turn = played[1] if played else first_turn + more
+    second_turn = first_turn + more
     warm, text, usage = server.ask(second_turn)
     tell("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
     other = conversation(args.tokens // 2, seed=2)
@@ -230,25 +327,15 @@ def turns(args, folder):
     again, repeated, usage = server.ask(second_turn)
     tell("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
     more = [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
-    third_turn = played[2] if played else second_turn + more
+    third_turn = second_turn + more
     server.stop()
     server = Server(args, flags)
     begun, after, usage = server.ask(third_turn)
     tell("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
-    asked, answers = [first_turn, second_turn, third_turn], [reply, text, after]
-    # Templates show tool calls of earlier wishes otherwise than those of the last, so a new wish finds less.
-    for what, request in zip(("the next wish", "a tool's result for it"), played[3:] if played else []):
-        took, answer, usage = server.ask(request)
-        tell(what, took, usage, server, share_of_cold=round(took / cold, 4))
-        asked.append(request)
-        answers.append(answer)
     server.stop()
-    plain = Server(args, ["--prefix-cache-slots", "0"])
-    expected = [plain.ask(turn)[1] for turn in asked]
-    plain.stop()
-    same = expected == answers and repeated == text
-    print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
-    return same
+    if args.unchecked:
+        return True
+    return compared(args, [first_turn, second_turn, second_turn, third_turn], [reply, text, repeated, after])
 
 
 def kills(args, folder):
@@ -284,6 +371,9 @@ def main():
     parser.add_argument("--recorded", choices=RECORDED, help="play what this client sent")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--context", type=int, help="of the server; a word is two to three tokens to some models")
+    parser.add_argument("--as-qwen", action="store_true", help="recorded results as long in tokens as Qwen's vocabulary makes them")
+    parser.add_argument("--pause", type=float, default=0, help="seconds before the new wish of a recorded conversation")
+    parser.add_argument("--unchecked", action="store_true", help="do not compare with a server that keeps nothing")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--log", help="a file that gets what the servers log; `--log-level` is theirs")
     parser.add_argument("--log-level", default="info")
@@ -291,7 +381,8 @@ def main():
     args.model += more
     folder = tempfile.mkdtemp()
     try:
-        right = kills(args, folder) if args.kills else turns(args, folder)
+        way = kills if args.kills else play if args.recorded else turns
+        right = way(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(0 if right else 1)
