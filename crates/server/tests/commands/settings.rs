@@ -97,7 +97,6 @@ const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--no-cors", &[], Sets("no-cors")),
     ("--prefix-cache-slots", &["4"], Sets("prefix-cache-slots")),
     ("--prefix-cache-bytes", &["1G"], Sets("prefix-cache-bytes")),
-    ("--read-ahead", &["0"], Sets("read-ahead")),
     ("--kv-cache-dir", &["kv"], Sets("kv-cache-dir")),
     ("--kv-cache-budget", &["100"], Sets("kv-cache-budget")),
     ("--prefill-cache-slots", &["4"], Refused("kv-cache-dir")),
