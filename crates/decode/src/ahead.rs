@@ -8,6 +8,8 @@
 //!
 //! - Only an idle scheduler reads ahead. The first job waits for the chunk under way and no longer; what was read until
 //!   then is saved, and the rest is read in another pause, unless that job's prompt is the one that was foreseen.
+//! - A conversation has one text at most: what is foreseen of it next, or its next prompt, takes its place. They are
+//!   known for the same by what stands before the reply that was made last.
 //! - A text is read only where that spares its prompt [`apart`](crate::Boundaries::apart) tokens, from the longest state
 //!   there is, and [`PrefixConfig::ahead`](crate::PrefixConfig::ahead) tokens of it at most.
 //! - It takes only pages that neither a sequence nor a saved state holds, and while no prompt has used them its states
@@ -34,38 +36,47 @@ pub struct Foreseen {
     pub session: Option<Arc<str>>,
 }
 
-impl Foreseen {
-    /// Whether a prompt is the one that was foreseen, or has come in its place.
+/// A text that is still to come.
+struct Text {
+    foreseen: Foreseen,
+    /// Where the reply begins that was made last.
+    reply: usize,
+    /// Tokens of it read in all pauses.
+    read: usize,
+}
+
+impl Text {
+    /// Whether a prompt, or what is foreseen now, is the one that was foreseen, or has come in its place.
     fn is_past(&self, prompt: &[TokenId], session: Option<&Arc<str>>) -> bool {
-        if prompt.starts_with(&self.tokens) {
-            return true;
-        }
+        let Foreseen {
+            tokens,
+            session: own,
+        } = &self.foreseen;
+        let both = tokens.iter().zip(prompt);
+        let common = both.take_while(|(a, b)| a == b).count();
         // Requests on the side have the name too, but not half of the text.
-        let named = session.is_some() && session == self.session.as_ref();
-        let both = self.tokens.iter().zip(prompt);
-        named && 2 * both.take_while(|(a, b)| a == b).count() >= self.tokens.len()
+        let named = session.is_some() && session == own.as_ref();
+        common >= self.reply || (named && 2 * common >= tokens.len())
     }
 }
 
 /// What is read ahead, and what will be.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    /// Texts not begun, or put aside, and how many tokens of each were read; the next one last.
-    waiting: VecDeque<(Foreseen, usize)>,
+    /// Texts not begun, or put aside; the next one last.
+    waiting: VecDeque<Text>,
     /// The text under way. The scheduler closes its place.
     reading: Option<Reading>,
 }
 
 /// A text under way.
 struct Reading {
-    text: Foreseen,
+    text: Text,
     /// Tokens of it that are read, up to the last place where a state is saved.
     end: usize,
     prefill: Prefill,
     /// Up to where its state is saved.
     saved: usize,
-    /// Tokens of it read in all pauses.
-    read: usize,
 }
 
 impl Ahead {
@@ -78,7 +89,7 @@ impl Ahead {
     pub(crate) fn see(&mut self, job: &Job) {
         let session = job.settings.session.as_ref();
         self.waiting
-            .retain(|(text, _)| !text.is_past(&job.prompt, session));
+            .retain(|text| !text.is_past(&job.prompt, session));
     }
 }
 
@@ -88,12 +99,17 @@ impl Scheduler {
         if !self.prefix.reads_ahead() || self.lost.is_some() {
             return;
         }
+        let reply = self.prefix.last_reply(&text.tokens);
         let waiting = &mut self.ahead.waiting;
-        waiting.retain(|(old, _)| !old.is_past(&text.tokens, text.session.as_ref()));
+        waiting.retain(|old| !old.is_past(&text.tokens, text.session.as_ref()));
         if waiting.len() == TEXTS {
             waiting.pop_front();
         }
-        waiting.push_back((text, 0));
+        waiting.push_back(Text {
+            foreseen: text,
+            reply,
+            read: 0,
+        });
     }
 
     /// Whether [`read_ahead`](Scheduler::read_ahead) has something to do.
@@ -111,16 +127,16 @@ impl Scheduler {
             return Ok(());
         }
         if !self.ahead.is_reading() {
-            let Some((text, read)) = self.ahead.waiting.pop_back() else {
+            let Some(text) = self.ahead.waiting.pop_back() else {
                 return Ok(());
             };
-            self.ahead.reading = self.begin_ahead(text, read)?;
+            self.ahead.reading = self.begin_ahead(text)?;
         }
         let Some(mut reading) = self.ahead.reading.take() else {
             return Ok(());
         };
         let (seq, before) = (reading.prefill.seq, reading.prefill.done);
-        let tokens = &reading.text.tokens[..reading.end];
+        let tokens = &reading.text.foreseen.tokens[..reading.end];
         let chunk = reading
             .prefill
             .chunk(&mut *self.runner, tokens, self.chunk, None);
@@ -129,7 +145,7 @@ impl Scheduler {
             return given_up(error);
         }
         let done = reading.prefill.done;
-        reading.read += done - before;
+        reading.text.read += done - before;
         self.prefix.count_ahead(done - before);
         let saved = match reading.prefill.reached() {
             Some(stop) => self.save_ahead(&mut reading, stop.head),
@@ -144,12 +160,13 @@ impl Scheduler {
     }
 
     /// A sequence that holds what is known of a text, if reading on is worth it and takes nothing from anybody.
-    fn begin_ahead(&mut self, text: Foreseen, read: usize) -> Result<Option<Reading>, DeviceError> {
+    fn begin_ahead(&mut self, text: Text) -> Result<Option<Reading>, DeviceError> {
         let info = self.runner.info();
         let (align, page) = (info.prefill_align.max(1), info.pool.page);
-        let known = self.prefix.covered(&text.tokens);
-        let mut stops = self.prefix.stops(&text.tokens, known, align);
-        let most = known.saturating_add(self.prefix.ahead_left(read));
+        let tokens = &text.foreseen.tokens;
+        let known = self.prefix.covered(tokens);
+        let mut stops = self.prefix.stops(tokens, known, align);
+        let most = known.saturating_add(self.prefix.ahead_left(text.read));
         let most = most.min(info.limits.context) / align * align;
         let end = stops.last().map_or(0, |last| last.at.min(most));
         if end < known + self.prefix.least_ahead() {
@@ -169,7 +186,7 @@ impl Scheduler {
             Ok(seq) => seq,
             Err(error) => return given_up(error).map(|()| None),
         };
-        let at = match self.prefix.resume(&mut *self.runner, seq, &text.tokens) {
+        let at = match self.prefix.resume(&mut *self.runner, seq, tokens) {
             Ok(Restored::At(position)) => position,
             Ok(Restored::Nothing) => 0,
             Ok(Restored::Broken) => {
@@ -186,7 +203,6 @@ impl Scheduler {
             end,
             prefill: Prefill::new(seq, None).resumed(at, stops),
             saved: at,
-            read,
         }))
     }
 
@@ -208,7 +224,7 @@ impl Scheduler {
             reading.text.is_past(&job.prompt, session)
         };
         if !jobs.any(past) {
-            self.ahead.waiting.push_back((reading.text, reading.read));
+            self.ahead.waiting.push_back(reading.text);
         }
         saved
     }
@@ -218,10 +234,10 @@ impl Scheduler {
         reading.saved = done;
         let mark = Mark {
             head,
-            session: reading.text.session.as_ref(),
+            session: reading.text.foreseen.session.as_ref(),
             ahead: true,
         };
-        let tokens = &reading.text.tokens[..done];
+        let tokens = &reading.text.foreseen.tokens[..done];
         self.prefix.save(&mut *self.runner, seq, tokens, mark)
     }
 }

@@ -10,7 +10,7 @@ use super::{Clock, CostTable};
 
 /// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
 /// nearly straight lines.
-const SIZES: [usize; 9] = [1, 2, 4, 8, 16, 24, 32, 48, 64];
+const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
 /// Sequences that passes are measured for together, at most: a device may take more than one pass for the rows of more.
 const TOGETHER: usize = 4;
 /// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one

@@ -20,6 +20,16 @@ impl PrefixCache {
         self.config.boundaries.apart.max(1)
     }
 
+    /// Where the last turn but one of a text begins, which is the reply in what is foreseen; its end if nobody knows.
+    pub(crate) fn last_reply(&self, tokens: &[TokenId]) -> usize {
+        let starts = &self.config.boundaries.turn_starts;
+        let mut turns = tokens.iter().enumerate().rev();
+        let mut turn = || turns.find(|(_, token)| starts.contains(token));
+        turn()
+            .and_then(|_| turn())
+            .map_or(tokens.len(), |(at, _)| at)
+    }
+
     /// Counts tokens read ahead.
     pub(crate) fn count_ahead(&mut self, tokens: usize) {
         self.stats.ahead_tokens += tokens as u64;

@@ -253,14 +253,17 @@ fn what_was_foreseen_of_a_conversation_is_forgotten_when_it_goes_on() {
         job.settings.session = Some(name.into());
         job
     };
-    // The same beginning, but another wish than was thought: tokens differ near the end.
+    // The same beginning, but other words than were thought in the turn before the reply, or in the reply.
     let mut differs = next.prompt.to_vec();
-    differs[100] = TokenId(30);
+    differs[85] = TokenId(30);
+    let mut echoed = next.prompt.to_vec();
+    echoed[100] = TokenId(30);
     let side = turn(30, 20);
     for (job, forgotten) in [
         (next, true),
         (named(job(3, differs.clone(), greedy(2)), "a"), true),
         (named(job(4, differs, greedy(2)), "b"), false),
+        (job(6, echoed, greedy(2)), true),
         (named(job(5, side, greedy(2)), "a"), false),
     ] {
         let mut world = World::new(long_spec(), reading(8, 1000));
@@ -275,6 +278,28 @@ fn what_was_foreseen_of_a_conversation_is_forgotten_when_it_goes_on() {
         world.finish();
         assert_eq!(world.scheduler.has_ahead(), !forgotten, "{}", job.id);
     }
+}
+
+#[test]
+fn a_conversation_has_one_text_at_most_and_four_wait() {
+    let mut world = World::new(long_spec(), reading(16, 1000));
+    let text = |salt: usize, reply: usize| {
+        let turns = [turn(20, 1), turn(9, salt), turn(12, reply), turn(1, 8)];
+        foreseen(turns.concat())
+    };
+    // The same reply written otherwise takes the place of the one before.
+    for reply in [11, 12, 13] {
+        world.scheduler.foresee(text(2, reply));
+    }
+    pause(&mut world);
+    let opened = world.handle.record().count(Call::Open);
+    assert_eq!(opened, 1);
+    // Six conversations: the oldest two are not read.
+    for salt in 20..26 {
+        world.scheduler.foresee(text(salt, 11));
+    }
+    pause(&mut world);
+    assert_eq!(world.handle.record().count(Call::Open) - opened, 4);
 }
 
 proptest! {
