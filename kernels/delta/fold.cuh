@@ -1,10 +1,16 @@
-// The one expression that brings a state past a node; whoever carries states uses it, so that bits agree.
+// The one way that brings a state past a node; whoever carries states uses it, so that bits agree.
 #pragma once
+
+// S + k u for four k of one value column, S having been multiplied by the decay.
+__device__ __forceinline__ void add(float4& s, float4 k, float u) {
+    s.x = fmaf(k.x, u, s.x);
+    s.y = fmaf(k.y, u, s.y);
+    s.z = fmaf(k.z, u, s.z);
+    s.w = fmaf(k.w, u, s.w);
+}
 
 // S <- decay S + k u for four k of one value column.
 __device__ __forceinline__ void fold(float4& s, float4 k, float u, float decay) {
-    s.x = fmaf(k.x, u, decay * s.x);
-    s.y = fmaf(k.y, u, decay * s.y);
-    s.z = fmaf(k.z, u, decay * s.z);
-    s.w = fmaf(k.w, u, decay * s.w);
+    s.x *= decay, s.y *= decay, s.z *= decay, s.w *= decay;
+    add(s, k, u);
 }

@@ -1,32 +1,30 @@
 // One layer of the gated delta rule for a step of one row, in one launch: convolution, gates, the rule, the output norm.
 //
-//   y, g, beta as in ssm/conv_tree;   S <- e^g S;  u = beta (v - S^T k);  o = (S + k u^T)^T q
-//   out = rms(o) * norm * silu(z)
+//   y, g, beta as in ssm/conv.cuh;   u, o as in delta/rule.cuh;   out = rms(o) * norm * silu(z)
 //
-// The bits are those of ssm/conv_tree, delta/tree_persist and delta/gated_norm one after the other. The state is read
-// only: it is fetched before the dependent-launch wait, since nothing in a step writes states or windows.
+// The bits are those of a tree of one node: delta/walk and delta/gated_norm one after the other. The state is read only: it
+// is fetched before the dependent-launch wait, since nothing in a step writes states or windows.
 //
 // in:  x [CHANNELS], alpha, beta [NV], z [VALUES], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV],
 //      state [slot][NV][128 v][128 k], norm [128]
 // out: [VALUES] in any of the forms of norm/emit.cuh that a lane writes alone; k, u, g and x of the node in the factors
-// grid NV, 256 threads: a block has a head, a warp 16 of its value columns in two turns, a lane 4 k of each
+// grid NV, 256 threads: a block has a head, a warp 16 of its value columns in four turns, a lane 16 k of one in each
 // shared memory: 2.1 KB. arch: sm_80. reference: cpu::reference::{conv, delta}, norm::gated_rms; test: verify_*, row_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "delta/shape.cuh"
-#include "delta/fold.cuh"
+#include "delta/rule.cuh"
 #include "ssm/conv.cuh"
 #include "norm/emit.cuh"
 
 #define WARPS 8
-#define TURN 8  // columns of a warp that are summed together
-#define TURNS (DIM / WARPS / TURN)
+#define TURNS (DIM / WARPS / 4)  // of four columns of a warp
 
-// Sums of 8 values over the warp, each in the order of warp_sum: a lane ends with that of column `column_of(lane)`.
-// At each of the first three gaps a lane hands over the half of the columns that it does not keep.
-__device__ __forceinline__ float warp_sums(const float (&x)[TURN]) {
-    const int lane = threadIdx.x % 32;
+// Sums of 8 values over the eight parts of a column, each in the order 4, 2, 1 parts apart: a lane ends with that of index
+// `lane_part()`. At each gap it hands over the half of the values that it does not keep.
+__device__ __forceinline__ float part_sums(const float (&x)[2 * TURNS]) {
+    const int lane = threadIdx.x;
     float four[4], two[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -39,16 +37,7 @@ __device__ __forceinline__ float warp_sums(const float (&x)[TURN]) {
         two[i] = keep + __shfl_xor_sync(WARP_ALL, give, 8);
     }
     const float keep = lane & 4 ? two[1] : two[0], give = lane & 4 ? two[0] : two[1];
-    float one = keep + __shfl_xor_sync(WARP_ALL, give, 4);
-    one += __shfl_xor_sync(WARP_ALL, one, 2);
-    one += __shfl_xor_sync(WARP_ALL, one, 1);
-    return one;
-}
-// The first lane that holds column c is 4 c.
-__device__ __forceinline__ int column_of(int lane) { return lane / 4; }
-
-__device__ __forceinline__ float dot(float4 a, float4 b) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+    return keep + __shfl_xor_sync(WARP_ALL, give, 4);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -65,12 +54,13 @@ delta_row(const Step* step, const float* x, const float* alpha, const float* bet
         return;
     }
     const int slot = step->tree[0].slot;
-    const float* s0 = of_slot(state, slot, state_stride) + ((u64)head * DIM + warp * TURNS * TURN) * DIM + 4 * lane;
-    float4 s[TURNS][TURN];
+    const float* s0 = of_slot(state, slot, state_stride) +
+                      ((u64)head * DIM + warp * 4 * TURNS + lane_column()) * DIM + 4 * lane_part();
+    float4 s[TURNS][4];
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
 #pragma unroll
-        for (int c = 0; c < TURN; c++) s[t][c] = __ldg((const float4*)(s0 + (t * TURN + c) * DIM));
+        for (int i = 0; i < 4; i++) s[t][i] = __ldg((const float4*)(s0 + t * 4 * DIM + 32 * i));
     }
     // Warps 0, 1, 2 convolve q, k, v; warp 3 has the gates, warp 4 the output.
     const int conv_head = warp == 0 ? key : warp == 1 ? NK + key : 2 * NK + head;
@@ -113,29 +103,25 @@ delta_row(const Step* step, const float* x, const float* alpha, const float* bet
         fetch<DIM * 2>(z + (head - lane / 16) * DIM, 0, gate);
     }
     __syncthreads();
-    const float4 q = *(const float4*)(mixed[0] + 4 * lane), k = *(const float4*)(mixed[1] + 4 * lane);
-    const float decay = gates[0], rate = gates[1];
+    const float qk = row_dot(*(const float4*)(mixed[0] + 4 * lane), *(const float4*)(mixed[1] + 4 * lane));
+    float4 q[4], k[4];
 #pragma unroll
-    for (int t = 0; t < TURNS; t++) {
-        const int column = (warp * TURNS + t) * TURN + column_of(lane);
-        float part[TURN];
-#pragma unroll
-        for (int c = 0; c < TURN; c++) {
-            const float4 old = s[t][c];
-            part[c] = dot(k, make_float4(decay * old.x, decay * old.y, decay * old.z, decay * old.w));
-        }
-        const float u = rate * (mixed[2][column] - warp_sums(part));
-#pragma unroll
-        for (int c = 0; c < TURN; c++) {
-            fold(s[t][c], k, __shfl_sync(WARP_ALL, u, 4 * c), decay);
-            part[c] = dot(q, s[t][c]);
-        }
-        const float o = warp_sums(part);
-        if (lane % 4 == 0) {
-            node[NODE_U + head * DIM + column] = u;
-            read[column] = o;
-        }
+    for (int i = 0; i < 4; i++) {
+        q[i] = *(const float4*)(mixed[0] + 32 * i + 4 * lane_part());
+        k[i] = *(const float4*)(mixed[1] + 32 * i + 4 * lane_part());
     }
+    // Of turn t what the state gives to u at 2 t, what it gives to o behind it.
+    float part[2 * TURNS];
+#pragma unroll
+    for (int t = 0; t < TURNS; t++) part[2 * t] = part_dot(k, s[t]), part[2 * t + 1] = part_dot(q, s[t]);
+    const int column = warp * 4 * TURNS + lane / 8 * 4 + lane_column();
+    const float decay = gates[0], mine = part_sums(part);
+    const float of_u = node_u(gates[1], decay, mixed[2][column], mine);
+    const float u = __shfl_xor_sync(WARP_ALL, of_u, 4);
+    if (lane_part() % 2)
+        read[column] = node_o(decay, mine, u, qk);
+    else
+        node[NODE_U + head * DIM + column] = of_u;
     __syncthreads();
     if (warp != 4) return;
     // Both halves of the warp work on the head; the half that stands for it in a group of two heads writes.
@@ -149,15 +135,15 @@ delta_row(const Step* step, const float* x, const float* alpha, const float* bet
     const float factor = 1.0f / sqrtf(sum * (1.0f / DIM) + eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu(gate[i]);
-    const bool mine = lane / 16 == head % 2;
+    const bool stands = lane / 16 == head % 2;
 #if NV % 2
     // Nobody else writes the half of the last group that no head stands for.
-    if (!mine) {
+    if (!stands) {
 #pragma unroll
         for (int i = 0; i < 8; i++) y[i] = 0.0f;
     }
-    if (mine || head == NV - 1) emit(out, 0, head / 2, y);
+    if (stands || head == NV - 1) emit(out, 0, head / 2, y);
 #else
-    if (mine) emit(out, 0, head / 2, y);
+    if (stands) emit(out, 0, head / 2, y);
 #endif
 }

@@ -1,7 +1,7 @@
 // The gated delta rule over a tree in factor form, from the projections to every node's u and output: convolution,
 // norms and gates, then all nodes at once from one read of the state, which stays as it is.
 //
-// Convolution and gates: see ssm/conv_tree, which has the same for the sequential form. Then, with G_i the sum of g
+// Convolution and gates: see ssm/conv.cuh. Then, with G_i the sum of g
 // over the path root..i, anc(i) the strict ancestors and S0 the committed state:
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
 //   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) P_ij u_j, P_ij = e^(G_i - G_j) (q_i . k_j)

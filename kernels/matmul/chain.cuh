@@ -1,7 +1,7 @@
 // What a chain (chain_sm90.cu) is made of, and where a block's share of each stage lies.
 //
 // A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
-// grid alone. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
+// grid alone. Before the units of each tile lies a gap, since a block that goes on to another tile takes about a unit longer. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
 #pragma once
 #include "matmul/a16.cuh"
 #include "matmul/cut.cuh"
@@ -39,7 +39,8 @@ struct Stage {
     const float* norm;     // ADD: weights of the norm, [n_out]
     float* squares;        // ADD: sums of squares of 16 columns each, [ROWS][whole groups of 256 columns / 16]
     uint4* spent;          // halves that no block reads any more once this stage is open, to be made absent again
-    int n_spent, _pad;     // 16 bytes each
+    int n_spent;           // 16 bytes each
+    u32 gap;               // on its line, before the units of each tile
     int first, end;        // of its segments
     u32 share, extra;      // block b begins at b * share + min(b, extra)
     int write;
@@ -52,13 +53,24 @@ __device__ __forceinline__ int row_block(int write, int tile, int m) { return wr
 __device__ __forceinline__ const u8* row_block_at(const Segment& s, int write, int tile, int m) {
     return s.weights[m] + size_t(write == GATED ? tile : 2 * tile) * (128 * 4 + size_t(s.units) * s.tile * 8);
 }
+// Where the units of a tile begin on the line.
+__device__ __forceinline__ u32 tile_cost(const Stage& stage, const Segment& s, int tile) {
+    return s.first_cost + u32(tile) * (stage.gap + s.units * s.cost) + stage.gap;
+}
+// First unit of a segment that begins at or after `cost`.
+__device__ __forceinline__ int unit_at(const Stage& stage, const Segment& s, u32 cost) {
+    if (cost <= s.first_cost) return 0;
+    const u32 past = cost - s.first_cost, period = stage.gap + s.units * s.cost, tile = past / period, rest = past - tile * period;
+    const u32 unit = rest > stage.gap ? (rest - stage.gap + s.cost - 1) / s.cost : 0;
+    return min(u32(s.units * s.tiles), tile * s.units + unit);
+}
 // The units of a stage that are this block's: the first, and how many.
 __device__ __forceinline__ int share_of(const Segment* segments, const Stage& stage, Cursor& at) {
     const u32 begin = share_begin(stage, blockIdx.x), end = share_begin(stage, blockIdx.x + 1);
     int units = 0;
     for (int i = stage.first; i < stage.end; i++) {
         const Segment& s = segments[i];
-        const int from = unit_at(s, begin), to = unit_at(s, end);
+        const int from = unit_at(stage, s, begin), to = unit_at(stage, s, end);
         if (units == 0 && to > from) at = {i, from / s.units, from % s.units};
         units += to - from;
     }

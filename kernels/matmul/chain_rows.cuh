@@ -27,69 +27,71 @@ __device__ __forceinline__ void put_halves(u8* halves, int index, int n, u32 low
     leave_halves(to, transposed(low));
     leave_halves(to + 128, transposed(high));
 }
-// Halves are there in whole groups of 256: zeros behind the last tile of 16 columns.
-__device__ __forceinline__ void put_zeros(const Segment& s, const Stage& stage, int index, int n) {
-    if (index != (s.n_out - 1) / 16) return;
-    const int groups = (s.n_out + 255) / 256 * 16, row = n * 8 + threadIdx.x % 32;
-    for (int more = index + 1; more < groups; more++) {
-        put_halves(stage.halves, more, n, 0, 0);
-        if (stage.write == ADD && threadIdx.x % 32 < 8 && row < ROWS) stage.squares[size_t(row) * groups + more] = 0.0f;
+// Halves are there in whole groups of 256: zeros behind the last tile of 16 columns, by `count` threads.
+__device__ __forceinline__ void put_zeros(const Segment& s, const Stage& stage, int thread, int count) {
+    const int tiles = (s.n_out + 15) / 16, groups = (s.n_out + 255) / 256 * 16, missing = groups - tiles;
+#pragma unroll 1
+    for (int i = thread; i < missing * NT * 64; i += count) {
+        const int index = tiles + i / 64 / NT, n = i / 64 % NT;
+        leave_halves(stage.halves + (size_t(index / 4) * NT + n) * A16_TILE + index % 4 * 256 + i % 64 * 4, 0);
     }
+#pragma unroll 1
+    for (int i = thread; stage.write == ADD && i < missing * ROWS; i += count) stage.squares[size_t(i / missing) * groups + tiles + i % missing] = 0.0f;
 }
 
-// Of the columns g and g + 8 that a lane has in a tile of 16: factors of the weights, and of the norm behind ADD. Zeros past the matrix.
+// Of the columns g and g + 8 that a lane has in a tile of 16: factors of the weights, and of the norm behind ADD.
 struct Columns {
     float factors[2], norm[2];
 };
-// Of the 16-row tiles whose sums a warp may finish, one in each row block: fetched before the products, since then they would be
-// waited for. Factors, then weights of the norm.
-struct ColumnRoom {
-    float values[WARPS][MT][32];
+// Blocks that have units of a tile, the first and the last.
+struct Blocks {
+    u32 first, last;
+
+    // All but the last sum, or the only one.
+    __device__ __forceinline__ int summing() const { return max(1, int(last - first)); }
+    // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
+    __device__ __forceinline__ bool one_sums() const { return last - first <= 1; }
+    // The first piece that a warp of this block sums; more are a multiple of 8 further, and so of the same tiles of their row blocks.
+    __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing() * warp; }
 };
-__device__ __forceinline__ void fetch_columns(const Segment& s, const Stage& stage, int tile, int in_block, float (&room)[MT][32]) {
-    const int lane = threadIdx.x % 32, at = in_block * 16 + lane % 16;
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-        const int block = row_block(stage.write, tile, m);
-        const bool there = lane < 16 ? in_block < row_tiles(s, block) : stage.norm && block * 128 + at < s.n_out;
-        const float* from = lane < 16 ? (const float*)row_block_at(s, stage.write, tile, m) + at : stage.norm + block * 128 + at;
-        if (there)
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(&room[m][lane])), "l"(from) : "memory");
-        else
-            room[m][lane] = 0.0f;
-    }
-    cp_async_commit();
+__device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
+    const u32 cost = tile_cost(stage, s, tile);
+    return {block_of(stage, cost), block_of(stage, cost + u32(s.units - 1) * s.cost)};
 }
-__device__ __forceinline__ void await_columns() {
-    cp_async_wait<0>();
-    __syncwarp();
-}
-__device__ __forceinline__ Columns columns_of(const float (&room)[32]) {
-    const int g = threadIdx.x % 32 / 4;
-    return {{room[g], room[g + 8]}, {room[16 + g] * HEADROOM, room[24 + g] * HEADROOM}};
+
+// What the end of a tile needs: row factors and, behind ADD, weights of the norm of its row blocks, asked for with the tile's first
+// piece. Past the matrix they may be anything.
+struct TileRoom {
+    float factors[MT][128], norm[MT][128];
+    Blocks blocks;
+    u64 _pad;
+};
+__device__ __forceinline__ Columns columns_of(const TileRoom& tile, int m, int in_block) {
+    const int at = in_block * 16 + threadIdx.x % 32 / 4;
+    return {{tile.factors[m][at], tile.factors[m][at + 8]}, {tile.norm[m][at] * HEADROOM, tile.norm[m][at + 8] * HEADROOM}};
 }
 
 // What stands where the sums of 16 columns and 8 rows go. Another block of this launch may have written it.
 __device__ __forceinline__ float4 fetch_before(const Segment& s, int index, int n) {
-    const int lane = threadIdx.x % 32;
+    const int column = index * 16 + threadIdx.x % 32 / 4, row = n * 8 + threadIdx.x % 4 * 2;
+    const float* from = s.out + size_t(row) * s.stride + column;
     float before[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int column = index * 16 + lane / 4 + i / 2 * 8, row = n * 8 + lane % 4 * 2 + i % 2;
-        before[i] = row < ROWS && column < s.n_out ? __ldcg(s.out + size_t(row) * s.stride + column) : 0.0f;
-    }
+    for (int i = 0; i < 4; i++) before[i] = row + i % 2 < ROWS && column + i / 2 * 8 < s.n_out ? __ldcg(from + i % 2 * s.stride + i / 2 * 8) : 0.0f;
     return make_float4(before[0], before[1], before[2], before[3]);
 }
 
-__device__ __forceinline__ void finish_store(const Segment& s, int index, int n, const RowScales& rows, const Columns& columns, float4 sum) {
+// `to`: where the lane's first column and row of the tile of `n` go.
+__device__ __forceinline__ void finish_store(const Segment& s, float* to, int index, int n, const RowScales& rows, const Columns& columns, float4 sum) {
     const float acc[4] = {sum.x, sum.y, sum.z, sum.w};
-    const int lane = threadIdx.x % 32;
+    const int column = index * 16 + threadIdx.x % 32 / 4, row = n * 8 + threadIdx.x % 4 * 2;
+    const float2 factor = *(const float2*)&rows.factor[row];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int column = index * 16 + lane / 4 + i / 2 * 8, row = n * 8 + lane % 4 * 2 + i % 2;
-        if (row < ROWS && column < s.n_out) s.out[size_t(row) * s.stride + column] = acc[i] * columns.factors[i / 2] * rows.factor[row];
-    }
+    for (int i = 0; i < 4; i++)
+        if (row + i % 2 < ROWS && column + i / 2 * 8 < s.n_out) to[i % 2 * s.stride + i / 2 * 8] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
+}
+__device__ __forceinline__ float* store_at(const Segment& s, int index, int n) {
+    return s.out + size_t(n * 8 + threadIdx.x % 4 * 2) * s.stride + index * 16 + threadIdx.x % 32 / 4;
 }
 
 __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage, int index, int n, const RowScales& rows, const Columns& columns,
@@ -108,7 +110,7 @@ __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage,
     const float2 last = *(const float2*)&rows.last[row];
     float y[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x);
+    for (int i = 0; i < 4; i++) y[i] = there[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
     put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
     if (stage.floats) {
 #pragma unroll
@@ -122,7 +124,6 @@ __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage,
         for (int gap = 16; gap >= 4; gap >>= 1) squares[i] += __shfl_xor_sync(WARP_ALL, squares[i], gap);
         if (lane < 4 && row + i < ROWS) stage.squares[size_t(row + i) * ((s.n_out + 255) / 256 * 16) + index] = squares[i];
     }
-    put_zeros(s, stage, index, n);
 }
 
 // Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, between which nothing else can run.
@@ -141,14 +142,13 @@ __device__ __forceinline__ void finish_gated(const Segment& s, const Stage& stag
         if (column + i / 2 * 8 >= s.n_out) y[i] = 0.0f;
     }
     put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
-    put_zeros(s, stage, index, n);
 }
 
-// What is there now, without a branch; where nothing is wanted something that has arrived.
+// What is there now, without a branch; where nothing is wanted something that has arrived and adds nothing.
 __device__ __forceinline__ float4 peek_if(bool wanted, const float4* from) {
     float4 v;
     asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\tmov.f32 %0, 0f3f800000;\n\tmov.f32 %1, %0;\n\tmov.f32 %2, %0;\n\tmov.f32 %3, %0;\n\t"
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\tmov.f32 %0, 0f80000000;\n\tmov.f32 %1, %0;\n\tmov.f32 %2, %0;\n\tmov.f32 %3, %0;\n\t"
         "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
         : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
         : "l"(from), "r"(u32(wanted))
@@ -156,59 +156,44 @@ __device__ __forceinline__ float4 peek_if(bool wanted, const float4* from) {
     return v;
 }
 
-// Adds COUNT pieces of 16 columns and 8 rows that blocks first .. last have left, in the order of the blocks. place(block, c): where.
-// FETCH blocks at a time are looked at until all their parts are there.
-template <int COUNT, int FETCH, typename Where>
-__device__ __forceinline__ void gather(u32 first, u32 last, const Where& place, float4 (&sum)[COUNT]) {
+// Where the sums of a part begin: a block has parts of two split tiles at most, one that others began and one that it begins.
+#define PART (16 * NT * 32)
+__device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first) { return scratch + size_t(block * 2 + (block == first)) * PART; }
+__device__ __forceinline__ int place_in_part(int m, int in_block, int n) { return ((m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32; }
+
+// Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. place(c): where in a part, and
+// wanted(c) whether there is such a piece. FETCH blocks at a time are looked at until all their parts are there.
+template <int COUNT, int FETCH, typename Wanted, typename Where>
+__device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const Wanted& wanted, const Where& place, float4 (&sum)[COUNT]) {
 #pragma unroll 1
-    for (u32 b0 = first; b0 <= last; b0 += FETCH) {
+    for (u32 b0 = from; b0 <= blocks.last; b0 += FETCH) {
+        // Only the first of all is elsewhere.
+        float4 *const head = part_of(scratch, b0, blocks.first), *const tail = scratch + size_t(b0 * 2) * PART;
+        const auto at = [&](int f, int c) { return (f ? tail + 2 * f * PART : head) + place(c); };
         float4 part[FETCH][COUNT];
         bool waiting;
         do {
+            waiting = false;
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= last, place(b0 + f, c));
-            waiting = false;
+                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= blocks.last && wanted(c), at(f, c));
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
                 for (int c = 0; c < COUNT; c++) waiting |= !has_arrived(part[f][c]);
         } while (waiting);
 #pragma unroll
-        for (int f = 0; f < FETCH; f++) {
-            if (b0 + f > last) break;
+        for (int f = 0; f < FETCH; f++)
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
-                *place(b0 + f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (b0 + f <= blocks.last && wanted(c)) *at(f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum[c].x += part[f][c].x;
                 sum[c].y += part[f][c].y;
                 sum[c].z += part[f][c].z;
                 sum[c].w += part[f][c].w;
             }
-        }
     }
-}
-
-// Blocks that have units of a tile, the first and the last.
-struct Blocks {
-    u32 first, last;
-
-    // All but the last sum, or the only one.
-    __device__ __forceinline__ int summing() const { return max(1, int(last - first)); }
-    // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
-    __device__ __forceinline__ bool keeps_own() const { return last - first <= 1; }
-    __device__ __forceinline__ u32 first_left() const { return first + keeps_own(); }
-    // The first piece that a warp of this block sums; more are a multiple of 8 further, and so of the same tiles of their row blocks.
-    __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing() * warp; }
-};
-// The sums of a warp's tiles, where they can be picked by a number: in local memory.
-struct Own {
-    float4 parts[MT * NT];
-};
-__device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
-    const u32 cost = s.first_cost + u32(tile) * s.units * s.cost;
-    return {block_of(stage, cost), block_of(stage, cost + u32(s.units - 1) * s.cost)};
 }
 
 // Which piece of 16 columns and 8 rows a number means. Those of one 16-row tile come after those of another, so that a block's are
@@ -219,26 +204,46 @@ struct Piece {
     __device__ __forceinline__ explicit Piece(int i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
 };
 
-// Pieces from `begin` on in steps of what the summing blocks have of warps, one after the other. Several together would take registers
-// from the products.
-template <typename Where>
-__device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, int tile, Blocks blocks, const Own& own, int begin, const RowScales& rows,
-                                           const float (&room)[MT][32], const Where& place) {
+// ADD: pieces from `begin` on in steps of what the summing blocks have of warps, as many at a time as registers of the products allow
+// and a warp may have.
+#define TOGETHER (NT > 3 ? 2 : 1)
+__device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, float4* scratch, int tile, const TileRoom& room, int warp,
+                                           const RowScales& rows) {
+    const Blocks blocks = room.blocks;
     const int step = blocks.summing() * WARPS;
-#pragma unroll 1
-    for (int i = begin; i < 16 * NT; i += step) {
+    const auto is_there = [&](int i) {
         const Piece piece(i);
-        const int block = row_block(stage.write, tile, piece.m), index = block * 8 + piece.in_block;
-        if (piece.in_block >= row_tiles(s, block)) continue;
-        float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f), sum[1] = {before};
-        if (stage.write == ADD) before = fetch_before(s, index, piece.n);
-        if (blocks.keeps_own()) sum[0] = own.parts[piece.m * NT + piece.n];
-        gather<1, 8>(blocks.first_left(), blocks.last, [&](u32 block, int) { return place(block, piece.m, piece.in_block, piece.n); }, sum);
-        const Columns columns = columns_of(room[piece.m]);
-        if (stage.write == STORE)
-            finish_store(s, index, piece.n, rows, columns, sum[0]);
-        else
-            finish_add(s, stage, index, piece.n, rows, columns, before, sum[0]);
+        return i < 16 * NT && piece.in_block < row_tiles(s, row_block(stage.write, tile, piece.m));
+    };
+#pragma unroll 1
+    for (int i0 = blocks.begin(warp); i0 < 16 * NT; i0 += step * TOGETHER) {
+        float4 before[TOGETHER], sum[TOGETHER];
+#pragma unroll
+        for (int c = 0; c < TOGETHER; c++) {
+            const Piece piece(i0 + c * step);
+            before[c] = sum[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (is_there(i0 + c * step)) before[c] = fetch_before(s, row_block(ADD, tile, piece.m) * 8 + piece.in_block, piece.n);
+        }
+        gather<TOGETHER, 8>(
+            scratch, blocks, blocks.first, [&](int c) { return is_there(i0 + c * step); },
+            [&](int c) {
+                const Piece piece(i0 + c * step);
+                return place_in_part(piece.m, piece.in_block, piece.n);
+            },
+            sum);
+#pragma unroll 1
+        for (int c = 0; c < TOGETHER; c++) {
+            const int i = i0 + c * step;
+            if (!is_there(i)) continue;
+            const Piece piece(i);
+            const int index = row_block(stage.write, tile, piece.m) * 8 + piece.in_block;
+            const Columns columns = columns_of(room, piece.m, piece.in_block);
+            float4 old = before[0], all = sum[0];
+#pragma unroll
+            for (int other = 1; other < TOGETHER; other++)
+                if (c == other) old = before[other], all = sum[other];
+            finish_add(s, stage, index, piece.n, rows, columns, old, all);
+        }
     }
 }
 
@@ -246,39 +251,28 @@ __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s,
 // tiles, sum some pieces of 16 columns and 8 rows, their warps in turn; with GATED some pairs of 16 columns. `wait_for_scales`: until
 // `rows` is there. Registers that are taken here are missing in the products: this code stands here once.
 template <typename Wait>
-__device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, Blocks blocks, int warp, const RowScales& rows,
-                                       const float (&room)[MT][32], const Wait& wait_for_scales, const float (&acc)[MT][NT][4]) {
-    const bool gated = stage.write == GATED;
+__device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, int warp, const RowScales& rows,
+                                       const TileRoom& room, const Wait& wait_for_scales, const float (&acc)[MT][NT][4]) {
+    const Blocks blocks = room.blocks;
+    const bool gated = stage.write == GATED, keeps_own = gated && blocks.one_sums();
     const u32 first = blocks.first;
     const auto is_there = [&](int m, int in_block) { return in_block < row_tiles(s, row_block(stage.write, tile, m)); };
     const auto index_of = [&](int m, int in_block) { return row_block(stage.write, tile, m) * 8 + in_block; };
-    // A block has parts of two split tiles at most, one that others began and one that it begins.
-    const auto place = [&](u32 block, int m, int in_block, int n) {
-        return scratch + (((size_t(block) * 2 + (block == first)) * 16 + m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32;
-    };
-    // Fetched before the products, so there by now; not to land in the next tile's.
-    await_columns();
-    Own kept;
-    if (!blocks.keeps_own() || blockIdx.x != first) {
+    if (!keeps_own || blockIdx.x != first) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
             if (is_there(m, warp)) {
-                float4* to = place(blockIdx.x, m, warp, 0);
+                float4* to = part_of(scratch, blockIdx.x, first) + place_in_part(m, warp, 0);
 #pragma unroll
                 for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
             }
-        if (blockIdx.x == blocks.last) return;
-    } else if (!gated) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int n = 0; n < NT; n++) kept.parts[m * NT + n] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+        if (blockIdx.x == blocks.last && first != blocks.last) return;
     }
     wait_for_scales();
     if (gated) {
         const int in_block = blocks.begin(warp);
         if (in_block < 8 && is_there(0, in_block)) {
-            const Columns columns[MT] = {columns_of(room[0]), columns_of(room[1])};
+            const Columns columns[MT] = {columns_of(room, 0, in_block), columns_of(room, 1, in_block)};
             constexpr int COLUMNS = NT > 4 ? NT : NT % 2 ? NT : 2;  // of eight rows, at a time
 #pragma unroll
             for (int n0 = 0; n0 < NT; n0 += COLUMNS) {
@@ -286,20 +280,20 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
 #pragma unroll
                 for (int c = 0; c < 2 * COLUMNS; c++) {
                     const float (&part)[4] = acc[c % 2][n0 + c / 2];
-                    sum[c] = blocks.keeps_own() ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    sum[c] = keeps_own ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
-                const auto where = [&](u32 block, int c) { return place(block, c % 2, in_block, n0 + c / 2); };
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(blocks.first_left(), blocks.last, where, sum);
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(
+                    scratch, blocks, first + keeps_own, [](int) { return true; }, [&](int c) { return place_in_part(c % 2, in_block, n0 + c / 2); }, sum);
                 if constexpr (NT > 4) {
                     // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
                     // an array that is picked from by a number lies in local memory.
 #pragma unroll 1
-                    for (int n = 0; n < NT; n++) {
+                    for (int n = 0; n < COLUMNS; n++) {
                         float4 gate = sum[0], up = sum[1];
 #pragma unroll
-                        for (int other = 1; other < NT; other++)
+                        for (int other = 1; other < COLUMNS; other++)
                             if (n == other) gate = sum[2 * other], up = sum[2 * other + 1];
-                        finish_gated(s, stage, index_of(0, in_block), n, rows, columns, gate, up);
+                        finish_gated(s, stage, index_of(0, in_block), n0 + n, rows, columns, gate, up);
                     }
                 } else {
 #pragma unroll
@@ -309,5 +303,23 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
         }
         return;
     }
-    sum_pieces(stage, s, tile, blocks, kept, blocks.begin(warp), rows, room, place);
+    if (stage.write == STORE) {
+        // All rows of 16 columns at a time.
+#pragma unroll 1
+        for (int i = (blockIdx.x - first) * WARPS + warp; i < MT * WARPS; i += blocks.summing() * WARPS) {
+            const int m = i / WARPS, in_block = i % WARPS, index = index_of(m, in_block);
+            if (!is_there(m, in_block)) continue;
+            float4 sum[NT];
+#pragma unroll
+            for (int n = 0; n < NT; n++) sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3)>(
+                scratch, blocks, first, [](int) { return true; }, [&](int n) { return place_in_part(m, in_block, n); }, sum);
+            const Columns columns = columns_of(room, m, in_block);
+            float* to = store_at(s, index, 0);
+#pragma unroll
+            for (int n = 0; n < NT; n++) finish_store(s, to + size_t(n * 8) * s.stride, index, n, rows, columns, sum[n]);
+        }
+        return;
+    }
+    sum_pieces(stage, s, scratch, tile, room, warp, rows);
 }

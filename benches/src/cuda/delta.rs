@@ -34,6 +34,12 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     prompt(bench, &world)
 }
 
+fn card(bench: &Bench) -> Card {
+    Card {
+        shared_bytes: bench.gpu.shared_per_block() as usize,
+    }
+}
+
 /// Memory of four slots of all layers and the inputs that layers share.
 struct World {
     state: Buffer<f32>,
@@ -67,11 +73,8 @@ impl World {
             let all: Vec<f32> = piece.iter().copied().cycle().take(floats).collect();
             Ok(gpu.upload(&all)?)
         };
-        let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(verify_scratch_bytes(
-            SHAPE,
-            NODES,
-            Exactness::Sequential,
-        ));
+        let steps = verify_scratch_bytes(card(bench), SHAPE, NODES, 4, Exactness::Sequential);
+        let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(steps);
         Ok(World {
             state: repeated(4 * LAYERS * SHAPE.state_bytes() / 4, 0.1)?,
             window: repeated(4 * LAYERS * SHAPE.window_bytes() / 4, 1.0)?,
@@ -166,9 +169,7 @@ impl Case {
         exactness: Exactness,
     ) -> Result<Case> {
         let header = bench.gpu.upload(&step(count, nodes))?;
-        let card = Card {
-            shared_bytes: bench.gpu.shared_per_block() as usize,
-        };
+        let card = card(bench);
         let layer = |layer: usize| {
             verify(
                 card,
@@ -200,7 +201,9 @@ fn trees(bench: &mut Bench, world: &World) -> Result<()> {
     for size in sizes {
         cases.push(Case::new(bench, world, size, Exactness::Factors)?);
     }
-    cases.push(Case::new(bench, world, [1, 24], Exactness::Sequential)?);
+    for size in &sizes[1..] {
+        cases.push(Case::new(bench, world, *size, Exactness::Sequential)?);
+    }
     // One call, so that units are compiled side by side.
     let first_layers = cases.iter().flat_map(|case| &case.layers[0]);
     let units: Vec<_> = first_layers.map(|l| l.unit.clone()).collect();
@@ -217,20 +220,18 @@ fn trees(bench: &mut Bench, world: &World) -> Result<()> {
             let same: Vec<&Launch> = case.layers.iter().map(|layer| &layer[part]).collect();
             let entry = same[0].entry;
             let work = match entry {
-                "tree" | "tree_persist" => moved,
+                "tree" | "walk" => moved,
                 _ => Work::default(),
             };
             bench.case("delta", &format!("{entry} {name}"), &modules, &same, work)?;
         }
-        if case.exactness == Exactness::Factors {
-            let together: Vec<&Launch> = case.layers.iter().flatten().collect();
-            let all = Work {
-                bytes: moved.bytes * LAYERS as f64,
-                flops: 0.0,
-            };
-            let label = format!("48 layers {name}");
-            bench.sequence("delta", &label, &modules, &together, all)?;
-        }
+        let together: Vec<&Launch> = case.layers.iter().flatten().collect();
+        let all = Work {
+            bytes: moved.bytes * LAYERS as f64,
+            flops: 0.0,
+        };
+        let label = format!("48 layers {name}, {:?}", case.exactness);
+        bench.sequence("delta", &label, &modules, &together, all)?;
     }
     Ok(())
 }

@@ -360,7 +360,7 @@ fn chains_of_k_quants_agree_with_the_reference() {
 fn chains_of_bytes_agree_with_the_reference() {
     let Some(gpu) = hopper() else { return };
     let bytes = of(Q8_0, vec![(Q8_0, 300), (F32, 4)]);
-    for rows in [1, 16] {
+    for rows in [1, 16, 40] {
         let mut random = Random::new(6);
         agrees(&gpu, &mut random, ("Q8_0, odd", &ODD, &bytes), rows);
     }

@@ -8,14 +8,13 @@ mod delta_world;
 use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
-use cuda::driver::Buffer;
-use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, tree as steps, verify};
+use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, tree as steps, verify, walk};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
 use delta_world::{Device, HeadRows, Parents, Projected, World, bush, chain, path, shapes, star};
 
-const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
+const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 
 fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|b| *b >= rows).unwrap()
@@ -54,35 +53,14 @@ fn run_tree(
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let step = header.ptr();
     let o = card::poisoned::<f32>(gpu, bucket * shape.values());
-    let layer = world.layer(0);
-    match exactness {
-        Exactness::Factors => {
-            let card = own_card(gpu);
-            let launch = steps::tree(
-                card,
-                shape,
-                bucket,
-                trees.len(),
-                step,
-                &layer,
-                inputs,
-                o.ptr(),
-            );
-            gpu.launch(&[launch]);
-        }
-        Exactness::Sequential => {
-            let poisoned = |len: usize| -> Buffer<f32> { card::poisoned(gpu, len) };
-            let mixed = poisoned(bucket * shape.channels());
-            let gates = poisoned(bucket * 2 * shape.n_v_heads);
-            let states = poisoned(bucket * shape.state_bytes() / 4);
-            let pair = [mixed.ptr(), gates.ptr()];
-            let all = [mixed.ptr(), gates.ptr(), o.ptr(), states.ptr()];
-            gpu.launch(&[
-                steps::conv_tree(shape, bucket, step, &layer, inputs, pair),
-                steps::tree_persist(shape, trees.len(), step, &layer, all),
-            ]);
-        }
-    }
+    let (layer, card, count) = (world.layer(0), own_card(gpu), trees.len());
+    let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
+    let to = [o.ptr(), kept.ptr()];
+    let launch = match exactness {
+        Exactness::Factors => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
+        Exactness::Sequential => walk::walk(card, shape, bucket, count, step, &layer, inputs, to),
+    };
+    gpu.launch(&[launch]);
     o.download(gpu).unwrap()
 }
 
@@ -160,7 +138,12 @@ fn tree_every_path_equals_the_steps() {
     let mut worst = [0.0_f64; 2];
     let all: Vec<_> = shapes()
         .iter()
-        .flat_map(|&shape| BUCKETS.map(|rows| steps::tree_unit(own_card(&gpu), shape, rows, 1)))
+        .flat_map(|&shape| BUCKETS.map(|rows| (shape, rows)))
+        .flat_map(|(shape, rows)| {
+            let card = own_card(&gpu);
+            let tree = steps::tree_unit(card, shape, rows, 1);
+            [tree, walk::walk_unit(card, shape, rows, 1)]
+        })
         .collect();
     gpu.compile(&all);
     for shape in shapes() {
@@ -362,29 +345,6 @@ fn commit_of_a_path_equals_committing_its_nodes_one_by_one() {
     same_bits("windows", &whole, &single);
 }
 
-#[test]
-fn tree_persist_gives_the_bits_of_single_steps() {
-    let Some(gpu) = Device::open() else { return };
-    let mut random = Random::new(18);
-    let shape = shapes()[2];
-    let n = 24;
-    let parents = bush(&mut random, n);
-    let projected = Projected::new(shape, n, &mut random);
-    let form = Exactness::Sequential;
-    let world = World::new(&gpu, shape, [1, 1, 64], 12);
-    let all = run_tree(&gpu, &world, &[(0, parents.clone())], &projected, form, 24);
-    for leaf in [n - 1, n / 2, n / 3] {
-        let world = World::new(&gpu, shape, [1, 1, 64], 12);
-        for node in path(&parents, leaf) {
-            let alone = projected.part(shape, node..node + 1);
-            let o = run_tree(&gpu, &world, &[(0, chain(1))], &alone, form, 1);
-            let right = &all[node * shape.values()..][..shape.values()];
-            same_bits(&format!("node {node}"), &o, right);
-            run_commit(&gpu, &world, &[(0, &[0])]);
-        }
-    }
-}
-
 /// Runs a whole layer, the last of the world, and compares its rows with the references, chained.
 fn check_layer(
     gpu: &Device,
@@ -400,7 +360,8 @@ fn check_layer(
     let projected = Projected::new(shape, rows, &mut random);
     let on_card = projected.upload(gpu, shape, bucket);
     let index = world.layers - 1;
-    let scratch = card::poisoned::<u8>(gpu, verify_scratch_bytes(shape, bucket, exactness));
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), exactness);
+    let scratch = card::poisoned::<u8>(gpu, bytes);
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let result = card::poisoned::<f32>(gpu, bucket * values);
     let wide = pack::Input::F16.bytes(bucket, values);
@@ -465,10 +426,10 @@ fn verify_equals_the_references_chained() {
                 .map(|(&n, slot)| (slot, bush(&mut random, n)))
                 .collect();
             for card in cards(&gpu) {
-                check_layer(&gpu, &world, &trees, card, Exactness::Factors);
+                for form in forms() {
+                    check_layer(&gpu, &world, &trees, card, form);
+                }
             }
-            let card = own_card(&gpu);
-            check_layer(&gpu, &world, &trees, card, Exactness::Sequential);
         }
     }
 }
@@ -485,7 +446,9 @@ fn verify_at_the_production_shape_equals_the_references() {
     for n in [1, 24, 64] {
         let trees = [(0, bush(&mut Random::new(21), n))];
         for card in cards(&gpu) {
-            check_layer(&gpu, &world, &trees, card, Exactness::Factors);
+            for form in forms() {
+                check_layer(&gpu, &world, &trees, card, form);
+            }
         }
     }
 }

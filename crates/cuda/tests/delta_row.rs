@@ -1,4 +1,5 @@
-//! A delta layer of a step of one row in one launch: the bits of the launches that it stands for.
+//! Equal bits: a delta layer of a step of one row in one launch is what the launches of a tree give, and every node of a
+//! tree is what steps of one row and commits give along its path.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -7,12 +8,25 @@ mod delta_world;
 
 use card::Random;
 use contract::HeadMap;
-use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::norm::gated_norm;
-use cuda::launch::delta::{Inputs, Layer, Out, Rows, Shape, Source, tree as steps};
+use cuda::launch::delta::{
+    Card, Exactness, Inputs, Layer, Out, Rows, Shape, Source, commit, tree as steps, verify,
+    verify_scratch_bytes, walk,
+};
 use cuda::launch::norm::Out as Forms;
-use delta_world::{Device, Projected, World, chain, shapes};
+use delta_world::{Device, Parents, Projected, World, bush, chain, path, shapes, star};
+
+/// As little shared memory as some cards have.
+const SMALL: Card = Card {
+    shared_bytes: 99 << 10,
+};
+
+fn own_card(gpu: &Device) -> Card {
+    Card {
+        shared_bytes: gpu.shared_per_block() as usize,
+    }
+}
 
 /// What a layer leaves: f32 rows, halves, and the factors of all slots.
 #[derive(Debug, PartialEq, Eq)]
@@ -60,12 +74,10 @@ fn run(
 }
 
 fn by_parts(gpu: &Device, shape: Shape, projected: &Projected) -> Left {
-    let poisoned = |len: usize| -> Buffer<f32> { card::poisoned(gpu, len) };
-    let mixed = poisoned(shape.channels());
-    let gates = poisoned(2 * shape.n_v_heads);
-    let (o, states) = (poisoned(shape.values()), poisoned(shape.state_bytes() / 4));
-    let pair = [mixed.ptr(), gates.ptr()];
-    let all = [mixed.ptr(), gates.ptr(), o.ptr(), states.ptr()];
+    let card = own_card(gpu);
+    let o = card::poisoned::<f32>(gpu, shape.values());
+    let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
+    let to = [o.ptr(), kept.ptr()];
     let rows = Rows {
         at: o.ptr(),
         stride: shape.values(),
@@ -73,8 +85,7 @@ fn by_parts(gpu: &Device, shape: Shape, projected: &Projected) -> Left {
     run(gpu, shape, projected, |step, layer, inputs, out| {
         let source = Source::Step(step);
         vec![
-            steps::conv_tree(shape, 1, step, layer, inputs, pair),
-            steps::tree_persist(shape, 1, step, layer, all),
+            walk::walk(card, shape, 1, 1, step, layer, inputs, to),
             gated_norm(shape, 1, source, layer, [rows, inputs.z], out),
         ]
     })
@@ -110,7 +121,7 @@ fn row_gives_the_bits_of_its_parts() {
             );
             assert!(
                 at_once(&gpu, shape, &projected) == parts,
-                "{shape:?}: other bits than conv_tree, tree_persist and gated_norm give"
+                "{shape:?}: other bits than a walk over one node gives"
             );
         }
     }
@@ -149,4 +160,139 @@ fn row_of_a_step_without_trees_writes_nothing() {
     let untouched = |all: &[u32]| all.iter().all(|x| *x == u32::MAX);
     assert!(untouched(&left.f32) && untouched(&left.factors));
     assert!(left.f16.iter().all(|x| *x == 0));
+}
+
+/// Every launch of a layer for `trees`, all of slots of `world`: rows after the norm.
+fn layer_rows(
+    gpu: &Device,
+    world: &World,
+    trees: &[(usize, Parents)],
+    projected: &Projected,
+    card: Card,
+    without_clusters: bool,
+) -> Vec<f32> {
+    let (shape, rows) = (world.shape, projected.rows);
+    let bucket = [1, 8, 16, 24, 32, 48, 64];
+    let bucket = bucket.into_iter().find(|b| *b >= rows).unwrap();
+    let on_card = projected.upload(gpu, shape, bucket);
+    let header = gpu.upload(&delta_world::step(trees)).unwrap();
+    let result = card::poisoned::<f32>(gpu, bucket * shape.values());
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), Exactness::Sequential);
+    let scratch = card::poisoned::<u8>(gpu, bytes);
+    let out = Out::of(Forms::f32(result.ptr()));
+    let mut launches = verify(
+        card,
+        shape,
+        bucket,
+        trees.len(),
+        Exactness::Sequential,
+        header.ptr(),
+        &world.layer(0),
+        &on_card.inputs,
+        scratch.ptr(),
+        &out,
+    );
+    if without_clusters {
+        for launch in &mut launches {
+            launch.unit = launch.unit.clone().define("NO_BULK", 1);
+            launch.overlap = false;
+        }
+    }
+    gpu.launch(&launches);
+    let result = result.download(gpu).unwrap();
+    let padding = &result[rows * shape.values()..];
+    assert!(padding.iter().all(|x| x.is_nan()), "padding was written");
+    result
+}
+
+/// Compares rows and factors of every node on the way to `leaves` of the first tree with steps of one row and commits.
+fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Card, apart: bool) {
+    let rows = trees.iter().map(|(_, parents)| parents.len()).sum();
+    let projected = Projected::new(shape, rows, &mut Random::new(35));
+    let world = World::new(gpu, shape, [4, 1, 64], 36);
+    let all = layer_rows(gpu, &world, trees, &projected, card, apart);
+    let mut first = 0;
+    for (slot, parents) in trees {
+        let n = parents.len();
+        let left: Vec<_> = (0..n).map(|i| world.factors_of(gpu, *slot, 0, i)).collect();
+        for leaf in [n - 1, n / 2, n / 3] {
+            let world = World::new(gpu, shape, [4, 1, 64], 36);
+            for node in path(parents, leaf) {
+                let what = format!("{shape:?}, node {node} of {n}, {card:?}");
+                let alone = projected.part(shape, first + node..first + node + 1);
+                let own = [(*slot, chain(1))];
+                let row = layer_rows(gpu, &world, &own, &alone, card, false);
+                let right = &all[(first + node) * shape.values()..][..shape.values()];
+                assert!(bits(&row) == bits(right), "{what}: other rows");
+                let factors = world.factors_of(gpu, *slot, 0, 0);
+                for (mine, theirs) in factors.iter().zip(&left[node]) {
+                    assert!(bits(mine) == bits(theirs), "{what}: other factors");
+                }
+                let path: &[usize] = &[0];
+                let header = delta_world::commit(&[(*slot, path)]);
+                let header = gpu.upload(&header).unwrap();
+                gpu.launch(&[commit(shape, &world.group(), 1, header.ptr())]);
+            }
+        }
+        first += n;
+    }
+}
+
+/// A tree in which every node has two children.
+fn full(n: usize) -> Parents {
+    (0..n).map(|i| i.checked_sub(1).map(|j| j / 2)).collect()
+}
+
+#[test]
+fn tree_nodes_have_the_bits_of_steps_of_one_row() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(37);
+    let mut units = Vec::new();
+    for card in [own_card(&gpu), SMALL] {
+        for shape in all_shapes() {
+            units.extend([8, 24, 64].map(|rows| walk::walk_unit(card, shape, rows, 1)));
+        }
+    }
+    gpu.compile(&units);
+    for (i, shape) in all_shapes().into_iter().enumerate() {
+        for n in [2, 8, 23, 64] {
+            let mut trees = vec![bush(&mut random, n), full(n)];
+            if i == 2 {
+                trees.extend([chain(n), star(n)]);
+            }
+            for parents in trees {
+                for card in [own_card(&gpu), SMALL] {
+                    check_paths(&gpu, shape, &[(1, parents.clone())], card, false);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(38);
+    let shape = shapes()[2];
+    for sizes in [vec![8, 8, 8, 8], vec![1, 2], vec![30, 3, 20, 11]] {
+        let slots = [3, 0, 2, 1];
+        let trees: Vec<_> = sizes
+            .iter()
+            .zip(slots)
+            .map(|(&n, slot)| (slot, bush(&mut random, n)))
+            .collect();
+        for card in [own_card(&gpu), SMALL] {
+            check_paths(&gpu, shape, &trees, card, false);
+        }
+    }
+}
+
+#[test]
+fn tree_without_clusters_has_the_same_bits() {
+    let Some(gpu) = Device::open() else { return };
+    for shape in all_shapes() {
+        for parents in [bush(&mut Random::new(39), 24), full(64)] {
+            check_paths(&gpu, shape, &[(1, parents)], SMALL, true);
+        }
+    }
 }

@@ -22,8 +22,11 @@ const STAGE_WORDS: usize = 11;
 const SEGMENT_WORDS: usize = 8;
 /// Threads of a block: eight warps that multiply, one that fetches weights, one for their input, two aside.
 const THREADS: u32 = 384;
-/// Shared memory of a block besides the ring and what f32 matrices add, in bytes.
-const OWN_SHARED: usize = 2048;
+/// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and shares, what the ends of two
+/// tiles need, and what the lanes of eight warps tell each other of scales.
+const OWN_SHARED: usize = 13 << 10;
+/// Shared memory of a block in all, in bytes, on cards that have it to spare: five pieces of 32 rows.
+const MOST_SHARED: usize = 203 << 10;
 /// Rows that a chain multiplies at most.
 pub const MOST_ROWS: usize = 64;
 /// Rows of an f32 matrix that a job of `matmul/plain_sm90.cuh` takes, values of K that its slice is a multiple of, and most
@@ -142,7 +145,11 @@ impl Form {
     pub fn new(card: Card, most_rows: usize, kinds: &[Kind]) -> Option<Form> {
         let (bits, plain) = kinds_of(kinds);
         let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
-        let ring = (card.shared as usize).saturating_sub(own) / 128 * 128;
+        let room = match card.shared as usize >= matmul::MOST_SHARED {
+            true => MOST_SHARED,
+            false => card.shared as usize,
+        };
+        let ring = room.saturating_sub(own) / 128 * 128;
         let packed = || kinds.iter().filter(|kind| **kind != Kind::F32);
         let piece = packed().flat_map(|kind| kind.piece_bytes()).max()?;
         let chunks = packed().map(|kind| kind.pieces()).max()?;
@@ -187,6 +194,8 @@ pub fn fits(products: &Products<'_>) -> bool {
         && next.len() - n_packed <= MAX_SEGMENTS
         && plain.map(|m| m.rows.div_ceil(PLAIN_ROWS)).sum::<usize>() <= PLAIN_JOBS
         && of_next().all(|m| packed(m) || m.cols.is_multiple_of(4))
+        // Weights of norms come by 16 bytes.
+        && out.rows.is_multiple_of(4)
 }
 
 /// The stages of one launch, as it is being put together.
@@ -224,7 +233,12 @@ impl Stages {
         results: Results,
     ) {
         let first = self.segments.len() / SEGMENT_WORDS;
-        let (mut line, mut dearest) = (0, 1);
+        let cost_of = |matrix: &Matrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
+        let costs = matrices.iter().map(|(matrix, ..)| cost_of(matrix));
+        let dearest = costs.max().unwrap_or(1);
+        // Going on to another tile takes a block about as long as a unit.
+        let gap = dearest;
+        let mut line = 0;
         for &(matrix, second, out) in matrices {
             let kind = matrix.kind;
             let units = kind.units(matrix.cols);
@@ -236,7 +250,7 @@ impl Stages {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
-            let cost = ROW_BLOCKS * TILES * kind.tile_bytes() / 16;
+            let cost = cost_of(&matrix);
             self.segments.extend([
                 matrix.weight,
                 others,
@@ -247,8 +261,7 @@ impl Stages {
                 pair(kind.piece_bytes()[0], kind.pieces()),
                 pair(line, cost),
             ]);
-            line += units * tiles * cost;
-            dearest = dearest.max(cost);
+            line += tiles * (gap + units * cost);
         }
         let (write, next, norm, squares) = match results {
             Results::Store => (0, Out::default(), 0, 0),
@@ -273,7 +286,7 @@ impl Stages {
             norm,
             squares,
             x.spent.0,
-            pair(self.quads(x.spent), 0),
+            pair(self.quads(x.spent), gap),
             pair(first, self.segments.len() / SEGMENT_WORDS),
             matmul::shares(self.card, line, dearest),
             pair(write, x.width),

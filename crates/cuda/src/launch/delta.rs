@@ -11,6 +11,7 @@ use super::{Args, Launch, Unit};
 pub mod chunk;
 pub mod norm;
 pub mod tree;
+pub mod walk;
 
 pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
 pub use norm::{Out, Source};

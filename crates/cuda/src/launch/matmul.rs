@@ -18,7 +18,7 @@ const MAX_STAGES: usize = 8;
 /// Shared memory of a block besides its ring, in bytes: barriers, and what the lanes of eight warps tell each other of scales.
 const OWN_SHARED: usize = 1024 + (8 << 10);
 /// Most shared memory of a block, in bytes: what small kernels need is left.
-const MOST_SHARED: usize = 200 << 10;
+pub(super) const MOST_SHARED: usize = 200 << 10;
 /// Rows of a row block of packed weights.
 pub(super) const BLOCK_ROWS: usize = 128;
 /// Row blocks of a tile.

@@ -381,12 +381,13 @@ impl Builder<'_> {
             true => Exactness::Sequential,
             false => Exactness::Factors,
         };
-        let scratch = carver.take(delta::verify_scratch_bytes(shape, rows, exactness));
-        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
-        let out = delta::Out::of(forms);
         let card = delta::Card {
             shared_bytes: site.card.shared_bytes,
         };
+        let bytes = delta::verify_scratch_bytes(card, shape, rows, self.trees, exactness);
+        let scratch = carver.take(bytes);
+        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
+        let out = delta::Out::of(forms);
         let launches = delta::verify(
             card, shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
         );

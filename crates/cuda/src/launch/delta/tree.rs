@@ -1,6 +1,7 @@
 //! Steps of trees: what looks at states without changing them, and what commits a path.
 
 use super::norm::{Out, Source, gated_norm};
+use super::walk::{kept_bytes, walk};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch, Unit};
 
@@ -8,14 +9,11 @@ use crate::launch::{Args, Launch, Unit};
 const COMMIT_COLUMNS: usize = 64;
 /// Threads of a block of the commit launch.
 const COMMIT_THREADS: usize = 256;
-/// Heads of a block of the convolution launch, a warp each.
-const CONV_HEADS: usize = 4;
-
 /// In which order a tree's sums are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exactness {
     /// All nodes at once from one read of the state; rounds differently from node by node. A step of one row
-    /// takes the other form, which is faster there.
+    /// takes a form of its own, which has the bits of the other order.
     Factors,
     /// Node by node, states carried from parent to child: the same bits as one node a step.
     Sequential,
@@ -28,46 +26,24 @@ pub struct Card {
     pub shared_bytes: usize,
 }
 
-/// Where the parts of the scratch begin, in bytes, and how long it is.
-struct Scratch {
-    mixed: usize,
-    gates: usize,
-    o: usize,
-    states: usize,
-    bytes: usize,
-}
-
-/// The form for a bucket of `rows` rows. One row has nothing to share, and [`row`] has the bits of the sequential form.
-fn form(rows: usize, exactness: Exactness) -> Exactness {
-    match rows {
-        1 => Exactness::Sequential,
-        _ => exactness,
-    }
-}
-
-fn scratch(shape: Shape, rows: usize, exactness: Exactness) -> Scratch {
-    let piece = |floats: usize| (4 * floats).next_multiple_of(256);
-    let sequential = |bytes: usize| match form(rows, exactness) {
-        Exactness::Factors => 0,
-        Exactness::Sequential => bytes,
-    };
-    let o = 0;
-    let mixed = o + piece(rows * shape.values());
-    let gates = mixed + sequential(piece(rows * shape.channels()));
-    let states = gates + sequential(piece(rows * 2 * shape.n_v_heads));
-    let bytes = states + sequential(rows * shape.state_bytes());
-    Scratch {
-        mixed,
-        gates,
-        o,
-        states,
-        bytes,
-    }
+/// Bytes of `o` in the scratch, which states that wait follow.
+fn o_bytes(shape: Shape, rows: usize) -> usize {
+    (4 * rows * shape.values()).next_multiple_of(256)
 }
 
 /// Bytes that [`verify`] works in; layers of a step may share them, and they need not be zeroed.
-pub fn verify_scratch_bytes(shape: Shape, rows: usize, exactness: Exactness) -> usize {
-    scratch(shape, rows, exactness).bytes
+pub fn verify_scratch_bytes(
+    card: Card,
+    shape: Shape,
+    rows: usize,
+    trees: usize,
+    exactness: Exactness,
+) -> usize {
+    let kept = match exactness {
+        Exactness::Factors => 0,
+        Exactness::Sequential => kept_bytes(card, shape, rows, trees),
+    };
+    o_bytes(shape, rows) + kept
 }
 
 /// One layer of a step of up to `trees` trees in `rows` rows: convolution, delta rule, output norm.
@@ -94,35 +70,24 @@ pub fn verify(
         (1..=64).contains(&rows) && (1..=4).contains(&trees),
         "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
     );
-    let parts = scratch(shape, rows, exactness);
-    let place = |offset: usize| at + offset as u64;
-    let o = Rows {
-        at: place(parts.o),
-        stride: shape.values(),
-    };
-    let norm = gated_norm(shape, rows, Source::Step(step), layer, [o, inputs.z], out);
     if rows == 1 && out.panel.0 == 0 {
         return vec![row(shape, step, layer, inputs, out)];
     }
-    match form(rows, exactness) {
-        Exactness::Factors => {
-            let tree = tree(card, shape, rows, trees, step, layer, inputs, o.at);
-            vec![tree, norm]
-        }
-        Exactness::Sequential => {
-            let (mixed, gates) = (place(parts.mixed), place(parts.gates));
-            let buffers = [mixed, gates, o.at, place(parts.states)];
-            vec![
-                conv_tree(shape, rows, step, layer, inputs, [mixed, gates]),
-                tree_persist(shape, trees, step, layer, buffers),
-                norm,
-            ]
-        }
-    }
+    let o = Rows {
+        at,
+        stride: shape.values(),
+    };
+    let kept = at + o_bytes(shape, rows) as u64;
+    let nodes = match exactness {
+        Exactness::Factors => tree(card, shape, rows, trees, step, layer, inputs, at),
+        Exactness::Sequential => walk(card, shape, rows, trees, step, layer, inputs, [at, kept]),
+    };
+    let source = Source::Step(step);
+    let norm = gated_norm(shape, rows, source, layer, [o, inputs.z], out);
+    vec![nodes, norm]
 }
 
-/// A step of one row, from the projections to the output norm: the bits of [`conv_tree`], [`tree_persist`] and
-/// [`gated_norm`] one after the other.
+/// A step of one row, from the projections to the output norm: the bits of [`walk`] and [`gated_norm`] one after the other.
 ///
 /// # Panics
 /// If `out` wants panels, whose chunks take more than a head at once.
@@ -142,35 +107,6 @@ pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -
         .forms
         .define(shape.unit("delta/row.cu"), shape.values(), 1);
     launch("delta_row", unit, [shape.n_v_heads, 1, 1], 256, args)
-}
-
-/// Convolution, SiLU, norms of q and k, gates; leaves k, g and x of each node in the factors.
-///
-/// `buffers` are `mixed` and `gates`.
-pub fn conv_tree(
-    shape: Shape,
-    rows: usize,
-    step: u64,
-    layer: &Layer,
-    inputs: &Inputs,
-    [mixed, gates]: [u64; 2],
-) -> Launch {
-    let args = row_args(Args::new().ptr(step), inputs.qkv);
-    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
-    let args = slot_args(args, layer.window);
-    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
-    let args = slot_args(args, layer.factors).ptr(mixed).ptr(gates);
-    let heads = 2 * shape.n_k_heads + shape.n_v_heads;
-    // One block more for the gates.
-    let grid = [heads.div_ceil(CONV_HEADS) + 1, rows, 1];
-    let block = dim(CONV_HEADS * 32);
-    launch(
-        "conv_tree",
-        shape.unit("ssm/conv_tree.cu"),
-        grid,
-        block,
-        args,
-    )
 }
 
 /// How the tree launch is cut into blocks.
@@ -260,29 +196,6 @@ pub fn tree(
     launch
 }
 
-/// The sequential form: node by node, states carried from parent to child through `states`.
-///
-/// `buffers` are `mixed`, `gates`, the output `[rows][n_v_heads * 128]` and a state for every row.
-pub fn tree_persist(
-    shape: Shape,
-    trees: usize,
-    step: u64,
-    layer: &Layer,
-    [mixed, gates, o, states]: [u64; 4],
-) -> Launch {
-    let args = Args::new().ptr(step).ptr(mixed).ptr(gates);
-    let args = slot_args(slot_args(args, layer.state), layer.factors);
-    let args = args.ptr(o).ptr(states);
-    let grid = [DIM / 32, shape.n_v_heads, trees];
-    launch(
-        "tree_persist",
-        shape.unit("delta/tree_persist.cu"),
-        grid,
-        256,
-        args,
-    )
-}
-
 /// Brings the states and windows of all layers of a group past up to `paths` accepted paths.
 ///
 /// `commit` is the address of the `Commit`. Nodes are folded one by one, in path order.
@@ -363,22 +276,10 @@ mod tests {
 
     #[test]
     fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
-        let sequence = ["conv_tree", "tree_persist", "gated_norm"];
         assert_eq!(entries(1, Exactness::Factors), ["delta_row"]);
         assert_eq!(entries(1, Exactness::Sequential), ["delta_row"]);
-        assert_eq!(entries(24, Exactness::Sequential), sequence);
+        assert_eq!(entries(24, Exactness::Sequential), ["walk", "gated_norm"]);
         assert_eq!(entries(8, Exactness::Factors), ["tree", "gated_norm"]);
-    }
-
-    #[test]
-    fn a_state_is_kept_for_every_row_that_may_have_to_wait_for_a_child() {
-        let bytes = |rows, exactness| verify_scratch_bytes(SHAPE, rows, exactness);
-        assert!(bytes(24, Exactness::Sequential) > 24 * SHAPE.state_bytes());
-        assert!(bytes(24, Exactness::Factors) < SHAPE.state_bytes());
-        assert_eq!(
-            bytes(1, Exactness::Factors),
-            bytes(1, Exactness::Sequential)
-        );
     }
 
     #[test]
@@ -387,7 +288,7 @@ mod tests {
             shared_bytes: 227 << 10,
         };
         for card in [SMALL, large] {
-            for rows in [1, 8, 16, 24, 32, 48, 64] {
+            for rows in [1, 8, 16, 24, 32, 40, 48, 64] {
                 for trees in [1, 4] {
                     let cut = Cut::of(card, SHAPE, rows, trees);
                     let bytes = shared(cut.nodes, cut.columns);
