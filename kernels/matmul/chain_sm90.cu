@@ -17,7 +17,8 @@
 // stage with the first 256 values of x that it needs. Behind the words comes a barrier, for what is wanted later: squares, the residual
 // stream, what may be made absent again, and x by bulk copies.
 //
-// Warps: 0..7 multiply, 8 fetches weights, 9 x, 10 keeps the barrier, 10 and 11 add up squares and multiply f32 matrices.
+// Warps: 0..7 multiply, 8 fetches weights and what the end of a tile needs, 9 x, 10 keeps the barrier, 10 and 11 add up squares and
+// multiply f32 matrices.
 // Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
 // begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written, and warp 9 when it has seen the stage
 // open (`done`); it comes to the barrier for the block and tells all when the next stage is open (`open`). All blocks are resident at
@@ -161,9 +162,12 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
 #endif
 
 struct Room {
-    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done;
+    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
     Share shares[STAGES];
-    Blocks first_blocks[STAGES];  // of the first tile of each share
+};
+// The rooms of a block's tiles, in turn.
+struct TileRooms {
+    TileRoom rooms[2];
 };
 // A place of the ring, and the parity of its turn.
 struct Turn {
@@ -178,29 +182,17 @@ struct Turn {
 };
 
 // Warp 8, one lane: weights, as far ahead as the ring reaches.
-__device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
+__device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& tiles, u32 ring) {
     const u32 full = shared_address(room.weights), empty = shared_address(room.empty);
     const u64 once = policy_evict_first(), keep = policy_evict_last();
     WeightFeed weights;
     weights.stage = 0;
     Turn turn = {0, 1}, awaited = {0, 0};  // of this piece; of the oldest under way
-    int sent = 0;
+    int sent = 0, n_tiles = 0;
     for (bool over = true;;) {
         if (over && !weights.enter(room.shares, chain.stages, chain.n_stages)) return;
-        if (weights.fresh) {
-            weights.begin_tile(chain.segments);
-            // What the tile's end needs, into L2: behind all the weights under way it would come late.
-            const int tile = weights.at.tile;
-            const Segment& s = chain.segments[weights.at.segment];
-            const Stage& stage = chain.stages[weights.stage];
-#pragma unroll
-            for (int m = 0; m < 2; m++)
-                if (weights.rows[m]) {
-                    bulk_prefetch(row_block_at(s, stage.write, tile, m), weights.rows[m] * 64, keep);
-                    const int column = row_block(stage.write, tile, m) * 128, bytes = min(128, s.n_out - column) / 4 * 16;
-                    if (stage.norm && bytes) bulk_prefetch(stage.norm + column, bytes, keep);
-                }
-        }
+        const bool begins = weights.fresh;
+        if (begins) weights.begin_tile(chain.segments);
         // The first turn finds all places empty: the phase before the first counts as over.
         mbarrier_wait(empty + 8 * turn.slot, turn.parity);
         if (sent == UNDER_WAY) {
@@ -213,6 +205,27 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, u32 ring) {
         mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * weights.bytes[0]);
         bulk_load(to, weights.weights[0], weights.rows[0] * weights.bytes[0], barrier, once);
         if (weights.rows[1]) bulk_load(to + 8 * weights.bytes[0], weights.weights[1], weights.rows[1] * weights.bytes[0], barrier, once);
+        // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
+        // one that came late by it would hold up all.
+        if (begins) {
+            const int tile = weights.at.tile;
+            const Segment& s = chain.segments[weights.at.segment];
+            const Stage& stage = chain.stages[weights.stage];
+            TileRoom& to = tiles.rooms[n_tiles & 1];
+            const u32 barrier = shared_address(room.columns + (n_tiles & 1));
+            mbarrier_wait(shared_address(room.ended + (n_tiles & 1)), n_tiles >> 1 & 1 ^ 1);
+            n_tiles++;
+            to.blocks = blocks_of(stage, s, tile);
+            u32 norm_bytes[2];
+#pragma unroll
+            for (int m = 0; m < 2; m++) norm_bytes[m] = stage.norm ? max(0, min(128, s.n_out - row_block(stage.write, tile, m) * 128)) / 4 * 16 : 0;
+            mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                if (weights.rows[m]) bulk_load(shared_address(to.factors[m]), row_block_at(s, stage.write, tile, m), weights.rows[m] * 64, barrier, once);
+                if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
+            }
+        }
         turn.next();
         over = weights.advance(chain.segments);
     }
@@ -334,6 +347,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         if (!ALONE && which + 1 == chain.n_stages) plain_jobs(chain.plain, plain_room);
 #endif
         if (which < chain.n_stages) row_scales(chain, which, rows);
+        if (blockIdx.x == 0 && stage.halves) put_zeros(chain.segments[stage.first], stage, plain_thread(), PLAIN_WARPS * 32);
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
@@ -350,7 +364,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
 extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(const __grid_constant__ Chain chain) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ RowScales rows;
-    __shared__ ColumnRoom columns;
+    __shared__ __align__(16) TileRooms tiles;
     const int warp = threadIdx.x / 32;
     pdl_launch();
     __shared__ __align__(8) Room room;
@@ -364,6 +378,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         mbarrier_init(shared_address(&room.open), 1);
         mbarrier_init(ready, PLAIN_WARPS);
         mbarrier_init(done, WARPS + 1);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(room.columns + i), 1);
+            mbarrier_init(shared_address(room.ended + i), WARPS);
+        }
         mbarrier_init_fence();
     }
     if (threadIdx.x < chain.n_stages) {
@@ -371,7 +389,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         Share share = {{stage.first, 0, 0}, 0};
         share.units = share_of(chain.segments, stage, share.at);
         room.shares[threadIdx.x] = share;
-        room.first_blocks[threadIdx.x] = blocks_of(stage, chain.segments[share.at.segment], share.at.tile);
     }
     __syncthreads();
 #if PLAIN
@@ -383,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     if (warp >= WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
         if (warp == WARPS) {
-            if (threadIdx.x % 32 == 0) fill(chain, room, shared_address(ring));
+            if (threadIdx.x % 32 == 0) fill(chain, room, tiles, shared_address(ring));
         } else if (warp == WARPS + 1) {
             pdl_wait();
             feed(chain, room, ring);
@@ -396,6 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     pdl_wait();
 
     Turn turn = {0, 0};
+    int n_tiles = 0;
     // The place of the next piece, waited for; whoever takes it gives it back.
     const auto take = [&]() {
         mbarrier_wait(weights + 8 * turn.slot, turn.parity);
@@ -417,13 +435,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             waited = true;
         };
         Cursor at = room.shares[which].at;
-        Blocks blocks = room.first_blocks[which];
         const int units_here = room.shares[which].units;
         for (int over = 0; over < units_here;) {
             const Segment& s = chain.segments[at.segment];
             const int n = min(s.units - at.unit, units_here - over);
             const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)));
-            if (over) blocks = blocks_of(stage, s, at.tile);
             float acc[MT][NT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++)
@@ -431,9 +447,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            fetch_columns(s, stage, at.tile, blocks.begin(warp) % 8, columns.values[warp]);
             walk(s.kind, ring, n, mine, acc, take, give);
-            finish(stage, s, scratch, at.tile, blocks, warp, rows, columns.values[warp], wait_for_scales, acc);
+            mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
+            finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
+            n_tiles++;
             over += n;
             at.unit = 0;
             if (++at.tile == s.tiles) {

@@ -38,14 +38,10 @@ struct Constant {
 // warpgroup answer alike.
 __device__ __forceinline__ bool has_rows(int tiles) { return int(GROUPED ? threadIdx.x / 32 & 4 : threadIdx.x / 32) < tiles; }
 
-// Adds the products of `units` units to acc; `mine` as has_rows says.
+// Adds the products of `units` units to acc.
 template <int KIND, typename Take, typename Give>
-__device__ __forceinline__ void walk(const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
+__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
     constexpr bool TWO = unit_pieces(KIND) == 2;
-    if (!mine) {
-        for (int i = 0; i < units * unit_pieces(KIND); i++) give(take());
-        return;
-    }
     Tile<KIND> tile[MT];
     Place now = {};  // of the piece at hand
     const auto weights = [&](auto which, const u8* (&w)[MT]) {
@@ -95,12 +91,16 @@ __device__ __forceinline__ void walk(const u8* ring, int units, bool mine, float
 #endif
 }
 
-// The same, of a kind that is known when the kernel runs: one of KINDS (bits).
+// The same, of a kind that is known when the kernel runs: one of KINDS (bits). `mine` as has_rows says.
 template <typename Take, typename Give>
 __device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
+    if (!mine) {
+        for (int i = 0; i < units * unit_pieces(kind); i++) give(take());
+        return;
+    }
     switch (kind) {
 #define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, mine, acc, take, give); break;
+    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, give); break;
         CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
 #undef CASE
     }

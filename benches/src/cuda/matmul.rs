@@ -20,7 +20,7 @@ const HIDDEN: usize = 5120;
 const FFN: usize = 17408;
 const INNER: usize = 6144;
 const VOCAB: usize = 248_320;
-const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
+const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 /// Random bytes that weights are filled with, over and over.
 const PATTERN: usize = 64 << 20;
 /// Words of a step's header.

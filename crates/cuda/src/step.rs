@@ -12,7 +12,7 @@ pub(crate) const TREES: usize = 4;
 /// The window of a tree that sees everything; added to a position it is still below 2^31.
 const ALL: i32 = 1 << 30;
 /// Padded row counts that plans are built for.
-pub(crate) const BUCKETS: [usize; 7] = [1, 8, 16, 24, 32, 48, 64];
+pub(crate) const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 
 /// The bucket that holds `rows` rows, 1 to [`ROWS`].
 pub(crate) fn bucket(rows: usize) -> usize {
@@ -291,8 +291,8 @@ mod tests {
     #[test]
     fn every_row_count_has_the_smallest_bucket_that_holds_it() {
         assert_eq!(
-            [1, 2, 8, 9, 23, 25, 33, 49, 64].map(bucket),
-            [1, 8, 8, 16, 24, 32, 48, 64, 64]
+            [1, 2, 8, 9, 23, 25, 33, 41, 49, 64].map(bucket),
+            [1, 8, 8, 16, 24, 32, 40, 48, 64, 64]
         );
     }
 }
