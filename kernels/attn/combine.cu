@@ -2,7 +2,8 @@
 //
 //   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), turned back if values are stored turned, * sigmoid(gate)
 //
-// A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum.
+// A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum. With BY_POSITION
+// splits are the slots of attn/spans.cuh.
 //
 // in   step     partial [rows][HEADS][SPLITS][DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l)
 //      q        [rows][HEADS][Q_STRIDE] f32; with GATE, values DIM .. 2 DIM of a head are its gate
@@ -14,7 +15,7 @@
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attn/kv.cuh"
-#include "attn/span.cuh"
+#include "attn/spans.cuh"
 #include "norm/emit.cuh"
 
 // Splits whose values are fetched together.
@@ -23,17 +24,21 @@
 struct Value {
     const float* o;      // [SPLITS][DIM], moved to the value
     const float2* pairs; // (m, l) [SPLITS]
-    int n;               // splits that have keys, at most 64
+    int n;               // splits there are
+    int from, to;        // those of them that have no keys
     float first[FETCH];
 };
 
+__device__ __forceinline__ bool has(const Value& v, int split) { return split < v.n && (split < v.from || split >= v.to); }
+
 // Begins to fetch value `value` of head `index` = row * HEADS + head; `rows` are those that `partial` has room for.
-__device__ __forceinline__ void fetch_value(Value& v, const float* partial, int rows, size_t index, int value, int n) {
+__device__ __forceinline__ void fetch_value(Value& v, const float* partial, int rows, size_t index, int value, int n, int from,
+                                            int to) {
     v.o = partial + index * SPLITS * DIM + value;
     v.pairs = (const float2*)(partial + (size_t)rows * HEADS * SPLITS * DIM) + index * SPLITS;
-    v.n = n;
+    v.n = n, v.from = from, v.to = to;
 #pragma unroll
-    for (int s = 0; s < FETCH; s++) v.first[s] = s < n ? __ldcg(v.o + s * DIM) : 0.0f;
+    for (int s = 0; s < FETCH; s++) v.first[s] = has(v, s) ? __ldcg(v.o + s * DIM) : 0.0f;
 }
 
 // The value; all lanes of the warp take part.
@@ -42,7 +47,7 @@ __device__ __forceinline__ float merge(const Value& v) {
     float most = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (SPLITS + 31) / 32; i++) {
-        const float2 pair = lane + 32 * i < v.n ? __ldcg(v.pairs + lane + 32 * i) : make_float2(-INF, 0.0f);
+        const float2 pair = has(v, lane + 32 * i) ? __ldcg(v.pairs + lane + 32 * i) : make_float2(-INF, 0.0f);
         weight[i] = pair.x, l[i] = pair.y;
         most = fmaxf(most, pair.x);
     }
@@ -68,7 +73,7 @@ __device__ __forceinline__ float merge(const Value& v) {
     for (int begin = FETCH; begin < v.n; begin += FETCH) {
         float o[FETCH];
 #pragma unroll
-        for (int i = 0; i < FETCH; i++) o[i] = begin + i < v.n ? __ldcg(v.o + (begin + i) * DIM) : 0.0f;
+        for (int i = 0; i < FETCH; i++) o[i] = has(v, begin + i) ? __ldcg(v.o + (begin + i) * DIM) : 0.0f;
 #pragma unroll
         for (int i = 0; i < FETCH; i++)
             if (begin + i < SPLITS) add(begin + i, o[i]);
@@ -84,10 +89,12 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     __shared__ float room[kv_turned(V_FORMAT) ? 512 : 1];
     const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
     if (row >= step->rows) return;
-#if SPLITS > 1
-    const int n = splits_of(span_of(view_of(step, step->tree_of[row])));
+#if BY_POSITION
+    const Slots slots = slots_of(view_of(step, step->tree_of[row]), step->position[row]);
+#elif SPLITS > 1
+    const Slots slots = {splits_of(span_of(view_of(step, step->tree_of[row]))), {0, 0, 0}};
 #else
-    const int n = 1;
+    const Slots slots = {1, {0, 0, 0}};
 #endif
     const size_t index = (size_t)row * HEADS + head;
     pdl_wait();
@@ -95,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     // Whole warps: heads are multiples of 32 wide.
     if (at < WIDTH) {
         Value value;
-        fetch_value(value, partial, rows, index, at % DIM, n);
+        fetch_value(value, partial, rows, index, at % DIM, slots.count, slots.hidden.from, slots.hidden.to);
 #if GATE
         // The gate stands behind the head in the projection.
         gate = sigmoid(q[index * Q_STRIDE + DIM + at % DIM]);

@@ -68,6 +68,29 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
     tile_load<format, stride, 256>(to, plane, first, low, high, threadIdx.x);
 }
 
+#define NOWHERE 0xffffffffu
+// The same of 64 rows that stand where `rows` says, zeros for NOWHERE; 256 threads.
+template <int format, int stride>
+__device__ __forceinline__ void tile_gather(u32 to, const Plane& plane, const u32* rows, int thread) {
+    constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
+#pragma unroll 2
+    for (int at = thread; at < 64 * words; at += 256) {
+        const u32 row = rows[at / words];
+        const bool there = row != NOWHERE;
+        cp_async_part<16>(to + at / words * stride + at % words * 16,
+                          plane.values + (size_t)(there ? row : 0) * row_bytes + at % words * 16, there ? 16 : 0);
+    }
+    if constexpr (kv_scaled(format)) {
+        constexpr int bytes = kv_scale_bytes(format, DIM), piece = bytes < 16 ? bytes : 16, pieces = bytes / piece;
+        if (thread < 64 * pieces) {
+            const u32 row = rows[thread / pieces];
+            const bool there = row != NOWHERE;
+            cp_async_part<piece>(to + 64 * stride + thread * piece,
+                                 (const u8*)plane.scales + (size_t)(there ? row : 0) * bytes + thread % pieces * piece, there ? piece : 0);
+        }
+    }
+}
+
 __device__ __forceinline__ u32 lds32(u32 at) {
     u32 v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));

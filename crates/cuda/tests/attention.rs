@@ -6,54 +6,25 @@ mod attention_world;
 mod card;
 mod step_world;
 
-use attention_world::{Inputs, World, codecs, codes_apart, join, shape, shapes, split};
-use card::{Random, close, poisoned, same_bits};
+use attention_world::{
+    ALL, Inputs, World, codecs, codes_apart, join, kinds, on, pass, shape, split,
+};
+use card::{Random, close, same_bits};
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
 use contract::Window;
-use cuda::driver::Buffer;
-use cuda::launch::attention::{Card, Mask, Positions, Shape, combine, compact, prepare, tree};
+use cuda::launch::attention::{Card, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
-use cuda::launch::norm::Out;
-use half::f16;
-use step_world::{Device, Placed, chain, chunk, commit, random_tree, star, step};
+use step_world::{Device, Placed, chain, chunk, commit, random_tree, star};
 
-/// Every format for both, and pairs that stand for the rest.
-const ALL: [(KvFormat, KvFormat); 15] = [
-    (F32, F32),
-    (F16, F16),
-    (Bf16, Bf16),
-    (Q8_0, Q8_0),
-    (Q5_1, Q5_1),
-    (Q5_0, Q5_0),
-    (Q4_1, Q4_1),
-    (Q4_0, Q4_0),
-    (Tq3_0, Tq3_0),
-    (Q8_0, Q4_0),
-    (F32, Q8_0),
-    (F16, Tq3_0),
-    (Tq3_0, Q8_0),
-    (Q5_1, Bf16),
-    (Bf16, Q4_1),
-];
-
-/// The kinds of heads to try in these formats: all of them in the plainest, else the widest, a narrow and a middle
-/// one, as far as they can be stored so.
-fn kinds(k: KvFormat, v: KvFormat) -> Vec<Shape> {
-    let all = shapes(k, v);
-    match (k, v) {
-        (F32, F32) | (F16, F16) | (Q8_0, Q8_0) => all,
-        (Tq3_0, _) | (_, Tq3_0) => vec![all[0], all[5]],
-        _ => vec![all[0], all[2], all[5]],
-    }
-}
-
-/// The card as it is, and without warpgroup products where it has them and they make a difference.
+/// The card as it is, with sums by position, and without warpgroup products, where it has them and they make a difference.
 fn cards(world: &World) -> Vec<Card> {
-    let plain = Card {
-        warpgroups: false,
+    let [plain, exact] = [(false, false), (true, true)].map(|(warpgroups, path_order)| Card {
+        warpgroups,
+        path_order,
         ..world.card
-    };
+    });
     match world.card.warpgroups && world.shape.head_dim == 256 {
+        true if world.shape.wants_f16_queries(exact) => vec![world.card, exact, plain],
         true => vec![world.card, plain],
         false => vec![plain],
     }
@@ -82,83 +53,6 @@ fn stored_as(world: &World, plane: usize, at: (usize, usize, usize), row: &[f32]
         scales,
         "{what}: scales"
     );
-}
-
-/// A pass of one layer over trees: what the card gave, and the queries it used.
-struct Pass {
-    /// `[rows][n_heads * head_dim]`.
-    out: Vec<f32>,
-    /// `[rows][n_heads * head_dim]`.
-    queries: Vec<f32>,
-}
-
-/// prepare, tree and combine of `trees` in buckets of `bucket` rows.
-fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, bucket: usize) -> Pass {
-    let shape = &world.shape;
-    let header = gpu.upload(&step(trees, &[])).unwrap();
-    let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
-    let width = shape.n_heads * shape.head_dim;
-    let out = poisoned::<f32>(gpu, bucket * width);
-    let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(world.card, bucket));
-    let q16 = poisoned::<f16>(gpu, bucket * width);
-    let mut q: Buffer<f32> = poisoned(gpu, bucket * shape.n_heads * shape.q_stride());
-    q.upload(
-        gpu,
-        &inputs.host_q[..rows * shape.n_heads * shape.q_stride()],
-    )
-    .unwrap();
-    let mut from = world.projections(inputs);
-    from.q = q.ptr();
-    let narrow = shape.wants_f16_queries(world.card);
-    let (to, query) = if narrow {
-        (q16.ptr(), q16.ptr())
-    } else {
-        (0, q.ptr())
-    };
-    let at = header.ptr();
-    gpu.launch(&[
-        prepare(
-            shape,
-            bucket,
-            Positions::Step(at),
-            from,
-            (world.cache(), to),
-        ),
-        tree(
-            shape,
-            world.card,
-            bucket,
-            (at, query),
-            (world.cache(), scratch.ptr()),
-        ),
-        combine(
-            shape,
-            world.card,
-            bucket,
-            (at, q.ptr(), scratch.ptr()),
-            Out::f32(out.ptr()),
-        ),
-    ]);
-    let mut out = out.download(gpu).unwrap();
-    assert!(
-        out[rows * width..].iter().all(|v| v.to_bits() == u32::MAX),
-        "padding was written"
-    );
-    out.truncate(rows * width);
-    let queries = match narrow {
-        true => q16.download(gpu).unwrap()[..rows * width]
-            .iter()
-            .map(|h| h.to_f32())
-            .collect(),
-        false => {
-            let all = q.download(gpu).unwrap();
-            let heads = all.chunks(shape.q_stride()).take(rows * shape.n_heads);
-            heads
-                .flat_map(|head| head[..shape.head_dim].to_vec())
-                .collect()
-        }
-    };
-    Pass { out, queries }
 }
 
 /// How far attention may be from the reference: f16 products where the cache is not f32.
@@ -200,6 +94,7 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
     let (mut expected, mut queries, mut keys, mut card_keys) = (vec![], vec![], vec![], vec![]);
     for placed in trees {
         let decoded = world.decode(placed);
+        let (first, mut all_gates) = (row, vec![]);
         for node in 0..placed.tree.len() {
             let position = placed.committed + placed.tree.depths()[node] as usize;
             let (q, gates) = inputs.queries(&shape, row, position);
@@ -210,10 +105,14 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
                 card_keys.extend(world.load(0, at.0, at.1, at.2));
                 stored_as(world, 2, at, inputs.value(&shape, row, head), "a value");
             }
-            let own = &found.queries[row * width..][..width];
-            expected.extend(world.attend((placed, &decoded), node, own, &gates));
+            all_gates.extend(gates);
             row += 1;
         }
+        let own = &found.queries[first * width..row * width];
+        if !shape.gate {
+            all_gates = vec![0.0; own.len()];
+        }
+        expected.extend(decoded.attend(&shape, placed, own, &all_gates));
     }
     let name = format!("{shape:?} {trees:?}");
     let narrow = if shape.wants_f16_queries(world.card) {
@@ -245,31 +144,19 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
     );
 }
 
-fn placed(slot: usize, committed: usize, tree: contract::Tree) -> Placed {
-    Placed {
-        slot,
-        committed,
-        tree,
-    }
-}
-
 /// Trees of every kind over every kind of heads, with a cache in these formats.
 fn trees_equal_the_reference(k: KvFormat, v: KvFormat) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
     for (i, shape) in kinds(k, v).into_iter().enumerate() {
         let small = [0, 1, 63, 64, 250, 97, 31, 128][i];
-        check(&gpu, &mut random, shape, &[placed(1, small, chain(1))]);
+        check(&gpu, &mut random, shape, &[on(1, small, chain(1))]);
         let nodes = [24, 64, 17, 33, 8, 23, 64, 16][i];
         let tree = random_tree(&mut random, nodes);
-        check(&gpu, &mut random, shape, &[placed(2, 130 + small, tree)]);
+        check(&gpu, &mut random, shape, &[on(2, 130 + small, tree)]);
     }
     let bushy = random_tree(&mut random, 11);
-    let several = [
-        placed(2, 0, star(8)),
-        placed(0, 301, chain(5)),
-        placed(1, 64, bushy),
-    ];
+    let several = [on(2, 0, star(8)), on(0, 301, chain(5)), on(1, 64, bushy)];
     check(&gpu, &mut random, kinds(k, v)[0], &several);
     check(&gpu, &mut random, kinds(k, v)[1], &several);
 }
@@ -331,19 +218,73 @@ fn trees_over_half_f32_equal_the_reference() {
     trees_equal_the_reference(F32, Q8_0);
 }
 
-#[test]
-fn long_contexts_equal_the_reference() {
+/// Contexts of many splits; a test for some formats each, since what takes its time is compiling and the reference.
+fn long_contexts(formats: &[(KvFormat, KvFormat)]) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(2);
-    for (k, v) in ALL.into_iter().filter(|(k, _)| *k != F32) {
+    for &(k, v) in formats {
         let shape = shape((6, 1, 256, 64), true, true, k, v);
         let tree = random_tree(&mut random, 24);
-        check(&gpu, &mut random, shape, &[placed(0, 9000, tree)]);
+        check(&gpu, &mut random, shape, &[on(0, 9000, tree)]);
     }
-    for format in [F16, Q8_0, Q4_0, Tq3_0] {
-        let shape = shape((6, 1, 256, 64), true, true, format, format);
-        check(&gpu, &mut random, shape, &[placed(0, 131_072, chain(3))]);
-    }
+}
+
+/// The longest that are usual.
+fn deep_contexts(format: KvFormat) {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(2);
+    let shape = shape((6, 1, 256, 64), true, true, format, format);
+    check(&gpu, &mut random, shape, &[on(0, 131_072, chain(3))]);
+}
+
+#[test]
+fn long_contexts_of_halves_equal_the_reference() {
+    long_contexts(&[ALL[1], ALL[2]]);
+}
+
+#[test]
+fn long_contexts_of_eight_bits_equal_the_reference() {
+    long_contexts(&[ALL[3], ALL[9]]);
+}
+
+#[test]
+fn long_contexts_of_five_bits_equal_the_reference() {
+    long_contexts(&[ALL[4], ALL[5]]);
+}
+
+#[test]
+fn long_contexts_of_four_bits_equal_the_reference() {
+    long_contexts(&[ALL[6], ALL[7]]);
+}
+
+#[test]
+fn long_contexts_of_three_bits_equal_the_reference() {
+    long_contexts(&[ALL[8], ALL[12]]);
+}
+
+#[test]
+fn long_contexts_of_two_formats_equal_the_reference() {
+    long_contexts(&[ALL[11], ALL[13], ALL[14]]);
+}
+
+#[test]
+fn deep_contexts_of_f16_equal_the_reference() {
+    deep_contexts(F16);
+}
+
+#[test]
+fn deep_contexts_of_q8_0_equal_the_reference() {
+    deep_contexts(Q8_0);
+}
+
+#[test]
+fn deep_contexts_of_q4_0_equal_the_reference() {
+    deep_contexts(Q4_0);
+}
+
+#[test]
+fn deep_contexts_of_tq3_0_equal_the_reference() {
+    deep_contexts(Tq3_0);
 }
 
 #[test]
@@ -357,10 +298,7 @@ fn windows_and_blocks_equal_the_reference() {
                 shape.window = window;
                 shape.mask = mask;
                 shape.ring_pages = draft::ring_pages(window, 64);
-                let block = [
-                    placed(1, committed, chain(16)),
-                    placed(0, committed + 7, chain(16)),
-                ];
+                let block = [on(1, committed, chain(16)), on(0, committed + 7, chain(16))];
                 check(&gpu, &mut random, shape, &block);
             }
         }
@@ -380,9 +318,9 @@ fn each_tree_sees_through_its_own_window() {
         for heads in heads {
             let shape = shape(heads, true, true, format, format);
             let mut trees = vec![
-                placed(0, 700, random_tree(&mut random, 24)),
-                placed(1, 333, chain(33)),
-                placed(2, 1200, chain(1)),
+                on(0, 700, random_tree(&mut random, 24)),
+                on(1, 333, chain(33)),
+                on(2, 1200, chain(1)),
             ];
             let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
             let mut world = World::new(&gpu, &mut random, shape, 3, most);
@@ -415,50 +353,6 @@ fn each_tree_sees_through_its_own_window() {
                     let found = pass(&gpu, &world, &trees, &inputs, 64);
                     same_bits("rows", &found.out, &full.out);
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_whoever_shares_the_call() {
-    let Some(gpu) = Device::open() else { return };
-    let mut random = Random::new(4);
-    for (k, v) in ALL {
-        for (i, shape) in kinds(k, v).into_iter().take(3).enumerate() {
-            let committed = 333;
-            // What a block takes depends on how many tokens a sequence may hold, too.
-            let room = [8_500, committed + 64][i.min(1)];
-            let mut world = World::new(&gpu, &mut random, shape, 2, room);
-            world.commit_random(&mut random, 0, 0..committed);
-            world.commit_random(&mut random, 1, 0..40);
-            world.upload(&gpu);
-            let full = random_tree(&mut random, 48);
-            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
-            let width = shape.n_heads * shape.head_dim;
-            let all = pass(
-                &gpu,
-                &world,
-                &[placed(0, committed, full.clone())],
-                &inputs,
-                64,
-            );
-            for nodes in [1, 2, 8, 24, 33] {
-                let parents: Vec<usize> = full
-                    .nodes()
-                    .take(nodes)
-                    .skip(1)
-                    .map(|n| full.parent(n).unwrap().index())
-                    .collect();
-                let part = placed(0, committed, step_world::tree(&parents));
-                let other = placed(1, 40, chain(9));
-                let bucket = (nodes + 9).next_multiple_of(8);
-                let found = pass(&gpu, &world, &[part, other], &inputs, bucket);
-                same_bits(
-                    "rows",
-                    &found.out[..nodes * width],
-                    &all.out[..nodes * width],
-                );
             }
         }
     }

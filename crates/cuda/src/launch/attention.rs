@@ -139,13 +139,17 @@ impl Shape {
 
     /// Whether [`tree`] wants queries in f16 beside the projection, rather than normed in place.
     pub fn wants_f16_queries(&self, card: Card) -> bool {
-        !card.path_order && self.k != KvFormat::F32 && self.v != KvFormat::F32
+        let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
+        whole && (!card.path_order || self.by_position(card))
     }
 
     /// Parts the keys are split into, two for each multiprocessor, in the steps of a bucket of `rows`; one for
     /// each where blocks by warpgroups have a multiprocessor for themselves, since what every part leaves behind
-    /// is then most of what is written.
-    fn splits(&self, card: Card, rows: usize) -> usize {
+    /// is then most of what is written. By position, as many as a sequence of `tokens` tokens can have.
+    fn splits(&self, card: Card, (rows, tokens): (usize, usize)) -> usize {
+        if self.by_position(card) {
+            return Shape::slots(tokens);
+        }
         let blocks = match self.by_warpgroups(card, rows) && !self.shares(card, rows) {
             true => card.multiprocessors,
             false => 2 * card.multiprocessors,
@@ -156,9 +160,10 @@ impl Shape {
         }
     }
 
-    /// Bytes of scratch that [`tree`] and [`combine`] share, for `rows` rows. Need not be zeroed.
-    pub fn scratch_bytes(&self, card: Card, rows: usize) -> usize {
-        rows * self.n_heads * self.splits(card, rows) * (self.head_dim + 2) * 4
+    /// Bytes of scratch that [`tree`] and [`combine`] share, for `rows` rows of sequences of at most `tokens` tokens.
+    /// Need not be zeroed.
+    pub fn scratch_bytes(&self, card: Card, (rows, tokens): (usize, usize)) -> usize {
+        rows * self.n_heads * self.splits(card, (rows, tokens)) * (self.head_dim + 2) * 4
     }
 
     fn check(&self) {
@@ -184,7 +189,7 @@ impl Shape {
     }
 
     /// The defines of `kernels/attn/span.cuh`.
-    fn spanned(&self, unit: Unit, card: Card, rows: usize) -> Unit {
+    fn spanned(&self, unit: Unit, card: Card, room: (usize, usize)) -> Unit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
             Mask::Full => 1,
@@ -198,7 +203,8 @@ impl Shape {
         };
         unit.define("WINDOW", window)
             .define("MASK", mask)
-            .define("SPLITS", self.splits(card, rows))
+            .define("SPLITS", self.splits(card, room))
+            .define("BY_POSITION", u32::from(self.by_position(card)))
             .define("Q_STRIDE", self.q_stride())
     }
 

@@ -344,7 +344,8 @@ impl Builder<'_> {
             frequencies: site.frequencies(a.rope),
         };
         let step = self.step;
-        let scratch = carver.take(shape.scratch_bytes(site.card, rows));
+        let room = (rows, cache.max_pages * attention::PAGE);
+        let scratch = carver.take(shape.scratch_bytes(site.card, room));
         let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
         let half = match shape.wants_f16_queries(site.card) {
             true => carver.take(2 * rows * a.n_heads * a.head_dim),
@@ -362,7 +363,7 @@ impl Builder<'_> {
             keys,
         ));
         let from = (step, q, scratch);
-        self.push(attention::combine(&shape, site.card, rows, from, out));
+        self.push(attention::combine(&shape, site.card, room, from, out));
         out
     }
 

@@ -7,16 +7,25 @@
     reason = "each test file uses its part of this, and all of it is a test"
 )]
 
+use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
 use contract::quant::turn::{turn, turn_back};
-use contract::{KvFormat, RopeSpec, Tree};
+use contract::{RopeSpec, Tree};
 use cpu::reference::kv::{Codec, decode, encode};
-use cpu::reference::{activation, attention, norm, rope};
+use cpu::reference::{activation, attention};
 use cuda::driver::Buffer;
 use cuda::launch::attention::rows::{from_planes, row_bytes, to_planes};
-use cuda::launch::attention::{Cache, Card, Mask, PAGE, Planes, Projections, Shape};
+use cuda::launch::attention::{
+    Cache, Card, Mask, PAGE, Planes, Positions, Projections, Shape, combine, prepare, tree,
+};
+use cuda::launch::norm::Out;
+use half::f16;
 
 use crate::card::{Random, poisoned};
-use crate::step_world::{Device, Placed};
+use crate::step_world::{Device, Placed, step};
+
+mod inputs;
+
+pub use inputs::Inputs;
 
 pub const EPS: f32 = 1e-6;
 
@@ -99,6 +108,36 @@ pub fn as_stored(codec: Codec, head: &mut [f32]) {
 /// How keys and values of a shape are stored.
 pub fn codecs(shape: &Shape) -> [Codec; 2] {
     [shape.k, shape.v].map(|format| Codec::new(format, shape.turned))
+}
+
+/// Every format for both, and pairs that stand for the rest.
+pub const ALL: [(KvFormat, KvFormat); 15] = [
+    (F32, F32),
+    (F16, F16),
+    (Bf16, Bf16),
+    (Q8_0, Q8_0),
+    (Q5_1, Q5_1),
+    (Q5_0, Q5_0),
+    (Q4_1, Q4_1),
+    (Q4_0, Q4_0),
+    (Tq3_0, Tq3_0),
+    (Q8_0, Q4_0),
+    (F32, Q8_0),
+    (F16, Tq3_0),
+    (Tq3_0, Q8_0),
+    (Q5_1, Bf16),
+    (Bf16, Q4_1),
+];
+
+/// The kinds of heads to try in these formats: all of them in the plainest, else the widest, a narrow and a middle
+/// one, as far as they can be stored so.
+pub fn kinds(k: KvFormat, v: KvFormat) -> Vec<Shape> {
+    let all = shapes(k, v);
+    match (k, v) {
+        (F32, F32) | (F16, F16) | (Q8_0, Q8_0) => all,
+        (Tq3_0, _) | (_, Tq3_0) => vec![all[0], all[5]],
+        _ => vec![all[0], all[2], all[5]],
+    }
 }
 
 /// One layer's cache for some slots, pages in no order.
@@ -229,6 +268,21 @@ impl World {
         }
     }
 
+    /// Copies what `planes` have at position `from` of a slot and head to position `to`.
+    pub fn copy(
+        &mut self,
+        (slot, head): (usize, usize),
+        from: usize,
+        to: usize,
+        planes: &[Vec<u8>; 4],
+    ) {
+        let (from, to) = (self.row(slot, from, head), self.row(slot, to, head));
+        for (plane, planes) in planes.iter().enumerate() {
+            let n = self.row_bytes(plane);
+            self.planes[plane][to * n..][..n].copy_from_slice(&planes[from * n..][..n]);
+        }
+    }
+
     /// A decoded key (`plane` 0) or value (2), in the basis it is stored in.
     pub fn load(&self, plane: usize, slot: usize, position: usize, head: usize) -> Vec<f32> {
         join(
@@ -239,18 +293,32 @@ impl World {
         )
     }
 
-    /// Random committed rows.
+    /// Random committed rows: the many of a long context are some hundred ones over and over, in no order.
     pub fn commit_random(
         &mut self,
         random: &mut Random,
         slot: usize,
         positions: std::ops::Range<usize>,
     ) {
-        for position in positions {
-            for head in 0..self.shape.n_kv_heads {
-                for plane in [0, 2] {
-                    let row = random.normals(self.shape.head_dim, 1.0);
-                    self.store(plane, (slot, position, head), &row);
+        let dim = self.shape.head_dim;
+        let different = (positions.len() * self.shape.n_kv_heads).min(4093);
+        for plane in [0, 2] {
+            let codec = codecs(&self.shape)[plane / 2];
+            let rows: Vec<_> = (0..different)
+                .map(|_| split(codec, &random.normals(dim, 1.0)))
+                .collect();
+            for position in positions.clone() {
+                for head in 0..self.shape.n_kv_heads {
+                    let index = self.row(slot, position, head);
+                    let mut which = position * self.shape.n_kv_heads + head;
+                    if positions.len() * self.shape.n_kv_heads > different {
+                        which = random.below(different);
+                    }
+                    let (values, scales) = &rows[which % different];
+                    for (plane, bytes) in [(plane, values), (plane + 1, scales)] {
+                        let n = self.row_bytes(plane);
+                        self.planes[plane][index * n..][..n].copy_from_slice(bytes);
+                    }
                 }
             }
         }
@@ -292,16 +360,46 @@ impl World {
             values: plane(2),
         }
     }
+}
 
-    /// Attention of one row by the reference, gates included: `[n_heads * head_dim]`.
-    pub fn attend(
+/// Keys and values of a sequence from position `first` on, `[n_kv_heads][positions * head_dim]`.
+pub struct Decoded {
+    first: usize,
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl Decoded {
+    /// Attention of the nodes of a tree by the reference, gates included: `[nodes][n_heads * head_dim]`, from queries
+    /// and gates of the same shape.
+    pub fn attend(&self, shape: &Shape, placed: &Placed, q: &[f32], gates: &[f32]) -> Vec<f32> {
+        let width = shape.n_heads * shape.head_dim;
+        let mut out = vec![0.0; placed.tree.len() * width];
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = placed.tree.len().div_ceil(threads);
+        std::thread::scope(|scope| {
+            for (i, out) in out.chunks_mut(share * width).enumerate() {
+                scope.spawn(move || {
+                    for (j, out) in out.chunks_mut(width).enumerate() {
+                        let node = i * share + j;
+                        let at = node * width..(node + 1) * width;
+                        let row = self.attend_one(shape, placed, node, &q[at.clone()], &gates[at]);
+                        out.copy_from_slice(&row);
+                    }
+                });
+            }
+        });
+        out
+    }
+
+    fn attend_one(
         &self,
-        (placed, decoded): (&Placed, &Decoded),
+        shape: &Shape,
+        placed: &Placed,
         node: usize,
         q: &[f32],
         gates: &[f32],
     ) -> Vec<f32> {
-        let shape = &self.shape;
         let (dim, group) = (shape.head_dim, shape.n_heads / shape.n_kv_heads);
         let at = placed.committed + usize::from(placed.tree.depths()[node]);
         let first = match shape.window {
@@ -309,7 +407,7 @@ impl World {
             window => (at + 1).saturating_sub(window).min(placed.committed),
         };
         let nodes = (0..placed.tree.len())
-            .filter(|&other| self.sees(&placed.tree, node, other))
+            .filter(|&other| sees(shape, &placed.tree, node, other))
             .map(|other| placed.committed + other);
         let hidden = placed.tree.window().hidden(at);
         let committed = (first..placed.committed).filter(|p| !hidden.contains(p));
@@ -319,12 +417,12 @@ impl World {
             let gather = |rows: &[f32]| -> Vec<f32> {
                 positions
                     .iter()
-                    .flat_map(|p| &rows[(p - decoded.first) * dim..][..dim])
+                    .flat_map(|p| &rows[(p - self.first) * dim..][..dim])
                     .copied()
                     .collect()
             };
-            let keys = gather(&decoded.keys[kv_head]);
-            let values = gather(&decoded.values[kv_head]);
+            let keys = gather(&self.keys[kv_head]);
+            let values = gather(&self.values[kv_head]);
             for (i, out) in out.chunks_mut(dim).enumerate() {
                 let head = kv_head * group + i;
                 let q = &q[head * dim..][..dim];
@@ -339,98 +437,99 @@ impl World {
         }
         out
     }
+}
 
-    fn sees(&self, tree: &Tree, node: usize, other: usize) -> bool {
-        match self.shape.mask {
-            Mask::Ancestors => tree.ancestor_mask(contract::NodeIdx(node as u16)) >> other & 1 == 1,
-            Mask::Full => true,
-            Mask::Causal => other <= node,
+fn sees(shape: &Shape, tree: &Tree, node: usize, other: usize) -> bool {
+    match shape.mask {
+        Mask::Ancestors => tree.ancestor_mask(contract::NodeIdx(node as u16)) >> other & 1 == 1,
+        Mask::Full => true,
+        Mask::Causal => other <= node,
+    }
+}
+
+/// A pass of one layer over trees: what the card gave, and the queries it used.
+pub struct Pass {
+    /// `[rows][n_heads * head_dim]`.
+    pub out: Vec<f32>,
+    /// `[rows][n_heads * head_dim]`.
+    pub queries: Vec<f32>,
+}
+
+/// prepare, tree and combine of `trees` in buckets of `bucket` rows.
+pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, bucket: usize) -> Pass {
+    let shape = &world.shape;
+    let header = gpu.upload(&step(trees, &[])).unwrap();
+    let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
+    let width = shape.n_heads * shape.head_dim;
+    let out = poisoned::<f32>(gpu, bucket * width);
+    let room = (bucket, world.cache().max_pages * PAGE);
+    let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(world.card, room));
+    let q16 = poisoned::<f16>(gpu, bucket * width);
+    let mut q: Buffer<f32> = poisoned(gpu, bucket * shape.n_heads * shape.q_stride());
+    q.upload(
+        gpu,
+        &inputs.host_q[..rows * shape.n_heads * shape.q_stride()],
+    )
+    .unwrap();
+    let mut from = world.projections(inputs);
+    from.q = q.ptr();
+    let narrow = shape.wants_f16_queries(world.card);
+    let (to, query) = if narrow {
+        (q16.ptr(), q16.ptr())
+    } else {
+        (0, q.ptr())
+    };
+    let at = header.ptr();
+    gpu.launch(&[
+        prepare(
+            shape,
+            bucket,
+            Positions::Step(at),
+            from,
+            (world.cache(), to),
+        ),
+        tree(
+            shape,
+            world.card,
+            bucket,
+            (at, query),
+            (world.cache(), scratch.ptr()),
+        ),
+        combine(
+            shape,
+            world.card,
+            room,
+            (at, q.ptr(), scratch.ptr()),
+            Out::f32(out.ptr()),
+        ),
+    ]);
+    let mut out = out.download(gpu).unwrap();
+    assert!(
+        out[rows * width..].iter().all(|v| v.to_bits() == u32::MAX),
+        "padding was written"
+    );
+    out.truncate(rows * width);
+    let queries = match narrow {
+        true => q16.download(gpu).unwrap()[..rows * width]
+            .iter()
+            .map(|h| h.to_f32())
+            .collect(),
+        false => {
+            let all = q.download(gpu).unwrap();
+            let heads = all.chunks(shape.q_stride()).take(rows * shape.n_heads);
+            heads
+                .flat_map(|head| head[..shape.head_dim].to_vec())
+                .collect()
         }
-    }
+    };
+    Pass { out, queries }
 }
 
-/// Keys and values of a sequence from position `first` on, `[n_kv_heads][positions * head_dim]`.
-pub struct Decoded {
-    first: usize,
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
-}
-
-/// Projections of rows, on the card and on the host.
-pub struct Inputs {
-    pub q: Buffer<f32>,
-    pub k: Buffer<f32>,
-    pub v: Buffer<f32>,
-    q_norm: Buffer<f32>,
-    k_norm: Buffer<f32>,
-    pub host_q: Vec<f32>,
-    pub host_k: Vec<f32>,
-    pub host_v: Vec<f32>,
-    host_q_norm: Vec<f32>,
-    host_k_norm: Vec<f32>,
-}
-
-impl Inputs {
-    pub fn random(gpu: &Device, random: &mut Random, shape: &Shape, rows: usize) -> Inputs {
-        let width = shape.n_kv_heads * shape.head_dim;
-        let host_q = random.normals(rows * shape.n_heads * shape.q_stride(), 1.5);
-        let host_k = random.normals(rows * width, 1.5);
-        let host_v = random.normals(rows * width, 1.0);
-        let host_q_norm = random.between(shape.head_dim, 0.8, 1.6);
-        let host_k_norm = random.between(shape.head_dim, 0.8, 1.6);
-        Inputs {
-            q: gpu.upload(&host_q).unwrap(),
-            k: gpu.upload(&host_k).unwrap(),
-            v: gpu.upload(&host_v).unwrap(),
-            q_norm: gpu.upload(&host_q_norm).unwrap(),
-            k_norm: gpu.upload(&host_k_norm).unwrap(),
-            host_q,
-            host_k,
-            host_v,
-            host_q_norm,
-            host_k_norm,
-        }
+/// A tree on a sequence.
+pub fn on(slot: usize, committed: usize, tree: contract::Tree) -> Placed {
+    Placed {
+        slot,
+        committed,
+        tree,
     }
-
-    /// The query heads of a row after norm and rope, turned as keys are, and their gates.
-    pub fn queries(&self, shape: &Shape, row: usize, position: usize) -> (Vec<f32>, Vec<f32>) {
-        let stride = shape.q_stride();
-        let own = &self.host_q[row * shape.n_heads * stride..][..shape.n_heads * stride];
-        let mut q = Vec::new();
-        let mut gates = Vec::new();
-        for head in own.chunks(stride) {
-            let mut head = head.to_vec();
-            gates.extend(head.split_off(shape.head_dim));
-            placed(shape, &mut head, &self.host_q_norm, position);
-            as_stored(codecs(shape)[0], &mut head);
-            q.extend(head);
-        }
-        (q, gates)
-    }
-
-    /// A key head of a row after norm and rope, in the basis it is stored in.
-    pub fn key(&self, shape: &Shape, row: usize, head: usize, position: usize) -> Vec<f32> {
-        let at = (row * shape.n_kv_heads + head) * shape.head_dim;
-        let mut key = self.host_k[at..][..shape.head_dim].to_vec();
-        placed(shape, &mut key, &self.host_k_norm, position);
-        as_stored(codecs(shape)[0], &mut key);
-        key
-    }
-
-    /// A value head of a row.
-    pub fn value(&self, shape: &Shape, row: usize, head: usize) -> &[f32] {
-        let at = (row * shape.n_kv_heads + head) * shape.head_dim;
-        &self.host_v[at..][..shape.head_dim]
-    }
-}
-
-/// Norm and rope of a head.
-fn placed(shape: &Shape, head: &mut [f32], weight: &[f32], position: usize) {
-    if shape.normed {
-        norm::rms_in_place(head, weight, shape.eps);
-    }
-    let half = shape.rope.dims / 2;
-    let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-    rope::angles(position, shape.rope.theta, &mut cos, &mut sin);
-    rope::rotate(head, &cos, &sin);
 }

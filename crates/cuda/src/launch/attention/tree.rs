@@ -5,7 +5,7 @@ use contract::KvFormat;
 use super::super::norm::Out;
 use super::super::{Args, Launch};
 use super::rows::row_bytes;
-use super::{Cache, Card, PAGE, Shape};
+use super::{Cache, Card, Mask, PAGE, Shape};
 
 /// Keys of a tile.
 const TILE: usize = 64;
@@ -18,12 +18,32 @@ const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 
 /// The same of `kernels/attn/tree_trio_sm90.cu`.
 const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
+/// The same of `kernels/attn/tree_spans_sm90.cu`.
+const SPAN_EIGHTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
+/// Bytes of what it knows of its trees and items.
+const SPAN_WORK: usize = 4 * 80 + 20 * 88;
 /// Tiles of keys and of values that it has in shared memory at once.
 const TRIO_RINGS: (usize, usize) = (3, 3);
 /// What a block of it takes where a sequence can hold no more than so many tokens: the more columns, the sooner keys
 /// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
 /// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
 const TRIO_SHORT: (usize, usize) = (8192, 9);
+
+/// Positions below this stand in spans of a tile; each doubling above has `SPANS` spans (`kernels/attn/spans.cuh`).
+const SPANS_FROM: usize = 2048;
+const SPANS: usize = 16;
+
+/// How a launch of `kernels/attn/tree_spans_sm90.cu` is shaped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Spans {
+    /// Eights of columns of a block.
+    eights: usize,
+    /// Tiles of keys and of values in shared memory at once.
+    rings: (usize, usize),
+    shared_bytes: usize,
+    /// Blocks that a multiprocessor holds.
+    resident: usize,
+}
 
 /// How a launch of tree attention is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +148,74 @@ impl Shape {
         Some((eights, bytes(eights)))
     }
 
+    /// Whether what a row sums in which order follows from its position alone (`kernels/attn/spans.cuh`), so that a
+    /// node of a tree has the bits that its token alone would have.
+    pub(super) fn by_position(&self, card: Card) -> bool {
+        let able = card.warpgroups && self.head_dim == 256 && self.mask == Mask::Ancestors;
+        let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
+        card.path_order && able && whole && self.spans(card, STEP_ROWS, usize::MAX).is_some()
+    }
+
+    /// Slots of a row by position, in sequences of at most `tokens` tokens: its spans and two tiles.
+    pub(super) fn slots(tokens: usize) -> usize {
+        let mut spans = SPANS_FROM.min(tokens).div_ceil(TILE);
+        let mut begin = SPANS_FROM;
+        while begin < tokens {
+            spans += SPANS;
+            begin *= 2;
+        }
+        spans + 2
+    }
+
+    /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
+    /// tiles are too large.
+    fn spans(&self, card: Card, rows: usize, tokens: usize) -> Option<Spans> {
+        let (key, value) = self.tiles_bytes();
+        let group = self.n_heads / self.n_kv_heads;
+        let bytes = |eights: usize, (keys, values): (usize, usize)| {
+            let nodes = SPAN_WORK + 4 * TILE + 16 * (8 * eights / group);
+            let marks = eights * 8 * 9 * 4 + 8;
+            eights * 6 * 1024 + keys * key + values * value + marks + nodes
+        };
+        let fits = |eights: usize, rings, room: usize| bytes(eights, rings) <= room;
+        // Two blocks of few rows hide each other's waits.
+        let few = (rows * group).div_ceil(8);
+        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        if few <= 2
+            && let Some(rings) = [(3, 3), (3, 2)].into_iter().find(|&r| fits(few, r, half))
+        {
+            return Some(Spans {
+                eights: few,
+                rings,
+                shared_bytes: bytes(few, rings),
+                resident: 2,
+            });
+        }
+        let most = match tokens > TRIO_SHORT.0 {
+            true => 18,
+            false => TRIO_SHORT.1,
+        };
+        let widths = || {
+            SPAN_EIGHTS
+                .into_iter()
+                .filter(|&e| e <= most && 8 * e >= group)
+        };
+        let (most, rings) = [(3, 3), (3, 2)].into_iter().find_map(|rings| {
+            let eights = widths().rfind(|&e| fits(e, rings, card.shared_bytes))?;
+            (eights >= few.min(6)).then_some((eights, rings))
+        })?;
+        // Equal parts of whole nodes.
+        let parts = rows.div_ceil(8 * most / group);
+        let wanted = (rows.div_ceil(parts) * group).div_ceil(8);
+        let eights = widths().find(|&e| e >= wanted)?;
+        Some(Spans {
+            eights,
+            rings,
+            shared_bytes: bytes(eights, rings),
+            resident: 1,
+        })
+    }
+
     /// The tiling of a launch for `rows` rows, all of which may be one tree's.
     fn tiling(&self, card: Card, rows: usize) -> Tiling {
         let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
@@ -186,7 +274,7 @@ pub fn tree(
     if !shape.wants_f16_queries(card) {
         return Launch {
             entry: "attn_path",
-            unit: shape.spanned(shape.unit("attn/path.cu"), card, rows),
+            unit: shape.spanned(shape.unit("attn/path.cu"), card, (rows, 0)),
             grid: [shape.n_heads as u32, rows as u32, 1],
             block: [256, 1, 1],
             shared: 0,
@@ -199,12 +287,33 @@ pub fn tree(
         .f32(shape.scale * std::f32::consts::LOG2_E)
         .ptr(scratch)
         .i32(rows as i32);
-    if let Some((eights, shared)) = shape.trio(card, rows, cache.max_pages * PAGE) {
+    let tokens = cache.max_pages * PAGE;
+    if shape.by_position(card)
+        && let Some(spans) = shape.spans(card, rows, tokens)
+    {
+        let unit = shape.unit("attn/tree_spans_sm90.cu");
+        return Launch {
+            entry: "attn_tree",
+            unit: shape
+                .spanned(unit, card, (rows, tokens))
+                .define("NT", spans.eights)
+                .define("K_RING", spans.rings.0)
+                .define("V_RING", spans.rings.1)
+                .define("RESIDENT", spans.resident),
+            grid: [(spans.resident * card.multiprocessors) as u32, 1, 1],
+            block: [384, 1, 1],
+            shared: spans.shared_bytes as u32,
+            args,
+            cooperative: false,
+            overlap: true,
+        };
+    }
+    if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
         let unit = shape.unit("attn/tree_trio_sm90.cu");
         return Launch {
             entry: "attn_tree",
             unit: shape
-                .spanned(unit, card, rows)
+                .spanned(unit, card, (rows, tokens))
                 .define("NT", eights)
                 .define("K_RING", TRIO_RINGS.0)
                 .define("V_RING", TRIO_RINGS.1),
@@ -221,7 +330,7 @@ pub fn tree(
         false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
     };
     let unit = shape
-        .spanned(shape.unit(file), card, rows)
+        .spanned(shape.unit(file), card, (rows, tokens))
         .define(tiles, tiling.tiles)
         .define("RING", tiling.ring);
     Launch {
@@ -236,18 +345,18 @@ pub fn tree(
     }
 }
 
-/// Sums the splits that [`tree`] left in `scratch`, applies the gates in the projection `q`, and writes
-/// `[rows][n_heads * head_dim]` in the forms of `out`.
+/// Sums the splits that [`tree`] left in `scratch` for a cache whose sequences hold `tokens` tokens, applies the gates in
+/// the projection `q`, and writes `[rows][n_heads * head_dim]` in the forms of `out`.
 pub fn combine(
     shape: &Shape,
     card: Card,
-    rows: usize,
+    (rows, tokens): (usize, usize),
     (step, q, scratch): (u64, u64, u64),
     out: Out,
 ) -> Launch {
     let width = shape.n_heads * shape.head_dim;
     let unit = shape
-        .spanned(shape.unit("attn/combine.cu"), card, rows)
+        .spanned(shape.unit("attn/combine.cu"), card, (rows, tokens))
         .define("GATE", u32::from(shape.gate));
     Launch {
         entry: "attn_combine",
@@ -270,7 +379,6 @@ pub fn combine(
 mod tests {
     use contract::RopeSpec;
 
-    use super::super::Mask;
     use super::*;
 
     #[test]
@@ -301,13 +409,30 @@ mod tests {
             path_order: false,
             windows: false,
         };
-        assert_eq!((shape.splits(card, 1), shape.splits(card, 24)), (64, 33));
+        assert_eq!(
+            (
+                shape.splits(card, (1, 4096)),
+                shape.splits(card, (24, 4096))
+            ),
+            (64, 33)
+        );
         let exact = Card {
             path_order: true,
             ..card
         };
-        assert_eq!(shape.splits(exact, 1), 1);
-        assert_eq!(shape.scratch_bytes(card, 2), 2 * 24 * 64 * 258 * 4);
+        assert_eq!(shape.splits(exact, (1, 4096)), 50);
+        assert_eq!(
+            [64, 2048, 2049, 131_072].map(Shape::slots),
+            [3, 34, 50, 130]
+        );
+        for (rows, short, deep) in [(1, 1, 1), (2, 2, 2), (8, 6, 6), (24, 9, 18), (64, 9, 18)] {
+            for (tokens, eights) in [(8192, short), (131_072, deep)] {
+                let found = shape.spans(exact, rows, tokens).unwrap();
+                assert_eq!(found.eights, eights, "{rows} rows of {tokens} tokens");
+                assert!((found.shared_bytes + 1024) * found.resident <= 228 * 1024);
+            }
+        }
+        assert_eq!(shape.scratch_bytes(card, (2, 4096)), 2 * 24 * 64 * 258 * 4);
         assert_eq!(shape.frequencies().len(), 32);
         assert_eq!(shape.frequencies()[0], 1.0);
 
@@ -330,8 +455,10 @@ mod tests {
             ..shape
         };
         assert_eq!(half.trio(card, 24, 131_072), None);
+        assert_eq!(half.spans(exact, 24, 131_072).unwrap().rings, (3, 2));
+        assert!(half.by_position(exact) && !half.by_position(card));
         assert!(shape.by_warpgroups(card, 1) && half.by_warpgroups(card, 24));
-        assert!(!half.by_warpgroups(card, 1) && half.splits(card, 1) == 64);
+        assert!(!half.by_warpgroups(card, 1) && half.splits(card, (1, 4096)) == 64);
         let one = shape.tiling(card, 1);
         assert_eq!((one.tiles, one.resident), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);

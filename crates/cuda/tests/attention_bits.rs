@@ -1,0 +1,160 @@
+//! Rows of attention have the same bits whoever shares the call, and as nodes of a tree those of their tokens alone.
+
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod attention_world;
+mod card;
+mod step_world;
+
+use attention_world::{ALL, Inputs, World, kinds, on, pass, shape};
+use card::{Random, same_bits};
+use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
+use contract::Window;
+use step_world::{Device, Placed, chain, random_tree, star};
+
+#[test]
+fn a_row_has_the_same_bits_whoever_shares_the_call() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(4);
+    for (k, v) in ALL {
+        for (i, shape) in kinds(k, v).into_iter().take(3).enumerate() {
+            let committed = 333;
+            // What a block takes depends on how many tokens a sequence may hold, too.
+            let room = [8_500, committed + 64][i.min(1)];
+            let mut world = World::new(&gpu, &mut random, shape, 2, room);
+            world.commit_random(&mut random, 0, 0..committed);
+            world.commit_random(&mut random, 1, 0..40);
+            world.upload(&gpu);
+            let full = random_tree(&mut random, 48);
+            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+            let width = shape.n_heads * shape.head_dim;
+            let all = pass(&gpu, &world, &[on(0, committed, full.clone())], &inputs, 64);
+            for nodes in [1, 2, 8, 24, 33] {
+                let parents: Vec<usize> = full
+                    .nodes()
+                    .take(nodes)
+                    .skip(1)
+                    .map(|n| full.parent(n).unwrap().index())
+                    .collect();
+                let part = on(0, committed, step_world::tree(&parents));
+                let other = on(1, 40, chain(9));
+                let bucket = (nodes + 9).next_multiple_of(8);
+                let found = pass(&gpu, &world, &[part, other], &inputs, bucket);
+                same_bits(
+                    "rows",
+                    &found.out[..nodes * width],
+                    &all.out[..nodes * width],
+                );
+            }
+        }
+    }
+}
+
+/// Feeds nodes of trees one by one, each behind its ancestors, and fails unless their rows have the bits that all had
+/// together: of every tree the first, the deepest, the last and some more.
+fn equal_alone(
+    gpu: &Device,
+    random: &mut Random,
+    world: &mut World,
+    trees: &[Placed],
+    inputs: &Inputs,
+) {
+    let width = world.shape.n_heads * world.shape.head_dim;
+    let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
+    let bucket = rows.next_multiple_of(8).max(24);
+    let together = pass(gpu, world, trees, inputs, bucket).out;
+    world.download(gpu);
+    let before = world.planes.clone();
+    let mut first = 0;
+    for Placed {
+        slot,
+        committed,
+        tree,
+    } in trees
+    {
+        let deepest = tree.nodes().max_by_key(|n| tree.depth(*n)).unwrap();
+        let mut some = vec![0, deepest.index(), tree.len() - 1];
+        some.extend((0..3).map(|_| random.below(tree.len())));
+        some.sort_unstable();
+        some.dedup();
+        for node in some {
+            let path = tree.path_to(tree.nodes().nth(node).unwrap());
+            for (depth, ancestor) in path.nodes().iter().enumerate() {
+                let (from, to) = (committed + ancestor.index(), committed + depth);
+                for head in 0..world.shape.n_kv_heads {
+                    world.copy((*slot, head), from, to, &before);
+                }
+            }
+            world.upload(gpu);
+            let window = tree.window();
+            let alone = on(
+                *slot,
+                committed + path.len() - 1,
+                chain(1).seen_through(window),
+            );
+            let own = inputs.row(gpu, &world.shape, first + node);
+            let found = pass(gpu, world, &[alone], &own, 1).out;
+            let row = &together[(first + node) * width..][..width];
+            let name = format!("{:?}: node {node} after {committed}", world.shape.k);
+            same_bits(&name, &found, row);
+            world.planes.clone_from(&before);
+        }
+        first += tree.len();
+    }
+}
+
+/// Trees whose roots stand before and behind the bounds of tiles and spans, in caches of these formats.
+fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(8);
+    let shape = shape((12, 2, 256, 64), true, true, k, v);
+    let mut world = World::new(&gpu, &mut random, shape, 3, 2400);
+    world.card.path_order = true;
+    world.card.windows = windows;
+    if !shape.wants_f16_queries(world.card) {
+        return;
+    }
+    for slot in 0..3 {
+        world.commit_random(&mut random, slot, 0..2330);
+    }
+    let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+    let mut of = |random: &mut Random, tree: Placed| {
+        equal_alone(&gpu, random, &mut world, &[tree], &inputs);
+    };
+    if !windows {
+        for committed in [0, 40, 63, 64, 127, 190, 2040, 2100, 2111, 2300] {
+            let tree = on(1, committed, random_tree(&mut random, 24));
+            of(&mut random, tree);
+        }
+        of(&mut random, on(1, 1, chain(64)));
+        of(&mut random, on(2, 2111, chain(64)));
+    }
+    let seen = |placed: Placed, tokens, sinks| {
+        let window = match windows {
+            true => Window::new(tokens, sinks),
+            false => Window::FULL,
+        };
+        Placed {
+            tree: placed.tree.seen_through(window),
+            ..placed
+        }
+    };
+    let several = [
+        seen(on(0, 2300, random_tree(&mut random, 20)), 100, 5),
+        seen(on(1, 187, chain(24)), 64, 70),
+        seen(on(2, 2175, star(20)), 2047, 0),
+    ];
+    equal_alone(&gpu, &mut random, &mut world, &several, &inputs);
+}
+
+#[test]
+fn a_node_has_the_bits_of_its_token_alone() {
+    for (k, v) in [(Q8_0, Q8_0), (Tq3_0, Tq3_0), (F16, F16), (Q4_0, Q5_1)] {
+        nodes_equal_their_tokens(k, v, false);
+    }
+}
+
+#[test]
+fn a_node_behind_a_window_has_the_bits_of_its_token_alone() {
+    nodes_equal_their_tokens(Q8_0, Q8_0, true);
+}
