@@ -2,8 +2,8 @@
 //
 //   out = softmax(scale * q K^T) V
 //
-// Slow and plain: it serves caches that hold F32, and it is the order in which a tree equals the same tokens fed one
-// by one. Keys are taken in runs of 256 of the path, so a row's bits depend on its path alone.
+// Slow and plain: it serves caches that hold F32, and `--exact` where attn/tree_spans_sm90.cu cannot. Keys are taken in
+// runs of 256 of the path, so a row's bits depend on its path alone: a tree equals the same tokens fed one by one.
 //
 // in   step     q [rows][HEADS][Q_STRIDE] f32, normed, roped and turned as keys are     planes of keys and values
 // out  partial  [rows][HEADS][SPLITS][DIM] f32 and behind it [rows][HEADS][SPLITS][2] (max in units of log 2, sum);

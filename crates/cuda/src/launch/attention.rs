@@ -70,7 +70,7 @@ pub struct Card {
     pub shared_bytes: usize,
     /// Whether it has the warpgroup products of compute capability 9.0.
     pub warpgroups: bool,
-    /// Whether attention is to sum in path order (`--exact`).
+    /// Whether what a row sums in which order may depend on its path alone, not on its tree (`--exact`).
     pub path_order: bool,
     /// Whether trees may have windows of their own ([`contract::Window`]).
     pub windows: bool,
