@@ -81,7 +81,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         out: out.ptr(),
         stride: 5 * HIDDEN,
         offset: HIDDEN,
-        nodes: 0,
+        placed: false,
     };
     let halves = (both.ptr(), both.ptr_at(FFN), 2 * FFN);
     let ty = QuantType::Q4_K;
