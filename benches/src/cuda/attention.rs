@@ -241,7 +241,8 @@ impl World {
     fn layer(&self, bench: &Bench, rows: usize) -> Result<Layer> {
         let (shape, card) = (&self.shape, self.card);
         let step = bench.gpu.upload(&header(rows, self.context))?;
-        let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, rows), 0)?;
+        let room = (rows, self.caches[0].max_pages * PAGE);
+        let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, room), 0)?;
         let from = Projections {
             q: self.q.ptr(),
             k: self.kv.ptr(),
@@ -268,7 +269,7 @@ impl World {
                 .iter()
                 .map(|&cache| tree(shape, card, rows, (at, q16), (cache, scratch.ptr())))
                 .collect(),
-            combine: combine(shape, card, rows, (at, self.q.ptr(), scratch.ptr()), out),
+            combine: combine(shape, card, room, (at, self.q.ptr(), scratch.ptr()), out),
             _step: step,
             _scratch: scratch,
         })
