@@ -17,23 +17,27 @@
 
 pub mod file;
 mod shelf;
+mod waiting;
 
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
 
 use contract::{DeviceError, Parcel, TokenId};
 use decode::Store;
 use decode::prefix::Found;
 
 use shelf::Shelf;
+use waiting::{Order, Waiting};
 
-/// Bytes that may wait to be written; more is not taken, so that a slow disk does not fill the memory.
+/// Bytes that may wait to be written, so that a slow disk does not fill the memory: beyond that the newest state takes
+/// the place of those that have waited longest.
 const MOST_WAITING: u64 = 4 << 30;
+/// How far a file's time of last change may lie behind the clock that is asked here.
+const CLOCK_LAG: Duration = Duration::from_millis(50);
 
 /// Where states are kept, and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,49 +76,38 @@ impl StoreFacts {
 /// The states of one owner in one folder. Dropping it waits until everything it took is written.
 pub struct DiskStore {
     shelf: Arc<Mutex<Shelf>>,
-    /// Tokens of states that are not written yet.
-    waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
-    waiting_bytes: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
     facts: StoreFacts,
-    /// `None` once it is being dropped, which ends the thread.
-    inbox: Option<Sender<Order>>,
+    /// Since when the process has been ending.
+    closing: Option<SystemTime>,
     writer: Option<JoinHandle<()>>,
-}
-
-struct Order {
-    tokens: Arc<[TokenId]>,
-    parcel: Box<dyn Parcel>,
-    size: u64,
 }
 
 impl DiskStore {
     /// Opens a folder, reads what is there, and takes away what dead writers left.
     pub fn open(config: StoreConfig) -> io::Result<DiskStore> {
         let mut shelf = Shelf::open(&config.dir, config.owner)?;
-        shelf.tidy(config.budget)?;
+        shelf.tidy(config.budget, None)?;
         shelf.look();
         let shelf = Arc::new(Mutex::new(shelf));
-        let (inbox, orders) = mpsc::channel();
         let mut store = DiskStore {
             shelf,
-            waiting: Arc::default(),
-            waiting_bytes: Arc::default(),
+            waiting: Arc::new(Waiting::new(MOST_WAITING)),
             facts: StoreFacts {
                 dir: config.dir,
                 budget: config.budget,
                 trouble: Arc::default(),
             },
-            inbox: Some(inbox),
+            closing: None,
             writer: None,
         };
         let writer = Writer {
             shelf: Arc::clone(&store.shelf),
             waiting: Arc::clone(&store.waiting),
-            waiting_bytes: Arc::clone(&store.waiting_bytes),
             facts: store.facts.clone(),
         };
         let thread = std::thread::Builder::new().name("state writer".to_owned());
-        store.writer = Some(thread.spawn(move || writer.run(&orders))?);
+        store.writer = Some(thread.spawn(move || writer.run())?);
         Ok(store)
     }
 
@@ -153,9 +146,7 @@ impl Store for DiskStore {
     }
 
     fn covered(&mut self, tokens: &[TokenId]) -> usize {
-        let waiting = lock(&self.waiting);
-        let begun = waiting.iter().filter(|kept| tokens.starts_with(kept));
-        let begun = begun.map(|kept| kept.len()).max().unwrap_or(0);
+        let begun = self.waiting.covered(tokens);
         let mut shelf = lock(&self.shelf);
         shelf.look();
         let kept = shelf.longest(tokens, begun, tokens.len());
@@ -164,24 +155,24 @@ impl Store for DiskStore {
 
     fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>) {
         let size = parcel.bytes();
-        let waiting = self.waiting_bytes.load(Ordering::Relaxed);
-        let fits = size <= self.facts.budget && waiting.saturating_add(size) <= MOST_WAITING;
-        let Some(inbox) = self
-            .inbox
-            .as_ref()
-            .filter(|_| fits && self.facts.trouble().is_none())
-        else {
+        if size > self.facts.budget || self.facts.trouble().is_some() {
             return;
-        };
-        let tokens: Arc<[TokenId]> = tokens.into();
-        self.waiting_bytes.fetch_add(size, Ordering::Relaxed);
-        lock(&self.waiting).push(Arc::clone(&tokens));
-        // A send fails only if the writer is gone, which has been told.
-        let _ = inbox.send(Order {
-            tokens,
+        }
+        let order = Order {
+            tokens: tokens.into(),
             parcel,
             size,
-        });
+            spare: self.closing,
+        };
+        match self.closing {
+            None => self.waiting.push(order),
+            Some(_) => self.waiting.push_with_room(order),
+        }
+    }
+
+    fn closing(&mut self) {
+        let now = SystemTime::now();
+        self.closing = Some(now.checked_sub(CLOCK_LAG).unwrap_or(now));
     }
 
     fn forget(&mut self, tokens: &[TokenId]) {
@@ -191,7 +182,7 @@ impl Store for DiskStore {
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        self.inbox = None;
+        self.waiting.close();
         if let Some(writer) = self.writer.take() {
             // A panic there was told where it happened.
             let _ = writer.join();
@@ -202,14 +193,13 @@ impl Drop for DiskStore {
 /// The thread that writes.
 struct Writer {
     shelf: Arc<Mutex<Shelf>>,
-    waiting: Arc<Mutex<Vec<Arc<[TokenId]>>>>,
-    waiting_bytes: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
     facts: StoreFacts,
 }
 
 impl Writer {
-    fn run(&self, orders: &Receiver<Order>) {
-        for mut order in orders {
+    fn run(&self) {
+        while let Some(mut order) = self.waiting.next() {
             if self.facts.trouble().is_none()
                 && let Err(error) = self.write(&mut order)
             {
@@ -218,8 +208,7 @@ impl Writer {
                     error => tracing::warn!(%error, "a state cannot be brought to the disk"),
                 }
             }
-            self.waiting_bytes.fetch_sub(order.size, Ordering::Relaxed);
-            lock(&self.waiting).retain(|tokens| !Arc::ptr_eq(tokens, &order.tokens));
+            self.waiting.done();
         }
     }
 
@@ -230,7 +219,15 @@ impl Writer {
         }
         let dir = {
             let mut shelf = lock(&self.shelf);
-            shelf.tidy(self.facts.budget - size)?;
+            if !shelf.tidy(self.facts.budget - size, order.spare)? {
+                let tokens = order.tokens.len();
+                tracing::info!(
+                    tokens,
+                    size,
+                    "a state is not kept on disk: those used after it fill --kv-cache-budget"
+                );
+                return Ok(());
+            }
             shelf.dir().to_path_buf()
         };
         // The lock of the shelf is not held while the disk works.

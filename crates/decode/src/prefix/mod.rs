@@ -354,8 +354,11 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Gives everything to the store that it lacks.
+    /// Gives everything to the store that it lacks, the latest used first, since the process ends.
     pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        if let Some(store) = &mut self.store {
+            store.closing();
+        }
         for key in policy::lasting(&self.radix) {
             self.give(runner, key, Growth::Any)?;
         }

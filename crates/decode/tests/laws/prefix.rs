@@ -325,6 +325,28 @@ fn stored_world(spec: FakeSpec, shelf: &Shelf) -> World {
     world
 }
 
+#[test]
+fn at_the_end_the_conversation_of_the_last_answer_is_stored_first() {
+    let shelf = Shelf::default();
+    let mut world = stored_world(long_spec(), &shelf);
+    let heads: Vec<_> = (0..3).map(|i| turn(40, 10 + i)).collect();
+    for (i, head) in heads.iter().enumerate() {
+        world.submit(job(i as u64, head.clone(), greedy(3)));
+        world.finish();
+    }
+    // The first of them again.
+    world.submit(job(3, heads[0].clone(), greedy(3)));
+    world.finish();
+    world.scheduler.flush().unwrap();
+    let order: Vec<usize> = shelf
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(tokens, _)| heads.iter().position(|h| h[..8] == tokens[..8]).unwrap())
+        .collect();
+    assert_eq!(order, [0, 2, 1]);
+}
+
 /// A conversation of two turns, the second in a new process whose store `change` has been at.
 fn after_a_restart(
     change: impl FnOnce(&mut Vec<(Vec<TokenId>, Vec<u8>)>),

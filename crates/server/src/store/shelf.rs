@@ -126,8 +126,9 @@ impl Shelf {
         self.files.remove(&path);
     }
 
-    /// Takes away what dead writers left, and the files longest unused until all are within `budget` bytes.
-    pub(super) fn tidy(&mut self, budget: u64) -> io::Result<()> {
+    /// Takes away what dead writers left, and the files longest unused until all are within `budget` bytes, but none
+    /// used since `spare`. Says whether they are within it.
+    pub(super) fn tidy(&mut self, budget: u64, spare: Option<SystemTime>) -> io::Result<bool> {
         let lock = File::create(self.root.join("lock"))?;
         lock.lock()?;
         let mut items = Vec::new();
@@ -151,7 +152,7 @@ impl Shelf {
         }
         items.sort_by_key(|item| item.used);
         for item in items {
-            if all <= budget {
+            if all <= budget || spare.is_some_and(|spare| item.used >= spare) {
                 break;
             }
             match fs::remove_file(&item.path) {
@@ -162,7 +163,7 @@ impl Shelf {
             all -= item.bytes;
             self.files.remove(&item.path);
         }
-        Ok(())
+        Ok(all <= budget)
     }
 }
 

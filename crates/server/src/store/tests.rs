@@ -142,6 +142,24 @@ fn the_files_longest_unused_go_for_new_ones() {
 }
 
 #[test]
+fn at_the_end_what_comes_first_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let budget = 2 * file::size(10, 1000);
+    let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
+    put(dir.path(), budget, &[state(0), state(1)]);
+    std::thread::sleep(2 * CLOCK_LAG);
+    let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
+    store.closing();
+    for salt in [2, 3, 4] {
+        store.put(&state(salt).0, Box::new(state(salt).1));
+    }
+    drop(store);
+    let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
+    let kept = (0..5).filter(|&salt| found(&mut store, &tokens(11, salt), 0).is_some());
+    assert_eq!(kept.collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
 fn parts_of_dead_writers_go_and_those_of_living_ones_stay() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), 1 << 20, &[(tokens(10, 0), vec![1; 10])]);
