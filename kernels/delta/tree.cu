@@ -27,16 +27,8 @@
 #include "delta/shape.cuh"
 #include "delta/products.cuh"
 #include "ssm/conv.cuh"
+#include "delta/nodes.cuh"
 
-#if !HAS_BULK
-#undef CLUSTER
-#define CLUSTER 1
-#endif
-#if CLUSTER > 1
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define IN_CLUSTERS
-#endif
 #define THREADS (WARPS * 32)
 #define TILES (NODES / 8)
 #define SLICES (DIM / COLUMNS)
@@ -82,13 +74,6 @@ __device__ __forceinline__ int swizzled(int node, int column) {
     return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
 }
 
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 r = 0;
-#if CLUSTER > 1
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-#endif
-    return r;
-}
 // Begins a barrier of the cluster. What this thread `wrote` to the others' memory is seen behind their wait; that costs a
 // fence of the whole card, which also waits for what it wrote to memory.
 __device__ __forceinline__ void cluster_arrive(bool wrote) {
@@ -126,28 +111,6 @@ __device__ __forceinline__ void repair(float& x, Room& room, int node) {
     if (fabsf(x) < INF) return;
     atomicOr(&room.bad[node / 32], 1u << node % 32);
     x = 0.0f;
-}
-
-// Four channels at the four taps of a node, oldest first; tap -1 is the newest row of the window, which ends at `newest`.
-struct Source {
-    const float* x;
-    const float* newest;
-    u32 ld;
-    __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
-        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
-#pragma unroll
-        for (int i = 0; i < TAPS; i++) {
-            const bool inside = taps[i] >= 0;
-            in[i] = *(const float4*)((inside ? x : newest) + (channel + taps[i] * (inside ? (int)ld : CHANNELS)));
-        }
-    }
-};
-
-__device__ __forceinline__ float4 mix(const Room& room, const float4 (&in)[TAPS], int local) {
-    Weights w;
-#pragma unroll
-    for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&room.weight[c][local];
-    return convolve(w, in[0], in[1], in[2], in[3]);
 }
 
 // R and what the state gives to o from products x, y of its column v with nodes i and i + 1. Not 0 if one is not finite.
@@ -243,18 +206,8 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     }
     __syncthreads();
     if (tid < nodes) {
-        int taps[TAPS] = {-3, -2, -1, tid};
-        int parent = tid;
-#pragma unroll
-        for (int tap = TAPS - 2; tap >= 0; tap--) {
-            parent = room.parents[parent];
-            if (parent < 0) break;
-            // The window moves up by one for every node that stands before it.
-#pragma unroll
-            for (int i = 0; i < TAPS - 1; i++)
-                if (i < tap) taps[i]++;
-            taps[tap] = parent;
-        }
+        int taps[TAPS];
+        taps_of(taps, room.parents, tid);
         room.lines[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
     }
     cp_async_wait<0>();
@@ -330,7 +283,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
             float* to_x = to + NODE_X + channel;
             const int own_node = node, own_part = part, own = within;
             if (task + stride < tasks) begin(task + stride);
-            const float4 y = mix(room, in, own_part * DIM + own);
+            const float4 y = mix(room.weight, in, own_part * DIM + own);
             if (own_part == 2) {
                 if (!arrived) cluster_arrive(false), arrived = true;
                 if (own_node < nodes) {

@@ -25,16 +25,8 @@
 #include "delta/shape.cuh"
 #include "delta/rule.cuh"
 #include "ssm/conv.cuh"
+#include "delta/nodes.cuh"
 
-#if !HAS_BULK
-#undef CLUSTER
-#define CLUSTER 1
-#endif
-#if CLUSTER > 1
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define IN_CLUSTERS
-#endif
 #define SLICES 8
 #define WIDE (DIM / SLICES)           // columns that a block has of a head
 #define COLUMNS (WIDE * HEADS)
@@ -70,14 +62,6 @@ struct Room {
     float4 saved[SHARED_SAVES][4 * HEADS][WALKERS];
 #endif
 };
-
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 r = 0;
-#if CLUSTER > 1
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-#endif
-    return r;
-}
 
 // Over four neighbouring lanes.
 __device__ __forceinline__ u32 quad_sum(u32 x) {
@@ -118,28 +102,6 @@ __device__ __forceinline__ void put_all(float* to, float v, u64* barrier) {
 #else
     if (threadIdx.x % 32 == 0) *to = v;
 #endif
-}
-
-// Four channels at the four taps of a node, oldest first; tap -1 is the newest row of the window, which ends at `newest`.
-struct Source {
-    const float* x;
-    const float* newest;
-    u32 ld;
-    __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
-        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
-#pragma unroll
-        for (int i = 0; i < TAPS; i++) {
-            const bool inside = taps[i] >= 0;
-            in[i] = *(const float4*)((inside ? x : newest) + (channel + taps[i] * (inside ? (int)ld : CHANNELS)));
-        }
-    }
-};
-
-__device__ __forceinline__ float4 mix(const Room& room, const float4 (&in)[TAPS], int local) {
-    Weights w;
-#pragma unroll
-    for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&room.weight[c][local];
-    return convolve(w, in[0], in[1], in[2], in[3]);
 }
 
 // A value head of the key head.
@@ -345,17 +307,8 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     }
     if (orders && real) {
         parent = room.parents[own];
-        int taps[TAPS] = {-3, -2, -1, own}, at = own;
-#pragma unroll
-        for (int tap = TAPS - 2; tap >= 0; tap--) {
-            at = room.parents[at];
-            if (at < 0) break;
-            // The window moves up by one for every node that stands before it.
-#pragma unroll
-            for (int i = 0; i < TAPS - 1; i++)
-                if (i < tap) taps[i]++;
-            taps[tap] = at;
-        }
+        int taps[TAPS];
+        taps_of(taps, room.parents, own);
         if (quarter == 0) room.sizes[own] = size, room.lines[own] = make_int4(taps[0], taps[1], taps[2], taps[3]);
     }
     __syncthreads();
@@ -432,7 +385,8 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         const int channel = key * DIM + 4 * lane;
         float4 of_q[TAPS], of_k[TAPS];
         source.fetch(of_q, line, channel), source.fetch(of_k, line, KEYS + channel);
-        const float4 q = normalise(mix(room, of_q, 4 * lane), 0), k = normalise(mix(room, of_k, DIM + 4 * lane), NK);
+        const float4 q = normalise(mix(room.weight, of_q, 4 * lane), 0);
+        const float4 k = normalise(mix(room.weight, of_k, DIM + 4 * lane), NK);
         put_all(&room.keys[at][0][4 * lane], k, &room.full);
         put_all(&room.keys[at][1][4 * lane], q, &room.full);
         put_all(&room.qk[at], row_dot(q, k), &room.full);
@@ -449,7 +403,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
             const int at = piece / PIECES, within = piece % PIECES * 4;
             float* to = node_out + (u64)(room.order[at].x & NODE_MASK) * NODE_FLOATS + NODE_X;
             *(float4*)(to + channel_of(key, group, slice, 2 * DIM + within)) = in[TAPS - 1];
-            const float4 y = mix(room, in, 2 * DIM + within);
+            const float4 y = mix(room.weight, in, 2 * DIM + within);
             begin(piece + THREADS);
             *(float4*)&room.v[at][within] = y;
         } else {

@@ -1,0 +1,66 @@
+// The convolution at the nodes of a tree, for kernels whose blocks each need some of a node's channels: where a node's taps
+// stand, what they hold, and the cluster of blocks that does together what all of them need.
+//
+// A node's taps are the three before it on its path and itself; what lies before the tree is in the window. CLUSTER blocks
+// form a cluster where the architecture has them, elsewhere each stands alone and CLUSTER is 1.
+// Behind delta/shape.cuh and ssm/conv.cuh.
+#pragma once
+
+#if !HAS_BULK
+#undef CLUSTER
+#define CLUSTER 1
+#endif
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 r = 0;
+#if CLUSTER > 1
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+
+// Where the taps stand, oldest first: nodes, and below 0 rows of the window, of which -1 is the newest. A parent below 0 is
+// none.
+__device__ __forceinline__ void taps_of(int (&taps)[TAPS], const int* parents, int node) {
+    taps[0] = -3, taps[1] = -2, taps[2] = -1, taps[3] = node;
+    int at = node;
+#pragma unroll
+    for (int tap = TAPS - 2; tap >= 0; tap--) {
+        at = parents[at];
+        if (at < 0) break;
+        // The window moves up by one for every node that stands before it.
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++)
+            if (i < tap) taps[i]++;
+        taps[tap] = at;
+    }
+}
+
+// Four channels at the four taps of a node, oldest first; the window ends at `newest`.
+struct Source {
+    const float* x;
+    const float* newest;
+    u32 ld;
+    __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
+        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) {
+            const bool inside = taps[i] >= 0;
+            in[i] = *(const float4*)((inside ? x : newest) + (channel + taps[i] * (inside ? (int)ld : CHANNELS)));
+        }
+    }
+};
+
+// Channels local .. local + 3 of a block's own, channel c's taps being `weight[c % 4][c / 4]` in units of 4.
+template <int N>
+__device__ __forceinline__ float4 mix(const float (&weight)[4][N], const float4 (&in)[TAPS], int local) {
+    Weights w;
+#pragma unroll
+    for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&weight[c][local];
+    return convolve(w, in[0], in[1], in[2], in[3]);
+}
