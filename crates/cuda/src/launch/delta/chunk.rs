@@ -1,6 +1,7 @@
 //! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window brought along.
 
 use super::norm::{Out, Source, gated_norm};
+use super::tree::conv_args;
 use super::{DIM, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
@@ -119,11 +120,7 @@ pub fn conv_chunk(
     inputs: &Inputs,
     [mixed, gates]: [u64; 2],
 ) -> Launch {
-    let args = row_args(Args::new().ptr(chunk), inputs.qkv);
-    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
-    let args = slot_args(args, layer.window);
-    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
-    let args = args.ptr(mixed).ptr(gates);
+    let args = conv_args(chunk, layer, inputs).ptr(mixed).ptr(gates);
     let heads = 2 * shape.n_k_heads + shape.n_v_heads;
     let grid = [heads.div_ceil(CONV_HEADS) + 1, rows.div_ceil(CONV_ROWS), 1];
     launch(

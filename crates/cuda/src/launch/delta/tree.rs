@@ -167,6 +167,14 @@ pub fn tree_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
     Cut::of(card, shape, rows, trees).unit(shape)
 }
 
+/// What convolution and gates are made from, in the order in which every kernel that makes them for several rows takes it.
+pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
+    let args = row_args(Args::new().ptr(header), inputs.qkv);
+    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
+    let args = slot_args(args, layer.window);
+    args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt)
+}
+
 /// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
 ///
 /// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads * 128]`.
@@ -185,10 +193,7 @@ pub fn tree(
     o: u64,
 ) -> Launch {
     let cut = Cut::of(card, shape, rows, trees);
-    let args = row_args(Args::new().ptr(step), inputs.qkv);
-    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
-    let args = slot_args(args, layer.window);
-    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
+    let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
     let mut launch = launch("tree", cut.unit(shape), grid, dim(32 * cut.warps), args);
@@ -224,19 +229,23 @@ pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::launch::delta::Slots;
     use contract::HeadMap;
 
-    const SHAPE: Shape = Shape {
+    pub(crate) const SHAPE: Shape = Shape {
         n_k_heads: 2,
         n_v_heads: 6,
         head_map: HeadMap::Tiled,
     };
 
-    const SMALL: Card = Card {
+    pub(crate) const SMALL: Card = Card {
         shared_bytes: 99 << 10,
+    };
+
+    pub(crate) const LARGE: Card = Card {
+        shared_bytes: 227 << 10,
     };
 
     /// Entries of a layer's launches.
@@ -284,10 +293,7 @@ mod tests {
 
     #[test]
     fn shared_memory_of_a_tree_fits_every_card() {
-        let large = Card {
-            shared_bytes: 227 << 10,
-        };
-        for card in [SMALL, large] {
+        for card in [SMALL, LARGE] {
             for rows in [1, 8, 16, 24, 32, 40, 48, 64] {
                 for trees in [1, 4] {
                     let cut = Cut::of(card, SHAPE, rows, trees);
@@ -297,7 +303,7 @@ mod tests {
             }
         }
         let columns = |card| Cut::of(card, SHAPE, 64, 1).columns;
-        assert_eq!([SMALL, large].map(columns), [32, 64]);
+        assert_eq!([SMALL, LARGE].map(columns), [32, 64]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The walk over trees: node by node, with the bits of single steps.
 
-use super::tree::Card;
-use super::{DIM, Inputs, Layer, Shape, dim, launch, row_args, slot_args};
-use crate::launch::{Args, Launch, Unit};
+use super::tree::{Card, conv_args};
+use super::{DIM, Inputs, Layer, Shape, dim, launch, slot_args};
+use crate::launch::{Launch, Unit};
 
 /// Blocks that share a head of a tree.
 const SLICES: usize = 8;
@@ -130,10 +130,7 @@ pub fn walk(
     [o, kept]: [u64; 2],
 ) -> Launch {
     let cut = Cut::of(card, shape, rows, trees);
-    let args = row_args(Args::new().ptr(step), inputs.qkv);
-    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
-    let args = slot_args(args, layer.window);
-    let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
+    let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = args.ptr(o).ptr(kept);
     let grid = [SLICES * shape.n_v_heads / cut.heads, 1, trees];
@@ -145,21 +142,7 @@ pub fn walk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use contract::HeadMap;
-
-    const SHAPE: Shape = Shape {
-        n_k_heads: 2,
-        n_v_heads: 6,
-        head_map: HeadMap::Tiled,
-    };
-
-    const SMALL: Card = Card {
-        shared_bytes: 99 << 10,
-    };
-
-    const LARGE: Card = Card {
-        shared_bytes: 227 << 10,
-    };
+    use crate::launch::delta::tree::tests::{LARGE, SHAPE, SMALL};
 
     /// States that wait at once while this tree is walked, the smallest subtree first.
     fn kept(children: &[Vec<usize>], sizes: &[usize], node: usize) -> usize {
