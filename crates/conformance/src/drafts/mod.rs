@@ -10,8 +10,8 @@ mod waiting;
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Backend, BlockMask, DraftItem, DraftLoad, DraftPlan, DraftSpec, KvFormat, KvFormats, Limits,
-    ModelSpec, OpenPlan, TokenId,
+    Backend, BlockMask, DeviceError, DraftItem, DraftLoad, DraftPlan, DraftSpec, KvFormat,
+    KvFormats, Limits, ModelSpec, OpenPlan, Runner, TokenId,
 };
 use model::{DraftOptions, LoadedDraft};
 
@@ -251,17 +251,11 @@ impl RandomDraft {
     pub fn logits(
         &self,
         backend: &dyn Backend,
-        (mut plan, ids): (OpenPlan, &[TokenId]),
-        (draft, kv): (LoadedDraft, KvFormat),
+        (plan, ids): (OpenPlan, &[TokenId]),
+        draft: (LoadedDraft, KvFormat),
     ) -> Result<Vec<f32>, GoldenError> {
         let vocab = plan.target.vocab;
-        plan.draft = Some(DraftPlan {
-            spec: draft.spec,
-            weights: draft.weights,
-            kv,
-            load: DraftLoad::AtOpen,
-        });
-        let mut runner = backend.open(plan, &mut |_| {})?;
+        let mut runner = open_with(backend, plan, draft)?;
         let seq = runner.open(self.at + 1)?;
         runner.prefill(seq, &ids[..self.at], &[])?;
         let root = ids[self.at];
@@ -310,6 +304,21 @@ impl RandomDraft {
         sees && spec.layers.len() == self.sights.len()
             && (spec.block, spec.mask.0, &*spec.taps) == (self.block, self.mask, self.taps)
     }
+}
+
+/// The model of a plan with a draft beside it that is made ready at once.
+fn open_with(
+    backend: &dyn Backend,
+    mut plan: OpenPlan,
+    (draft, kv): (LoadedDraft, KvFormat),
+) -> Result<Box<dyn Runner>, DeviceError> {
+    plan.draft = Some(DraftPlan {
+        spec: draft.spec,
+        weights: draft.weights,
+        kv,
+        load: DraftLoad::AtOpen,
+    });
+    backend.open(plan, &mut |_| {})
 }
 
 fn fixtures() -> PathBuf {

@@ -1,12 +1,12 @@
 //! Whether it matters when committed tokens become what a draft reads.
 
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DraftItem, DraftLoad, DraftPlan, KvFormat, NodeIdx,
-    OpenPlan, Place, Runner, TokenId, Tree, VerifyItem,
+    Ask, Backend, Candidates, CommitItem, DraftItem, KvFormat, NodeIdx, OpenPlan, Place, Runner,
+    TokenId, Tree, VerifyItem,
 };
 use model::LoadedDraft;
 
-use super::RandomDraft;
+use super::{RandomDraft, open_with};
 
 /// When drafts are asked for beside a text that is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,16 +31,10 @@ impl RandomDraft {
         &self,
         backend: &dyn Backend,
         (mut plan, ids): (OpenPlan, &[TokenId]),
-        (draft, kv): (LoadedDraft, KvFormat),
+        draft: (LoadedDraft, KvFormat),
     ) -> Result<(), Box<dyn std::error::Error>> {
         plan.limits.tree_nodes = 4;
-        plan.draft = Some(DraftPlan {
-            spec: draft.spec,
-            weights: draft.weights,
-            kv,
-            load: DraftLoad::AtOpen,
-        });
-        let mut runner = backend.open(plan, &mut |_| {})?;
+        let mut runner = open_with(backend, plan, draft)?;
         let mut said = |habit: DraftHabit| self.after_rounds(&mut *runner, ids, habit);
         let at_once = said(DraftHabit::Always)?;
         for habit in [DraftHabit::Never, DraftHabit::Seldom, DraftHabit::Saved] {

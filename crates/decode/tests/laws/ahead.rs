@@ -5,51 +5,23 @@ use std::sync::Arc;
 
 use conformance::fake::{Call, FakeSpec, Fault, FaultKind, When};
 use contract::{Limits, TokenId};
-use decode::{Boundaries, Foreseen, Job, PrefixConfig, Progress, SchedulerConfig};
+use decode::{Foreseen, Job, PrefixConfig, Progress, SchedulerConfig};
 use proptest::prelude::*;
 
-use crate::world::{Dice, ENDLESS, World, alone, config, greedy, job, spec};
+use crate::turns::{by_turns, long_spec, turn};
+use crate::world::{Dice, World, alone, config, greedy, job};
 
-/// Begins a turn in the prompts of these tests.
-const TURN: TokenId = TokenId(1);
 const CHUNK: usize = 16;
-
-fn long_spec() -> FakeSpec {
-    let short = spec(ENDLESS);
-    FakeSpec {
-        limits: Limits {
-            context: 512,
-            ..short.limits
-        },
-        pool_tokens: 8 * (512 + 24),
-        ..short
-    }
-}
 
 fn reading(slots: usize, ahead: usize) -> SchedulerConfig {
     SchedulerConfig {
         prefill_chunk: CHUNK,
         prefix: PrefixConfig {
-            slots,
-            boundaries: Boundaries {
-                turn_starts: vec![TURN],
-                turns: 2,
-                every: 64,
-                least: 4,
-                apart: 8,
-            },
-            least_stored: 8,
             ahead,
-            ..PrefixConfig::default()
+            ..by_turns(slots)
         },
         ..config()
     }
-}
-
-fn turn(len: usize, salt: usize) -> Vec<TokenId> {
-    let vocab = ENDLESS.vocab - 3;
-    let word = |i: usize| TokenId((3 + (i * 7 + salt * 13) % vocab) as u32);
-    std::iter::once(TURN).chain((0..len).map(word)).collect()
 }
 
 fn foreseen(tokens: Vec<TokenId>) -> Foreseen {

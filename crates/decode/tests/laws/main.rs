@@ -12,4 +12,5 @@ mod grammar;
 mod pool;
 mod prefix;
 mod tokens;
+mod turns;
 mod world;

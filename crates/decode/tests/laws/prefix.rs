@@ -4,51 +4,22 @@
 use std::sync::{Arc, Mutex};
 
 use conformance::fake::{Call, FakeSpec, Fault, FaultKind, Language, When};
-use contract::{Limits, Parcel, TokenId};
+use contract::{Parcel, TokenId};
 use decode::prefix::Found;
-use decode::{Boundaries, Event, Job, PrefixConfig, Scheduler, SchedulerConfig, Settings, Store};
+use decode::{Event, Job, PrefixConfig, Scheduler, SchedulerConfig, Settings, Store};
 use proptest::prelude::*;
 
-use crate::world::{Dice, ENDLESS, World, alone, config, greedy, job, sampled, spec};
-
-/// Begins a turn in the prompts of these tests.
-const TURN: TokenId = TokenId(1);
-
-fn long_spec() -> FakeSpec {
-    let short = spec(ENDLESS);
-    FakeSpec {
-        limits: Limits {
-            context: 512,
-            ..short.limits
-        },
-        pool_tokens: 8 * (512 + 24),
-        ..short
-    }
-}
+use crate::turns::{by_turns, long_spec, turn};
+use crate::world::{Dice, ENDLESS, World, alone, config, greedy, job, sampled};
 
 fn caching(slots: usize, bytes: u64) -> SchedulerConfig {
     SchedulerConfig {
         prefix: PrefixConfig {
-            slots,
             bytes,
-            boundaries: Boundaries {
-                turn_starts: vec![TURN],
-                turns: 2,
-                every: 64,
-                least: 4,
-                apart: 8,
-            },
-            least_stored: 8,
-            ..PrefixConfig::default()
+            ..by_turns(slots)
         },
         ..config()
     }
-}
-
-fn turn(len: usize, salt: usize) -> Vec<TokenId> {
-    let vocab = ENDLESS.vocab - 3;
-    let word = |i: usize| TokenId((3 + (i * 7 + salt * 13) % vocab) as u32);
-    std::iter::once(TURN).chain((0..len).map(word)).collect()
 }
 
 fn cached(world: &World, id: u64) -> usize {
