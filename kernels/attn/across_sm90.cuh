@@ -110,11 +110,13 @@ __device__ __forceinline__ void store_query(u32 queries, int column, int b, int 
 // What this thread wrote to shared memory may be read by products.
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// scores[64 keys][COLUMNS] of the tile at `tile`.
-__device__ __forceinline__ void score_tile(float (&scores)[4 * NT], u32 tile, u32 queries) {
-    const int key = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+// scores[64 keys][COLUMNS] of the tile at `tile`, the first key of this thread being `key`; calls `between` when AFTER of
+// the products' 8 parts are on their way.
+template <int AFTER, class Between>
+__device__ __forceinline__ void score_keys(float (&scores)[4 * NT], u32 tile, int key, u32 queries, const Between& between) {
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
+        if (b == AFTER) between();
         u32 low[4], high[4];
         key_fragment<K_FORMAT, K_STRIDE>(tile, key, b, low);
         key_fragment<K_FORMAT, K_STRIDE>(tile, key + 8, b, high);
@@ -125,7 +127,13 @@ __device__ __forceinline__ void score_tile(float (&scores)[4 * NT], u32 tile, u3
         wgmma_commit();
         wgmma_wait<IN_FLIGHT>();
     }
+    if (AFTER == BLOCKS) between();
     wgmma_wait<0>();
+}
+
+// The same by two warpgroups, each of a tile.
+__device__ __forceinline__ void score_tile(float (&scores)[4 * NT], u32 tile, u32 queries) {
+    score_keys<BLOCKS>(scores, tile, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, queries, [] {});
 }
 
 // sums[2][64 dims][COLUMNS] += values weights, over the 128 values of the slot at `slot`; this warp's dims are those of
@@ -169,6 +177,25 @@ __device__ __forceinline__ void join_columns(float* to, const Of& of, const Join
     }
 }
 
+// Weights of 16 keys as pairs of halves, to the panel at `weights`: those of columns 8 n .. + 8 are halves[n % 2 * 2] and the
+// next; they are written beside those of the columns before when n is odd, and alone when n is even and the last.
+__device__ __forceinline__ void store_halves(u32 weights, int n, int lane, int chunk, const u32 (&halves)[4]) {
+    if (n % 2) {
+        const u32 at = weights + panel_at(8 * (n - 1 + lane / 16) + lane % 8, chunk);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(halves[0]),
+                     "r"(halves[1]), "r"(halves[2]), "r"(halves[3])
+                     : "memory");
+    } else if (n == NT - 1) {
+        const u32 at = weights + panel_at(8 * n + lane % 8, chunk);
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(halves[0]), "r"(halves[1])
+                     : "memory");
+    }
+}
+// Sums of columns 8 n .. + 8 over bases that moved.
+__device__ __forceinline__ void shrink(float (&sums)[4 * NT], int n, float2 by) {
+    sums[4 * n] *= by.x, sums[4 * n + 1] *= by.y, sums[4 * n + 2] *= by.x, sums[4 * n + 3] *= by.y;
+}
+
 // Running softmax of a pass: scores of both warpgroups become weights in shared memory, and earlier sums shrink.
 // All 256 threads; `free_keys` is called once nobody reads keys any more. When it returns, values may still be on
 // their way: a barrier stands between it and add_values.
@@ -198,8 +225,7 @@ __device__ __forceinline__ void weigh(float (&scores)[4 * NT], float (&sums)[2][
         for (int n = 0; n < NT; n++) {
             const float2 by = *(const float2*)(stats.shrink + 8 * n + 2 * t);
 #pragma unroll
-            for (int m = 0; m < 2; m++)
-                sums[m][4 * n] *= by.x, sums[m][4 * n + 1] *= by.y, sums[m][4 * n + 2] *= by.x, sums[m][4 * n + 3] *= by.y;
+            for (int m = 0; m < 2; m++) shrink(sums[m], n, by);
         }
     }
     // Weights of 16 keys of a warp, keys along the rows of the panel of its warpgroup.
@@ -216,16 +242,7 @@ __device__ __forceinline__ void weigh(float (&scores)[4 * NT], float (&sums)[2][
             s[1] = fmaxf(exp2_approx(fmaf(s[1], scale_log2, -base.y)), 0.0f);
             halves[n % 2 * 2 + r] = f32x2_to_f16x2(s[0], s[1]);
         }
-        if (n % 2) {
-            const u32 at = weights + panel_at(8 * (n - 1 + lane / 16) + lane % 8, chunk);
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(halves[0]),
-                         "r"(halves[1]), "r"(halves[2]), "r"(halves[3])
-                         : "memory");
-        } else if (n == NT - 1) {
-            const u32 at = weights + panel_at(8 * n + lane % 8, chunk);
-            asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(halves[0]), "r"(halves[1])
-                         : "memory");
-        }
+        store_halves(weights, n, lane, chunk, halves);
     }
     publish();
     join_columns(
