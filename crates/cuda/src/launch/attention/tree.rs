@@ -288,57 +288,38 @@ pub fn tree(
         .ptr(scratch)
         .i32(rows as i32);
     let tokens = cache.max_pages * PAGE;
-    if shape.by_position(card)
-        && let Some(spans) = shape.spans(card, rows, tokens)
-    {
-        let unit = shape.unit("attn/tree_spans_sm90.cu");
-        return Launch {
-            entry: "attn_tree",
-            unit: shape
-                .spanned(unit, card, (rows, tokens))
-                .define("NT", spans.eights)
-                .define("K_RING", spans.rings.0)
-                .define("V_RING", spans.rings.1)
-                .define("RESIDENT", spans.resident),
-            grid: [(spans.resident * card.multiprocessors) as u32, 1, 1],
-            block: [384, 1, 1],
-            shared: spans.shared_bytes as u32,
-            args,
-            cooperative: false,
-            overlap: true,
+    let by_position = shape.by_position(card);
+    let spans = by_position.then(|| shape.spans(card, rows, tokens));
+    let unit = |file| shape.spanned(shape.unit(file), card, (rows, tokens));
+    let (unit, resident, threads, shared) = if let Some(spans) = spans.flatten() {
+        let unit = unit("attn/tree_spans_sm90.cu")
+            .define("NT", spans.eights)
+            .define("K_RING", spans.rings.0)
+            .define("V_RING", spans.rings.1)
+            .define("RESIDENT", spans.resident);
+        (unit, spans.resident, 384, spans.shared_bytes)
+    } else if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
+        let unit = unit("attn/tree_trio_sm90.cu")
+            .define("NT", eights)
+            .define("K_RING", TRIO_RINGS.0)
+            .define("V_RING", TRIO_RINGS.1);
+        (unit, 1, 384, shared)
+    } else {
+        let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
+            true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
+            false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
         };
-    }
-    if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
-        let unit = shape.unit("attn/tree_trio_sm90.cu");
-        return Launch {
-            entry: "attn_tree",
-            unit: shape
-                .spanned(unit, card, (rows, tokens))
-                .define("NT", eights)
-                .define("K_RING", TRIO_RINGS.0)
-                .define("V_RING", TRIO_RINGS.1),
-            grid: [card.multiprocessors as u32, 1, 1],
-            block: [384, 1, 1],
-            shared: shared as u32,
-            args,
-            cooperative: false,
-            overlap: true,
-        };
-    }
-    let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
-        true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
-        false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
+        let unit = unit(file)
+            .define(tiles, tiling.tiles)
+            .define("RING", tiling.ring);
+        (unit, tiling.resident, 256, tiling.shared_bytes)
     };
-    let unit = shape
-        .spanned(shape.unit(file), card, (rows, tokens))
-        .define(tiles, tiling.tiles)
-        .define("RING", tiling.ring);
     Launch {
         entry: "attn_tree",
         unit,
-        grid: [(tiling.resident * card.multiprocessors) as u32, 1, 1],
-        block: [256, 1, 1],
-        shared: tiling.shared_bytes as u32,
+        grid: [(resident * card.multiprocessors) as u32, 1, 1],
+        block: [threads, 1, 1],
+        shared: shared as u32,
         args,
         cooperative: false,
         overlap: true,
