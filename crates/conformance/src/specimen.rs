@@ -31,6 +31,8 @@ pub enum Layout {
     HybridTiled,
     /// Two value heads to a key head, grouped; two attention layers.
     HybridGrouped,
+    /// Heads of 256 values, six to a key head, between delta layers: what large models have.
+    HybridWide,
     /// Attention only: eight query heads to a key head, no gate, norms on q and k.
     Dense,
     /// Attention only: as many key as query heads, no norms, partial rope, a head of its own.
@@ -42,10 +44,11 @@ pub enum Layout {
 
 impl Layout {
     /// Every layout.
-    pub const ALL: [Layout; 6] = [
+    pub const ALL: [Layout; 7] = [
         Layout::HybridEven,
         Layout::HybridTiled,
         Layout::HybridGrouped,
+        Layout::HybridWide,
         Layout::Dense,
         Layout::Plain,
         Layout::Odd,
@@ -166,6 +169,19 @@ impl Maker {
                 self.delta(1, 2, 4, HeadMap::Grouped),
                 self.attention(2, gated(4, 2)),
             ],
+            Layout::HybridWide => {
+                let heads = Heads {
+                    head_dim: 256,
+                    rope: 64,
+                    ..gated(6, 1)
+                };
+                vec![
+                    self.delta(0, 2, 6, HeadMap::Tiled),
+                    self.attention(1, heads),
+                    self.delta(2, 1, 3, HeadMap::Tiled),
+                    self.attention(3, heads),
+                ]
+            }
             Layout::Dense => {
                 let heads = Heads {
                     n_heads: 8,
