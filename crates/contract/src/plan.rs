@@ -18,8 +18,9 @@ pub struct OpenPlan {
     pub kv: KvFormats,
     /// How much of everything.
     pub limits: Limits,
-    /// Whether a tree must give bit for bit what its tokens give one by one. A device on which that is always
-    /// so has nothing to choose.
+    /// Whether bits must not depend on how a text is computed: a tree gives what its tokens give one by one, a sequence
+    /// the same beside others as alone, and a prompt the same wherever it is cut
+    /// ([`RunnerInfo::prefill_align`]). A device on which that is always so has nothing to choose.
     pub exact: bool,
 }
 

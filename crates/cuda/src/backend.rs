@@ -16,7 +16,7 @@ use crate::launch::attention::Card as Limits;
 use crate::lazy::LazyDraft;
 use crate::memory::{Allowance, CONTEXT_BYTES, Carver, DRIVER_BYTES, REGION_ALIGN};
 use crate::meter::Meter;
-use crate::plan::{Facts, Plans};
+use crate::plan::{Facts, Plans, Sums};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::{PAGE, State};
@@ -48,6 +48,8 @@ pub struct Options {
     pub windows: bool,
     /// Run small models as large ones run, without launches of their own for steps of one row, for tests.
     pub as_large: bool,
+    /// In which order steps sum where nothing is promised ([`contract::OpenPlan::exact`]); `None` for what is best here.
+    pub sums: Option<Sums>,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,
     /// How kernels are compiled.
@@ -96,7 +98,8 @@ impl Layout {
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
         let facts = Facts {
-            card: limits(card, (plan.exact, options.windows)),
+            card: limits(card, options.windows),
+            sums: Sums::of(plan, options.sums),
             warpgroups: card.capability == (9, 0),
             as_large: options.as_large,
         };
@@ -133,13 +136,13 @@ impl Layout {
 }
 
 /// What launches need to know of a card.
-fn limits(card: &Card, (path_order, windows): (bool, bool)) -> Limits {
+fn limits(card: &Card, windows: bool) -> Limits {
     let known = SHARED_BYTES.iter().find(|(cc, _)| *cc == card.capability);
     Limits {
         multiprocessors: card.multiprocessors as usize,
         shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
         warpgroups: card.capability == (9, 0),
-        path_order,
+        path_order: false,
         windows,
     }
 }
@@ -199,7 +202,7 @@ impl CudaBackend {
             });
         }
         check::plan(plan, &self.name())?;
-        let card = limits(&self.card, (plan.exact, self.options.windows));
+        let card = limits(&self.card, self.options.windows);
         check::room_for_products(plan, card, &self.name())
     }
 

@@ -38,5 +38,6 @@ pub use backend::{CudaBackend, Options};
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;
 pub use meter::{Meter, Reading};
+pub use plan::Sums;
 pub use probe::{Absence, Card, probe};
 pub use roof::read_bandwidth;

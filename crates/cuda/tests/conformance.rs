@@ -162,6 +162,22 @@ fn exact_models_keep_every_law_to_the_bit() {
     none_was_broken(breaches);
 }
 
+/// The same of small models that go as large ones do, in chains where the card has them.
+#[test]
+fn exact_models_that_go_as_large_ones_keep_every_law_to_the_bit() {
+    let options = Options {
+        as_large: true,
+        ..Options::default()
+    };
+    let Some(bench) = bench_with(options) else {
+        return;
+    };
+    let layouts = [Layout::HybridWide, Layout::Dense, Layout::Odd];
+    let specimens = layouts.map(|layout| Specimen::new(layout, QuantType::Q4_K, 8));
+    let breaches = specimens.map(|specimen| keep_laws(&bench, &specimen, HALF, Mode::Exact));
+    none_was_broken(breaches.iter().sum());
+}
+
 /// In exact mode a row is the same to the bit whatever stands beside it: the root of a star of 1 to 64 nodes, and
 /// its last leaf beside any number of others.
 #[test]

@@ -193,9 +193,27 @@ pub struct DeviceArgs {
     /// Run a card's kernels one by one instead of as captured graphs, to find faults.
     #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
     pub eager: bool,
+    /// In which order a card sums where --exact does not say, to measure what the other costs: `by-path` or `fast`.
+    #[arg(
+        long,
+        env = "HEARTH_SUMS",
+        value_name = "ORDER",
+        value_enum,
+        hide = true
+    )]
+    pub sums: Option<Sums>,
     /// How kernels are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,
+}
+
+/// In which order a step sums what a row of it sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sums {
+    /// In an order that follows from the row's path alone: trees have the bits of plain decoding.
+    ByPath,
+    /// In whichever is fastest for the trees of the step.
+    Fast,
 }
 
 /// How CUDA kernels are compiled.

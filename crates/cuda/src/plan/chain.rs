@@ -8,7 +8,10 @@ use crate::launch::matmul::{Card, Scratch};
 use crate::launch::norm::{self, Out, Residual, Rms};
 use crate::memory::Carver;
 use crate::pack::Kind;
+use crate::step::ROWS;
 use crate::weights::{FfnWeights, Matrix, Weights};
+
+const _: () = assert!(ROWS <= MOST_ROWS, "a chain takes the rows of any step");
 
 /// Bytes of zeros that all chains share, on layers of `hidden` values.
 pub(super) fn own_bytes(weights: &Weights, hidden: usize) -> usize {
@@ -62,18 +65,18 @@ impl Link<'_> {
 
 impl<'a> Links<'a> {
     /// The target's layers.
-    pub(super) fn of_target(site: &Site<'a>, rows: usize) -> Option<Links<'a>> {
+    pub(super) fn of_target(site: &Site<'a>) -> Option<Links<'a>> {
         let layers = site.weights.layers.iter().map(|layer| Link {
             norm: layer.mixer_norm,
             readers: layer.mixer.readers(),
             out: layer.mixer.out(),
             ffn: &layer.ffn,
         });
-        Links::new(site, rows, layers.collect())
+        Links::new(site, layers.collect())
     }
 
     /// The draft's layers.
-    pub(super) fn of_draft(site: &Site<'a>, rows: usize) -> Option<Links<'a>> {
+    pub(super) fn of_draft(site: &Site<'a>) -> Option<Links<'a>> {
         let layers = site.weights.draft.iter().flat_map(|draft| &draft.layers);
         let layers = layers.map(|layer| Link {
             norm: layer.attention_norm,
@@ -81,14 +84,15 @@ impl<'a> Links<'a> {
             out: layer.attention.o,
             ffn: &layer.ffn,
         });
-        Links::new(site, rows, layers.collect())
+        Links::new(site, layers.collect())
     }
 
-    /// Whether layers of a step of `rows` rows go in chains: on the cards they were measured on, where they are faster at
+    /// Whether layers of steps go in chains: on the cards they were measured on, where they are faster at
     /// all the numbers of rows that they take (`kernels/matmul/NOTES.md`). A chain and the launches it stands for differ by
-    /// rounding, so `--exact` has none.
-    fn new(site: &Site<'a>, rows: usize, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
-        if site.open.exact || !site.warpgroups || rows > MOST_ROWS {
+    /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
+    /// step has more than [`MOST_ROWS`].
+    fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
+        if !site.warpgroups {
             return None;
         }
         let kinds: Vec<Kind> = layers.iter().flat_map(Link::kinds).collect();

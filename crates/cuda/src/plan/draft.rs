@@ -178,7 +178,7 @@ pub(super) fn block(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         let a = (&layer.attention, *shape);
         b.attention(a, attention, cache(ring), projected, carver)
     };
-    match Links::of_draft(site, rows) {
+    match Links::of_draft(site) {
         Some(links) => builder.chained(&links, mixer, |_, _| {}),
         None => {
             for (i, (_, weights)) in layers.iter().enumerate() {

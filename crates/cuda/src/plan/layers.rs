@@ -5,9 +5,9 @@ use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
-use super::{Plan, Site, head, one};
+use super::{Plan, Site, Sums, head, one};
 use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
-use crate::launch::delta::{self, Exactness, Layer, Slots};
+use crate::launch::delta::{self, Layer, Slots};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::launch::rows::{self, Tap};
@@ -99,7 +99,7 @@ pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
     }
 }
 
-/// A builder over the step header at `step` for up to `trees` trees in `rows` rows.
+/// A builder over the step header at `step` for up to `trees` trees in `rows` rows, which sums as is fastest.
 pub(super) fn builder<'a>(
     site: &'a Site<'a>,
     (rows, trees): (usize, usize),
@@ -112,6 +112,7 @@ pub(super) fn builder<'a>(
         rows,
         trees,
         step,
+        sums: Sums::Fast,
         source: Source::Step(step),
         eps,
         carver,
@@ -125,13 +126,14 @@ pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
     let trees = site.state.slots.n.min(TREES).min(rows);
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
+    builder.sums = site.sums;
     builder.embed();
     let layers = 0..site.spec.layers.len();
     // Chains round differently, and steps of all sizes are to round alike: a model has chains or single rows of its own.
     match one::suits(site) {
         true if rows == 1 => layers.for_each(|i| builder.layer_of_one(i)),
         true => layers.for_each(|i| builder.layer(i)),
-        false => match Links::of_target(site, rows) {
+        false => match Links::of_target(site) {
             Some(links) => builder.chained(&links, Builder::mixer, Builder::layer_end),
             None => layers.for_each(|i| builder.layer(i)),
         },
@@ -148,6 +150,8 @@ pub(super) struct Builder<'a> {
     trees: usize,
     /// Address of the step's header.
     pub(super) step: u64,
+    /// In which order it sums.
+    sums: Sums,
     pub(super) source: Source,
     pub(super) eps: f32,
     /// Where a block's buffers begin.
@@ -331,6 +335,7 @@ impl Builder<'_> {
         carver: &mut Carver,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
+        let card = self.sums.on(site.card);
         let &[q, k, v] = projected else {
             unreachable!("three matrices give three outputs")
         };
@@ -345,9 +350,9 @@ impl Builder<'_> {
         };
         let step = self.step;
         let room = (rows, cache.max_pages * attention::PAGE);
-        let scratch = carver.take(shape.scratch_bytes(site.card, room));
+        let scratch = carver.take(shape.scratch_bytes(card, room));
         let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
-        let half = match shape.wants_f16_queries(site.card) {
+        let half = match shape.wants_f16_queries(card) {
             true => carver.take(2 * rows * a.n_heads * a.head_dim),
             false => 0,
         };
@@ -355,15 +360,9 @@ impl Builder<'_> {
         self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
         let query = if half == 0 { q } else { half };
         let keys = (cache, scratch);
-        self.push(attention::tree(
-            &shape,
-            site.card,
-            rows,
-            (step, query),
-            keys,
-        ));
+        self.push(attention::tree(&shape, card, rows, (step, query), keys));
         let from = (step, q, scratch);
-        self.push(attention::combine(&shape, site.card, room, from, out));
+        self.push(attention::combine(&shape, card, room, from, out));
         out
     }
 
@@ -378,10 +377,7 @@ impl Builder<'_> {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
-        let exactness = match site.open.exact {
-            true => Exactness::Sequential,
-            false => Exactness::Factors,
-        };
+        let exactness = self.sums.of_states();
         let card = delta::Card {
             shared_bytes: site.card.shared_bytes,
         };

@@ -13,6 +13,7 @@ mod layers;
 mod one;
 mod product;
 mod short;
+mod sums;
 
 use std::collections::BTreeMap;
 
@@ -26,6 +27,7 @@ use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
 use chunk::Expanded;
+pub use sums::Sums;
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
@@ -118,6 +120,8 @@ pub(crate) struct Plans {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     pub(crate) card: Card,
+    /// In which order steps sum.
+    pub(crate) sums: Sums,
     /// Whether it has the warpgroup products of compute capability 9.0.
     pub(crate) warpgroups: bool,
     /// Whether small models run as large ones do.
@@ -131,6 +135,8 @@ pub(crate) struct Site<'a> {
     pub(crate) state: &'a State,
     pub(crate) open: &'a OpenPlan,
     pub(crate) card: Card,
+    /// In which order steps of the target sum.
+    sums: Sums,
     /// Whether the card has warpgroup products.
     warpgroups: bool,
     /// Whether small models run as large ones do.
@@ -226,6 +232,7 @@ impl Plans {
             state,
             open,
             card: facts.card,
+            sums: facts.sums,
             warpgroups: facts.warpgroups,
             as_large: facts.as_large,
             addresses,

@@ -22,8 +22,9 @@ use crate::weights::{DeltaWeights, DraftWeights};
 /// Padded lengths that short plans are built for.
 pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 
-/// Whether chunks of up to `rows` rows are read this way. The products differ from a chunk's in rounding, so `--exact` and
-/// models small enough to have steps of their own read everything in one way.
+/// Whether chunks of up to `rows` rows are read this way. The products differ from a chunk's in rounding, so where a prompt
+/// is cut would show: a plan that promises that it does not ([`contract::OpenPlan::exact`]) reads everything in one way, and
+/// so do models small enough to have steps of their own.
 pub(super) fn suits(site: &Site<'_>, rows: usize) -> bool {
     rows <= ROWS && !site.open.exact && !one::suits(site)
 }
@@ -56,7 +57,7 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         b.mixer_of_chunk(i, projected, carver)
     };
     let end = |b: &mut Builder<'_>, i: usize| b.layer_end_of_chunk(i, features);
-    match Links::of_target(site, rows) {
+    match Links::of_target(site) {
         Some(links) => builder.chained(&links, mixer, end),
         None => {
             for i in 0..site.spec.layers.len() {

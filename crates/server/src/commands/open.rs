@@ -9,7 +9,7 @@ use chat::template::ChatTemplate;
 use contract::{Backend, LoadProgress, OpenPlan, Runner};
 
 use crate::bundled::Bundled;
-use crate::cli::DeviceArgs;
+use crate::cli::{DeviceArgs, Sums};
 pub(super) use crate::commands::fit::{Fitted, Wish, fit, fit_beside};
 use crate::commands::progress::{Progress, bytes_text};
 use crate::config;
@@ -39,6 +39,10 @@ pub(super) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         card: cuda::Options {
             vram_limit,
             eager: args.eager,
+            sums: args.sums.map(|sums| match sums {
+                Sums::ByPath => cuda::Sums::ByPath,
+                Sums::Fast => cuda::Sums::Fast,
+            }),
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },

@@ -1,0 +1,222 @@
+//! Sums by path: a node of a tree has the bits that its token has when it is fed alone, whatever shares the step.
+//!
+//! Small models that go as large ones do, so that they have chains, attention by position and walked states.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "all of this file is a test"
+)]
+
+mod card;
+mod model_world;
+
+use std::time::Instant;
+
+use card::Random;
+use conformance::compare::{Exactness, compare_rows};
+use conformance::specimen::{Layout, Specimen};
+use contract::{
+    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, Place, QuantType, Row, Runner,
+    SeqId, SnapshotId, TokenId, Tree, VerifyItem,
+};
+use cuda::{Options, Sums};
+
+use model_world::{Bench, LIMITS, bench_with, plan, text, verify};
+
+const EIGHT: KvFormats = KvFormats {
+    k: KvFormat::Q8_0,
+    v: KvFormat::Q8_0,
+};
+
+fn bench(eager: bool) -> Option<Bench> {
+    bench_with(Options {
+        eager,
+        as_large: true,
+        sums: Some(Sums::ByPath),
+        ..Options::default()
+    })
+}
+
+fn open(bench: &Bench, specimen: &Specimen, tree_nodes: usize) -> Box<dyn Runner> {
+    let limits = Limits {
+        tree_nodes,
+        ..LIMITS
+    };
+    let plan = plan(specimen, EIGHT, limits);
+    bench.backend.open(plan, &mut |_| {}).unwrap()
+}
+
+/// A tree of `n` nodes, each below one of the last few before it, so that paths are long and branch.
+fn bush(random: &mut Random, vocab: usize, n: usize) -> Tree {
+    let mut tree = Tree::root(TokenId(random.below(vocab) as u32));
+    while tree.len() < n {
+        let back = 1 + random.below(tree.len().min(5));
+        let parent = NodeIdx((tree.len() - back) as u16);
+        let token = TokenId(random.below(vocab) as u32);
+        if tree.child_with(parent, token).is_none() {
+            tree.push(parent, token).unwrap();
+        }
+    }
+    tree
+}
+
+/// The row after one token that is fed alone, and stays.
+fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
+    let tree = Tree::root(token);
+    let row = verify(runner, seq, &tree).remove(0);
+    let path = tree.path_to(NodeIdx::ROOT);
+    runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+    row
+}
+
+fn same(what: &str, found: &Row, expected: &Row) {
+    let same = compare_rows(found, expected, Exactness::Bits);
+    same.unwrap_or_else(|e| panic!("{what}: {e}"));
+}
+
+/// Fails unless every node's row is that of its path fed token by token from the saved state on. The tree is
+/// discarded first, and the sequence stands where it was saved in the end.
+fn nodes_are_their_tokens(
+    runner: &mut dyn Runner,
+    (seq, saved): (SeqId, SnapshotId),
+    (tree, rows): (&Tree, &[Row]),
+    what: &str,
+) {
+    let is_leaf = |node: &NodeIdx| tree.nodes().all(|other| tree.parent(other) != Some(*node));
+    for leaf in tree.nodes().filter(is_leaf) {
+        runner.restore(seq, saved).unwrap();
+        for node in tree.path_to(leaf).nodes() {
+            let alone = feed(runner, seq, tree.token(*node));
+            let what = format!("{what}, node {} of {}", node.index(), tree.len());
+            same(&what, &rows[node.index()], &alone);
+        }
+    }
+    runner.restore(seq, saved).unwrap();
+}
+
+/// Batches of 1 to 4 sequences that have read prompts of all lengths, each with a tree of its own.
+fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
+    let mut runner = open(bench, specimen, 64);
+    let runner = &mut *runner;
+    let vocab = specimen.spec.vocab;
+    let mut random = Random::new(21);
+    let mut all = Vec::new();
+    let seqs: Vec<SeqId> = [70, 3, 190, 121]
+        .into_iter()
+        .enumerate()
+        .map(|(i, read)| {
+            let seq = runner.open(400).unwrap();
+            runner.prefill(seq, &text(vocab, read, i), &[]).unwrap();
+            seq
+        })
+        .collect();
+    for together in [1, 2, 3, 4, 4] {
+        let some = &seqs[4 - together..];
+        let trees: Vec<Tree> = (0..together)
+            .map(|i| bush(&mut random, vocab, 64 / together - 3 * i))
+            .collect();
+        let saved: Vec<SnapshotId> = some
+            .iter()
+            .map(|seq| runner.snapshot(*seq, Place::Device).unwrap().id)
+            .collect();
+        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::full(); t.len()]).collect();
+        let items: Vec<VerifyItem<'_>> = (0..together)
+            .map(|i| VerifyItem {
+                seq: some[i],
+                tree: &trees[i],
+                asks: &asks[i],
+            })
+            .collect();
+        let rows = runner.verify(&items).unwrap();
+        for i in 0..together {
+            let what = format!("{}, {together} together, the {i}th", specimen.spec.name);
+            runner.discard(some[i]).unwrap();
+            let (at, told) = ((some[i], saved[i]), (&trees[i], &rows[i][..]));
+            nodes_are_their_tokens(runner, at, told, &what);
+        }
+        // Then every one goes down its deepest path, and stands where feeding it would have brought it.
+        let again = runner.verify(&items).unwrap();
+        let paths: Vec<_> = trees
+            .iter()
+            .map(|tree| tree.path_to(tree.nodes().max_by_key(|n| tree.depth(*n)).unwrap()))
+            .collect();
+        let items: Vec<CommitItem<'_>> = some
+            .iter()
+            .zip(&paths)
+            .map(|(seq, path)| CommitItem { seq: *seq, path })
+            .collect();
+        runner.commit(&items).unwrap();
+        for i in 0..together {
+            same("the same step again", &again[i][0], &rows[i][0]);
+            let next = feed(runner, some[i], TokenId(5));
+            runner.restore(some[i], saved[i]).unwrap();
+            for node in paths[i].nodes() {
+                feed(runner, some[i], trees[i].token(*node));
+            }
+            let plain = feed(runner, some[i], TokenId(5));
+            same("after a path", &next, &plain);
+            runner.free_snapshot(saved[i]);
+            all.push(next);
+        }
+        all.extend(rows.into_iter().flatten());
+    }
+    all
+}
+
+#[test]
+fn nodes_of_trees_have_the_bits_of_plain_steps() {
+    let Some(bench) = bench(false) else { return };
+    for (ty, seed) in [
+        (QuantType::Q4_K, 1),
+        (QuantType::Q6_K, 2),
+        (QuantType::Q8_0, 3),
+    ] {
+        let start = Instant::now();
+        let specimen = Specimen::new(Layout::HybridWide, ty, seed);
+        let rows = trees_are_plain_steps(&bench, &specimen).len();
+        eprintln!(
+            "  {}: {rows} rows, {:.1?}",
+            specimen.spec.name,
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn launch_by_launch_steps_have_the_bits_of_graphs() {
+    let (Some(eager), Some(graphs)) = (bench(true), bench(false)) else {
+        return;
+    };
+    let specimen = Specimen::new(Layout::HybridWide, QuantType::Q4_K, 4);
+    let found = trees_are_plain_steps(&eager, &specimen);
+    let expected = trees_are_plain_steps(&graphs, &specimen);
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        same("launch by launch", found, expected);
+    }
+}
+
+/// A root and the last leaf of a star of 1 to 64 nodes: every number of rows, whatever bucket it is padded to.
+#[test]
+fn a_row_has_the_same_bits_at_every_width() {
+    let Some(bench) = bench(false) else { return };
+    let specimen = Specimen::new(Layout::HybridWide, QuantType::Q4_K, 5);
+    let mut runner = open(&bench, &specimen, 64);
+    let seq = runner.open(300).unwrap();
+    let prompt = text(specimen.spec.vocab, 70, 7);
+    runner.prefill(seq, &prompt, &[]).unwrap();
+    let saved = runner.snapshot(seq, Place::Device).unwrap().id;
+    let single = feed(&mut *runner, seq, TokenId(3));
+    let second = feed(&mut *runner, seq, TokenId(9));
+    for n in 2..=64_u32 {
+        runner.restore(seq, saved).unwrap();
+        let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
+        (tokens[0], tokens[n as usize - 1]) = (TokenId(3), TokenId(9));
+        let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();
+        let rows = verify(&mut *runner, seq, &star);
+        runner.discard(seq).unwrap();
+        same(&format!("the root of {n}"), &rows[0], &single);
+        same(&format!("the leaf of {n}"), &rows[n as usize - 1], &second);
+    }
+}
