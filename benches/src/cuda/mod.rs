@@ -4,6 +4,7 @@
 //! timed from device memory lists launches over distinct buffers, more in all than the second-level cache.
 
 pub mod attention;
+pub mod chain;
 pub mod delta;
 pub mod matmul;
 pub mod prefill;

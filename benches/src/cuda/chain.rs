@@ -1,0 +1,342 @@
+//! `kernels/matmul/chain_sm90.cu`: all products of 64 layers in chains, as a step of a hybrid model of 27 billion weights has them.
+//!
+//! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
+//! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those
+//! that it has among 64. [`FORMS`] are compiled from the same source with more defines and take turns.
+
+use anyhow::{Result, ensure};
+use contract::QuantType::{self, Q4_K, Q5_K, Q6_K};
+use contract::quant::quantize_row;
+use cuda::driver::{Buffer, Gpu};
+use cuda::launch::Launch;
+use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
+use cuda::launch::matmul::{Card, Scratch, scratch_bytes};
+use cuda::launch::norm::{Out, Source, convert};
+use cuda::pack::{self, Input, Kind};
+
+use super::{Bench, Work};
+
+const HIDDEN: usize = 5120;
+const FFN: usize = 17408;
+const INNER: usize = 6144;
+const LAYERS: usize = 64;
+const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
+/// Rows of a matrix that are random; the others repeat them.
+const PATTERN_ROWS: usize = 256;
+/// Words of a step's header.
+const HEADER: usize = 532;
+const EPS: f32 = 1e-6;
+
+/// A name, and defines besides those of every launch.
+type Variant = (&'static str, &'static [(&'static str, &'static str)]);
+const FORMS: [Variant; 2] = [("", &[]), (", 3 pieces under way", &[("UNDER_WAY", "3")])];
+
+/// Random numbers of the benches' own.
+struct Random(u64);
+
+impl Random {
+    fn unit(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (self.0 >> 40) as f32 / (1_u64 << 24) as f32
+    }
+
+    /// Mean 0, deviation `scale`.
+    fn normals(&mut self, n: usize, scale: f32) -> Vec<f32> {
+        let normal = |_| (0..4).map(|_| self.unit()).sum::<f32>() - 2.0;
+        (0..n).map(normal).map(|v| v * 1.732 * scale).collect()
+    }
+}
+
+/// Makes matrices, and owns their memory.
+struct Store<'a> {
+    gpu: &'a Gpu,
+    random: Random,
+    /// Packed rows of a type and width.
+    patterns: Vec<(QuantType, usize, Buffer<u8>)>,
+    memory: Vec<Buffer<u8>>,
+    bytes: f64,
+    params: f64,
+}
+
+impl Store<'_> {
+    fn matrix(&mut self, ty: QuantType, rows: usize, cols: usize) -> Result<Matrix> {
+        let kind = Kind::of(ty);
+        let bytes = kind.bytes(rows, cols);
+        let memory = self.gpu.alloc::<u8>(bytes)?;
+        let known = |p: &(QuantType, usize, Buffer<u8>)| (p.0, p.1) == (ty, cols);
+        if !self.patterns.iter().any(known) {
+            let mut stored = vec![0; PATTERN_ROWS * ty.row_bytes(cols)];
+            for row in stored.chunks_exact_mut(ty.row_bytes(cols)) {
+                let values = self.random.normals(cols, 0.7 / (cols as f32).sqrt());
+                quantize_row(ty, &values, row);
+            }
+            let mut packed = vec![0; kind.bytes(PATTERN_ROWS, cols)];
+            pack::pack(ty, cols, &stored, &mut packed);
+            self.patterns.push((ty, cols, self.gpu.upload(&packed)?));
+        }
+        if let Some((.., pattern)) = self.patterns.iter().find(|p| known(p)) {
+            for start in (0..bytes).step_by(pattern.bytes()) {
+                let n = pattern.bytes().min(bytes - start);
+                self.gpu
+                    .copy_bytes(memory.ptr_at(start), pattern.ptr(), n)?;
+            }
+        }
+        let weight = memory.ptr();
+        self.memory.push(memory);
+        self.bytes += bytes as f64;
+        self.params += (rows * cols) as f64;
+        Ok(Matrix {
+            kind,
+            rows,
+            cols,
+            weight,
+        })
+    }
+}
+
+/// One layer's matrices; of `next` each with its output.
+struct Layer {
+    own: [Matrix; 4],
+    next: Vec<(Matrix, u64)>,
+}
+
+/// A type with more bits in half of the layers, as a Q4_K_M file has it.
+fn more(layer: usize) -> QuantType {
+    let more = !(8..56).contains(&layer) || (layer - 8) % 3 == 2;
+    if more { Q6_K } else { Q4_K }
+}
+
+fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<Layer>> {
+    let mut all = Vec::new();
+    for layer in 0..LAYERS {
+        let own = [
+            store.matrix(Q4_K, HIDDEN, INNER)?,
+            store.matrix(Q4_K, FFN, HIDDEN)?,
+            store.matrix(Q4_K, FFN, HIDDEN)?,
+            store.matrix(more(layer), HIDDEN, FFN)?,
+        ];
+        let of_next = (layer + 1) % LAYERS;
+        let types = match of_next % 4 {
+            3 => vec![(Q4_K, 2 * INNER), (Q4_K, 1024), (more(of_next), 1024)],
+            _ => vec![
+                (Q5_K, 10240),
+                (Q4_K, INNER),
+                (QuantType::F32, 48),
+                (QuantType::F32, 48),
+            ],
+        };
+        let mut next = Vec::new();
+        for ((ty, rows), out) in types.into_iter().zip(outs) {
+            next.push((store.matrix(ty, rows, HIDDEN)?, out.ptr()));
+        }
+        all.push(Layer { own, next });
+    }
+    Ok(all)
+}
+
+/// What all launches share.
+struct Room {
+    card: Card,
+    /// Steps of 1, 2, .. rows.
+    headers: Buffer<i32>,
+    first: Vec<f32>,
+    x: Buffer<f32>,
+    mixed: Buffer<f32>,
+    halves: Buffer<u8>,
+    scales: Buffer<f32>,
+    norm: Buffer<f32>,
+    scratch: Buffer<u8>,
+    own: Buffer<u8>,
+    memory: Memory,
+    _rest: Vec<Buffer<u8>>,
+}
+
+impl Room {
+    fn new(gpu: &Gpu, random: &mut Random) -> Result<Room> {
+        let card = Card {
+            multiprocessors: gpu.multiprocessors(),
+            shared: gpu.shared_per_block().min(200 << 10),
+        };
+        let mut headers = vec![0; (MOST_ROWS + 1) * HEADER];
+        for rows in 0..=MOST_ROWS {
+            headers[rows * HEADER] = rows as i32;
+        }
+        let first = random.normals(MOST_ROWS * HIDDEN, 3.0);
+        let x = gpu.upload(&first)?;
+        let mixed = gpu.upload(&random.normals(MOST_ROWS * INNER, 0.3))?;
+        let scales = gpu.upload(&[0.0; MOST_ROWS])?;
+        let scratch = gpu.filled(scratch_bytes(card, 2 * MOST_ROWS), 0)?;
+        let own = gpu.filled(Own::bytes(HIDDEN, FFN), 0)?;
+        let rest = [
+            Input::F16.bytes(MOST_ROWS, HIDDEN),
+            4 * MOST_ROWS * HIDDEN,
+            chain::squares_bytes(MOST_ROWS, HIDDEN),
+            chain::squares_bytes(MOST_ROWS, HIDDEN),
+        ];
+        let rest = rest.iter().map(|&bytes| gpu.filled(bytes, 0));
+        let rest: Vec<Buffer<u8>> = rest.collect::<Result<_, _>>()?;
+        let next = Out {
+            f16: rest[0].ptr(),
+            f32: rest[1].ptr(),
+        };
+        let memory = Memory {
+            residual: x.ptr(),
+            own: Own::at(own.ptr(), HIDDEN),
+            next,
+            squares: [rest[2].ptr(), rest[3].ptr()],
+            scales: scales.ptr(),
+            scratch: Scratch(scratch.ptr()),
+        };
+        let norm: Vec<f32> = (0..HIDDEN).map(|_| 0.5 + random.unit()).collect();
+        Ok(Room {
+            card,
+            headers: gpu.upload(&headers)?,
+            first,
+            x,
+            mixed,
+            halves: gpu.filled(Input::F16.bytes(MOST_ROWS, INNER), 0)?,
+            scales,
+            norm: gpu.upload(&norm)?,
+            scratch,
+            own,
+            memory,
+            _rest: rest,
+        })
+    }
+
+    /// Rows as they were at first.
+    fn begin(&mut self, gpu: &Gpu) -> Result<()> {
+        let rows = &self.first;
+        let scale = |x: &[f32]| {
+            let squares: f32 = x.iter().map(|x| x * x).sum();
+            1.0 / (squares / HIDDEN as f32 + EPS).sqrt()
+        };
+        let scales: Vec<f32> = rows.chunks_exact(HIDDEN).map(scale).collect();
+        self.x.upload(gpu, rows)?;
+        self.scales.upload(gpu, &scales)?;
+        Ok(())
+    }
+
+    fn launches(
+        &self,
+        bucket: usize,
+        form: Form,
+        layers: &[Layer],
+        extra: &Variant,
+    ) -> Vec<Launch> {
+        let norms = Norms {
+            ffn: self.norm.ptr(),
+            next: self.norm.ptr(),
+            eps: EPS,
+        };
+        let source = Source::Step(self.headers.ptr_at(bucket * HEADER));
+        let halves = Out {
+            f16: self.halves.ptr(),
+            ..Out::default()
+        };
+        let launches = layers.iter().flat_map(|layer| {
+            let [out, gate, up, down] = layer.own;
+            let products = Products {
+                out,
+                gate,
+                up,
+                down,
+                next: &layer.next,
+            };
+            let place = (norms, &self.memory);
+            let mut chain =
+                chain::launch(self.card, bucket, form, &products, self.halves.ptr(), place);
+            for (name, value) in extra.1 {
+                chain.unit = chain.unit.define(name, value);
+            }
+            [
+                convert(INNER, bucket, source, self.mixed.ptr(), halves),
+                chain,
+            ]
+        });
+        launches.collect()
+    }
+}
+
+/// Times them.
+///
+/// # Errors
+/// Those of the card.
+pub fn run(bench: &mut Bench) -> Result<()> {
+    if bench.gpu.arch().number != 90 {
+        return Ok(());
+    }
+    let mut random = Random(1);
+    let mut room = Room::new(&bench.gpu, &mut random)?;
+    let outs = [2 * INNER, INNER, 1024, 48].map(|n| bench.gpu.alloc::<f32>(MOST_ROWS * n));
+    let outs: Vec<Buffer<f32>> = outs.into_iter().collect::<Result<_, _>>()?;
+    let (layers, work) = {
+        let mut store = Store {
+            gpu: &bench.gpu,
+            random,
+            patterns: Vec::new(),
+            memory: Vec::new(),
+            bytes: 0.0,
+            params: 0.0,
+        };
+        let layers = layers(&mut store, &outs)?;
+        (layers, (store.bytes, store.params, store.memory))
+    };
+    let kinds = [Kind::Q4K, Kind::Q5K, Kind::Q6K, Kind::F32];
+    let Some(form) = Form::new(room.card, MOST_ROWS, &kinds) else {
+        return Ok(());
+    };
+    for variant in &FORMS {
+        let of = |bucket| room.launches(bucket, form, &layers, variant);
+        let all = BUCKETS.map(of);
+        let units: Vec<_> = all
+            .iter()
+            .flat_map(|l| l[..2].iter().map(|l| l.unit.clone()))
+            .collect();
+        let modules = bench.modules(&units)?;
+        let mut together = Vec::new();
+        for (bucket, list) in BUCKETS.into_iter().zip(&all).rev() {
+            // Four layers, from the first rows on.
+            room.begin(&bench.gpu)?;
+            for launch in &list[..8] {
+                bench.gpu.run(&modules, launch)?;
+            }
+            let x = room.x.download_range(&bench.gpu, 0..bucket * HIDDEN)?;
+            if together.is_empty() {
+                together = x;
+            } else {
+                let same = x
+                    .iter()
+                    .zip(&together)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
+                ensure!(
+                    same,
+                    "rows of {bucket} have other bits than among {MOST_ROWS}"
+                );
+            }
+        }
+        for (bucket, list) in BUCKETS.into_iter().zip(&all) {
+            room.begin(&bench.gpu)?;
+            let list: Vec<&Launch> = list.iter().collect();
+            let work = Work {
+                bytes: work.0,
+                flops: 2.0 * work.1 * bucket as f64,
+            };
+            bench.sequence(
+                "chain",
+                &format!("layers n={bucket}{}", variant.0),
+                &modules,
+                &list,
+                work,
+            )?;
+        }
+        for left in [&room.scratch, &room.own] {
+            let left = left.download(&bench.gpu)?;
+            ensure!(
+                left[Own::bytes(0, 0)..].iter().all(|&b| b == 0),
+                "a chain left something behind"
+            );
+        }
+    }
+    Ok(())
+}
