@@ -255,6 +255,8 @@ pub struct RunnerInfo {
     /// Positions the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth)), or `None` without
     /// a draft; then `draft` must not be called.
     pub draft_depth: Option<usize>,
+    /// Whether a node of a tree gives bit for bit what its token gives alone, and so drafting changes no text.
+    pub exact_trees: bool,
     /// Whether `score` may be called.
     pub scorer: bool,
     /// Prefill gives the same bits however it is cut, as long as cuts fall on multiples of this many tokens.

@@ -96,6 +96,7 @@ impl CpuBackend {
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
             scorer: false,
+            exact_trees: true,
             prefill_align: CHUNK,
             memory,
         };

@@ -68,6 +68,8 @@ struct Layout {
     weights: Weights,
     state: State,
     plans: Plans,
+    /// In which order steps sum.
+    sums: Sums,
     /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the host.
     sizes: [u64; 6],
     /// Whether the draft's weights come later.
@@ -97,10 +99,11 @@ impl Layout {
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
+        let limits = limits(card, options.windows);
+        let sums = Sums::of(plan, options.sums);
         let facts = Facts {
-            card: limits(card, options.windows),
-            sums: Sums::of(plan, options.sums),
-            warpgroups: card.capability == (9, 0),
+            card: limits,
+            sums,
             as_large: options.as_large,
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
@@ -110,6 +113,7 @@ impl Layout {
             weights: placed,
             state,
             plans,
+            sums,
             sizes: [weights, kv, states, scratch, draft, table]
                 .map(|carver| carver.used() + REGION_ALIGN),
         }
@@ -271,6 +275,7 @@ impl CudaBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
+            exact_trees: layout.sums == Sums::ByPath,
             scorer: false,
             prefill_align: PREFILL_ALIGN,
             memory,

@@ -11,7 +11,7 @@ use conformance::specimen::{Layout, Specimen};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Library, Search};
 use cuda::driver::Arch;
-use cuda::{Card, CudaBackend, Options};
+use cuda::{Card, CudaBackend, Options, Sums};
 
 const LIMITS: Limits = Limits {
     sequences: 4,
@@ -85,6 +85,39 @@ fn small_models_have_chains_only_where_they_go_as_large_ones() {
         assert!(!has(number, true, single));
         assert_eq!(has(number, true, chain), number == 90);
     }
+}
+
+/// Steps sum by path where a plan promises it, else as they are told.
+#[test]
+fn steps_sum_by_path_where_they_must_or_are_told() {
+    let files = |layout, number, exact, sums| {
+        let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
+        plan.exact = exact;
+        let options = Options {
+            sums,
+            ..Options::default()
+        };
+        let units = CudaBackend::with_options(card(number), options).units(&plan);
+        let known = [
+            "attn/tree_spans_sm90.cu",
+            "attn/path.cu",
+            "delta/walk.cu",
+            "delta/tree.cu",
+        ];
+        let units = units.unwrap();
+        known.map(|file| units.iter().any(|unit| unit.file == file))
+    };
+    let (spans, paths) = ([true, false, true, false], [false, true, true, false]);
+    let fast = [false, false, false, true];
+    let (wide, narrow) = (Layout::HybridWide, Layout::HybridTiled);
+    assert_eq!(files(wide, 90, false, Some(Sums::ByPath)), spans);
+    assert_eq!(files(wide, 90, false, Some(Sums::Fast)), fast);
+    assert_eq!(files(wide, 90, true, Some(Sums::Fast)), spans);
+    // No form for these heads, and none on this card.
+    assert_eq!(files(narrow, 90, false, None), fast);
+    assert_eq!(files(narrow, 90, true, None), paths);
+    assert_eq!(files(wide, 86, false, None), fast);
+    assert_eq!(files(wide, 86, true, None), paths);
 }
 
 #[test]

@@ -156,6 +156,7 @@ impl FakeRunner {
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
                 scorer: false,
+                exact_trees: true,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
             },

@@ -122,8 +122,6 @@ pub(crate) struct Facts {
     pub(crate) card: Card,
     /// In which order steps sum.
     pub(crate) sums: Sums,
-    /// Whether it has the warpgroup products of compute capability 9.0.
-    pub(crate) warpgroups: bool,
     /// Whether small models run as large ones do.
     pub(crate) as_large: bool,
 }
@@ -191,9 +189,9 @@ impl Plans {
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
         // Stages of a chain take turns at theirs.
-        let turns = 1 + usize::from(facts.warpgroups);
+        let turns = 1 + usize::from(facts.card.warpgroups);
         let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), turns * ROWS);
-        let chain_bytes = match facts.warpgroups {
+        let chain_bytes = match facts.card.warpgroups {
             true => chain::own_bytes(weights, spec.hidden),
             false => 0,
         };
@@ -233,7 +231,7 @@ impl Plans {
             open,
             card: facts.card,
             sums: facts.sums,
-            warpgroups: facts.warpgroups,
+            warpgroups: facts.card.warpgroups,
             as_large: facts.as_large,
             addresses,
             expanded,

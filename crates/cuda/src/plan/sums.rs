@@ -37,7 +37,7 @@ impl Sums {
     }
 
     /// The card as attention is launched on it.
-    pub(crate) fn on(self, card: Card) -> Card {
+    pub(super) fn on(self, card: Card) -> Card {
         Card {
             path_order: self == Sums::ByPath,
             ..card

@@ -80,6 +80,7 @@ impl ScriptedRunner {
             model: spec.hash,
             draft_depth: None,
             scorer: false,
+            exact_trees: true,
             prefill_align: PREFILL_ALIGN,
             memory: MemoryPlan::default(),
         };

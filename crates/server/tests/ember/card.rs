@@ -1,8 +1,8 @@
 //! Speculation on a card, with the bundled pair: text, probabilities, acceptance and states of trees beside plain
 //! decoding. Run it anywhere with a card: `cargo test --release -p server --test ember card -- --nocapture`.
 //!
-//! Trees sum in another order than single steps, so their texts may part where two tokens are nearly level. How
-//! near is measured first, by feeding both the same text.
+//! Where steps sum by path, trees leave the bits of plain decoding. In the fastest order they do not, so texts may part
+//! where two tokens are nearly level; how near is measured first, by feeding both the same text.
 
 #![allow(
     clippy::print_stderr,
@@ -14,7 +14,7 @@ use std::time::Instant;
 use contract::{
     Ask, Backend, CommitItem, DraftItem, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
-use cuda::{CudaBackend, Options, compile};
+use cuda::{CudaBackend, Options, Sums, compile};
 use decode::{
     Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
 };
@@ -22,7 +22,8 @@ use decode::{
 use crate::draft::{acceptance, feed, plan_with_draft};
 use crate::drift::{Apart, Drift, Held, STEPS};
 use crate::golden::FAST;
-use crate::laws::prompts;
+use crate::laws::{every_budget_says_the_same, prompts};
+use crate::pool::few_pages_change_no_bit;
 
 const PROMPTS: usize = 200;
 const WORDS: usize = 128;
@@ -31,6 +32,11 @@ const RARE: usize = 2000;
 
 /// The first card, or `None` with a loud line.
 fn card() -> Option<CudaBackend> {
+    card_that_sums(None)
+}
+
+/// The same, its steps in this order where nothing is promised.
+fn card_that_sums(sums: Option<Sums>) -> Option<CudaBackend> {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test").to_owned();
     let cards = match cuda::probe() {
@@ -41,6 +47,7 @@ fn card() -> Option<CudaBackend> {
         }
     };
     let options = Options {
+        sums,
         compile: compile::Options {
             cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
             ..compile::Options::default()
@@ -60,16 +67,20 @@ fn open(card: &CudaBackend, exact: bool) -> Box<dyn Runner> {
     card.open(plan, &mut |_| {}).unwrap()
 }
 
+/// Whether a plan must say that it is exact to be so.
+fn must_ask(card: &CudaBackend) -> bool {
+    !open(card, false).info().exact_trees
+}
+
 /// What is said after each prompt, greedily, by trees of 22 nodes or one token at a time; and tokens a step.
 fn texts(
     runner: Box<dyn Runner>,
     prompts: &[Vec<TokenId>],
-    trees: bool,
+    (trees, together): (bool, usize),
 ) -> (Vec<Vec<TokenId>>, f64) {
     let loaded = model::load(&crate::golden::ember("ember.gguf")).unwrap();
     let config = SchedulerConfig {
-        // Sequences that share a pass do not know of each other, and four are done sooner.
-        max_sequences: 4,
+        max_sequences: together,
         queue_limit: usize::MAX,
         eos: loaded.vocab.eos,
         speculation: Speculation::default(),
@@ -247,13 +258,15 @@ fn lead(card: &CudaBackend, prompt: &[TokenId], text: &[TokenId], other: TokenId
 }
 
 #[test]
-fn trees_on_the_card_part_from_plain_decoding_at_near_ties_only_and_seldom() {
-    let Some(card) = card() else { return };
+fn in_the_fastest_order_trees_part_from_plain_decoding_at_near_ties_only_and_seldom() {
+    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+        return;
+    };
     let prompts: Vec<Vec<TokenId>> = prompts().into_iter().take(PROMPTS).collect();
     let start = Instant::now();
-    let (plain, _) = texts(open(&card, false), &prompts, false);
+    let (plain, _) = texts(open(&card, false), &prompts, (false, 4));
     let plainly = start.elapsed();
-    let (tree, per_step) = texts(open(&card, false), &prompts, true);
+    let (tree, per_step) = texts(open(&card, false), &prompts, (true, 4));
     let (kl, noise) = teacher_forced(&card, &prompts, &plain);
     eprintln!(
         "  plain {plainly:.1?}, with trees {:.1?}, {per_step:.2} tokens a step; teacher-forced KL {kl:.2e}, logits at \
@@ -285,15 +298,32 @@ fn trees_on_the_card_part_from_plain_decoding_at_near_ties_only_and_seldom() {
 }
 
 #[test]
-fn exact_trees_on_the_card_say_what_plain_decoding_says() {
+fn trees_on_the_card_say_what_plain_decoding_says_beside_others_and_alone() {
     let Some(card) = card() else { return };
+    let exact = must_ask(&card);
     let prompts: Vec<Vec<TokenId>> = prompts().into_iter().take(PROMPTS).collect();
-    let (plain, _) = texts(open(&card, true), &prompts, false);
-    let (tree, per_step) = texts(open(&card, true), &prompts, true);
+    let (plain, _) = texts(open(&card, exact), &prompts, (false, 4));
+    let (tree, per_step) = texts(open(&card, exact), &prompts, (true, 4));
+    let (alone, _) = texts(open(&card, exact), &prompts[..PROMPTS / 5], (true, 1));
     let parted = plain.iter().zip(&tree).filter(|(a, b)| a != b).count();
-    eprintln!("  exact: {parted} of {PROMPTS} texts part, {per_step:.2} tokens a step");
+    eprintln!("  {parted} of {PROMPTS} texts part, {per_step:.2} tokens a step");
     assert!(per_step > 1.5, "{per_step} tokens a step");
     assert_eq!(plain, tree);
+    assert_eq!(plain[..alone.len()], alone);
+}
+
+#[test]
+fn budgets_batches_and_cancellations_on_the_card_change_no_token() {
+    let Some(card) = card() else { return };
+    let exact = must_ask(&card);
+    every_budget_says_the_same(&card, exact, (0..64).step_by(9));
+}
+
+#[test]
+fn who_gives_up_his_pages_on_the_card_says_the_bits_he_says_alone() {
+    let Some(card) = card() else { return };
+    let exact = must_ask(&card);
+    few_pages_change_no_bit(&card, exact);
 }
 
 #[test]
@@ -312,7 +342,23 @@ fn as_many_drafted_tokens_come_true_on_the_card_as_in_the_independent_implementa
 #[test]
 fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() {
     let Some(card) = card() else { return };
-    let exact = Drift::of(&card, true, Held::AsShipped);
+    let drift = Drift::of(&card, must_ask(&card), Held::AsShipped);
+    let worst = Apart::worst(&drift.end);
+    eprintln!(
+        "  {STEPS} steps of {:.2} tokens: worst {worst}",
+        drift.per_step()
+    );
+    assert!(drift.per_step() > 1.2);
+    assert!(worst.length <= 1e-4, "{worst:?}");
+    // By path there is nothing between them.
+    assert_eq!(worst.largest, 0.0);
+}
+
+#[test]
+fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_itself() {
+    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+        return;
+    };
     let drift = Drift::of(&card, false, Held::AsShipped);
     let order = drift.of_another_order(&card);
     let (first, worst) = (drift.end[0], Apart::worst(&drift.end));
@@ -325,8 +371,6 @@ fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() 
         eprintln!("  layer {i} of states: {layer}");
     }
     assert!(drift.per_step() > 1.2);
-    // Exact sums leave nothing.
-    assert_eq!(Apart::worst(&exact.end).largest, 0.0);
     // What the first layer reads is the same in trees and alone, so this is what trees of states give away.
     assert!(first.length <= 1e-6, "{first:?}");
     // Above it, two ways of summing round an activation to another neighbour now and then, of which half precision has
@@ -339,7 +383,9 @@ fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() 
 
 #[test]
 fn where_products_round_nothing_trees_leave_the_states_of_plain_decoding_within_their_sums() {
-    let Some(card) = card() else { return };
+    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+        return;
+    };
     for (held, most) in [(Held::Floats, 1e-4), (Held::FloatWeights, 1e-3)] {
         let drift = Drift::of(&card, false, held);
         let (worst, quarter) = (Apart::worst(&drift.end), Apart::worst(&drift.quarter));

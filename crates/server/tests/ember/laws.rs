@@ -93,9 +93,14 @@ struct World {
 }
 
 impl World {
-    fn new(speculation: Speculation, sequences: usize) -> World {
+    fn new(
+        (backend, exact): (&dyn Backend, bool),
+        speculation: Speculation,
+        sequences: usize,
+    ) -> World {
         let mut plan = plan_with_draft(None, FAST);
         plan.limits.sequences = 5;
+        plan.exact = exact;
         let loaded = model::load(&ember("ember.gguf")).unwrap();
         let config = SchedulerConfig {
             max_sequences: sequences,
@@ -104,7 +109,7 @@ impl World {
             speculation,
             ..SchedulerConfig::default()
         };
-        let runner = CpuBackend::new(FAST).open(plan, &mut |_| {}).unwrap();
+        let runner = backend.open(plan, &mut |_| {}).unwrap();
         World {
             scheduler: Scheduler::new(runner, config),
             said: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],
@@ -165,20 +170,27 @@ fn speculation(budget: usize, seed: Seed) -> Speculation {
     }
 }
 
-#[test]
-fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
+/// Fails unless trees of these budgets say, in batches and beside cancelled ones, what plain decoding says alone.
+pub(crate) fn every_budget_says_the_same(
+    backend: &dyn Backend,
+    exact: bool,
+    budgets: impl Iterator<Item = usize>,
+) {
     let prompts = prompts();
-    let mut plain = World::new(speculation(0, Seed::None), 1);
-    for (i, prompt) in prompts.iter().enumerate() {
-        plain.submit(i, prompt);
+    let budgets: Vec<usize> = budgets.collect();
+    // Each budget takes its own prompts, three or four of them.
+    let of = |budget: usize| (0..PROMPTS).filter(move |i| i % 64 == budget);
+    let mut plain = World::new((backend, exact), speculation(0, Seed::None), 1);
+    for i in budgets.iter().copied().flat_map(of) {
+        plain.submit(i, &prompts[i]);
     }
     plain.finish(&[]);
     let mut compared = 0;
-    for budget in 0..64 {
-        // Each budget takes its own prompts, three or four of them, in batches of one to four.
-        let mine: Vec<usize> = (0..PROMPTS).filter(|i| i % 64 == budget).collect();
+    for &budget in &budgets {
+        // In batches of one to four.
+        let mine: Vec<usize> = of(budget).collect();
         let seed = [Seed::None, Seed::Chain, Seed::None, Seed::ChainOnly][budget % 4];
-        let mut world = World::new(speculation(budget, seed), 1 + budget % 4);
+        let mut world = World::new((backend, exact), speculation(budget, seed), 1 + budget % 4);
         for &i in &mine {
             world.submit(i, &prompts[i]);
         }
@@ -205,13 +217,20 @@ fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
             compared += usize::from(found.1.is_some());
         }
     }
-    assert!(compared > 160, "only {compared} texts were compared");
+    let least = 5 * budgets.len() / 2;
+    assert!(compared > least, "only {compared} texts were compared");
+}
+
+#[test]
+fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
+    every_budget_says_the_same(&CpuBackend::new(FAST), false, 0..64);
 }
 
 #[test]
 fn one_pass_a_step_and_several_tokens_a_pass() {
     let prompts = prompts();
-    let mut world = World::new(speculation(22, Seed::None), 1);
+    let cpu = CpuBackend::new(FAST);
+    let mut world = World::new((&cpu, false), speculation(22, Seed::None), 1);
     for (i, prompt) in prompts.iter().enumerate().take(24) {
         world.submit(i, prompt);
     }
