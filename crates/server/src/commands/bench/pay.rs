@@ -82,6 +82,7 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
     let Some(costs) = costs else {
         bail!("nothing was measured: the device has no draft");
     };
+    let exact = runner.info().exact_trees;
     let scheduler = |runner, speculation| {
         let config = SchedulerConfig {
             max_sequences: 1,
@@ -124,7 +125,6 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
                 let other = answer(&mut drafted, of)?;
                 (answer(&mut plainly, of)?, other)
             };
-            let exact = !args.device.device.starts_with("cuda");
             if exact && one.1 != other.1 {
                 bail!(
                     "prompt {i} ({}) got another answer with drafting",
