@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::TokenId;
+use contract::{Runner, TokenId};
 use decode::costs::CostTable;
 use decode::{
     Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
@@ -87,6 +87,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
     let runner = Lent::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
+    let exact = runner.info().exact_trees;
     let costs = match args.cost_stop {
         OnOff::Off => None,
         OnOff::On => {
@@ -213,7 +214,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
             let line = json!({
                 "bench": "whole_step", "acceptance": "made up", "accept": args.accept,
                 "model": loaded.facts.name, "device": fitted.device.name, "draft": args.draft,
-                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": args.exact,
+                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": exact,
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
                 "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
