@@ -122,7 +122,10 @@ fn steps_sum_by_path_where_they_must_or_are_told() {
 
 #[test]
 fn every_unit_of_a_hybrid_compiles_for_the_home_card_and_for_hopper() {
-    let plans = [plan(Layout::HybridTiled, QuantType::Q4_K, KvFormat::Q8_0)];
+    let mut plans =
+        [Layout::HybridTiled, Layout::HybridWide].map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
+    // Sums by path of wide heads, and of all on the home card.
+    plans[1].exact = true;
     compiles(86, &plans);
     compiles(90, &plans);
 }
