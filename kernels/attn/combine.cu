@@ -15,11 +15,14 @@
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attn/kv.cuh"
+#include "attn/span.cuh"
+#if BY_POSITION
 #include "attn/spans.cuh"
+#endif
 #include "norm/emit.cuh"
 
-// Splits whose values are fetched together.
-#define FETCH (SPLITS < 16 ? SPLITS : 16)
+// Splits whose values are fetched together: all of a row, or half.
+#define FETCH (SPLITS <= 16 ? SPLITS : (SPLITS + 1) / 2)
 
 struct Value {
     const float* o;      // [SPLITS][DIM], moved to the value
@@ -69,14 +72,20 @@ __device__ __forceinline__ float merge(const Value& v) {
         if (w != 0.0f) acc = fmaf(w, o, acc);
     };
 #pragma unroll
-    for (int s = 0; s < FETCH; s++) add(s, v.first[s]);
-    for (int begin = FETCH; begin < v.n; begin += FETCH) {
+    for (int s = 0; s < FETCH; s++) {
+        // Most rows have few.
+        if (s % 8 == 0 && s >= v.n) break;
+        add(s, v.first[s]);
+    }
+    if (FETCH < SPLITS && FETCH < v.n) {
         float o[FETCH];
 #pragma unroll
-        for (int i = 0; i < FETCH; i++) o[i] = has(v, begin + i) ? __ldcg(v.o + (begin + i) * DIM) : 0.0f;
+        for (int i = 0; i < FETCH; i++) o[i] = has(v, FETCH + i) ? __ldcg(v.o + (FETCH + i) * DIM) : 0.0f;
 #pragma unroll
-        for (int i = 0; i < FETCH; i++)
-            if (begin + i < SPLITS) add(begin + i, o[i]);
+        for (int s = FETCH; s < SPLITS; s++) {
+            if (s % 8 == 0 && s >= v.n) break;
+            add(s, o[s - FETCH]);
+        }
     }
     // A row whose every key has no weight gives zeros.
     return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
@@ -89,12 +98,12 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     __shared__ float room[kv_turned(V_FORMAT) ? 512 : 1];
     const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
     if (row >= step->rows) return;
+    int n = 1, from = 0, to = 0;
 #if BY_POSITION
     const Slots slots = slots_of(view_of(step, step->tree_of[row]), step->position[row]);
+    n = slots.count, from = slots.hidden.from, to = slots.hidden.to;
 #elif SPLITS > 1
-    const Slots slots = {splits_of(span_of(view_of(step, step->tree_of[row]))), {0, 0, 0}};
-#else
-    const Slots slots = {1, {0, 0, 0}};
+    n = splits_of(span_of(view_of(step, step->tree_of[row])));
 #endif
     const size_t index = (size_t)row * HEADS + head;
     pdl_wait();
@@ -102,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     // Whole warps: heads are multiples of 32 wide.
     if (at < WIDTH) {
         Value value;
-        fetch_value(value, partial, rows, index, at % DIM, slots.count, slots.hidden.from, slots.hidden.to);
+        fetch_value(value, partial, rows, index, at % DIM, n, from, to);
 #if GATE
         // The gate stands behind the head in the projection.
         gate = sigmoid(q[index * Q_STRIDE + DIM + at % DIM]);

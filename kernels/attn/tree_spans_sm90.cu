@@ -15,19 +15,35 @@
 
 // One more barrier of the block (attn/trio_sm90.cuh): of the warpgroups that sum.
 #define SUMMING 8
+// Tiles whose copies may still be under way when one is begun: keys two tiles ahead and its own values are there.
+#define PENDING (K_RING - 3)
+// Items known at once: those under way, the one behind them that scores may stand in, and what was there before.
+#define KNOWN (K_RING > 4 ? 16 : 8)
+// Where items are found ahead of the one whose values are summed: as far as keys are fetched.
+#define AHEAD K_RING
+
+#define NO_NODE 64
+// Parts of a key expanded at once: a warp that scores few columns has nothing else to do while it waits for shared memory.
+#ifndef TOGETHER
+#define TOGETHER (NT <= 3 ? 4 : 1)
+#endif
 
 // What is known of trees and of the items under way.
 struct Nodes {
     Plot plots[STEP_TREES];
-    Item items[12];          // of each warp: in registers they would push out sums
-    Item nexts[8];           // what follows, of each warp that sums
-    u32 row[TILE];           // of an item of nodes' own: where its keys are in the cache, NOWHERE for none
+    Share share;
+    Item items[KNOWN];
+    u32 row[4][TILE];        // of items of nodes' own: where its keys are in the cache, NOWHERE for none
+    u8 node[KNOWN][NODES];   // of items: their nodes, NO_NODE behind the last
+    u8 depth[KNOWN][NODES];  // and how far from the root these are
     int at[NODES];           // positions of an item's nodes
     int scored[NODES];       // where bases and sums of weights of its nodes belong
     int summed[2][NODES];    // where sums of an item's nodes belong, of items in turn
 };
 
-static_assert(sizeof(Item) <= 88 && sizeof(Plot) <= 80, "launch::attention counts the bytes of shared memory");
+static_assert(sizeof(Item) <= 80 && sizeof(Plot) <= 112, "launch::attention counts the bytes of shared memory");
+static_assert(K_RING == V_RING || K_RING == V_RING + 1, "values follow keys by one spot or two");
+static_assert(KNOWN >= AHEAD + 4, "an item is written where nobody reads any more");
 
 // Whether a node at position `at` sees the key at `key`: windows hide committed keys.
 __device__ __forceinline__ bool sees(const Item& item, int at, int key) {
@@ -35,36 +51,29 @@ __device__ __forceinline__ bool sees(const Item& item, int at, int key) {
     return key <= at && (at - key < item.window || key >= item.committed || (WINDOW < 0 && key < item.sinks));
 }
 
-template <int FORMAT, int STRIDE, int SLOTS>
-__device__ __forceinline__ void begin(Fetch<FORMAT, STRIDE, SLOTS>& fetch, const Item& item) {
-    fetch.key = item.begin, fetch.row = item.row;
+// Finds item `next` of a block; a warp.
+__device__ __forceinline__ void find_item(const Step* step, const Pages& pages, Nodes& nodes, int next) {
+    const int lane = threadIdx.x % 32;
+    Item item = item_of(step, nodes.plots, nodes.share, next);
+    item.row = first_row(item, pages);
+    if (lane == 0) nodes.items[next % KNOWN] = item;
+    if (lane >= NODES) return;
+    const int node = lane < item.nodes ? node_of(item, lane) : NO_NODE;
+    nodes.node[next % KNOWN][lane] = node;
+    if (lane < item.nodes) nodes.depth[next % KNOWN][lane] = step->position[item.first + node] - item.committed;
 }
-// The next tile, if the item has one more; `rows` are those of an item of nodes' own.
-template <int FORMAT, int STRIDE, int SLOTS>
-__device__ __forceinline__ void fetch_tile(Fetch<FORMAT, STRIDE, SLOTS>& fetch, const Item& item, const Plane& plane,
-                                           const Pages& pages, u32 ring, const u32* rows) {
-    if (fetch.key < item.end) {
-        const int thread = anew(threadIdx.x) - 128;
-        if (item.own) {
-            tile_gather<FORMAT, STRIDE>(fetch.to, plane, rows, thread);
-            fetch.key += TILE;
-        } else {
-            // Nobody sees what is older than the window; it may never have been written.
-            const int low = WINDOW > 0 ? item.committed - WINDOW + 1 - fetch.key : 0;
-            tile_load<FORMAT, STRIDE, 256>(fetch.to, plane, fetch.row, low, TILE, thread);
-            fetch.key += TILE;
-            if (fetch.key % PAGE == 0)
-                fetch.row = row_at(item, fetch.key, pages);
-            else
-                fetch.row += TILE;
-        }
-        fetch.to = fetch.after(fetch.to, ring);
-    }
+// Where what is found of an item's node `i` belongs, as (row, head 0, slot); -1 for nowhere.
+__device__ __forceinline__ int place_of(const Nodes& nodes, int which, int i) {
+    const Item& item = nodes.items[which % KNOWN];
+    const int node = nodes.node[which % KNOWN][i];
+    if (node == NO_NODE) return -1;
+    const int slot = nodes.plots[item.tree].crossed >> node & 1 ? item.beyond_to : item.near_to;
+    return slot < 0 ? -1 : (item.first + node) * HEADS * SPLITS + slot;
 }
 
 // Finds the rows of an item of nodes' own; the threads that sum.
 __device__ __forceinline__ void find_rows(const Item& item, const Pages& pages, u32* rows) {
-    const int thread = threadIdx.x - 128;
+    const int thread = anew(threadIdx.x) - 128;
     if (thread < TILE) {
         const int position = item.begin + thread;
         const bool seen = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
@@ -79,27 +88,36 @@ __device__ __forceinline__ void find_rows(const Item& item, const Pages& pages, 
     meet<256>(SUMMING);
 }
 
-// Queries of an item to where products read them, by `warps` warps of which this is number `warp`.
-__device__ __forceinline__ void load_queries(const Item& item, const u16* q16, u32 queries, int warp, int warps) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll 2
-    for (int column = warp; column < COLUMNS; column += warps) {
-        const int i = column / GROUP_SIZE;
-        uint4 words = make_uint4(0, 0, 0, 0);
-        if (i < item.nodes) {
-            const int head = item.kv_head * GROUP_SIZE + column % GROUP_SIZE;
-            words = query_words<K_FORMAT>(q16 + ((size_t)(item.first + node_of(item, i)) * HEADS + head) * DIM, g, t);
+// Queries of item `which` to where products read them, by `WARPS` warps of which this is number `warp`; with ALL columns without
+// a node become zeros, else they stay: nobody reads what becomes of them.
+template <int WARPS, int AT_ONCE, bool ALL>
+__device__ __forceinline__ void load_queries(const Nodes& nodes, int which, const u16* q16, u32 queries, int warp) {
+    const Item& item = nodes.items[which % KNOWN];
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, columns = item.nodes * GROUP_SIZE;
+#pragma unroll 1
+    for (int begin = warp; begin < (ALL ? COLUMNS : columns); begin += WARPS * AT_ONCE) {
+        uint4 words[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int column = begin + i * WARPS;
+            words[i] = make_uint4(0, 0, 0, 0);
+            if (column < columns) {
+                const int node = item.first + nodes.node[which % KNOWN][column / GROUP_SIZE];
+                const int head = item.kv_head * GROUP_SIZE + column % GROUP_SIZE;
+                words[i] = query_words<K_FORMAT>(q16 + ((size_t)node * HEADS + head) * DIM, g, t);
+            }
         }
-        store_query(queries, column, g, t, words);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (begin + i * WARPS < COLUMNS) store_query(queries, begin + i * WARPS, g, t, words[i]);
     }
     publish();
 }
 // What those that score want to know of an item's nodes.
-__device__ __forceinline__ void load_nodes(const Step* step, const Item& item, Nodes& nodes) {
+__device__ __forceinline__ void load_nodes(Nodes& nodes, int which) {
     if (threadIdx.x < NODES) {
-        const int node = node_of(item, threadIdx.x);
-        nodes.scored[threadIdx.x] = place_of(item, nodes.plots, threadIdx.x, node);
-        if (threadIdx.x < item.nodes) nodes.at[threadIdx.x] = step->position[item.first + node];
+        nodes.scored[threadIdx.x] = place_of(nodes, which, threadIdx.x);
+        nodes.at[threadIdx.x] = nodes.items[which % KNOWN].committed + nodes.depth[which % KNOWN][threadIdx.x];
     }
 }
 
@@ -111,44 +129,102 @@ struct Block {
     Pages pages;
     float* partial;
     int rows;
-    Share share;
     Nodes& nodes;
     u32 queries, weights, key_ring, value_ring;
     float scale_log2;
 };
 
-// The first tiles of an item, one slot of values less than there are.
-__device__ __forceinline__ void fetch_first(const Block& block, const Item& item, FetchKeys& keys, FetchValues& values) {
-    if (item.own) find_rows(item, block.pages, block.nodes.row);
-    begin(keys, item);
-    begin(values, item);
+// Where a tile is in the cache: at a row, in the rows of an item of nodes' own, or behind the last.
+struct Spot {
+    u32 row;
+    int low;  // rows before this are older than the window and may never have been written
+};
+#define NO_SPOT NOWHERE
+#define OWN_SPOT 0xfffffff0u
+
+// The tiles of a block's items, one behind the other, as the warpgroups that sum fetch them.
+struct Stream {
+    int next;  // item of the next tile
+    int key;   // where the next tile begins; -1 for where its item does
+    u32 row;   // where that is: looked up early, since the lookup takes a while
+};
+__device__ __forceinline__ Spot next_spot(const Block& block, Stream& stream) {
+    Spot spot = {NO_SPOT, 0};
+    if (stream.next >= block.nodes.share.items) return spot;
+    const Item& item = block.nodes.items[stream.next % KNOWN];
+    if (item.own) {
+        spot.row = OWN_SPOT + stream.next % 4;
+        find_rows(item, block.pages, block.nodes.row[stream.next % 4]);
+        stream.next++;
+        return spot;
+    }
+    if (stream.key < 0) stream.key = item.begin, stream.row = item.row;
+    spot.row = stream.row;
+    if (WINDOW > 0) spot.low = item.committed - WINDOW + 1 - stream.key;
+    stream.key += TILE;
+    if (stream.key >= item.end)
+        stream.next++, stream.key = -1;
+    else if (stream.key % PAGE == 0)
+        stream.row = row_at(item, stream.key, block.pages);
+    else
+        stream.row += TILE;
+    return spot;
+}
+template <int FORMAT, int STRIDE>
+__device__ __forceinline__ void fetch(const Nodes& nodes, const Spot& spot, const Plane& plane, u32 to) {
+    if (spot.row == NO_SPOT) return;
+    const int thread = anew(threadIdx.x) - 128;
+    if (spot.row >= OWN_SPOT)
+        tile_gather<FORMAT, STRIDE>(to, plane, nodes.row[spot.row % 4], thread);
+    else
+        tile_load<FORMAT, STRIDE, 256>(to, plane, spot.row, spot.low, TILE, thread);
+}
+__device__ __forceinline__ void fetch_keys(const Block& block, const Spot& spot, int slot) {
+    fetch<K_FORMAT, K_STRIDE>(block.nodes, spot, block.keys, block.key_ring + slot * FetchKeys::BYTES);
+}
+__device__ __forceinline__ void fetch_values(const Block& block, const Spot& spot, int slot) {
+    fetch<V_FORMAT, V_STRIDE>(block.nodes, spot, block.values, block.value_ring + slot * FetchValues::BYTES);
+}
+
+// Spots of the last tiles whose keys were fetched, the last first: their values follow.
+struct Spots {
+    Spot last, before;
+    int ahead;  // tiles whose keys were fetched, from that on whose values are summed
+};
+
+// The first tiles, one slot of values less than there are; what nodes left must not be fetched before pdl_wait.
+__device__ __forceinline__ Spots fetch_first(const Block& block, Stream& stream) {
+    Spots spots = {{NO_SPOT, 0}, {NO_SPOT, 0}, 0};
 #pragma unroll 1
-    for (int i = 0; i < K_RING; i++) fetch_tile(keys, item, block.keys, block.pages, block.key_ring, block.nodes.row);
-#pragma unroll 1
-    for (int i = 0; i < V_RING - 1; i++) fetch_tile(values, item, block.values, block.pages, block.value_ring, block.nodes.row);
-    cp_async_commit();
+    for (int i = 0; i < K_RING; i++) {
+        spots.before = spots.last, spots.last = next_spot(block, stream);
+        if (spots.last.row >= OWN_SPOT) pdl_wait();
+        fetch_keys(block, spots.last, i);
+        if (i < V_RING - 1) fetch_values(block, spots.last, i);
+        spots.ahead += spots.last.row != NO_SPOT;
+        cp_async_commit();
+    }
+    return spots;
 }
 
 // The warpgroup that scores: weights of every tile of every item, then the items' bases and sums of weights.
-__device__ __forceinline__ void score(const Block& block, Item& item, Marks& marks) {
+__device__ __forceinline__ void score(const Block& block, Marks& marks) {
     Nodes& nodes = block.nodes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
     int tile = 0;
     u32 slot = block.key_ring;
     float sums[OWN_SUMS], scores[4 * NT];
-    bool unseen = true;
 #pragma unroll 1
     for (int next = 0;;) {
-        if (!item.goes_on) {
-            for (int column = threadIdx.x; column < COLUMNS; column += 128) marks.base[column] = 0.0f, marks.running[column] = -INF;
+        const Item& item = nodes.items[next % KNOWN];
+        for (int column = threadIdx.x; column < COLUMNS; column += 128) marks.base[column] = 0.0f, marks.running[column] = -INF;
 #pragma unroll
-            for (int i = 0; i < OWN_SUMS; i++) sums[i] = 0.0f;
-            unseen = true;
-        }
+        for (int i = 0; i < OWN_SUMS; i++) sums[i] = 0.0f;
+        bool unseen = true;
 #pragma unroll 1
         for (int key = item.begin; key < item.end; key += TILE, tile++) {
             meet<384>(KEYS + (tile & 1));
-            score_keys<RELEASE>(scores, slot, threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, block.queries, [&] {
+            score_keys<RELEASE, TOGETHER>(scores, slot, threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, block.queries, [&] {
                 if (key > item.begin) tell<384>(FULL + (~tile & 1));
             });
             slot = FetchKeys::after(slot, block.key_ring);
@@ -186,55 +262,45 @@ __device__ __forceinline__ void score(const Block& block, Item& item, Marks& mar
             const int place = nodes.scored[column / GROUP_SIZE], head = item.kv_head * GROUP_SIZE + column % GROUP_SIZE;
             if (place >= 0) pairs[place + head * SPLITS] = make_float2(marks.running[column], sum);
         }
-        const int before = item.queries;
-        if (item.again)
-            go_on(item, block.pages);
-        else if (++next < block.share.items)
-            keep(item, item_of(block.step, nodes.plots, block.share, next));
-        else
-            break;
+        if (++next == nodes.share.items) break;
+        const Item& follows = nodes.items[next % KNOWN];
         meet<128>(SCORING);
-        load_nodes(block.step, item, nodes);
-        if (item.queries != before) load_queries(item, block.q16, block.queries, warp, 4);
+        load_nodes(nodes, next);
+        if (follows.queries != item.queries) load_queries<4, COLUMNS < 96 ? 2 : 6, false>(nodes, next, block.q16, block.queries, warp);
     }
     leave(tile);
 }
 
 // Sums of the weighted values of every tile of every item; fetches everything.
-__device__ __forceinline__ void sum(const Block& block, Item& item, FetchKeys keys, FetchValues values, const Marks& marks) {
+__device__ __forceinline__ void sum(const Block& block, Stream stream, Spots spots, const Marks& marks) {
     Nodes& nodes = block.nodes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, g = lane / 4, t = lane % 4;
-    int buffer = 0;
-    u32 slot = block.value_ring;
+    int buffer = 0, key_slot = 0, slot = 0;
     float sums[2][4 * NT];
-    int turn = 0;
+    cp_async_wait<K_RING - 2>();
+    tell<384>(KEYS);
+    if (spots.ahead > 1) tell<384>(KEYS + 1);
 #pragma unroll 1
-    for (int next = 0;;) {
-        if (!item.goes_on) {
-            // What follows is found while there are no sums yet.
-            if (++next < block.share.items) {
-                Item follows = item_of(block.step, nodes.plots, block.share, next);
-                follows.row = first_row(follows, block.pages);
-                keep(nodes.nexts[warp], follows);
-            }
+    for (int next = 0; next < nodes.share.items; next++) {
+        // What follows is found while there are no sums yet; all pass a barrier before it is read.
+        if (warp == 0 && next > 0 && next + AHEAD < nodes.share.items) find_item(block.step, block.pages, nodes, next + AHEAD);
+        const Item& item = nodes.items[next % KNOWN];
 #pragma unroll
-            for (int i = 0; i < 4 * NT; i++) sums[0][i] = sums[1][i] = 0.0f;
-        }
-        // All pass a barrier before these are read, and another before they are written again.
+        for (int i = 0; i < 4 * NT; i++) sums[0][i] = sums[1][i] = 0.0f;
+        // The same is true of these, and they pass another before these are written again.
         const int own = threadIdx.x - 128;
-        if (own < NODES) nodes.summed[turn][own] = place_of(item, nodes.plots, own, node_of(item, own));
-        // The scores of a tile begin before the values of the one before are asked for.
-        cp_async_wait<0>();
-        tell<384>(KEYS + buffer);
-        if (item.begin + TILE < item.end) tell<384>(KEYS + (buffer ^ 1));
+        if (own < NODES) nodes.summed[next & 1][own] = place_of(nodes, next, own);
 #pragma unroll 1
-        for (int key = item.begin; key < item.end; key += TILE) {
-            cp_async_wait<0>();
+        for (int left = item.end - item.begin; left > 0; left -= TILE) {
+            cp_async_wait<PENDING>();
             meet<384>(FULL + buffer);
-            if (key + 2 * TILE < item.end) tell<384>(KEYS + buffer);
-            fetch_tile(keys, item, block.keys, block.pages, block.key_ring, nodes.row);
-            fetch_tile(values, item, block.values, block.pages, block.value_ring, nodes.row);
+            if (spots.ahead > 2) tell<384>(KEYS + buffer);
+            const Spot spot = next_spot(block, stream);
+            fetch_keys(block, spot, key_slot);
+            fetch_values(block, K_RING == V_RING ? spots.last : spots.before, slot == 0 ? V_RING - 1 : slot - 1);
             cp_async_commit();
+            spots.before = spots.last, spots.last = spot;
+            spots.ahead -= spot.row == NO_SPOT;
             if (marks.moved[buffer]) {
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
@@ -243,42 +309,33 @@ __device__ __forceinline__ void sum(const Block& block, Item& item, FetchKeys ke
                     for (int m = 0; m < 2; m++) shrink(sums[m], n, by);
                 }
             }
+            const u32 values = block.value_ring + slot * FetchValues::BYTES;
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
                 u32 v[4][2];
-                value_fragments<V_FORMAT, V_STRIDE>(slot, step, warp, v);
+                value_fragments<V_FORMAT, V_STRIDE>(values, step, warp, v);
                 const u64 p = operand(block.weights + buffer * PANEL_BYTES) + step * 2;
 #pragma unroll
                 for (int m = 0; m < 2; m++) add_product(sums[m], v[2 * m], v[2 * m + 1], p);
             }
             wgmma_wait<0>();
             tell<384>(EMPTY + buffer);
-            slot = FetchValues::after(slot, block.value_ring);
+            key_slot = key_slot == K_RING - 1 ? 0 : key_slot + 1;
+            slot = slot == V_RING - 1 ? 0 : slot + 1;
             buffer ^= 1;
         }
-        const int kv_head = item.kv_head;
-        const bool more = item.again || next < block.share.items;
-        if (more) {
-            if (item.again)
-                go_on(item, block.pages);
-            else
-                keep(item, nodes.nexts[warp]);
-            fetch_first(block, item, keys, values);
-        }
-        const int t = anew(threadIdx.x) % 4;
+        const int t = anew(threadIdx.x) % 4, kv_head = item.kv_head;
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 const int column = 8 * n + 2 * t + e, i = column / GROUP_SIZE;
-                const int place = i < NODES ? nodes.summed[turn][i] : -1;
+                const int place = i < NODES ? nodes.summed[next & 1][i] : -1;
                 if (place < 0) continue;
                 const size_t index = place + (kv_head * GROUP_SIZE + column % GROUP_SIZE) * SPLITS;
                 const float four[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e], sums[1][4 * n + 2 + e]};
                 store_four<V_FORMAT>(block.partial + index * DIM + warp * 32, g, four);
             }
-        if (!more) break;
-        turn ^= 1;
     }
 }
 
@@ -289,40 +346,41 @@ extern "C" __global__ void __launch_bounds__(384, RESIDENT) attn_tree(
     const u32 queries = shared_address(shared), key_ring = queries + 6 * PANEL_BYTES;
     Marks& marks = *(Marks*)(shared + 6 * PANEL_BYTES + K_RING * FetchKeys::BYTES + V_RING * FetchValues::BYTES);
     Nodes& nodes = *(Nodes*)(&marks + 1);
-    // Each warp writes the same.
-    survey(step, nodes.plots);
-    const Share share = share_of_block(nodes.plots, step->trees);
-    const Block block = {step, q16, keys, values, pages, partial, rows, share, nodes, queries, queries + 4 * PANEL_BYTES,
-                         key_ring, key_ring + K_RING * FetchKeys::BYTES, scale_log2};
-    if (share.items == 0) {
+    const int warp = threadIdx.x / 32;
+    if (warp == 0) {
+        survey(step, nodes.plots);
+        const Share share = share_of_block(nodes.plots, step->trees);
+        if (threadIdx.x == 0) nodes.share = share;
+    }
+    __syncthreads();
+    const int items = nodes.share.items;
+    if (items == 0) {
         pdl_wait();
         return;
     }
-    Item& item = nodes.items[threadIdx.x / 32];
-    Item first = item_of(step, nodes.plots, share, 0);
-    first.row = first_row(first, pages);
-    keep(item, first);
+    if (warp >= 4 && warp <= 4 + AHEAD && warp - 4 < items) find_item(step, pages, nodes, warp - 4);
+    __syncthreads();
+    const Block block = {step, q16, keys, values, pages, partial, rows, nodes, queries, queries + 4 * PANEL_BYTES,
+                         key_ring, key_ring + K_RING * FetchKeys::BYTES, scale_log2};
     const bool scores = threadIdx.x < 128;
-    FetchKeys fetch_keys;
-    FetchValues fetch_values;
-    fetch_keys.to = block.key_ring, fetch_values.to = block.value_ring;
     // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
     // waited for.
-    if (item.own) pdl_wait();
-    if (!scores) fetch_first(block, item, fetch_keys, fetch_values);
-    if (!item.own) pdl_wait();
-    load_queries(item, q16, queries, threadIdx.x / 32, 12);
-    load_nodes(step, item, nodes);
+    Stream stream = {0, -1, 0};
+    Spots spots;
+    if (!scores) spots = fetch_first(block, stream);
+    pdl_wait();
+    load_queries<12, (COLUMNS < 72 ? COLUMNS + 11 : 72) / 12, true>(nodes, 0, q16, queries, warp);
+    load_nodes(nodes, 0);
     __syncthreads();
     if (scores) {
 #if RESIDENT == 1
         asm volatile("setmaxnreg.dec.sync.aligned.u32 " SCORE_REGISTERS ";");
 #endif
-        score(block, item, marks);
+        score(block, marks);
     } else {
 #if RESIDENT == 1
         asm volatile("setmaxnreg.inc.sync.aligned.u32 " SUM_REGISTERS ";");
 #endif
-        sum(block, item, fetch_keys, fetch_values, marks);
+        sum(block, stream, spots, marks);
     }
 }

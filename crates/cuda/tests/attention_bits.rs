@@ -107,22 +107,23 @@ fn equal_alone(
 fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(8);
-    let shape = shape((12, 2, 256, 64), true, true, k, v);
-    let mut world = World::new(&gpu, &mut random, shape, 3, 2400);
+    let shape = shape((24, 4, 256, 64), true, true, k, v);
+    let mut world = World::new(&gpu, &mut random, shape, 3, 2500);
     world.card.path_order = true;
     world.card.windows = windows;
     if !shape.wants_f16_queries(world.card) {
         return;
     }
     for slot in 0..3 {
-        world.commit_random(&mut random, slot, 0..2330);
+        world.commit_random(&mut random, slot, 0..2430);
     }
     let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
     let mut of = |random: &mut Random, tree: Placed| {
         equal_alone(&gpu, random, &mut world, &[tree], &inputs);
     };
     if !windows {
-        for committed in [0, 40, 63, 64, 127, 190, 2040, 2100, 2111, 2300] {
+        // With 132 multiprocessors spans are two tiles from position 2,112 on.
+        for committed in [0, 40, 63, 64, 127, 190, 2040, 2100, 2111, 2300, 2360] {
             let tree = on(1, committed, random_tree(&mut random, 24));
             of(&mut random, tree);
         }
@@ -157,4 +158,29 @@ fn a_node_has_the_bits_of_its_token_alone() {
 #[test]
 fn a_node_behind_a_window_has_the_bits_of_its_token_alone() {
     nodes_equal_their_tokens(Q8_0, Q8_0, true);
+}
+
+#[test]
+fn a_node_has_the_bits_of_its_token_alone_where_spans_become_longer_or_more() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(9);
+    let shape = shape((24, 4, 256, 64), true, true, Q8_0, Q8_0);
+    let mut world = World::new(&gpu, &mut random, shape, 1, 12_600);
+    world.card.path_order = true;
+    world.commit_random(&mut random, 0, 0..12_500);
+    let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+    // With 132 multiprocessors spans become longer at 10,048 and more at 12,416.
+    for (committed, tree) in [
+        (10_040, chain(24)),
+        (12_410, chain(24)),
+        (12_470, random_tree(&mut random, 24)),
+    ] {
+        equal_alone(
+            &gpu,
+            &mut random,
+            &mut world,
+            &[on(0, committed, tree)],
+            &inputs,
+        );
+    }
 }

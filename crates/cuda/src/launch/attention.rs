@@ -148,7 +148,7 @@ impl Shape {
     /// is then most of what is written. By position, as many as a sequence of `tokens` tokens can have.
     fn splits(&self, card: Card, (rows, tokens): (usize, usize)) -> usize {
         if self.by_position(card) {
-            return Shape::slots(tokens);
+            return self.slots(card, tokens);
         }
         let blocks = match self.by_warpgroups(card, rows) && !self.shares(card, rows) {
             true => card.multiprocessors,
@@ -200,6 +200,10 @@ impl Shape {
         let window = match of_trees {
             true => "-1".to_owned(),
             false => self.window.to_string(),
+        };
+        let unit = match self.by_position(card) {
+            true => self.in_spans(unit, card),
+            false => unit,
         };
         unit.define("WINDOW", window)
             .define("MASK", mask)

@@ -3,9 +3,9 @@
 use contract::KvFormat;
 
 use super::super::norm::Out;
-use super::super::{Args, Launch};
+use super::super::{Args, Launch, Unit};
 use super::rows::row_bytes;
-use super::{Cache, Card, Mask, PAGE, Shape};
+use super::{Cache, Card, MOST_SPLITS, Mask, PAGE, Shape};
 
 /// Keys of a tile.
 const TILE: usize = 64;
@@ -20,8 +20,9 @@ const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
 /// The same of `kernels/attn/tree_spans_sm90.cu`.
 const SPAN_EIGHTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
-/// Bytes of what it knows of its trees and items.
-const SPAN_WORK: usize = 4 * 80 + 20 * 88;
+/// Tiles of keys and of values that it may have in shared memory at once, the best first: more of them hide more of
+/// what memory takes.
+const SPAN_RINGS: [(usize, usize); 5] = [(6, 5), (5, 4), (4, 3), (3, 3), (3, 2)];
 /// Tiles of keys and of values that it has in shared memory at once.
 const TRIO_RINGS: (usize, usize) = (3, 3);
 /// What a block of it takes where a sequence can hold no more than so many tokens: the more columns, the sooner keys
@@ -29,9 +30,8 @@ const TRIO_RINGS: (usize, usize) = (3, 3);
 /// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
 const TRIO_SHORT: (usize, usize) = (8192, 9);
 
-/// Positions below this stand in spans of a tile; each doubling above has `SPANS` spans (`kernels/attn/spans.cuh`).
-const SPANS_FROM: usize = 2048;
-const SPANS: usize = 16;
+/// Tiles before a row up to which it has few spans (`kernels/attn/spans.cuh`).
+const DEEP_TILES: usize = 192;
 
 /// How a launch of `kernels/attn/tree_spans_sm90.cu` is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,15 +156,27 @@ impl Shape {
         card.path_order && able && whole && self.spans(card, STEP_ROWS, usize::MAX).is_some()
     }
 
+    /// Spans of a row by position, up to `DEEP_TILES` tiles and beyond: as many as blocks, or places for blocks of one
+    /// row, and two single tiles make together over all key heads.
+    fn span_counts(&self, card: Card) -> (usize, usize) {
+        let blocks = card.multiprocessors / self.n_kv_heads;
+        let spans = |blocks: usize| blocks.saturating_sub(2).clamp(1, MOST_SPLITS);
+        (spans(blocks), spans(2 * blocks))
+    }
+
     /// Slots of a row by position, in sequences of at most `tokens` tokens: its spans and two tiles.
-    pub(super) fn slots(tokens: usize) -> usize {
-        let mut spans = SPANS_FROM.min(tokens).div_ceil(TILE);
-        let mut begin = SPANS_FROM;
-        while begin < tokens {
-            spans += SPANS;
-            begin *= 2;
-        }
-        spans + 2
+    pub(super) fn slots(&self, card: Card, tokens: usize) -> usize {
+        let before = tokens.div_ceil(TILE).saturating_sub(2);
+        let (few, most) = self.span_counts(card);
+        2 + before.min(if before > DEEP_TILES { most } else { few })
+    }
+
+    /// The defines of `kernels/attn/spans.cuh`.
+    pub(super) fn in_spans(&self, unit: Unit, card: Card) -> Unit {
+        let (few, most) = self.span_counts(card);
+        unit.define("DEEP_TILES", DEEP_TILES)
+            .define("FEW_SPANS", few)
+            .define("MOST_SPANS", most)
     }
 
     /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
@@ -173,9 +185,11 @@ impl Shape {
         let (key, value) = self.tiles_bytes();
         let group = self.n_heads / self.n_kv_heads;
         let bytes = |eights: usize, (keys, values): (usize, usize)| {
-            let nodes = SPAN_WORK + 4 * TILE + 16 * (8 * eights / group);
+            // What it knows of trees, of items, of where nodes' own keys are and of an item's nodes.
+            let (known, nodes) = (if keys > 4 { 16 } else { 8 }, 8 * eights / group);
+            let work = 4 * 112 + 24 + known * (80 + 2 * nodes) + 4 * 4 * TILE + 16 * nodes;
             let marks = eights * 8 * 9 * 4 + 8;
-            eights * 6 * 1024 + keys * key + values * value + marks + nodes
+            eights * 6 * 1024 + keys * key + values * value + marks + work
         };
         let fits = |eights: usize, rings, room: usize| bytes(eights, rings) <= room;
         // Two blocks of few rows hide each other's waits.
@@ -187,7 +201,8 @@ impl Shape {
             return Some(Spans {
                 eights: few,
                 rings,
-                shared_bytes: bytes(few, rings),
+                // A third would leave another multiprocessor with one.
+                shared_bytes: bytes(few, rings).max(card.shared_bytes / 3 + 1),
                 resident: 2,
             });
         }
@@ -208,6 +223,8 @@ impl Shape {
         let parts = rows.div_ceil(8 * most / group);
         let wanted = (rows.div_ceil(parts) * group).div_ceil(8);
         let eights = widths().find(|&e| e >= wanted)?;
+        let deepest = |r: &(usize, usize)| fits(eights, *r, card.shared_bytes);
+        let rings = SPAN_RINGS.into_iter().find(deepest).unwrap_or(rings);
         Some(Spans {
             eights,
             rings,
@@ -401,10 +418,10 @@ mod tests {
             path_order: true,
             ..card
         };
-        assert_eq!(shape.splits(exact, (1, 4096)), 50);
+        assert_eq!(shape.splits(exact, (1, 4096)), 33);
         assert_eq!(
-            [64, 2048, 2049, 131_072].map(Shape::slots),
-            [3, 34, 50, 130]
+            [64, 1024, 12_288, 13_000, 131_072].map(|tokens| shape.slots(exact, tokens)),
+            [2, 16, 33, 66, 66]
         );
         for (rows, short, deep) in [(1, 1, 1), (2, 2, 2), (8, 6, 6), (24, 9, 18), (64, 9, 18)] {
             for (tokens, eights) in [(8192, short), (131_072, deep)] {
