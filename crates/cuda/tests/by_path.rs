@@ -1,6 +1,7 @@
 //! Sums by path: a node of a tree has the bits that its token has when it is fed alone, whatever shares the step.
 //!
-//! Small models that go as large ones do, so that they have chains, attention by position and walked states.
+//! Small models that go as large ones do, and some layers of a large one, so that they have chains, attention by position
+//! and walked states.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,18 +12,20 @@
 mod card;
 mod model_world;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use card::Random;
 use conformance::compare::{Exactness, compare_rows};
 use conformance::specimen::{Layout, Specimen};
 use contract::{
-    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, Place, QuantType, Row, Runner,
-    SeqId, SnapshotId, TokenId, Tree, VerifyItem,
+    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, Mixer, NodeIdx, OpenPlan, Place,
+    QuantType, Row, Runner, SeqId, SnapshotId, TokenId, Tree, VerifyItem,
 };
 use cuda::{Options, Sums};
+use model::synth::SynthSpec;
 
-use model_world::{Bench, LIMITS, bench_with, plan, text, verify};
+use model_world::{Bench, LIMITS, bench_with, plan, text};
 
 const EIGHT: KvFormats = KvFormats {
     k: KvFormat::Q8_0,
@@ -38,13 +41,59 @@ fn bench(eager: bool) -> Option<Bench> {
     })
 }
 
-fn open(bench: &Bench, specimen: &Specimen, tree_nodes: usize) -> Box<dyn Runner> {
-    let limits = Limits {
-        tree_nodes,
-        ..LIMITS
-    };
-    let plan = plan(specimen, EIGHT, limits);
-    bench.backend.open(plan, &mut |_| {}).unwrap()
+/// A model, and the lengths of what its four sequences have read.
+struct Trial {
+    plan: OpenPlan,
+    read: [usize; 4],
+    /// What is asked at every node: sums of a whole row are among it.
+    ask: Ask,
+}
+
+impl Trial {
+    fn small(ty: QuantType, seed: u64) -> Trial {
+        let specimen = Specimen::new(Layout::HybridWide, ty, seed);
+        Trial {
+            plan: plan(&specimen, EIGHT, LIMITS),
+            read: [70, 3, 190, 121],
+            ask: Ask::full(),
+        }
+    }
+
+    /// The first delta layers and the first attention layer of a large model, which has matrices of f32 in its chains,
+    /// and longer texts, whose keys are shared out otherwise.
+    fn large() -> Trial {
+        let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+        let loaded = loaded.load().unwrap();
+        let mut spec = (*loaded.spec).clone();
+        let is_attention = |i: &usize| matches!(spec.layers[*i].mixer, Mixer::Attention(_));
+        let first = (0..spec.layers.len()).find(is_attention).unwrap();
+        spec.layers.truncate(first + 2);
+        let limits = Limits {
+            context: 2600,
+            prefill_chunk: 1024,
+            ..LIMITS
+        };
+        Trial {
+            plan: OpenPlan {
+                target: Arc::new(spec),
+                weights: loaded.weights,
+                draft: None,
+                exact: false,
+                kv: EIGHT,
+                limits,
+            },
+            read: [2040, 63, 1300, 300],
+            ask: Ask::top(20),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.plan.target.name
+    }
+
+    fn open(&self, bench: &Bench) -> Box<dyn Runner> {
+        bench.backend.open(self.plan.clone(), &mut |_| {}).unwrap()
+    }
 }
 
 /// A tree of `n` nodes, each below one of the last few before it, so that paths are long and branch.
@@ -61,10 +110,20 @@ fn bush(random: &mut Random, vocab: usize, n: usize) -> Tree {
     tree
 }
 
+fn verify(runner: &mut dyn Runner, seq: SeqId, (tree, ask): (&Tree, &Ask)) -> Vec<Row> {
+    let asks = vec![ask.clone(); tree.len()];
+    let item = VerifyItem {
+        seq,
+        tree,
+        asks: &asks,
+    };
+    runner.verify(&[item]).unwrap().remove(0)
+}
+
 /// The row after one token that is fed alone, and stays.
-fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
+fn feed(runner: &mut dyn Runner, seq: SeqId, (token, ask): (TokenId, &Ask)) -> Row {
     let tree = Tree::root(token);
-    let row = verify(runner, seq, &tree).remove(0);
+    let row = verify(runner, seq, (&tree, ask)).remove(0);
     let path = tree.path_to(NodeIdx::ROOT);
     runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
     row
@@ -80,14 +139,14 @@ fn same(what: &str, found: &Row, expected: &Row) {
 fn nodes_are_their_tokens(
     runner: &mut dyn Runner,
     (seq, saved): (SeqId, SnapshotId),
-    (tree, rows): (&Tree, &[Row]),
+    (tree, ask, rows): (&Tree, &Ask, &[Row]),
     what: &str,
 ) {
     let is_leaf = |node: &NodeIdx| tree.nodes().all(|other| tree.parent(other) != Some(*node));
     for leaf in tree.nodes().filter(is_leaf) {
         runner.restore(seq, saved).unwrap();
         for node in tree.path_to(leaf).nodes() {
-            let alone = feed(runner, seq, tree.token(*node));
+            let alone = feed(runner, seq, (tree.token(*node), ask));
             let what = format!("{what}, node {} of {}", node.index(), tree.len());
             same(&what, &rows[node.index()], &alone);
         }
@@ -96,18 +155,21 @@ fn nodes_are_their_tokens(
 }
 
 /// Batches of 1 to 4 sequences that have read prompts of all lengths, each with a tree of its own.
-fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
-    let mut runner = open(bench, specimen, 64);
+fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<Row> {
+    let mut runner = trial.open(bench);
     let runner = &mut *runner;
-    let vocab = specimen.spec.vocab;
+    assert!(runner.info().exact_trees);
+    let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
     let mut random = Random::new(21);
     let mut all = Vec::new();
-    let seqs: Vec<SeqId> = [70, 3, 190, 121]
-        .into_iter()
-        .enumerate()
+    let read = trial.read.into_iter().enumerate();
+    let seqs: Vec<SeqId> = read
         .map(|(i, read)| {
-            let seq = runner.open(400).unwrap();
-            runner.prefill(seq, &text(vocab, read, i), &[]).unwrap();
+            let seq = runner.open(read + 300).unwrap();
+            let prompt = text(vocab, read, i);
+            for chunk in prompt.chunks(trial.plan.limits.prefill_chunk) {
+                runner.prefill(seq, chunk, &[]).unwrap();
+            }
             seq
         })
         .collect();
@@ -120,7 +182,7 @@ fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
             .iter()
             .map(|seq| runner.snapshot(*seq, Place::Device).unwrap().id)
             .collect();
-        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::full(); t.len()]).collect();
+        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
         let items: Vec<VerifyItem<'_>> = (0..together)
             .map(|i| VerifyItem {
                 seq: some[i],
@@ -130,9 +192,9 @@ fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
             .collect();
         let rows = runner.verify(&items).unwrap();
         for i in 0..together {
-            let what = format!("{}, {together} together, the {i}th", specimen.spec.name);
+            let what = format!("{}, {together} together, the {i}th", trial.name());
             runner.discard(some[i]).unwrap();
-            let (at, told) = ((some[i], saved[i]), (&trees[i], &rows[i][..]));
+            let (at, told) = ((some[i], saved[i]), (&trees[i], ask, &rows[i][..]));
             nodes_are_their_tokens(runner, at, told, &what);
         }
         // Then every one goes down its deepest path, and stands where feeding it would have brought it.
@@ -149,12 +211,12 @@ fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
         runner.commit(&items).unwrap();
         for i in 0..together {
             same("the same step again", &again[i][0], &rows[i][0]);
-            let next = feed(runner, some[i], TokenId(5));
+            let next = feed(runner, some[i], (TokenId(5), ask));
             runner.restore(some[i], saved[i]).unwrap();
             for node in paths[i].nodes() {
-                feed(runner, some[i], trees[i].token(*node));
+                feed(runner, some[i], (trees[i].token(*node), ask));
             }
-            let plain = feed(runner, some[i], TokenId(5));
+            let plain = feed(runner, some[i], (TokenId(5), ask));
             same("after a path", &next, &plain);
             runner.free_snapshot(saved[i]);
             all.push(next);
@@ -167,19 +229,13 @@ fn trees_are_plain_steps(bench: &Bench, specimen: &Specimen) -> Vec<Row> {
 #[test]
 fn nodes_of_trees_have_the_bits_of_plain_steps() {
     let Some(bench) = bench(false) else { return };
-    for (ty, seed) in [
-        (QuantType::Q4_K, 1),
-        (QuantType::Q6_K, 2),
-        (QuantType::Q8_0, 3),
-    ] {
+    let small = [QuantType::Q4_K, QuantType::Q6_K, QuantType::Q8_0];
+    let small = small.into_iter().zip(1..);
+    let trials = small.map(|(ty, seed)| Trial::small(ty, seed));
+    for trial in trials.chain([Trial::large()]) {
         let start = Instant::now();
-        let specimen = Specimen::new(Layout::HybridWide, ty, seed);
-        let rows = trees_are_plain_steps(&bench, &specimen).len();
-        eprintln!(
-            "  {}: {rows} rows, {:.1?}",
-            specimen.spec.name,
-            start.elapsed()
-        );
+        let rows = trees_are_plain_steps(&bench, &trial).len();
+        eprintln!("  {}: {rows} rows, {:.1?}", trial.name(), start.elapsed());
     }
 }
 
@@ -188,9 +244,9 @@ fn launch_by_launch_steps_have_the_bits_of_graphs() {
     let (Some(eager), Some(graphs)) = (bench(true), bench(false)) else {
         return;
     };
-    let specimen = Specimen::new(Layout::HybridWide, QuantType::Q4_K, 4);
-    let found = trees_are_plain_steps(&eager, &specimen);
-    let expected = trees_are_plain_steps(&graphs, &specimen);
+    let trial = Trial::small(QuantType::Q4_K, 4);
+    let found = trees_are_plain_steps(&eager, &trial);
+    let expected = trees_are_plain_steps(&graphs, &trial);
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
         same("launch by launch", found, expected);
@@ -201,22 +257,26 @@ fn launch_by_launch_steps_have_the_bits_of_graphs() {
 #[test]
 fn a_row_has_the_same_bits_at_every_width() {
     let Some(bench) = bench(false) else { return };
-    let specimen = Specimen::new(Layout::HybridWide, QuantType::Q4_K, 5);
-    let mut runner = open(&bench, &specimen, 64);
-    let seq = runner.open(300).unwrap();
-    let prompt = text(specimen.spec.vocab, 70, 7);
-    runner.prefill(seq, &prompt, &[]).unwrap();
-    let saved = runner.snapshot(seq, Place::Device).unwrap().id;
-    let single = feed(&mut *runner, seq, TokenId(3));
-    let second = feed(&mut *runner, seq, TokenId(9));
-    for n in 2..=64_u32 {
-        runner.restore(seq, saved).unwrap();
-        let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
-        (tokens[0], tokens[n as usize - 1]) = (TokenId(3), TokenId(9));
-        let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();
-        let rows = verify(&mut *runner, seq, &star);
-        runner.discard(seq).unwrap();
-        same(&format!("the root of {n}"), &rows[0], &single);
-        same(&format!("the leaf of {n}"), &rows[n as usize - 1], &second);
+    for trial in [Trial::small(QuantType::Q4_K, 5), Trial::large()] {
+        let mut runner = trial.open(&bench);
+        let runner = &mut *runner;
+        let (seq, ask) = (runner.open(300).unwrap(), &trial.ask);
+        let prompt = text(trial.plan.target.vocab, 70, 7);
+        runner.prefill(seq, &prompt, &[]).unwrap();
+        let saved = runner.snapshot(seq, Place::Device).unwrap().id;
+        let single = feed(runner, seq, (TokenId(3), ask));
+        let second = feed(runner, seq, (TokenId(9), ask));
+        for n in 2..=64_u32 {
+            runner.restore(seq, saved).unwrap();
+            let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
+            (tokens[0], tokens[n as usize - 1]) = (TokenId(3), TokenId(9));
+            let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();
+            let rows = verify(runner, seq, (&star, ask));
+            runner.discard(seq).unwrap();
+            let name = trial.name();
+            same(&format!("{name}: the root of {n}"), &rows[0], &single);
+            let leaf = &rows[n as usize - 1];
+            same(&format!("{name}: the leaf of {n}"), leaf, &second);
+        }
     }
 }
