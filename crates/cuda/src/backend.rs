@@ -100,7 +100,7 @@ impl Layout {
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
         let limits = limits(card, options.windows);
-        let sums = Sums::of(plan, options.sums);
+        let sums = Sums::of(plan, limits, options.sums);
         let facts = Facts {
             card: limits,
             sums,

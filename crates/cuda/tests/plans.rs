@@ -87,9 +87,9 @@ fn small_models_have_chains_only_where_they_go_as_large_ones() {
     }
 }
 
-/// Steps sum by path where a plan promises it, else as they are told.
+/// Steps sum by path where nobody says and the card has forms for it, and where a plan promises it.
 #[test]
-fn steps_sum_by_path_where_they_must_or_are_told() {
+fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
     let files = |layout, number, exact, sums| {
         let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
         plan.exact = exact;
@@ -110,7 +110,7 @@ fn steps_sum_by_path_where_they_must_or_are_told() {
     let (spans, paths) = ([true, false, true, false], [false, true, true, false]);
     let fast = [false, false, false, true];
     let (wide, narrow) = (Layout::HybridWide, Layout::HybridTiled);
-    assert_eq!(files(wide, 90, false, Some(Sums::ByPath)), spans);
+    assert_eq!(files(wide, 90, false, None), spans);
     assert_eq!(files(wide, 90, false, Some(Sums::Fast)), fast);
     assert_eq!(files(wide, 90, true, Some(Sums::Fast)), spans);
     // No form for these heads, and none on this card.

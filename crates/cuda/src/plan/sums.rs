@@ -2,6 +2,7 @@
 
 use contract::OpenPlan;
 
+use super::layers::shape;
 use crate::launch::attention::Card;
 use crate::launch::delta::Exactness;
 
@@ -20,12 +21,22 @@ pub enum Sums {
 
 impl Sums {
     /// What a plan is opened with: what it promises comes first, then what was wished for.
-    pub(crate) fn of(open: &OpenPlan, wish: Option<Sums>) -> Sums {
+    pub(crate) fn of(open: &OpenPlan, card: Card, wish: Option<Sums>) -> Sums {
         match (open.exact, wish) {
             (true, _) => Sums::ByPath,
             (false, Some(wish)) => wish,
+            (false, None) if Sums::have_forms(open, card) => Sums::ByPath,
             (false, None) => Sums::Fast,
         }
+    }
+
+    /// Whether all layers have forms for sums by path that cost little more than the fastest ones: on compute capability
+    /// 9.0, for heads and caches that attention by position is made for (`kernels/attn/tree_spans_sm90.cu`).
+    fn have_forms(open: &OpenPlan, card: Card) -> bool {
+        let by_path = Sums::ByPath.on(card);
+        let mut layers = open.target.attention_layers();
+        let eps = open.target.norm_eps;
+        card.warpgroups && layers.all(|a| shape(a, open, eps).wants_f16_queries(by_path))
     }
 
     /// The form of the delta rule over trees.
