@@ -162,9 +162,16 @@ __device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first
 __device__ __forceinline__ int place_in_part(int m, int in_block, int n) { return ((m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32; }
 
 // Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. place(c): where in a part, and
-// wanted(c) whether there is such a piece. FETCH blocks at a time are looked at until all their parts are there.
-template <int COUNT, int FETCH, typename Wanted, typename Where>
+// wanted(c) whether there is such a piece. FETCH blocks at a time are looked at until all their parts are there; with ONE_WORD only when a
+// word of each is, which is for many blocks: what their warps want is more than the second-level cache carries in the time of a look.
+template <int COUNT, int FETCH, bool ONE_WORD, typename Wanted, typename Where>
 __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const Wanted& wanted, const Where& place, float4 (&sum)[COUNT]) {
+    if constexpr (ONE_WORD) {
+        const u32 c = threadIdx.x % 32 % COUNT, block = from + threadIdx.x % 32 / COUNT;
+        const bool looks = block <= blocks.last && wanted(c);
+        const float* word = (const float*)(part_of(scratch, block, blocks.first) + place(c));
+        while (__any_sync(WARP_ALL, looks && !has_arrived(peek(word)))) {}
+    }
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += FETCH) {
         // Only the first of all is elsewhere.
@@ -206,7 +213,7 @@ struct Piece {
 
 // ADD: pieces from `begin` on in steps of what the summing blocks have of warps, as many at a time as registers of the products allow
 // and a warp may have.
-#define TOGETHER (NT > 3 ? 2 : 1)
+#define TOGETHER (NT > 4 ? 2 : 1)
 __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, float4* scratch, int tile, const TileRoom& room, int warp,
                                            const RowScales& rows) {
     const Blocks blocks = room.blocks;
@@ -224,7 +231,7 @@ __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s,
             before[c] = sum[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (is_there(i0 + c * step)) before[c] = fetch_before(s, row_block(ADD, tile, piece.m) * 8 + piece.in_block, piece.n);
         }
-        gather<TOGETHER, 8>(
+        gather<TOGETHER, 8, true>(
             scratch, blocks, blocks.first, [&](int c) { return is_there(i0 + c * step); },
             [&](int c) {
                 const Piece piece(i0 + c * step);
@@ -282,7 +289,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
                     const float (&part)[4] = acc[c % 2][n0 + c / 2];
                     sum[c] = keeps_own ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1>(
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
                     scratch, blocks, first + keeps_own, [](int) { return true; }, [&](int c) { return place_in_part(c % 2, in_block, n0 + c / 2); }, sum);
                 if constexpr (NT > 4) {
                     // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
@@ -312,7 +319,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
             float4 sum[NT];
 #pragma unroll
             for (int n = 0; n < NT; n++) sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3)>(
+            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(
                 scratch, blocks, first, [](int) { return true; }, [&](int n) { return place_in_part(m, in_block, n); }, sum);
             const Columns columns = columns_of(room, m, in_block);
             float* to = store_at(s, index, 0);

@@ -363,7 +363,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(const __grid_constant__ Chain chain) {
     extern __shared__ __align__(128) u8 ring[];
-    __shared__ RowScales rows;
+    __shared__ __align__(16) RowScales rows;
     __shared__ __align__(16) TileRooms tiles;
     const int warp = threadIdx.x / 32;
     pdl_launch();
@@ -414,10 +414,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
 
     Turn turn = {0, 0};
     int n_tiles = 0;
+    // Whether the next piece is there, as last looked.
+    bool there = false;
+    const auto look = [&]() { there = mbarrier_is_over(weights + 8 * turn.slot, turn.parity) & mbarrier_is_over(x + 8 * turn.slot, turn.parity); };
     // The place of the next piece, waited for; whoever takes it gives it back.
     const auto take = [&]() {
-        mbarrier_wait(weights + 8 * turn.slot, turn.parity);
-        mbarrier_wait(x + 8 * turn.slot, turn.parity);
+        if (!there) {
+            mbarrier_wait(weights + 8 * turn.slot, turn.parity);
+            mbarrier_wait(x + 8 * turn.slot, turn.parity);
+        }
+        there = false;
         const Place place = {turn.slot, turn.slot * SLOT, turn.slot * SLOT + W_BYTES};
         turn.next();
         return place;
@@ -447,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            walk(s.kind, ring, n, mine, acc, take, give);
+            walk(s.kind, ring, n, mine, acc, take, look, give);
             mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
             finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
             __syncwarp();

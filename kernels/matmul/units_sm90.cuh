@@ -1,15 +1,15 @@
 // units.cuh for a warpgroup of sm_90a: the same products in the same order, with B read from shared memory by the tensor cores,
 // so that 64 rows share what units.cuh reads for 16. The bits are the same (test). All four warps of a warpgroup come here together.
 // Products of one step go together; while they run, the weights of the next are expanded into other registers, and those of a piece's
-// last step run on into the next piece: `done` is called when all products of the pieces before have ended. After the last piece of
-// all: products_end.
+// last step run on into the next piece: `done` is called when all products of the pieces before have ended, `look` a step before
+// `ahead`. After the last piece of all: products_end.
 #pragma once
 #include "matmul/units.cuh"
 #include "matmul/wgmma_sm90.cuh"
 
-template <int KIND, int M, int N, int P, typename Ahead, typename Done>
+template <int KIND, int M, int N, int P, typename Ahead, typename Done, typename Look>
 __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4], const Ahead& ahead,
-                                                 const Done& done) {
+                                                 const Done& done, const Look& look) {
     constexpr int QUARTERS = piece_chunks(KIND);
     // The same in all lanes, and the compiler is to know it.
     const u32 first = __shfl_sync(WARP_ALL, wgmma_operand_low(shared_address(x)), 0);
@@ -38,6 +38,7 @@ __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8
 #pragma unroll
                 for (int m = 0; m < M; m++) wgmma_f16(acc[m], a[s][b][m], base + u64((q * N * 1024 + b * 512 + s * 256) / 16));
             wgmma_commit();
+            if (q + 1 == QUARTERS && s == 0) look();
             wgmma_wait<1>();
             if (q == 0 && s == 0) done();
         }
@@ -55,6 +56,6 @@ __device__ __forceinline__ void products_end(float (&acc)[M][N][4]) {
 template <int KIND, int M, int N, int P>
 __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
     fetch_first<P>(tile, w);
-    multiply_grouped<KIND, M, N, P>(tile, w, x, acc, []() {}, []() {});
+    multiply_grouped<KIND, M, N, P>(tile, w, x, acc, []() {}, []() {}, []() {});
     products_end(acc);
 }

@@ -2,7 +2,8 @@
 //
 // `take()` waits for the next piece and says where it lies; `give(place)` tells that the warp is done with it. With bulk copies the next
 // piece is taken, and its headers and first codes are fetched, under the last products of the one at hand, so a ring holds two pieces at
-// least. Below sm_90 `take` is for all warps together and each piece is taken when the one before is done with.
+// least; where products run on meanwhile, `look()` may ask a step before whether it is there. Below sm_90 `take` is for all warps together
+// and each piece is taken when the one before is done with.
 // sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a place is
 // given back a wait later. The bits are the same.
 //
@@ -39,8 +40,8 @@ struct Constant {
 __device__ __forceinline__ bool has_rows(int tiles) { return int(GROUPED ? threadIdx.x / 32 & 4 : threadIdx.x / 32) < tiles; }
 
 // Adds the products of `units` units to acc.
-template <int KIND, typename Take, typename Give>
-__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
+template <int KIND, typename Take, typename Look, typename Give>
+__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Look& look, const Give& give) {
     constexpr bool TWO = unit_pieces(KIND) == 2;
     Tile<KIND> tile[MT];
     Place now = {};  // of the piece at hand
@@ -72,7 +73,7 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
             if (HAS_BULK && more) fetch(next);
         };
 #if GROUPED
-        multiply_grouped<KIND, MT, NT, P>(tile, w, ring + here.x, acc, ahead, give_before);
+        multiply_grouped<KIND, MT, NT, P>(tile, w, ring + here.x, acc, ahead, give_before, [&]() { if (more) look(); });
         before = here;
         running = true;
 #else
@@ -92,16 +93,22 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
 }
 
 // The same, of a kind that is known when the kernel runs: one of KINDS (bits). `mine` as has_rows says.
-template <typename Take, typename Give>
-__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
+template <typename Take, typename Look, typename Give>
+__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Look& look,
+                                     const Give& give) {
     if (!mine) {
         for (int i = 0; i < units * unit_pieces(kind); i++) give(take());
         return;
     }
     switch (kind) {
 #define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, give); break;
+    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, look, give); break;
         CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
 #undef CASE
     }
+}
+// The same where nobody looks ahead.
+template <typename Take, typename Give>
+__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
+    walk(kind, ring, units, mine, acc, take, []() {}, give);
 }
