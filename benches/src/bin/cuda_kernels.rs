@@ -2,21 +2,24 @@
 //!
 //!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [AREA...]
 //!
-//! Areas: matmul, prefill, delta, attention, rows; by default all. Lines are appended to FILE.
+//! Areas: matmul, chain (layers of products in chains), prefill, delta, attention, orders (attention in either order of sums),
+//! rows; by default all. Lines are appended to FILE.
 
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, bail};
-use benches::cuda::{Bench, attention, delta, matmul, prefill, rows};
+use benches::cuda::{Bench, attention, chain, delta, matmul, prefill, rows};
 
 /// An area's name and what times it.
 type Area = (&'static str, fn(&mut Bench) -> Result<()>);
 
-const AREAS: [Area; 5] = [
+const AREAS: [Area; 7] = [
     ("matmul", matmul::run),
+    ("chain", chain::run),
     ("prefill", prefill::run),
     ("delta", delta::run),
     ("attention", attention::run),
+    ("orders", attention::orders),
     ("rows", rows::run),
 ];
 
