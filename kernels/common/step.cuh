@@ -37,7 +37,20 @@ struct Step {
     int window[STEP_TREES];    // committed keys at k are seen from q while q - k < window; 2^30 for all
     int sinks[STEP_TREES];     // committed keys before this position are seen whatever the window
     int features[STEP_TREES];  // where taps leave the row of a tree's root for a draft; its other nodes follow
+    // Read only by delta/walk; numbers of nodes are those of their tree, whose part begins at the entry of its first row.
+    unsigned int taps[STEP_ROWS];    // a byte each, oldest first: a node, or below 0 a row of the window, -1 the newest
+    unsigned int visits[STEP_ROWS];  // in their order
 };
+
+// A visit of a node: what is done there, the node that is visited next, and where states wait, one more than their place, 0
+// for nowhere: the state behind this node, and the one that the next visit goes on from.
+#define VISIT_NODE 63
+#define VISIT_NEXT 6
+#define VISIT_FOLDS 0x2000u  // brings the state past it
+#define VISIT_LAST 0x4000u
+#define VISIT_KEEP 16
+#define VISIT_RESTORE 20
+#define VISIT_MOVES 0xff0000u
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.
 // Its keys, values, states and window are committed by the chunk itself.

@@ -13,13 +13,14 @@ __device__ __forceinline__ int lane_part() { return threadIdx.x % 32 / 4; }
 
 // This lane's share of a product over 128 keys. The shares are summed 4, 2 and 1 parts apart.
 __device__ __forceinline__ float part_dot(const float4 (&a)[4], const float4 (&b)[4]) {
-    float x = a[0].x * b[0].x, y = a[0].y * b[0].y, z = a[0].z * b[0].z, w = a[0].w * b[0].w;
+    float x = a[0].x * b[0].x, y = a[0].y * b[0].y;
+    x = fmaf(a[0].z, b[0].z, x), y = fmaf(a[0].w, b[0].w, y);
 #pragma unroll
     for (int i = 1; i < 4; i++) {
         x = fmaf(a[i].x, b[i].x, x), y = fmaf(a[i].y, b[i].y, y);
-        z = fmaf(a[i].z, b[i].z, z), w = fmaf(a[i].w, b[i].w, w);
+        x = fmaf(a[i].z, b[i].z, x), y = fmaf(a[i].w, b[i].w, y);
     }
-    return (x + y) + (z + w);
+    return x + y;
 }
 
 // q . k from four values of each a lane, the whole warp taking part.

@@ -29,12 +29,17 @@ __device__ __forceinline__ float4 convolve(const Weights& w, float4 x0, float4 x
     return y;
 }
 
-// Query and key heads are normalised, queries also scaled by 1/sqrt(128); value heads stay.
-__device__ __forceinline__ float4 normalise(float4 y, int head) {
-    if (head >= 2 * NK) return y;
+// A row of a warp as a unit vector times `length`.
+__device__ __forceinline__ float4 unit(float4 y, float length) {
     float sum = warp_sum(fmaf(y.w, y.w, fmaf(y.z, y.z, fmaf(y.y, y.y, y.x * y.x))));
-    float scale = rsqrtf(sum + L2_EPS) * (head < NK ? 0.08838834764831845f : 1.0f);
+    float scale = rsqrtf(sum + L2_EPS) * length;
     return make_float4(y.x * scale, y.y * scale, y.z * scale, y.w * scale);
+}
+
+// Query and key heads are normalised, queries also scaled by 1/sqrt(128); value heads stay.
+#define QUERY_LENGTH 0.08838834764831845f
+__device__ __forceinline__ float4 normalise(float4 y, int head) {
+    return head >= 2 * NK ? y : unit(y, head < NK ? QUERY_LENGTH : 1.0f);
 }
 
 // g = a * softplus(alpha + dt).

@@ -5,6 +5,8 @@
 
 use contract::{NodeIdx, TokenId, Tree};
 
+use crate::launch::delta::order;
+
 /// Rows of one step.
 pub(crate) const ROWS: usize = 64;
 /// Trees of one step.
@@ -54,6 +56,8 @@ pub(crate) struct Step {
     pub(crate) sinks: [i32; TREES],
     /// Where the features of each tree go that a draft may come to read: row of its root, over all slots.
     pub(crate) features: [i32; TREES],
+    /// What [`order::header`] says of each tree, from the entry of its first row on.
+    pub(crate) walk: [[u32; ROWS]; order::PARTS],
 }
 
 /// What stands before the tokens of a chunk.
@@ -112,6 +116,7 @@ impl Step {
             window: [ALL; TREES],
             sinks: [0; TREES],
             features: [0; TREES],
+            walk: [[0; ROWS]; order::PARTS],
         }
     }
 
@@ -139,6 +144,11 @@ impl Step {
             self.parent[row] = tree.parent(node).map_or(-1, |p| int(first + p.index()));
             self.depth[row] = int(tree.depth(node));
             self.ancestors[row] = tree.ancestor_mask(node);
+        }
+        let parent = |node| tree.parent(node).map(|parent| parent.index());
+        let parents: Vec<Option<usize>> = tree.nodes().map(parent).collect();
+        for (part, list) in self.walk.iter_mut().zip(order::header(&parents)) {
+            part[first..][..list.len()].copy_from_slice(&list);
         }
         self.rows += int(tree.len());
         self.trees += 1;
@@ -265,7 +275,8 @@ mod tests {
         assert_eq!(offset_of!(Step, asked_row), 1360 + 512);
         assert_eq!(offset_of!(Step, window), 2128);
         assert_eq!(offset_of!(Step, features), 2160);
-        assert_eq!(size_of::<Step>(), 2176);
+        assert_eq!(offset_of!(Step, walk), 2176);
+        assert_eq!(size_of::<Step>(), 2176 + 2 * 256);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
         assert_eq!(size_of::<Commit>(), 16 + 4 * 272);

@@ -10,6 +10,7 @@ use super::{Args, Launch, Unit};
 
 pub mod chunk;
 pub mod norm;
+pub mod order;
 pub mod tree;
 pub mod walk;
 

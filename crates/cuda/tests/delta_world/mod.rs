@@ -17,7 +17,7 @@ use cpu::reference::activation::{sigmoid, softplus};
 use cpu::reference::{conv, delta, norm};
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
-use cuda::launch::delta::{DIM, Group, Inputs, Layer, Rows, Shape, Slots, TAPS};
+use cuda::launch::delta::{DIM, Group, Inputs, Layer, Rows, Shape, Slots, TAPS, order};
 use cuda::launch::{Launch, Unit};
 
 use crate::card::{self, Random};
@@ -115,7 +115,7 @@ pub fn path(parents: &[Option<usize>], node: usize) -> Vec<usize> {
 
 /// The bytes of a `Step` of trees `(slot, parents)`, as 32-bit words.
 pub fn step(trees: &[(usize, Parents)]) -> Vec<i32> {
-    let mut words = vec![0; 532];
+    let mut words = vec![0; 544 + 64 * order::PARTS];
     let fields = |at: usize| 20 + 64 * at;
     words[fields(2)..fields(3)].fill(-1);
     words[fields(3)..fields(4)].fill(-1);
@@ -129,6 +129,11 @@ pub fn step(trees: &[(usize, Parents)]) -> Vec<i32> {
             first as i32,
             parents.len() as i32,
         ]);
+        for (part, list) in order::header(parents).iter().enumerate() {
+            for (at, &word) in list.iter().enumerate() {
+                words[544 + 64 * part + first + at] = word as i32;
+            }
+        }
         for (node, parent) in parents.iter().enumerate() {
             words[fields(2) + row] = index as i32;
             words[fields(3) + row] = parent.map_or(-1, |p| (first + p) as i32);
