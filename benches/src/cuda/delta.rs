@@ -7,7 +7,7 @@ use contract::HeadMap;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::{
-    Card, Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit,
+    Card, Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, order,
     prefill_on, prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
@@ -126,9 +126,49 @@ impl World {
     }
 }
 
-/// A `Step` of trees of `nodes` nodes whose nodes hang from one of the two before them.
-fn step(trees: usize, nodes: usize) -> Vec<i32> {
-    let mut words = vec![0_i32; 532];
+/// Where the nodes of a tree hang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// The most likely nodes of a draft whose candidates have the probabilities of [`LIKELY`], somewhat scattered.
+    BestFirst,
+    /// From one of the two nodes before: nearly a chain.
+    Chain,
+}
+
+/// Probabilities of a node's children, the first being the draft's choice.
+const LIKELY: [f64; 5] = [0.72, 0.13, 0.06, 0.03, 0.015];
+
+/// Parents of the nodes of the tree of `seed`.
+fn parents(form: Form, nodes: usize, seed: u64) -> Vec<Option<usize>> {
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64 ^ (seed << 20);
+    let mut scatter = || {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        0.5 + (x >> 40) as f64 / (1 << 24) as f64
+    };
+    let mut parents = vec![None];
+    let mut waiting: Vec<(f64, usize)> = Vec::new();
+    let mut likely = 1.0;
+    while parents.len() < nodes {
+        let node = parents.len() - 1;
+        if form == Form::Chain {
+            let back = (7 * (node + 1) % 3).min(node).min(1);
+            parents.push(Some(node - back));
+            continue;
+        }
+        waiting.extend(LIKELY.map(|p| (likely * (p * scatter()).min(0.98), node)));
+        let best = (0..waiting.len()).max_by(|&a, &b| waiting[a].0.total_cmp(&waiting[b].0));
+        let (p, parent) = waiting.swap_remove(best.expect("every node has put its children there"));
+        likely = p;
+        parents.push(Some(parent));
+    }
+    parents
+}
+
+/// A `Step` of `trees` trees of `nodes` nodes.
+fn step(trees: usize, nodes: usize, form: Form) -> Vec<i32> {
+    let mut words = vec![0_i32; 544 + 64 * order::PARTS];
     let field = |at: usize| 20 + 64 * at;
     words[field(2)..field(4)].fill(-1);
     words[0] = (trees * nodes) as i32;
@@ -136,9 +176,14 @@ fn step(trees: usize, nodes: usize) -> Vec<i32> {
     for tree in 0..trees {
         let first = tree * nodes;
         words[4 + 4 * tree..][..4].copy_from_slice(&[tree as i32, 0, first as i32, nodes as i32]);
+        let parents = parents(form, nodes, tree as u64);
+        for (part, list) in order::header(&parents).iter().enumerate() {
+            for (at, &word) in list.iter().enumerate() {
+                words[544 + 64 * part + first + at] = word as i32;
+            }
+        }
         let mut masks: Vec<u64> = Vec::new();
-        for node in 0..nodes {
-            let parent = (node > 0).then(|| node - 1 - (node * 7 % 3).min(node - 1).min(1));
+        for (node, parent) in parents.into_iter().enumerate() {
             let row = first + node;
             words[field(2) + row] = tree as i32;
             words[field(3) + row] = parent.map_or(-1, |p| (first + p) as i32);
@@ -156,6 +201,7 @@ fn step(trees: usize, nodes: usize) -> Vec<i32> {
 struct Case {
     count: usize,
     nodes: usize,
+    form: Form,
     exactness: Exactness,
     layers: Vec<Vec<Launch>>,
     _header: Buffer<i32>,
@@ -165,10 +211,10 @@ impl Case {
     fn new(
         bench: &Bench,
         world: &World,
-        [count, nodes]: [usize; 2],
+        (count, nodes, form): (usize, usize, Form),
         exactness: Exactness,
     ) -> Result<Case> {
-        let header = bench.gpu.upload(&step(count, nodes))?;
+        let header = bench.gpu.upload(&step(count, nodes, form))?;
         let card = card(bench);
         let layer = |layer: usize| {
             verify(
@@ -187,6 +233,7 @@ impl Case {
         Ok(Case {
             count,
             nodes,
+            form,
             exactness,
             layers: (0..LAYERS).map(layer).collect(),
             _header: header,
@@ -196,13 +243,15 @@ impl Case {
 
 fn trees(bench: &mut Bench, world: &World) -> Result<()> {
     let state = SHAPE.state_bytes() as f64;
-    let sizes = [[1, 1], [1, 8], [1, 16], [1, 24], [1, 32], [1, 64], [4, 8]];
+    let one = [1, 8, 16, 22, 24, 32, 48, 64].map(|nodes| (1, nodes, Form::BestFirst));
+    let several = [(2, 24), (4, 8)].map(|(count, nodes)| (count, nodes, Form::BestFirst));
+    let hard = [22, 64].map(|nodes| (1, nodes, Form::Chain));
     let mut cases = Vec::new();
-    for size in sizes {
+    for size in one.into_iter().chain(several).chain(hard) {
         cases.push(Case::new(bench, world, size, Exactness::Factors)?);
-    }
-    for size in &sizes[1..] {
-        cases.push(Case::new(bench, world, *size, Exactness::Sequential)?);
+        if size.1 > 1 {
+            cases.push(Case::new(bench, world, size, Exactness::Sequential)?);
+        }
     }
     // One call, so that units are compiled side by side.
     let first_layers = cases.iter().flat_map(|case| &case.layers[0]);
@@ -215,7 +264,10 @@ fn trees(bench: &mut Bench, world: &World) -> Result<()> {
             bytes: count as f64 * state + (count * nodes) as f64 * row_bytes,
             flops: 0.0,
         };
-        let name = format!("{count} x {nodes} nodes");
+        let name = match case.form {
+            Form::BestFirst => format!("{count} x {nodes} nodes"),
+            Form::Chain => format!("{count} x {nodes} nodes, nearly chains"),
+        };
         for part in 0..case.layers[0].len() {
             let same: Vec<&Launch> = case.layers.iter().map(|layer| &layer[part]).collect();
             let entry = same[0].entry;
@@ -225,13 +277,15 @@ fn trees(bench: &mut Bench, world: &World) -> Result<()> {
             };
             bench.case("delta", &format!("{entry} {name}"), &modules, &same, work)?;
         }
-        let together: Vec<&Launch> = case.layers.iter().flatten().collect();
         let all = Work {
             bytes: moved.bytes * LAYERS as f64,
             flops: 0.0,
         };
+        let trees: Vec<&Launch> = case.layers.iter().map(|layer| &layer[0]).collect();
         let label = format!("48 layers {name}, {:?}", case.exactness);
-        bench.sequence("delta", &label, &modules, &together, all)?;
+        bench.sequence("delta", &label, &modules, &trees, all)?;
+        let together: Vec<&Launch> = case.layers.iter().flatten().collect();
+        bench.sequence("delta", &format!("{label}, norm"), &modules, &together, all)?;
     }
     Ok(())
 }
