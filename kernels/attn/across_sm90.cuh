@@ -111,26 +111,19 @@ __device__ __forceinline__ void store_query(u32 queries, int column, int b, int 
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // scores[64 keys][COLUMNS] of the tile at `tile`, the first key of this thread being `key`; calls `between` when AFTER of
-// the products' 8 parts are on their way. PARTS of them are expanded at once.
-template <int AFTER, int PARTS = 1, class Between>
+// the products' 8 parts are on their way.
+template <int AFTER, class Between>
 __device__ __forceinline__ void score_keys(float (&scores)[4 * NT], u32 tile, int key, u32 queries, const Between& between) {
 #pragma unroll
-    for (int first = 0; first < BLOCKS; first += PARTS) {
-        if (first == AFTER) between();
-        u32 low[PARTS][4], high[PARTS][4];
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            key_fragment<K_FORMAT, K_STRIDE>(tile, key, first + i, low[i]);
-            key_fragment<K_FORMAT, K_STRIDE>(tile, key + 8, first + i, high[i]);
-        }
+    for (int b = 0; b < BLOCKS; b++) {
+        if (b == AFTER) between();
+        u32 low[4], high[4];
+        key_fragment<K_FORMAT, K_STRIDE>(tile, key, b, low);
+        key_fragment<K_FORMAT, K_STRIDE>(tile, key + 8, b, high);
+        const u64 q = operand(queries + b / 2 * PANEL_BYTES) + b % 2 * 4;
         wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < PARTS; i++) {
-            const int b = first + i;
-            const u64 q = operand(queries + b / 2 * PANEL_BYTES) + b % 2 * 4;
-            product(scores, low[i][0], high[i][0], low[i][1], high[i][1], q, b > 0);
-            product(scores, low[i][2], high[i][2], low[i][3], high[i][3], q + 2, 1);
-        }
+        product(scores, low[0], high[0], low[1], high[1], q, b > 0);
+        product(scores, low[2], high[2], low[3], high[3], q + 2, 1);
         wgmma_commit();
         wgmma_wait<IN_FLIGHT>();
     }

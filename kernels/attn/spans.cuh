@@ -8,17 +8,12 @@
 // own, in which keys stand where they will stand once they are committed. A row has the spans that its position wants and
 // no more: nodes of one tree want others where its root stands in the last tile before spans become longer.
 // What a window hides counts as keys without weight; they change no bit.
-// Before this file: what attn/span.cuh wants; FEW_SPANS and MOST_SPANS, the spans of a row behind up to DEEP_TILES tiles and
-// behind more; SPLITS, the slots of a row.
+// Before this file: what attn/span.cuh wants; SPANS, the spans of a row at most; SPLITS, the slots of a row.
 #pragma once
 #include "attn/span.cuh"
 
 // Tiles of the spans of a row in tile `t`, and how many spans there are.
-__device__ __forceinline__ int span_tiles(int t) {
-    const int before = t - 1;
-    if (before <= 0) return 1;
-    return before <= DEEP_TILES ? (before + FEW_SPANS - 1) / FEW_SPANS : (before + MOST_SPANS - 1) / MOST_SPANS;
-}
+__device__ __forceinline__ int span_tiles(int t) { return t <= 1 ? 1 : (t - 2 + SPANS) / SPANS; }
 __device__ __forceinline__ int spans_of(int t, int tiles) { return t <= 1 ? 0 : (t - 2 + tiles) / tiles; }
 
 // Spans `from` .. `to` that nobody in a tree sees, of `spans` spans of `tiles` tiles.

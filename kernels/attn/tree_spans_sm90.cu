@@ -5,7 +5,7 @@
 //
 // in   as tree.cu
 // out  partial [rows][HEADS][SPLITS][DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l): the slots that slots_of has
-// grid RESIDENT blocks for each multiprocessor x 384: each takes a run of items (attn/work.cuh)
+// grid a block for each multiprocessor x 384: each takes a share of the items (attn/work.cuh)
 // smem see attn/trio_sm90.cuh, then Nodes
 // arch sm_90a     reference cpu::reference::attention::attend     test attention::a_node_has_the_bits_of_its_token_alone
 #include "common/prelude.cuh"
@@ -18,15 +18,13 @@
 // Tiles whose copies may still be under way when one is begun: keys two tiles ahead and its own values are there.
 #define PENDING (K_RING - 3)
 // Items known at once: those under way, the one behind them that scores may stand in, and what was there before.
-#define KNOWN (K_RING > 4 ? 16 : 8)
+#define KNOWN 8
 // Where items are found ahead of the one whose values are summed: as far as keys are fetched.
 #define AHEAD K_RING
 
 #define NO_NODE 64
-// Parts of a key expanded at once: a warp that scores few columns has nothing else to do while it waits for shared memory.
-#ifndef TOGETHER
-#define TOGETHER (NT <= 3 ? 4 : 1)
-#endif
+// Few columns leave registers to the kernel behind, which may then begin.
+#define FEW (NT <= 2)
 
 // What is known of trees and of the items under way.
 struct Nodes {
@@ -41,7 +39,7 @@ struct Nodes {
     int summed[2][NODES];    // where sums of an item's nodes belong, of items in turn
 };
 
-static_assert(sizeof(Item) <= 80 && sizeof(Plot) <= 112, "launch::attention counts the bytes of shared memory");
+static_assert(sizeof(Item) <= 80 && sizeof(Plot) <= 128, "launch::attention counts the bytes of shared memory");
 static_assert(K_RING == V_RING || K_RING == V_RING + 1, "values follow keys by one spot or two");
 static_assert(KNOWN >= AHEAD + 4, "an item is written where nobody reads any more");
 
@@ -224,7 +222,7 @@ __device__ __forceinline__ void score(const Block& block, Marks& marks) {
 #pragma unroll 1
         for (int key = item.begin; key < item.end; key += TILE, tile++) {
             meet<384>(KEYS + (tile & 1));
-            score_keys<RELEASE, TOGETHER>(scores, slot, threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, block.queries, [&] {
+            score_keys<RELEASE>(scores, slot, threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, block.queries, [&] {
                 if (key > item.begin) tell<384>(FULL + (~tile & 1));
             });
             slot = FetchKeys::after(slot, block.key_ring);
@@ -266,7 +264,7 @@ __device__ __forceinline__ void score(const Block& block, Marks& marks) {
         const Item& follows = nodes.items[next % KNOWN];
         meet<128>(SCORING);
         load_nodes(nodes, next);
-        if (follows.queries != item.queries) load_queries<4, COLUMNS < 96 ? 2 : 6, false>(nodes, next, block.q16, block.queries, warp);
+        if (follows.queries != item.queries) load_queries<4, COLUMNS < 96 ? 2 : 4, false>(nodes, next, block.q16, block.queries, warp);
     }
     leave(tile);
 }
@@ -339,7 +337,7 @@ __device__ __forceinline__ void sum(const Block& block, Stream stream, Spots spo
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, RESIDENT) attn_tree(
+extern "C" __global__ void __launch_bounds__(384, FEW ? 2 : 1) attn_tree(
     const Step* step, const u16* q16, Plane keys, Plane values, Pages pages, float scale_log2, float* partial, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
     pdl_launch();
@@ -373,12 +371,12 @@ extern "C" __global__ void __launch_bounds__(384, RESIDENT) attn_tree(
     load_nodes(nodes, 0);
     __syncthreads();
     if (scores) {
-#if RESIDENT == 1
+#if !FEW
         asm volatile("setmaxnreg.dec.sync.aligned.u32 " SCORE_REGISTERS ";");
 #endif
         score(block, marks);
     } else {
-#if RESIDENT == 1
+#if !FEW
         asm volatile("setmaxnreg.inc.sync.aligned.u32 " SUM_REGISTERS ";");
 #endif
         sum(block, stream, spots, marks);

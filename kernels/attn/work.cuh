@@ -6,8 +6,8 @@
 //           fetched from where it is. Nodes before others on a path share the tile: later keys are masked.
 // Nodes beyond the tile of the root share the spans of the others as far as both have the same.
 //
-// Shared items of a tree are a class, and so are all tiles of nodes' own. A block takes items of one class, as many as give
-// all blocks about the same to do.
+// Blocks take units, as many of a class as give all blocks about the same to do: spans of a tree; what its pairs of part and
+// key head have behind those, a shorter span and tile t - 1, as one; all trees' tiles of nodes' own.
 // Before this file: HEADS, KV_HEADS, COLUMNS, and what attn/spans.cuh and attn/kv.cuh want.
 #pragma once
 #include "attn/kv.cuh"
@@ -45,6 +45,8 @@ struct Plot {
     int tile;     // of the root
     int pairs;    // parts x key heads
     int shared;   // items of a pair: spans, then tile t - 1
+    int whole;    // of these, before the rest that is one unit
+    int weights[2];  // of a span and of the rest
     int owns;     // items of nodes' own
 };
 
@@ -72,7 +74,14 @@ __device__ __forceinline__ Plot plot_of(const View& tree, u64 crossed, u64 tops,
         }
     }
     plot.pairs = (tree.nodes + NODES - 1) / NODES * KV_HEADS;
-    plot.shared = items_of(plot.near) + items_of(plot.beyond) + (t > 0);
+    const int nears = items_of(plot.near), beyonds = items_of(plot.beyond), tiles = plot.near.tiles;
+    plot.shared = nears + beyonds + (t > 0);
+    // Spans in progress are no longer than the rest; of two lengths, all are whole.
+    const bool rest = nears > 0 && beyonds <= 1;
+    plot.whole = rest ? nears - 1 : nears + beyonds;
+    const int short_tiles = rest ? t - 1 - (plot.near.last - 1) * tiles : 0;
+    plot.weights[0] = max(tiles, plot.beyond.tiles) + OVERHEAD;
+    plot.weights[1] = short_tiles + (rest ? beyonds * (short_tiles + 1) : 0) + 1 + OVERHEAD * (plot.shared - plot.whole);
     plot.owns = (__popcll(last) + __popcll(last & crossed)) * KV_HEADS;
     return plot;
 }
@@ -145,70 +154,83 @@ struct Item {
     u32 row;            // where its keys begin in the cache, for those that fetch them
 };
 
-// What a shared item of a tree weighs; an item of nodes' own weighs ONE.
+// What an item of nodes' own weighs.
 #define ONE (1 + OVERHEAD)
-__device__ __forceinline__ int weight_of(const Plot& plot) { return max(plot.near.tiles, plot.beyond.tiles) + OVERHEAD; }
 
-// The items of a block: `main` shared ones of tree `tree`, or nodes' own where it is -1, from `first` on, then nodes' own
-// from `extra` on; `items` in all.
-struct Share {
-    int tree, first, main, extra, items;
+// Class `k` of shared items: the rest of each pair of tree k / 2, which may be short and have time for nodes' own, and its spans.
+struct Class {
+    int units, items, weight;  // items: of a unit
 };
+__device__ __forceinline__ Class class_of(const Plot* plots, int k) {
+    const Plot& plot = plots[k / 2];
+    const int rest = plot.shared - plot.whole;
+    return {k % 2 ? plot.whole * plot.pairs : rest ? plot.pairs : 0, k % 2 ? 1 : rest, plot.weights[1 - k % 2]};
+}
+
+// The items of a block: `main` shared ones of class `k`, from unit `first` on, or of tree k / 2 one by one where `k` is below
+// 0, then nodes' own from `extra` on; `items` in all.
+struct Share {
+    int k, first, main, extra, items;
+};
+#define ONE_BY_ONE(tree) (-1 - 2 * (tree))
 // A block's share, by a warp. Lanes try how long blocks may take, from the mean on; the first that needs no more blocks
-// than there are has it. Blocks of shared items that have time left take some of nodes' own, too.
+// than there are has it. Nodes' own are for blocks that have no shared ones, or else for those that have time left.
 __device__ __forceinline__ Share share_of_block(const Plot* plots, int trees) {
     const int lane = threadIdx.x % 32, blocks = gridDim.x;
     int owns = 0, all = 0, weight = 0;
 #pragma unroll 1
     for (int i = 0; i < trees; i++) {
-        const int items = plots[i].shared * plots[i].pairs;
-        all += items, weight += items * weight_of(plots[i]);
-        owns += plots[i].owns;
+        all += plots[i].shared * plots[i].pairs, owns += plots[i].owns;
+        weight += (plots[i].whole * plots[i].weights[0] + plots[i].weights[1]) * plots[i].pairs;
     }
-    all += owns, weight += owns * ONE;
-    if (all <= blocks) {
+    if (all + owns <= blocks) {
         int index = blockIdx.x;
 #pragma unroll 1
         for (int i = 0; i < trees; i++) {
             const int items = plots[i].shared * plots[i].pairs;
-            if (index < items) return {i, index, 1, 0, 1};
+            if (index < items) return {ONE_BY_ONE(i), index, 1, 0, 1};
             index -= items;
         }
-        return {-1, index, index < owns, 0, index < owns};
+        return {0, 0, 0, index, index < owns};
     }
-    const int mean = weight / blocks + 1;
-    int most = mean + mean * lane / 24, needed = 0, taken = 0;
+    const auto each_of = [&](const Class& c, int most) { return max(1, most / c.weight); };
+    const auto blocks_of = [&](const Class& c, int each) { return (c.units + each - 1) / each; };
+    const auto more_of = [&](const Class& c, int each, int most) { return max(0, most - each * c.weight) / ONE; };
+    const int mean = (weight + owns * ONE) / blocks + 1;
+    int most = mean + mean * lane / 24, needed = 0, room = 0;
 #pragma unroll 1
-    for (int i = 0; i < trees; i++) {
-        const int w = weight_of(plots[i]), each = max(1, most / w), own = (plots[i].shared * plots[i].pairs + each - 1) / each;
-        needed += own, taken += own * (max(0, most - each * w) / ONE);
+    for (int k = 0; k < 2 * trees; k++) {
+        const Class c = class_of(plots, k);
+        const int each = each_of(c, most), own = blocks_of(c, each);
+        needed += own, room += own * more_of(c, each, most);
     }
-    const int alone = max(1, most / ONE);
-    needed += (max(0, owns - taken) + alone - 1) / alone;
-    const u32 enough = __ballot_sync(WARP_ALL, needed <= blocks);
-    most = __shfl_sync(WARP_ALL, most, enough ? __ffs(enough) - 1 : 31);
-    int before = 0;
-    taken = 0;
+    const u32 enough = __ballot_sync(WARP_ALL, owns <= room + (blocks - needed) * (most / ONE) && needed <= blocks);
+    const int found = enough ? __ffs(enough) - 1 : 31;
+    most = __shfl_sync(WARP_ALL, most, found), needed = __shfl_sync(WARP_ALL, needed, found);
+    // What blocks without shared items have no time for.
+    const int others = blocks - needed, over = max(0, owns - others * (most / ONE));
+    int before = 0, taken = 0;
 #pragma unroll 1
-    for (int i = 0; i < trees; i++) {
-        const int items = plots[i].shared * plots[i].pairs, w = weight_of(plots[i]), each = max(1, most / w);
-        const int needed = (items + each - 1) / each, extras = max(0, most - each * w) / ONE, which = blockIdx.x - before;
-        if (which < needed) {
-            const int own = min(each, items - which * each), extra = min(owns, taken + which * extras);
-            return {i, which * each, own, extra, own + min(extras, owns - extra)};
+    for (int k = 0; k < 2 * trees; k++) {
+        const Class c = class_of(plots, k);
+        const int each = each_of(c, most), own = blocks_of(c, each), which = blockIdx.x - before;
+        // As many for each as are left, no more.
+        const int more = own ? min(more_of(c, each, most), max(0, over - taken + own - 1) / own) : 0;
+        if (which < own) {
+            const int main = min(each, c.units - which * each) * c.items, extra = min(over, taken + which * more);
+            return {k, which * each, main, extra, main + min(more, over - extra)};
         }
-        before += needed, taken += needed * extras;
+        before += own, taken += own * more;
     }
-    const int each = max(1, most / ONE), first = min(taken, owns) + (blockIdx.x - before) * each;
-    const int own = max(0, min(each, owns - first));
-    return {-1, first, own, 0, own};
+    const int each = (owns - over + others - 1) / others, extra = over + (blockIdx.x - before) * each;
+    return {0, 0, 0, extra, max(0, min(each, owns - extra))};
 }
 
 // Item `next` of a block.
 __device__ __forceinline__ Item item_of(const Step* step, const Plot* plots, const Share& share, int next) {
-    const bool shared = share.tree >= 0 && next < share.main;
-    int index = next < share.main ? share.first + next : share.extra + next - share.main;
-    int which = shared ? share.tree : 0;
+    const bool shared = next < share.main, single = share.k < 0, rest = !single && share.k % 2 == 0;
+    int index = share.extra + next - share.main;
+    int which = !shared ? 0 : single ? (-1 - share.k) / 2 : share.k / 2;
 #pragma unroll 1
     for (; !shared && index >= plots[which].owns; which++) index -= plots[which].owns;
     const Plot& plot = plots[which];
@@ -217,13 +239,15 @@ __device__ __forceinline__ Item item_of(const Step* step, const Plot* plots, con
     item.tree = which, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
     item.window = tree.window, item.sinks = tree.sinks;
     if (shared) {
-        const int pair = index / plot.shared, nears = items_of(plot.near);
+        const int each = rest ? plot.shared - plot.whole : single ? plot.shared : plot.whole;
+        const int unit = rest ? share.first * each + next : share.first + next;
+        const int pair = unit / each, nears = items_of(plot.near);
         item.own = false, item.path = 0, item.at = 0;
         item.kv_head = pair % KV_HEADS;
         item.node = pair / KV_HEADS * NODES;
         item.nodes = min(tree.nodes - item.node, NODES);
         item.queries = which << 16 | pair;
-        int i = index - pair * plot.shared;
+        int i = unit - pair * each + (rest ? plot.whole : 0);
         if (i == plot.shared - 1 && plot.tile > 0) {
             item.end = plot.tile * TILE, item.begin = item.end - TILE;
             item.near_to = plot.near.last, item.beyond_to = plot.near.last < plot.both ? plot.near.last : -1;

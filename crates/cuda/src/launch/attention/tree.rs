@@ -20,18 +20,14 @@ const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
 /// The same of `kernels/attn/tree_spans_sm90.cu`.
 const SPAN_EIGHTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
-/// Tiles of keys and of values that it may have in shared memory at once, the best first: more of them hide more of
-/// what memory takes.
-const SPAN_RINGS: [(usize, usize); 5] = [(6, 5), (5, 4), (4, 3), (3, 3), (3, 2)];
+/// Tiles of keys and of values that it may have in shared memory at once, the best first.
+const SPAN_RINGS: [(usize, usize); 3] = [(4, 3), (3, 3), (3, 2)];
 /// Tiles of keys and of values that it has in shared memory at once.
 const TRIO_RINGS: (usize, usize) = (3, 3);
 /// What a block of it takes where a sequence can hold no more than so many tokens: the more columns, the sooner keys
 /// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
 /// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
 const TRIO_SHORT: (usize, usize) = (8192, 9);
-
-/// Tiles before a row up to which it has few spans (`kernels/attn/spans.cuh`).
-const DEEP_TILES: usize = 192;
 
 /// How a launch of `kernels/attn/tree_spans_sm90.cu` is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +37,6 @@ struct Spans {
     /// Tiles of keys and of values in shared memory at once.
     rings: (usize, usize),
     shared_bytes: usize,
-    /// Blocks that a multiprocessor holds.
-    resident: usize,
 }
 
 /// How a launch of tree attention is shaped.
@@ -156,27 +150,20 @@ impl Shape {
         card.path_order && able && whole && self.spans(card, STEP_ROWS, usize::MAX).is_some()
     }
 
-    /// Spans of a row by position, up to `DEEP_TILES` tiles and beyond: as many as blocks, or places for blocks of one
-    /// row, and two single tiles make together over all key heads.
-    fn span_counts(&self, card: Card) -> (usize, usize) {
-        let blocks = card.multiprocessors / self.n_kv_heads;
-        let spans = |blocks: usize| blocks.saturating_sub(2).clamp(1, MOST_SPLITS);
-        (spans(blocks), spans(2 * blocks))
+    /// Spans of a row by position at most: as many as there are blocks over all key heads.
+    fn most_spans(&self, card: Card) -> usize {
+        (card.multiprocessors / self.n_kv_heads).clamp(1, MOST_SPLITS)
     }
 
     /// Slots of a row by position, in sequences of at most `tokens` tokens: its spans and two tiles.
     pub(super) fn slots(&self, card: Card, tokens: usize) -> usize {
         let before = tokens.div_ceil(TILE).saturating_sub(2);
-        let (few, most) = self.span_counts(card);
-        2 + before.min(if before > DEEP_TILES { most } else { few })
+        2 + before.min(self.most_spans(card))
     }
 
-    /// The defines of `kernels/attn/spans.cuh`.
+    /// The define of `kernels/attn/spans.cuh`.
     pub(super) fn in_spans(&self, unit: Unit, card: Card) -> Unit {
-        let (few, most) = self.span_counts(card);
-        unit.define("DEEP_TILES", DEEP_TILES)
-            .define("FEW_SPANS", few)
-            .define("MOST_SPANS", most)
+        unit.define("SPANS", self.most_spans(card))
     }
 
     /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
@@ -186,26 +173,13 @@ impl Shape {
         let group = self.n_heads / self.n_kv_heads;
         let bytes = |eights: usize, (keys, values): (usize, usize)| {
             // What it knows of trees, of items, of where nodes' own keys are and of an item's nodes.
-            let (known, nodes) = (if keys > 4 { 16 } else { 8 }, 8 * eights / group);
-            let work = 4 * 112 + 24 + known * (80 + 2 * nodes) + 4 * 4 * TILE + 16 * nodes;
+            let nodes = 8 * eights / group;
+            let work = 4 * 128 + 24 + 8 * (80 + 2 * nodes) + 4 * 4 * TILE + 16 * nodes;
             let marks = eights * 8 * 9 * 4 + 8;
             eights * 6 * 1024 + keys * key + values * value + marks + work
         };
         let fits = |eights: usize, rings, room: usize| bytes(eights, rings) <= room;
-        // Two blocks of few rows hide each other's waits.
         let few = (rows * group).div_ceil(8);
-        let half = (card.shared_bytes / 2).saturating_sub(1024);
-        if few <= 2
-            && let Some(rings) = [(3, 3), (3, 2)].into_iter().find(|&r| fits(few, r, half))
-        {
-            return Some(Spans {
-                eights: few,
-                rings,
-                // A third would leave another multiprocessor with one.
-                shared_bytes: bytes(few, rings).max(card.shared_bytes / 3 + 1),
-                resident: 2,
-            });
-        }
         let most = match tokens > TRIO_SHORT.0 {
             true => 18,
             false => TRIO_SHORT.1,
@@ -228,8 +202,8 @@ impl Shape {
         Some(Spans {
             eights,
             rings,
-            shared_bytes: bytes(eights, rings),
-            resident: 1,
+            // Two on one multiprocessor would leave another without.
+            shared_bytes: bytes(eights, rings).max(card.shared_bytes / 2 + 1),
         })
     }
 
@@ -312,9 +286,8 @@ pub fn tree(
         let unit = unit("attn/tree_spans_sm90.cu")
             .define("NT", spans.eights)
             .define("K_RING", spans.rings.0)
-            .define("V_RING", spans.rings.1)
-            .define("RESIDENT", spans.resident);
-        (unit, spans.resident, 384, spans.shared_bytes)
+            .define("V_RING", spans.rings.1);
+        (unit, 1, 384, spans.shared_bytes)
     } else if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
         let unit = unit("attn/tree_trio_sm90.cu")
             .define("NT", eights)
@@ -418,16 +391,16 @@ mod tests {
             path_order: true,
             ..card
         };
-        assert_eq!(shape.splits(exact, (1, 4096)), 33);
+        assert_eq!(shape.splits(exact, (1, 4096)), 35);
         assert_eq!(
-            [64, 1024, 12_288, 13_000, 131_072].map(|tokens| shape.slots(exact, tokens)),
-            [2, 16, 33, 66, 66]
+            [64, 1024, 131_072].map(|tokens| shape.slots(exact, tokens)),
+            [2, 16, 35]
         );
         for (rows, short, deep) in [(1, 1, 1), (2, 2, 2), (8, 6, 6), (24, 9, 18), (64, 9, 18)] {
             for (tokens, eights) in [(8192, short), (131_072, deep)] {
                 let found = shape.spans(exact, rows, tokens).unwrap();
                 assert_eq!(found.eights, eights, "{rows} rows of {tokens} tokens");
-                assert!((found.shared_bytes + 1024) * found.resident <= 228 * 1024);
+                assert!(found.shared_bytes <= card.shared_bytes);
             }
         }
         assert_eq!(shape.scratch_bytes(card, (2, 4096)), 2 * 24 * 64 * 258 * 4);
