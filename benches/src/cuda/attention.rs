@@ -6,6 +6,7 @@ use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
 use cuda::compile::Modules;
 use cuda::driver::Buffer;
+use cuda::launch::attention::rows::row_bytes;
 use cuda::launch::attention::{
     Cache, Card, Mask, PAGE, Positions, Projections, Shape, combine, prepare, tree,
 };
@@ -23,10 +24,6 @@ const ROUND_BYTES: usize = 256 << 20;
 /// Those of the card.
 pub fn run(bench: &mut Bench) -> Result<()> {
     use KvFormat::{F16, Q4_0, Q8_0};
-    // What `--exact` costs: every row by itself, keys in the order of its path.
-    let mut exact = World::new(bench, target(Q8_0), 512)?;
-    exact.card.path_order = true;
-    exact.run(bench, &[1, 24])?;
     for (context, format, rows) in [
         (512, F16, [1, 24].as_slice()),
         (512, Q8_0, &[1, 8, 24, 64]),
@@ -36,7 +33,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         (131_072, F16, &[1, 24]),
         (131_072, Q4_0, &[1, 24]),
     ] {
-        World::new(bench, target(format), context)?.run(bench, rows)?;
+        World::new(bench, target(format), (context, context))?.run(bench, rows)?;
     }
     let mut shape = target(KvFormat::F16);
     shape.n_heads = 32;
@@ -47,9 +44,80 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     shape.mask = Mask::Full;
     for (window, context) in [(2048, 512), (2048, 4096), (8192, 8192)] {
         shape.window = window;
-        World::new(bench, shape, context)?.run(bench, &[16])?;
+        World::new(bench, shape, (context, context))?.run(bench, &[16])?;
     }
     Ok(())
+}
+
+/// Values of defines to be compared in one process.
+type Variant = (&'static str, &'static [(&'static str, &'static str)]);
+const VARIANTS: &[Variant] = &[(" light items", &[("OVERHEAD", "2")])];
+
+/// Times what sums in an order that follows from positions beside what does not: chains, and trees of two children a
+/// node, in sequences that may grow to `room` tokens.
+///
+/// # Errors
+/// Those of the card.
+pub fn orders(bench: &mut Bench) -> Result<()> {
+    use KvFormat::{Q4_0, Q8_0, Tq3_0};
+    const DEEP: usize = 131_072;
+    let mut worlds = Vec::new();
+    for (context, room, format) in [
+        (512, 4096, Q8_0),
+        (512, DEEP, Q8_0),
+        (9000, DEEP, Q8_0),
+        (32_768, DEEP, Q8_0),
+        (DEEP, DEEP, Q8_0),
+        (DEEP, DEEP, Q4_0),
+        (DEEP, DEEP, Tq3_0),
+    ] {
+        worlds.push(World::new(bench, target(format), (context, room))?);
+    }
+    let mut layers = Vec::new();
+    for world in &mut worlds {
+        for (rows, growth) in [
+            (1, Growth::Chain),
+            (8, Growth::Chain),
+            (24, Growth::Chain),
+            (24, Growth::Pairs),
+            (48, Growth::Chain),
+        ] {
+            let often = growth == Growth::Chain && (rows == 1 || rows == 24);
+            if world.shape.k != Q8_0 && !often {
+                continue;
+            }
+            world.growth = growth;
+            world.card.path_order = false;
+            layers.push((world.layer(bench, rows)?, world.name(rows, "")));
+            world.card.path_order = true;
+            layers.push((world.layer(bench, rows)?, world.name(rows, " by position")));
+            for (name, defines) in VARIANTS {
+                let mut layer = world.layer(bench, rows)?;
+                layer.vary(defines);
+                layers.push((layer, world.name(rows, name)));
+            }
+        }
+    }
+    let mut units: Vec<Unit> = Vec::new();
+    for unit in layers.iter().flat_map(|(layer, _)| layer.units()) {
+        if !units.contains(&unit) {
+            units.push(unit);
+        }
+    }
+    let modules = bench.modules(&units)?;
+    for (layer, name) in &layers {
+        layer.time_alone(bench, &modules, name)?;
+    }
+    Ok(())
+}
+
+/// How the nodes of a step's tree hang together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    /// One behind the other.
+    Chain,
+    /// Two behind each.
+    Pairs,
 }
 
 fn target(format: KvFormat) -> Shape {
@@ -78,6 +146,7 @@ fn target(format: KvFormat) -> Shape {
 struct World {
     shape: Shape,
     card: Card,
+    growth: Growth,
     context: usize,
     caches: Vec<Cache>,
     q: Buffer<f32>,
@@ -104,18 +173,17 @@ fn halves(n: usize) -> Vec<u16> {
 }
 
 impl World {
-    fn new(bench: &Bench, shape: Shape, context: usize) -> Result<World> {
+    /// Sequences of `context` tokens that may grow to `room`.
+    fn new(bench: &Bench, shape: Shape, (context, room): (usize, usize)) -> Result<World> {
         let gpu = &bench.gpu;
         let pages = (context + 64).div_ceil(PAGE);
+        let max_pages = (room + 64).div_ceil(PAGE);
         let rows = pages * shape.n_kv_heads * PAGE;
-        let (value_bytes, scales) = match shape.k {
-            KvFormat::F16 => (2 * shape.head_dim, 0),
-            KvFormat::Q8_0 => (shape.head_dim, shape.head_dim / 32),
-            _ => (shape.head_dim / 2, shape.head_dim / 32),
-        };
-        let layer_bytes = 2 * rows * (value_bytes + 2 * scales);
+        let (value_bytes, scale_bytes) = row_bytes(shape.k, shape.head_dim);
+        let scales = scale_bytes / 2;
+        let layer_bytes = 2 * rows * (value_bytes + scale_bytes);
         let n = (ROUND_BYTES / layer_bytes).clamp(1, 48);
-        let table: Vec<i32> = (0..pages as i32).collect();
+        let table: Vec<i32> = (0..max_pages).map(|page| (page % pages) as i32).collect();
         let table = gpu.upload(&table)?;
         let piece = halves((1 << 22) + 38);
         let mut planes = Vec::new();
@@ -144,7 +212,7 @@ impl World {
                 v,
                 v_scale,
                 page_table: table.ptr(),
-                max_pages: pages,
+                max_pages,
             });
         }
         let noise = |n: usize| -> Vec<f32> {
@@ -160,6 +228,7 @@ impl World {
                 path_order: false,
                 windows: false,
             },
+            growth: Growth::Chain,
             context,
             caches,
             q: gpu.upload(&noise(64 * 2 * width))?,
@@ -208,20 +277,43 @@ impl World {
     }
 }
 
-/// A `Step` of one chain of `rows` nodes, as `kernels/common/step.cuh` has it.
-fn header(rows: usize, committed: usize) -> Vec<i32> {
+impl World {
+    /// Of a case of `rows` rows in one of the orders.
+    fn name(&self, rows: usize, order: &str) -> String {
+        let growth = match self.growth {
+            Growth::Chain => "",
+            Growth::Pairs => " in pairs",
+        };
+        let room = self.caches[0].max_pages * PAGE / 1024;
+        let format = self.shape.k.name();
+        format!(
+            "{rows} {format}{growth}, {} of {room}k{order}",
+            self.context
+        )
+    }
+}
+
+/// A `Step` of one tree of `rows` nodes, as `kernels/common/step.cuh` has it.
+fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
     let mut words = vec![0_i32; 532];
     words[0] = rows as i32;
     words[1] = 1;
     words[4..8].copy_from_slice(&[0, committed as i32, 0, rows as i32]);
-    for row in 0..64 {
+    let mut ancestors = [0_u64; 64];
+    for row in 0..64_usize {
+        let parent = match growth {
+            Growth::Chain => row.checked_sub(1),
+            Growth::Pairs => row.checked_sub(1).map(|before| before / 2),
+        };
+        ancestors[row] = parent.map_or(0, |parent| ancestors[parent]) | 1 << row;
+        let depth = ancestors[row].count_ones() as i32 - 1;
         let real = row < rows;
-        words[84 + row] = (committed + row) as i32;
+        words[84 + row] = committed as i32 + depth;
         words[148 + row] = if real { 0 } else { -1 };
-        words[276 + row] = row as i32;
-        let ancestors = u64::MAX >> (63 - row);
-        words[340 + 2 * row] = ancestors as i32;
-        words[341 + 2 * row] = (ancestors >> 32) as i32;
+        words[212 + row] = parent.filter(|_| real).map_or(-1, |parent| parent as i32);
+        words[276 + row] = depth;
+        words[340 + 2 * row] = ancestors[row] as i32;
+        words[341 + 2 * row] = (ancestors[row] >> 32) as i32;
     }
     words
 }
@@ -229,6 +321,7 @@ fn header(rows: usize, committed: usize) -> Vec<i32> {
 /// The launches of a layer, each for every cache.
 struct Layer {
     rows: usize,
+    work: Work,
     prepares: Vec<Launch>,
     trees: Vec<Launch>,
     combine: Launch,
@@ -240,7 +333,7 @@ struct Layer {
 impl World {
     fn layer(&self, bench: &Bench, rows: usize) -> Result<Layer> {
         let (shape, card) = (&self.shape, self.card);
-        let step = bench.gpu.upload(&header(rows, self.context))?;
+        let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
         let room = (rows, self.caches[0].max_pages * PAGE);
         let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, room), 0)?;
         let from = Projections {
@@ -259,6 +352,10 @@ impl World {
         let (at, q16) = (step.ptr(), self.q16.ptr());
         Ok(Layer {
             rows,
+            work: Work {
+                bytes: self.bytes(),
+                flops: self.flops(rows),
+            },
             prepares: self
                 .caches
                 .iter()
@@ -281,24 +378,40 @@ impl Layer {
         [&self.prepares[0], &self.trees[0], &self.combine].map(|launch| launch.unit.clone())
     }
 
+    /// Tree attention by itself, and with the merge of its parts.
+    fn time_alone(&self, bench: &mut Bench, modules: &Modules, name: &str) -> Result<()> {
+        let trees: Vec<&Launch> = self.trees.iter().collect();
+        bench.case("tree", name, modules, &trees, self.work)?;
+        let both: Vec<&Launch> = trees.iter().flat_map(|t| [*t, &self.combine]).collect();
+        let timing = bench.gpu.time_graph(modules, &both, 3, 20)?;
+        bench.line("+merge", name, timing, trees.len() as f64, self.work)?;
+        Ok(())
+    }
+
+    /// The kernels compiled with other values of some of their defines.
+    fn vary(&mut self, defines: &[(&'static str, &str)]) {
+        for launch in self.trees.iter_mut().chain([&mut self.combine]) {
+            for (name, value) in defines {
+                let found = launch.unit.defines.iter_mut().find(|(n, _)| n == name);
+                match found {
+                    Some(define) => define.1 = (*value).to_owned(),
+                    None => launch.unit.defines.push((name, (*value).to_owned())),
+                }
+            }
+        }
+    }
+
     fn time(&self, bench: &mut Bench, modules: &Modules, world: &World) -> Result<()> {
         let shape = &world.shape;
         let name = format!(
-            "{} rows, {} keys, {}x{} {}{}",
+            "{} rows, {} keys, {}x{} {}",
             self.rows,
             world.context,
             shape.n_heads,
             shape.head_dim,
             shape.k.name(),
-            match world.card.path_order {
-                true => ", path order",
-                false => "",
-            }
         );
-        let work = Work {
-            bytes: world.bytes(),
-            flops: world.flops(self.rows),
-        };
+        let work = self.work;
         for (kernel, launches, work) in [
             ("prepare", self.prepares.iter().collect(), Work::default()),
             ("tree", self.trees.iter().collect(), work),
