@@ -19,25 +19,22 @@ pub mod file;
 mod shelf;
 mod waiting;
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use contract::{DeviceError, Parcel, TokenId};
 use decode::Store;
 use decode::prefix::Found;
 
 use shelf::Shelf;
-use waiting::{Order, Waiting};
+use waiting::{LastUses, Order, Waiting};
 
 /// Bytes that may wait to be written, so that a slow disk does not fill the memory: beyond that the newest state takes
 /// the place of those that have waited longest.
 const MOST_WAITING: u64 = 4 << 30;
-/// How far a file's time of last change may lie behind the clock that is asked here.
-const CLOCK_LAG: Duration = Duration::from_millis(50);
 
 /// Where states are kept, and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,8 +75,8 @@ pub struct DiskStore {
     shelf: Arc<Mutex<Shelf>>,
     waiting: Arc<Waiting>,
     facts: StoreFacts,
-    /// Since when the process has been ending.
-    closing: Option<SystemTime>,
+    /// Whether the process ends.
+    closing: bool,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -98,7 +95,7 @@ impl DiskStore {
                 budget: config.budget,
                 trouble: Arc::default(),
             },
-            closing: None,
+            closing: false,
             writer: None,
         };
         let writer = Writer {
@@ -130,8 +127,7 @@ impl Store for DiskStore {
             let (tokens, path) = shelf.longest(prompt, more_than, at_most)?;
             match file::open(&path, &tokens) {
                 Ok(payload) => {
-                    // Its age is the time of its last use. A folder that may only be read still serves.
-                    let _ = File::options().write(true).open(&path).and_then(touch);
+                    shelf.renew(&tokens, SystemTime::now());
                     return Some(Found {
                         position: tokens.len(),
                         source: Box::new(payload),
@@ -162,17 +158,21 @@ impl Store for DiskStore {
             tokens: tokens.into(),
             parcel,
             size,
-            spare: self.closing,
         };
         match self.closing {
-            None => self.waiting.push(order),
-            Some(_) => self.waiting.push_with_room(order),
+            false => self.waiting.push(order),
+            true => self.waiting.push_with_room(order),
         }
     }
 
-    fn closing(&mut self) {
-        let now = SystemTime::now();
-        self.closing = Some(now.checked_sub(CLOCK_LAG).unwrap_or(now));
+    fn closing(&mut self, by_use: &[Vec<TokenId>]) {
+        self.closing = true;
+        let last_uses = LastUses::new(by_use, SystemTime::now());
+        let shelf = lock(&self.shelf);
+        for tokens in by_use {
+            shelf.renew(tokens, last_uses.of(tokens));
+        }
+        self.waiting.end(last_uses);
     }
 
     fn forget(&mut self, tokens: &[TokenId]) {
@@ -219,7 +219,8 @@ impl Writer {
         }
         let dir = {
             let mut shelf = lock(&self.shelf);
-            if !shelf.tidy(self.facts.budget - size, order.spare)? {
+            let spare = self.waiting.last_use(&order.tokens);
+            if !shelf.tidy(self.facts.budget - size, spare)? {
                 let tokens = order.tokens.len();
                 tracing::info!(
                     tokens,
@@ -232,13 +233,13 @@ impl Writer {
         };
         // The lock of the shelf is not held while the disk works.
         let path = file::write(&dir, &order.tokens, &mut *order.parcel)?;
-        lock(&self.shelf).add(Arc::clone(&order.tokens), path);
+        let mut shelf = lock(&self.shelf);
+        // The disk may have taken its time since the last byte.
+        let used = self.waiting.last_use(&order.tokens);
+        shelf.renew(&order.tokens, used.unwrap_or_else(SystemTime::now));
+        shelf.add(Arc::clone(&order.tokens), path);
         Ok(())
     }
-}
-
-fn touch(file: File) -> io::Result<()> {
-    file.set_modified(std::time::SystemTime::now())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -356,10 +356,12 @@ impl PrefixCache {
 
     /// Gives everything to the store that it lacks, the latest used first, since the process ends.
     pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        let lasting = policy::lasting(&self.radix);
         if let Some(store) = &mut self.store {
-            store.closing();
+            let by_use: Vec<_> = lasting.iter().map(|key| self.radix.tokens(*key)).collect();
+            store.closing(&by_use);
         }
-        for key in policy::lasting(&self.radix) {
+        for key in lasting {
             self.give(runner, key, Growth::Any)?;
         }
         Ok(())

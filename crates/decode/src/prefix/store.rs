@@ -18,9 +18,9 @@ pub trait Store {
     /// for the parcel's bytes.
     fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>);
 
-    /// The process ends. From now on states come the one used last first, so none may push out what came before it;
-    /// and [`Store::put`] may wait for a disk.
-    fn closing(&mut self) {}
+    /// The process ends: `by_use` are the states worth keeping, the one used last first, whether they are kept already or
+    /// come now. None may push out one that was used after it; and [`Store::put`] may wait for a disk.
+    fn closing(&mut self, _by_use: &[Vec<TokenId>]) {}
 
     /// Forgets what [`Store::find`] gave for these tokens, because the device did not take it.
     fn forget(&mut self, tokens: &[TokenId]);

@@ -253,7 +253,9 @@ fn saved_states_go_before_a_job_fails_for_want_of_room() {
 /// Tokens and bytes of everything stored.
 type Shelf = Arc<Mutex<Vec<(Vec<TokenId>, Vec<u8>)>>>;
 
-struct ShelfStore(Shelf);
+/// A store of these, and what it was told when the process ended.
+#[derive(Default, Clone)]
+struct ShelfStore(Shelf, Arc<Mutex<Vec<Vec<TokenId>>>>);
 
 impl Store for ShelfStore {
     fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<Found> {
@@ -282,40 +284,54 @@ impl Store for ShelfStore {
         self.0.lock().unwrap().push((tokens.to_vec(), bytes));
     }
 
+    fn closing(&mut self, by_use: &[Vec<TokenId>]) {
+        *self.1.lock().unwrap() = by_use.to_vec();
+    }
+
     fn forget(&mut self, tokens: &[TokenId]) {
         self.0.lock().unwrap().retain(|(kept, _)| kept != tokens);
     }
 }
 
 fn stored_world(spec: FakeSpec, shelf: &Shelf) -> World {
+    world_over(spec, ShelfStore(shelf.clone(), Arc::default()))
+}
+
+fn world_over(spec: FakeSpec, store: ShelfStore) -> World {
     let mut world = World::new(spec.clone(), config());
     let runner = conformance::fake::FakeRunner::new(spec);
     world.handle = runner.handle();
-    world.scheduler = Scheduler::new(Box::new(runner), caching(8, u64::MAX))
-        .keep_in(Box::new(ShelfStore(shelf.clone())));
+    world.scheduler =
+        Scheduler::new(Box::new(runner), caching(8, u64::MAX)).keep_in(Box::new(store));
     world
 }
 
 #[test]
-fn at_the_end_the_conversation_of_the_last_answer_is_stored_first() {
-    let shelf = Shelf::default();
-    let mut world = stored_world(long_spec(), &shelf);
-    let heads: Vec<_> = (0..3).map(|i| turn(40, 10 + i)).collect();
-    for (i, head) in heads.iter().enumerate() {
-        world.submit(job(i as u64, head.clone(), greedy(3)));
+fn at_the_end_the_store_is_told_who_was_used_last_and_given_what_it_lacks() {
+    for stored in 0..=3 {
+        let store = ShelfStore::default();
+        let mut world = world_over(long_spec(), store.clone());
+        let heads: Vec<_> = (0..3).map(|i| turn(40, 10 + i)).collect();
+        for (i, head) in heads.iter().enumerate() {
+            world.submit(job(i as u64, head.clone(), greedy(3)));
+            world.finish();
+            while i < stored && world.scheduler.has_upkeep() {
+                world.scheduler.upkeep().unwrap();
+            }
+        }
+        // The first of them again.
+        world.submit(job(3, heads[0].clone(), greedy(3)));
         world.finish();
+        world.scheduler.flush().unwrap();
+        let whose = |tokens: &[TokenId]| heads.iter().position(|h| h[..8] == tokens[..8]).unwrap();
+        let told = store.1.lock().unwrap();
+        let told: Vec<usize> = told.iter().map(|tokens| whose(tokens)).collect();
+        assert_eq!(told, [0, 2, 1], "{stored} stored before");
+        let kept = store.0.lock().unwrap();
+        let kept: Vec<usize> = kept.iter().map(|(tokens, _)| whose(tokens)).collect();
+        let expected = [[0, 2, 1], [0, 2, 1], [0, 1, 2], [0, 1, 2]][stored];
+        assert_eq!(kept, expected, "{stored} stored before");
     }
-    // The first of them again.
-    world.submit(job(3, heads[0].clone(), greedy(3)));
-    world.finish();
-    world.scheduler.flush().unwrap();
-    let order: Vec<usize> = shelf
-        .lock()
-        .unwrap()
-        .iter()
-        .map(|(tokens, _)| heads.iter().position(|h| h[..8] == tokens[..8]).unwrap())
-        .collect();
-    assert_eq!(order, [0, 2, 1]);
 }
 
 /// A conversation of two turns, the second in a new process whose store `change` has been at.

@@ -118,6 +118,15 @@ impl Shelf {
         self.files.insert(path, Some(tokens));
     }
 
+    /// The file of exactly these tokens, if there is one, was used at that time, which is what its time of last change
+    /// tells. A folder that may only be read still serves.
+    pub(super) fn renew(&self, tokens: &[TokenId], used: SystemTime) {
+        let file = File::options()
+            .write(true)
+            .open(self.dir.join(file::name(tokens)));
+        let _ = file.and_then(|file| file.set_modified(used));
+    }
+
     /// Takes a file away.
     pub(super) fn forget(&mut self, tokens: &[TokenId]) {
         let path = self.dir.join(file::name(tokens));

@@ -1,4 +1,4 @@
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
@@ -142,21 +142,54 @@ fn the_files_longest_unused_go_for_new_ones() {
 }
 
 #[test]
-fn at_the_end_what_comes_first_is_kept() {
+fn at_the_end_what_was_used_last_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let budget = 2 * file::size(10, 1000);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
-    put(dir.path(), budget, &[state(0), state(1)]);
-    std::thread::sleep(2 * CLOCK_LAG);
-    let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
-    store.closing();
-    for salt in [2, 3, 4] {
+    // Two are kept already, written in the order of their numbers; each line of uses names the last first.
+    for (by_use, expected) in [
+        (&[2, 3, 4][..], [2, 3]),
+        (&[2, 0, 3], [0, 2]),
+        (&[0, 1, 2, 3], [0, 1]),
+        (&[2, 0, 3, 1], [0, 2]),
+        (&[4, 3, 2, 1, 0], [3, 4]),
+    ] {
+        let dir = dir.path().join(format!("{by_use:?}"));
+        put(&dir, budget, &[state(0), state(1)]);
+        // What was used within the steps before the end would count as used in their midst.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mut store = DiskStore::open(config(&dir, budget)).unwrap();
+        let all: Vec<_> = by_use.iter().map(|&salt| tokens(10, salt)).collect();
+        store.closing(&all);
+        for &salt in by_use.iter().filter(|&&salt| salt > 1) {
+            store.put(&state(salt).0, Box::new(state(salt).1));
+        }
+        drop(store);
+        let mut store = DiskStore::open(config(&dir, budget)).unwrap();
+        let kept = (0..5).filter(|&salt| found(&mut store, &tokens(11, salt), 0).is_some());
+        assert_eq!(kept.collect::<Vec<_>>(), expected, "used {by_use:?}");
+    }
+}
+
+#[test]
+fn what_waits_when_the_end_comes_takes_its_place_by_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = file::size(10, 1 << 20);
+    let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1 << 20]);
+    let mut store = DiskStore::open(config(dir.path(), 2 * size)).unwrap();
+    // Whatever of these is written by then, being written or waiting: the first was used last, the second is not wanted.
+    for salt in [0, 1, 2] {
         store.put(&state(salt).0, Box::new(state(salt).1));
     }
+    store.closing(&[tokens(10, 0), tokens(10, 3), tokens(10, 2)]);
+    store.put(&state(3).0, Box::new(state(3).1));
+    if store.covered(&tokens(10, 0)) == 0 {
+        store.put(&state(0).0, Box::new(state(0).1));
+    }
     drop(store);
-    let mut store = DiskStore::open(config(dir.path(), budget)).unwrap();
-    let kept = (0..5).filter(|&salt| found(&mut store, &tokens(11, salt), 0).is_some());
-    assert_eq!(kept.collect::<Vec<_>>(), [2, 3]);
+    let mut store = DiskStore::open(config(dir.path(), 2 * size)).unwrap();
+    let kept = (0..4).filter(|&salt| found(&mut store, &tokens(11, salt), 0).is_some());
+    assert_eq!(kept.collect::<Vec<_>>(), [0, 3]);
 }
 
 #[test]

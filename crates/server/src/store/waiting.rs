@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use contract::{Parcel, TokenId};
 
@@ -12,8 +12,36 @@ pub(super) struct Order {
     pub(super) parcel: Box<dyn Parcel>,
     /// Bytes of the parcel.
     pub(super) size: u64,
-    /// Files used since then are not taken away for it.
-    pub(super) spare: Option<SystemTime>,
+}
+
+/// When states count as used, once the process ends: in the order told, a step apart, and all others before them.
+/// However long the disk takes, a state takes the place of none that was used after it.
+pub(super) struct LastUses {
+    by_use: Vec<Arc<[TokenId]>>,
+    end: SystemTime,
+}
+
+impl LastUses {
+    /// Between two states. More than what file systems round times to.
+    const STEP: Duration = Duration::from_millis(1);
+
+    /// States by their tokens, the one used last first.
+    pub(super) fn new(by_use: &[Vec<TokenId>], end: SystemTime) -> LastUses {
+        LastUses {
+            by_use: by_use
+                .iter()
+                .map(|tokens| tokens.as_slice().into())
+                .collect(),
+            end,
+        }
+    }
+
+    /// When a state was used last.
+    pub(super) fn of(&self, tokens: &[TokenId]) -> SystemTime {
+        let place = self.by_use.iter().position(|of| **of == *tokens);
+        let steps = place.unwrap_or(self.by_use.len()) as u32;
+        self.end.checked_sub(steps * Self::STEP).unwrap_or(self.end)
+    }
 }
 
 /// What waits, and what is being written. Its bytes are bounded: a state that comes beyond the bound is taken all the
@@ -30,6 +58,7 @@ struct Line {
     orders: VecDeque<Order>,
     /// Tokens and bytes of the state that is being written.
     begun: Option<(Arc<[TokenId]>, u64)>,
+    last_uses: Option<LastUses>,
     closed: bool,
 }
 
@@ -81,6 +110,17 @@ impl Waiting {
         self.turn.notify_all();
     }
 
+    /// The process ends: from now on ages follow from this.
+    pub(super) fn end(&self, last_uses: LastUses) {
+        self.line().last_uses = Some(last_uses);
+    }
+
+    /// When the state of these tokens was used last, if the process ends.
+    pub(super) fn last_use(&self, tokens: &[TokenId]) -> Option<SystemTime> {
+        let line = self.line();
+        line.last_uses.as_ref().map(|uses| uses.of(tokens))
+    }
+
     /// Nothing more will come.
     pub(super) fn close(&self) {
         self.line().closed = true;
@@ -127,7 +167,6 @@ mod tests {
             tokens: [TokenId(salt)].into(),
             parcel: Box::new(vec![0; size]),
             size: size as u64,
-            spare: None,
         }
     }
 
