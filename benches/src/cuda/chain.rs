@@ -2,7 +2,7 @@
 //!
 //! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
 //! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those
-//! that it has among 64. [`FORMS`] are compiled from the same source with more defines and take turns.
+//! that it has among 64. `FORMS` are compiled from the same source with more defines and take turns.
 
 use anyhow::{Result, ensure};
 use contract::QuantType::{self, Q4_K, Q5_K, Q6_K};
