@@ -105,14 +105,16 @@ pub(crate) fn victim(radix: &Radix<Entry>) -> Option<Key> {
         .map(|(key, _)| key)
 }
 
-/// States worth keeping when the process ends, the latest used first.
+/// States worth keeping when the process ends, the latest used first. Of a prompt that went on from one, the states on the
+/// way to it were used with it: the longest comes first, which saves most.
 pub(crate) fn lasting(radix: &Radix<Entry>) -> Vec<Key> {
-    let mut keys: Vec<(Key, u64)> = Vec::new();
-    for (key, worth) in worths(radix) {
-        if !matches!(worth, Worth::Passed(_)) {
-            keys.push((key, radix.get(key).map_or(0, |entry| entry.used)));
-        }
-    }
+    let worths = worths(radix);
+    let kept = radix
+        .entries()
+        .filter(|(key, ..)| !matches!(worths.get(key), Some(Worth::Passed(_))));
+    let mut keys: Vec<(Key, (u64, usize))> = kept
+        .map(|(key, depth, entry)| (key, (entry.used, depth)))
+        .collect();
     keys.sort_by_key(|(_, used)| Reverse(*used));
     keys.into_iter().map(|(key, _)| key).collect()
 }
@@ -349,5 +351,23 @@ mod tests {
             .filter_map(|key| tree(&talk).get(*key).map(|entry| entry.used))
             .collect();
         assert!(!kept.contains(&9), "a guess need not outlive the process");
+    }
+
+    #[test]
+    fn of_states_used_together_the_longest_is_kept_first() {
+        // A head, what two branches share, and the end of the branch in use; then a request beside it.
+        let talk = [
+            saved("hh", 7).head().resumed(),
+            saved("hhsh", 7),
+            saved("hhshab", 7).returned(),
+            saved("hhshxy", 3),
+            saved("q", 9),
+        ];
+        let radix = tree(&talk);
+        let kept: Vec<usize> = lasting(&radix)
+            .into_iter()
+            .map(|key| radix.depth(key))
+            .collect();
+        assert_eq!(kept, [1, 6, 4, 2, 6]);
     }
 }
