@@ -21,8 +21,9 @@
 #endif
 #include "norm/emit.cuh"
 
-// Splits whose values are fetched together: all of a row, or half.
-#define FETCH (SPLITS <= 16 ? SPLITS : (SPLITS + 1) / 2)
+// Splits whose values are fetched together: all of a row, half, or a third; more at once would not stay in registers.
+#define ROUNDS (SPLITS <= 16 ? 1 : SPLITS <= 48 ? 2 : 3)
+#define FETCH ((SPLITS + ROUNDS - 1) / ROUNDS)
 
 struct Value {
     const float* o;      // [SPLITS][DIM], moved to the value
@@ -77,14 +78,16 @@ __device__ __forceinline__ float merge(const Value& v) {
         if (s % 8 == 0 && s >= v.n) break;
         add(s, v.first[s]);
     }
-    if (FETCH < SPLITS && FETCH < v.n) {
+#pragma unroll
+    for (int begin = FETCH; begin < SPLITS; begin += FETCH) {
+        if (begin >= v.n) break;
         float o[FETCH];
 #pragma unroll
-        for (int i = 0; i < FETCH; i++) o[i] = has(v, FETCH + i) ? __ldcg(v.o + (FETCH + i) * DIM) : 0.0f;
+        for (int i = 0; i < FETCH; i++) o[i] = begin + i < SPLITS && has(v, begin + i) ? __ldcg(v.o + (begin + i) * DIM) : 0.0f;
 #pragma unroll
-        for (int s = FETCH; s < SPLITS; s++) {
+        for (int s = begin; s < begin + FETCH && s < SPLITS; s++) {
             if (s % 8 == 0 && s >= v.n) break;
-            add(s, o[s - FETCH]);
+            add(s, o[s - begin]);
         }
     }
     // A row whose every key has no weight gives zeros.
