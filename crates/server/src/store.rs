@@ -13,9 +13,11 @@
 //! store off with a warning.
 //!
 //! Several processes may share a folder. Whoever writes makes room first, by the age of last use, counting
-//! everything below the folder; part files whose writer is gone are taken away.
+//! everything below the folder; part files whose writer is gone are taken away. The age is the time of last change; when a
+//! process ends, its states get theirs from the order in which it used them, whenever they are or were written.
 
 pub mod file;
+mod last_uses;
 mod shelf;
 mod waiting;
 
@@ -29,8 +31,9 @@ use contract::{DeviceError, Parcel, TokenId};
 use decode::Store;
 use decode::prefix::Found;
 
+use last_uses::LastUses;
 use shelf::Shelf;
-use waiting::{LastUses, Order, Waiting};
+use waiting::{Order, Waiting};
 
 /// Bytes that may wait to be written, so that a slow disk does not fill the memory: beyond that the newest state takes
 /// the place of those that have waited longest.

@@ -92,7 +92,7 @@ impl<'a> Links<'a> {
     /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
     /// step has more than [`MOST_ROWS`].
     fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
-        if !site.warpgroups {
+        if !site.card.warpgroups {
             return None;
         }
         let kinds: Vec<Kind> = layers.iter().flat_map(Link::kinds).collect();

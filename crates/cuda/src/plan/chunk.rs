@@ -134,7 +134,7 @@ impl Builder<'_> {
     fn card(&self) -> Card {
         Card {
             multiprocessors: self.site.card.multiprocessors,
-            warpgroups: self.site.warpgroups,
+            warpgroups: self.site.card.warpgroups,
         }
     }
 

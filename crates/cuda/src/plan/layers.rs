@@ -93,7 +93,7 @@ pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs
 
 /// With which products the chunked delta rule of this card goes.
 pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
-    match site.warpgroups {
+    match site.card.warpgroups {
         true => delta::Products::Warpgroup,
         false => delta::Products::Warp,
     }

@@ -135,8 +135,6 @@ pub(crate) struct Site<'a> {
     pub(crate) card: Card,
     /// In which order steps of the target sum.
     sums: Sums,
-    /// Whether the card has warpgroup products.
-    warpgroups: bool,
     /// Whether small models run as large ones do.
     as_large: bool,
     pub(crate) addresses: Addresses,
@@ -231,7 +229,6 @@ impl Plans {
             open,
             card: facts.card,
             sums: facts.sums,
-            warpgroups: facts.card.warpgroups,
             as_large: facts.as_large,
             addresses,
             expanded,

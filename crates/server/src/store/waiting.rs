@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use contract::{Parcel, TokenId};
+
+use super::last_uses::LastUses;
 
 /// A state to be written.
 pub(super) struct Order {
@@ -12,36 +14,6 @@ pub(super) struct Order {
     pub(super) parcel: Box<dyn Parcel>,
     /// Bytes of the parcel.
     pub(super) size: u64,
-}
-
-/// When states count as used, once the process ends: in the order told, a step apart, and all others before them.
-/// However long the disk takes, a state takes the place of none that was used after it.
-pub(super) struct LastUses {
-    by_use: Vec<Arc<[TokenId]>>,
-    end: SystemTime,
-}
-
-impl LastUses {
-    /// Between two states. More than what file systems round times to.
-    const STEP: Duration = Duration::from_millis(1);
-
-    /// States by their tokens, the one used last first.
-    pub(super) fn new(by_use: &[Vec<TokenId>], end: SystemTime) -> LastUses {
-        LastUses {
-            by_use: by_use
-                .iter()
-                .map(|tokens| tokens.as_slice().into())
-                .collect(),
-            end,
-        }
-    }
-
-    /// When a state was used last.
-    pub(super) fn of(&self, tokens: &[TokenId]) -> SystemTime {
-        let place = self.by_use.iter().position(|of| **of == *tokens);
-        let steps = place.unwrap_or(self.by_use.len()) as u32;
-        self.end.checked_sub(steps * Self::STEP).unwrap_or(self.end)
-    }
 }
 
 /// What waits, and what is being written. Its bytes are bounded: a state that comes beyond the bound is taken all the
