@@ -15,7 +15,7 @@ use contract::{
     Limits, NodeIdx, OpenPlan, Place, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
-use cuda::{Card, CudaBackend, Options, compile};
+use cuda::{Card, CudaBackend, Options};
 
 /// How close the two best logits may be for the devices to choose differently: what rounding activations to
 /// eight bits was seen to move a logit by.
@@ -87,10 +87,7 @@ fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
 fn options() -> Options {
     Options {
         poison: true,
-        compile: compile::Options {
-            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
-            ..compile::Options::default()
-        },
+        compile: card::compiling(),
         ..Options::default()
     }
 }

@@ -11,7 +11,7 @@ mod card;
 use std::sync::Arc;
 
 use contract::{Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Runner, TokenId};
-use cuda::{CudaBackend, Options, compile};
+use cuda::{CudaBackend, Options};
 use model::synth::SynthSpec;
 
 /// Layers that are kept, a quarter of them attention: enough for errors to pass through several.
@@ -20,10 +20,7 @@ const LAYERS: usize = 16;
 fn backend() -> Option<CudaBackend> {
     let gpu = card::gpu()?;
     let options = Options {
-        compile: compile::Options {
-            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
-            ..compile::Options::default()
-        },
+        compile: card::compiling(),
         ..Options::default()
     };
     Some(CudaBackend::with_options(gpu.card().clone(), options))

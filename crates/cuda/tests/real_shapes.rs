@@ -19,7 +19,7 @@ use contract::{
     TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
-use cuda::{CudaBackend, Options, compile};
+use cuda::{CudaBackend, Options};
 use half::f16;
 use model::synth::SynthSpec;
 
@@ -57,10 +57,7 @@ fn backend() -> Option<CudaBackend> {
     let gpu = card::gpu()?;
     let options = Options {
         poison: true,
-        compile: compile::Options {
-            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
-            ..compile::Options::default()
-        },
+        compile: card::compiling(),
         ..Options::default()
     };
     Some(CudaBackend::with_options(gpu.card().clone(), options))

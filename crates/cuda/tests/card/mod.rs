@@ -25,9 +25,17 @@ pub fn gpu() -> Option<Gpu> {
     }
 }
 
-/// Units compiled and loaded, without a cache.
+/// How tests compile: what one of them compiled, the others take from the folder that all share. `TMPDIR` moves it.
+pub fn compiling() -> Options {
+    Options {
+        cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
+        ..Options::default()
+    }
+}
+
+/// Units compiled and loaded.
 pub fn modules(gpu: &Gpu, units: &[Unit]) -> Modules {
-    match Modules::compile(gpu, units, &Options::default(), &mut |_| ()) {
+    match Modules::compile(gpu, units, &compiling(), &mut |_| ()) {
         Ok(modules) => modules,
         Err(error) => panic!("{error}"),
     }

@@ -15,7 +15,6 @@ use contract::{
     VerifyItem,
 };
 use cpu::CpuBackend;
-use cuda::compile;
 use cuda::driver::Gpu;
 use cuda::{CudaBackend, Options};
 
@@ -52,10 +51,7 @@ pub fn bench_with(options: Options) -> Option<Bench> {
     let gpu = card::gpu()?;
     let options = Options {
         poison: true,
-        compile: compile::Options {
-            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
-            ..compile::Options::default()
-        },
+        compile: card::compiling(),
         ..options
     };
     Some(Bench {

@@ -10,7 +10,6 @@
 use std::ops::Deref;
 
 use contract::{NodeIdx, TokenId, Tree};
-use cuda::compile::{Modules, Options};
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::{Launch, Unit};
 
@@ -29,11 +28,7 @@ impl Device {
         let mut units: Vec<Unit> = launches.iter().map(|l| l.unit.clone()).collect();
         units.sort();
         units.dedup();
-        let options = Options {
-            cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
-            ..Options::default()
-        };
-        let modules = Modules::compile(&self.0, &units, &options, &mut |_| ()).unwrap();
+        let modules = card::modules(&self.0, &units);
         for launch in launches {
             self.0.run(&modules, launch).unwrap();
         }
