@@ -342,7 +342,80 @@ impl Backend for CudaBackend {
 
 #[cfg(test)]
 mod tests {
+    use conformance::specimen::{Layout as Blocks, Specimen};
+    use contract::{KvFormat, KvFormats, Limits, QuantType};
+
     use super::*;
+    use crate::launch::{Args, Launch};
+    use crate::plan::Key;
+    use crate::step::BUCKETS;
+
+    /// The plans of a small model with delta layers, for so many sequences.
+    fn plans(specimen: &Specimen, (number, sums): (u32, Sums), sequences: usize) -> Plans {
+        let plan = OpenPlan {
+            target: specimen.spec.clone(),
+            weights: specimen.weights.clone(),
+            draft: None,
+            exact: false,
+            kv: KvFormats {
+                k: KvFormat::Q8_0,
+                v: KvFormat::Q8_0,
+            },
+            limits: Limits {
+                sequences,
+                context: 600,
+                tree_nodes: 64,
+                prefill_chunk: 192,
+                pool: None,
+            },
+        };
+        let card = Card {
+            ordinal: 0,
+            name: "a card".to_owned(),
+            capability: (number / 10, number % 10),
+            multiprocessors: 82,
+            total_bytes: 24 << 30,
+        };
+        let options = Options {
+            sums: Some(sums),
+            as_large: true,
+            ..Options::default()
+        };
+        let backend = CudaBackend::with_options(card, options);
+        backend.layout(&plan, [0; 6]).plans
+    }
+
+    /// Everything about a plan's launches but addresses.
+    fn launches(plans: &Plans, key: Key) -> Vec<String> {
+        let all = plans.all[&key].launches.iter().cloned();
+        let bare = all.map(|launch| Launch {
+            args: Args::new(),
+            ..launch
+        });
+        bare.map(|launch| format!("{launch:?}")).collect()
+    }
+
+    #[test]
+    fn a_step_is_launched_for_its_trees_however_many_there_is_room_for() {
+        let specimen = Specimen::new(Blocks::HybridWide, QuantType::Q4_K, 1);
+        let compare = |key: Key, few: &Plans, many: &Plans| {
+            let (few, many) = (launches(few, key), launches(many, key));
+            assert_eq!(few.len(), many.len(), "{key:?}");
+            for (few, many) in few.iter().zip(&many) {
+                assert_eq!(few, many, "{key:?}");
+            }
+        };
+        let cards = [86, 90].map(|number| [Sums::Fast, Sums::ByPath].map(|sums| (number, sums)));
+        for card in cards.into_iter().flatten() {
+            let [one, two, four] = [1, 2, 4].map(|sequences| plans(&specimen, card, sequences));
+            for (few, trees) in [(&one, 1), (&two, 1), (&two, 2)] {
+                for rows in BUCKETS.into_iter().filter(|rows| *rows >= trees) {
+                    compare(Key::Step { rows, trees }, few, &four);
+                }
+                compare(Key::Commit(trees), few, &four);
+            }
+        }
+    }
 
     #[test]
     fn a_card_is_described_by_what_the_driver_said() {

@@ -1,7 +1,7 @@
 //! The headers that carry what varies from step to step; mirror of `kernels/common/step.cuh`.
 //!
 //! The runner fills one of these per call and uploads its bytes; every other launch argument is fixed when a
-//! plan is built, which is what lets one captured graph serve every step of a bucket.
+//! plan is built, which is what lets one captured graph serve every step of as many trees in a bucket.
 
 use contract::{NodeIdx, TokenId, Tree};
 

@@ -253,6 +253,83 @@ fn launch_by_launch_steps_have_the_bits_of_graphs() {
     }
 }
 
+/// Nodes of a tree and of every other that shares its step: together they come to all buckets, some with one to four trees.
+const COMPANY: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4), (32, 8), (34, 10)];
+
+/// The rows of trees that are verified alone, after it was found that they are the same beside one, two and three others,
+/// wherever they stand in the step: every number of trees has a plan of its own.
+fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<Row> {
+    let mut runner = trial.open(bench);
+    let runner = &mut *runner;
+    let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
+    let mut random = Random::new(22);
+    let read = trial.read.into_iter().enumerate();
+    let seqs: Vec<SeqId> = read
+        .map(|(i, read)| {
+            let seq = runner.open(read + 100).unwrap();
+            let prompt = text(vocab, read, i);
+            for chunk in prompt.chunks(trial.plan.limits.prefill_chunk) {
+                runner.prefill(seq, chunk, &[]).unwrap();
+            }
+            seq
+        })
+        .collect();
+    let mut all = Vec::new();
+    for (i, (nodes, others)) in COMPANY.into_iter().enumerate() {
+        let own = i % seqs.len();
+        let trees: Vec<Tree> = (0..seqs.len())
+            .map(|seq| bush(&mut random, vocab, if seq == own { nodes } else { others }))
+            .collect();
+        let alone = verify(runner, seqs[own], (&trees[own], ask));
+        runner.discard(seqs[own]).unwrap();
+        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
+        for together in 2..=seqs.len() {
+            for place in [0, together - 1] {
+                let mut step: Vec<usize> = (1..together).map(|k| (own + k) % seqs.len()).collect();
+                step.insert(place, own);
+                let items: Vec<VerifyItem<'_>> = step
+                    .iter()
+                    .map(|&i| VerifyItem {
+                        seq: seqs[i],
+                        tree: &trees[i],
+                        asks: &asks[i],
+                    })
+                    .collect();
+                let rows = runner.verify(&items).unwrap();
+                for i in step {
+                    runner.discard(seqs[i]).unwrap();
+                }
+                let name = trial.name();
+                for (node, (found, expected)) in rows[place].iter().zip(&alone).enumerate() {
+                    let what =
+                        format!("{name}: node {node} of {nodes}, the {place}th of {together}");
+                    same(&what, found, expected);
+                }
+            }
+        }
+        all.extend(alone);
+    }
+    all
+}
+
+#[test]
+fn a_tree_has_the_same_bits_in_the_plans_of_all_numbers_of_trees() {
+    let (Some(eager), Some(graphs)) = (bench(true), bench(false)) else {
+        return;
+    };
+    for trial in [Trial::small(QuantType::Q4_K, 6), Trial::large()] {
+        let start = Instant::now();
+        let found = company_changes_no_bit(&eager, &trial);
+        let expected = company_changes_no_bit(&graphs, &trial);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            same("launch by launch", found, expected);
+        }
+        let (name, rows) = (trial.name(), found.len());
+        eprintln!("  {name}: {rows} rows, {:.1?}", start.elapsed());
+    }
+}
+
 /// A root and the last leaf of a star of 1 to 64 nodes: every number of rows, whatever bucket it is padded to.
 #[test]
 fn a_row_has_the_same_bits_at_every_width() {

@@ -7,11 +7,15 @@
     reason = "all of this file is a test"
 )]
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use conformance::specimen::{Layout, Specimen};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Library, Search};
 use cuda::driver::Arch;
 use cuda::{Card, CudaBackend, Options, Sums};
+use model::synth::SynthSpec;
 
 const LIMITS: Limits = Limits {
     sequences: 4,
@@ -118,6 +122,45 @@ fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
     assert_eq!(files(narrow, 90, true, None), paths);
     assert_eq!(files(wide, 86, false, None), fast);
     assert_eq!(files(wide, 86, true, None), paths);
+}
+
+/// What is compiled for more sequences is the delta rule over several trees, and nothing twice.
+#[test]
+fn room_for_more_sequences_adds_few_kernels() {
+    let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+    let loaded = loaded.load().unwrap();
+    let units = |number, exact, sequences| {
+        let plan = OpenPlan {
+            target: Arc::clone(&loaded.spec),
+            weights: Arc::clone(&loaded.weights),
+            exact,
+            limits: Limits {
+                sequences,
+                ..LIMITS
+            },
+            ..plan(Layout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
+        };
+        let units = CudaBackend::new(card(number)).units(&plan).unwrap();
+        units.into_iter().collect::<BTreeSet<_>>()
+    };
+    for (number, exact, file) in [
+        (90, false, "delta/walk.cu"),
+        (86, true, "delta/walk.cu"),
+        (86, false, "delta/tree.cu"),
+    ] {
+        let one = units(number, exact, 1);
+        for sequences in 2..=4 {
+            let more = units(number, exact, sequences);
+            assert!(more.is_superset(&one), "sm_{number}, {sequences} sequences");
+            let added: Vec<_> = more.difference(&one).collect();
+            let names = added.iter().map(|unit| unit.to_string());
+            let names = names.collect::<Vec<_>>().join("\n");
+            assert!(added.iter().all(|unit| unit.file == file), "{names}");
+            // At each of the widths from 8 rows on at most one for two trees and one for more.
+            assert!((1..=2 * 7).contains(&added.len()), "{names}");
+            eprintln!("sm_{number}, {sequences} sequences: {} more", added.len());
+        }
+    }
 }
 
 #[test]

@@ -269,7 +269,7 @@ impl Engine {
     /// Runs a step, waits, and answers `asks`, one for each asked row of the header.
     pub(crate) fn step(&mut self, step: &mut Step, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
-        let key = Key::Step(step::bucket(rows));
+        let key = Key::of_step(step);
         self.meet_trees(step)?;
         self.place_features(step)?;
         let bytes = step::bytes_of(step);
@@ -358,7 +358,7 @@ impl Engine {
         self.settle_headers()?;
         let bytes = step::bytes_of(commit);
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(Key::Commit)?;
+        self.queue(Key::of_commit(commit))?;
         self.keep_features(commit);
         Ok(())
     }
@@ -518,7 +518,7 @@ impl Uploads {
     /// Queues the copy of the header that `key` reads.
     fn queue(&self, gpu: &Gpu, to: Addresses, plans: &Plans, key: Key) -> Result<(), DeviceError> {
         let (to, from, bytes) = match key {
-            Key::Step(_) => (to.step, &self.step, size_of::<Step>()),
+            Key::Step { .. } => (to.step, &self.step, size_of::<Step>()),
             Key::Chunk(rows) => {
                 if plans.is_short(rows) {
                     self.queue_nodes(gpu, to)?;
@@ -526,7 +526,7 @@ impl Uploads {
                 let rows = rows.min(plans.chunk_rows());
                 (to.chunk, &self.chunk, ChunkHead::bytes(rows))
             }
-            Key::Commit => (to.commit, &self.commit, size_of::<Commit>()),
+            Key::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
             Key::Waiting(_) => (to.waiting, &self.waiting, size_of::<Commit>()),
             Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
             Key::Head(_) | Key::EditedStep(_) | Key::EditedHead(_) => return Ok(()),
@@ -552,9 +552,9 @@ fn download(
     key: Key,
 ) -> Result<(), DeviceError> {
     let bucket = match key {
-        Key::Step(rows) | Key::Head(rows) | Key::Draft(rows) => rows,
+        Key::Step { rows, .. } | Key::Head(rows) | Key::Draft(rows) => rows,
         Key::EditedStep(rows) | Key::EditedHead(rows) => rows,
-        Key::Chunk(_) | Key::Commit | Key::Waiting(_) => return Ok(()),
+        Key::Chunk(_) | Key::Commit(_) | Key::Waiting(_) => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

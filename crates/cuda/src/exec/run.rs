@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::time::Instant;
 
 use contract::DeviceError;
 
@@ -86,7 +87,13 @@ impl Runs {
         }
         let graph = match self.graphs.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(gpu.capture(queue)?),
+            Entry::Vacant(entry) => {
+                let begun = Instant::now();
+                let graph = gpu.capture(queue)?;
+                let us = begun.elapsed().as_micros() as u64;
+                tracing::debug!(?key, launches = list.len(), us, "captured");
+                entry.insert(graph)
+            }
         };
         gpu.replay(graph)
     }

@@ -5,11 +5,9 @@ use crate::launch::attention::{self, Planes};
 use crate::launch::delta::{self, Group, Slots};
 use crate::plan::layers;
 use crate::state::{DeltaGroup, KvGroup};
-use crate::step::TREES;
 
-/// One launch per group of layers.
-pub(super) fn build(site: &Site<'_>) -> Plan {
-    let paths = site.state.slots.n.min(TREES);
+/// The commit of `paths` paths: one launch per group of layers.
+pub(super) fn build(site: &Site<'_>, paths: usize) -> Plan {
     let commit = site.addresses.commit;
     let mut plan = Plan::default();
     for group in &site.state.kv {

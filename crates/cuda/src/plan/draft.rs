@@ -15,7 +15,6 @@ use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::memory::Carver;
 use crate::state::{FEATURES, Ring};
-use crate::step::TREES;
 use crate::weights::{DraftLayerWeights, DraftWeights, Matrix};
 
 /// How the attention kernels see a draft layer.
@@ -168,8 +167,8 @@ pub(super) fn block(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         return Plan::default();
     };
     let (step, eps) = (site.addresses.draft, eps(site));
-    let trees = site.state.slots.n.min(TREES).min(rows);
-    let mut builder = builder(site, (rows, trees), step, eps, *carver);
+    // Only the delta rule, which no draft has, goes by the number of trees.
+    let mut builder = builder(site, (rows, 1), step, eps, *carver);
     builder.embed();
     let layers: Vec<_> = layers(site).zip(&weights.layers).collect();
     let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], carver: &mut Carver| {

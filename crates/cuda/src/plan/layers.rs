@@ -14,7 +14,6 @@ use crate::launch::rows::{self, Tap};
 use crate::launch::{Launch, embed, ffn};
 use crate::memory::Carver;
 use crate::state::{DeltaGroup, KvGroup, Place};
-use crate::step::TREES;
 use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, Matrix, MixerWeights};
 
 /// How the attention kernels see a layer.
@@ -99,7 +98,7 @@ pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
     }
 }
 
-/// A builder over the step header at `step` for up to `trees` trees in `rows` rows, which sums as is fastest.
+/// A builder over the step header at `step` for `trees` trees in up to `rows` rows, which sums as is fastest.
 pub(super) fn builder<'a>(
     site: &'a Site<'a>,
     (rows, trees): (usize, usize),
@@ -121,9 +120,8 @@ pub(super) fn builder<'a>(
     }
 }
 
-/// The plan of a step of up to `rows` rows.
-pub(super) fn step(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
-    let trees = site.state.slots.n.min(TREES).min(rows);
+/// The plan of a step of `trees` trees in up to `rows` rows.
+pub(super) fn step(site: &Site<'_>, (rows, trees): (usize, usize), carver: &mut Carver) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
     builder.sums = site.sums;

@@ -1,4 +1,4 @@
-//! From a model to lists of launches with fixed buffers, once per bucket of rows.
+//! From a model to lists of launches with fixed buffers, once per bucket of rows and number of trees.
 //!
 //! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
 //! complete. All plans share one arena, since one runs at a time on one stream.
@@ -44,14 +44,15 @@ const MOST_SHORT: usize = 4 * ROWS;
 /// Which plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
-    /// A step of up to so many rows, rows of logits included.
-    Step(usize),
+    /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule has forms of its own for
+    /// one tree, for two and for more, so what a step takes must not follow from what the runner has room for.
+    Step { rows: usize, trees: usize },
     /// A chunk of a prompt of up to so many rows, up to its residual stream.
     Chunk(usize),
     /// The head over up to so many asked rows of the chunk before it.
     Head(usize),
-    /// The commit of paths.
-    Commit,
+    /// The commit of just so many paths.
+    Commit(usize),
     /// Up to so many rows of features that wait, into the draft's context.
     Waiting(usize),
     /// Draft blocks of up to so many rows.
@@ -60,6 +61,22 @@ pub(crate) enum Key {
     EditedStep(usize),
     /// Edits of up to so many rows that were asked of a chunk.
     EditedHead(usize),
+}
+
+impl Key {
+    /// The plan of a step that has its trees.
+    pub(crate) fn of_step(step: &Step) -> Key {
+        let [rows, trees] = [step.rows, step.trees].map(|n| usize::try_from(n).unwrap_or(0));
+        Key::Step {
+            rows: step::bucket(rows),
+            trees,
+        }
+    }
+
+    /// The plan of a commit that has its paths.
+    pub(crate) fn of_commit(commit: &Commit) -> Key {
+        Key::Commit(usize::try_from(commit.paths).unwrap_or(0))
+    }
 }
 
 /// A list of launches.
@@ -243,13 +260,13 @@ impl Plans {
         for key in keys(limits, block, short) {
             let mut carver = *scratch;
             let plan = match key {
-                Key::Step(rows) => layers::step(&site, rows, &mut carver),
+                Key::Step { rows, trees } => layers::step(&site, (rows, trees), &mut carver),
                 Key::Chunk(rows) if short::suits(&site, rows) => {
                     short::build(&site, rows, &mut carver)
                 }
                 Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
-                Key::Commit => commit::build(&site),
+                Key::Commit(paths) => commit::build(&site, paths),
                 Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut carver),
                 Key::Draft(rows) => draft::block(&site, rows, &mut carver),
                 Key::EditedStep(rows) => {
@@ -340,22 +357,21 @@ fn buckets(rows: usize) -> impl Iterator<Item = usize> {
 
 /// The plans that limits can call for, with a draft of blocks of `block` rows if there is one.
 fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
-    let trees = limits.sequences.min(TREES);
-    let steps = buckets(limits.tree_nodes * trees).map(Key::Step);
+    let most = limits.sequences.min(TREES);
+    let widest = limits.tree_nodes * most;
+    let steps = (1..=most).flat_map(|trees| {
+        let all = buckets(limits.tree_nodes * trees).filter(move |rows| *rows >= trees);
+        all.map(move |rows| Key::Step { rows, trees })
+    });
     let heads = buckets(limits.prefill_chunk).map(Key::Head);
     let chunks = chunk_buckets(limits.prefill_chunk, short).map(Key::Chunk);
     let mut all: Vec<Key> = steps.chain(heads).chain(chunks).collect();
-    let edited = all.iter().filter_map(|key| match key {
-        Key::Step(rows) => Some(Key::EditedStep(*rows)),
-        Key::Head(rows) => Some(Key::EditedHead(*rows)),
-        _ => None,
-    });
-    let edited: Vec<Key> = edited.collect();
-    all.extend(edited);
-    all.push(Key::Commit);
+    all.extend(buckets(widest).map(Key::EditedStep));
+    all.extend(buckets(limits.prefill_chunk).map(Key::EditedHead));
+    all.extend((1..=most).map(Key::Commit));
     if let Some(block) = block {
         all.extend(buckets(ROWS).map(Key::Waiting));
-        let blocks = 1..=trees.min(ROWS / block);
+        let blocks = 1..=most.min(ROWS / block);
         let drafts = blocks.map(|n| Key::Draft(step::bucket(n * block)));
         all.extend(drafts.collect::<std::collections::BTreeSet<_>>());
     }
@@ -364,6 +380,10 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use contract::{TokenId, Tree};
+
     use super::*;
 
     #[test]
@@ -377,22 +397,50 @@ mod tests {
         };
         let kept = |short| -> Vec<Key> {
             let all = keys(limits, None, short).into_iter();
-            all.filter(|key| matches!(key, Key::Step(_) | Key::Chunk(_) | Key::Commit))
-                .collect()
+            let kept = |key: &Key| matches!(key, Key::Step { .. } | Key::Chunk(_) | Key::Commit(_));
+            all.filter(kept).collect()
         };
-        let expected = [
-            Key::Step(1),
-            Key::Step(8),
-            Key::Step(16),
-            Key::Chunk(64),
-            Key::Chunk(100),
-            Key::Commit,
-        ];
-        assert_eq!(kept(false), expected);
+        let steps = [1, 8, 16].map(|rows| Key::Step { rows, trees: 1 });
+        let others = [Key::Chunk(64), Key::Chunk(100), Key::Commit(1)];
+        assert_eq!(kept(false), [&steps[..], &others].concat());
         let chunks = kept(true)
             .into_iter()
             .filter(|key| matches!(key, Key::Chunk(_)));
         let short = [16, 32, 64, 100].map(Key::Chunk);
         assert_eq!(chunks.collect::<Vec<Key>>(), short);
+    }
+
+    #[test]
+    fn every_step_has_the_plan_of_its_rows_and_trees_and_there_are_no_others() {
+        let key = |sizes: &[usize]| {
+            let mut step = Step::new();
+            for (slot, n) in sizes.iter().enumerate() {
+                step.push(slot, 0, &Tree::chain(&vec![TokenId(0); *n]).unwrap());
+            }
+            Key::of_step(&step)
+        };
+        assert_eq!(key(&[24]), Key::Step { rows: 24, trees: 1 });
+        assert_eq!(key(&[7, 1, 12]), Key::Step { rows: 24, trees: 3 });
+        assert_eq!(key(&[1, 1, 1, 1]), Key::Step { rows: 8, trees: 4 });
+        for (sequences, tree_nodes) in [(1, 64), (2, 23), (3, 9), (4, 17), (9, 5)] {
+            let limits = Limits {
+                sequences,
+                context: 1024,
+                tree_nodes,
+                prefill_chunk: 64,
+                pool: None,
+            };
+            let all = keys(limits, None, false).into_iter();
+            let built: BTreeSet<Key> = all.filter(|key| matches!(key, Key::Step { .. })).collect();
+            let possible = (1..=sequences.min(TREES)).flat_map(|trees| {
+                let rows = trees..=ROWS.min(trees * tree_nodes);
+                rows.map(move |rows| Key::Step {
+                    rows: step::bucket(rows),
+                    trees,
+                })
+            });
+            let taken: BTreeSet<Key> = possible.collect();
+            assert_eq!(built, taken, "{sequences} sequences of {tree_nodes} nodes");
+        }
     }
 }
