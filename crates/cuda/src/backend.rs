@@ -251,7 +251,7 @@ impl CudaBackend {
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
         let mut regions = Regions::new(&gpu, planned.sizes, byte)?;
-        let layout = self.layout(&plan, regions.bases());
+        let mut layout = self.layout(&plan, regions.bases());
         let sources = Sources {
             target: &*plan.weights,
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
@@ -266,7 +266,7 @@ impl CudaBackend {
             true => Mode::Eager,
             false => Mode::Graph,
         };
-        let runs = Runs::new(&gpu, modules, &layout.plans.all, mode)?;
+        let runs = Runs::new(&gpu, modules, layout.plans.take_launches(), mode)?;
         let info = RunnerInfo {
             device: self.info(gpu.memory()?.0),
             vocab: plan.target.vocab,

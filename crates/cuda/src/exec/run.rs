@@ -9,7 +9,7 @@ use contract::DeviceError;
 use crate::compile::Modules;
 use crate::driver::{Event, Function, Gpu, Graph};
 use crate::launch::Launch;
-use crate::plan::{Key, Plan};
+use crate::plan::Key;
 
 /// How plans run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,16 +35,15 @@ impl Runs {
     pub(crate) fn new(
         gpu: &Gpu,
         modules: Modules,
-        plans: &BTreeMap<Key, Plan>,
+        plans: BTreeMap<Key, Vec<Launch>>,
         mode: Mode,
     ) -> Result<Runs, DeviceError> {
         let mut lists = BTreeMap::new();
-        for (key, plan) in plans {
-            let ready = plan.launches.iter().map(|launch| {
-                let function = modules.function(gpu, launch)?;
-                Ok((function, launch.clone()))
-            });
-            lists.insert(*key, ready.collect::<Result<Vec<_>, DeviceError>>()?);
+        for (key, launches) in plans {
+            let ready = launches
+                .into_iter()
+                .map(|launch| Ok((modules.function(gpu, &launch)?, launch)));
+            lists.insert(key, ready.collect::<Result<Vec<_>, DeviceError>>()?);
         }
         Ok(Runs {
             graphs: BTreeMap::new(),

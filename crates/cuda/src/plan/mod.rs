@@ -330,6 +330,13 @@ impl Plans {
         self.limits.tree_nodes
     }
 
+    /// The launches of every plan, for whoever runs them; the plans themselves know only where layers end from then on.
+    pub(crate) fn take_launches(&mut self) -> BTreeMap<Key, Vec<Launch>> {
+        let plans = self.all.iter_mut();
+        let taken = plans.map(|(key, plan)| (*key, std::mem::take(&mut plan.launches)));
+        taken.collect()
+    }
+
     /// Every unit that a launch is compiled from, each once.
     pub(crate) fn units(&self) -> Vec<Unit> {
         let launches = self.all.values().flat_map(|plan| &plan.launches);
