@@ -1,9 +1,9 @@
 //! Speed of the CUDA kernels beside the card's own memory, as a table and, if asked, JSON lines.
 //!
-//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [AREA...]
+//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [--rows N,N..] [AREA...]
 //!
 //! Areas: matmul, chain (layers of products in chains), prefill, delta, attention, orders (attention in either order of sums),
-//! rows; by default all. Lines are appended to FILE.
+//! rows; by default all. Lines are appended to FILE. `--rows` chooses the steps of layers in chains.
 
 use std::fs::OpenOptions;
 
@@ -25,6 +25,7 @@ const AREAS: [Area; 7] = [
 
 fn main() -> Result<()> {
     let mut json = None;
+    let mut rows = Vec::new();
     let mut wanted = Vec::new();
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -32,6 +33,11 @@ fn main() -> Result<()> {
             let name = words.next().context("--json needs a file name")?;
             let file = OpenOptions::new().create(true).append(true).open(&name);
             json = Some(file.with_context(|| name)?);
+        } else if word == "--rows" {
+            let list = words.next().context("--rows needs numbers")?;
+            for number in list.split(',') {
+                rows.push(number.parse().with_context(|| format!("--rows {list}"))?);
+            }
         } else if AREAS.iter().any(|(name, _)| *name == word) {
             wanted.push(word);
         } else {
@@ -42,6 +48,7 @@ fn main() -> Result<()> {
         }
     }
     let mut bench = Bench::open(json)?;
+    bench.rows = rows;
     for (name, run) in AREAS {
         if wanted.is_empty() || wanted.iter().any(|word| word == name) {
             run(&mut bench).with_context(|| format!("area {name}"))?;

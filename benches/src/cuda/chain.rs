@@ -2,18 +2,22 @@
 //!
 //! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
 //! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those
-//! that it has among 64. `FORMS` are compiled from the same source with more defines and take turns.
+//! that it has among more. `FORMS` are compiled from the same source with more defines and take turns.
+
+use std::io::Write;
 
 use anyhow::{Result, ensure};
 use contract::QuantType::{self, Q4_K, Q5_K, Q6_K};
 use contract::quant::quantize_row;
+use cuda::Meter;
 use cuda::driver::{Buffer, Gpu};
-use cuda::launch::Launch;
 use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
 use cuda::launch::matmul::{Card, Scratch, scratch_bytes};
 use cuda::launch::norm::{Out, Source, convert};
+use cuda::launch::{Launch, clocks};
 use cuda::pack::{self, Input, Kind};
 
+use super::steps::Steps;
 use super::{Bench, Work};
 
 const HIDDEN: usize = 5120;
@@ -21,6 +25,8 @@ const FFN: usize = 17408;
 const INNER: usize = 6144;
 const LAYERS: usize = 64;
 const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
+/// Turns of each form.
+const TURNS: usize = 3;
 /// Rows of a matrix that are random; the others repeat them.
 const PATTERN_ROWS: usize = 256;
 /// Words of a step's header.
@@ -286,57 +292,95 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     let Some(form) = Form::new(room.card, MOST_ROWS, &kinds) else {
         return Ok(());
     };
-    for variant in &FORMS {
-        let of = |bucket| room.launches(bucket, form, &layers, variant);
-        let all = BUCKETS.map(of);
-        let units: Vec<_> = all
-            .iter()
-            .flat_map(|l| l[..2].iter().map(|l| l.unit.clone()))
-            .collect();
-        let modules = bench.modules(&units)?;
-        let mut together = Vec::new();
-        for (bucket, list) in BUCKETS.into_iter().zip(&all).rev() {
+    let buckets = match bench.rows.as_slice() {
+        [] => BUCKETS.to_vec(),
+        rows => rows.to_vec(),
+    };
+    ensure!(
+        buckets.iter().all(|rows| (1..=MOST_ROWS).contains(rows)),
+        "chains are for 1 to {MOST_ROWS} rows, not {buckets:?}"
+    );
+    let of = |variant, bucket| room.launches(bucket, form, &layers, variant);
+    let cases: Vec<(usize, Vec<Vec<Launch>>)> = buckets
+        .iter()
+        .map(|&bucket| (bucket, FORMS.iter().map(|f| of(f, bucket)).collect()))
+        .collect();
+    let lists = || cases.iter().flat_map(|(_, forms)| forms);
+    let mut units: Vec<_> = lists()
+        .flat_map(|l| l[..2].iter().map(|l| l.unit.clone()))
+        .collect();
+    units.push(clocks::unit());
+    let modules = bench.modules(&units)?;
+    let mut most: Vec<f32> = Vec::new();
+    for (bucket, forms) in cases.iter().rev() {
+        for ((name, _), list) in FORMS.iter().zip(forms) {
             // Four layers, from the first rows on.
             room.begin(&bench.gpu)?;
             for launch in &list[..8] {
                 bench.gpu.run(&modules, launch)?;
             }
             let x = room.x.download_range(&bench.gpu, 0..bucket * HIDDEN)?;
-            if together.is_empty() {
-                together = x;
+            ensure!(
+                x.iter().all(|x| x.is_finite()),
+                "n={bucket}{name}: not finite"
+            );
+            if most.len() < x.len() {
+                let same = same_bits(&x, &most);
+                ensure!(same, "n={bucket}{name}: other bits than among fewer rows");
+                most = x;
             } else {
-                let same = x
-                    .iter()
-                    .zip(&together)
-                    .all(|(a, b)| a.to_bits() == b.to_bits());
-                ensure!(
-                    same,
-                    "rows of {bucket} have other bits than among {MOST_ROWS}"
-                );
+                let same = same_bits(&x, &most);
+                ensure!(same, "n={bucket}{name}: other bits than among more rows");
             }
         }
-        for (bucket, list) in BUCKETS.into_iter().zip(&all) {
-            room.begin(&bench.gpu)?;
-            let list: Vec<&Launch> = list.iter().collect();
+    }
+    writeln!(
+        std::io::stdout(),
+        "bits of row 0 after four layers: {:016x}",
+        hash(&most[..HIDDEN])
+    )?;
+    let meter = Meter::open(bench.gpu.card());
+    for (bucket, forms) in &cases {
+        room.begin(&bench.gpu)?;
+        let steps = forms.iter().map(|l| Steps::new(bench, &modules, l));
+        let mut steps: Vec<Steps> = steps.collect::<Result<_>>()?;
+        for turn in 0..TURNS {
+            // There and back, so that the card is as warm for one as for another.
+            for i in 0..steps.len() {
+                let form = if turn % 2 == 0 {
+                    i
+                } else {
+                    steps.len() - 1 - i
+                };
+                room.begin(&bench.gpu)?;
+                steps[form].turn(bench, meter.as_ref())?;
+            }
+        }
+        for ((name, _), steps) in FORMS.iter().zip(steps) {
             let work = Work {
                 bytes: work.0,
-                flops: 2.0 * work.1 * bucket as f64,
+                flops: 2.0 * work.1 * *bucket as f64,
             };
-            bench.sequence(
-                "chain",
-                &format!("layers n={bucket}{}", variant.0),
-                &modules,
-                &list,
-                work,
-            )?;
-        }
-        for left in [&room.scratch, &room.own] {
-            let left = left.download(&bench.gpu)?;
-            ensure!(
-                left[Own::bytes(0, 0)..].iter().all(|&b| b == 0),
-                "a chain left something behind"
-            );
+            steps.report(bench, "chain", &format!("layers n={bucket}{name}"), work)?;
         }
     }
+    for left in [&room.scratch, &room.own] {
+        let left = left.download(&bench.gpu)?;
+        ensure!(
+            left[Own::bytes(0, 0)..].iter().all(|&b| b == 0),
+            "a chain left something behind"
+        );
+    }
     Ok(())
+}
+
+/// Whether the values that both have are the same, bit by bit.
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// FNV-1a of the bits, by which two builds are compared.
+fn hash(values: &[f32]) -> u64 {
+    let step = |h: u64, v: &f32| (h ^ u64::from(v.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
+    values.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

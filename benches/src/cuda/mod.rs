@@ -9,6 +9,7 @@ pub mod delta;
 pub mod matmul;
 pub mod prefill;
 pub mod rows;
+pub mod steps;
 
 use std::fs::File;
 use std::io::Write;
@@ -33,6 +34,8 @@ pub struct Bench {
     pub copy_gb_per_s: f64,
     /// Measured bytes a second, in 1e9, of reading alone.
     pub read_gb_per_s: f64,
+    /// Rows of the steps that are timed, where an area has a choice; by default its own list.
+    pub rows: Vec<usize>,
     json: Option<File>,
 }
 
@@ -56,6 +59,7 @@ impl Bench {
             gpu,
             copy_gb_per_s: 0.0,
             read_gb_per_s: 0.0,
+            rows: Vec::new(),
             json,
         };
         bench.measure_memory()?;

@@ -5,7 +5,7 @@
 mod card;
 
 use card::Random;
-use cuda::launch::{Args, bandwidth};
+use cuda::launch::{Args, bandwidth, clocks};
 
 #[test]
 fn a_kernel_reads_and_copies_every_byte() {
@@ -61,6 +61,35 @@ fn a_captured_graph_does_what_the_launches_do() {
         replayed > 0.1 && replayed < eager,
         "{replayed} us replayed, {eager} us eager"
     );
+}
+
+#[test]
+fn clocks_of_the_card_run_with_those_of_the_host() {
+    let Some(gpu) = card::gpu() else { return };
+    let modules = card::modules(&gpu, &[clocks::unit()]);
+    let count = gpu.multiprocessors();
+    let read = || {
+        let out = gpu.filled::<u64>(2 * count as usize, 0).unwrap();
+        let launch = clocks::read(out.ptr(), count);
+        gpu.run(&modules, &launch).unwrap();
+        out.download(&gpu).unwrap()
+    };
+    read();
+    let (before, start) = (read(), std::time::Instant::now());
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let (after, elapsed) = (read(), start.elapsed().as_secs_f64());
+    let pairs = before.chunks_exact(2).zip(after.chunks_exact(2));
+    let seen: Vec<_> = pairs.filter(|(a, b)| a[1] != 0 && b[1] != 0).collect();
+    assert!(!seen.is_empty(), "no multiprocessor answered twice");
+    for (before, after) in seen {
+        let seconds = (after[1] - before[1]) as f64 / 1e9;
+        assert!(
+            (0.9 * elapsed..1.1 * elapsed + 0.01).contains(&seconds),
+            "{seconds} s of {elapsed}"
+        );
+        let rate = (after[0] - before[0]) as f64 / seconds;
+        assert!((1e7..4e9).contains(&rate), "{rate} clocks a second");
+    }
 }
 
 #[test]

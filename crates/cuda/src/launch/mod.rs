@@ -10,6 +10,7 @@ use std::fmt;
 pub mod attention;
 pub mod bandwidth;
 pub mod chain;
+pub mod clocks;
 pub mod delta;
 pub mod draft;
 pub mod embed;
@@ -22,7 +23,9 @@ pub mod rows;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the tests.
 pub fn standard_units() -> Vec<Unit> {
-    bandwidth::standard_units()
+    let mut units = bandwidth::standard_units();
+    units.push(clocks::unit());
+    units
 }
 
 /// One source file with defines: what NVRTC compiles into one module.

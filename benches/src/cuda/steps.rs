@@ -1,0 +1,154 @@
+//! Steps of many launches, timed by the card's own clocks: how many of them a step takes, at what rate, and with what energy.
+//!
+//! Cards at their power limit change their clock all the time, so milliseconds of two sittings, or of two forms in turn, differ
+//! by 5 % for the same work; clocks of a step differ by 1 %.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use cuda::Meter;
+use cuda::compile::Modules;
+use cuda::driver::{Buffer, Graph, Timing};
+use cuda::launch::{Launch, clocks};
+use serde_json::json;
+
+use super::{Bench, Work};
+
+/// Steps of a graph.
+const STEPS: usize = 8;
+/// How long a form runs when its turn comes.
+const TURN: Duration = Duration::from_millis(300);
+
+/// A step in a graph, and what it has taken so far.
+pub struct Steps {
+    graph: Graph,
+    /// `[STEPS + 1][multiprocessors]` readings of two words.
+    readings: Buffer<u64>,
+    clocks: Vec<f64>,
+    us: Vec<f64>,
+    joules: f64,
+    run: usize,
+}
+
+impl Steps {
+    /// Captures the launches of a step, several times and readings of the clocks between.
+    ///
+    /// # Errors
+    /// Those of the card.
+    pub fn new(bench: &Bench, modules: &Modules, launches: &[Launch]) -> Result<Steps> {
+        let count = bench.gpu.multiprocessors();
+        let readings = bench
+            .gpu
+            .filled::<u64>((STEPS + 1) * 2 * count as usize, 0)?;
+        let read = |step: usize| {
+            let at = readings.ptr_at(step * 2 * count as usize);
+            bench.gpu.run(modules, &clocks::read(at, count))
+        };
+        let graph = bench.gpu.capture(|| {
+            read(0)?;
+            for step in 0..STEPS {
+                launches
+                    .iter()
+                    .try_for_each(|launch| bench.gpu.run(modules, launch))?;
+                read(step + 1)?;
+            }
+            Ok(())
+        })?;
+        Ok(Steps {
+            graph,
+            readings,
+            clocks: Vec::new(),
+            us: Vec::new(),
+            joules: 0.0,
+            run: 0,
+        })
+    }
+
+    /// Runs for a while; the first replay warms up and does not count.
+    ///
+    /// # Errors
+    /// Those of the card.
+    pub fn turn(&mut self, bench: &Bench, meter: Option<&Meter>) -> Result<()> {
+        let zeros = vec![0; self.readings.len()];
+        bench.gpu.replay(&self.graph)?;
+        bench.gpu.sync()?;
+        let joules = || meter.map_or(0.0, |meter| meter.read().joules);
+        let (start, before) = (Instant::now(), joules());
+        while start.elapsed() < TURN {
+            self.readings.upload(&bench.gpu, &zeros)?;
+            bench.gpu.replay(&self.graph)?;
+            let words = self.readings.download(&bench.gpu)?;
+            let of_step: Vec<&[u64]> = words.chunks_exact(words.len() / (STEPS + 1)).collect();
+            for pair in of_step.windows(2) {
+                let (clocks, ns) = between(pair[0], pair[1]).context("no reading of the clocks")?;
+                self.clocks.push(clocks);
+                self.us.push(ns / 1e3);
+            }
+            self.run += STEPS;
+        }
+        self.joules += joules() - before;
+        Ok(())
+    }
+
+    /// Prints the figures of all turns.
+    ///
+    /// # Errors
+    /// When a line cannot be written.
+    pub fn report(self, bench: &mut Bench, area: &str, case: &str, work: Work) -> Result<()> {
+        let mhz: Vec<f64> = self
+            .clocks
+            .iter()
+            .zip(&self.us)
+            .map(|(clocks, us)| clocks / us)
+            .collect();
+        bench.line(area, case, Timing::of(self.us), 1.0, work)?;
+        let (clocks, mhz) = (Timing::of(self.clocks), Timing::of(mhz));
+        let million = [clocks.median_us, clocks.low_us, clocks.high_us].map(|v| v / 1e6);
+        let joules = self.joules / self.run.max(1) as f64;
+        writeln!(
+            std::io::stdout(),
+            "{:<52} {:>9.3} million clocks ({:.3}..{:.3}) at {:.0} MHz, {joules:.2} J, {} steps",
+            "",
+            million[0],
+            million[1],
+            million[2],
+            mhz.median_us,
+            self.run
+        )?;
+        if let Some(file) = &mut bench.json {
+            let line = json!({
+                "bench": "cuda_kernels", "area": area, "case": case,
+                "million_clocks": million[0], "low": million[1], "high": million[2],
+                "mhz": mhz.median_us, "joules": joules, "steps": self.run,
+            });
+            writeln!(file, "{line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Clocks and nanoseconds from one reading to the next: the middle of all multiprocessors that both have.
+fn between(before: &[u64], after: &[u64]) -> Option<(f64, f64)> {
+    let pairs = before.chunks_exact(2).zip(after.chunks_exact(2));
+    let both = pairs.filter(|(a, b)| a[1] != 0 && b[1] != 0);
+    let mut taken: Vec<[u64; 2]> = both
+        .map(|(a, b)| [b[0].wrapping_sub(a[0]), b[1].wrapping_sub(a[1])])
+        .collect();
+    taken.sort_unstable();
+    let [clocks, ns] = *taken.get(taken.len() / 2)?;
+    Some((clocks as f64, ns as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_multiprocessor_missed_does_not_count() {
+        let before = [100, 1_000, 0, 0, 500, 1_001];
+        let after = [350, 2_000, 900, 2_000, 760, 2_005];
+        assert_eq!(between(&before, &after), Some((260.0, 1_004.0)));
+        assert_eq!(between(&before[2..4], &after[2..4]), None);
+    }
+}
