@@ -71,63 +71,84 @@ __device__ __forceinline__ Columns columns_of(const TileRoom& tile, int m, int i
     return {{tile.factors[m][at], tile.factors[m][at + 8]}, {tile.norm[m][at] * HEADROOM, tile.norm[m][at + 8] * HEADROOM}};
 }
 
+// Of a lane's two rows of 8 of x and its two columns of 16: which there are. Where rows are whole eights nothing is asked.
+struct There {
+    bool rows[2], columns[2];
+
+    __device__ __forceinline__ There(const Segment& s, int index, int n) {
+        const int row = n * 8 + threadIdx.x % 4 * 2, column = index * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            rows[i] = ROWS % 8 == 0 || row + i < ROWS;
+            columns[i] = column + i * 8 < s.n_out;
+        }
+    }
+    // Element i of the lane's four.
+    __device__ __forceinline__ bool operator[](int i) const { return rows[i % 2] && columns[i / 2]; }
+};
+// Where the lane's first row and column of a piece go, in rows of `stride`; element i is at of_element(i, stride).
+__device__ __forceinline__ size_t place_of(int index, int n, int stride) {
+    return size_t(n * 8 + threadIdx.x % 4 * 2) * stride + index * 16 + threadIdx.x % 32 / 4;
+}
+__device__ __forceinline__ int of_element(int i, int stride) { return i % 2 * stride + i / 2 * 8; }
+
 // What stands where the sums of 16 columns and 8 rows go. Another block of this launch may have written it.
-__device__ __forceinline__ float4 fetch_before(const Segment& s, int index, int n) {
-    const int column = index * 16 + threadIdx.x % 32 / 4, row = n * 8 + threadIdx.x % 4 * 2;
-    const float* from = s.out + size_t(row) * s.stride + column;
+__device__ __forceinline__ float4 fetch_before(const float* from, int stride, const There& there) {
     float before[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) before[i] = row + i % 2 < ROWS && column + i / 2 * 8 < s.n_out ? __ldcg(from + i % 2 * s.stride + i / 2 * 8) : 0.0f;
+    for (int i = 0; i < 4; i++) before[i] = there[i] ? __ldcg(from + of_element(i, stride)) : 0.0f;
     return make_float4(before[0], before[1], before[2], before[3]);
 }
 
-// `to`: where the lane's first column and row of the tile of `n` go.
-__device__ __forceinline__ void finish_store(const Segment& s, float* to, int index, int n, const RowScales& rows, const Columns& columns, float4 sum) {
+// `to`: where the piece goes.
+__device__ __forceinline__ void finish_store(const Segment& s, float* to, const There& there, float2 factor, const Columns& columns, float4 sum) {
     const float acc[4] = {sum.x, sum.y, sum.z, sum.w};
-    const int column = index * 16 + threadIdx.x % 32 / 4, row = n * 8 + threadIdx.x % 4 * 2;
-    const float2 factor = *(const float2*)&rows.factor[row];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (row + i % 2 < ROWS && column + i / 2 * 8 < s.n_out) to[i % 2 * s.stride + i / 2 * 8] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
-}
-__device__ __forceinline__ float* store_at(const Segment& s, int index, int n) {
-    return s.out + size_t(n * 8 + threadIdx.x % 4 * 2) * s.stride + index * 16 + threadIdx.x % 32 / 4;
+        if (there[i]) to[of_element(i, s.stride)] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
 }
 
 __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage, int index, int n, const RowScales& rows, const Columns& columns,
                                            float4 old, float4 sum) {
     const float before[4] = {old.x, old.y, old.z, old.w}, acc[4] = {sum.x, sum.y, sum.z, sum.w};
-    const int lane = threadIdx.x % 32, column = index * 16 + lane / 4, row = n * 8 + lane % 4 * 2;
-    const bool there[2] = {column < s.n_out, column + 8 < s.n_out};
+    const int lane = threadIdx.x % 32, row = n * 8 + lane % 4 * 2;
+    const There there(s, index, n);
+    float* const to = s.out + place_of(index, n, s.stride);
     float x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[i] = before[i] + acc[i] * columns.factors[i / 2];
-        if (row + i % 2 < ROWS && there[i / 2]) s.out[size_t(row + i % 2) * s.stride + column + i / 2 * 8] = x[i];
-        if (!there[i / 2]) x[i] = 0.0f;
+        if (there[i]) to[of_element(i, s.stride)] = x[i];
+        if (!there.columns[i / 2]) x[i] = 0.0f;
     }
     if (!stage.halves) return;
     const float2 last = *(const float2*)&rows.last[row];
     float y[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = there[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
+    for (int i = 0; i < 4; i++) y[i] = there.columns[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
     put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
     if (stage.floats) {
+        float* const floats = stage.floats + place_of(index, n, s.n_out);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (row + i % 2 < ROWS && there[i / 2]) stage.floats[size_t(row + i % 2) * s.n_out + column + i / 2 * 8] = y[i];
+            if (there[i]) floats[of_element(i, s.n_out)] = y[i];
     }
     float squares[2] = {x[0] * x[0] + x[2] * x[2], x[1] * x[1] + x[3] * x[3]};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int gap = 16; gap >= 4; gap >>= 1) squares[i] += __shfl_xor_sync(WARP_ALL, squares[i], gap);
-        if (lane < 4 && row + i < ROWS) stage.squares[size_t(row + i) * ((s.n_out + 255) / 256 * 16) + index] = squares[i];
+        if (lane < 4 && there.rows[i]) stage.squares[size_t(row + i) * ((s.n_out + 255) / 256 * 16) + index] = squares[i];
     }
 }
 
-// Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, between which nothing else can run.
-__device__ __forceinline__ float quick_silu(float v) { return __fdividef(v, 1.0f + __expf(-v)); }
+// Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, between which nothing else can run. What 1 is added
+// to may be rounded to zero where it is subnormal.
+__device__ __forceinline__ float quick_silu(float v) {
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * -1.4426950216293335f));
+    return __fdividef(v, 1.0f + e);
+}
 
 __device__ __forceinline__ void finish_gated(const Segment& s, const Stage& stage, int index, int n, const RowScales& rows, const Columns (&columns)[MT],
                                              float4 of_gate, float4 of_up) {
@@ -156,27 +177,31 @@ __device__ __forceinline__ float4 peek_if(bool wanted, const float4* from) {
     return v;
 }
 
+// Whether any word of it has yet to arrive, without branches.
+__device__ __forceinline__ bool is_missing(const float4& v) { return !has_arrived(v.x) | !has_arrived(v.y) | !has_arrived(v.z) | !has_arrived(v.w); }
+
 // Where the sums of a part begin: a block has parts of two split tiles at most, one that others began and one that it begins.
 #define PART (16 * NT * 32)
 __device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first) { return scratch + size_t(block * 2 + (block == first)) * PART; }
 __device__ __forceinline__ int place_in_part(int m, int in_block, int n) { return ((m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32; }
 
-// Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. place(c): where in a part, and
-// wanted(c) whether there is such a piece. FETCH blocks at a time are looked at until all their parts are there; with ONE_WORD only when a
-// word of each is, which is for many blocks: what their warps want is more than the second-level cache carries in the time of a look.
-template <int COUNT, int FETCH, bool ONE_WORD, typename Wanted, typename Where>
-__device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const Wanted& wanted, const Where& place, float4 (&sum)[COUNT]) {
+// Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. places[c]: where in a part. FETCH
+// blocks at a time are looked at until all their parts are there; with ONE_WORD only when a word of each is, which is for many blocks: what
+// their warps want is more than the second-level cache carries in the time of a look.
+template <int COUNT, int FETCH, bool ONE_WORD>
+__device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const int (&places)[COUNT], float4 (&sum)[COUNT]) {
     if constexpr (ONE_WORD) {
-        const u32 c = threadIdx.x % 32 % COUNT, block = from + threadIdx.x % 32 / COUNT;
-        const bool looks = block <= blocks.last && wanted(c);
-        const float* word = (const float*)(part_of(scratch, block, blocks.first) + place(c));
-        while (__any_sync(WARP_ALL, looks && !has_arrived(peek(word)))) {}
+        static_assert(COUNT == 1, "a lane looks at a block's part");
+        const u32 block = from + threadIdx.x % 32;
+        const float* word = (const float*)(part_of(scratch, block, blocks.first) + places[0]);
+        while (__any_sync(WARP_ALL, block <= blocks.last && !has_arrived(peek(word)))) {}
     }
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += FETCH) {
         // Only the first of all is elsewhere.
         float4 *const head = part_of(scratch, b0, blocks.first), *const tail = scratch + size_t(b0 * 2) * PART;
-        const auto at = [&](int f, int c) { return (f ? tail + 2 * f * PART : head) + place(c); };
+        const auto at = [&](int f, int c) { return (f ? tail + 2 * f * PART : head) + places[c]; };
+        const u32 more = blocks.last - b0;
         float4 part[FETCH][COUNT];
         bool waiting;
         do {
@@ -184,17 +209,17 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(b0 + f <= blocks.last && wanted(c), at(f, c));
+                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(f <= more, at(f, c));
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) waiting |= !has_arrived(part[f][c]);
+                for (int c = 0; c < COUNT; c++) waiting |= is_missing(part[f][c]);
         } while (waiting);
 #pragma unroll
         for (int f = 0; f < FETCH; f++)
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
-                if (b0 + f <= blocks.last && wanted(c)) *at(f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (f <= more) *at(f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum[c].x += part[f][c].x;
                 sum[c].y += part[f][c].y;
                 sum[c].z += part[f][c].z;
@@ -211,46 +236,19 @@ struct Piece {
     __device__ __forceinline__ explicit Piece(int i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
 };
 
-// ADD: pieces from `begin` on in steps of what the summing blocks have of warps, as many at a time as registers of the products allow
-// and a warp may have.
-#define TOGETHER (NT > 4 ? 2 : 1)
+// ADD: pieces from `begin` on in steps of what the summing blocks have of warps, one at a time: more are more code than they gain.
 __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, float4* scratch, int tile, const TileRoom& room, int warp,
                                            const RowScales& rows) {
     const Blocks blocks = room.blocks;
-    const int step = blocks.summing() * WARPS;
-    const auto is_there = [&](int i) {
+#pragma unroll 1
+    for (int i = blocks.begin(warp); i < 16 * NT; i += blocks.summing() * WARPS) {
         const Piece piece(i);
-        return i < 16 * NT && piece.in_block < row_tiles(s, row_block(stage.write, tile, piece.m));
-    };
-#pragma unroll 1
-    for (int i0 = blocks.begin(warp); i0 < 16 * NT; i0 += step * TOGETHER) {
-        float4 before[TOGETHER], sum[TOGETHER];
-#pragma unroll
-        for (int c = 0; c < TOGETHER; c++) {
-            const Piece piece(i0 + c * step);
-            before[c] = sum[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (is_there(i0 + c * step)) before[c] = fetch_before(s, row_block(ADD, tile, piece.m) * 8 + piece.in_block, piece.n);
-        }
-        gather<TOGETHER, 8, true>(
-            scratch, blocks, blocks.first, [&](int c) { return is_there(i0 + c * step); },
-            [&](int c) {
-                const Piece piece(i0 + c * step);
-                return place_in_part(piece.m, piece.in_block, piece.n);
-            },
-            sum);
-#pragma unroll 1
-        for (int c = 0; c < TOGETHER; c++) {
-            const int i = i0 + c * step;
-            if (!is_there(i)) continue;
-            const Piece piece(i);
-            const int index = row_block(stage.write, tile, piece.m) * 8 + piece.in_block;
-            const Columns columns = columns_of(room, piece.m, piece.in_block);
-            float4 old = before[0], all = sum[0];
-#pragma unroll
-            for (int other = 1; other < TOGETHER; other++)
-                if (c == other) old = before[other], all = sum[other];
-            finish_add(s, stage, index, piece.n, rows, columns, old, all);
-        }
+        if (piece.in_block >= row_tiles(s, row_block(ADD, tile, piece.m))) continue;
+        const int index = row_block(ADD, tile, piece.m) * 8 + piece.in_block, places[1] = {place_in_part(piece.m, piece.in_block, piece.n)};
+        const float4 before = fetch_before(s.out + place_of(index, piece.n, s.stride), s.stride, There(s, index, piece.n));
+        float4 sum[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+        gather<1, 8, true>(scratch, blocks, blocks.first, places, sum);
+        finish_add(s, stage, index, piece.n, rows, columns_of(room, piece.m, piece.in_block), before, sum[0]);
     }
 }
 
@@ -289,8 +287,10 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
                     const float (&part)[4] = acc[c % 2][n0 + c / 2];
                     sum[c] = keeps_own ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
-                    scratch, blocks, first + keeps_own, [](int) { return true; }, [&](int c) { return place_in_part(c % 2, in_block, n0 + c / 2); }, sum);
+                int places[2 * COLUMNS];
+#pragma unroll
+                for (int c = 0; c < 2 * COLUMNS; c++) places[c] = place_in_part(c % 2, in_block, n0 + c / 2);
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(scratch, blocks, first + keeps_own, places, sum);
                 if constexpr (NT > 4) {
                     // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
                     // an array that is picked from by a number lies in local memory.
@@ -317,14 +317,20 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
             const int m = i / WARPS, in_block = i % WARPS, index = index_of(m, in_block);
             if (!is_there(m, in_block)) continue;
             float4 sum[NT];
+            int places[NT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(
-                scratch, blocks, first, [](int) { return true; }, [&](int n) { return place_in_part(m, in_block, n); }, sum);
+            for (int n = 0; n < NT; n++) {
+                sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                places[n] = place_in_part(m, in_block, n);
+            }
+            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(scratch, blocks, first, places, sum);
             const Columns columns = columns_of(room, m, in_block);
-            float* to = store_at(s, index, 0);
+            float* to = s.out + place_of(index, 0, s.stride);
 #pragma unroll
-            for (int n = 0; n < NT; n++) finish_store(s, to + size_t(n * 8) * s.stride, index, n, rows, columns, sum[n]);
+            for (int n = 0; n < NT; n++) {
+                finish_store(s, to, There(s, index, n), *(const float2*)&rows.factor[n * 8 + threadIdx.x % 4 * 2], columns, sum[n]);
+                to += size_t(8) * s.stride;
+            }
         }
         return;
     }

@@ -112,11 +112,12 @@ __device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
 #define ALONE (ROWS <= PLAIN_WARPS)
 __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowScales& rows) {
     const Stage& stage = chain.stages[which];
-    const int warp = plain_thread() / 32, lane = threadIdx.x % 32;
+    static_assert(NT * 8 <= PLAIN_WARPS * 32, "a thread for each row");
+    const int mine = plain_thread(), warp = mine / 32, lane = threadIdx.x % 32;
     if (stage.sums == nullptr) {
-        for (int row = plain_thread(); row < NT * 8; row += PLAIN_WARPS * 32) {
-            if (which == 0) rows.last[row] = row < ROWS ? __ldcg(chain.scales + row) : 0.0f;
-            rows.factor[row] = 1.0f;
+        if (mine < NT * 8) {
+            if (which == 0) rows.last[mine] = mine < ROWS ? __ldcg(chain.scales + mine) : 0.0f;
+            rows.factor[mine] = 1.0f;
         }
         return;
     }
@@ -128,8 +129,10 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
         rows.last[row] = scale;
         if (blockIdx.x == 0) chain.scales[row] = scale;
     };
+#pragma unroll 1
     for (int row = ALONE ? warp : blockIdx.x + warp * gridDim.x; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
         float sum = 0.0f;
+#pragma unroll 1
         for (int i = lane; i < quads; i += 32 * LOADS) {
             float4 v[LOADS];
 #pragma unroll
@@ -149,10 +152,10 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
                 leave(told + row, scale);
         }
     }
-    for (int row = plain_thread(); !ALONE && row < ROWS; row += PLAIN_WARPS * 32) {
-        float scale = peek(told + row);
-        while (!has_arrived(scale)) scale = peek(told + row);
-        set(row, scale);
+    if (!ALONE && mine < ROWS) {
+        float scale = peek(told + mine);
+        while (!has_arrived(scale)) scale = peek(told + mine);
+        set(mine, scale);
     }
 }
 
@@ -348,6 +351,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
 #endif
         if (which < chain.n_stages) row_scales(chain, which, rows);
         if (blockIdx.x == 0 && stage.halves) put_zeros(chain.segments[stage.first], stage, plain_thread(), PLAIN_WARPS * 32);
+#pragma unroll 1
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
@@ -357,7 +361,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
 #if PLAIN
     if (ALONE) plain_jobs(chain.plain, plain_room);
     plain_sync();
-    plain_end(chain.plain, [&](int row) { return rows.factor[row]; });
+    plain_end(chain.plain, plain_room, [&](int row) { return rows.factor[row]; });
 #endif
 }
 

@@ -43,25 +43,35 @@ __device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, 
     return work.segments[which];
 }
 
-// Starts fetching 16 rows of W from value k0 on; zeros past K.
+// A job is a group of 16 rows and a slice of K. They are few: to count down is less code than to divide.
+struct PlainJob {
+    int group, slice;
+
+    __device__ __forceinline__ PlainJob(const Plain& work, int job) : group(0), slice(job) {
+#pragma unroll 1
+        for (; slice >= work.slices; slice -= work.slices) group++;
+    }
+};
+
+// Starts fetching 16 rows of W from value k0 on; zeros past K. A thread has the same quad of all rows.
 __device__ __forceinline__ void plain_fetch(const Plain& work, PlainRoom& room, int group, int k0) {
+    static_assert(PLAIN_WARPS * 32 == PLAIN_CHUNK / 4, "a quad of a row for each thread");
     const PlainSegment& s = plain_segment(work, group);
-    for (int i = plain_thread(); i < PLAIN_ROWS * PLAIN_CHUNK / 4; i += PLAIN_WARPS * 32) {
-        const int n = i / (PLAIN_CHUNK / 4), quad = i % (PLAIN_CHUNK / 4), k = k0 + quad * 4;
-        const int row = min((group - s.first) * PLAIN_ROWS + n, s.n_out - 1);
-        float4* to = &room.weights[n][quad ^ (n & 1) << 2];
-        if (k < work.cols)
-            cp_async_16(shared_address(to), s.weights + size_t(row) * work.cols + k);
-        else
-            *to = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const int quad = plain_thread(), k = k0 + quad * 4, first = (group - s.first) * PLAIN_ROWS, bytes = k < work.cols ? 16 : 0;
+    const float* from = s.weights + size_t(first) * work.cols + min(k, work.cols - 4);
+#pragma unroll 1
+    for (int n = 0; n < PLAIN_ROWS; n++) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(&room.weights[n][quad ^ (n & 1) << 2])), "l"(from), "r"(bytes) : "memory");
+        if (first + n + 1 < s.n_out) from += work.cols;
     }
     cp_async_commit();
 }
 
 // Before the dependency wait: the first chunk of the block's first job.
 __device__ __forceinline__ void plain_begin(const Plain& work, PlainRoom& room) {
-    const int job = blockIdx.x;
-    if (job < work.groups * work.slices) plain_fetch(work, room, job / work.slices, job % work.slices * work.slice);
+    if (int(blockIdx.x) >= work.groups * work.slices) return;
+    const PlainJob job(work, blockIdx.x);
+    plain_fetch(work, room, job.group, job.slice * work.slice);
 }
 
 // What tf32 leaves out of a number.
@@ -81,116 +91,128 @@ __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoo
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr int BLOCKS = PLAIN_CHUNK / 2 / 16;
     float4 x[PLAIN_AHEAD][NT];
-    const auto fetch = [&](int i, int block) {
-        const int at = k + block * 16 + t * 4;
+    // Past K any values: their weights are zeros.
+    const auto fetch = [&](float4 (&to)[NT], int block) {
+        const float* from = work.x + min(k + block * 16 + t * 4, work.cols - 4);
 #pragma unroll
-        for (int n = 0; n < NT; n++)
-            x[i][n] = at < work.cols ? __ldcg((const float4*)(work.x + size_t(min(n * 8 + g, ROWS - 1)) * work.cols + at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int n = 0; n < NT; n++) to[n] = __ldcg((const float4*)(from + size_t(min(n * 8 + g, ROWS - 1)) * work.cols));
     };
 #pragma unroll
-    for (int i = 0; i < PLAIN_AHEAD; i++) fetch(i, i);
-    // Not unrolled further: the kernel is larger than what a multiprocessor keeps of instructions.
+    for (int i = 0; i < PLAIN_AHEAD; i++) fetch(x[i], i);
+    // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions: moved from registers to registers.
 #pragma unroll 1
-    for (int first = 0; first < BLOCKS; first += PLAIN_AHEAD)
+    for (int block = 0; block < BLOCKS; block++) {
+        float4 w[2];  // rows g and g + 8
 #pragma unroll
-        for (int i = 0; i < PLAIN_AHEAD; i++) {
-            float4 w[2];  // rows g and g + 8
+        for (int r = 0; r < 2; r++) w[r] = room.weights[g + 8 * r][(quad + block * 4 + t) ^ (g & 1) << 2];
 #pragma unroll
-            for (int r = 0; r < 2; r++) w[r] = room.weights[g + 8 * r][(quad + (first + i) * 4 + t) ^ (g & 1) << 2];
+        for (int e = 0; e < 2; e++) {
+            u32 high[4], rest[4];
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                u32 high[4], rest[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float v = part(w[j % 2], 2 * e + j / 2);
-                    high[j] = __float_as_uint(v);
-                    rest[j] = tf32_rest(v);
-                }
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    const float b0 = part(x[i][n], 2 * e), b1 = part(x[i][n], 2 * e + 1);
-                    mma_tf32(acc[n], rest, __float_as_uint(b0), __float_as_uint(b1));
-                    mma_tf32(acc[n], high, tf32_rest(b0), tf32_rest(b1));
-                    mma_tf32(acc[n], high, __float_as_uint(b0), __float_as_uint(b1));
-                }
+            for (int j = 0; j < 4; j++) {
+                const float v = part(w[j % 2], 2 * e + j / 2);
+                high[j] = __float_as_uint(v);
+                rest[j] = tf32_rest(v);
             }
-            // Past the chunk in the last turn, and not used.
-            fetch(i, min(first + i + PLAIN_AHEAD, BLOCKS - 1));
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const float b0 = part(x[0][n], 2 * e), b1 = part(x[0][n], 2 * e + 1);
+                mma_tf32(acc[n], rest, __float_as_uint(b0), __float_as_uint(b1));
+                mma_tf32(acc[n], high, tf32_rest(b0), tf32_rest(b1));
+                mma_tf32(acc[n], high, __float_as_uint(b0), __float_as_uint(b1));
+            }
         }
+#pragma unroll
+        for (int i = 0; i + 1 < PLAIN_AHEAD; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++) x[i][n] = x[i + 1][n];
+        // Past the chunk in the last turns, and not used.
+        fetch(x[PLAIN_AHEAD - 1], min(block + PLAIN_AHEAD, BLOCKS - 1));
+    }
 }
 
 // After the dependency wait, when x is there: leaves the sums of all of a block's jobs. All of the warps come here.
 __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
     const int warp = plain_thread() / 32, lane = threadIdx.x % 32, jobs = work.groups * work.slices;
-    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int group = job / work.slices, slice = job % work.slices;
-        const int begin = slice * work.slice, end = min(work.cols, begin + work.slice);
+#pragma unroll 1
+    for (int number = blockIdx.x; number < jobs; number += gridDim.x) {
+        const PlainJob job(work, number);
+        const int begin = job.slice * work.slice, end = min(work.cols, begin + work.slice);
         float acc[NT][4];
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) acc[n][e] = 0.0f;
+#pragma unroll 1
         for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
             // What plain_begin fetched is there at first.
-            if (k0 != begin || job != int(blockIdx.x)) {
+            if (k0 != begin || number != int(blockIdx.x)) {
                 plain_sync();
-                plain_fetch(work, room, group, k0);
+                plain_fetch(work, room, job.group, k0);
             }
             cp_async_wait<0>();
             plain_sync();
             plain_products(work, room, k0 + warp * 128, warp * 32, acc);
         }
-        // The second half of K to the first warp, where the weights were.
-        float4* other = &room.weights[0][0];
+        // Both halves of K, where the weights were.
+        float4* half = &room.weights[0][0];
         plain_sync();
-        if (warp == 1)
 #pragma unroll
-            for (int n = 0; n < NT; n++) other[n * 32 + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+        for (int n = 0; n < NT; n++) half[(warp * NT + n) * 32 + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
         plain_sync();
-        if (warp == 0)
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float4 more = other[n * 32 + lane];
-                leave(work.partials + (size_t(job) * NT + n) * 32 + lane,
-                      make_float4(acc[n][0] + more.x, acc[n][1] + more.y, acc[n][2] + more.z, acc[n][3] + more.w));
-            }
+#pragma unroll 1
+        for (int i = plain_thread(); i < NT * 32; i += PLAIN_WARPS * 32) {
+            const float4 a = half[i], b = half[NT * 32 + i];
+            leave(work.partials + size_t(number) * NT * 32 + i, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+        }
     }
 }
 
-// At the end of the block: its share of the sums of the groups that it had jobs of.
+// At the end of the block: its share of the sums of the groups that it had jobs of, all quads of them that come `slices` behind each
+// other. All parts of these are copied and looked at until they are there. All of the warps come here.
 template <typename Factor>
-__device__ __forceinline__ void plain_end(const Plain& work, const Factor& factor) {
-    constexpr int FETCH = 20, SUMS = NT * 128;
-    const int jobs = work.groups * work.slices;
-    for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int group = job / work.slices, slice = job % work.slices;
-        const PlainSegment& s = plain_segment(work, group);
-        const int begin = slice * SUMS / work.slices, end = (slice + 1) * SUMS / work.slices;
-        for (int i = begin + plain_thread(); i < end; i += PLAIN_WARPS * 32) {
-            float* from = (float*)work.partials + size_t(group) * work.slices * SUMS + i;
-            float v = 0.0f;
-            for (int first = 0; first < work.slices; first += FETCH) {
-                float seen[FETCH];
-#pragma unroll
-                for (int f = 0; f < FETCH; f++) seen[f] = peek(from + size_t(min(first + f, work.slices - 1)) * SUMS);
-                // All once more where one is missing.
-                bool waiting = false;
-#pragma unroll
-                for (int f = 0; f < FETCH; f++) waiting |= !has_arrived(seen[f]);
-                if (waiting) {
-                    first -= FETCH;
-                    continue;
-                }
-#pragma unroll
-                for (int f = 0; f < FETCH; f++)
-                    if (first + f < work.slices) {
-                        from[size_t(first + f) * SUMS] = 0.0f;
-                        v += seen[f];
-                    }
+__device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room, const Factor& factor) {
+    const int jobs = work.groups * work.slices, thread = plain_thread();
+    float4* here = &room.weights[0][0];  // [quad][slice]
+    static_assert(2 * NT * 32 <= PLAIN_ROWS * PLAIN_CHUNK / 4, "room for both halves of K");
+#pragma unroll 1
+    for (int number = blockIdx.x; number < jobs; number += gridDim.x) {
+        const PlainJob job(work, number);
+        const PlainSegment& s = plain_segment(work, job.group);
+        float4* const from = work.partials + size_t(job.group) * work.slices * (NT * 32) + job.slice;
+        const int quads = NT * 32 - job.slice, slices = work.slices;  // own ones: 0, slices, .. below `quads`
+        plain_sync();
+        bool waiting;
+        do {
+#pragma unroll 1
+            for (int q = thread / 32 * slices; q < quads; q += PLAIN_WARPS * slices)
+#pragma unroll 1
+                for (int f = thread % 32; f < slices; f += 32) cp_async_16(shared_address(here + q + f), from + size_t(f) * (NT * 32) + q);
+            cp_async_commit();
+            cp_async_wait<0>();
+            waiting = false;
+#pragma unroll 1
+            for (int q = thread / 32 * slices; q < quads; q += PLAIN_WARPS * slices)
+#pragma unroll 1
+                for (int f = thread % 32; f < slices; f += 32) waiting |= !has_arrived(here[q + f]);
+        } while (waiting);
+        plain_sync();
+#pragma unroll 1
+        for (int q = thread * slices; q < quads; q += PLAIN_WARPS * 32 * slices) {
+            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+            for (int f = 0; f < slices; f++) {
+                const float4 v = here[q + f];
+                from[size_t(f) * (NT * 32) + q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
             }
-            // Rows of x and of W of element i of the fragments.
-            const int row = i / 128 * 8 + i / 4 % 4 * 2 + i % 2, n = (group - s.first) * PLAIN_ROWS + i / 16 % 8 + i / 2 % 2 * 8;
-            if (row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = v * factor(row);
+            // Rows of x and of W of quad `at` of the fragments.
+            const int at = job.slice + q, first = at / 32 * 8 + at % 4 * 2, column = (job.group - s.first) * PLAIN_ROWS + at / 4 % 8;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int row = first + e % 2, n = column + e / 2 * 8;
+                if (row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = part(sum, e) * factor(row);
+            }
         }
     }
 }
