@@ -1,7 +1,6 @@
 //! One plan as launches or as a captured graph.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::time::Instant;
 
 use contract::DeviceError;
@@ -84,17 +83,17 @@ impl Runs {
         if self.mode == Mode::Eager || matches!(key, Key::Chunk(_)) {
             return queue();
         }
-        let graph = match self.graphs.entry(key) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let begun = Instant::now();
-                let graph = gpu.capture(queue)?;
-                let us = begun.elapsed().as_micros() as u64;
-                tracing::debug!(?key, launches = list.len(), us, "captured");
-                entry.insert(graph)
-            }
-        };
-        gpu.replay(graph)
+        if let Some(graph) = self.graphs.get(&key) {
+            return gpu.replay(graph);
+        }
+        let (free, begun) = (gpu.memory()?.0, Instant::now());
+        let graph = gpu.capture(queue)?;
+        // A graph takes its memory on the card when it is first launched.
+        gpu.replay(self.graphs.entry(key).or_insert(graph))?;
+        let us = begun.elapsed().as_micros() as u64;
+        let bytes = free.saturating_sub(gpu.memory()?.0);
+        tracing::debug!(?key, launches = list.len(), us, bytes, "captured");
+        Ok(())
     }
 
     /// Queues the launches `range` of a plan one by one.
