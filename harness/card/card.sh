@@ -8,7 +8,8 @@
 #   MODEL=qwen3.5-27b:q4_k_m   what is measured; qwen3.5-9b:q4_k_m and smaller fit any card
 #   DRAFT=q8_0                 weight type of the made-up draft; empty for none
 #   DEPTHS=512,4096,32768      committed tokens before the measured steps
-#   BIN=DIR                    `hearth` and the test binaries are there; without it cargo builds them
+#   BIN=DIR                    `hearth` and the test binaries (suite.py --names) are there; without it cargo builds them
+#   LANES=8                    tests at once
 #   OUT=DIR                    logs and JSON lines go there (default: a temporary folder, named at the end)
 #   FILES=DIR                  where a GGUF file of MODEL is written for the file part (as large as the model)
 set -uo pipefail
@@ -19,7 +20,6 @@ out=${OUT:-$(mktemp -d)} files=${FILES:-${TMPDIR:-/tmp}}
 parts=" ${*:-tests sanitizer bench file http} "
 mkdir -p "$out"
 out=$(realpath "$out")
-tests="driver norm rows delta delta_row delta_chunk attention windows matmul one chain prefill prefill_attention oracle conformance protocol pages ember kv_types real_shapes drafts"
 failures=0
 
 row() { # what, result, seconds, detail
@@ -40,14 +40,20 @@ if [ -n "${BIN:-}" ]; then
 else
   cargo build --release -p server --bin hearth || exit 1
   hearth=$root/target/release/hearth
-  binary() { # the path of a test binary of crates/cuda
-    cargo test --release -p cuda --test "$1" --no-run 2>&1 | sed -n 's/.*(\(.*\)).*/\1/p' | tail -1
+  binary() { # the path of a test binary, by the name that suite.py has for it
+    local crate=cuda name=$1
+    [ "$1" = server_ember ] && crate=server name=ember
+    cargo test --release -p $crate --test $name --no-run 2>&1 | sed -n 's/.*(\(.*\)).*/\1/p' | tail -1
   }
 fi
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/table"
 
 if wants tests; then
-  for test in $tests; do timed "test $test" "$test" "$(binary "$test")" --nocapture --test-threads 1; done
+  begun=$SECONDS
+  mkdir -p "$out/bin" "$out/tests"
+  for test in $(python3 harness/card/suite.py --names); do ln -sf "$(realpath "$(binary "$test")")" "$out/bin/$test"; done
+  python3 harness/card/suite.py "$out/bin" "$out/tests" --lanes "${LANES:-8}" | tee -a "$out/table"
+  if [ "${PIPESTATUS[0]}" -eq 0 ]; then row tests ok $((SECONDS - begun)) ""; else row tests FAILED $((SECONDS - begun)) "$out/tests"; fi
 fi
 
 # racecheck knows barriers at which all wait, and no others (twin.cu shows it on a right program), so what it says of the
