@@ -114,19 +114,22 @@ __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage,
     const int lane = threadIdx.x % 32, row = n * 8 + lane % 4 * 2;
     const There there(s, index, n);
     float* const to = s.out + place_of(index, n, s.stride);
-    float x[4];
+    float x[4], y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = before[i] + acc[i] * columns.factors[i / 2];
+    // First what other blocks wait for.
+    if (stage.halves) {
+        const float2 last = *(const float2*)&rows.last[row];
+#pragma unroll
+        for (int i = 0; i < 4; i++) y[i] = there.columns[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
+        put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i] = before[i] + acc[i] * columns.factors[i / 2];
         if (there[i]) to[of_element(i, s.stride)] = x[i];
         if (!there.columns[i / 2]) x[i] = 0.0f;
     }
     if (!stage.halves) return;
-    const float2 last = *(const float2*)&rows.last[row];
-    float y[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = there.columns[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
-    put_halves(stage.halves, index, n, a16_pair(y[0], y[1]), a16_pair(y[2], y[3]));
     if (stage.floats) {
         float* const floats = stage.floats + place_of(index, n, s.n_out);
 #pragma unroll
@@ -186,16 +189,11 @@ __device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first
 __device__ __forceinline__ int place_in_part(int m, int in_block, int n) { return ((m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32; }
 
 // Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. places[c]: where in a part. FETCH
-// blocks at a time are looked at until all their parts are there; with ONE_WORD only when a word of each is, which is for many blocks: what
-// their warps want is more than the second-level cache carries in the time of a look.
+// blocks at a time are looked at until all their parts are there; with ONE_WORD, where one is missing, at a word of each until they are,
+// and then at all again: it is for many blocks, whose warps want more than the second-level cache carries in the time of a look.
 template <int COUNT, int FETCH, bool ONE_WORD>
 __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const int (&places)[COUNT], float4 (&sum)[COUNT]) {
-    if constexpr (ONE_WORD) {
-        static_assert(COUNT == 1, "a lane looks at a block's part");
-        const u32 block = from + threadIdx.x % 32;
-        const float* word = (const float*)(part_of(scratch, block, blocks.first) + places[0]);
-        while (__any_sync(WARP_ALL, block <= blocks.last && !has_arrived(peek(word)))) {}
-    }
+    static_assert(COUNT == 1 || !ONE_WORD, "a lane looks at a block's part");
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += FETCH) {
         // Only the first of all is elsewhere.
@@ -214,6 +212,13 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
                 for (int c = 0; c < COUNT; c++) waiting |= is_missing(part[f][c]);
+            if constexpr (ONE_WORD) {
+                waiting = __any_sync(WARP_ALL, waiting);
+                const u32 block = b0 + threadIdx.x % 32;
+                const float* word = (const float*)(part_of(scratch, block, blocks.first) + places[0]);
+                const bool looks = waiting && threadIdx.x % 32 < FETCH && block <= blocks.last;
+                while (__any_sync(WARP_ALL, looks && !has_arrived(peek(word)))) {}
+            }
         } while (waiting);
 #pragma unroll
         for (int f = 0; f < FETCH; f++)

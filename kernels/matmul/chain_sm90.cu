@@ -71,7 +71,7 @@ struct Chain {
 };
 
 // Registers of a thread that multiplies and of the others, which share what the launch has: 168 each.
-constexpr int PRODUCT_REGISTERS = NT > 4 ? 200 : 208, SIDE_REGISTERS = NT > 4 ? 104 : 88;
+constexpr int PRODUCT_REGISTERS = NT > 3 ? 200 : 208, SIDE_REGISTERS = NT > 3 ? 104 : 88;
 constexpr int W_BYTES = 16 * max_piece(0), SLOT = W_BYTES + NT * A16_TILE * max_chunks(0);
 constexpr int SLOTS = RING / SLOT;
 // A warp may hold a piece while it waits for the next.
