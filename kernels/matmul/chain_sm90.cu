@@ -32,7 +32,7 @@
 //      first part of a stage while another has yet to take one of the stage before. Halves between stages: +0 before and after; those of
 //      the last stage's input may be anything before, and stay.
 // Defines: ROWS, NT = ceil(ROWS / 8), RING, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN (f32 matrices in the last
-// stage). More than 16 rows are multiplied by warpgroup products.
+// stage), RACECHECK (a form for a test). More than 16 rows are multiplied by warpgroup products.
 // Architecture: sm_90a. Judge: cpu::reference::matmul, norm, activation; test crates/cuda/tests/chain.rs.
 #ifndef PLAIN
 #define PLAIN 0
@@ -99,6 +99,14 @@ __device__ __forceinline__ void products_fence() {
 // scale, and have a place each; stage 2 makes that of stage 1 absent again, stage 1 of the next chain that of stage 3.
 #define MOST_ROWS 64
 __device__ __forceinline__ float* told_scales(const Chain& chain, int which) { return (float*)(chain.barrier + 64) + which / 2 * MOST_ROWS; }
+
+// A warp hands over what its lanes have written or read: all of them have (__syncwarp), then one arrives for all. With RACECHECK, which
+// is for a test, every lane arrives for itself: that orders the same accesses, and racecheck follows it.
+#ifndef RACECHECK
+#define RACECHECK 0
+#endif
+#define ARRIVALS (RACECHECK ? 32 : 1)  // of a warp
+#define ARRIVES (RACECHECK || threadIdx.x % 32 == 0)
 
 // Whether the phase of this parity is over.
 __device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
@@ -294,6 +302,8 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                 if (threadIdx.x % 32 == 0) {
                     mbarrier_expect(barrier, x.bytes);
                     bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
+                } else if (RACECHECK) {
+                    mbarrier_arrive(barrier);
                 }
             } else {
                 if constexpr (NT > 4)
@@ -304,7 +314,7 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                     bring<2 * NT>(x.x, to);
                 products_fence();
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+                if (ARRIVES) mbarrier_arrive(barrier);
             }
             turn.next();
             over = x.advance(chain.segments);
@@ -312,7 +322,7 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
         }
         mbarrier_wait(open, stage & 1);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(done);
+        if (ARRIVES) mbarrier_arrive(done);
     }
 }
 
@@ -356,7 +366,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(ready);
+        if (ARRIVES) mbarrier_arrive(ready);
     }
 #if PLAIN
     if (ALONE) plain_jobs(chain.plain, plain_room);
@@ -376,15 +386,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < SLOTS; i++) {
             mbarrier_init(weights + 8 * i, 1);
-            mbarrier_init(x + 8 * i, 1);
-            mbarrier_init(empty + 8 * i, WARPS);
+            mbarrier_init(x + 8 * i, ARRIVALS);
+            mbarrier_init(empty + 8 * i, WARPS * ARRIVALS);
         }
         mbarrier_init(shared_address(&room.open), 1);
-        mbarrier_init(ready, PLAIN_WARPS);
-        mbarrier_init(done, WARPS + 1);
+        mbarrier_init(ready, PLAIN_WARPS * ARRIVALS);
+        mbarrier_init(done, (WARPS + 1) * ARRIVALS);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(room.columns + i), 1);
-            mbarrier_init(shared_address(room.ended + i), WARPS);
+            mbarrier_init(shared_address(room.ended + i), WARPS * ARRIVALS);
         }
         mbarrier_init_fence();
     }
@@ -434,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     };
     const auto give = [&](const Place& place) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * place.slot);
+        if (ARRIVES) mbarrier_arrive(empty + 8 * place.slot);
     };
     for (int which = 0; which < chain.n_stages; which++) {
         const Stage& stage = chain.stages[which];
@@ -461,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
             finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
             __syncwarp();
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
+            if (ARRIVES) mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
             n_tiles++;
             over += n;
             at.unit = 0;
@@ -472,6 +482,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         }
         wait_for_scales();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(done);
+        if (ARRIVES) mbarrier_arrive(done);
     }
 }
