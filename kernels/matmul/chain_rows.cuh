@@ -86,9 +86,10 @@ struct There {
     // Element i of the lane's four.
     __device__ __forceinline__ bool operator[](int i) const { return rows[i % 2] && columns[i / 2]; }
 };
-// Where the lane's first row and column of a piece go, in rows of `stride`; element i is at of_element(i, stride).
-__device__ __forceinline__ size_t place_of(int index, int n, int stride) {
-    return size_t(n * 8 + threadIdx.x % 4 * 2) * stride + index * 16 + threadIdx.x % 32 / 4;
+// Where the lane's first row and column of a piece go, in rows of `stride`; element i is at of_element(i, stride). Here as in parts 32 bits
+// hold every place: 64-bit sums are twice the instructions.
+__device__ __forceinline__ u32 place_of(u32 index, u32 n, u32 stride) {
+    return (n * 8 + threadIdx.x % 4 * 2) * stride + index * 16 + threadIdx.x % 32 / 4;
 }
 __device__ __forceinline__ int of_element(int i, int stride) { return i % 2 * stride + i / 2 * 8; }
 
@@ -141,7 +142,7 @@ __device__ __forceinline__ void finish_add(const Segment& s, const Stage& stage,
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int gap = 16; gap >= 4; gap >>= 1) squares[i] += __shfl_xor_sync(WARP_ALL, squares[i], gap);
-        if (lane < 4 && there.rows[i]) stage.squares[size_t(row + i) * ((s.n_out + 255) / 256 * 16) + index] = squares[i];
+        if (lane < 4 && there.rows[i]) stage.squares[u32(row + i) * (u32(s.n_out + 255) / 256 * 16) + index] = squares[i];
     }
 }
 
@@ -185,20 +186,22 @@ __device__ __forceinline__ bool is_missing(const float4& v) { return !has_arrive
 
 // Where the sums of a part begin: a block has parts of two split tiles at most, one that others began and one that it begins.
 #define PART (16 * NT * 32)
-__device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first) { return scratch + size_t(block * 2 + (block == first)) * PART; }
-__device__ __forceinline__ int place_in_part(int m, int in_block, int n) { return ((m * WARPS + in_block) * NT + n) * 32 + threadIdx.x % 32; }
+__device__ __forceinline__ float4* part_of(float4* scratch, u32 block, u32 first) { return scratch + (block * 2 + (block == first)) * PART; }
+__device__ __forceinline__ u32 place_of_piece(u32 m, u32 in_block, u32 n) { return ((m * WARPS + in_block) * NT + n) * 32; }
+__device__ __forceinline__ u32 place_in_part(u32 m, u32 in_block, u32 n) { return place_of_piece(m, in_block, n) + threadIdx.x % 32; }
 
-// Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. places[c]: where in a part. FETCH
-// blocks at a time are looked at until all their parts are there; with ONE_WORD, where one is missing, at a word of each until they are,
-// and then at all again: it is for many blocks, whose warps want more than the second-level cache carries in the time of a look.
-template <int COUNT, int FETCH, bool ONE_WORD>
-__device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, const int (&places)[COUNT], float4 (&sum)[COUNT]) {
+// Adds pieces of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. The first is at `place` of a part,
+// others at(c) behind it. FETCH blocks at a time are looked at until all their parts are there; with ONE_WORD, where one is missing, at a
+// word of each until they are, and then at all again: it is for many blocks, whose warps want more than the second-level cache carries in
+// the time of a look.
+template <int COUNT, int FETCH, bool ONE_WORD, typename At>
+__device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u32 from, u32 place, const At& at, float4 (&sum)[COUNT]) {
     static_assert(COUNT == 1 || !ONE_WORD, "a lane looks at a block's part");
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += FETCH) {
         // Only the first of all is elsewhere.
-        float4 *const head = part_of(scratch, b0, blocks.first), *const tail = scratch + size_t(b0 * 2) * PART;
-        const auto at = [&](int f, int c) { return (f ? tail + 2 * f * PART : head) + places[c]; };
+        float4 *const head = part_of(scratch, b0, blocks.first) + place, *const tail = scratch + b0 * 2 * PART + place;
+        const auto part_at = [&](int f, int c) { return (f ? tail + 2 * f * PART : head) + at(c); };
         const u32 more = blocks.last - b0;
         float4 part[FETCH][COUNT];
         bool waiting;
@@ -207,7 +210,7 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
-                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(f <= more, at(f, c));
+                for (int c = 0; c < COUNT; c++) part[f][c] = peek_if(f <= more, part_at(f, c));
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
@@ -215,7 +218,7 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
             if constexpr (ONE_WORD) {
                 waiting = __any_sync(WARP_ALL, waiting);
                 const u32 block = b0 + threadIdx.x % 32;
-                const float* word = (const float*)(part_of(scratch, block, blocks.first) + places[0]);
+                const float* word = (const float*)(part_of(scratch, block, blocks.first) + place);
                 const bool looks = waiting && threadIdx.x % 32 < FETCH && block <= blocks.last;
                 while (__any_sync(WARP_ALL, looks && !has_arrived(peek(word)))) {}
             }
@@ -224,7 +227,7 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
         for (int f = 0; f < FETCH; f++)
 #pragma unroll
             for (int c = 0; c < COUNT; c++) {
-                if (f <= more) *at(f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (f <= more) *part_at(f, c) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum[c].x += part[f][c].x;
                 sum[c].y += part[f][c].y;
                 sum[c].z += part[f][c].z;
@@ -236,9 +239,9 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
 // Which piece of 16 columns and 8 rows a number means. Those of one 16-row tile come after those of another, so that a block's are
 // spread over tiles.
 struct Piece {
-    int n, m, in_block;
+    u32 n, m, in_block;
 
-    __device__ __forceinline__ explicit Piece(int i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
+    __device__ __forceinline__ explicit Piece(u32 i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
 };
 
 // ADD: pieces from `begin` on in steps of what the summing blocks have of warps, one at a time: more are more code than they gain.
@@ -246,13 +249,14 @@ __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s,
                                            const RowScales& rows) {
     const Blocks blocks = room.blocks;
 #pragma unroll 1
-    for (int i = blocks.begin(warp); i < 16 * NT; i += blocks.summing() * WARPS) {
+    for (u32 i = blocks.begin(warp); i < 16 * NT; i += blocks.summing() * WARPS) {
         const Piece piece(i);
-        if (piece.in_block >= row_tiles(s, row_block(ADD, tile, piece.m))) continue;
-        const int index = row_block(ADD, tile, piece.m) * 8 + piece.in_block, places[1] = {place_in_part(piece.m, piece.in_block, piece.n)};
+        const int index = row_block(ADD, tile, piece.m) * 8 + piece.in_block;
+        if (index * 16 >= s.n_out) continue;
         const float4 before = fetch_before(s.out + place_of(index, piece.n, s.stride), s.stride, There(s, index, piece.n));
         float4 sum[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-        gather<1, 8, true>(scratch, blocks, blocks.first, places, sum);
+        const u32 place = place_in_part(piece.m, piece.in_block, piece.n);
+        gather<1, 8, true>(scratch, blocks, blocks.first, place, [](int) { return 0; }, sum);
         finish_add(s, stage, index, piece.n, rows, columns_of(room, piece.m, piece.in_block), before, sum[0]);
     }
 }
@@ -266,8 +270,8 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     const Blocks blocks = room.blocks;
     const bool gated = stage.write == GATED, keeps_own = gated && blocks.one_sums();
     const u32 first = blocks.first;
-    const auto is_there = [&](int m, int in_block) { return in_block < row_tiles(s, row_block(stage.write, tile, m)); };
     const auto index_of = [&](int m, int in_block) { return row_block(stage.write, tile, m) * 8 + in_block; };
+    const auto is_there = [&](int m, int in_block) { return index_of(m, in_block) * 16 < s.n_out; };
     if (!keeps_own || blockIdx.x != first) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
@@ -292,10 +296,8 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
                     const float (&part)[4] = acc[c % 2][n0 + c / 2];
                     sum[c] = keeps_own ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
-                int places[2 * COLUMNS];
-#pragma unroll
-                for (int c = 0; c < 2 * COLUMNS; c++) places[c] = place_in_part(c % 2, in_block, n0 + c / 2);
-                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(scratch, blocks, first + keeps_own, places, sum);
+                gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
+                    scratch, blocks, first + keeps_own, place_in_part(0, in_block, n0), [](int c) { return place_of_piece(c % 2, 0, c / 2); }, sum);
                 if constexpr (NT > 4) {
                     // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
                     // an array that is picked from by a number lies in local memory.
@@ -322,19 +324,16 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
             const int m = i / WARPS, in_block = i % WARPS, index = index_of(m, in_block);
             if (!is_there(m, in_block)) continue;
             float4 sum[NT];
-            int places[NT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                places[n] = place_in_part(m, in_block, n);
-            }
-            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(scratch, blocks, first, places, sum);
+            for (int n = 0; n < NT; n++) sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(
+                scratch, blocks, first, place_in_part(m, in_block, 0), [](int n) { return place_of_piece(0, 0, n); }, sum);
             const Columns columns = columns_of(room, m, in_block);
             float* to = s.out + place_of(index, 0, s.stride);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 finish_store(s, to, There(s, index, n), *(const float2*)&rows.factor[n * 8 + threadIdx.x % 4 * 2], columns, sum[n]);
-                to += size_t(8) * s.stride;
+                to += 8 * s.stride;
             }
         }
         return;
