@@ -84,7 +84,7 @@ struct Share {
 };
 
 // The weights of a block's pieces, one after the other over all stages. `enter`, `begin_tile` where the tile is new, and `advance` until
-// it says that the stage is over: code that stands once, since there is more than a multiprocessor keeps.
+// it says that the stage is over: code that stands once.
 struct WeightFeed {
     const u8* weights[2];
     int rows[2];   // 16-row tiles of the row blocks

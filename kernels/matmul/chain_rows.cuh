@@ -299,7 +299,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
                 gather<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
                     scratch, blocks, first + keeps_own, place_in_part(0, in_block, n0), [](int c) { return place_of_piece(c % 2, 0, c / 2); }, sum);
                 if constexpr (NT > 4) {
-                    // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions, and picked by comparisons:
+                    // Not unrolled, since what runs once is fetched from afar (NOTES.md, version 12), and picked by comparisons:
                     // an array that is picked from by a number lies in local memory.
 #pragma unroll 1
                     for (int n = 0; n < COLUMNS; n++) {

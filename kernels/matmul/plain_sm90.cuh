@@ -99,7 +99,7 @@ __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoo
     };
 #pragma unroll
     for (int i = 0; i < PLAIN_AHEAD; i++) fetch(x[i], i);
-    // Not unrolled, since the kernel is larger than what a multiprocessor keeps of instructions: moved from registers to registers.
+    // Not unrolled: what runs once is fetched from afar (NOTES.md, version 12), so x moves from registers to registers.
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
         float4 w[2];  // rows g and g + 8
