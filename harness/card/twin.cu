@@ -10,7 +10,7 @@
 //   6  as 0, but the tile is a word that one thread writes
 //   7  as 5, waited for with try_wait
 // All order every write after every read before it and the other way round. With PLANT 1 a tile is written before its readers are
-// waited for: who follows the order finds that. What was found is in card.sh.
+// waited for: who follows the order finds that. What was found stands in benches/README.md.
 // nvcc -arch=sm_90a -DMEET=0 twin.cu -o twin && compute-sanitizer --tool racecheck ./twin
 #include <cstdint>
 #include <cstdio>
