@@ -103,8 +103,8 @@ impl Steps {
             .map(|(clocks, us)| clocks / us)
             .collect();
         bench.line(area, case, Timing::of(self.us), 1.0, work)?;
-        let (clocks, mhz) = (Timing::of(self.clocks), Timing::of(mhz));
-        let million = [clocks.median_us, clocks.low_us, clocks.high_us].map(|v| v / 1e6);
+        let (clocks, mhz) = (spread(self.clocks), spread(mhz));
+        let million = clocks.map(|v| v / 1e6);
         let joules = self.joules / self.run.max(1) as f64;
         writeln!(
             std::io::stdout(),
@@ -113,19 +113,25 @@ impl Steps {
             million[0],
             million[1],
             million[2],
-            mhz.median_us,
+            mhz[0],
             self.run
         )?;
         if let Some(file) = &mut bench.json {
             let line = json!({
                 "bench": "cuda_kernels", "area": area, "case": case,
                 "million_clocks": million[0], "low": million[1], "high": million[2],
-                "mhz": mhz.median_us, "joules": joules, "steps": self.run,
+                "mhz": mhz[0], "joules": joules, "steps": self.run,
             });
             writeln!(file, "{line}")?;
         }
         Ok(())
     }
+}
+
+/// The middle of the values, and what one in ten is below and above.
+fn spread(values: Vec<f64>) -> [f64; 3] {
+    let of = Timing::of(values);
+    [of.median_us, of.low_us, of.high_us]
 }
 
 /// Clocks and nanoseconds from one reading to the next: the middle of all multiprocessors that both have.
