@@ -364,7 +364,7 @@ impl World {
             trees: self
                 .caches
                 .iter()
-                .map(|&cache| tree(shape, card, rows, (at, q16), (cache, scratch.ptr())))
+                .map(|&cache| tree(shape, card, room, (at, q16), (cache, scratch.ptr())))
                 .collect(),
             combine: combine(shape, card, room, (at, self.q.ptr(), scratch.ptr()), out),
             _step: step,

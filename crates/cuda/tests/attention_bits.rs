@@ -149,6 +149,46 @@ fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     equal_alone(&gpu, &mut random, &mut world, &several, &inputs);
 }
 
+/// Plans for sequences of few tokens have blocks of their own (`plan::Depth`).
+#[test]
+fn rows_have_the_same_bits_however_many_tokens_there_is_room_for() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(10);
+    for format in [Q8_0, Tq3_0, F16] {
+        let shape = shape((24, 4, 256, 64), true, true, format, format);
+        let mut world = World::new(&gpu, &mut random, shape, 1, 20_000);
+        world.card.path_order = true;
+        world.commit_random(&mut random, 0, 0..1024);
+        world.upload(&gpu);
+        let room = world.tokens;
+        let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+        for (committed, tree) in [
+            (0, chain(24)),
+            (500, chain(32)),
+            (512, random_tree(&mut random, 24)),
+            (1000, star(33)),
+            (1024, random_tree(&mut random, 64)),
+        ] {
+            let bucket = tree.len().next_multiple_of(8);
+            let mut found = [1088, 8192, room].map(|tokens| {
+                world.tokens = tokens;
+                pass(
+                    &gpu,
+                    &world,
+                    &[on(0, committed, tree.clone())],
+                    &inputs,
+                    bucket,
+                )
+                .out
+            });
+            let [few, some, many] = &mut found;
+            let name = format!("{format:?}: {} rows after {committed}", tree.len());
+            same_bits(&name, few, many);
+            same_bits(&name, some, many);
+        }
+    }
+}
+
 #[test]
 fn a_node_has_the_bits_of_its_token_alone() {
     for (k, v) in [(Q8_0, Q8_0), (Tq3_0, Tq3_0), (F16, F16), (Q4_0, Q5_1)] {

@@ -5,7 +5,7 @@ use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
-use super::{Plan, Site, Sums, head, one};
+use super::{Depth, Plan, Site, Sums, head, one};
 use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
 use crate::launch::delta::{self, Layer, Slots};
 use crate::launch::matmul::Write;
@@ -112,6 +112,7 @@ pub(super) fn builder<'a>(
         trees,
         step,
         sums: Sums::Fast,
+        depth: Depth::Any,
         source: Source::Step(step),
         eps,
         carver,
@@ -120,11 +121,17 @@ pub(super) fn builder<'a>(
     }
 }
 
-/// The plan of a step of `trees` trees in up to `rows` rows.
-pub(super) fn step(site: &Site<'_>, (rows, trees): (usize, usize), carver: &mut Carver) -> Plan {
+/// The plan of a step of `trees` trees in up to `rows` rows that stand behind as many tokens as `depth` says.
+pub(super) fn step(
+    site: &Site<'_>,
+    (rows, trees): (usize, usize),
+    depth: Depth,
+    carver: &mut Carver,
+) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
     builder.sums = site.sums;
+    builder.depth = depth;
     builder.embed();
     let layers = 0..site.spec.layers.len();
     // Chains round differently, and steps of all sizes are to round alike: a model has chains or single rows of its own.
@@ -150,6 +157,8 @@ pub(super) struct Builder<'a> {
     pub(super) step: u64,
     /// In which order it sums.
     sums: Sums,
+    /// Behind how many tokens its trees stand.
+    depth: Depth,
     pub(super) source: Source,
     pub(super) eps: f32,
     /// Where a block's buffers begin.
@@ -347,7 +356,7 @@ impl Builder<'_> {
             frequencies: site.frequencies(a.rope),
         };
         let step = self.step;
-        let room = (rows, cache.max_pages * attention::PAGE);
+        let room = (rows, self.depth.tokens(cache.max_pages * attention::PAGE));
         let scratch = carver.take(shape.scratch_bytes(card, room));
         let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
         let half = match shape.wants_f16_queries(card) {
@@ -358,7 +367,7 @@ impl Builder<'_> {
         self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
         let query = if half == 0 { q } else { half };
         let keys = (cache, scratch);
-        self.push(attention::tree(&shape, card, rows, (step, query), keys));
+        self.push(attention::tree(&shape, card, room, (step, query), keys));
         let from = (step, q, scratch);
         self.push(attention::combine(&shape, card, room, from, out));
         out

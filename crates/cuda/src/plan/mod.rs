@@ -29,6 +29,10 @@ use crate::weights::Weights;
 use chunk::Expanded;
 pub use sums::Sums;
 
+/// The deepest that [`Depth::Shallow`] is, in tokens.
+const SHALLOW: usize = 1024;
+/// Steps of so many rows take the same blocks at any depth.
+const ALWAYS_NARROW: usize = 8;
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
 /// Room for the counters of attention in one launch, one for each head.
@@ -46,7 +50,11 @@ const MOST_SHORT: usize = 4 * ROWS;
 pub(crate) enum Key {
     /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule has forms of its own for
     /// one tree, for two and for more, so what a step takes must not follow from what the runner has room for.
-    Step { rows: usize, trees: usize },
+    Step {
+        rows: usize,
+        trees: usize,
+        depth: Depth,
+    },
     /// A chunk of a prompt of up to so many rows, up to its residual stream.
     Chunk(usize),
     /// The head over up to so many asked rows of the chunk before it.
@@ -63,13 +71,45 @@ pub(crate) enum Key {
     EditedHead(usize),
 }
 
+/// How many tokens the trees of a step stand behind. Attention of many rows takes narrow blocks where there are few keys and wide
+/// ones where there are many; a row's bits are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Depth {
+    /// Any number.
+    Any,
+    /// At most [`SHALLOW`] each.
+    Shallow,
+}
+
+impl Depth {
+    /// What a step in the bucket `rows` takes whose deepest tree stands behind `committed` tokens.
+    fn of(rows: usize, committed: usize) -> Depth {
+        match rows > ALWAYS_NARROW && committed <= SHALLOW {
+            true => Depth::Shallow,
+            false => Depth::Any,
+        }
+    }
+
+    /// Tokens that a sequence has at most, nodes included, where there is room for `room`.
+    fn tokens(self, room: usize) -> usize {
+        match self {
+            Depth::Any => room,
+            Depth::Shallow => room.min(SHALLOW + ROWS),
+        }
+    }
+}
+
 impl Key {
     /// The plan of a step that has its trees.
     pub(crate) fn of_step(step: &Step) -> Key {
         let [rows, trees] = [step.rows, step.trees].map(|n| usize::try_from(n).unwrap_or(0));
+        let committed = step.tree[..trees].iter().map(|tree| tree.committed);
+        let deepest = usize::try_from(committed.max().unwrap_or(0)).unwrap_or(0);
+        let rows = step::bucket(rows);
         Key::Step {
-            rows: step::bucket(rows),
+            rows,
             trees,
+            depth: Depth::of(rows, deepest),
         }
     }
 
@@ -260,7 +300,9 @@ impl Plans {
         for key in keys(limits, block, short) {
             let mut carver = *scratch;
             let plan = match key {
-                Key::Step { rows, trees } => layers::step(&site, (rows, trees), &mut carver),
+                Key::Step { rows, trees, depth } => {
+                    layers::step(&site, (rows, trees), depth, &mut carver)
+                }
                 Key::Chunk(rows) if short::suits(&site, rows) => {
                     short::build(&site, rows, &mut carver)
                 }
@@ -368,7 +410,13 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
     let widest = limits.tree_nodes * most;
     let steps = (1..=most).flat_map(|trees| {
         let all = buckets(limits.tree_nodes * trees).filter(move |rows| *rows >= trees);
-        all.map(move |rows| Key::Step { rows, trees })
+        let depths = [0, limits.context];
+        all.flat_map(move |rows| {
+            let mut depths = depths.map(|committed| Depth::of(rows, committed)).to_vec();
+            depths.dedup();
+            let key = move |depth| Key::Step { rows, trees, depth };
+            depths.into_iter().map(key)
+        })
     });
     let heads = buckets(limits.prefill_chunk).map(Key::Head);
     let chunks = chunk_buckets(limits.prefill_chunk, short).map(Key::Chunk);
@@ -407,7 +455,12 @@ mod tests {
             let kept = |key: &Key| matches!(key, Key::Step { .. } | Key::Chunk(_) | Key::Commit(_));
             all.filter(kept).collect()
         };
-        let steps = [1, 8, 16].map(|rows| Key::Step { rows, trees: 1 });
+        let key = |rows| Key::Step {
+            rows,
+            trees: 1,
+            depth: Depth::of(rows, 0),
+        };
+        let steps = [1, 8, 16].map(key);
         let others = [Key::Chunk(64), Key::Chunk(100), Key::Commit(1)];
         assert_eq!(kept(false), [&steps[..], &others].concat());
         let chunks = kept(true)
@@ -419,20 +472,31 @@ mod tests {
 
     #[test]
     fn every_step_has_the_plan_of_its_rows_and_trees_and_there_are_no_others() {
-        let key = |sizes: &[usize]| {
+        let key = |sizes: &[usize], committed: usize| {
             let mut step = Step::new();
             for (slot, n) in sizes.iter().enumerate() {
-                step.push(slot, 0, &Tree::chain(&vec![TokenId(0); *n]).unwrap());
+                step.push(
+                    slot,
+                    committed,
+                    &Tree::chain(&vec![TokenId(0); *n]).unwrap(),
+                );
             }
             Key::of_step(&step)
         };
-        assert_eq!(key(&[24]), Key::Step { rows: 24, trees: 1 });
-        assert_eq!(key(&[7, 1, 12]), Key::Step { rows: 24, trees: 3 });
-        assert_eq!(key(&[1, 1, 1, 1]), Key::Step { rows: 8, trees: 4 });
-        for (sequences, tree_nodes) in [(1, 64), (2, 23), (3, 9), (4, 17), (9, 5)] {
+        let step = |rows, trees, depth| Key::Step { rows, trees, depth };
+        assert_eq!(key(&[24], SHALLOW), step(24, 1, Depth::Shallow));
+        assert_eq!(key(&[24], SHALLOW + 1), step(24, 1, Depth::Any));
+        assert_eq!(key(&[7, 1, 12], 0), step(24, 3, Depth::Shallow));
+        assert_eq!(key(&[1, 1, 1, 1], 0), step(8, 4, Depth::Any));
+        let rooms = [(1, 64), (2, 23), (3, 9), (4, 17), (9, 5)];
+        let contexts = [SHALLOW, 2 * SHALLOW];
+        for ((sequences, tree_nodes), context) in rooms
+            .into_iter()
+            .flat_map(|room| contexts.map(|context| (room, context)))
+        {
             let limits = Limits {
                 sequences,
-                context: 1024,
+                context,
                 tree_nodes,
                 prefill_chunk: 64,
                 pool: None,
@@ -441,9 +505,11 @@ mod tests {
             let built: BTreeSet<Key> = all.filter(|key| matches!(key, Key::Step { .. })).collect();
             let possible = (1..=sequences.min(TREES)).flat_map(|trees| {
                 let rows = trees..=ROWS.min(trees * tree_nodes);
-                rows.map(move |rows| Key::Step {
-                    rows: step::bucket(rows),
-                    trees,
+                let committed = (0..=context).step_by(SHALLOW / 2);
+                rows.flat_map(move |rows| {
+                    let rows = step::bucket(rows);
+                    let of = move |committed| step(rows, trees, Depth::of(rows, committed));
+                    committed.clone().map(of)
                 })
             });
             let taken: BTreeSet<Key> = possible.collect();

@@ -145,6 +145,8 @@ pub struct World {
     pub shape: Shape,
     pub card: Card,
     pub max_pages: usize,
+    /// What kernels are told that a sequence holds at most.
+    pub tokens: usize,
     pub table: Vec<i32>,
     /// Values of keys, scales of keys, values of values, scales of values.
     pub planes: [Vec<u8>; 4],
@@ -191,6 +193,7 @@ impl World {
             frequencies: gpu.upload(&shape.frequencies()).unwrap(),
             shape,
             max_pages,
+            tokens: max_pages * PAGE,
             table,
             planes,
         }
@@ -462,7 +465,7 @@ pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, buck
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let width = shape.n_heads * shape.head_dim;
     let out = poisoned::<f32>(gpu, bucket * width);
-    let room = (bucket, world.cache().max_pages * PAGE);
+    let room = (bucket, world.tokens);
     let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(world.card, room));
     let q16 = poisoned::<f16>(gpu, bucket * width);
     let mut q: Buffer<f32> = poisoned(gpu, bucket * shape.n_heads * shape.q_stride());
@@ -491,7 +494,7 @@ pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, buck
         tree(
             shape,
             world.card,
-            bucket,
+            room,
             (at, query),
             (world.cache(), scratch.ptr()),
         ),

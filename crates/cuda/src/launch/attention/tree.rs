@@ -5,7 +5,7 @@ use contract::KvFormat;
 use super::super::norm::Out;
 use super::super::{Args, Launch, Unit};
 use super::rows::row_bytes;
-use super::{Cache, Card, MOST_SPLITS, Mask, PAGE, Shape};
+use super::{Cache, Card, MOST_SPLITS, Mask, Shape};
 
 /// Keys of a tile.
 const TILE: usize = 64;
@@ -248,11 +248,11 @@ impl Shape {
 /// Attention of the rows of the `Step` at `step` over committed keys and their own trees.
 ///
 /// `q` is the f16 queries where [`Shape::wants_f16_queries`], else the projection, normed in place. What it finds
-/// stays in `scratch` for [`combine`].
+/// stays in `scratch` for [`combine`]. The sequences of the step hold at most `tokens` tokens, its nodes included.
 pub fn tree(
     shape: &Shape,
     card: Card,
-    rows: usize,
+    (rows, tokens): (usize, usize),
     (step, q): (u64, u64),
     (cache, scratch): (Cache, u64),
 ) -> Launch {
@@ -278,7 +278,6 @@ pub fn tree(
         .f32(shape.scale * std::f32::consts::LOG2_E)
         .ptr(scratch)
         .i32(rows as i32);
-    let tokens = cache.max_pages * PAGE;
     let by_position = shape.by_position(card);
     let spans = by_position.then(|| shape.spans(card, rows, tokens));
     let unit = |file| shape.spanned(shape.unit(file), card, (rows, tokens));
