@@ -1,7 +1,8 @@
 // What a chain (chain_sm90.cu) is made of, and where a block's share of each stage lies.
 //
 // A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
-// grid alone. Before the units of each tile lies a gap, since a block that goes on to another tile takes about a unit longer. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
+// grid alone. Before the units of each tile lies a gap, since a block that goes on to another tile takes about a unit longer. Without a gap
+// shares are parts of tiles: no block goes on to another. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
 #pragma once
 #include "matmul/a16.cuh"
 #include "matmul/cut.cuh"
@@ -40,7 +41,7 @@ struct Stage {
     float* squares;        // ADD: sums of squares of 16 columns each, [ROWS][whole groups of 256 columns / 16]
     uint4* spent;          // halves that no block reads any more once this stage is open, to be made absent again
     int n_spent;           // 16 bytes each
-    u32 gap;               // on its line, before the units of each tile
+    u32 gap;               // on its line, before the units of each tile; 0: each block has units of one tile at most
     int first, end;        // of its segments
     u32 share, extra;      // block b begins at b * share + min(b, extra)
     int write;

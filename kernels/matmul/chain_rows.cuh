@@ -46,17 +46,16 @@ struct Columns {
 // Blocks that have units of a tile, the first and the last.
 struct Blocks {
     u32 first, last;
+    u32 summing;  // how many of them sum: all where none goes on to another tile, else all but the last, or the only one
 
-    // All but the last sum, or the only one.
-    __device__ __forceinline__ int summing() const { return max(1, int(last - first)); }
     // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
     __device__ __forceinline__ bool one_sums() const { return last - first <= 1; }
     // The first piece that a warp of this block sums; more are a multiple of 8 further, and so of the same tiles of their row blocks.
-    __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing() * warp; }
+    __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing * warp; }
 };
 __device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
-    const u32 cost = tile_cost(stage, s, tile);
-    return {block_of(stage, cost), block_of(stage, cost + u32(s.units - 1) * s.cost)};
+    const u32 cost = tile_cost(stage, s, tile), first = block_of(stage, cost), last = block_of(stage, cost + u32(s.units - 1) * s.cost);
+    return {first, last, stage.gap == 0 ? last - first + 1 : last > first ? last - first : 1};
 }
 
 // What the end of a tile needs: row factors and, behind ADD, weights of the norm of its row blocks, asked for with the tile's first
@@ -64,7 +63,7 @@ __device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s
 struct TileRoom {
     float factors[MT][128], norm[MT][128];
     Blocks blocks;
-    u64 _pad;
+    u32 _pad;
 };
 __device__ __forceinline__ Columns columns_of(const TileRoom& tile, int m, int in_block) {
     const int at = in_block * 16 + threadIdx.x % 32 / 4;
@@ -249,7 +248,7 @@ __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s,
                                            const RowScales& rows) {
     const Blocks blocks = room.blocks;
 #pragma unroll 1
-    for (u32 i = blocks.begin(warp); i < 16 * NT; i += blocks.summing() * WARPS) {
+    for (u32 i = blocks.begin(warp); i < 16 * NT; i += blocks.summing * WARPS) {
         const Piece piece(i);
         const int index = row_block(ADD, tile, piece.m) * 8 + piece.in_block;
         if (index * 16 >= s.n_out) continue;
@@ -261,8 +260,8 @@ __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s,
     }
 }
 
-// The end of a tile in this block. Blocks that have some of it leave their parts, and all but the last, which goes on to other
-// tiles, sum some pieces of 16 columns and 8 rows, their warps in turn; with GATED some pairs of 16 columns. `wait_for_scales`: until
+// The end of a tile in this block. Blocks that have some of it leave their parts, and all but a last one that goes on to other
+// tiles sum some pieces of 16 columns and 8 rows, their warps in turn; with GATED some pairs of 16 columns. `wait_for_scales`: until
 // `rows` is there. Registers that are taken here are missing in the products: this code stands here once.
 template <typename Wait>
 __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, float4* scratch, int tile, int warp, const RowScales& rows,
@@ -280,7 +279,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
 #pragma unroll
                 for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
             }
-        if (blockIdx.x == blocks.last && first != blocks.last) return;
+        if (blockIdx.x - first >= blocks.summing) return;
     }
     wait_for_scales();
     if (gated) {
@@ -320,7 +319,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     if (stage.write == STORE) {
         // All rows of 16 columns at a time.
 #pragma unroll 1
-        for (int i = (blockIdx.x - first) * WARPS + warp; i < MT * WARPS; i += blocks.summing() * WARPS) {
+        for (int i = (blockIdx.x - first) * WARPS + warp; i < MT * WARPS; i += blocks.summing * WARPS) {
             const int m = i / WARPS, in_block = i % WARPS, index = index_of(m, in_block);
             if (!is_there(m, in_block)) continue;
             float4 sum[NT];

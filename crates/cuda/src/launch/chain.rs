@@ -198,6 +198,25 @@ pub fn fits(products: &Products<'_>) -> bool {
         && out.rows.is_multiple_of(4)
 }
 
+/// Units and blocks of a tile, where a block can have units of one tile alone and has no more of them than if the line was cut into equal
+/// parts, with a tile's beginning as long as a unit. Then no block goes on to another tile, and all of a tile's sum it.
+fn whole_cut(card: Card, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
+    let card = card.multiprocessors as usize;
+    let units = matrices[0].0.kind.units(matrices[0].0.cols);
+    let alike = matrices.iter().all(|(m, ..)| m.kind.units(m.cols) == units);
+    let tiles = matrices
+        .iter()
+        .map(|(m, ..)| m.rows.div_ceil(ROW_BLOCKS * BLOCK_ROWS));
+    let tiles: usize = tiles.sum();
+    let room = (card / tiles).min(units);
+    if !alike || room == 0 {
+        return None;
+    }
+    let most = units.div_ceil(room);
+    let of_line = (tiles * (units + 1)).div_ceil(card);
+    (most <= of_line).then_some((units, units.div_ceil(most)))
+}
+
 /// The stages of one launch, as it is being put together.
 struct Stages {
     card: Card,
@@ -236,8 +255,12 @@ impl Stages {
         let cost_of = |matrix: &Matrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
         let costs = matrices.iter().map(|(matrix, ..)| cost_of(matrix));
         let dearest = costs.max().unwrap_or(1);
+        let whole = match results {
+            Results::Gated { .. } => None,
+            _ => whole_cut(self.card, matrices),
+        };
         // Going on to another tile takes a block about as long as a unit.
-        let gap = dearest;
+        let gap = if whole.is_some() { 0 } else { dearest };
         let mut line = 0;
         for &(matrix, second, out) in matrices {
             let kind = matrix.kind;
@@ -250,7 +273,7 @@ impl Stages {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
-            let cost = cost_of(&matrix);
+            let cost = whole.map_or_else(|| cost_of(&matrix), |(_, blocks)| blocks);
             self.segments.extend([
                 matrix.weight,
                 others,
@@ -288,7 +311,10 @@ impl Stages {
             x.spent.0,
             pair(self.quads(x.spent), gap),
             pair(first, self.segments.len() / SEGMENT_WORDS),
-            matmul::shares(self.card, line, dearest),
+            whole.map_or_else(
+                || matmul::shares(self.card, line, dearest),
+                |(units, _)| pair(units, 0),
+            ),
             pair(write, x.width),
         ]);
     }
@@ -474,4 +500,41 @@ pub fn launch(
     });
     let spent = next.is_empty().then_some(of_down);
     stages.launch(spent, form, (memory, norms.eps), plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Card = Card {
+        multiprocessors: 132,
+        shared: 200 << 10,
+    };
+
+    fn cut(rows: &[usize], cols: usize) -> Option<(usize, usize)> {
+        let of = |&rows: &usize| {
+            let matrix = Matrix {
+                kind: Kind::Q4K,
+                rows,
+                cols,
+                weight: 0,
+            };
+            (matrix, None, 0)
+        };
+        let matrices: Vec<_> = rows.iter().map(of).collect();
+        whole_cut(H200, &matrices)
+    }
+
+    #[test]
+    fn tiles_are_cut_for_whole_blocks_where_none_has_more_units_for_it() {
+        // Out and the next delta layer's projections of 27 billion weights: 4 units and 10, as if the line was cut.
+        assert_eq!(cut(&[5120], 6144), Some((24, 6)));
+        assert_eq!(cut(&[10240, 6144], 5120), Some((20, 2)));
+        // Down would have 12 for 11, those of an attention layer 10 for 9.
+        assert_eq!(cut(&[5120], 17408), None);
+        assert_eq!(cut(&[12288, 1024, 1024], 5120), None);
+        // More tiles than blocks; and no more blocks of a tile than it has units.
+        assert_eq!(cut(&[256 * 133], 512), None);
+        assert_eq!(cut(&[256], 512), Some((2, 2)));
+    }
 }
