@@ -1,4 +1,4 @@
-//! From a model to lists of launches with fixed buffers, once per bucket of rows and number of trees.
+//! From a model to lists of launches with fixed buffers, once per bucket of rows, number of trees and depth.
 //!
 //! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
 //! complete. All plans share one arena, since one runs at a time on one stream.
