@@ -348,7 +348,6 @@ mod tests {
     use super::*;
     use crate::launch::{Args, Launch};
     use crate::plan::Key;
-    use crate::step::BUCKETS;
 
     /// The plans of a small model with delta layers, for so many sequences.
     fn plans(specimen: &Specimen, (number, sums): (u32, Sums), sequences: usize) -> Plans {
