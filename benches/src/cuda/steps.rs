@@ -19,6 +19,10 @@ use super::{Bench, Work};
 const STEPS: usize = 8;
 /// How long a form runs when its turn comes.
 const TURN: Duration = Duration::from_millis(300);
+/// Steps of a graph that runs after a rest, before the card comes to its power limit; how long it rests, and how often in a turn.
+const FEW_STEPS: usize = 3;
+const REST: Duration = Duration::from_millis(25);
+const RESTS: usize = 8;
 
 /// A step in a graph, and what it has taken so far.
 pub struct Steps {
@@ -29,6 +33,9 @@ pub struct Steps {
     us: Vec<f64>,
     joules: f64,
     run: usize,
+    /// After rests: the same, and clocks and microseconds of a step.
+    few: Graph,
+    rested: [Vec<f64>; 2],
 }
 
 impl Steps {
@@ -45,18 +52,22 @@ impl Steps {
             let at = readings.ptr_at(step * 2 * count as usize);
             bench.gpu.run(modules, &clocks::read(at, count))
         };
-        let graph = bench.gpu.capture(|| {
-            read(0)?;
-            for step in 0..STEPS {
-                launches
-                    .iter()
-                    .try_for_each(|launch| bench.gpu.run(modules, launch))?;
-                read(step + 1)?;
-            }
-            Ok(())
-        })?;
+        let capture = |steps: usize| {
+            bench.gpu.capture(|| {
+                read(0)?;
+                for step in 0..steps {
+                    launches
+                        .iter()
+                        .try_for_each(|launch| bench.gpu.run(modules, launch))?;
+                    read(step + 1)?;
+                }
+                Ok(())
+            })
+        };
         Ok(Steps {
-            graph,
+            graph: capture(STEPS)?,
+            few: capture(FEW_STEPS)?,
+            rested: [Vec::new(), Vec::new()],
             readings,
             clocks: Vec::new(),
             us: Vec::new(),
@@ -88,6 +99,26 @@ impl Steps {
             self.run += STEPS;
         }
         self.joules += joules() - before;
+        self.rested_turn(bench, &zeros)
+    }
+
+    /// Runs a few steps after each of some rests, as single steps of a server are run.
+    fn rested_turn(&mut self, bench: &Bench, zeros: &[u64]) -> Result<()> {
+        for _ in 0..RESTS {
+            self.readings.upload(&bench.gpu, zeros)?;
+            std::thread::sleep(REST);
+            bench.gpu.replay(&self.few)?;
+            let words = self.readings.download(&bench.gpu)?;
+            let of_step: Vec<&[u64]> = words
+                .chunks_exact(words.len() / (STEPS + 1))
+                .take(FEW_STEPS + 1)
+                .collect();
+            for pair in of_step.windows(2) {
+                let (clocks, ns) = between(pair[0], pair[1]).context("no reading of the clocks")?;
+                self.rested[0].push(clocks);
+                self.rested[1].push(ns / 1e3);
+            }
+        }
         Ok(())
     }
 
@@ -116,11 +147,23 @@ impl Steps {
             mhz[0],
             self.run
         )?;
+        let [rested_clocks, rested_us] = self.rested.map(spread);
+        writeln!(
+            std::io::stdout(),
+            "{:<52} {:>9.2} us after a rest ({:.2}..{:.2}), {:.3} million clocks",
+            "",
+            rested_us[0],
+            rested_us[1],
+            rested_us[2],
+            rested_clocks[0] / 1e6
+        )?;
         if let Some(file) = &mut bench.json {
             let line = json!({
                 "bench": "cuda_kernels", "area": area, "case": case,
                 "million_clocks": million[0], "low": million[1], "high": million[2],
                 "mhz": mhz[0], "joules": joules, "steps": self.run,
+                "rested_us": rested_us[0], "rested_low_us": rested_us[1], "rested_high_us": rested_us[2],
+                "rested_million_clocks": rested_clocks[0] / 1e6,
             });
             writeln!(file, "{line}")?;
         }
