@@ -273,6 +273,7 @@ impl Stages {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
+            // For whole blocks a unit is as long as a tile has blocks, and a share as a tile has units: so many shares are a tile.
             let cost = whole.map_or_else(|| cost_of(&matrix), |(_, blocks)| blocks);
             self.segments.extend([
                 matrix.weight,
