@@ -2,7 +2,8 @@
 //
 // A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
 // grid alone. Before the units of each tile lies a gap, since a block that goes on to another tile takes about a unit longer. Without a gap
-// shares are parts of tiles: no block goes on to another. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or (GATED) row block r of gate and of up.
+// shares are parts of tiles: no block goes on to another. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or
+// (GATED) row block r of gate and of up.
 #pragma once
 #include "matmul/a16.cuh"
 #include "matmul/cut.cuh"

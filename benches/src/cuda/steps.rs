@@ -1,7 +1,8 @@
 //! Steps of many launches, timed by the card's own clocks: how many of them a step takes, at what rate, and with what energy.
 //!
 //! Cards at their power limit change their clock all the time, so milliseconds of two sittings, or of two forms in turn, differ
-//! by 5 % for the same work; clocks of a step differ by 1 %.
+//! by 5 % for the same work; clocks of a step differ by 1 %. After a rest a card is not at its limit for some steps, so those
+//! are timed too.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -24,18 +25,42 @@ const FEW_STEPS: usize = 3;
 const REST: Duration = Duration::from_millis(25);
 const RESTS: usize = 8;
 
-/// A step in a graph, and what it has taken so far.
-pub struct Steps {
+/// A graph of so many steps, and what each step has taken so far.
+struct Replays {
     graph: Graph,
-    /// `[STEPS + 1][multiprocessors]` readings of two words.
-    readings: Buffer<u64>,
+    steps: usize,
     clocks: Vec<f64>,
     us: Vec<f64>,
+}
+
+impl Replays {
+    /// Runs the graph once, after a rest. `readings` is what it was captured with.
+    fn once(&mut self, bench: &Bench, readings: &mut Buffer<u64>, rest: Duration) -> Result<()> {
+        readings.upload(&bench.gpu, &vec![0; readings.len()])?;
+        std::thread::sleep(rest);
+        bench.gpu.replay(&self.graph)?;
+        let words = readings.download(&bench.gpu)?;
+        let of_step = words.chunks_exact(words.len() / (STEPS + 1));
+        let of_step: Vec<&[u64]> = of_step.take(self.steps + 1).collect();
+        for pair in of_step.windows(2) {
+            let (clocks, ns) = between(pair[0], pair[1]).context("no reading of the clocks")?;
+            self.clocks.push(clocks);
+            self.us.push(ns / 1e3);
+        }
+        Ok(())
+    }
+}
+
+/// A step, run over and over and after rests.
+pub struct Steps {
+    /// Come to the card's power limit.
+    many: Replays,
+    /// After rests, as single steps of a server are run.
+    few: Replays,
+    /// `[STEPS + 1][multiprocessors]` readings of two words.
+    readings: Buffer<u64>,
+    /// Of `many`.
     joules: f64,
-    run: usize,
-    /// After rests: the same, and clocks and microseconds of a step.
-    few: Graph,
-    rested: [Vec<f64>; 2],
 }
 
 impl Steps {
@@ -52,8 +77,8 @@ impl Steps {
             let at = readings.ptr_at(step * 2 * count as usize);
             bench.gpu.run(modules, &clocks::read(at, count))
         };
-        let capture = |steps: usize| {
-            bench.gpu.capture(|| {
+        let capture = |steps: usize| -> Result<Replays> {
+            let graph = bench.gpu.capture(|| {
                 read(0)?;
                 for step in 0..steps {
                     launches
@@ -62,62 +87,37 @@ impl Steps {
                     read(step + 1)?;
                 }
                 Ok(())
+            })?;
+            Ok(Replays {
+                graph,
+                steps,
+                clocks: Vec::new(),
+                us: Vec::new(),
             })
         };
         Ok(Steps {
-            graph: capture(STEPS)?,
+            many: capture(STEPS)?,
             few: capture(FEW_STEPS)?,
-            rested: [Vec::new(), Vec::new()],
             readings,
-            clocks: Vec::new(),
-            us: Vec::new(),
             joules: 0.0,
-            run: 0,
         })
     }
 
-    /// Runs for a while; the first replay warms up and does not count.
+    /// Runs for a while, of which the first replay warms up and does not count, and then after rests.
     ///
     /// # Errors
     /// Those of the card.
     pub fn turn(&mut self, bench: &Bench, meter: Option<&Meter>) -> Result<()> {
-        let zeros = vec![0; self.readings.len()];
-        bench.gpu.replay(&self.graph)?;
+        bench.gpu.replay(&self.many.graph)?;
         bench.gpu.sync()?;
         let joules = || meter.map_or(0.0, |meter| meter.read().joules);
         let (start, before) = (Instant::now(), joules());
         while start.elapsed() < TURN {
-            self.readings.upload(&bench.gpu, &zeros)?;
-            bench.gpu.replay(&self.graph)?;
-            let words = self.readings.download(&bench.gpu)?;
-            let of_step: Vec<&[u64]> = words.chunks_exact(words.len() / (STEPS + 1)).collect();
-            for pair in of_step.windows(2) {
-                let (clocks, ns) = between(pair[0], pair[1]).context("no reading of the clocks")?;
-                self.clocks.push(clocks);
-                self.us.push(ns / 1e3);
-            }
-            self.run += STEPS;
+            self.many.once(bench, &mut self.readings, Duration::ZERO)?;
         }
         self.joules += joules() - before;
-        self.rested_turn(bench, &zeros)
-    }
-
-    /// Runs a few steps after each of some rests, as single steps of a server are run.
-    fn rested_turn(&mut self, bench: &Bench, zeros: &[u64]) -> Result<()> {
         for _ in 0..RESTS {
-            self.readings.upload(&bench.gpu, zeros)?;
-            std::thread::sleep(REST);
-            bench.gpu.replay(&self.few)?;
-            let words = self.readings.download(&bench.gpu)?;
-            let of_step: Vec<&[u64]> = words
-                .chunks_exact(words.len() / (STEPS + 1))
-                .take(FEW_STEPS + 1)
-                .collect();
-            for pair in of_step.windows(2) {
-                let (clocks, ns) = between(pair[0], pair[1]).context("no reading of the clocks")?;
-                self.rested[0].push(clocks);
-                self.rested[1].push(ns / 1e3);
-            }
+            self.few.once(bench, &mut self.readings, REST)?;
         }
         Ok(())
     }
@@ -127,27 +127,24 @@ impl Steps {
     /// # Errors
     /// When a line cannot be written.
     pub fn report(self, bench: &mut Bench, area: &str, case: &str, work: Work) -> Result<()> {
-        let mhz: Vec<f64> = self
-            .clocks
-            .iter()
-            .zip(&self.us)
-            .map(|(clocks, us)| clocks / us)
-            .collect();
-        bench.line(area, case, Timing::of(self.us), 1.0, work)?;
-        let (clocks, mhz) = (spread(self.clocks), spread(mhz));
+        let Replays { clocks, us, .. } = self.many;
+        let mhz = clocks.iter().zip(&us).map(|(clocks, us)| clocks / us);
+        let mhz = spread(mhz.collect());
+        let steps = us.len();
+        bench.line(area, case, Timing::of(us), 1.0, work)?;
+        let clocks = spread(clocks);
         let million = clocks.map(|v| v / 1e6);
-        let joules = self.joules / self.run.max(1) as f64;
+        let joules = self.joules / steps.max(1) as f64;
         writeln!(
             std::io::stdout(),
-            "{:<52} {:>9.3} million clocks ({:.3}..{:.3}) at {:.0} MHz, {joules:.2} J, {} steps",
+            "{:<52} {:>9.3} million clocks ({:.3}..{:.3}) at {:.0} MHz, {joules:.2} J, {steps} steps",
             "",
             million[0],
             million[1],
             million[2],
             mhz[0],
-            self.run
         )?;
-        let [rested_clocks, rested_us] = self.rested.map(spread);
+        let [rested_clocks, rested_us] = [self.few.clocks, self.few.us].map(spread);
         writeln!(
             std::io::stdout(),
             "{:<52} {:>9.2} us after a rest ({:.2}..{:.2}), {:.3} million clocks",
@@ -161,7 +158,7 @@ impl Steps {
             let line = json!({
                 "bench": "cuda_kernels", "area": area, "case": case,
                 "million_clocks": million[0], "low": million[1], "high": million[2],
-                "mhz": mhz[0], "joules": joules, "steps": self.run,
+                "mhz": mhz[0], "joules": joules, "steps": steps,
                 "rested_us": rested_us[0], "rested_low_us": rested_us[1], "rested_high_us": rested_us[2],
                 "rested_million_clocks": rested_clocks[0] / 1e6,
             });

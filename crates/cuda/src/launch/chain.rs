@@ -201,19 +201,19 @@ pub fn fits(products: &Products<'_>) -> bool {
 /// Units and blocks of a tile, where a block can have units of one tile alone and has no more of them than if the line was cut into equal
 /// parts, with a tile's beginning as long as a unit. Then no block goes on to another tile, and all of a tile's sum it.
 fn whole_cut(card: Card, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
-    let card = card.multiprocessors as usize;
+    let blocks = card.multiprocessors as usize;
     let units = matrices[0].0.kind.units(matrices[0].0.cols);
     let alike = matrices.iter().all(|(m, ..)| m.kind.units(m.cols) == units);
     let tiles = matrices
         .iter()
         .map(|(m, ..)| m.rows.div_ceil(ROW_BLOCKS * BLOCK_ROWS));
     let tiles: usize = tiles.sum();
-    let room = (card / tiles).min(units);
+    let room = (blocks / tiles).min(units);
     if !alike || room == 0 {
         return None;
     }
     let most = units.div_ceil(room);
-    let of_line = (tiles * (units + 1)).div_ceil(card);
+    let of_line = (tiles * (units + 1)).div_ceil(blocks);
     (most <= of_line).then_some((units, units.div_ceil(most)))
 }
 
