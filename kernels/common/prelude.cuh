@@ -201,6 +201,10 @@ __device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// For so many.
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n\t.reg .pred done;\n\t"

@@ -271,10 +271,13 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     const u32 first = blocks.first;
     const auto index_of = [&](int m, int in_block) { return row_block(stage.write, tile, m) * 8 + in_block; };
     const auto is_there = [&](int m, int in_block) { return index_of(m, in_block) * 16 < s.n_out; };
+    // Where two blocks sum a tile of STORE, the warps of each sum those of a row block that they have multiplied, and leave the other.
+    const bool halves = NT <= 4 && stage.write == STORE && blocks.summing == 2 && blocks.last == first + 1;
+    const u32 own = blockIdx.x - first;
     if (!keeps_own || blockIdx.x != first) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
-            if (is_there(m, warp)) {
+            if (is_there(m, warp) && !(halves && m == own)) {
                 float4* to = part_of(scratch, blockIdx.x, first) + place_in_part(m, warp, 0);
 #pragma unroll
                 for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
@@ -324,9 +327,17 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
             if (!is_there(m, in_block)) continue;
             float4 sum[NT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (int n = 0; n < NT; n++) {
+                sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (halves) {
+                    const float (&a)[4] = acc[0][n], (&b)[4] = acc[1][n];
+                    sum[n] = own ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]);
+                }
+            }
+            Blocks others = blocks;
+            if (halves) others.last = blocks.last - own;
             gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(
-                scratch, blocks, first, place_in_part(m, in_block, 0), [](int n) { return place_of_piece(0, 0, n); }, sum);
+                scratch, others, halves ? others.last : first, place_in_part(m, in_block, 0), [](int n) { return place_of_piece(0, 0, n); }, sum);
             const Columns columns = columns_of(room, m, in_block);
             float* to = s.out + place_of(index, 0, s.stride);
 #pragma unroll

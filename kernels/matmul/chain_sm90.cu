@@ -32,7 +32,7 @@
 //      first part of a stage while another has yet to take one of the stage before. Halves between stages: +0 before and after; those of
 //      the last stage's input may be anything before, and stay.
 // Defines: ROWS, NT = ceil(ROWS / 8), RING, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN (f32 matrices in the last
-// stage), RACECHECK (a form for a test). More than 16 rows are multiplied by warpgroup products.
+// stage). More than 16 rows are multiplied by warpgroup products.
 // Architecture: sm_90a. Judge: cpu::reference::matmul, norm, activation; test crates/cuda/tests/chain.rs.
 #ifndef PLAIN
 #define PLAIN 0
@@ -100,16 +100,12 @@ __device__ __forceinline__ void products_fence() {
 #define MOST_ROWS 64
 __device__ __forceinline__ float* told_scales(const Chain& chain, int which) { return (float*)(chain.barrier + 64) + which / 2 * MOST_ROWS; }
 
-// A warp hands over what its lanes have written or read: all of them have (__syncwarp), then one arrives for all. With RACECHECK, which
-// is for a test, every lane arrives for itself: that orders the same accesses, and racecheck follows it.
-#ifndef RACECHECK
-#define RACECHECK 0
-#endif
-#define ARRIVALS (RACECHECK ? 32 : 1)  // of a warp
-#define ARRIVES (RACECHECK || threadIdx.x % 32 == 0)
+// A warp hands over what its lanes have written: every lane arrives for itself, which racecheck follows and which costs nothing, as long as
+// it is not done for each piece.
+#define LANES 32
 
 // Whether the phase of this parity is over.
-__device__ __forceinline__ bool mbarrier_is_over(u32 barrier, u32 parity) {
+__device__ __forceinline__ u32 mbarrier_is_over(u32 barrier, u32 parity) {
     u32 over;
     asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
     return over;
@@ -173,7 +169,7 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
 #endif
 
 struct Room {
-    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
+    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], nowhere, open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
     Share shares[STAGES];
 };
 // The rooms of a block's tiles, in turn.
@@ -300,10 +296,9 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
             }
             if (opened) {
                 if (threadIdx.x % 32 == 0) {
+                    mbarrier_arrive(barrier, LANES - 1);
                     mbarrier_expect(barrier, x.bytes);
                     bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
-                } else if (RACECHECK) {
-                    mbarrier_arrive(barrier);
                 }
             } else {
                 if constexpr (NT > 4)
@@ -313,16 +308,14 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
                 else
                     bring<2 * NT>(x.x, to);
                 products_fence();
-                __syncwarp();
-                if (ARRIVES) mbarrier_arrive(barrier);
+                mbarrier_arrive(barrier);
             }
             turn.next();
             over = x.advance(chain.segments);
             if (over) more = x.enter(room.shares, chain.n_stages);
         }
         mbarrier_wait(open, stage & 1);
-        __syncwarp();
-        if (ARRIVES) mbarrier_arrive(done);
+        mbarrier_arrive(done);
     }
 }
 
@@ -365,8 +358,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
-        __syncwarp();
-        if (ARRIVES) mbarrier_arrive(ready);
+        mbarrier_arrive(ready);
     }
 #if PLAIN
     if (ALONE) plain_jobs(chain.plain, plain_room);
@@ -386,15 +378,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < SLOTS; i++) {
             mbarrier_init(weights + 8 * i, 1);
-            mbarrier_init(x + 8 * i, ARRIVALS);
-            mbarrier_init(empty + 8 * i, WARPS * ARRIVALS);
+            mbarrier_init(x + 8 * i, LANES);
+            mbarrier_init(empty + 8 * i, WARPS);
         }
+        mbarrier_init(shared_address(&room.nowhere), WARPS);
         mbarrier_init(shared_address(&room.open), 1);
-        mbarrier_init(ready, PLAIN_WARPS * ARRIVALS);
-        mbarrier_init(done, (WARPS + 1) * ARRIVALS);
+        mbarrier_init(ready, PLAIN_WARPS * LANES);
+        mbarrier_init(done, (WARPS + 1) * LANES);
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(room.columns + i), 1);
-            mbarrier_init(shared_address(room.ended + i), WARPS * ARRIVALS);
+            mbarrier_init(shared_address(room.ended + i), WARPS * LANES);
         }
         mbarrier_init_fence();
     }
@@ -426,26 +419,37 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
     pdl_wait();
 
-    Turn turn = {0, 0};
+    // The next piece's place, and its barriers (those of x and of empty places lie behind it). Kept as
+    // addresses, since what is worked out anew for each piece is taken from the products.
+    const u32 first = shared_address(ring);
+    u32 at = first, full = weights, parity = 0;
+    constexpr u32 OF_X = 8 * SLOTS, OF_EMPTY = 16 * SLOTS;
     int n_tiles = 0;
     // Whether the next piece is there, as last looked.
-    bool there = false;
-    const auto look = [&]() { there = mbarrier_is_over(weights + 8 * turn.slot, turn.parity) & mbarrier_is_over(x + 8 * turn.slot, turn.parity); };
+    u32 there = 0;
+    const auto look = [&]() { there = mbarrier_is_over(full, parity) & mbarrier_is_over(full + OF_X, parity); };
     // The place of the next piece, waited for; whoever takes it gives it back.
     const auto take = [&]() {
         if (!there) {
-            mbarrier_wait(weights + 8 * turn.slot, turn.parity);
-            mbarrier_wait(x + 8 * turn.slot, turn.parity);
+            mbarrier_wait(full, parity);
+            mbarrier_wait(full + OF_X, parity);
         }
-        there = false;
-        const Place place = {turn.slot, turn.slot * SLOT, turn.slot * SLOT + W_BYTES};
-        turn.next();
+        there = 0;
+        const Place place = {at, at + W_BYTES, full + OF_EMPTY};
+        at += SLOT;
+        full += 8;
+        if (full == weights + 8 * SLOTS) {
+            at -= SLOTS * SLOT;
+            full -= 8 * SLOTS;
+            parity ^= 1;
+        }
         return place;
     };
     const auto give = [&](const Place& place) {
         __syncwarp();
-        if (ARRIVES) mbarrier_arrive(empty + 8 * place.slot);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.freed);
     };
+    const Place nowhere = {0, 0, shared_address(&room.nowhere)};
     for (int which = 0; which < chain.n_stages; which++) {
         const Stage& stage = chain.stages[which];
         float4* scratch = chain.scratch + size_t(which & 1) * gridDim.x * 2 * 16 * NT * 32;
@@ -467,11 +471,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            walk(s.kind, ring, n, mine, acc, take, look, give);
+            walk(s.kind, ring, n, mine, acc, take, look, give, nowhere);
             mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
             finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
-            __syncwarp();
-            if (ARRIVES) mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
+            mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
             n_tiles++;
             over += n;
             at.unit = 0;
@@ -481,7 +484,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             }
         }
         wait_for_scales();
-        __syncwarp();
-        if (ARRIVES) mbarrier_arrive(done);
+        mbarrier_arrive(done);
     }
 }

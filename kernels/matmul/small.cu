@@ -235,13 +235,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         }
     };
 #if HAS_BULK
-    __shared__ __align__(8) u64 barriers[2 * STAGES];
+    __shared__ __align__(8) u64 barriers[2 * STAGES + 1];  // of full places, of empty ones, and of a place that nobody waits for
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(full + 8 * i, 1);
             mbarrier_init(empty + 8 * i, WARPS);
         }
+        mbarrier_init(empty + 8 * STAGES, WARPS);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -295,14 +296,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     pdl_wait();
     const auto take = [&]() {
         mbarrier_wait(full + 8 * slot, parity);
-        const Place place = {u32(slot), u32(slot) * SLOT, u32(slot) * SLOT + W_BYTES};
+        const u32 at = shared_address(ring) + slot * SLOT;
+        const Place place = {at, at + W_BYTES, empty + 8 * slot};
         turn_ring();
         return place;
     };
     const auto give = [&](const Place& place) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * place.slot);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.freed);
     };
+    const Place nowhere = {0, 0, empty + 8 * STAGES};
 #else
     if (warp == WARPS) return;
 #if PLAIN
@@ -334,11 +337,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         cp_async_wait<STAGES - 2>();
         sync_multipliers();
         load(slot == 0 ? STAGES - 1 : slot - 1);
-        const Place place = {u32(slot), u32(slot) * SLOT, u32(slot) * SLOT + W_BYTES};
+        const u32 at = shared_address(ring) + slot * SLOT;
+        const Place place = {at, at + W_BYTES, 0};
         turn_ring();
         return place;
     };
     const auto give = [](const Place&) {};
+    const Place nowhere = {};
 #endif
 
     float acc[MT][NT][4], factors[MT][2];
@@ -356,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
             for (int i = 0; i < NT; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-        walk(s.kind, ring, n, mine, acc, take, give);
+        walk(s.kind, ring, n, mine, acc, take, give, nowhere);
         if (n < units) {
             contribute(work, s, at.tile, warp, factors, acc);
         } else {

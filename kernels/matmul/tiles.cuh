@@ -13,6 +13,27 @@
 #include "matmul/layout.cuh"
 
 __device__ __forceinline__ uint4 load16(const u8* p) { return *(const uint4*)p; }
+// From shared memory, by its address there.
+__device__ __forceinline__ uint4 shared16(u32 at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ uint2 shared8(u32 at) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u32 shared4(u32 at) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u32 shared2(u32 at) {
+    u16 v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at) : "memory");
+    return v;
+}
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 turned(u32 v, int bits) { return bits ? __funnelshift_r(v, v, bits) : v; }
 __device__ __forceinline__ void turn_words(uint4& v) { v = make_uint4(turned(v.x, 8), turned(v.y, 8), turned(v.z, 8), turned(v.w, 8)); }
@@ -47,6 +68,29 @@ __device__ __forceinline__ void leave_scales(const u32 (&halves)[2][4]) {
     __syncwarp();
 }
 
+// Where a warp with two tiles of K-quants at hand, its own and one `apart` tiles behind it, finds what a lane loads of piece P: bytes
+// from the piece's beginning. Kept in registers: the compiler would make them anew for each piece, from the thread's number.
+template <int KIND>
+struct Reach {
+    u32 codes[2], more[2], head[2], factor;  // what the kind has of these
+
+    __device__ __forceinline__ void find(int apart) {
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4 + 8 * (lane & 1), tile = warp + (lane & 2 ? apart : 0);
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            codes[p] = kept(warp * piece_bytes(KIND, p) + lane * 16);
+            if (KIND == KIND_Q5K) more[p] = kept(warp * piece_bytes(KIND, p) + 1024 + lane * 8);
+            if (KIND == KIND_Q6K) head[p] = kept(tile * piece_bytes(KIND, p) + 1536 + row * 8);
+        }
+        if (KIND != KIND_Q6K) head[0] = kept(tile * piece_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
+        if (KIND == KIND_Q6K) factor = kept(tile * piece_bytes(KIND, 0) + 1664 + row * 2);
+    }
+    static __device__ __forceinline__ u32 kept(u32 v) {
+        asm volatile("" : "+r"(v));
+        return v;
+    }
+};
+
 template <int KIND>
 struct Tile {
     // Q4K and Q5K. Of a tile alone, lane u of a quad works out the scales of quarter u of the unit, and all get them.
@@ -69,6 +113,12 @@ struct Tile {
         const int lane = threadIdx.x % 32;
         codes = load16(at + q * 512 + lane * 16);
         if (FIVE) more = *(const u32*)(at + 1024 + lane * 8 + q * 4);
+    }
+    // Of the tile that lies `behind` bytes behind the warp's own.
+    template <int P>
+    __device__ __forceinline__ void fetch(const Reach<KIND>& reach, u32 piece, u32 behind, int q) {
+        codes = shared16(piece + reach.codes[P] + behind + q * 512);
+        if (FIVE) more = shared4(piece + reach.more[P] + behind + q * 4);
     }
     template <int P>
     __device__ __forceinline__ void begin() {
@@ -97,6 +147,13 @@ struct Tile {
         const int lane = threadIdx.x % 32;
         if (P == 0)
             tile[0].header[0] = load16((lane & 2 ? w[1] : w[0]) + (FIVE ? 1280 : 1024) + (lane / 4 + 8 * (lane & 1)) * 16);
+        else
+            take_of_two<P>(tile);
+    }
+    template <int P>
+    static __device__ __forceinline__ void head_of_two(Tile (&tile)[2], const Reach<KIND>& reach, u32 piece) {
+        if (P == 0)
+            tile[0].header[0] = shared16(piece + reach.head[0]);
         else
             take_of_two<P>(tile);
     }
@@ -192,6 +249,11 @@ struct Tile<KIND_Q6K> {
         codes = load16(at + q * 512 + lane * 16);
         more = *(const uint2*)(at + 1024 + lane * 16 + q * 8);
     }
+    template <int P>
+    __device__ __forceinline__ void fetch(const Reach<KIND_Q6K>& reach, u32 piece, u32 behind, int q) {
+        codes = shared16(piece + reach.codes[P] + behind + q * 512);
+        more = shared8(piece + reach.codes[P] + behind + 1024 + q * 8);
+    }
     // Lane 2 q + s of a quad works out the scales of quarter q and step s of the piece, and all get them.
     template <int P>
     __device__ __forceinline__ void begin() {
@@ -214,6 +276,11 @@ struct Tile<KIND_Q6K> {
         const u8* at = lane & 2 ? w[1] : w[0];
         tile[0].stored[0] = *(const uint2*)(at + 1536 + r * 8);
         if (P == 0) tile[0].factor[0] = *(const u16*)(at + 1664 + r * 2);
+    }
+    template <int P>
+    static __device__ __forceinline__ void head_of_two(Tile (&tile)[2], const Reach<KIND_Q6K>& reach, u32 piece) {
+        tile[0].stored[0] = shared8(piece + reach.head[P]);
+        if (P == 0) tile[0].factor[0] = shared2(piece + reach.factor);
     }
     template <int P>
     static __device__ __forceinline__ void begin_of_two(Tile (&tile)[2]) {

@@ -2,18 +2,17 @@
 // so that 64 rows share what units.cuh reads for 16. The bits are the same (test). All four warps of a warpgroup come here together.
 // Products of one step go together; while they run, the weights of the next are expanded into other registers, and those of a piece's
 // last step run on into the next piece: `done` is called when all products of the pieces before have ended, `look` a step before
-// `ahead`. After the last piece of all: products_end.
+// `ahead`. `fetch(m, q)`: codes of quarter q of tile m; `x`: wgmma_operand_low of the piece's, the same in all lanes. After the last
+// piece of all: products_end.
 #pragma once
 #include "matmul/units.cuh"
 #include "matmul/wgmma_sm90.cuh"
 
-template <int KIND, int M, int N, int P, typename Ahead, typename Done, typename Look>
-__device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4], const Ahead& ahead,
+template <int KIND, int M, int N, int P, typename Fetch, typename Ahead, typename Done, typename Look>
+__device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const Fetch& fetch, u32 x, float (&acc)[M][N][4], const Ahead& ahead,
                                                  const Done& done, const Look& look) {
     constexpr int QUARTERS = piece_chunks(KIND);
-    // The same in all lanes, and the compiler is to know it.
-    const u32 first = __shfl_sync(WARP_ALL, wgmma_operand_low(shared_address(x)), 0);
-    const u64 base = wgmma_operand(first, 1024);
+    const u64 base = wgmma_operand(x, 1024);
     u32 a[2][2][M][4];  // in turn; b, m
     begin_all<P>(tile);
 #pragma unroll
@@ -29,7 +28,7 @@ __device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8
                 if (s == 0)
                     tile[m].turn();
                 else if (q + 1 < QUARTERS)
-                    tile[m].fetch(w[m], q + 1);
+                    fetch(m, q + 1);
             }
             if (q + 1 == QUARTERS && s == 1) ahead();
             wgmma_fence();
@@ -50,12 +49,4 @@ __device__ __forceinline__ void products_end(float (&acc)[M][N][4]) {
     wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < M; m++) wgmma_done(acc[m]);
-}
-
-// All of one piece, nothing ahead and nothing left running.
-template <int KIND, int M, int N, int P>
-__device__ __forceinline__ void multiply_grouped(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
-    fetch_first<P>(tile, w);
-    multiply_grouped<KIND, M, N, P>(tile, w, x, acc, []() {}, []() {}, []() {});
-    products_end(acc);
 }

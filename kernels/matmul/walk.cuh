@@ -25,9 +25,9 @@ constexpr int max_piece(int kind) {
 }
 constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
 
-// Where a piece lies in the ring: its number there, and where its weights and its x begin, in bytes.
+// Where a piece lies: addresses of its weights and its x in shared memory, and of the barrier that is told when it is done with.
 struct Place {
-    u32 slot, weights, x;
+    u32 weights, x, freed;
 };
 
 template <int VALUE>
@@ -39,45 +39,70 @@ struct Constant {
 // warpgroup answer alike.
 __device__ __forceinline__ bool has_rows(int tiles) { return int(GROUPED ? threadIdx.x / 32 & 4 : threadIdx.x / 32) < tiles; }
 
-// Adds the products of `units` units to acc.
+// Adds the products of `units` units to acc. `nowhere`: a place that nobody waits for, given back in front of the first: to ask each time
+// whether products of another piece run costs more.
 template <int KIND, typename Take, typename Look, typename Give>
-__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Look& look, const Give& give) {
-    constexpr bool TWO = unit_pieces(KIND) == 2;
+__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Look& look, const Give& give,
+                                     const Place& nowhere) {
+    constexpr bool TWO = unit_pieces(KIND) == 2, REACHED = GROUPED && MT == 2 && Tile<KIND>::IN_TWOS;
     Tile<KIND> tile[MT];
     Place now = {};  // of the piece at hand
+    u32 input = 0;   // its x, as warpgroup products want it
+    Reach<KIND> reach;
+    if constexpr (REACHED) reach.find(WARPS);
     const auto weights = [&](auto which, const u8* (&w)[MT]) {
 #pragma unroll
-        for (int m = 0; m < MT; m++) w[m] = ring + now.weights + (m * WARPS + threadIdx.x / 32) * piece_bytes(KIND, decltype(which)::value);
+        for (int m = 0; m < MT; m++)
+            w[m] = ring + (now.weights - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * piece_bytes(KIND, decltype(which)::value);
+    };
+    // Codes of quarter q of tile m.
+    const auto fetch_codes = [&](auto which, int m, int q) {
+        constexpr int P = decltype(which)::value;
+        if constexpr (REACHED) {
+            tile[m].template fetch<P>(reach, now.weights, m * WARPS * piece_bytes(KIND, P), q);
+        } else {
+            const u8* w[MT];
+            weights(which, w);
+            tile[m].fetch(w[m], q);
+        }
     };
     const auto fetch = [&](auto which) {
+        constexpr int P = decltype(which)::value;
         now = take();
-        const u8* w[MT];
-        weights(which, w);
-        fetch_first<decltype(which)::value>(tile, w);
+        if constexpr (REACHED) {
+            Tile<KIND>::template head_of_two<P>(tile, reach, now.weights);
+        } else {
+            const u8* w[MT];
+            weights(which, w);
+            heads<P>(tile, w);
+        }
+#pragma unroll
+        for (int m = 0; m < MT; m++) fetch_codes(which, m, 0);
+#if GROUPED
+        input = wgmma_operand_low(now.x);
+#endif
     };
 #if GROUPED
-    Place before = {};  // of the piece whose products may still run
-    bool running = false;
-    const auto give_before = [&]() {
-        if (running) give(before);
-    };
+    Place before = nowhere;  // of the piece whose products may still run
+    const auto give_before = [&]() { give(before); };
 #endif
     // `more`: another piece follows.
     const auto piece = [&](auto which, auto next, bool more) {
         constexpr int P = decltype(which)::value;
         if (!HAS_BULK) fetch(which);
         const Place here = now;
-        const u8* w[MT];
-        weights(which, w);
         const auto ahead = [&]() {
             if (HAS_BULK && more) fetch(next);
         };
 #if GROUPED
-        multiply_grouped<KIND, MT, NT, P>(tile, w, ring + here.x, acc, ahead, give_before, [&]() { if (more) look(); });
+        // The same in all lanes, and the compiler is to know it.
+        const u32 x = __shfl_sync(WARP_ALL, input, 0);
+        multiply_grouped<KIND, MT, NT, P>(tile, [&](int m, int q) { fetch_codes(which, m, q); }, x, acc, ahead, give_before, look);
         before = here;
-        running = true;
 #else
-        multiply<KIND, MT, NT, P>(tile, w, ring + here.x, acc, ahead);
+        const u8* w[MT];
+        weights(which, w);
+        multiply<KIND, MT, NT, P>(tile, w, ring + (here.x - shared_address(ring)), acc, ahead);
         give(here);
 #endif
     };
@@ -95,20 +120,21 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
 // The same, of a kind that is known when the kernel runs: one of KINDS (bits). `mine` as has_rows says.
 template <typename Take, typename Look, typename Give>
 __device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Look& look,
-                                     const Give& give) {
+                                     const Give& give, const Place& nowhere) {
     if (!mine) {
         for (int i = 0; i < units * unit_pieces(kind); i++) give(take());
         return;
     }
     switch (kind) {
 #define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, look, give); break;
+    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, look, give, nowhere); break;
         CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
 #undef CASE
     }
 }
 // The same where nobody looks ahead.
 template <typename Take, typename Give>
-__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give) {
-    walk(kind, ring, units, mine, acc, take, []() {}, give);
+__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give,
+                                     const Place& nowhere) {
+    walk(kind, ring, units, mine, acc, take, []() {}, give, nowhere);
 }

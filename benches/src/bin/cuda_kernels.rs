@@ -1,14 +1,15 @@
 //! Speed of the CUDA kernels beside the card's own memory, as a table and, if asked, JSON lines.
 //!
-//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [--rows N,N..] [AREA...]
+//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [--rows N,N..] [--form NAME=VALUE,..]... [AREA...]
 //!
 //! Areas: matmul, chain (layers of products in chains), prefill, delta, attention, orders (attention in either order of sums),
-//! rows; by default all. Lines are appended to FILE. `--rows` chooses the steps of layers in chains.
+//! rows; by default all. Lines are appended to FILE. `--rows` chooses the steps of layers in chains; with `--form`, which may
+//! be given several times, chains compiled with these defines take turns with the one that ships.
 
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, bail};
-use benches::cuda::{Bench, attention, chain, delta, matmul, prefill, rows};
+use benches::cuda::{Bench, Defines, attention, chain, delta, matmul, prefill, rows};
 
 /// An area's name and what times it.
 type Area = (&'static str, fn(&mut Bench) -> Result<()>);
@@ -26,6 +27,7 @@ const AREAS: [Area; 7] = [
 fn main() -> Result<()> {
     let mut json = None;
     let mut rows = Vec::new();
+    let mut forms = Vec::new();
     let mut wanted = Vec::new();
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -38,6 +40,13 @@ fn main() -> Result<()> {
             for number in list.split(',') {
                 rows.push(number.parse().with_context(|| format!("--rows {list}"))?);
             }
+        } else if word == "--form" {
+            let list = words.next().context("--form needs NAME=VALUE")?.leak();
+            let define = |one: &'static str| {
+                Some((one.split_once('=')?.0, one.split_once('=')?.1.to_owned()))
+            };
+            let form: Option<Defines> = list.split(',').map(define).collect();
+            forms.push(form.with_context(|| format!("--form {list}: not NAME=VALUE,.."))?);
         } else if AREAS.iter().any(|(name, _)| *name == word) {
             wanted.push(word);
         } else {
@@ -49,6 +58,7 @@ fn main() -> Result<()> {
     }
     let mut bench = Bench::open(json)?;
     bench.rows = rows;
+    bench.forms = forms;
     for (name, run) in AREAS {
         if wanted.is_empty() || wanted.iter().any(|word| word == name) {
             run(&mut bench).with_context(|| format!("area {name}"))?;

@@ -2,7 +2,7 @@
 //!
 //! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
 //! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those
-//! that it has among more. `FORMS` are compiled from the same source with more defines and take turns.
+//! that it has among more. Forms of `Bench` are compiled from the same source with more defines and take turns.
 
 use std::io::Write;
 
@@ -18,7 +18,7 @@ use cuda::launch::{Launch, clocks};
 use cuda::pack::{self, Input, Kind};
 
 use super::steps::Steps;
-use super::{Bench, Work};
+use super::{Bench, Defines, Work};
 
 const HIDDEN: usize = 5120;
 const FFN: usize = 17408;
@@ -32,10 +32,6 @@ const PATTERN_ROWS: usize = 256;
 /// Words of a step's header.
 const HEADER: usize = 532;
 const EPS: f32 = 1e-6;
-
-/// A name, and defines besides those of every launch.
-type Variant = (&'static str, &'static [(&'static str, &'static str)]);
-const FORMS: [Variant; 2] = [("", &[]), (", 3 pieces under way", &[("UNDER_WAY", "3")])];
 
 /// Random numbers of the benches' own.
 struct Random(u64);
@@ -228,7 +224,7 @@ impl Room {
         bucket: usize,
         form: Form,
         layers: &[Layer],
-        extra: &Variant,
+        extra: &Defines,
     ) -> Vec<Launch> {
         let norms = Norms {
             ffn: self.norm.ptr(),
@@ -252,7 +248,7 @@ impl Room {
             let place = (norms, &self.memory);
             let mut chain =
                 chain::launch(self.card, bucket, form, &products, self.halves.ptr(), place);
-            for (name, value) in extra.1 {
+            for (name, value) in extra {
                 chain.unit = chain.unit.define(name, value);
             }
             [
@@ -300,10 +296,18 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         buckets.iter().all(|rows| (1..=MOST_ROWS).contains(rows)),
         "chains are for 1 to {MOST_ROWS} rows, not {buckets:?}"
     );
+    // As it ships first.
+    let mut forms = vec![Defines::new()];
+    forms.append(&mut bench.forms.clone());
+    let name_of = |form: &Defines| -> String {
+        let define = |(name, value): &(&str, String)| format!(", {name}={value}");
+        form.iter().map(define).collect()
+    };
+    let names: Vec<String> = forms.iter().map(name_of).collect();
     let of = |variant, bucket| room.launches(bucket, form, &layers, variant);
     let cases: Vec<(usize, Vec<Vec<Launch>>)> = buckets
         .iter()
-        .map(|&bucket| (bucket, FORMS.iter().map(|f| of(f, bucket)).collect()))
+        .map(|&bucket| (bucket, forms.iter().map(|f| of(f, bucket)).collect()))
         .collect();
     let lists = || cases.iter().flat_map(|(_, forms)| forms);
     let mut units: Vec<_> = lists()
@@ -313,7 +317,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     let modules = bench.modules(&units)?;
     let mut most: Vec<f32> = Vec::new();
     for (bucket, forms) in cases.iter().rev() {
-        for ((name, _), list) in FORMS.iter().zip(forms) {
+        for (name, list) in names.iter().zip(forms) {
             // Four layers, from the first rows on.
             room.begin(&bench.gpu)?;
             for launch in &list[..8] {
@@ -356,7 +360,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
                 steps[form].turn(bench, meter.as_ref())?;
             }
         }
-        for ((name, _), steps) in FORMS.iter().zip(steps) {
+        for (name, steps) in names.iter().zip(steps) {
             let work = Work {
                 bytes: work.0,
                 flops: 2.0 * work.1 * *bucket as f64,

@@ -26,6 +26,9 @@ const BANDWIDTH_BYTES: usize = 2 << 30;
 const PASSES: usize = 30;
 const WARMUP: usize = 5;
 
+/// What a form of a kernel is compiled with besides: names and values.
+pub type Defines = Vec<(&'static str, String)>;
+
 /// One sitting on one card.
 pub struct Bench {
     /// The card.
@@ -36,6 +39,8 @@ pub struct Bench {
     pub read_gb_per_s: f64,
     /// Rows of the steps that are timed, where an area has a choice; by default its own list.
     pub rows: Vec<usize>,
+    /// Forms of a kernel that are timed beside the one that ships, where an area has them.
+    pub forms: Vec<Defines>,
     json: Option<File>,
 }
 
@@ -60,6 +65,7 @@ impl Bench {
             copy_gb_per_s: 0.0,
             read_gb_per_s: 0.0,
             rows: Vec::new(),
+            forms: Vec::new(),
             json,
         };
         bench.measure_memory()?;
