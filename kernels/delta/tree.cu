@@ -138,7 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) IN_CLUSTERS
 tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
      u64 state_stride, float* factors, u64 factor_stride, float* o) {
-    pdl_launch();
     extern __shared__ __align__(1024) u8 memory[];
     Room& room = *(Room*)memory;
     const int tid = threadIdx.x;
@@ -216,6 +215,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     float* node_out = of_slot(factors, tree.slot, factor_stride);
     cluster_wait();
     pdl_wait();
+    pdl_launch();  // behind the wait, for delta/gated_norm
 
     if (warp == WARPS - 1) {
         cluster_arrive(false);

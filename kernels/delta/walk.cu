@@ -213,7 +213,6 @@ extern "C" __global__ void __launch_bounds__(BLOCKS == 1 && THREADS < 512 ? 512 
 walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
      u64 state_stride, float* factors, u64 factor_stride, float* o, float4* kept) {
-    pdl_launch();
     extern __shared__ __align__(128) u8 memory[];
     Room& room = *(Room*)memory;
     const int tid = threadIdx.x, warp = __shfl_sync(WARP_ALL, tid / 32, 0), lane = tid % 32;
@@ -306,6 +305,8 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     cp_async_wait<0>();
     __syncthreads();
     pdl_wait();
+    // Now, so that what comes behind may read what stood before this kernel.
+    pdl_launch();
 
     // The last threads have the gates. What a thread needs first is on its way before it works on anything.
     const int gate = THREADS - 1 - tid;
