@@ -40,7 +40,7 @@ __device__ __forceinline__ void pdl_wait() {
 // first of all, so that the next product fetches its weights meanwhile. Then the kernel two before may still run while
 // this one starts: before its wait a kernel reads only what no kernel of its plan writes (weights, the header, committed
 // states, keys and values), and some thread of it must wait, or what comes behind would not wait for what was before.
-// A kernel that calls this behind its own wait lets the next one also read what was written before itself (delta/gated_norm).
+// A kernel that calls this behind its own wait lets the next one also read what was written before it (delta/gated_norm).
 __device__ __forceinline__ void pdl_launch() {
 #if HAS_BULK && defined(PDL)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -43,7 +43,8 @@ struct Step {
 };
 
 // A visit of a node: what is done there, the node that is visited next, and where states wait, one more than their place, 0
-// for nowhere: the state behind this node, and the one that the next visit goes on from.
+// for nowhere: the state behind this node, which it brings past itself then, and the one that the next visit goes on from,
+// which a node has that folds nothing, as the last one does.
 #define VISIT_NODE 63
 #define VISIT_NEXT 6
 #define VISIT_FOLDS 0x2000u  // brings the state past it
@@ -51,6 +52,7 @@ struct Step {
 #define VISIT_KEEP 16
 #define VISIT_RESTORE 20
 #define VISIT_MOVES 0xff0000u
+#define VISIT_NOTHING 24  // zeros
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.
 // Its keys, values, states and window are committed by the chunk itself.

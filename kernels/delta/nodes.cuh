@@ -46,13 +46,14 @@ struct Source {
     const float* x;
     const float* newest;
     u32 ld;
+    __device__ __forceinline__ const float* at(int tap, int channel) const {
+        const bool inside = tap >= 0;
+        return (inside ? x : newest) + (channel + tap * (inside ? (int)ld : CHANNELS));
+    }
     __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
         const int taps[TAPS] = {line.x, line.y, line.z, line.w};
 #pragma unroll
-        for (int i = 0; i < TAPS; i++) {
-            const bool inside = taps[i] >= 0;
-            in[i] = *(const float4*)((inside ? x : newest) + (channel + taps[i] * (inside ? (int)ld : CHANNELS)));
-        }
+        for (int i = 0; i < TAPS; i++) in[i] = *(const float4*)at(taps[i], channel);
     }
 };
 

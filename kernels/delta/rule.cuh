@@ -23,10 +23,11 @@ __device__ __forceinline__ float part_dot(const float4 (&a)[4], const float4 (&b
     return x + y;
 }
 
-// q . k from four values of each a lane, the whole warp taking part.
-__device__ __forceinline__ float row_dot(float4 q, float4 k) {
-    return warp_sum(fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, q.x * k.x))));
+// q . k from four values of each a lane, the whole warp taking part: lanes' shares, summed 16, 8, .. 1 lanes apart.
+__device__ __forceinline__ float dot4(float4 q, float4 k) {
+    return fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, q.x * k.x)));
 }
+__device__ __forceinline__ float row_dot(float4 q, float4 k) { return warp_sum(dot4(q, k)); }
 
 __device__ __forceinline__ float node_u(float rate, float decay, float v, float seen) {
     return rate * fmaf(-decay, seen, v);

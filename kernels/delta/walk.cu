@@ -8,7 +8,8 @@
 //
 // The host gives the order (crates/cuda/src/launch/delta/order.rs). Leaves, which change no state, come first, and the state
 // of a node is kept only while a subtree of at most half of its size is walked: of 64 nodes, four states at once. A thread
-// keeps its own values, in shared memory while there is room and in the scratch behind that.
+// keeps its own values: those of the first place in registers where a block has a multiprocessor for itself, others in shared
+// memory while there is room and in the scratch behind that.
 //
 // in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [NV],
 //      state [slot][NV][128 v][128 k]
@@ -36,6 +37,13 @@
 #define GROUPS (NV / NK / HEADS)      // of heads that share a key head
 #define OWN_KEYS (2 / CLUSTER)        // of q and k, how many a block convolves
 #define PIECES (COLUMNS / 4)          // of a node's v, four channels each
+#define HELD (BLOCKS == 1)            // states that wait in registers; SAVES are the places besides
+#define FORESEES (BLOCKS == 1 && TURNS == 1)  // has registers for addresses before the wait
+#define APART (WARPS / OWN_KEYS)      // from a row of q or k that a warp convolves to its next
+// Rows that a warp convolves at once: all of them, if they are three at most and it has registers for them.
+#define AT_ONCE (BLOCKS > 1 || NODES > 3 * APART ? 2 : (NODES + APART - 1) / APART)
+// Lanes' shares of a product q . k that a thread adds up before threads do.
+#define SHARES (32 * NODES <= THREADS ? 1 : 16 * NODES <= THREADS || BLOCKS > 1 ? 2 : 4)
 
 // What a block has of a node.
 struct Own {
@@ -76,6 +84,12 @@ __device__ __forceinline__ void put_all(float* to, float4 v, u64* barrier) {
 #endif
 }
 
+__device__ __forceinline__ void store(float* to, float4 v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(v.x), "f"(v.y), "f"(v.z),
+                 "f"(v.w)
+                 : "memory");
+}
+
 // A value head of the key head.
 __device__ __forceinline__ int head_of(int key, int turn) {
 #if GROUPED
@@ -90,13 +104,47 @@ __device__ __forceinline__ int channel_of(int key, int group, int slice, int i) 
     return 2 * KEYS + head_of(key, group * HEADS + i / WIDE) * DIM + slice * WIDE + i % WIDE;
 }
 
-// This thread's values of a waiting state.
+// Loads by addresses that are known before what stands there may be read.
+__device__ __forceinline__ float load(u64 at) {
+    float x;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ void load(float4 (&in)[TAPS], const u64 (&at)[TAPS]) {
+#pragma unroll
+    for (int i = 0; i < TAPS; i++)
+        asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(in[i].x), "=f"(in[i].y), "=f"(in[i].z), "=f"(in[i].w)
+                     : "l"(at[i])
+                     : "memory");
+}
+
+// Values in other registers, by operations on a 0 that the compiler does not know: where it can tell that they are copies,
+// it makes them in every visit.
+__device__ __forceinline__ float4 copy(const float4& x, u32 zero) {
+    const auto same = [&](float v) { return __uint_as_float(__float_as_uint(v) ^ zero); };
+    return make_float4(same(x.x), same(x.y), same(x.z), same(x.w));
+}
+
+// This thread's values of the states that wait, by their places from 1 on.
 struct Waiting {
+#if HELD
+    float4 held[4 * TURNS];
+#endif
 #if SHARED_SAVES
     float4* shared;
 #endif
     float4* behind;
-    __device__ __forceinline__ void save(u32 slot, const float4 (&s)[TURNS][4]) const {
+    __device__ __forceinline__ void save(u32 place, const float4 (&s)[TURNS][4], u32 zero) {
+#if HELD
+        if (place == 1) {
+#pragma unroll
+            for (int i = 0; i < 4 * TURNS; i++) held[i] = copy(s[i / 4][i % 4], zero);
+            return;
+        }
+#endif
+        if (SAVES == 0) return;
+        const u32 slot = place - 1 - HELD;
 #if SHARED_SAVES
         if (SAVES == SHARED_SAVES || slot < SHARED_SAVES) {
 #pragma unroll
@@ -108,7 +156,16 @@ struct Waiting {
 #pragma unroll
         for (int i = 0; i < 4 * TURNS; i++) to[i * WALKERS] = s[i / 4][i % 4];
     }
-    __device__ __forceinline__ void restore(u32 slot, float4 (&s)[TURNS][4]) const {
+    __device__ __forceinline__ void restore(u32 place, float4 (&s)[TURNS][4], u32 zero) const {
+#if HELD
+        if (place == 1) {
+#pragma unroll
+            for (int i = 0; i < 4 * TURNS; i++) s[i / 4][i % 4] = copy(held[i], zero);
+            return;
+        }
+#endif
+        if (SAVES == 0) return;
+        const u32 slot = place - 1 - HELD;
 #if SHARED_SAVES
         if (SAVES == SHARED_SAVES || slot < SHARED_SAVES) {
 #pragma unroll
@@ -132,9 +189,11 @@ struct Node {
 #pragma unroll
         for (int i = 0; i < 4; i++) q[i] = *(const float4*)(own.q + 32 * i + 4 * lane_part());
     }
-    __device__ __forceinline__ void fetch_others(const Own& own, int first, int column) {
+    __device__ __forceinline__ void fetch_k(const Own& own) {
 #pragma unroll
         for (int i = 0; i < 4; i++) k[i] = *(const float4*)(own.k + 32 * i + 4 * lane_part());
+    }
+    __device__ __forceinline__ void fetch_others(const Own& own, int first, int column) {
 #pragma unroll
         for (int c = 0; c < TURNS; c++) {
             gates[c] = own.gates[first + c];
@@ -161,51 +220,28 @@ struct Outlet {
     }
 };
 
-// u and o of a node, and, where it FOLDS, the state brought past it. Leaves the next node's values in `n`, fetched as soon as
-// their place is free.
-template <bool FOLDS>
-__device__ __forceinline__ void visit(float4 (&s)[TURNS][4], Node& n, const Own& next, int first, int column, int node,
-                                      const Outlet& outlet) {
-    float seen[TURNS], read[TURNS], out[TURNS];
+// u of a node in every lane of its column, and what this lane writes. Leaves the next node's queries in `n`.
+__device__ __forceinline__ void look(const float4 (&s)[TURNS][4], Node& n, const Own& next, float (&u)[TURNS],
+                                     float (&out)[TURNS]) {
+    float seen[TURNS], read[TURNS];
 #pragma unroll
     for (int c = 0; c < TURNS; c++) seen[c] = part_dot(n.k, s[c]);
 #pragma unroll
-    for (int c = 0; c < TURNS; c++) seen[c] += __shfl_xor_sync(WARP_ALL, seen[c], 16);
-#pragma unroll
     for (int c = 0; c < TURNS; c++) read[c] = part_dot(n.q, s[c]);
-#pragma unroll
-    for (int gap = 8; gap >= 4; gap >>= 1) {
-#pragma unroll
-        for (int c = 0; c < TURNS; c++) seen[c] += __shfl_xor_sync(WARP_ALL, seen[c], gap);
-    }
-    if (FOLDS) {
-#pragma unroll
-        for (int c = 0; c < TURNS; c++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float decay = n.gates[c].x;
-                s[c][i].x *= decay, s[c][i].y *= decay, s[c][i].z *= decay, s[c][i].w *= decay;
-            }
-        }
-    }
     n.fetch_q(next);
 #pragma unroll
     for (int gap = 16; gap >= 4; gap >>= 1) {
 #pragma unroll
-        for (int c = 0; c < TURNS; c++) read[c] += __shfl_xor_sync(WARP_ALL, read[c], gap);
+        for (int c = 0; c < TURNS; c++) {
+            seen[c] += __shfl_xor_sync(WARP_ALL, seen[c], gap);
+            read[c] += __shfl_xor_sync(WARP_ALL, read[c], gap);
+        }
     }
 #pragma unroll
     for (int c = 0; c < TURNS; c++) {
-        const float u = node_u(n.gates[c].y, n.gates[c].x, n.v[c], seen[c]);
-        const float o = node_o(n.gates[c].x, read[c], u, n.qk);
-        out[c] = lane_part() == 0 ? u : o;
-        if (FOLDS) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) add(s[c][i], n.k[i], u);
-        }
+        u[c] = node_u(n.gates[c].y, n.gates[c].x, n.v[c], seen[c]);
+        out[c] = lane_part() == 0 ? u[c] : node_o(n.gates[c].x, read[c], u[c], n.qk);
     }
-    n.fetch_others(next, first, column);
-    outlet.write(node, out);
 }
 
 // A block of one tree leaves registers for those of the launch behind it.
@@ -223,7 +259,8 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         mbarrier_init_fence();
     }
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    // The fence has released all there is; otherwise the block would wait here for memory.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     // The step, the state and the window are older than the kernel before this one, which has waited for them. Nothing here
     // waits for a load that does not need what it brings.
@@ -239,7 +276,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         cp_async_16(shared_address(&room.weight[i % 4][i & ~3]), weight + (u64)channel_of(key, group, slice, i) * TAPS);
     cp_async_commit();
     const Weights own_weights = load_weights(weight, own_channel);
-    if ((int)blockIdx.z >= trees) {
+    if ((int)blockIdx.z >= trees || tree.nodes < 1) {
 #if CLUSTER > 1
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
@@ -248,6 +285,17 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         return;
     }
     const int nodes = tree.nodes;
+    // Before the state is asked for, or these words wait for it.
+    if (tid < 2 * STEP_ROWS) {
+        const int at = tid % STEP_ROWS - tree.first;
+        if (at >= 0 && at < nodes) {
+            if (tid >= STEP_ROWS)
+                room.visits[at] = word;
+            else
+                room.lines[at] = make_int4((i8)word, (i8)(word >> 8), (i8)(word >> 16), (i8)(word >> 24));
+        }
+    }
+    if (tid == 0) room.visits[nodes] = 0;
     // A warp that walks has these heads and columns of what the block has.
     const int first = warp / (WIDE / 4) * TURNS, column = warp % (WIDE / 4) * 4 + lane_column();
     const bool walks = warp < WALKERS / 32;
@@ -279,20 +327,13 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
                                                                     : channel_of(key, group, slice, (at - 4) % HEADS * WIDE))));
     }
     const Source source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
-    if (tid < 2 * STEP_ROWS) {
-        const int at = tid % STEP_ROWS - tree.first;
-        if (at >= 0 && at < nodes) {
-            if (tid >= STEP_ROWS)
-                room.visits[at] = word;
-            else
-                room.lines[at] = make_int4((i8)word, (i8)(word >> 8), (i8)(word >> 16), (i8)(word >> 24));
-        }
-    }
-    if (tid == 0) room.visits[nodes] = 0;
 #if CLUSTER > 1
     if (tid == 0) mbarrier_expect(shared_address(&room.full), nodes * 2 * DIM * 4);
 #endif
-    const Waiting waiting = {
+    Waiting waiting = {
+#if HELD
+        {},
+#endif
 #if SHARED_SAVES
         &room.saved[0][0][tid % WALKERS],
 #endif
@@ -304,109 +345,159 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
 #endif
     cp_async_wait<0>();
     __syncthreads();
+
+    // The last threads have the gates. What a thread needs first is on its way before it works on anything, and what can be
+    // known of it is known before the wait.
+    const int gate = THREADS - 1 - tid, pieces = nodes * PIECES, gates = nodes * HEADS;
+    int at = warp / OWN_KEYS;
+    u64 rows_at[AT_ONCE][TAPS], v_at[TAPS], alpha_at, beta_at;
+    float4 in[AT_ONCE][TAPS], in_v[TAPS], in_gate;
+    const auto find = [&](u64 (&from)[TAPS], int node, int channel) {
+        const int4 line = room.lines[min(node, nodes - 1)];
+        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) from[i] = __cvta_generic_to_global(source.at(taps[i], channel));
+    };
+    const auto find_rows = [&]() {
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) find(rows_at[e], at + e * APART, own_channel);
+    };
+    const auto find_v = [&](int i) { find(v_at, i / PIECES, channel_of(key, group, slice, i % PIECES * 4)); };
+    const auto find_gate = [&](int i) {
+        const int head = head_of(key, group * HEADS + i % HEADS);
+        const u64 row = tree.first + min(i / HEADS, nodes - 1);
+        alpha_at = __cvta_generic_to_global(alpha + row * ld_alpha + head);
+        beta_at = __cvta_generic_to_global(beta + row * ld_beta + head);
+        in_gate.z = a[head], in_gate.w = dt[head];
+    };
+    const auto load_gate = [&]() { in_gate.x = load(alpha_at), in_gate.y = load(beta_at); };
+#if FORESEES
+    find_rows(), find_v(tid), find_gate(gate);
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) {
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) asm volatile("" : "+l"(rows_at[e][i]));
+        asm volatile("" : "+l"(v_at[i]));
+    }
+    asm volatile("" : "+l"(alpha_at), "+l"(beta_at));
+    // A branch that is always taken: the compiler would put off the addresses until they are used, but not over a branch.
+    if (tree.slot >= 0) pdl_wait();
+#else
     pdl_wait();
+    find_rows();
+#endif
     // Now, so that what comes behind may read what stood before this kernel.
     pdl_launch();
-
-    // The last threads have the gates. What a thread needs first is on its way before it works on anything.
-    const int gate = THREADS - 1 - tid;
-    float4 in_gate, in_v[TAPS];
-    const auto fetch_gate = [&](int i) {
-        const int head = head_of(key, group * HEADS + i % HEADS);
-        const u64 row = tree.first + i / HEADS;
-        in_gate = make_float4(alpha[row * ld_alpha + head], beta[row * ld_beta + head], a[head], dt[head]);
-    };
-    const auto fetch_v = [&](int i) {
-        source.fetch(in_v, room.lines[i / PIECES], channel_of(key, group, slice, i % PIECES * 4));
-    };
-    const int pieces = nodes * PIECES, gates = nodes * HEADS;
     // Blocks of a key head share the work of writing what it leaves.
     const int sharers = SLICES / CLUSTER, share = slice / CLUSTER;
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; e++) load(in[e], rows_at[e]);
+    if (FORESEES) load(in_v, v_at), load_gate();
 #pragma unroll 1
-    for (int at = warp / OWN_KEYS; at < nodes; at += 2 * WARPS / OWN_KEYS) {
-        // Two rows at once.
-        const int both[2] = {at, min(at + WARPS / OWN_KEYS, nodes - 1)};
-        float4 in[2][TAPS], y[2];
+    while (at < nodes) {
+        float4 y[AT_ONCE];
 #pragma unroll
-        for (int e = 0; e < 2; e++) source.fetch(in[e], room.lines[both[e]], own_channel);
-        if (BLOCKS == 1 && at == warp / OWN_KEYS) {
-            if (tid < pieces) fetch_v(tid);
-            if (gate < gates) fetch_gate(gate);
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++)
+        for (int e = 0; e < AT_ONCE; e++)
             y[e] = unit(convolve(own_weights, in[e][0], in[e][1], in[e][2], in[e][3]), part ? 1.0f : QUERY_LENGTH);
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            if (e && at + WARPS / OWN_KEYS >= nodes) break;
-            put_all((part ? room.own[both[e]].k : room.own[both[e]].q) + 4 * lane, y[e], &room.full);
-            if (group == 0 && both[e] % sharers == share) {
-                float* to = node_out + (u64)both[e] * NODE_FLOATS;
-                if (part) *(float4*)(to + key * DIM + 4 * lane) = y[e];
-                *(float4*)(to + NODE_X + own_channel) = in[e][TAPS - 1];
+        for (int e = 0; e < AT_ONCE; e++) {
+            const int node = at + e * APART;
+            if (e && node >= nodes) break;
+            put_all((part ? room.own[node].k : room.own[node].q) + 4 * lane, y[e], &room.full);
+            if (group == 0 && node % sharers == share) {
+                float* to = node_out + (u64)node * NODE_FLOATS;
+                if (part) store(to + key * DIM + 4 * lane, y[e]);
+                store(to + NODE_X + own_channel, in[e][TAPS - 1]);
             }
         }
+        if (NODES <= AT_ONCE * APART) break;
+        at += AT_ONCE * APART;
+        find_rows();
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) load(in[e], rows_at[e]);
     }
-    if (BLOCKS > 1 || warp / OWN_KEYS >= nodes) {
-        if (tid < pieces) fetch_v(tid);
-        if (gate < gates) fetch_gate(gate);
-    }
+    if (!FORESEES) find_v(tid), load(in_v, v_at), find_gate(gate), load_gate();
 #pragma unroll 1
     for (int i = tid; i < pieces; i += THREADS) {
-        if (i != tid) fetch_v(i);
+        if (i != tid) find_v(i), load(in_v, v_at);
         const int at = i / PIECES, within = i % PIECES * 4;
         *(float4*)&room.own[at].v[within] = mix(room.weight, in_v, within);
         *(float4*)(node_out + (u64)at * NODE_FLOATS + NODE_X + channel_of(key, group, slice, within)) = in_v[TAPS - 1];
+        if (NODES * PIECES <= THREADS) break;
     }
 #pragma unroll 1
     for (int i = gate; i < gates; i += THREADS) {
-        if (i != gate) fetch_gate(i);
+        if (i != gate) find_gate(i), load_gate();
         const int at = i / HEADS, turn = i % HEADS;
         const float g = gate_g(in_gate.x, in_gate.z, in_gate.w);
         room.own[at].gates[turn] = make_float2(expf(g), 1.0f / (1.0f + expf(-in_gate.y)));
         if (slice == 0) node_out[(u64)at * NODE_FLOATS + NODE_G + head_of(key, group * HEADS + turn)] = g;
+        if (NODES * HEADS <= THREADS) break;
     }
 #if BLOCKS > 1
     if (walks) fetch_state();
 #endif
+    // What the walk begins with, before others are waited for.
+    u32 now = room.visits[0];
+    Outlet outlet(node_out + NODE_U + at_head, o + (u64)tree.first * VALUES + at_head);
+    if (BLOCKS == 1) asm volatile("" : "+l"(outlet.to), "+r"(outlet.apart), "+r"(now));
 #if CLUSTER > 1
     mbarrier_wait(shared_address(&room.full), 0);
 #else
     __syncthreads();
 #endif
+    const Own& root = room.own[now & VISIT_NODE];
+    Node n;
+    if (BLOCKS == 1) n.fetch_q(root), n.fetch_k(root);
+    // q . k as row_dot has it, some of its lanes' shares in a thread.
 #pragma unroll 1
-    for (int i = warp; i < nodes; i += 2 * WARPS) {
-        const int both[2] = {i, min(i + WARPS, nodes - 1)};
-        float dots[2];
+    for (int i = warp * SHARES; i < nodes; i += WARPS * SHARES) {
+        Own& own = room.own[min(i + lane / (32 / SHARES), nodes - 1)];
+        const int within = lane % (32 / SHARES) * 4;
+        float sums[SHARES];
 #pragma unroll
-        for (int e = 0; e < 2; e++)
-            dots[e] = row_dot(*(const float4*)(room.own[both[e]].q + 4 * lane), *(const float4*)(room.own[both[e]].k + 4 * lane));
-        if (lane == 0) room.own[both[0]].qk = dots[0];
-        if (lane == 0 && i + WARPS < nodes) room.own[both[1]].qk = dots[1];
+        for (int e = 0; e < SHARES; e++) {
+            const int keys = within + 128 / SHARES * e;
+            sums[e] = dot4(*(const float4*)(own.q + keys), *(const float4*)(own.k + keys));
+        }
+#pragma unroll
+        for (int gap = SHARES / 2; gap; gap >>= 1) {
+#pragma unroll
+            for (int e = 0; e < gap; e++) sums[e] += sums[e + gap];
+        }
+#pragma unroll
+        for (int gap = 16 / SHARES; gap; gap >>= 1) sums[0] += __shfl_xor_sync(WARP_ALL, sums[0], gap);
+        if (within == 0) own.qk = sums[0];
+        if (NODES <= WARPS * SHARES) break;
     }
     __syncthreads();
     if (!walks) return;
+    if (BLOCKS > 1) n.fetch_q(root), n.fetch_k(root);
+    n.fetch_others(root, first, column);
     const u32* visits = room.visits;
-    u32 now = *visits;
-    if (now == 0) return;
-    float *to_u = node_out + NODE_U + at_head, *to_o = o + (u64)tree.first * VALUES + at_head;
-    const Outlet outlet(to_u, to_o);
-    Node n;
-    n.fetch_q(room.own[now & VISIT_NODE]), n.fetch_others(room.own[now & VISIT_NODE], first, column);
 #pragma unroll 1
     while (true) {
         // What the next node needs is fetched as soon as its place is free; behind the last stands something else.
         const u32 next = *++visits;
-        const int node = now & VISIT_NODE;
         const Own& following = room.own[now >> VISIT_NEXT & VISIT_NODE];
-        if (now & VISIT_FOLDS)
-            visit<true>(s, n, following, first, column, node, outlet);
-        else
-            visit<false>(s, n, following, first, column, node, outlet);
-        if (now & (VISIT_LAST | VISIT_MOVES)) {
-            if (now & VISIT_LAST) break;
-            if (now >> VISIT_KEEP & 15) waiting.save((now >> VISIT_KEEP & 15) - 1, s);
-            if (now >> VISIT_RESTORE & 15) waiting.restore((now >> VISIT_RESTORE & 15) - 1, s);
+        float u[TURNS], out[TURNS];
+        look(s, n, following, u, out);
+        outlet.write(now & VISIT_NODE, out);
+        if (now & VISIT_FOLDS) {
+#pragma unroll
+            for (int c = 0; c < TURNS; c++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) fold(s[c][i], n.k[i], u[c], n.gates[c].x);
+            }
+            n.fetch_k(following), n.fetch_others(following, first, column);
+            const u32 place = now >> VISIT_KEEP & 15;
+            if (place) waiting.save(place, s, now >> VISIT_NOTHING);
+        } else {
+            n.fetch_k(following), n.fetch_others(following, first, column);
+            if (now & (VISIT_LAST | VISIT_MOVES)) {
+                if (now & VISIT_LAST) break;
+                waiting.restore(now >> VISIT_RESTORE & 15, s, now >> VISIT_NOTHING);
+            }
         }
         now = next;
     }

@@ -131,15 +131,19 @@ mod tests {
             seen[node] += 1;
             let parent = state.last().copied();
             assert_eq!(parent, parents[node], "node {node} of {parents:?}");
+            let place = |shift: u32| (word >> shift & 15) as usize;
             if word & FOLDS != 0 {
                 state.push(node);
+                assert!(word & LAST == 0 && place(RESTORE) == 0);
+            } else {
+                assert_eq!(place(KEEP), 0);
             }
+            assert_eq!(word >> 24, 0);
             assert_eq!(word & LAST != 0, index + 1 == words.len());
             let Some(next) = words.get(index + 1) else {
                 break;
             };
             assert_eq!(word >> NEXT & NODE, next & NODE);
-            let place = |shift: u32| (word >> shift & 15) as usize;
             if place(KEEP) > 0 {
                 places[place(KEEP) - 1].clone_from(&state);
             }
