@@ -43,7 +43,7 @@
 // Rows that a warp convolves at once: all of them, if they are three at most and it has registers for them.
 #define AT_ONCE (BLOCKS > 1 || NODES > 3 * APART ? 2 : (NODES + APART - 1) / APART)
 // Lanes' shares of a product q . k that a thread adds up before threads do.
-#define SHARES (32 * NODES <= THREADS ? 1 : 16 * NODES <= THREADS || BLOCKS > 1 ? 2 : 4)
+#define SHARES (32 * NODES <= THREADS || BLOCKS > 2 ? 1 : 16 * NODES <= THREADS || BLOCKS > 1 ? 2 : 4)
 
 // What a block has of a node.
 struct Own {
