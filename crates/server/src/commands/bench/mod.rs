@@ -32,6 +32,17 @@ use crate::commands::drafting;
 use crate::commands::open::{self, Fitted, Wish};
 use crate::devices;
 
+/// Tokens of a page of keys and values, on any device.
+const PAGE: usize = 256;
+
+/// Tokens that a sequence has room for where cases of up to `longest` tokens begin at these depths. A snapshot of a depth that ends
+/// within a page keeps that page, and what goes on from there writes to a page of its own.
+fn room(depths: &[usize], longest: usize) -> usize {
+    let deepest = depths.iter().copied().max().unwrap_or(0);
+    let within = depths.iter().any(|depth| depth % PAGE != 0);
+    deepest + longest + 64 + if within { PAGE } else { 0 }
+}
+
 pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     match &args.part {
         Some(BenchPart::Step(args)) => return step::step(args, bundled),
@@ -52,11 +63,10 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     let backend = devices::choose(&choice)?;
     // Before the model takes the card.
     let instruments = devices::instruments(&backend.probe()?.id, &choice)?;
-    let deepest = args.depth.iter().copied().max().unwrap_or(0);
     let longest = args.pp.iter().copied().max().unwrap_or(0).max(args.tg + 1);
     let wish = Wish {
         sequences: forms.iter().map(|form| form.trees).max().unwrap_or(1),
-        context: Some(deepest + longest + 64),
+        context: Some(room(&args.depth, longest)),
         tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
     };
     let Fitted {
