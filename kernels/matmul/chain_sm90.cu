@@ -419,10 +419,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
     pdl_wait();
 
-    // The next piece's place, and its barriers (those of x and of empty places lie behind it). Kept as
-    // addresses, since what is worked out anew for each piece is taken from the products.
-    const u32 first = shared_address(ring);
-    u32 at = first, full = weights, parity = 0;
+    // The next piece's place and its barriers (those of x and of empty places lie behind `full`), as addresses: what is worked out anew for
+    // each piece is taken from the products.
+    u32 place_at = shared_address(ring), full = weights, parity = 0;
     constexpr u32 OF_X = 8 * SLOTS, OF_EMPTY = 16 * SLOTS;
     int n_tiles = 0;
     // Whether the next piece is there, as last looked.
@@ -435,11 +434,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             mbarrier_wait(full + OF_X, parity);
         }
         there = 0;
-        const Place place = {at, at + W_BYTES, full + OF_EMPTY};
-        at += SLOT;
+        const Place place = {place_at, place_at + W_BYTES, full + OF_EMPTY};
+        place_at += SLOT;
         full += 8;
         if (full == weights + 8 * SLOTS) {
-            at -= SLOTS * SLOT;
+            place_at -= SLOTS * SLOT;
             full -= 8 * SLOTS;
             parity ^= 1;
         }

@@ -298,7 +298,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     );
     // As it ships first.
     let mut forms = vec![Defines::new()];
-    forms.append(&mut bench.forms.clone());
+    forms.extend_from_slice(&bench.forms);
     let name_of = |form: &Defines| -> String {
         let define = |(name, value): &(&str, String)| format!(", {name}={value}");
         form.iter().map(define).collect()
