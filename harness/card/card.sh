@@ -65,6 +65,7 @@ cases="oracle a_short_run_of_every_pass
 oracle a_short_run_of_other_kinds
 by_path launch_by_launch_steps_have_the_bits_of_graphs --launch-count 40
 chain a_chain_gives_the_same_bits_every_time --launch-count 2
+chain a_chain_of_whole_tiles_gives_the_same_bits_every_time --launch-count 2
 delta_row tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row --launch-count 60
 delta_row tree_without_clusters_has_the_same_bits --launch-count 60
 delta_row row_gives_the_bits_of_its_parts --launch-count 30

@@ -2,8 +2,10 @@
 //
 // A stage is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
 // grid alone. Before the units of each tile lies a gap, since a block that goes on to another tile takes about a unit longer. Without a gap
-// shares are parts of tiles: no block goes on to another. Two row blocks of 128 rows make a tile: those of a matrix one after the other, or
-// (GATED) row block r of gate and of up.
+// shares are parts of tiles: no block goes on to another. Where GATED has more tiles than there are blocks, each may have
+// as many for itself, whose sums it need not ask others for; before those it has one unit at most of the tiles left over (`loose`), of which
+// it leaves its part, and warps aside sum them while own tiles are multiplied. Two row blocks of 128 rows make a tile: those of a matrix one
+// after the other, or (GATED) row block r of gate and of up.
 #pragma once
 #include "matmul/a16.cuh"
 #include "matmul/cut.cuh"
@@ -47,6 +49,8 @@ struct Stage {
     u32 share, extra;      // block b begins at b * share + min(b, extra)
     int write;
     int width;             // of the rows of `sums`
+    u32 own_tiles;         // GATED: tiles that each block has for itself; 0: cut as above
+    u32 loose;             // the first tile behind those; block b has unit b of them, if there is one
 };
 
 // Which row block of its matrix is the first (m = 0) or second of a tile.
@@ -59,6 +63,9 @@ __device__ __forceinline__ const u8* row_block_at(const Segment& s, int write, i
 __device__ __forceinline__ u32 tile_cost(const Stage& stage, const Segment& s, int tile) {
     return s.first_cost + u32(tile) * (stage.gap + s.units * s.cost) + stage.gap;
 }
+// Whether a tile is left over from those that blocks have for themselves; and the first block that has a unit of such a tile.
+__device__ __forceinline__ bool is_loose(const Stage& stage, int tile) { return stage.own_tiles && tile >= int(stage.loose); }
+__device__ __forceinline__ u32 loose_first(const Stage& stage, const Segment& s, int tile) { return (tile - stage.loose) * s.units; }
 // First unit of a segment that begins at or after `cost`.
 __device__ __forceinline__ int unit_at(const Stage& stage, const Segment& s, u32 cost) {
     if (cost <= s.first_cost) return 0;
@@ -66,8 +73,21 @@ __device__ __forceinline__ int unit_at(const Stage& stage, const Segment& s, u32
     const u32 unit = rest > stage.gap ? (rest - stage.gap + s.cost - 1) / s.cost : 0;
     return min(u32(s.units * s.tiles), tile * s.units + unit);
 }
-// The units of a stage that are this block's: the first, and how many.
-__device__ __forceinline__ int share_of(const Segment* segments, const Stage& stage, Cursor& at) {
+// A block's part of a stage: where it begins, and its units.
+struct Share {
+    Cursor at;
+    int units;
+    int next;  // the tile behind the first unit where that is loose, else -1
+};
+
+__device__ __forceinline__ Share share_of(const Segment* segments, const Stage& stage) {
+    if (stage.own_tiles) {
+        const Segment& s = segments[stage.first];
+        const int tile = blockIdx.x * stage.own_tiles, units = stage.own_tiles * s.units, loose = stage.loose + blockIdx.x / s.units;
+        if (loose < s.tiles) return {{stage.first, loose, int(blockIdx.x) % s.units}, units + 1, tile};
+        return {{stage.first, tile, 0}, units, -1};
+    }
+    Cursor at = {stage.first, 0, 0};
     const u32 begin = share_begin(stage, blockIdx.x), end = share_begin(stage, blockIdx.x + 1);
     int units = 0;
     for (int i = stage.first; i < stage.end; i++) {
@@ -76,14 +96,20 @@ __device__ __forceinline__ int share_of(const Segment* segments, const Stage& st
         if (units == 0 && to > from) at = {i, from / s.units, from % s.units};
         units += to - from;
     }
-    return units;
+    return {at, units, -1};
 }
 
-// A block's part of a stage: where it begins, and its units.
-struct Share {
-    Cursor at;
-    int units;
-};
+// To the tile behind the one at hand, or behind a loose unit.
+__device__ __forceinline__ void follow(const Segment* segments, Cursor& at, int& next) {
+    at.unit = 0;
+    if (next >= 0) {
+        at.tile = next;
+        next = -1;
+    } else if (++at.tile == segments[at.segment].tiles) {
+        at.tile = 0;
+        at.segment++;
+    }
+}
 
 // The weights of a block's pieces, one after the other over all stages. `enter`, `begin_tile` where the tile is new, and `advance` until
 // it says that the stage is over: code that stands once.
@@ -93,6 +119,7 @@ struct WeightFeed {
     int bytes[2];  // of a 16-row tile, in this piece and in the other
     int stage, left;  // units of the stage, this one included
     int write, units, pieces, piece;
+    int next;        // as Share has it
     Cursor at;
     bool fresh;  // a tile whose first piece is next
 
@@ -102,6 +129,7 @@ struct WeightFeed {
         if (stage >= n_stages) return false;
         at = shares[stage].at;
         left = shares[stage].units;
+        next = shares[stage].next;
         write = stages[stage].write;
         fresh = true;
         return true;
@@ -132,13 +160,9 @@ struct WeightFeed {
             stage++;
             return true;
         }
-        if (++at.unit < units) return false;
-        at.unit = 0;
+        if (++at.unit < units && next < 0) return false;
         fresh = true;
-        if (++at.tile == segments[at.segment].tiles) {
-            at.tile = 0;
-            at.segment++;
-        }
+        follow(segments, at, next);
         return false;
     }
 };
@@ -149,6 +173,7 @@ struct InputFeed {
     int bytes;        // of a piece
     int stage, left;  // units of the stage, this one included
     int units, pieces, piece;
+    int next;         // as Share has it
     Cursor at;
     bool fresh;
 
@@ -157,6 +182,7 @@ struct InputFeed {
         if (stage >= n_stages) return false;
         at = shares[stage].at;
         left = shares[stage].units;
+        next = shares[stage].next;
         fresh = true;
         return true;
     }
@@ -177,13 +203,9 @@ struct InputFeed {
             stage++;
             return true;
         }
-        if (++at.unit < units) return false;
-        at.unit = 0;
+        if (++at.unit < units && next < 0) return false;
         fresh = true;
-        if (++at.tile == segments[at.segment].tiles) {
-            at.tile = 0;
-            at.segment++;
-        }
+        follow(segments, at, next);
         return false;
     }
 };

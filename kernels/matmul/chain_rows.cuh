@@ -54,6 +54,7 @@ struct Blocks {
     __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing * warp; }
 };
 __device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
+    if (stage.own_tiles) return {blockIdx.x, blockIdx.x, 1};
     const u32 cost = tile_cost(stage, s, tile), first = block_of(stage, cost), last = block_of(stage, cost + u32(s.units - 1) * s.cost);
     return {first, last, stage.gap == 0 ? last - first + 1 : last > first ? last - first : 1};
 }
@@ -243,6 +244,39 @@ struct Piece {
     __device__ __forceinline__ explicit Piece(u32 i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
 };
 
+// What the warp has multiplied of a tile that block `first` and others have units of, for those who sum it; but not of row block `kept`.
+__device__ __forceinline__ void leave_part(const Stage& stage, const Segment& s, float4* scratch, int tile, u32 first, int warp, const float (&acc)[MT][NT][4],
+                                           u32 kept = MT) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        if ((row_block(stage.write, tile, m) * 8 + warp) * 16 >= s.n_out || m == kept) continue;
+        float4* to = part_of(scratch, blockIdx.x, first) + place_in_part(m, warp, 0);
+#pragma unroll
+        for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+    }
+}
+
+// The loose tiles of a stage, by two warps of every block, `aside` of them this one: a pair of 16 columns and 8 rows at a time.
+__device__ __forceinline__ void sum_loose(const Stage& stage, const Segment& s, float4* scratch, u32 aside, u32 warps, const RowScales& rows) {
+#pragma unroll 1
+    for (u32 i = blockIdx.x + aside * gridDim.x; i < (s.tiles - stage.loose) * 8 * NT; i += warps * gridDim.x) {
+        const u32 tile = stage.loose + i / (8 * NT), in_block = i / NT % 8, n = i % NT;
+        const int index = tile * 8 + in_block;
+        if (index * 16 >= s.n_out) continue;
+        Columns columns[MT];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            const float* factors = (const float*)row_block_at(s, stage.write, tile, m) + in_block * 16 + threadIdx.x % 32 / 4;
+            columns[m] = {{__ldg(factors), __ldg(factors + 8)}, {}};
+        }
+        const u32 first = loose_first(stage, s, tile);
+        const Blocks blocks = {first, first + s.units - 1, 0};
+        float4 sum[MT] = {};
+        gather<MT, 2, false>(scratch, blocks, first, place_in_part(0, in_block, n), [](int m) { return place_of_piece(m, 0, 0); }, sum);
+        finish_gated(s, stage, index, n, rows, columns, sum[0], sum[1]);
+    }
+}
+
 // ADD: pieces from `begin` on in steps of what the summing blocks have of warps, one at a time: more are more code than they gain.
 __device__ __forceinline__ void sum_pieces(const Stage& stage, const Segment& s, float4* scratch, int tile, const TileRoom& room, int warp,
                                            const RowScales& rows) {
@@ -275,13 +309,7 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     const bool halves = NT <= 4 && stage.write == STORE && blocks.summing == 2 && blocks.last == first + 1;
     const u32 own = blockIdx.x - first;
     if (!keeps_own || blockIdx.x != first) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-            if (is_there(m, warp) && !(halves && m == own)) {
-                float4* to = part_of(scratch, blockIdx.x, first) + place_in_part(m, warp, 0);
-#pragma unroll
-                for (int n = 0; n < NT; n++) leave(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
-            }
+        leave_part(stage, s, scratch, tile, first, warp, acc, halves ? own : MT);
         if (blockIdx.x - first >= blocks.summing) return;
     }
     wait_for_scales();

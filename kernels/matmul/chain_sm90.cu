@@ -17,8 +17,8 @@
 // stage with the first 256 values of x that it needs. Behind the words comes a barrier, for what is wanted later: squares, the residual
 // stream, what may be made absent again, and x by bulk copies.
 //
-// Warps: 0..7 multiply, 8 fetches weights and what the end of a tile needs, 9 x, 10 keeps the barrier, 10 and 11 add up squares and
-// multiply f32 matrices.
+// Warps: 0..7 multiply, 8 fetches weights and what the end of a tile needs, 9 x, 10 keeps the barrier, 10 and 11 add up squares, sum
+// loose tiles and multiply f32 matrices.
 // Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
 // begin with either value and needs no reset. Warps 0..7 tell warp 10 when their results are written, and warp 9 when it has seen the stage
 // open (`done`); it comes to the barrier for the block and tells all when the next stage is open (`open`). All blocks are resident at
@@ -72,10 +72,13 @@ struct Chain {
 
 // Registers of a thread that multiplies and of the others, which share what the launch has: 168 each.
 constexpr int PRODUCT_REGISTERS = NT > 3 ? 200 : 208, SIDE_REGISTERS = NT > 3 ? 104 : 88;
-constexpr int W_BYTES = 16 * max_piece(0), SLOT = W_BYTES + NT * A16_TILE * max_chunks(0);
+constexpr int SLOT = W_BYTES + NT * A16_TILE * max_chunks(0);
 constexpr int SLOTS = RING / SLOT;
 // A warp may hold a piece while it waits for the next.
 static_assert(SLOTS >= 3, "a ring of three pieces of any kind");
+
+// Where parts of a stage's tiles are left.
+__device__ __forceinline__ float4* scratch_of(const Chain& chain, int which) { return chain.scratch + size_t(which & 1) * gridDim.x * 2 * 16 * NT * 32; }
 
 __device__ __forceinline__ u32 at_barrier(const u32* barrier) {
     u32 v;
@@ -163,13 +166,17 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
     }
 }
 
-// Pieces under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them.
+// Pieces under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them. Nor are those that
+// multiply told of them while the lane that fills waits for a place, and to give one back they want the piece behind it.
 #ifndef UNDER_WAY
-#define UNDER_WAY 2
+#define UNDER_WAY (SLOTS > 4 ? 3 : 2)
 #endif
+static_assert(UNDER_WAY < SLOTS, "a place is given back when the piece behind it is told of");
 
+constexpr u32 TO_EMPTY = SLOTS * 8;  // from the barrier of a full place to that of the same when empty
 struct Room {
-    u64 weights[SLOTS], x[SLOTS], empty[SLOTS], nowhere, open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
+    uint4 places[2 * SLOTS];  // for those that multiply, in turn: x / 16, `full`, its parity, address of the next
+    u64 weights[SLOTS], full[SLOTS], empty[SLOTS], nowhere, open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
     Share shares[STAGES];
 };
 // The rooms of a block's tiles, in turn.
@@ -190,37 +197,42 @@ struct Turn {
 
 // Warp 8, one lane: weights, as far ahead as the ring reaches.
 __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& tiles, u32 ring) {
-    const u32 full = shared_address(room.weights), empty = shared_address(room.empty);
+    const u32 landed = shared_address(room.weights), full = shared_address(room.full), empty = shared_address(room.empty);
     const u64 once = policy_evict_first(), keep = policy_evict_last();
     WeightFeed weights;
     weights.stage = 0;
     Turn turn = {0, 1}, awaited = {0, 0};  // of this piece; of the oldest under way
-    int sent = 0, n_tiles = 0;
+    int untold = 0, n_tiles = 0;
+    // Tells those that multiply of the oldest piece under way, when it has landed.
+    const auto tell = [&]() {
+        mbarrier_wait(landed + 8 * awaited.slot, awaited.parity);
+        mbarrier_arrive(full + 8 * awaited.slot);
+        awaited.next();
+        untold--;
+    };
     for (bool over = true;;) {
-        if (over && !weights.enter(room.shares, chain.stages, chain.n_stages)) return;
+        if (over && !weights.enter(room.shares, chain.stages, chain.n_stages)) break;
         const bool begins = weights.fresh;
         if (begins) weights.begin_tile(chain.segments);
+        if (untold == UNDER_WAY) tell();
         // The first turn finds all places empty: the phase before the first counts as over.
         mbarrier_wait(empty + 8 * turn.slot, turn.parity);
-        if (sent == UNDER_WAY) {
-            mbarrier_wait(full + 8 * awaited.slot, awaited.parity);
-            awaited.next();
-        } else {
-            sent++;
-        }
-        const u32 to = ring + turn.slot * SLOT, barrier = full + 8 * turn.slot;
+        const u32 to = ring + turn.slot * SLOT, barrier = landed + 8 * turn.slot;
         mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * weights.bytes[0]);
         bulk_load(to, weights.weights[0], weights.rows[0] * weights.bytes[0], barrier, once);
         if (weights.rows[1]) bulk_load(to + 8 * weights.bytes[0], weights.weights[1], weights.rows[1] * weights.bytes[0], barrier, once);
         // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
         // one that came late by it would hold up all.
-        if (begins) {
+        const Stage& stage = chain.stages[weights.stage];
+        if (begins && !is_loose(stage, weights.at.tile)) {
             const int tile = weights.at.tile;
             const Segment& s = chain.segments[weights.at.segment];
-            const Stage& stage = chain.stages[weights.stage];
             TileRoom& to = tiles.rooms[n_tiles & 1];
             const u32 barrier = shared_address(room.columns + (n_tiles & 1));
-            mbarrier_wait(shared_address(room.ended + (n_tiles & 1)), n_tiles >> 1 & 1 ^ 1);
+            // Short tiles may end only when they are told of the pieces under way.
+            const u32 ended = shared_address(room.ended + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
+            while (untold && !mbarrier_is_over(ended, parity)) tell();
+            mbarrier_wait(ended, parity);
             n_tiles++;
             to.blocks = blocks_of(stage, s, tile);
             u32 norm_bytes[2];
@@ -233,9 +245,11 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& 
                 if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
             }
         }
+        untold++;
         turn.next();
         over = weights.advance(chain.segments);
     }
+    while (untold) tell();
 }
 
 // One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
@@ -277,7 +291,7 @@ __device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
 // Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. A parity tells of a phase until the next
 // is over, so no stage is done before this warp has seen it open: of a block without units nobody else waits for it.
 __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
-    const u32 full = shared_address(room.x), empty = shared_address(room.empty), open = shared_address(&room.open), done = shared_address(&room.done);
+    const u32 full = shared_address(room.full), empty = shared_address(room.empty), open = shared_address(&room.open), done = shared_address(&room.done);
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
@@ -359,6 +373,11 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
         mbarrier_arrive(ready);
+        if (which < chain.n_stages && stage.own_tiles) {
+            mbarrier_wait(ready, which & 1);
+            sum_loose(stage, chain.segments[stage.first], scratch_of(chain, which), plain_thread() / 32, PLAIN_WARPS, rows);
+            plain_sync();
+        }
     }
 #if PLAIN
     if (ALONE) plain_jobs(chain.plain, plain_room);
@@ -373,12 +392,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     __shared__ __align__(16) TileRooms tiles;
     const int warp = threadIdx.x / 32;
     pdl_launch();
-    __shared__ __align__(8) Room room;
-    const u32 weights = shared_address(room.weights), x = shared_address(room.x), empty = shared_address(room.empty), ready = shared_address(&room.ready), done = shared_address(&room.done);
+    __shared__ __align__(16) Room room;
+    const u32 weights = shared_address(room.weights), full = shared_address(room.full), empty = shared_address(room.empty), ready = shared_address(&room.ready), done = shared_address(&room.done);
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < SLOTS; i++) {
             mbarrier_init(weights + 8 * i, 1);
-            mbarrier_init(x + 8 * i, LANES);
+            mbarrier_init(full + 8 * i, 1 + LANES);
             mbarrier_init(empty + 8 * i, WARPS);
         }
         mbarrier_init(shared_address(&room.nowhere), WARPS);
@@ -391,11 +410,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         }
         mbarrier_init_fence();
     }
+    for (int i = threadIdx.x; i < 2 * SLOTS; i += THREADS)
+        room.places[i] = make_uint4((shared_address(ring) + i % SLOTS * SLOT + W_BYTES) / 16, full + i % SLOTS * 8, i / SLOTS, shared_address(room.places + (i + 1) % (2 * SLOTS)));
     if (threadIdx.x < chain.n_stages) {
-        const Stage& stage = chain.stages[threadIdx.x];
-        Share share = {{stage.first, 0, 0}, 0};
-        share.units = share_of(chain.segments, stage, share.at);
-        room.shares[threadIdx.x] = share;
+        room.shares[threadIdx.x] = share_of(chain.segments, chain.stages[threadIdx.x]);
     }
     __syncthreads();
 #if PLAIN
@@ -419,39 +437,25 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
     pdl_wait();
 
-    // The next piece's place and its barriers (those of x and of empty places lie behind `full`), as addresses: what is worked out anew for
-    // each piece is taken from the products.
-    u32 place_at = shared_address(ring), full = weights, parity = 0;
-    constexpr u32 OF_X = 8 * SLOTS, OF_EMPTY = 16 * SLOTS;
+    // Where the next piece lies, as last looked.
+    u32 next = shared_address(room.places);
+    uint4 seen;
     int n_tiles = 0;
-    // Whether the next piece is there, as last looked.
-    u32 there = 0;
-    const auto look = [&]() { there = mbarrier_is_over(full, parity) & mbarrier_is_over(full + OF_X, parity); };
-    // The place of the next piece, waited for; whoever takes it gives it back.
+    const auto look = [&]() { seen = shared16(next); };
+    // Waits for the piece that was looked for; whoever takes it gives it back.
     const auto take = [&]() {
-        if (!there) {
-            mbarrier_wait(full, parity);
-            mbarrier_wait(full + OF_X, parity);
-        }
-        there = 0;
-        const Place place = {place_at, place_at + W_BYTES, full + OF_EMPTY};
-        place_at += SLOT;
-        full += 8;
-        if (full == weights + 8 * SLOTS) {
-            place_at -= SLOTS * SLOT;
-            full -= 8 * SLOTS;
-            parity ^= 1;
-        }
-        return place;
+        mbarrier_wait(seen.y, seen.z);
+        next = seen.w;
+        return Place{seen.x, seen.y};
     };
     const auto give = [&](const Place& place) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.freed);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.barrier + TO_EMPTY);
     };
-    const Place nowhere = {0, 0, shared_address(&room.nowhere)};
+    const Place nowhere = {0, shared_address(&room.nowhere) - TO_EMPTY};
     for (int which = 0; which < chain.n_stages; which++) {
         const Stage& stage = chain.stages[which];
-        float4* scratch = chain.scratch + size_t(which & 1) * gridDim.x * 2 * 16 * NT * 32;
+        float4* scratch = scratch_of(chain, which);
         bool waited = false;
         const auto wait_for_scales = [&]() {
             if (!waited) mbarrier_wait(ready, which & 1);
@@ -459,9 +463,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         };
         Cursor at = room.shares[which].at;
         const int units_here = room.shares[which].units;
+        int next = room.shares[which].next;
         for (int over = 0; over < units_here;) {
             const Segment& s = chain.segments[at.segment];
-            const int n = min(s.units - at.unit, units_here - over);
+            const int n = next < 0 ? min(s.units - at.unit, units_here - over) : 1;
             const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)));
             float acc[MT][NT][4];
 #pragma unroll
@@ -471,16 +476,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
             walk(s.kind, ring, n, mine, acc, take, look, give, nowhere);
-            mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
-            finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
-            mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
-            n_tiles++;
-            over += n;
-            at.unit = 0;
-            if (++at.tile == s.tiles) {
-                at.tile = 0;
-                at.segment++;
+            if (is_loose(stage, at.tile)) {
+                leave_part(stage, s, scratch, at.tile, loose_first(stage, s, at.tile), warp, acc);
+            } else {
+                mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
+                finish(stage, s, scratch, at.tile, warp, rows, tiles.rooms[n_tiles & 1], wait_for_scales, acc);
+                mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
+                n_tiles++;
             }
+            over += n;
+            follow(chain.segments, at, next);
         }
         wait_for_scales();
         mbarrier_arrive(done);

@@ -70,7 +70,6 @@ struct Work {
 #endif
 };
 
-constexpr int W_BYTES = 16 * max_piece(0);
 constexpr int SLOT = KINDS ? W_BYTES + NT * A16_TILE * max_chunks(0) : 16;
 
 // Where a row block begins: its row factors, and behind them its units.
@@ -297,15 +296,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     const auto take = [&]() {
         mbarrier_wait(full + 8 * slot, parity);
         const u32 at = shared_address(ring) + slot * SLOT;
-        const Place place = {at, at + W_BYTES, empty + 8 * slot};
+        const Place place = {(at + W_BYTES) / 16, empty + 8 * slot};
         turn_ring();
         return place;
     };
     const auto give = [&](const Place& place) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.freed);
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.barrier);
     };
-    const Place nowhere = {0, 0, empty + 8 * STAGES};
+    const Place nowhere = {0, empty + 8 * STAGES};
 #else
     if (warp == WARPS) return;
 #if PLAIN
@@ -338,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         sync_multipliers();
         load(slot == 0 ? STAGES - 1 : slot - 1);
         const u32 at = shared_address(ring) + slot * SLOT;
-        const Place place = {at, at + W_BYTES, 0};
+        const Place place = {(at + W_BYTES) / 16, 0};
         turn_ring();
         return place;
     };

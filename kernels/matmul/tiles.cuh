@@ -69,21 +69,21 @@ __device__ __forceinline__ void leave_scales(const u32 (&halves)[2][4]) {
 }
 
 // Where a warp with two tiles of K-quants at hand, its own and one `apart` tiles behind it, finds what a lane loads of piece P: bytes
-// from the piece's beginning. Kept in registers: the compiler would make them anew for each piece, from the thread's number.
+// from where it is said to be, `before` its beginning or behind it. Kept in registers: the compiler would make them anew for each piece, from the thread's number.
 template <int KIND>
 struct Reach {
     u32 codes[2], more[2], head[2], factor;  // what the kind has of these
 
-    __device__ __forceinline__ void find(int apart) {
+    __device__ __forceinline__ void find(int apart, int before) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4 + 8 * (lane & 1), tile = warp + (lane & 2 ? apart : 0);
 #pragma unroll
         for (int p = 0; p < 2; p++) {
-            codes[p] = kept(warp * piece_bytes(KIND, p) + lane * 16);
-            if (KIND == KIND_Q5K) more[p] = kept(warp * piece_bytes(KIND, p) + 1024 + lane * 8);
-            if (KIND == KIND_Q6K) head[p] = kept(tile * piece_bytes(KIND, p) + 1536 + row * 8);
+            codes[p] = kept(before + warp * piece_bytes(KIND, p) + lane * 16);
+            if (KIND == KIND_Q5K) more[p] = kept(before + warp * piece_bytes(KIND, p) + 1024 + lane * 8);
+            if (KIND == KIND_Q6K) head[p] = kept(before + tile * piece_bytes(KIND, p) + 1536 + row * 8);
         }
-        if (KIND != KIND_Q6K) head[0] = kept(tile * piece_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
-        if (KIND == KIND_Q6K) factor = kept(tile * piece_bytes(KIND, 0) + 1664 + row * 2);
+        if (KIND != KIND_Q6K) head[0] = kept(before + tile * piece_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
+        if (KIND == KIND_Q6K) factor = kept(before + tile * piece_bytes(KIND, 0) + 1664 + row * 2);
     }
     static __device__ __forceinline__ u32 kept(u32 v) {
         asm volatile("" : "+r"(v));

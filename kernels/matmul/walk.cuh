@@ -25,9 +25,14 @@ constexpr int max_piece(int kind) {
 }
 constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
 
-// Where a piece lies: addresses of its weights and its x in shared memory, and of the barrier that is told when it is done with.
+// Bytes of a place in shared memory before its x.
+constexpr int W_BYTES = 16 * max_piece(0);
+
+// Where a piece lies: its x, as a 16th of its address in shared memory, behind W_BYTES of weights; and what `give` wants to know of it.
 struct Place {
-    u32 weights, x, freed;
+    u32 x, barrier;
+
+    __device__ __forceinline__ u32 weights() const { return x * 16 - W_BYTES; }
 };
 
 template <int VALUE>
@@ -49,17 +54,17 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
     Place now = {};  // of the piece at hand
     u32 input = 0;   // its x, as warpgroup products want it
     Reach<KIND> reach;
-    if constexpr (REACHED) reach.find(WARPS);
+    if constexpr (REACHED) reach.find(WARPS, -W_BYTES);
     const auto weights = [&](auto which, const u8* (&w)[MT]) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
-            w[m] = ring + (now.weights - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * piece_bytes(KIND, decltype(which)::value);
+            w[m] = ring + (now.weights() - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * piece_bytes(KIND, decltype(which)::value);
     };
     // Codes of quarter q of tile m.
     const auto fetch_codes = [&](auto which, int m, int q) {
         constexpr int P = decltype(which)::value;
         if constexpr (REACHED) {
-            tile[m].template fetch<P>(reach, now.weights, m * WARPS * piece_bytes(KIND, P), q);
+            tile[m].template fetch<P>(reach, now.x * 16, m * WARPS * piece_bytes(KIND, P), q);
         } else {
             const u8* w[MT];
             weights(which, w);
@@ -70,7 +75,7 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
         constexpr int P = decltype(which)::value;
         now = take();
         if constexpr (REACHED) {
-            Tile<KIND>::template head_of_two<P>(tile, reach, now.weights);
+            Tile<KIND>::template head_of_two<P>(tile, reach, now.x * 16);
         } else {
             const u8* w[MT];
             weights(which, w);
@@ -102,11 +107,15 @@ __device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT]
 #else
         const u8* w[MT];
         weights(which, w);
-        multiply<KIND, MT, NT, P>(tile, w, ring + (here.x - shared_address(ring)), acc, ahead);
+        look();
+        multiply<KIND, MT, NT, P>(tile, w, ring + (here.x * 16 - shared_address(ring)), acc, ahead);
         give(here);
 #endif
     };
-    if (HAS_BULK) fetch(Constant<0>());
+    if (HAS_BULK) {
+        look();
+        fetch(Constant<0>());
+    }
     for (int i = 0; i < units; i++) {
         piece(Constant<0>(), Constant<TWO>(), TWO || i + 1 < units);
         if constexpr (TWO) piece(Constant<1>(), Constant<0>(), i + 1 < units);
@@ -122,7 +131,10 @@ template <typename Take, typename Look, typename Give>
 __device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Look& look,
                                      const Give& give, const Place& nowhere) {
     if (!mine) {
-        for (int i = 0; i < units * unit_pieces(kind); i++) give(take());
+        for (int i = 0; i < units * unit_pieces(kind); i++) {
+            look();
+            give(take());
+        }
         return;
     }
     switch (kind) {

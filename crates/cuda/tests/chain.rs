@@ -326,9 +326,18 @@ fn agrees(
     rows: usize,
 ) {
     let layer = Layer::new(gpu, random, shape, types);
+    layer_agrees(gpu, random, (what, shape, &layer), rows);
+}
+
+fn layer_agrees(
+    gpu: &Gpu,
+    random: &mut Random,
+    (what, shape, layer): (&str, &Shape, &Layer),
+    rows: usize,
+) {
     let (x, y) = inputs(random, shape, rows);
-    let world = World::new(gpu, shape, &layer, (&x, &y));
-    let (got, next) = world.run(gpu, form(gpu, &layer), &layer, 1);
+    let world = World::new(gpu, shape, layer, (&x, &y));
+    let (got, next) = world.run(gpu, form(gpu, layer), layer, 1);
     let (expected, expected_next) = layer.expected(&x, &y, shape.hidden);
     let what = format!("{what}, {rows} rows");
     card::close(&format!("{what}: residual"), &got, &expected, 1.5e-3);
@@ -401,6 +410,35 @@ fn a_chain_of_real_widths_agrees_with_the_reference() {
     }
 }
 
+/// Shapes whose gate has `own` tiles for each block and four more, of which some blocks have a unit; `missing` rows of the last.
+fn of_whole_tiles(gpu: &Gpu, own: usize, missing: usize) -> Shape {
+    let blocks = card_of(gpu).multiprocessors as usize;
+    Shape {
+        hidden: 512 / own,
+        ffn: 128 * (own * blocks + 4) - missing,
+        mixed: 256,
+    }
+}
+
+#[test]
+fn chains_of_whole_tiles_agree_with_the_reference() {
+    let Some(gpu) = hopper() else { return };
+    let mut random = Random::new(12);
+    let bytes = of(Q8_0, vec![(Q8_0, 300)]);
+    for (types, own, missing, rows) in [
+        (&k_quants(), 1, 0, [1, 24]),
+        (&k_quants(), 2, 0, [8, 64]),
+        (&bytes, 1, 32, [1, 40]),
+    ] {
+        let shape = of_whole_tiles(&gpu, own, missing);
+        let layer = Layer::new(&gpu, &mut random, &shape, types);
+        for rows in rows {
+            let what = format!("{own} tiles a block");
+            layer_agrees(&gpu, &mut random, (&what, &shape, &layer), rows);
+        }
+    }
+}
+
 /// Blocks without units run through their stages as fast as these open, and are still to come to their end.
 #[test]
 fn chains_in_which_most_blocks_have_nothing_end() {
@@ -422,23 +460,33 @@ fn chains_in_which_most_blocks_have_nothing_end() {
 #[test]
 fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
     let Some(gpu) = hopper() else { return };
+    bits_of_rows(&gpu, &SMALL);
+}
+
+#[test]
+fn a_row_of_whole_tiles_has_the_same_bits_whatever_rows_are_beside_it() {
+    let Some(gpu) = hopper() else { return };
+    bits_of_rows(&gpu, &of_whole_tiles(&gpu, 1, 0));
+}
+
+fn bits_of_rows(gpu: &Gpu, shape: &Shape) {
     let mut random = Random::new(3);
-    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
-    let (x, y) = inputs(&mut random, &SMALL, MOST_ROWS);
-    let form = form(&gpu, &layer);
+    let layer = Layer::new(gpu, &mut random, shape, &k_quants());
+    let (x, y) = inputs(&mut random, shape, MOST_ROWS);
+    let form = form(gpu, &layer);
     let run = |first: usize, rows: usize| {
         let part = (
-            &x[first * SMALL.hidden..][..rows * SMALL.hidden],
-            &y[first * SMALL.mixed..][..rows * SMALL.mixed],
+            &x[first * shape.hidden..][..rows * shape.hidden],
+            &y[first * shape.mixed..][..rows * shape.mixed],
         );
-        World::new(&gpu, &SMALL, &layer, part).run(&gpu, form, &layer, 2)
+        World::new(gpu, shape, &layer, part).run(gpu, form, &layer, 2)
     };
     let (together, next) = run(0, MOST_ROWS);
     for (first, rows) in [(31, 1), (16, 8), (8, 16), (8, 24), (3, 32), (16, 48)] {
         let (alone, next_alone) = run(first, rows);
         let what = format!("{rows} rows from {first} on");
         let of = |all: &[f32], width: usize| all[first * width..][..rows * width].to_vec();
-        card::same_bits(&what, &alone, &of(&together, SMALL.hidden));
+        card::same_bits(&what, &alone, &of(&together, shape.hidden));
         for (w, (alone, all)) in layer.next.iter().zip(next_alone.iter().zip(&next)) {
             card::same_bits(&what, alone, &of(all, w.matrix.rows));
         }
@@ -449,14 +497,24 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
 #[test]
 fn a_chain_gives_the_same_bits_every_time() {
     let Some(gpu) = hopper() else { return };
+    bits_of_times(&gpu, &SMALL);
+}
+
+#[test]
+fn a_chain_of_whole_tiles_gives_the_same_bits_every_time() {
+    let Some(gpu) = hopper() else { return };
+    bits_of_times(&gpu, &of_whole_tiles(&gpu, 1, 0));
+}
+
+fn bits_of_times(gpu: &Gpu, shape: &Shape) {
     let mut random = Random::new(11);
-    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
-    let form = form(&gpu, &layer);
-    let inputs = [1, 24].map(|rows| inputs(&mut random, &SMALL, rows));
+    let layer = Layer::new(gpu, &mut random, shape, &k_quants());
+    let form = form(gpu, &layer);
+    let inputs = [1, 24].map(|rows| inputs(&mut random, shape, rows));
     let run = || {
         inputs.each_ref().map(|(x, y)| {
-            let world = World::new(&gpu, &SMALL, &layer, (x, y));
-            world.run(&gpu, form, &layer, 1)
+            let world = World::new(gpu, shape, &layer, (x, y));
+            world.run(gpu, form, &layer, 1)
         })
     };
     let first = run();

@@ -18,7 +18,7 @@ const MAX_SEGMENTS: usize = 8;
 const OWN_SEGMENTS: usize = 3;
 /// Stages a launch has room for, and words of a stage and of a segment in `matmul/chain_sm90.cuh`.
 const STAGES: usize = 4;
-const STAGE_WORDS: usize = 11;
+const STAGE_WORDS: usize = 12;
 const SEGMENT_WORDS: usize = 8;
 /// Threads of a block: eight warps that multiply, one that fetches weights, one for their input, two aside.
 const THREADS: u32 = 384;
@@ -217,6 +217,14 @@ fn whole_cut(card: Card, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(
     (most <= of_line).then_some((units, units.div_ceil(most)))
 }
 
+/// Tiles of gate and up that each block has for itself, where there are as many as blocks or more, and those left over have no more units
+/// than there are blocks.
+fn own_tiles(card: Card, gate: &Matrix) -> Option<usize> {
+    let blocks = card.multiprocessors as usize;
+    let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
+    (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
+}
+
 /// The stages of one launch, as it is being put together.
 struct Stages {
     card: Card,
@@ -261,6 +269,10 @@ impl Stages {
         };
         // Going on to another tile takes a block about as long as a unit.
         let gap = if whole.is_some() { 0 } else { dearest };
+        let own = match results {
+            Results::Gated { .. } => own_tiles(self.card, &matrices[0].0).unwrap_or(0),
+            _ => 0,
+        };
         let mut line = 0;
         for &(matrix, second, out) in matrices {
             let kind = matrix.kind;
@@ -317,6 +329,7 @@ impl Stages {
                 |(units, _)| pair(units, 0),
             ),
             pair(write, x.width),
+            pair(own, own * self.card.multiprocessors as usize),
         ]);
     }
 
@@ -537,5 +550,24 @@ mod tests {
         // More tiles than blocks; and no more blocks of a tile than it has units.
         assert_eq!(cut(&[256 * 133], 512), None);
         assert_eq!(cut(&[256], 512), Some((2, 2)));
+    }
+
+    #[test]
+    fn blocks_have_tiles_of_their_own_where_few_are_left_over() {
+        let of = |rows, cols| {
+            let matrix = Matrix {
+                kind: Kind::Q4K,
+                rows,
+                cols,
+                weight: 0,
+            };
+            own_tiles(H200, &matrix)
+        };
+        // 27 billion weights: 136 tiles, and 80 units of 4 of them.
+        assert_eq!(of(17408, 5120), Some(1));
+        assert_eq!(of(128 * 264, 5120), Some(2));
+        // Fewer tiles than blocks; and 140 units left over.
+        assert_eq!(of(12288, 4096), None);
+        assert_eq!(of(128 * 139, 5120), None);
     }
 }
