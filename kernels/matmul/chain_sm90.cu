@@ -411,10 +411,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         mbarrier_init_fence();
     }
     for (int i = threadIdx.x; i < 2 * SLOTS; i += THREADS)
-        room.places[i] = make_uint4((shared_address(ring) + i % SLOTS * SLOT + W_BYTES) / 16, full + i % SLOTS * 8, i / SLOTS, shared_address(room.places + (i + 1) % (2 * SLOTS)));
-    if (threadIdx.x < chain.n_stages) {
-        room.shares[threadIdx.x] = share_of(chain.segments, chain.stages[threadIdx.x]);
-    }
+        room.places[i] = make_uint4((shared_address(ring) + i % SLOTS * SLOT + W_BYTES) / 16, full + i % SLOTS * 8, i / SLOTS,
+                                    shared_address(room.places + (i + 1) % (2 * SLOTS)));
+    if (threadIdx.x < chain.n_stages) room.shares[threadIdx.x] = share_of(chain.segments, chain.stages[threadIdx.x]);
     __syncthreads();
 #if PLAIN
     __shared__ PlainRoom plain_room;
@@ -437,15 +436,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
     pdl_wait();
 
-    // Where the next piece lies, as last looked.
-    u32 next = shared_address(room.places);
+    // The next piece's entry of the table, and what it says as last looked.
+    u32 entry = shared_address(room.places);
     uint4 seen;
     int n_tiles = 0;
-    const auto look = [&]() { seen = shared16(next); };
+    const auto look = [&]() { seen = shared16(entry); };
     // Waits for the piece that was looked for; whoever takes it gives it back.
     const auto take = [&]() {
         mbarrier_wait(seen.y, seen.z);
-        next = seen.w;
+        entry = seen.w;
         return Place{seen.x, seen.y};
     };
     const auto give = [&](const Place& place) {

@@ -1,9 +1,8 @@
 // The pieces of one tile of 256 rows that a block multiplies one after the other, as they come in a ring in shared memory.
 //
-// `take()` waits for the next piece and says where it lies; `give(place)` tells that the warp is done with it. With bulk copies the next
-// piece is taken, and its headers and first codes are fetched, under the last products of the one at hand, so a ring holds two pieces at
-// least; where products run on meanwhile, `look()` may ask a step before whether it is there. Below sm_90 `take` is for all warps together
-// and each piece is taken when the one before is done with.
+// `look()` finds where the next piece lies, `take()` waits for it and says where, `give(place)` tells that the warp is done with it. With bulk
+// copies the next piece is looked for with the one at hand, and taken, its headers and first codes fetched, under the last products of that,
+// so a ring holds two pieces at least. Below sm_90 `take` is for all warps together and each piece is taken when the one before is done with.
 // sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a place is
 // given back a wait later. The bits are the same.
 //
