@@ -166,17 +166,22 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
     }
 }
 
-// Pieces under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them. Nor are those that
-// multiply told of them while the lane that fills waits for a place, and to give one back they want the piece behind it.
+// Pieces of weights under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them. They
+// must be fewer than places: while the lane that fills waits for a place it tells of none of them, and a place is given back only when
+// the piece behind it has been told of.
 #ifndef UNDER_WAY
 #define UNDER_WAY (SLOTS > 4 ? 3 : 2)
 #endif
-static_assert(UNDER_WAY < SLOTS, "a place is given back when the piece behind it is told of");
+static_assert(UNDER_WAY < SLOTS, "a place is given back when the piece behind it has been told of");
 
 constexpr u32 TO_EMPTY = SLOTS * 8;  // from the barrier of a full place to that of the same when empty
+// Barriers of a piece's place: `landed`, its weights are there, which only the lane that fills waits for; `full`, that lane has told so and
+// its x is there; `empty`, all warps have given it back.
 struct Room {
     uint4 places[2 * SLOTS];  // for those that multiply, in turn: x / 16, `full`, its parity, address of the next
-    u64 weights[SLOTS], full[SLOTS], empty[SLOTS], nowhere, open, ready, done, columns[2], ended[2];  // the last two: whether rooms of tiles are full, and free again
+    u64 landed[SLOTS], full[SLOTS], empty[SLOTS];
+    u64 nowhere, open, ready, done;
+    u64 columns[2], ended[2];  // whether rooms of tiles are full, and free again
     Share shares[STAGES];
 };
 // The rooms of a block's tiles, in turn.
@@ -197,7 +202,7 @@ struct Turn {
 
 // Warp 8, one lane: weights, as far ahead as the ring reaches.
 __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& tiles, u32 ring) {
-    const u32 landed = shared_address(room.weights), full = shared_address(room.full), empty = shared_address(room.empty);
+    const u32 landed = shared_address(room.landed), full = shared_address(room.full), empty = shared_address(room.empty);
     const u64 once = policy_evict_first(), keep = policy_evict_last();
     WeightFeed weights;
     weights.stage = 0;
@@ -291,7 +296,8 @@ __device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
 // Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. A parity tells of a phase until the next
 // is over, so no stage is done before this warp has seen it open: of a block without units nobody else waits for it.
 __device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
-    const u32 full = shared_address(room.full), empty = shared_address(room.empty), open = shared_address(&room.open), done = shared_address(&room.done);
+    const u32 full = shared_address(room.full), empty = shared_address(room.empty);
+    const u32 open = shared_address(&room.open), done = shared_address(&room.done);
     const u64 keep = policy_evict_last();
     InputFeed x;
     x.stage = 0;
@@ -393,10 +399,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     const int warp = threadIdx.x / 32;
     pdl_launch();
     __shared__ __align__(16) Room room;
-    const u32 weights = shared_address(room.weights), full = shared_address(room.full), empty = shared_address(room.empty), ready = shared_address(&room.ready), done = shared_address(&room.done);
+    const u32 landed = shared_address(room.landed), full = shared_address(room.full), empty = shared_address(room.empty);
+    const u32 ready = shared_address(&room.ready), done = shared_address(&room.done);
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < SLOTS; i++) {
-            mbarrier_init(weights + 8 * i, 1);
+            mbarrier_init(landed + 8 * i, 1);
             mbarrier_init(full + 8 * i, 1 + LANES);
             mbarrier_init(empty + 8 * i, WARPS);
         }
