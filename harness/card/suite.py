@@ -34,6 +34,8 @@ arguments.add_argument("--limit", type=float, default=600)
 arguments.add_argument("--times")
 arguments.add_argument("--only")
 args = arguments.parse_args()
+if args.out:
+    os.makedirs(args.out, exist_ok=True)
 if args.names:
     print(" ".join(BINARIES))
     sys.exit()

@@ -30,6 +30,11 @@
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 1
 #endif
+// Where a block has a tile or two, its code runs once and is waited for, so it is short then, in loops: ROLLED.
+#ifndef ROLLED
+#define ROLLED 0
+#endif
+#define SCORE_UNROLL (ROLLED ? 1 : BLOCKS)
 
 struct Stats {
     float parts[8][COLUMNS];  // of each warp: greatest scores, then sums of weights
@@ -114,7 +119,7 @@ __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shar
 // the products' 8 parts are on their way.
 template <int AFTER, class Between>
 __device__ __forceinline__ void score_keys(float (&scores)[4 * NT], u32 tile, int key, u32 queries, const Between& between) {
-#pragma unroll
+#pragma unroll SCORE_UNROLL
     for (int b = 0; b < BLOCKS; b++) {
         if (b == AFTER) between();
         u32 low[4], high[4];

@@ -23,6 +23,8 @@
 #define AHEAD K_RING
 
 #define NO_NODE 64
+// As with scores (attn/across_sm90.cuh).
+#define SUM_UNROLL (ROLLED ? 1 : TILE / 16)
 // Few columns leave registers to the kernel behind, which may then begin.
 #define FEW (NT <= 2)
 
@@ -308,7 +310,7 @@ __device__ __forceinline__ void sum(const Block& block, Stream stream, Spots spo
                 }
             }
             const u32 values = block.value_ring + slot * FetchValues::BYTES;
-#pragma unroll
+#pragma unroll SUM_UNROLL
             for (int step = 0; step < TILE / 16; step++) {
                 u32 v[4][2];
                 value_fragments<V_FORMAT, V_STRIDE>(values, step, warp, v);

@@ -80,6 +80,7 @@ struct Share {
     int next;  // the tile behind the first unit where that is loose, else -1
 };
 
+// By a whole warp: lanes 2 i and 2 i + 1 find where the share begins and ends in the stage's segment i.
 __device__ __forceinline__ Share share_of(const Segment* segments, const Stage& stage) {
     if (stage.own_tiles) {
         const Segment& s = segments[stage.first];
@@ -87,16 +88,15 @@ __device__ __forceinline__ Share share_of(const Segment* segments, const Stage& 
         if (loose < s.tiles) return {{stage.first, loose, int(blockIdx.x) % s.units}, units + 1, tile};
         return {{stage.first, tile, 0}, units, -1};
     }
-    Cursor at = {stage.first, 0, 0};
-    const u32 begin = share_begin(stage, blockIdx.x), end = share_begin(stage, blockIdx.x + 1);
-    int units = 0;
-    for (int i = stage.first; i < stage.end; i++) {
-        const Segment& s = segments[i];
-        const int from = unit_at(stage, s, begin), to = unit_at(stage, s, end);
-        if (units == 0 && to > from) at = {i, from / s.units, from % s.units};
-        units += to - from;
-    }
-    return {at, units, -1};
+    static_assert(2 * SEGMENTS <= 32, "two lanes for each segment of a stage");
+    const int lane = threadIdx.x % 32, i = min(stage.first + lane / 2, stage.end - 1);
+    const Segment& s = segments[i];
+    const int from = unit_at(stage, s, share_begin(stage, blockIdx.x + lane % 2)), to = __shfl_xor_sync(WARP_ALL, from, 1);
+    const int units = lane % 2 == 0 && stage.first + lane / 2 < stage.end ? to - from : 0, tile = from / s.units;
+    const u32 any = __ballot_sync(WARP_ALL, units > 0);
+    const int first = any ? __ffs(any) - 1 : 0;
+    const auto of_first = [&](int v) { return __shfl_sync(WARP_ALL, v, first); };
+    return {{of_first(i), of_first(tile), of_first(from - tile * s.units)}, int(__reduce_add_sync(WARP_ALL, units)), -1};
 }
 
 // To the tile behind the one at hand, or behind a loose unit.

@@ -50,7 +50,7 @@ struct Blocks {
 
     // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
     __device__ __forceinline__ bool one_sums() const { return last - first <= 1; }
-    // The first piece that a warp of this block sums; more are a multiple of 8 further, and so of the same tiles of their row blocks.
+    // The first piece that a warp of this block sums.
     __device__ __forceinline__ int begin(int warp) const { return blockIdx.x - first + summing * warp; }
 };
 __device__ __forceinline__ Blocks blocks_of(const Stage& stage, const Segment& s, int tile) {
@@ -236,12 +236,12 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
     }
 }
 
-// Which piece of 16 columns and 8 rows a number means. Those of one 16-row tile come after those of another, so that a block's are
-// spread over tiles.
+// Which piece of 16 columns and 8 rows a number means: all rows of 16 columns come before the next columns. Where warps sum more than one,
+// the first are all that the first piece of the next stage's x waits for.
 struct Piece {
     u32 n, m, in_block;
 
-    __device__ __forceinline__ explicit Piece(u32 i) : n(i / 16), m(i % 16 / 8), in_block(i % 8) {}
+    __device__ __forceinline__ explicit Piece(u32 i) : n(i % NT), m(i / NT / 8), in_block(i / NT % 8) {}
 };
 
 // What the warp has multiplied of a tile that block `first` and others have units of, for those who sum it; but not of row block `kept`.

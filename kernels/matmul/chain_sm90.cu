@@ -183,6 +183,27 @@ struct Room {
     u64 nowhere, open, ready, done;
     u64 columns[2], ended[2];  // whether rooms of tiles are full, and free again
     Share shares[STAGES];
+
+    // A lane of each of warps 8 to 11 begins some: each takes it 60 clocks, and lanes of one warp would take turns.
+    __device__ __forceinline__ void begin_barriers(int warp) {
+        if (threadIdx.x % 32) return;
+        const auto begin = [](const u64& barrier, int arrivals) { mbarrier_init(shared_address(&barrier), arrivals); };
+        if (warp == WARPS) {
+            for (int i = 0; i < SLOTS; i++) begin(landed[i], 1);
+            for (int i = 0; i < 2; i++) begin(columns[i], 1);
+        } else if (warp == WARPS + 1) {
+            for (int i = 0; i < SLOTS; i++) begin(full[i], 1 + LANES);
+            begin(open, 1);
+        } else if (warp == WARPS + 2) {
+            for (int i = 0; i < SLOTS; i++) begin(empty[i], WARPS);
+            begin(nowhere, WARPS);
+        } else if (warp == WARPS + 3) {
+            for (int i = 0; i < 2; i++) begin(ended[i], WARPS * LANES);
+            begin(ready, PLAIN_WARPS * LANES);
+            begin(done, (WARPS + 1) * LANES);
+        }
+        mbarrier_init_fence();
+    }
 };
 // The rooms of a block's tiles, in turn.
 struct TileRooms {
@@ -399,28 +420,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     const int warp = threadIdx.x / 32;
     pdl_launch();
     __shared__ __align__(16) Room room;
-    const u32 landed = shared_address(room.landed), full = shared_address(room.full), empty = shared_address(room.empty);
     const u32 ready = shared_address(&room.ready), done = shared_address(&room.done);
-    if (threadIdx.x == THREADS) {
-        for (int i = 0; i < SLOTS; i++) {
-            mbarrier_init(landed + 8 * i, 1);
-            mbarrier_init(full + 8 * i, 1 + LANES);
-            mbarrier_init(empty + 8 * i, WARPS);
-        }
-        mbarrier_init(shared_address(&room.nowhere), WARPS);
-        mbarrier_init(shared_address(&room.open), 1);
-        mbarrier_init(ready, PLAIN_WARPS * LANES);
-        mbarrier_init(done, (WARPS + 1) * LANES);
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(shared_address(room.columns + i), 1);
-            mbarrier_init(shared_address(room.ended + i), WARPS * LANES);
-        }
-        mbarrier_init_fence();
-    }
-    for (int i = threadIdx.x; i < 2 * SLOTS; i += THREADS)
-        room.places[i] = make_uint4((shared_address(ring) + i % SLOTS * SLOT + W_BYTES) / 16, full + i % SLOTS * 8, i / SLOTS,
-                                    shared_address(room.places + (i + 1) % (2 * SLOTS)));
-    if (threadIdx.x < chain.n_stages) room.shares[threadIdx.x] = share_of(chain.segments, chain.stages[threadIdx.x]);
+    // Many blocks begin only when the kernel before has ended, and all wait for them: no warp has more than one thing to work out.
+    if (warp < chain.n_stages) room.shares[warp] = share_of(chain.segments, chain.stages[warp]);
+    const int place = threadIdx.x - STAGES * 32;
+    if (place >= 0 && place < 2 * SLOTS)
+        room.places[place] = make_uint4((shared_address(ring) + place % SLOTS * SLOT + W_BYTES) / 16, shared_address(room.full + place % SLOTS), place / SLOTS,
+                                        shared_address(room.places + (place + 1) % (2 * SLOTS)));
+    room.begin_barriers(warp);
     __syncthreads();
 #if PLAIN
     __shared__ PlainRoom plain_room;

@@ -25,8 +25,9 @@ const THREADS: u32 = 384;
 /// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and shares, what the ends of two
 /// tiles need, and what the lanes of eight warps tell each other of scales.
 const OWN_SHARED: usize = 13 << 10;
-/// Shared memory of a block in all, in bytes, on cards that have it to spare: five pieces of 32 rows.
-const MOST_SHARED: usize = 203 << 10;
+/// Shared memory of a block in all, in bytes, on cards that have it to spare: all that a block may have, since its registers leave no
+/// room for another beside it.
+const MOST_SHARED: usize = 227 << 10;
 /// Rows that a chain multiplies at most.
 pub const MOST_ROWS: usize = 64;
 /// Rows of an f32 matrix that a job of `matmul/plain_sm90.cuh` takes, values of K that its slice is a multiple of, and most
