@@ -423,6 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     const u32 ready = shared_address(&room.ready), done = shared_address(&room.done);
     // Many blocks begin only when the kernel before has ended, and all wait for them: no warp has more than one thing to work out.
     if (warp < chain.n_stages) room.shares[warp] = share_of(chain.segments, chain.stages[warp]);
+    static_assert(STAGES * 32 + 2 * SLOTS <= THREADS + 128, "a thread for each place of the table, behind the warps that have shares");
     const int place = threadIdx.x - STAGES * 32;
     if (place >= 0 && place < 2 * SLOTS)
         room.places[place] = make_uint4((shared_address(ring) + place % SLOTS * SLOT + W_BYTES) / 16, shared_address(room.full + place % SLOTS), place / SLOTS,
