@@ -30,7 +30,7 @@
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 1
 #endif
-// Where a block has a tile or two, its code runs once and is waited for, so it is short then, in loops: ROLLED.
+// Where a block has a tile or two, its code runs as often and is waited for, so it is short then, in loops: ROLLED.
 #ifndef ROLLED
 #define ROLLED 0
 #endif

@@ -28,8 +28,8 @@ const TRIO_RINGS: (usize, usize) = (3, 3);
 /// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
 /// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
 const TRIO_SHORT: (usize, usize) = (8192, 9);
-/// Up to so many tokens a block of `kernels/attn/tree_spans_sm90.cu` has one tile of committed keys or none, so its code, which runs
-/// once then, is in loops.
+/// Up to so many tokens a span of `kernels/attn/tree_spans_sm90.cu` is one tile, and a block has few of them: its code, which then runs
+/// once or twice, is in loops. Measured behind 512 tokens.
 const ROLLED: usize = 2048;
 
 /// How a launch of `kernels/attn/tree_spans_sm90.cu` is shaped.
