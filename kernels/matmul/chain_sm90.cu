@@ -209,6 +209,13 @@ struct Room {
 struct TileRooms {
     TileRoom rooms[2];
 };
+#if PLAIN
+#define PLAIN_BYTES sizeof(PlainRoom)
+#else
+#define PLAIN_BYTES 0
+#endif
+static_assert(RING + sizeof(RowScales) + sizeof(TileRooms) + sizeof(Room) + sizeof(scale_room) + PLAIN_BYTES <= 227 << 10,
+              "beside the ring there is more than the host counts with (launch::chain::OWN_SHARED)");
 // A place of the ring, and the parity of its turn.
 struct Turn {
     u32 slot, parity;

@@ -24,7 +24,7 @@ const SEGMENT_WORDS: usize = 8;
 const THREADS: u32 = 384;
 /// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and shares, what the ends of two
 /// tiles need, and what the lanes of eight warps tell each other of scales.
-const OWN_SHARED: usize = 13 << 10;
+const OWN_SHARED: usize = 14 << 10;
 /// Shared memory of a block in all, in bytes, on cards that have it to spare: all that a block may have, since its registers leave no
 /// room for another beside it.
 const MOST_SHARED: usize = 227 << 10;
