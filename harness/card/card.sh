@@ -61,12 +61,11 @@ fi
 # follows all ways to hand over but one, a lane that arrives for its warp, and does not ask how what a bulk copy overwrites was read.
 # 2025.3 takes bar.arrive for no order either, so what it says of kernels whose warps meet so is counted apart. 2026.4 also wants a proxy
 # fence between reads by threads and a bulk copy to the same place, which is not asked for here.
-# Where blocks come round the ring of a chain, one lane gives a place back for its warp: only memcheck looks at such cases.
 cases="oracle a_short_run_of_every_pass
 oracle a_short_run_of_other_kinds
 by_path launch_by_launch_steps_have_the_bits_of_graphs --launch-count 40
 chain a_chain_gives_the_same_bits_every_time --launch-count 2
-chain a_chain_of_whole_tiles_gives_the_same_bits_every_time --launch-count 2 --memcheck-alone
+chain a_chain_of_whole_tiles_gives_the_same_bits_every_time --launch-count 2
 delta_row tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row --launch-count 60
 delta_row tree_without_clusters_has_the_same_bits --launch-count 60
 delta_row row_gives_the_bits_of_its_parts --launch-count 30
@@ -90,10 +89,6 @@ if wants sanitizer; then
     for tool in memcheck racecheck; do
       while read -r name test options; do
         log=$out/$tool.$name.$test.log begun=$SECONDS
-        if [[ $options == *--memcheck-alone ]]; then
-          [ $tool = memcheck ] || continue
-          options=${options%--memcheck-alone}
-        fi
         [ $tool = racecheck ] && options="$options $racecheck"
         # shellcheck disable=SC2086
         "$sanitizer" --tool $tool --print-limit 1000 $options "$(binary "$name")" --exact "$test" --nocapture >"$log" 2>&1 </dev/null

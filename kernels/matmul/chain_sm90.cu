@@ -103,8 +103,8 @@ __device__ __forceinline__ void products_fence() {
 #define MOST_ROWS 64
 __device__ __forceinline__ float* told_scales(const Chain& chain, int which) { return (float*)(chain.barrier + 64) + which / 2 * MOST_ROWS; }
 
-// A warp hands over what its lanes have written: every lane arrives for itself, which racecheck follows and which costs nothing, as long as
-// it is not done for each piece.
+// A warp hands over what its lanes have read or written: every lane arrives for itself, which racecheck follows and which costs less than
+// one lane of a warp that has come together.
 #define LANES 32
 
 // Whether the phase of this parity is over.
@@ -195,8 +195,8 @@ struct Room {
             for (int i = 0; i < SLOTS; i++) begin(full[i], 1 + LANES);
             begin(open, 1);
         } else if (warp == WARPS + 2) {
-            for (int i = 0; i < SLOTS; i++) begin(empty[i], WARPS);
-            begin(nowhere, WARPS);
+            for (int i = 0; i < SLOTS; i++) begin(empty[i], WARPS * LANES);
+            begin(nowhere, WARPS * LANES);
         } else if (warp == WARPS + 3) {
             for (int i = 0; i < 2; i++) begin(ended[i], WARPS * LANES);
             begin(ready, PLAIN_WARPS * LANES);
@@ -469,10 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         entry = seen.w;
         return Place{seen.x, seen.y};
     };
-    const auto give = [&](const Place& place) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.barrier + TO_EMPTY);
-    };
+    const auto give = [&](const Place& place) { mbarrier_arrive(place.barrier + TO_EMPTY); };
     const Place nowhere = {0, shared_address(&room.nowhere) - TO_EMPTY};
     for (int which = 0; which < chain.n_stages; which++) {
         const Stage& stage = chain.stages[which];
