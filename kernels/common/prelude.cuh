@@ -228,6 +228,10 @@ __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u
 }
 #endif
 
+// The warp's number in its block. From a shuffle, so that the compiler knows it to be the same in all lanes: behind a branch by
+// threadIdx.x / 32 it takes a warp for divergent, and brings its lanes together again before each shuffle, vote and product.
+__device__ __forceinline__ int warp_index() { return __shfl_sync(WARP_ALL, int(threadIdx.x / 32), 0); }
+
 // ---- reductions, always in the same order -----------------------------------------------------------------------------
 
 // Every lane gets the result: lanes 16, 8, 4, 2, 1 apart, in this order.

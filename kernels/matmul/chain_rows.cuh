@@ -215,8 +215,9 @@ __device__ __forceinline__ void gather(float4* scratch, const Blocks& blocks, u3
             for (int f = 0; f < FETCH; f++)
 #pragma unroll
                 for (int c = 0; c < COUNT; c++) waiting |= is_missing(part[f][c]);
+            // Together, as the compiler is to know: behind a loop that lanes leave one by one it takes all that follows for divergent.
+            waiting = __any_sync(WARP_ALL, waiting);
             if constexpr (ONE_WORD) {
-                waiting = __any_sync(WARP_ALL, waiting);
                 const u32 block = b0 + threadIdx.x % 32;
                 const float* word = (const float*)(part_of(scratch, block, blocks.first) + place);
                 const bool looks = waiting && threadIdx.x % 32 < FETCH && block <= blocks.last;

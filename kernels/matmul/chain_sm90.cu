@@ -424,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(16) RowScales rows;
     __shared__ __align__(16) TileRooms tiles;
-    const int warp = threadIdx.x / 32;
+    const int warp = warp_index();
     pdl_launch();
     __shared__ __align__(16) Room room;
     const u32 ready = shared_address(&room.ready), done = shared_address(&room.done);
@@ -485,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
         for (int over = 0; over < units_here;) {
             const Segment& s = chain.segments[at.segment];
             const int n = next < 0 ? min(s.units - at.unit, units_here - over) : 1;
-            const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)));
+            const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)), warp);
             float acc[MT][NT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++)

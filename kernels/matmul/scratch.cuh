@@ -32,8 +32,9 @@ __device__ __forceinline__ float take(float* from, float v) {
     *from = 0.0f;
     return v;
 }
+// By a whole warp: behind a loop that lanes leave one by one the compiler takes all that follows for divergent.
 __device__ __forceinline__ float4 take(float4* from, float4 v) {
-    while (!has_arrived(v)) v = peek(from);
+    while (__any_sync(WARP_ALL, !has_arrived(v))) v = peek(from);
     *from = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return v;
 }

@@ -211,7 +211,7 @@ __device__ __forceinline__ void contribute(const Work& work, const Segment& s, i
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __grid_constant__ Work work) {
     extern __shared__ __align__(128) u8 ring[];
-    const int warp = threadIdx.x / 32;
+    const int warp = warp_index();
     pdl_launch();
 
     const u32 begin = share_begin(work, blockIdx.x), end = share_begin(work, blockIdx.x + 1);
@@ -239,9 +239,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     if (threadIdx.x == THREADS) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(full + 8 * i, 1);
-            mbarrier_init(empty + 8 * i, WARPS);
+            mbarrier_init(empty + 8 * i, THREADS);
         }
-        mbarrier_init(empty + 8 * STAGES, WARPS);
+        mbarrier_init(empty + 8 * STAGES, THREADS);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -300,10 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
         turn_ring();
         return place;
     };
-    const auto give = [&](const Place& place) {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive(place.barrier);
-    };
+    const auto give = [&](const Place& place) { mbarrier_arrive(place.barrier); };
     const Place nowhere = {0, empty + 8 * STAGES};
 #else
     if (warp == WARPS) return;
@@ -352,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) matmul_small(const __
     for (int done = 0; done < units_here;) {
         const Segment& s = work.segments[at.segment];
         const int units = s.units, n = min(units - at.unit, units_here - done);
-        const bool mine = has_rows(row_tiles(s, at.tile * 2));
+        const bool mine = has_rows(row_tiles(s, at.tile * 2), warp);
         row_factors(s, at.tile, warp, factors);
 #pragma unroll
         for (int m = 0; m < MT; m++)

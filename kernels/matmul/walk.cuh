@@ -41,7 +41,7 @@ struct Constant {
 
 // Whether the warp has rows where the first row block of a tile has `tiles` tiles of 16; the second has no more. Warps of a
 // warpgroup answer alike.
-__device__ __forceinline__ bool has_rows(int tiles) { return int(GROUPED ? threadIdx.x / 32 & 4 : threadIdx.x / 32) < tiles; }
+__device__ __forceinline__ bool has_rows(int tiles, int warp) { return (GROUPED ? warp & 4 : warp) < tiles; }
 
 // Adds the products of `units` units to acc. `nowhere`: a place that nobody waits for, given back in front of the first: to ask each time
 // whether products of another piece run costs more.
