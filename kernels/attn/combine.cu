@@ -99,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     pdl_launch();
     __shared__ __align__(16) float values[256];
     __shared__ float room[kv_turned(V_FORMAT) ? 512 : 1];
-    const int group = blockIdx.x, row = blockIdx.y, at = group * 256 + threadIdx.x, head = at / DIM;
+    const int group = blockIdx.x, row = blockIdx.y, warp = warp_index(), first = group * 256 + warp * 32, at = first + threadIdx.x % 32;
+    const int head = first / DIM;  // heads are multiples of 32 wide, so warps are whole
     if (row >= step->rows) return;
     int n = 1, from = 0, to = 0;
 #if BY_POSITION
@@ -111,8 +112,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     const size_t index = (size_t)row * HEADS + head;
     pdl_wait();
     float result = 0.0f, gate = 1.0f;
-    // Whole warps: heads are multiples of 32 wide.
-    if (at < WIDTH) {
+    if (first < WIDTH) {
         Value value;
         fetch_value(value, partial, rows, index, at % DIM, n, from, to);
 #if GATE
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     if (kv_turned(V_FORMAT)) result = turn_back_values<DIM>(result, room);
     values[threadIdx.x] = result * gate;
     __syncthreads();
-    if (threadIdx.x >= 32) return;
+    if (warp > 0) return;
     const float4 a = ((const float4*)values)[2 * threadIdx.x], b = ((const float4*)values)[2 * threadIdx.x + 1];
     const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     emit(out, row, group, v);

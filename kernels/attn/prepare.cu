@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_prepare(
     const float* __restrict__ k_norm, const double* __restrict__ frequency, u16* q16, float eps, Plane keys,
     Plane values, Pages pages) {
     pdl_launch();
-    const int head = blockIdx.x * 4 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
+    const int head = blockIdx.x * 4 + warp_index(), row = blockIdx.y, lane = threadIdx.x % 32;
     float norm[BLOCKS];
 #if NORMED
 #pragma unroll

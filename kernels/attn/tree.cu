@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256, MT <= 2 ? 2 : 1) attn_tree(
     const Step* step, const u16* q16, Plane keys, Plane values, Pages pages, float scale_log2, float* partial, int rows) {
     extern __shared__ __align__(16) u8 shared[];
     pdl_launch();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;
     // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
     // waited for.
     //

@@ -210,7 +210,7 @@ __device__ __forceinline__ Spots fetch_first(const Block& block, Stream& stream)
 // The warpgroup that scores: weights of every tile of every item, then the items' bases and sums of weights.
 __device__ __forceinline__ void score(const Block& block, Marks& marks) {
     Nodes& nodes = block.nodes;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = warp_index(), t = lane % 4;
     int tile = 0;
     u32 slot = block.key_ring;
     float sums[OWN_SUMS], scores[4 * NT];
@@ -274,7 +274,7 @@ __device__ __forceinline__ void score(const Block& block, Marks& marks) {
 // Sums of the weighted values of every tile of every item; fetches everything.
 __device__ __forceinline__ void sum(const Block& block, Stream stream, Spots spots, const Marks& marks) {
     Nodes& nodes = block.nodes;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
     int buffer = 0, key_slot = 0, slot = 0;
     float sums[2][4 * NT];
     cp_async_wait<K_RING - 2>();
@@ -346,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(384, FEW ? 2 : 1) attn_tree(
     const u32 queries = shared_address(shared), key_ring = queries + 6 * PANEL_BYTES;
     Marks& marks = *(Marks*)(shared + 6 * PANEL_BYTES + K_RING * FetchKeys::BYTES + V_RING * FetchValues::BYTES);
     Nodes& nodes = *(Nodes*)(&marks + 1);
-    const int warp = threadIdx.x / 32;
+    const int warp = warp_index();
     if (warp == 0) {
         survey(step, nodes.plots);
         const Share share = share_of_block(nodes.plots, step->trees);
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(384, FEW ? 2 : 1) attn_tree(
     __syncthreads();
     const Block block = {step, q16, keys, values, pages, partial, rows, nodes, queries, queries + 4 * PANEL_BYTES,
                          key_ring, key_ring + K_RING * FetchKeys::BYTES, scale_log2};
-    const bool scores = threadIdx.x < 128;
+    const bool scores = warp < 4;
     // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
     // waited for.
     Stream stream = {0, -1, 0};

@@ -89,7 +89,7 @@ __device__ __forceinline__ void fetch_first(const Block& block, const Item& item
 
 // The warpgroup that scores: weights of every tile of every item, then the items' bases and sums of weights.
 __device__ __forceinline__ void score(const Block& block, Item item, Marks& marks, Nodes& nodes) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = warp_index(), t = lane % 4;
     int tile = 0;
     u32 slot = block.key_ring;
 #pragma unroll 1
@@ -161,7 +161,7 @@ __device__ __forceinline__ void score(const Block& block, Item item, Marks& mark
 
 // Sums of the weighted values of every tile of every item; fetches everything.
 __device__ __forceinline__ void sum(const Block& block, FetchKeys keys, FetchValues values, const Marks& marks) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
     int buffer = 0;
     u32 slot = block.value_ring;
     Item item = item_of(block.step, block.first);
@@ -239,7 +239,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_tree(
         return;
     }
     const Item item = item_of(step, block.first);
-    const bool scores = threadIdx.x < 128;
+    const int warp = warp_index();
+    const bool scores = warp < 4;
     FetchKeys fetch_keys;
     FetchValues fetch_values;
     fetch_keys.to = block.key_ring, fetch_values.to = block.value_ring;
@@ -249,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_tree(
     if (!early) pdl_wait();
     if (!scores) fetch_first(block, item, fetch_keys, fetch_values);
     if (early) pdl_wait();
-    load_queries(item, q16, queries, threadIdx.x / 32, 12);
+    load_queries(item, q16, queries, warp, 12);
     load_nodes(step, item, nodes);
     __syncthreads();
     if (scores) {
