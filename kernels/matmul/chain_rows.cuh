@@ -306,12 +306,13 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
     const u32 first = blocks.first;
     const auto index_of = [&](int m, int in_block) { return row_block(stage.write, tile, m) * 8 + in_block; };
     const auto is_there = [&](int m, int in_block) { return index_of(m, in_block) * 16 < s.n_out; };
-    // Where two blocks sum a tile of STORE, the warps of each sum those of a row block that they have multiplied, and leave the other.
-    const bool halves = NT <= 4 && stage.write == STORE && blocks.summing == 2 && blocks.last == first + 1;
+    // Where two blocks have a tile of STORE, warps sum what they have multiplied themselves: those of each a row block, whose other they
+    // leave, or those of the first block both.
+    const bool in_pairs = NT <= 4 && stage.write == STORE && blocks.last == first + 1, halves = in_pairs && blocks.summing == 2;
     const u32 own = blockIdx.x - first;
-    if (!keeps_own || blockIdx.x != first) {
+    if (own || !(keeps_own || in_pairs && !halves)) {
         leave_part(stage, s, scratch, tile, first, warp, acc, halves ? own : MT);
-        if (blockIdx.x - first >= blocks.summing) return;
+        if (own >= blocks.summing) return;
     }
     wait_for_scales();
     if (gated) {
@@ -358,15 +359,15 @@ __device__ __forceinline__ void finish(const Stage& stage, const Segment& s, flo
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 sum[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (halves) {
+                if (in_pairs) {
                     const float (&a)[4] = acc[0][n], (&b)[4] = acc[1][n];
-                    sum[n] = own ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]);
+                    sum[n] = m ? make_float4(b[0], b[1], b[2], b[3]) : make_float4(a[0], a[1], a[2], a[3]);
                 }
             }
             Blocks others = blocks;
-            if (halves) others.last = blocks.last - own;
+            if (in_pairs) others.last = blocks.last - own;
             gather<NT, (NT == 1 ? 8 : NT > 4 ? 2 : 3), false>(
-                scratch, others, halves ? others.last : first, place_in_part(m, in_block, 0), [](int n) { return place_of_piece(0, 0, n); }, sum);
+                scratch, others, in_pairs ? others.last : first, place_in_part(m, in_block, 0), [](int n) { return place_of_piece(0, 0, n); }, sum);
             const Columns columns = columns_of(room, m, in_block);
             float* to = s.out + place_of(index, 0, s.stride);
 #pragma unroll

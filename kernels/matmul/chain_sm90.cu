@@ -114,10 +114,15 @@ __device__ __forceinline__ u32 mbarrier_is_over(u32 barrier, u32 parity) {
     return over;
 }
 
-// When a stage is open: the scales of the rows that its input is made of. A block adds up the squares of a row or none, and tells all;
-// where rows are so few that a warp has one, each block adds up all, which saves telling.
+// When a stage is open: the scales of the rows that its input is made of. A block adds up the squares of a row or two or none, and tells
+// all; where rows are so few that a warp has one, each block adds up all, which saves telling.
 #define ALONE (ROWS <= PLAIN_WARPS)
-__device__ __forceinline__ void row_scales(const Chain& chain, int which, RowScales& rows) {
+__device__ __forceinline__ void set_scale(const Chain& chain, RowScales& rows, int row, float scale) {
+    rows.factor[row] = scale / (rows.last[row] * HEADROOM);
+    rows.last[row] = scale;
+    if (blockIdx.x == 0) chain.scales[row] = scale;
+}
+__device__ __forceinline__ void tell_scales(const Chain& chain, int which, RowScales& rows) {
     const Stage& stage = chain.stages[which];
     static_assert(NT * 8 <= PLAIN_WARPS * 32, "a thread for each row");
     const int mine = plain_thread(), warp = mine / 32, lane = threadIdx.x % 32;
@@ -130,14 +135,10 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
     }
     constexpr int LOADS = 3;
     const int quads = (stage.width + 255) / 256 * 4;
-    float* told = told_scales(chain, which);
-    const auto set = [&](int row, float scale) {
-        rows.factor[row] = scale / (rows.last[row] * HEADROOM);
-        rows.last[row] = scale;
-        if (blockIdx.x == 0) chain.scales[row] = scale;
-    };
+    // The last blocks, which have no job of f32 matrices where these are few.
+    const int first = ALONE ? warp : (gridDim.x - 1 - blockIdx.x) * PLAIN_WARPS + warp;
 #pragma unroll 1
-    for (int row = ALONE ? warp : blockIdx.x + warp * gridDim.x; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
+    for (int row = first; row < ROWS; row += PLAIN_WARPS * gridDim.x) {
         float sum = 0.0f;
 #pragma unroll 1
         for (int i = lane; i < quads; i += 32 * LOADS) {
@@ -154,16 +155,19 @@ __device__ __forceinline__ void row_scales(const Chain& chain, int which, RowSca
         const float scale = 1.0f / sqrtf(sum * (1.0f / stage.width) + chain.eps);
         if (lane == 0) {
             if (ALONE)
-                set(row, scale);
+                set_scale(chain, rows, row, scale);
             else
-                leave(told + row, scale);
+                leave(told_scales(chain, which) + row, scale);
         }
     }
-    if (!ALONE && mine < ROWS) {
-        float scale = peek(told + mine);
-        while (!has_arrived(scale)) scale = peek(told + mine);
-        set(mine, scale);
-    }
+}
+__device__ __forceinline__ void take_scales(const Chain& chain, int which, RowScales& rows) {
+    const int mine = plain_thread();
+    if (ALONE || mine >= ROWS || chain.stages[which].sums == nullptr) return;
+    const float* told = told_scales(chain, which) + mine;
+    float scale = peek(told);
+    while (!has_arrived(scale)) scale = peek(told);
+    set_scale(chain, rows, mine, scale);
 }
 
 // Pieces of weights under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them. They
@@ -396,18 +400,20 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         }
         mbarrier_wait(open, which & 1);
         const Stage& stage = chain.stages[which];
+        const bool multiplies = which < chain.n_stages;
+        if (multiplies) tell_scales(chain, which, rows);
 #if PLAIN
-        // Before the scales of its rows, where these take longer.
+        // While others add up.
         if (!ALONE && which + 1 == chain.n_stages) plain_jobs(chain.plain, plain_room);
 #endif
-        if (which < chain.n_stages) row_scales(chain, which, rows);
+        if (multiplies) take_scales(chain, which, rows);
         if (blockIdx.x == 0 && stage.halves) put_zeros(chain.segments[stage.first], stage, plain_thread(), PLAIN_WARPS * 32);
 #pragma unroll 1
         for (int i = blockIdx.x * PLAIN_WARPS * 32 + plain_thread(); i < stage.n_spent; i += gridDim.x * PLAIN_WARPS * 32)
             stage.spent[i] = make_uint4(0, 0, 0, 0);
         if (blockIdx.x == 0 && (which == 1 || which == 2)) told_scales(chain, which == 1 ? 3 : 1)[plain_thread()] = 0.0f;
         mbarrier_arrive(ready);
-        if (which < chain.n_stages && stage.own_tiles) {
+        if (multiplies && stage.own_tiles) {
             mbarrier_wait(ready, which & 1);
             sum_loose(stage, chain.segments[stage.first], scratch_of(chain, which), plain_thread() / 32, PLAIN_WARPS, rows);
             plain_sync();

@@ -99,9 +99,12 @@ __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoo
     };
 #pragma unroll
     for (int i = 0; i < PLAIN_AHEAD; i++) fetch(x[i], i);
-    // Not unrolled: what runs once is fetched from afar (NOTES.md, version 12), so x moves from registers to registers.
+    static_assert(BLOCKS % PLAIN_AHEAD == 0, "whole turns");
 #pragma unroll 1
-    for (int block = 0; block < BLOCKS; block++) {
+    for (int first = 0; first < BLOCKS; first += PLAIN_AHEAD)
+#pragma unroll
+    for (int i = 0; i < PLAIN_AHEAD; i++) {
+        const int block = first + i;
         float4 w[2];  // rows g and g + 8
 #pragma unroll
         for (int r = 0; r < 2; r++) w[r] = room.weights[g + 8 * r][(quad + block * 4 + t) ^ (g & 1) << 2];
@@ -114,20 +117,20 @@ __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoo
                 high[j] = __float_as_uint(v);
                 rest[j] = tf32_rest(v);
             }
+            // Products of the same sums wait for each other: others stand between them.
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float b0 = part(x[0][n], 2 * e), b1 = part(x[0][n], 2 * e + 1);
-                mma_tf32(acc[n], rest, __float_as_uint(b0), __float_as_uint(b1));
-                mma_tf32(acc[n], high, tf32_rest(b0), tf32_rest(b1));
-                mma_tf32(acc[n], high, __float_as_uint(b0), __float_as_uint(b1));
-            }
+            for (int term = 0; term < 3; term++)
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    const float b0 = part(x[i][n], 2 * e), b1 = part(x[i][n], 2 * e + 1);
+                    if (term == 1)
+                        mma_tf32(acc[n], high, tf32_rest(b0), tf32_rest(b1));
+                    else
+                        mma_tf32(acc[n], term ? high : rest, __float_as_uint(b0), __float_as_uint(b1));
+                }
         }
-#pragma unroll
-        for (int i = 0; i + 1 < PLAIN_AHEAD; i++)
-#pragma unroll
-            for (int n = 0; n < NT; n++) x[i][n] = x[i + 1][n];
-        // Past the chunk in the last turns, and not used.
-        fetch(x[PLAIN_AHEAD - 1], min(block + PLAIN_AHEAD, BLOCKS - 1));
+        // Past the chunk in the last turn, and not used.
+        fetch(x[i], min(block + PLAIN_AHEAD, BLOCKS - 1));
     }
 }
 
@@ -197,22 +200,26 @@ __device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room, co
                 for (int f = thread % 32; f < slices; f += 32) waiting |= !has_arrived(here[q + f]);
         } while (waiting);
         plain_sync();
+        // Eight lanes have a quad: parts 8 apart in order, then the lanes 4, 2, 1 apart.
 #pragma unroll 1
-        for (int q = thread * slices; q < quads; q += PLAIN_WARPS * 32 * slices) {
+        for (int first = 0; first * slices < quads; first += PLAIN_WARPS * 4) {
+            const int q = (first + thread / 8) * slices, within = thread % 8;
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
-            for (int f = 0; f < slices; f++) {
+            for (int f = within; f < slices && q < quads; f += 8) {
                 const float4 v = here[q + f];
                 from[size_t(f) * (NT * 32) + q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
             }
-            // Rows of x and of W of quad `at` of the fragments.
-            const int at = job.slice + q, first = at / 32 * 8 + at % 4 * 2, column = (job.group - s.first) * PLAIN_ROWS + at / 4 % 8;
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int row = first + e % 2, n = column + e / 2 * 8;
-                if (row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = part(sum, e) * factor(row);
+            for (int gap = 4; gap; gap >>= 1) {
+                sum.x += __shfl_xor_sync(WARP_ALL, sum.x, gap), sum.y += __shfl_xor_sync(WARP_ALL, sum.y, gap);
+                sum.z += __shfl_xor_sync(WARP_ALL, sum.z, gap), sum.w += __shfl_xor_sync(WARP_ALL, sum.w, gap);
             }
+            // A row of x and one of W of quad `at` of the fragments, for each of four lanes.
+            const int at = job.slice + q, row = at / 32 * 8 + at % 4 * 2 + within % 2;
+            const int n = (job.group - s.first) * PLAIN_ROWS + at / 4 % 8 + within / 2 * 8;
+            if (within < 4 && q < quads && row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = part(sum, within) * factor(row);
         }
     }
 }
