@@ -84,7 +84,7 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b
 __device__ __forceinline__ float part(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // Blocks of 16 values whose x a warp has asked for at a time: what registers allow.
-#define PLAIN_AHEAD (NT > 6 ? 1 : NT >= 3 ? 2 : 4)
+#define PLAIN_AHEAD (NT > 6 ? 1 : NT >= 2 ? 2 : 4)
 
 // Adds the products of 128 values from k on, `quad` of the room.
 __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoom& room, int k, int quad, float (&acc)[NT][4]) {
