@@ -46,6 +46,11 @@ impl Stop {
         Ok(stop)
     }
 
+    /// Whether it was asked at least once.
+    pub fn is_asked(&self) -> bool {
+        *self.asked.borrow() > 0
+    }
+
     /// Waits until it was asked `times` times; forever if nobody is left who could ask.
     pub async fn asked(&self, times: u32) {
         let mut asked = self.asked.clone();
@@ -62,8 +67,10 @@ mod tests {
     #[tokio::test]
     async fn the_second_request_is_told_from_the_first() {
         let (switch, stop) = Stop::new();
+        assert!(!stop.is_asked());
         switch.ask();
         stop.asked(1).await;
+        assert!(stop.is_asked());
         let second = stop.clone();
         let waiting = tokio::spawn(async move { second.asked(2).await });
         tokio::task::yield_now().await;

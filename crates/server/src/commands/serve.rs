@@ -86,10 +86,17 @@ async fn listen_and_serve(
     let stall = config.times.stall;
     tokio::spawn(announce(handle.clone(), url));
     tokio::spawn(supervisor::feed_watchdog(handle.clone(), stall));
-    tokio::spawn(announce_stop(stop.clone()));
-    let served = crate::serve_with(config, handle.clone(), listener, stop).await;
+    let announced = tokio::spawn(announce_stop(stop.clone()));
+    let served = crate::serve_with(config, handle.clone(), listener, stop.clone()).await;
+    let forced = matches!(served, Err(ServeError::Forced));
+    // An idle server can be done before that task has had its turn; a second signal does not wait for it.
+    if stop.is_asked() && !forced {
+        announced
+            .await
+            .context("the announcement of the stop broke off")?;
+    }
     // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
-    if handle.phase() != Phase::Loading && !matches!(served, Err(ServeError::Forced)) {
+    if handle.phase() != Phase::Loading && !forced {
         handle.drain(Duration::ZERO);
         let joined = tokio::task::spawn_blocking(move || engine.join()).await;
         joined.context("the engine thread cannot be joined")?;
