@@ -50,6 +50,7 @@ __device__ __forceinline__ void sync_multipliers() { asm volatile("bar.sync 1, %
 #define SIDE_FIRST (WARPS + 2)
 #define PLAIN_WARPS 2
 __device__ __forceinline__ int plain_thread() { return threadIdx.x - SIDE_FIRST * 32; }
+__device__ __forceinline__ int plain_warp() { return warp_index() - SIDE_FIRST; }
 __device__ __forceinline__ void plain_sync() { asm volatile("bar.sync 2, %0;" ::"n"(PLAIN_WARPS * 32) : "memory"); }
 
 #include "matmul/chain.cuh"
@@ -125,7 +126,7 @@ __device__ __forceinline__ void set_scale(const Chain& chain, RowScales& rows, i
 __device__ __forceinline__ void tell_scales(const Chain& chain, int which, RowScales& rows) {
     const Stage& stage = chain.stages[which];
     static_assert(NT * 8 <= PLAIN_WARPS * 32, "a thread for each row");
-    const int mine = plain_thread(), warp = mine / 32, lane = threadIdx.x % 32;
+    const int mine = plain_thread(), warp = plain_warp(), lane = threadIdx.x % 32;
     if (stage.sums == nullptr) {
         if (mine < NT * 8) {
             if (which == 0) rows.last[mine] = mine < ROWS ? __ldcg(chain.scales + mine) : 0.0f;
@@ -162,12 +163,14 @@ __device__ __forceinline__ void tell_scales(const Chain& chain, int which, RowSc
     }
 }
 __device__ __forceinline__ void take_scales(const Chain& chain, int which, RowScales& rows) {
+    if (ALONE || chain.stages[which].sums == nullptr) return;
     const int mine = plain_thread();
-    if (ALONE || mine >= ROWS || chain.stages[which].sums == nullptr) return;
-    const float* told = told_scales(chain, which) + mine;
-    float scale = peek(told);
-    while (!has_arrived(scale)) scale = peek(told);
-    set_scale(chain, rows, mine, scale);
+    static_assert(PLAIN_WARPS * 32 <= MOST_ROWS, "a place for each thread");
+    float scale;
+    do {
+        scale = peek(told_scales(chain, which) + mine);
+    } while (__any_sync(WARP_ALL, mine < ROWS && !has_arrived(scale)));
+    if (mine < ROWS) set_scale(chain, rows, mine, scale);
 }
 
 // Pieces of weights under way at most. More would be no faster, and what blocks exchange waits in the memory's queues behind them. They
@@ -302,8 +305,8 @@ __device__ __forceinline__ void bring(const u8* from, u8* to) {
             v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z), __float_as_uint(seen.w));
         }
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) waiting |= v[i].x == 0 || v[i].y == 0 || v[i].z == 0 || v[i].w == 0;
-    } while (waiting);
+        for (int i = 0; i < COUNT; i++) waiting |= min(min(v[i].x, v[i].y), min(v[i].z, v[i].w)) == 0;
+    } while (__any_sync(WARP_ALL, waiting));
 #pragma unroll
     for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
 }
@@ -415,7 +418,7 @@ __device__ __forceinline__ void stand_aside(const Chain& chain, Room& room, RowS
         mbarrier_arrive(ready);
         if (multiplies && stage.own_tiles) {
             mbarrier_wait(ready, which & 1);
-            sum_loose(stage, chain.segments[stage.first], scratch_of(chain, which), plain_thread() / 32, PLAIN_WARPS, rows);
+            sum_loose(stage, chain.segments[stage.first], scratch_of(chain, which), plain_warp(), PLAIN_WARPS, rows);
             plain_sync();
         }
     }

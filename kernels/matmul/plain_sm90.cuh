@@ -13,7 +13,7 @@
 #pragma once
 #include "matmul/scratch.cuh"
 
-// Who does it: PLAIN_WARPS warps, whose threads plain_thread() counts and plain_sync() lets wait for each other.
+// Who does it: PLAIN_WARPS warps, which plain_warp() and whose threads plain_thread() counts; plain_sync() lets them wait for each other.
 #define PLAIN_ROWS 16
 #define PLAIN_CHUNK 256
 
@@ -136,7 +136,7 @@ __device__ __forceinline__ void plain_products(const Plain& work, const PlainRoo
 
 // After the dependency wait, when x is there: leaves the sums of all of a block's jobs. All of the warps come here.
 __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
-    const int warp = plain_thread() / 32, lane = threadIdx.x % 32, jobs = work.groups * work.slices;
+    const int warp = plain_warp(), lane = threadIdx.x % 32, jobs = work.groups * work.slices;
 #pragma unroll 1
     for (int number = blockIdx.x; number < jobs; number += gridDim.x) {
         const PlainJob job(work, number);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room) {
 // other. All parts of these are copied and looked at until they are there. All of the warps come here.
 template <typename Factor>
 __device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room, const Factor& factor) {
-    const int jobs = work.groups * work.slices, thread = plain_thread();
+    const int jobs = work.groups * work.slices, thread = plain_thread(), warp = plain_warp();
     float4* here = &room.weights[0][0];  // [quad][slice]
     static_assert(2 * NT * 32 <= PLAIN_ROWS * PLAIN_CHUNK / 4, "room for both halves of K");
 #pragma unroll 1
@@ -188,17 +188,17 @@ __device__ __forceinline__ void plain_end(const Plain& work, PlainRoom& room, co
         bool waiting;
         do {
 #pragma unroll 1
-            for (int q = thread / 32 * slices; q < quads; q += PLAIN_WARPS * slices)
+            for (int q = warp * slices; q < quads; q += PLAIN_WARPS * slices)
 #pragma unroll 1
                 for (int f = thread % 32; f < slices; f += 32) cp_async_16(shared_address(here + q + f), from + size_t(f) * (NT * 32) + q);
             cp_async_commit();
             cp_async_wait<0>();
             waiting = false;
 #pragma unroll 1
-            for (int q = thread / 32 * slices; q < quads; q += PLAIN_WARPS * slices)
+            for (int q = warp * slices; q < quads; q += PLAIN_WARPS * slices)
 #pragma unroll 1
                 for (int f = thread % 32; f < slices; f += 32) waiting |= !has_arrived(here[q + f]);
-        } while (waiting);
+        } while (__any_sync(WARP_ALL, waiting));
         plain_sync();
         // Eight lanes have a quad: parts 8 apart in order, then the lanes 4, 2, 1 apart.
 #pragma unroll 1
