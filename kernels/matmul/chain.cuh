@@ -73,11 +73,18 @@ __device__ __forceinline__ int unit_at(const Stage& stage, const Segment& s, u32
     const u32 unit = rest > stage.gap ? (rest - stage.gap + s.cost - 1) / s.cost : 0;
     return min(u32(s.units * s.tiles), tile * s.units + unit);
 }
+// What those who multiply want to know of a tile: its kind, units along K, and 16-row tiles of its first row block.
+struct Shape {
+    int kind, units, rows;
+
+    __device__ __forceinline__ static Shape of(const Segment& s, int write, int tile) { return {s.kind, s.units, row_tiles(s, row_block(write, tile, 0))}; }
+};
 // A block's part of a stage: where it begins, and its units.
-struct Share {
+struct __align__(16) Share {
     Cursor at;
     int units;
-    int next;  // the tile behind the first unit where that is loose, else -1
+    int next;     // the tile behind the first unit where that is loose, else -1
+    Shape shape;  // of the tile it begins in: who multiplies reads all of this at once, from shared memory
 };
 
 // By a whole warp: lanes 2 i and 2 i + 1 find where the share begins and ends in the stage's segment i.
@@ -85,8 +92,8 @@ __device__ __forceinline__ Share share_of(const Segment* segments, const Stage& 
     if (stage.own_tiles) {
         const Segment& s = segments[stage.first];
         const int tile = blockIdx.x * stage.own_tiles, units = stage.own_tiles * s.units, loose = stage.loose + blockIdx.x / s.units;
-        if (loose < s.tiles) return {{stage.first, loose, int(blockIdx.x) % s.units}, units + 1, tile};
-        return {{stage.first, tile, 0}, units, -1};
+        if (loose < s.tiles) return {{stage.first, loose, int(blockIdx.x) % s.units}, units + 1, tile, Shape::of(s, stage.write, loose)};
+        return {{stage.first, tile, 0}, units, -1, Shape::of(s, stage.write, tile)};
     }
     static_assert(2 * SEGMENTS <= 32, "two lanes for each segment of a stage");
     const int lane = threadIdx.x % 32, i = min(stage.first + lane / 2, stage.end - 1);
@@ -96,7 +103,8 @@ __device__ __forceinline__ Share share_of(const Segment* segments, const Stage& 
     const u32 any = __ballot_sync(WARP_ALL, units > 0);
     const int first = any ? __ffs(any) - 1 : 0;
     const auto of_first = [&](int v) { return __shfl_sync(WARP_ALL, v, first); };
-    return {{of_first(i), of_first(tile), of_first(from - tile * s.units)}, int(__reduce_add_sync(WARP_ALL, units)), -1};
+    const Cursor at = {of_first(i), of_first(tile), of_first(from - tile * s.units)};
+    return {at, int(__reduce_add_sync(WARP_ALL, units)), -1, Shape::of(segments[at.segment], stage.write, at.tile)};
 }
 
 // To the tile behind the one at hand, or behind a loose unit.

@@ -265,6 +265,8 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& 
         // one that came late by it would hold up all.
         const Stage& stage = chain.stages[weights.stage];
         if (begins && !is_loose(stage, weights.at.tile)) {
+            // This takes as long as the products of two pieces, which are not to wait for it.
+            while (untold && mbarrier_is_over(landed + 8 * awaited.slot, awaited.parity)) tell();
             const int tile = weights.at.tile;
             const Segment& s = chain.segments[weights.at.segment];
             TileRoom& to = tiles.rooms[n_tiles & 1];
@@ -488,13 +490,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             if (!waited) mbarrier_wait(ready, which & 1);
             waited = true;
         };
-        Cursor at = room.shares[which].at;
-        const int units_here = room.shares[which].units;
-        int next = room.shares[which].next;
-        for (int over = 0; over < units_here;) {
+        Share share = room.shares[which];
+        Cursor& at = share.at;
+        Shape& shape = share.shape;
+        while (share.units) {
             const Segment& s = chain.segments[at.segment];
-            const int n = next < 0 ? min(s.units - at.unit, units_here - over) : 1;
-            const bool mine = has_rows(row_tiles(s, row_block(stage.write, at.tile, 0)), warp);
+            const bool loose = share.next >= 0;
+            const int n = loose ? 1 : min(shape.units - at.unit, share.units);
             float acc[MT][NT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++)
@@ -502,8 +504,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            walk(s.kind, ring, n, mine, acc, take, look, give, nowhere);
-            if (is_loose(stage, at.tile)) {
+            walk(shape.kind, ring, n, has_rows(shape.rows, warp), acc, take, look, give, nowhere);
+            if (loose) {
                 leave_part(stage, s, scratch, at.tile, loose_first(stage, s, at.tile), warp, acc);
             } else {
                 mbarrier_wait(shared_address(room.columns + (n_tiles & 1)), n_tiles >> 1 & 1);
@@ -511,8 +513,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
                 n_tiles++;
             }
-            over += n;
-            follow(chain.segments, at, next);
+            share.units -= n;
+            if (share.units) {
+                follow(chain.segments, at, share.next);
+                shape = Shape::of(chain.segments[at.segment], stage.write, at.tile);
+            }
         }
         wait_for_scales();
         mbarrier_arrive(done);
