@@ -79,12 +79,29 @@ struct Shape {
 
     __device__ __forceinline__ static Shape of(const Segment& s, int write, int tile) { return {s.kind, s.units, row_tiles(s, row_block(write, tile, 0))}; }
 };
-// A block's part of a stage: where it begins, and its units.
+// A block's part of a stage, or what is left of it. Who multiplies reads it at once, from shared memory.
 struct __align__(16) Share {
     Cursor at;
     int units;
     int next;     // the tile behind the first unit where that is loose, else -1
-    Shape shape;  // of the tile it begins in: who multiplies reads all of this at once, from shared memory
+    Shape shape;  // of the tile at hand
+
+    // Units of that tile.
+    __device__ __forceinline__ int run() const { return next >= 0 ? 1 : min(shape.units - at.unit, units); }
+    // Behind those `n` units: to the next tile, if there is one.
+    __device__ __forceinline__ void go_on(const Segment* segments, int write, int n) {
+        units -= n;
+        if (units == 0) return;
+        at.unit = 0;
+        if (next >= 0) {
+            at.tile = next;
+            next = -1;
+        } else if (++at.tile == segments[at.segment].tiles) {
+            at.tile = 0;
+            at.segment++;
+        }
+        shape = Shape::of(segments[at.segment], write, at.tile);
+    }
 };
 
 // By a whole warp: lanes 2 i and 2 i + 1 find where the share begins and ends in the stage's segment i.
@@ -106,114 +123,3 @@ __device__ __forceinline__ Share share_of(const Segment* segments, const Stage& 
     const Cursor at = {of_first(i), of_first(tile), of_first(from - tile * s.units)};
     return {at, int(__reduce_add_sync(WARP_ALL, units)), -1, Shape::of(segments[at.segment], stage.write, at.tile)};
 }
-
-// To the tile behind the one at hand, or behind a loose unit.
-__device__ __forceinline__ void follow(const Segment* segments, Cursor& at, int& next) {
-    at.unit = 0;
-    if (next >= 0) {
-        at.tile = next;
-        next = -1;
-    } else if (++at.tile == segments[at.segment].tiles) {
-        at.tile = 0;
-        at.segment++;
-    }
-}
-
-// The weights of a block's pieces, one after the other over all stages. `enter`, `begin_tile` where the tile is new, and `advance` until
-// it says that the stage is over: code that stands once.
-struct WeightFeed {
-    const u8* weights[2];
-    int rows[2];   // 16-row tiles of the row blocks
-    int bytes[2];  // of a 16-row tile, in this piece and in the other
-    int stage, left;  // units of the stage, this one included
-    int write, units, pieces, piece;
-    int next;        // as Share has it
-    Cursor at;
-    bool fresh;  // a tile whose first piece is next
-
-    // At the first piece of `stage` or of the next that has any; false where none is left.
-    __device__ __forceinline__ bool enter(const Share* shares, const Stage* stages, int n_stages) {
-        while (stage < n_stages && shares[stage].units == 0) stage++;
-        if (stage >= n_stages) return false;
-        at = shares[stage].at;
-        left = shares[stage].units;
-        next = shares[stage].next;
-        write = stages[stage].write;
-        fresh = true;
-        return true;
-    }
-    __device__ __forceinline__ void begin_tile(const Segment* segments) {
-        fresh = false;
-        const Segment& s = segments[at.segment];
-        units = s.units;
-        pieces = s.pieces;
-        piece = 0;
-        bytes[0] = s.first_piece;
-        bytes[1] = pieces == 2 ? s.tile - s.first_piece : s.first_piece;
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            rows[m] = row_tiles(s, row_block(write, at.tile, m));
-            weights[m] = row_block_at(s, write, at.tile, m) + rows[m] * (64 + at.unit * s.tile);
-        }
-    }
-    __device__ __forceinline__ bool advance(const Segment* segments) {
-        weights[0] += rows[0] * bytes[0];
-        weights[1] += rows[1] * bytes[0];
-        const int other = bytes[1];
-        bytes[1] = bytes[0];
-        bytes[0] = other;
-        if (++piece < pieces) return false;
-        piece = 0;
-        if (--left == 0) {
-            stage++;
-            return true;
-        }
-        if (++at.unit < units && next < 0) return false;
-        fresh = true;
-        follow(segments, at, next);
-        return false;
-    }
-};
-
-// The input of the same pieces, likewise.
-struct InputFeed {
-    const u8* x;
-    int bytes;        // of a piece
-    int stage, left;  // units of the stage, this one included
-    int units, pieces, piece;
-    int next;         // as Share has it
-    Cursor at;
-    bool fresh;
-
-    __device__ __forceinline__ bool enter(const Share* shares, int n_stages) {
-        while (stage < n_stages && shares[stage].units == 0) stage++;
-        if (stage >= n_stages) return false;
-        at = shares[stage].at;
-        left = shares[stage].units;
-        next = shares[stage].next;
-        fresh = true;
-        return true;
-    }
-    __device__ __forceinline__ void begin_tile(const Segment* segments, const Stage* stages) {
-        fresh = false;
-        const Segment& s = segments[at.segment];
-        units = s.units;
-        pieces = s.pieces;
-        piece = 0;
-        bytes = pieces * NT * A16_TILE;
-        x = stages[stage].x + size_t(at.unit) * pieces * bytes;
-    }
-    __device__ __forceinline__ bool advance(const Segment* segments) {
-        x += bytes;
-        if (++piece < pieces) return false;
-        piece = 0;
-        if (--left == 0) {
-            stage++;
-            return true;
-        }
-        if (++at.unit < units && next < 0) return false;
-        fresh = true;
-        follow(segments, at, next);
-        return false;
-    }
-};

@@ -223,80 +223,108 @@ struct TileRooms {
 #endif
 static_assert(RING + sizeof(RowScales) + sizeof(TileRooms) + sizeof(Room) + sizeof(scale_room) + PLAIN_BYTES <= 227 << 10,
               "beside the ring there is more than the host counts with (launch::chain::OWN_SHARED)");
-// A place of the ring, and the parity of its turn.
+// A place of the ring: its barrier `full`, where it lies, and the parity of its turn. `landed` and `empty` lie SLOTS before and behind `full`.
 struct Turn {
-    u32 slot, parity;
+    u32 barrier, at, parity;
 
-    __device__ __forceinline__ void next() {
-        if (++slot == SLOTS) {
-            slot = 0;
+    __device__ __forceinline__ void next(u32 first, u32 ring) {
+        barrier += 8;
+        at += SLOT;
+        if (barrier == first + SLOTS * 8) {
+            barrier = first;
+            at = ring;
             parity ^= 1;
         }
     }
 };
 
-// Warp 8, one lane: weights, as far ahead as the ring reaches.
+// Warp 8, one lane: weights, as far ahead as the ring reaches. Beside products every instruction is paid, so of a piece nothing is worked out
+// that is known of its tile.
 __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& tiles, u32 ring) {
-    const u32 landed = shared_address(room.landed), full = shared_address(room.full), empty = shared_address(room.empty);
+    u32 first = shared_address(room.full);
+    asm volatile("" : "+r"(first), "+r"(ring));  // else made anew for each piece
     const u64 once = policy_evict_first(), keep = policy_evict_last();
-    WeightFeed weights;
-    weights.stage = 0;
-    Turn turn = {0, 1}, awaited = {0, 0};  // of this piece; of the oldest under way
+    // Of this piece; the first turn finds all places empty: the phase before the first counts as over. Of the oldest under way.
+    Turn turn = {first, ring, 1}, awaited = {first, ring, 0};
     int untold = 0, n_tiles = 0;
+    const auto landed_of = [&](const Turn& turn) { return turn.barrier - SLOTS * 8; };
     // Tells those that multiply of the oldest piece under way, when it has landed.
     const auto tell = [&]() {
-        mbarrier_wait(landed + 8 * awaited.slot, awaited.parity);
-        mbarrier_arrive(full + 8 * awaited.slot);
-        awaited.next();
+        mbarrier_wait(landed_of(awaited), awaited.parity);
+        mbarrier_arrive(awaited.barrier);
+        awaited.next(first, ring);
         untold--;
     };
-    for (bool over = true;;) {
-        if (over && !weights.enter(room.shares, chain.stages, chain.n_stages)) break;
-        const bool begins = weights.fresh;
-        if (begins) weights.begin_tile(chain.segments);
-        if (untold == UNDER_WAY) tell();
-        // The first turn finds all places empty: the phase before the first counts as over.
-        mbarrier_wait(empty + 8 * turn.slot, turn.parity);
-        const u32 to = ring + turn.slot * SLOT, barrier = landed + 8 * turn.slot;
-        mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * weights.bytes[0]);
-        bulk_load(to, weights.weights[0], weights.rows[0] * weights.bytes[0], barrier, once);
-        if (weights.rows[1]) bulk_load(to + 8 * weights.bytes[0], weights.weights[1], weights.rows[1] * weights.bytes[0], barrier, once);
-        // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
-        // one that came late by it would hold up all.
-        const Stage& stage = chain.stages[weights.stage];
-        if (begins && !is_loose(stage, weights.at.tile)) {
-            // This takes as long as the products of two pieces, which are not to wait for it.
-            while (untold && mbarrier_is_over(landed + 8 * awaited.slot, awaited.parity)) tell();
-            const int tile = weights.at.tile;
-            const Segment& s = chain.segments[weights.at.segment];
-            TileRoom& to = tiles.rooms[n_tiles & 1];
-            const u32 barrier = shared_address(room.columns + (n_tiles & 1));
-            // Short tiles may end only when they are told of the pieces under way.
-            const u32 ended = shared_address(room.ended + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
-            while (untold && !mbarrier_is_over(ended, parity)) tell();
-            mbarrier_wait(ended, parity);
-            n_tiles++;
-            to.blocks = blocks_of(stage, s, tile);
-            u32 norm_bytes[2];
-#pragma unroll
-            for (int m = 0; m < 2; m++) norm_bytes[m] = stage.norm ? max(0, min(128, s.n_out - row_block(stage.write, tile, m) * 128)) / 4 * 16 : 0;
-            mbarrier_expect(barrier, (weights.rows[0] + weights.rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
+#pragma unroll 1
+    for (int which = 0; which < chain.n_stages; which++) {
+        const Stage& stage = chain.stages[which];
+        Share share = room.shares[which];
+#pragma unroll 1
+        while (share.units) {
+            const Segment& s = chain.segments[share.at.segment];
+            const int tile = share.at.tile, n = share.run();
+            const u8* weights[2];
+            int rows[2];
+            // Of this piece bytes of a 16-row tile, and of the row blocks; and of two pieces.
+            const u32 both = s.pieces == 2 ? s.tile : 2 * s.first_piece;
+            u32 of_tile = s.first_piece, bytes[2], of_both[2];
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                if (weights.rows[m]) bulk_load(shared_address(to.factors[m]), row_block_at(s, stage.write, tile, m), weights.rows[m] * 64, barrier, once);
-                if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
+                rows[m] = row_tiles(s, row_block(stage.write, tile, m));
+                weights[m] = row_block_at(s, stage.write, tile, m) + rows[m] * (64 + share.at.unit * s.tile);
+                bytes[m] = rows[m] * of_tile;
+                of_both[m] = rows[m] * both;
             }
+            bool begins = share.next < 0;  // a tile that is not loose
+#pragma unroll 1
+            for (int left = n * s.pieces; left; left--) {
+                if (untold == UNDER_WAY) tell();
+                mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
+                mbarrier_expect(landed_of(turn), bytes[0] + bytes[1]);
+                bulk_load(turn.at, weights[0], bytes[0], landed_of(turn), once);
+                if (bytes[1]) bulk_load(turn.at + 8 * of_tile, weights[1], bytes[1], landed_of(turn), once);
+                // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
+                // one that came late by it would hold up all.
+                if (begins) {
+                    begins = false;
+                    // This takes as long as the products of two pieces, and what has landed is not to wait for it.
+                    while (untold && mbarrier_is_over(landed_of(awaited), awaited.parity)) tell();
+                    TileRoom& to = tiles.rooms[n_tiles & 1];
+                    const u32 barrier = shared_address(room.columns + (n_tiles & 1));
+                    // Short tiles may end only when they are told of the pieces under way.
+                    const u32 ended = shared_address(room.ended + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
+                    while (untold && !mbarrier_is_over(ended, parity)) tell();
+                    mbarrier_wait(ended, parity);
+                    n_tiles++;
+                    to.blocks = blocks_of(stage, s, tile);
+                    u32 norm_bytes[2];
+#pragma unroll
+                    for (int m = 0; m < 2; m++) norm_bytes[m] = stage.norm ? max(0, min(128, s.n_out - row_block(stage.write, tile, m) * 128)) / 4 * 16 : 0;
+                    mbarrier_expect(barrier, (rows[0] + rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
+#pragma unroll
+                    for (int m = 0; m < 2; m++) {
+                        if (rows[m]) bulk_load(shared_address(to.factors[m]), row_block_at(s, stage.write, tile, m), rows[m] * 64, barrier, once);
+                        if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
+                    }
+                }
+                untold++;
+                turn.next(first, ring);
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    weights[m] += bytes[m];
+                    bytes[m] = of_both[m] - bytes[m];
+                }
+                of_tile = both - of_tile;
+            }
+            share.go_on(chain.segments, stage.write, n);
         }
-        untold++;
-        turn.next();
-        over = weights.advance(chain.segments);
     }
     while (untold) tell();
 }
 
 // One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
 template <int COUNT>
-__device__ __forceinline__ void bring(const u8* from, u8* to) {
+__device__ __forceinline__ void bring(const u8* from, u32 to) {
     uint4 v[COUNT];
     bool waiting;
     do {
@@ -310,21 +338,21 @@ __device__ __forceinline__ void bring(const u8* from, u8* to) {
         for (int i = 0; i < COUNT; i++) waiting |= min(min(v[i].x, v[i].y), min(v[i].z, v[i].w)) == 0;
     } while (__any_sync(WARP_ALL, waiting));
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) *(uint4*)(to + (i * 32 + threadIdx.x % 32) * 16) = v[i];
+    for (int i = 0; i < COUNT; i++) put_shared16(to + (i * 32 + threadIdx.x % 32) * 16, v[i]);
 }
 // The same of more than registers have room for, by copies that a lane starts and then looks at.
-__device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
+__device__ __forceinline__ void bring_many(const u8* from, u32 to, int count) {
     const u32 at = threadIdx.x % 32 * 16;
     u32 missing = count == 32 ? 0xffffffffu : (1u << count) - 1;
     while (missing) {
 #pragma unroll 2
         for (int i = 0; i < count; i++)
-            if (missing >> i & 1) cp_async_16(shared_address(to) + at + i * 512, from + at + i * 512);
+            if (missing >> i & 1) cp_async_16(to + at + i * 512, from + at + i * 512);
         cp_async_commit();
         cp_async_wait<0>();
 #pragma unroll 2
         for (int i = 0; i < count; i++) {
-            const uint4 v = *(const uint4*)(to + at + i * 512);
+            const uint4 v = shared16(to + at + i * 512);
             if (v.x && v.y && v.z && v.w) missing &= ~(1u << i);
         }
     }
@@ -332,46 +360,52 @@ __device__ __forceinline__ void bring_many(const u8* from, u8* to, int count) {
 
 // Warp 9: x of every piece, by bulk copies once its stage is open, and before that by the word. A parity tells of a phase until the next
 // is over, so no stage is done before this warp has seen it open: of a block without units nobody else waits for it.
-__device__ __forceinline__ void feed(const Chain& chain, Room& room, u8* ring) {
-    const u32 full = shared_address(room.full), empty = shared_address(room.empty);
+__device__ __forceinline__ void feed(const Chain& chain, Room& room, u32 ring) {
+    u32 first = shared_address(room.full);
+    asm volatile("" : "+r"(first), "+r"(ring));  // else made anew for each piece
     const u32 open = shared_address(&room.open), done = shared_address(&room.done);
     const u64 keep = policy_evict_last();
-    InputFeed x;
-    x.stage = 0;
-    Turn turn = {0, 1};
-    bool more = x.enter(room.shares, chain.n_stages);
-    for (int stage = 0; stage < chain.n_stages; stage++) {
-        bool opened = stage == 0, over = !more || x.stage != stage;
-        while (!over) {
-            if (x.fresh) x.begin_tile(chain.segments, chain.stages);
-            mbarrier_wait(empty + 8 * turn.slot, turn.parity);
-            u8* to = ring + turn.slot * SLOT + W_BYTES;
-            const u32 barrier = full + 8 * turn.slot;
-            if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, stage & 1))) {
-                opened = true;
-                copies_fence();
-            }
-            if (opened) {
-                if (threadIdx.x % 32 == 0) {
-                    mbarrier_arrive(barrier, LANES - 1);
-                    mbarrier_expect(barrier, x.bytes);
-                    bulk_load(shared_address(to), x.x, x.bytes, barrier, keep);
+    Turn turn = {first, ring, 1};
+#pragma unroll 1
+    for (int which = 0; which < chain.n_stages; which++) {
+        const Stage& stage = chain.stages[which];
+        bool opened = which == 0;
+        Share share = room.shares[which];
+#pragma unroll 1
+        while (share.units) {
+            const int n = share.run(), pieces = chain.segments[share.at.segment].pieces;
+            const u32 bytes = pieces * NT * A16_TILE;
+            const u8* x = stage.x + size_t(share.at.unit) * pieces * bytes;
+#pragma unroll 1
+            for (int left = n * pieces; left; left--) {
+                mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
+                const u32 to = turn.at + W_BYTES;
+                if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, which & 1))) {
+                    opened = true;
+                    copies_fence();
                 }
-            } else {
-                if constexpr (NT > 4)
-                    bring_many(x.x, to, x.pieces * 2 * NT);
-                else if (x.pieces == 2)
-                    bring<4 * NT>(x.x, to);
-                else
-                    bring<2 * NT>(x.x, to);
-                products_fence();
-                mbarrier_arrive(barrier);
+                if (opened) {
+                    if (threadIdx.x % 32 == 0) {
+                        mbarrier_arrive(turn.barrier, LANES - 1);
+                        mbarrier_expect(turn.barrier, bytes);
+                        bulk_load(to, x, bytes, turn.barrier, keep);
+                    }
+                } else {
+                    if constexpr (NT > 4)
+                        bring_many(x, to, pieces * 2 * NT);
+                    else if (pieces == 2)
+                        bring<4 * NT>(x, to);
+                    else
+                        bring<2 * NT>(x, to);
+                    products_fence();
+                    mbarrier_arrive(turn.barrier);
+                }
+                turn.next(first, ring);
+                x += bytes;
             }
-            turn.next();
-            over = x.advance(chain.segments);
-            if (over) more = x.enter(room.shares, chain.n_stages);
+            share.go_on(chain.segments, stage.write, n);
         }
-        mbarrier_wait(open, stage & 1);
+        mbarrier_wait(open, which & 1);
         mbarrier_arrive(done);
     }
 }
@@ -460,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             if (threadIdx.x % 32 == 0) fill(chain, room, tiles, shared_address(ring));
         } else if (warp == WARPS + 1) {
             pdl_wait();
-            feed(chain, room, ring);
+            feed(chain, room, shared_address(ring));
         } else {
             stand_aside(chain, room, rows SIDE_ROOM_HERE);
         }
@@ -491,12 +525,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
             waited = true;
         };
         Share share = room.shares[which];
-        Cursor& at = share.at;
-        Shape& shape = share.shape;
+        const Cursor& at = share.at;
         while (share.units) {
             const Segment& s = chain.segments[at.segment];
             const bool loose = share.next >= 0;
-            const int n = loose ? 1 : min(shape.units - at.unit, share.units);
+            const int n = share.run();
             float acc[MT][NT][4];
 #pragma unroll
             for (int m = 0; m < MT; m++)
@@ -504,7 +537,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 for (int i = 0; i < NT; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            walk(shape.kind, ring, n, has_rows(shape.rows, warp), acc, take, look, give, nowhere);
+            walk(share.shape.kind, ring, n, has_rows(share.shape.rows, warp), acc, take, look, give, nowhere);
             if (loose) {
                 leave_part(stage, s, scratch, at.tile, loose_first(stage, s, at.tile), warp, acc);
             } else {
@@ -513,11 +546,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
                 mbarrier_arrive(shared_address(room.ended + (n_tiles & 1)));
                 n_tiles++;
             }
-            share.units -= n;
-            if (share.units) {
-                follow(chain.segments, at, share.next);
-                shape = Shape::of(chain.segments[at.segment], stage.write, at.tile);
-            }
+            share.go_on(chain.segments, stage.write, n);
         }
         wait_for_scales();
         mbarrier_arrive(done);
