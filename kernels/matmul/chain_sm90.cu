@@ -223,6 +223,12 @@ struct TileRooms {
 #endif
 static_assert(RING + sizeof(RowScales) + sizeof(TileRooms) + sizeof(Room) + sizeof(scale_room) + PLAIN_BYTES <= 227 << 10,
               "beside the ring there is more than the host counts with (launch::chain::OWN_SHARED)");
+// One lane of a warp that is whole: ptxas wraps what one thread alone may issue into a loop over lanes, unless it was chosen so.
+__device__ __forceinline__ bool is_elected() {
+    u32 chosen;
+    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(chosen));
+    return chosen;
+}
 // A place of the ring: its barrier `full`, where it lies, and the parity of its turn. `landed` and `empty` lie SLOTS before and behind `full`.
 struct Turn {
     u32 barrier, at, parity;
@@ -385,7 +391,7 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u32 ring) {
                     copies_fence();
                 }
                 if (opened) {
-                    if (threadIdx.x % 32 == 0) {
+                    if (is_elected()) {
                         mbarrier_arrive(turn.barrier, LANES - 1);
                         mbarrier_expect(turn.barrier, bytes);
                         bulk_load(to, x, bytes, turn.barrier, keep);
@@ -491,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) matmul_chain(cons
     if (warp >= WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
         if (warp == WARPS) {
-            if (threadIdx.x % 32 == 0) fill(chain, room, tiles, shared_address(ring));
+            if (is_elected()) fill(chain, room, tiles, shared_address(ring));
         } else if (warp == WARPS + 1) {
             pdl_wait();
             feed(chain, room, shared_address(ring));
