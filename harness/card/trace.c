@@ -30,7 +30,7 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t* bu
     char name[32];
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) {
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
-            const CUpti_ActivityKernel11* k = (CUpti_ActivityKernel11*)record;
+            const CUpti_ActivityKernel10* k = (CUpti_ActivityKernel10*)record;
             line('K', k->correlationId, k->start, k->end, k->name, k->gridX, k->gridY, k->blockX, k->dynamicSharedMemory);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
             const CUpti_ActivityMemcpy6* c = (CUpti_ActivityMemcpy6*)record;

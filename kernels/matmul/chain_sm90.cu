@@ -271,56 +271,56 @@ __device__ __forceinline__ void fill(const Chain& chain, Room& room, TileRooms& 
             const int tile = share.at.tile, n = share.run();
             const u8* weights[2];
             int rows[2];
-            // Of this piece bytes of a 16-row tile, and of the row blocks; and of two pieces.
-            const u32 both = s.pieces == 2 ? s.tile : 2 * s.first_piece;
-            u32 of_tile = s.first_piece, bytes[2], of_both[2];
+            u32 bytes[2][2];  // of the first and the second piece of a unit, in the row blocks
+            const u32 of_tile[2] = {s.first_piece, s.tile - s.first_piece};
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 rows[m] = row_tiles(s, row_block(stage.write, tile, m));
                 weights[m] = row_block_at(s, stage.write, tile, m) + rows[m] * (64 + share.at.unit * s.tile);
-                bytes[m] = rows[m] * of_tile;
-                of_both[m] = rows[m] * both;
+                bytes[0][m] = rows[m] * of_tile[0];
+                bytes[1][m] = rows[m] * of_tile[1];
             }
-            bool begins = share.next < 0;  // a tile that is not loose
-#pragma unroll 1
-            for (int left = n * s.pieces; left; left--) {
+            const auto issue = [&](int p) {
                 if (untold == UNDER_WAY) tell();
                 mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
-                mbarrier_expect(landed_of(turn), bytes[0] + bytes[1]);
-                bulk_load(turn.at, weights[0], bytes[0], landed_of(turn), once);
-                if (bytes[1]) bulk_load(turn.at + 8 * of_tile, weights[1], bytes[1], landed_of(turn), once);
-                // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
-                // one that came late by it would hold up all.
-                if (begins) {
-                    begins = false;
-                    // This takes as long as the products of two pieces, and what has landed is not to wait for it.
-                    while (untold && mbarrier_is_over(landed_of(awaited), awaited.parity)) tell();
-                    TileRoom& to = tiles.rooms[n_tiles & 1];
-                    const u32 barrier = shared_address(room.columns + (n_tiles & 1));
-                    // Short tiles may end only when they are told of the pieces under way.
-                    const u32 ended = shared_address(room.ended + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
-                    while (untold && !mbarrier_is_over(ended, parity)) tell();
-                    mbarrier_wait(ended, parity);
-                    n_tiles++;
-                    to.blocks = blocks_of(stage, s, tile);
-                    u32 norm_bytes[2];
-#pragma unroll
-                    for (int m = 0; m < 2; m++) norm_bytes[m] = stage.norm ? max(0, min(128, s.n_out - row_block(stage.write, tile, m) * 128)) / 4 * 16 : 0;
-                    mbarrier_expect(barrier, (rows[0] + rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
-#pragma unroll
-                    for (int m = 0; m < 2; m++) {
-                        if (rows[m]) bulk_load(shared_address(to.factors[m]), row_block_at(s, stage.write, tile, m), rows[m] * 64, barrier, once);
-                        if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
-                    }
-                }
+                mbarrier_expect(landed_of(turn), bytes[p][0] + bytes[p][1]);
+                bulk_load(turn.at, weights[0], bytes[p][0], landed_of(turn), once);
+                if (bytes[p][1]) bulk_load(turn.at + 8 * of_tile[p], weights[1], bytes[p][1], landed_of(turn), once);
                 untold++;
                 turn.next(first, ring);
 #pragma unroll
+                for (int m = 0; m < 2; m++) weights[m] += bytes[p][m];
+            };
+            // What the tile's end needs, in the room of the tile before last. With a barrier of its own: the pieces under way are few, and
+            // one that came late by it would hold up all.
+            const auto begin_tile = [&]() {
+                // This takes as long as the products of two pieces, and what has landed is not to wait for it.
+                while (untold && mbarrier_is_over(landed_of(awaited), awaited.parity)) tell();
+                TileRoom& to = tiles.rooms[n_tiles & 1];
+                const u32 barrier = shared_address(room.columns + (n_tiles & 1));
+                // Short tiles may end only when they are told of the pieces under way.
+                const u32 ended = shared_address(room.ended + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
+                while (untold && !mbarrier_is_over(ended, parity)) tell();
+                mbarrier_wait(ended, parity);
+                n_tiles++;
+                to.blocks = blocks_of(stage, s, tile);
+                u32 norm_bytes[2];
+#pragma unroll
+                for (int m = 0; m < 2; m++) norm_bytes[m] = stage.norm ? max(0, min(128, s.n_out - row_block(stage.write, tile, m) * 128)) / 4 * 16 : 0;
+                mbarrier_expect(barrier, (rows[0] + rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
+#pragma unroll
                 for (int m = 0; m < 2; m++) {
-                    weights[m] += bytes[m];
-                    bytes[m] = of_both[m] - bytes[m];
+                    if (rows[m]) bulk_load(shared_address(to.factors[m]), row_block_at(s, stage.write, tile, m), rows[m] * 64, barrier, once);
+                    if (norm_bytes[m]) bulk_load(shared_address(to.norm[m]), stage.norm + row_block(stage.write, tile, m) * 128, norm_bytes[m], barrier, keep);
                 }
-                of_tile = both - of_tile;
+            };
+            bool begins = share.next < 0;  // a tile that is not loose
+#pragma unroll 1
+            for (int left = n; left; left--) {
+                issue(0);
+                if (begins) begin_tile();
+                begins = false;
+                if (s.pieces == 2) issue(1);
             }
             share.go_on(chain.segments, stage.write, n);
         }
@@ -382,32 +382,40 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u32 ring) {
             const int n = share.run(), pieces = chain.segments[share.at.segment].pieces;
             const u32 bytes = pieces * NT * A16_TILE;
             const u8* x = stage.x + size_t(share.at.unit) * pieces * bytes;
-#pragma unroll 1
-            for (int left = n * pieces; left; left--) {
-                mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
-                const u32 to = turn.at + W_BYTES;
-                if (!opened && __all_sync(WARP_ALL, mbarrier_is_over(open, which & 1))) {
-                    opened = true;
-                    copies_fence();
-                }
-                if (opened) {
-                    if (is_elected()) {
-                        mbarrier_arrive(turn.barrier, LANES - 1);
-                        mbarrier_expect(turn.barrier, bytes);
-                        bulk_load(to, x, bytes, turn.barrier, keep);
-                    }
-                } else {
-                    if constexpr (NT > 4)
-                        bring_many(x, to, pieces * 2 * NT);
-                    else if (pieces == 2)
-                        bring<4 * NT>(x, to);
-                    else
-                        bring<2 * NT>(x, to);
-                    products_fence();
-                    mbarrier_arrive(turn.barrier);
-                }
+            const auto next = [&]() {
                 turn.next(first, ring);
                 x += bytes;
+            };
+            int left = n * pieces;
+#pragma unroll 1
+            while (left && !opened) {
+                mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
+                opened = __all_sync(WARP_ALL, mbarrier_is_over(open, which & 1));
+                if (opened) {
+                    copies_fence();
+                    break;
+                }
+                const u32 to = turn.at + W_BYTES;
+                if constexpr (NT > 4)
+                    bring_many(x, to, pieces * 2 * NT);
+                else if (pieces == 2)
+                    bring<4 * NT>(x, to);
+                else
+                    bring<2 * NT>(x, to);
+                products_fence();
+                mbarrier_arrive(turn.barrier);
+                next();
+                left--;
+            }
+#pragma unroll 1
+            for (; left; left--) {
+                mbarrier_wait(turn.barrier + TO_EMPTY, turn.parity);
+                if (is_elected()) {
+                    mbarrier_arrive(turn.barrier, LANES - 1);
+                    mbarrier_expect(turn.barrier, bytes);
+                    bulk_load(turn.at + W_BYTES, x, bytes, turn.barrier, keep);
+                }
+                next();
             }
             share.go_on(chain.segments, stage.write, n);
         }
