@@ -63,8 +63,7 @@ __device__ __forceinline__ const u8* row_block_at(const Segment& s, int write, i
 __device__ __forceinline__ u32 tile_cost(const Stage& stage, const Segment& s, int tile) {
     return s.first_cost + u32(tile) * (stage.gap + s.units * s.cost) + stage.gap;
 }
-// Whether a tile is left over from those that blocks have for themselves; and the first block that has a unit of such a tile.
-__device__ __forceinline__ bool is_loose(const Stage& stage, int tile) { return stage.own_tiles && tile >= int(stage.loose); }
+// The first block that has a unit of a tile that is left over from those that blocks have for themselves.
 __device__ __forceinline__ u32 loose_first(const Stage& stage, const Segment& s, int tile) { return (tile - stage.loose) * s.units; }
 // First unit of a segment that begins at or after `cost`.
 __device__ __forceinline__ int unit_at(const Stage& stage, const Segment& s, u32 cost) {

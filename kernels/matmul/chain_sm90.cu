@@ -393,7 +393,7 @@ __device__ __forceinline__ void feed(const Chain& chain, Room& room, u32 ring) {
                 opened = __all_sync(WARP_ALL, mbarrier_is_over(open, which & 1));
                 if (opened) {
                     copies_fence();
-                    break;
+                    break;  // this piece comes by a copy, and its place is free already
                 }
                 const u32 to = turn.at + W_BYTES;
                 if constexpr (NT > 4)
