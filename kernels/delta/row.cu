@@ -60,7 +60,7 @@ delta_row(const Step* step, const float* x, const float* alpha, const float* bet
 #pragma unroll
     for (int t = 0; t < TURNS; t++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) s[t][i] = __ldg((const float4*)(s0 + t * 4 * DIM + 32 * i));
+        for (int i = 0; i < 4; i++) s[t][i] = state_at(s0 + t * 4 * DIM + 32 * i);
     }
     // Warps 0, 1, 2 convolve q, k, v; warp 3 has the gates, warp 4 the output.
     const int conv_head = warp == 0 ? key : warp == 1 ? NK + key : 2 * NK + head;

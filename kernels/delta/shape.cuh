@@ -20,6 +20,15 @@
 #define NODE_G (KEYS + VALUES)
 #define NODE_X (KEYS + VALUES + GATES)
 
+// Four values of a committed state. One step reads it once, so it is the first to leave the second-level cache again.
+__device__ __forceinline__ float4 state_at(const float* p) {
+    float4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.f32 {%0,%1,%2,%3}, [%4], %5;"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p), "l"(policy_evict_first()));
+    return v;
+}
+
 // The key head of a value head.
 __device__ __forceinline__ int key_head(int v_head) {
 #if GROUPED

@@ -162,7 +162,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         of_slot(state, tree.slot, state_stride) + ((u64)head * DIM + first_column + warp * MINE) * DIM + 4 * lane;
     float4 own_state[MINE];
 #pragma unroll
-    for (int i = 0; i < MINE; i++) own_state[i] = *(const float4*)(s0 + i * DIM);
+    for (int i = 0; i < MINE; i++) own_state[i] = state_at(s0 + i * DIM);
     const float* own_window = of_slot(window, tree.slot, window_stride);
 #pragma unroll 1
     for (int i = tid; i < LOCAL; i += THREADS) {

@@ -305,7 +305,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         const float* own = of_slot(state, tree.slot, state_stride) + (u64)at_head * DIM + 4 * lane_part();
 #pragma unroll
         for (int i = 0; i < 4 * TURNS; i++)
-            s[i / 4][i % 4] = *(const float4*)(own + i / 4 * DIM * DIM * (GROUPED ? 1 : NK) + i % 4 * 32);
+            s[i / 4][i % 4] = state_at(own + i / 4 * DIM * DIM * (GROUPED ? 1 : NK) + i % 4 * 32);
     };
 #if BLOCKS == 1
     if (walks) fetch_state();
