@@ -70,6 +70,8 @@ delta_row tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row --la
 delta_row tree_without_clusters_has_the_same_bits --launch-count 60
 delta_row row_gives_the_bits_of_its_parts --launch-count 30
 delta tree_several_sequences_share_a_launch --launch-count 24
+delta tree_a_poisoned_sibling_reaches_its_descendants_only --launch-count 24
+delta verify_equals_the_references_chained --launch-count 40
 delta_chunk chunk_cuts_at_multiples_of_64_change_no_bit --launch-count 24
 attention_bits a_node_has_the_bits_of_its_token_alone --launch-count 16
 attention_bits a_node_behind_a_window_has_the_bits_of_its_token_alone --launch-count 16

@@ -65,3 +65,20 @@ __device__ __forceinline__ float4 mix(const float (&weight)[4][N], const float4 
     for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&weight[c][local];
     return convolve(w, in[0], in[1], in[2], in[3]);
 }
+
+// Begins to bring the taps of a block's channels, 128 of q and of k of key head `key` and those of v from `v_channels` on, and
+// the window's rows of them to the second-level cache.
+template <int N, int AT_ONCE>
+__device__ __forceinline__ void bring_weights(float (&to)[4][N], const float* weight, const float* window, int key, int v_channels) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < N; i += AT_ONCE) {
+        const int part = i / DIM, channel = (part == 0 ? key * DIM : part == 1 ? KEYS + key * DIM : v_channels) + i % DIM;
+        cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)channel * TAPS);
+        if (i % 32 == 0) {
+#pragma unroll
+            for (int row = 0; row < TAPS - 1; row++)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(window + row * CHANNELS + channel));
+        }
+    }
+    cp_async_commit();
+}

@@ -20,6 +20,19 @@ __device__ __forceinline__ uint4 halved(float4 x, float scale) {
     return h;
 }
 
+// Column `column` of the state as row `column` of an operand of ROWS_OF rows, four values a lane: scaled so that its largest value
+// becomes 2^8 to 2^9, by the inverse of what goes to `unscale`.
+template <int ROWS_OF>
+__device__ __forceinline__ void keep_column(u8* operand, float* unscale, int column, float4 s) {
+    const int lane = threadIdx.x % 32;
+    const float most = fmaxf(fmaxf(fabsf(s.x), fabsf(s.y)), fmaxf(fabsf(s.z), fabsf(s.w)));
+    const u32 exponent = max(__reduce_max_sync(WARP_ALL, __float_as_uint(most)) >> 23, 16u);
+    const uint4 h = halved(s, __uint_as_float(262 - exponent << 23));
+    u8* to = operand + place(ROWS_OF, column, lane);
+    *(uint2*)to = make_uint2(h.x, h.y), *(uint2*)(to + LOW(ROWS_OF)) = make_uint2(h.z, h.w);
+    if (lane == 0) unscale[column] = __uint_as_float(exponent - 8 << 23);
+}
+
 // Values 16 step .. of 16 rows as the left operand, the first 8 at `row`, the others at `second`.
 __device__ __forceinline__ void left(u32 (&a)[4], u32 base, int rows, int row, int second, int step) {
     const int lane = threadIdx.x % 32, own = (lane & 8 ? second : row) + lane % 8, chunk = step % 4 * 2 + lane / 16;

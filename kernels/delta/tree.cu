@@ -164,17 +164,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
 #pragma unroll
     for (int i = 0; i < MINE; i++) own_state[i] = state_at(s0 + i * DIM);
     const float* own_window = of_slot(window, tree.slot, window_stride);
-#pragma unroll 1
-    for (int i = tid; i < LOCAL; i += THREADS) {
-        const int part = i / DIM, channel = (part == 0 ? key * DIM : part == 1 ? KEYS + key * DIM : v_channels) + i % DIM;
-        cp_async_16(shared_address(&room.weight[i % 4][i & ~3]), weight + (u64)channel * TAPS);
-        if (i % 32 == 0) {
-#pragma unroll
-            for (int row = 0; row < TAPS - 1; row++)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(own_window + row * CHANNELS + channel));
-        }
-    }
-    cp_async_commit();
+    bring_weights<LOCAL, THREADS>(room.weight, weight, own_window, key, v_channels);
     if (tid < NODES) {
         const int row = tree.first + tid;
         room.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
@@ -192,17 +182,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     if (tid < 2) room.bad[tid] = 0;
     const float own_a = a[head], own_dt = dt[head];
 #pragma unroll
-    for (int i = 0; i < MINE; i++) {
-        const float4 s = own_state[i];
-        const float most = fmaxf(fmaxf(fabsf(s.x), fabsf(s.y)), fmaxf(fabsf(s.z), fabsf(s.w)));
-        // The column's largest value becomes 2^8 to 2^9.
-        const u32 exponent = max(__reduce_max_sync(WARP_ALL, __float_as_uint(most)) >> 23, 16u);
-        const int row = warp * MINE + i;
-        const uint4 h = halved(s, __uint_as_float(262 - exponent << 23));
-        u8* to = room.state + place(COLUMNS, row, lane);
-        *(uint2*)to = make_uint2(h.x, h.y), *(uint2*)(to + LOW(COLUMNS)) = make_uint2(h.z, h.w);
-        if (lane == 0) room.unscale[row] = __uint_as_float(exponent - 8 << 23);
-    }
+    for (int i = 0; i < MINE; i++) keep_column<COLUMNS>(room.state, room.unscale, warp * MINE + i, own_state[i]);
     __syncthreads();
     if (tid < nodes) {
         int taps[TAPS];

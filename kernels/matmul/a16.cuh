@@ -21,9 +21,12 @@ __device__ __forceinline__ float within_f16(float v) {
 }
 __device__ __forceinline__ u32 a16_pair(float lo, float hi) { return f32x2_to_f16x2(within_f16(lo), within_f16(hi)); }
 
+// Writes values at .. at + 7 of row `row`, `at` being a multiple of 8 (zeros past K).
+__device__ __forceinline__ void a16_store_eight(void* a16, int n_tiles, int row, int at, const float (&v)[8]) {
+    char* tile = (char*)a16 + (size_t(at / 64) * n_tiles + row / 8) * A16_TILE;
+    *(uint4*)(tile + at % 64 / 8 * 128 + row % 8 * 16) = make_uint4(a16_pair(v[0], v[1]), a16_pair(v[2], v[3]), a16_pair(v[4], v[5]), a16_pair(v[6], v[7]));
+}
 // One warp writes group `group` of 256 values of row `row`: lane i holds values 8 i .. 8 i + 7 of the group (zeros past K).
 __device__ __forceinline__ void a16_store(void* a16, int n_tiles, int row, int group, const float (&v)[8]) {
-    const int lane = threadIdx.x % 32;
-    char* tile = (char*)a16 + (size_t(group * 4 + lane / 8) * n_tiles + row / 8) * A16_TILE;
-    *(uint4*)(tile + lane % 8 * 128 + row % 8 * 16) = make_uint4(a16_pair(v[0], v[1]), a16_pair(v[2], v[3]), a16_pair(v[4], v[5]), a16_pair(v[6], v[7]));
+    a16_store_eight(a16, n_tiles, row, 256 * group + threadIdx.x % 32 * 8, v);
 }

@@ -34,6 +34,18 @@ __device__ __forceinline__ void emit(const Out& out, int row, int group, const f
 #endif
 }
 
+// A thread writes values at .. at + 7 of a row, `at` being a multiple of 8, and WIDTH one of 256.
+__device__ __forceinline__ void emit_eight(const Out& out, int row, int at, const float (&v)[8]) {
+#if OUT_F32
+    float4* to = (float4*)(out.f32 + (size_t)row * WIDTH + at);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[1] = make_float4(v[4], v[5], v[6], v[7]);
+#endif
+#if OUT_F16
+    a16_store_eight(out.f16, N_TILES, row, at, v);
+#endif
+}
+
 // Reads values 256 * group + 8 * lane .. of a row of `width` values; zeros past its end.
 template <int width>
 __device__ __forceinline__ void fetch(const float* row, int group, float (&v)[8]) {

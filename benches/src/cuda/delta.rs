@@ -37,6 +37,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
 fn card(bench: &Bench) -> Card {
     Card {
         shared_bytes: bench.gpu.shared_per_block() as usize,
+        warpgroups: bench.gpu.arch().to_string() == "sm_90a",
     }
 }
 
@@ -327,7 +328,7 @@ fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
     let mut words = vec![0_i32; 68];
     words[0] = PROMPT as i32;
     let header = bench.gpu.upload(&words)?;
-    let forms: &[Products] = if bench.gpu.arch().number == 90 {
+    let forms: &[Products] = if bench.gpu.arch().to_string() == "sm_90a" {
         &[Products::Warp, Products::Warpgroup]
     } else {
         &[Products::Warp]

@@ -20,11 +20,13 @@ use delta_world::{Device, Parents, Projected, World, bush, chain, path, shapes, 
 /// As little shared memory as some cards have.
 const SMALL: Card = Card {
     shared_bytes: 99 << 10,
+    warpgroups: false,
 };
 
 fn own_card(gpu: &Device) -> Card {
     Card {
         shared_bytes: gpu.shared_per_block() as usize,
+        warpgroups: gpu.arch().to_string() == "sm_90a",
     }
 }
 

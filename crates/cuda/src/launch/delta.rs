@@ -12,6 +12,7 @@ pub mod chunk;
 pub mod norm;
 pub mod order;
 pub mod tree;
+mod tree_sm90;
 pub mod walk;
 
 pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};

@@ -387,6 +387,7 @@ impl Builder<'_> {
         let exactness = self.sums.of_states();
         let card = delta::Card {
             shared_bytes: site.card.shared_bytes,
+            warpgroups: site.card.warpgroups,
         };
         let bytes = delta::verify_scratch_bytes(card, shape, rows, self.trees, exactness);
         let scratch = carver.take(bytes);

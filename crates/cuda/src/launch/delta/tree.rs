@@ -1,6 +1,7 @@
 //! Steps of trees: what looks at states without changing them, and what commits a path.
 
 use super::norm::{Out, Source, gated_norm};
+use super::tree_sm90;
 use super::walk::{kept_bytes, walk};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch, Unit};
@@ -24,6 +25,8 @@ pub enum Exactness {
 pub struct Card {
     /// Shared memory a block may have, in bytes.
     pub shared_bytes: usize,
+    /// Whether it has the warpgroup products of compute capability 9.0.
+    pub warpgroups: bool,
 }
 
 /// Bytes of `o` in the scratch, which states that wait follow.
@@ -72,6 +75,10 @@ pub fn verify(
     );
     if rows == 1 && out.panel.0 == 0 {
         return vec![row(shape, step, layer, inputs, out)];
+    }
+    let whole = exactness == Exactness::Factors && tree_sm90::suits(card, shape, rows, trees);
+    if whole && let Some(launch) = tree_sm90::tree_and_norm(shape, rows, step, layer, inputs, out) {
+        return vec![launch];
     }
     let o = Rows {
         at,
@@ -164,7 +171,10 @@ fn shared(nodes: usize, columns: usize) -> usize {
 
 /// The unit of [`tree`] for a bucket of `rows` rows of up to `trees` trees.
 pub fn tree_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
-    Cut::of(card, shape, rows, trees).unit(shape)
+    match tree_sm90::suits(card, shape, rows, trees) {
+        true => tree_sm90::tree_unit(shape, rows),
+        false => Cut::of(card, shape, rows, trees).unit(shape),
+    }
 }
 
 /// What convolution and gates are made from, in the order in which every kernel that makes them for several rows takes it.
@@ -192,6 +202,9 @@ pub fn tree(
     inputs: &Inputs,
     o: u64,
 ) -> Launch {
+    if tree_sm90::suits(card, shape, rows, trees) {
+        return tree_sm90::tree(shape, rows, step, layer, inputs, o);
+    }
     let cut = Cut::of(card, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
@@ -242,14 +255,16 @@ pub(super) mod tests {
 
     pub(crate) const SMALL: Card = Card {
         shared_bytes: 99 << 10,
+        warpgroups: false,
     };
 
     pub(crate) const LARGE: Card = Card {
         shared_bytes: 227 << 10,
+        warpgroups: true,
     };
 
     /// Entries of a layer's launches.
-    fn entries(rows: usize, exactness: Exactness) -> Vec<&'static str> {
+    fn entries(card: Card, rows: usize, exactness: Exactness) -> Vec<&'static str> {
         let slots = Slots { at: 0, stride: 0 };
         let layer = Layer {
             state: slots,
@@ -269,7 +284,7 @@ pub(super) mod tests {
             beta: none,
         };
         let launches = verify(
-            SMALL,
+            card,
             SHAPE,
             rows,
             1,
@@ -285,10 +300,15 @@ pub(super) mod tests {
 
     #[test]
     fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
-        assert_eq!(entries(1, Exactness::Factors), ["delta_row"]);
-        assert_eq!(entries(1, Exactness::Sequential), ["delta_row"]);
-        assert_eq!(entries(24, Exactness::Sequential), ["walk", "gated_norm"]);
-        assert_eq!(entries(8, Exactness::Factors), ["tree", "gated_norm"]);
+        use Exactness::{Factors, Sequential};
+        for card in [SMALL, LARGE] {
+            assert_eq!(entries(card, 1, Factors), ["delta_row"]);
+            assert_eq!(entries(card, 1, Sequential), ["delta_row"]);
+            assert_eq!(entries(card, 24, Sequential), ["walk", "gated_norm"]);
+            assert_eq!(entries(card, 8, Factors), ["tree", "gated_norm"]);
+        }
+        assert_eq!(entries(SMALL, 24, Factors), ["tree", "gated_norm"]);
+        assert_eq!(entries(LARGE, 24, Factors), ["tree_sm90"]);
     }
 
     #[test]

@@ -1,0 +1,126 @@
+//! The factor form of one tree on Hopper: products by warpgroups, and the output norm in the same launch.
+
+use super::norm::Out;
+use super::tree::{Card, conv_args};
+use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
+use crate::launch::{Launch, Unit};
+
+/// Nodes of the largest tree, which are a column of a product each, and of the smallest for which this pays.
+const NODES: std::ops::RangeInclusive<usize> = 9..=32;
+/// Value columns of a block, which are the rows of a warpgroup's product.
+const COLUMNS: usize = 64;
+const THREADS: u32 = 512;
+/// Blocks that every card with clusters takes.
+const MOST_TOGETHER: usize = 8;
+
+/// Whether steps of up to `trees` trees in `rows` rows have this form on `card`.
+pub(super) fn suits(card: Card, shape: Shape, rows: usize, trees: usize) -> bool {
+    let fits = shared(*NODES.end()) <= card.shared_bytes && cluster(shape).is_some();
+    card.warpgroups && fits && NODES.contains(&rows) && trees == 1
+}
+
+/// Neighbouring blocks that convolve the queries and keys of their key head together: whole heads, as the norm wants.
+fn cluster(shape: Shape) -> Option<usize> {
+    let slices = DIM / COLUMNS;
+    let sharing = shape.n_v_heads / shape.n_k_heads * slices;
+    let fits = |n: &usize| sharing.is_multiple_of(*n) && n.is_multiple_of(slices);
+    (1..=MOST_TOGETHER).rev().find(fits)
+}
+
+/// Bytes of `Room` in `kernels/delta/tree_sm90.cu`.
+fn shared(nodes: usize) -> usize {
+    let (most, pairs, diagonal) = (*NODES.end(), 80, 12);
+    let operands = (2 * most + COLUMNS) * 4 * DIM;
+    let convolution = 16 * (2 * DIM + COLUMNS) + 16 * most + 4 * most * COLUMNS;
+    let system = 2048 * nodes.div_ceil(8) + 4 * most * (2 * pairs + diagonal);
+    let norm = 4 * most * (COLUMNS + 4) + 4 * 4 * most;
+    let small = most * (8 + 8 + 8 + 8 + 4) + 4 * COLUMNS + 3 * 8;
+    operands + convolution + system + norm + small
+}
+
+fn unit(shape: Shape, rows: usize) -> Unit {
+    shape
+        .unit("delta/tree_sm90.cu")
+        .define("NODES", rows.next_multiple_of(8))
+        .define("CLUSTER", cluster(shape).unwrap_or(1))
+}
+
+/// The unit of [`tree`] for a bucket of `rows` rows.
+pub(super) fn tree_unit(shape: Shape, rows: usize) -> Unit {
+    unit(shape, rows).define("NORM", 0)
+}
+
+fn launch(unit: Unit, shape: Shape, rows: usize, args: crate::launch::Args) -> Launch {
+    let grid = [shape.n_v_heads * DIM / COLUMNS, 1, 1];
+    let mut launch = super::launch("tree_sm90", unit, grid, THREADS, args);
+    launch.shared = dim(shared(rows.next_multiple_of(8)));
+    launch
+}
+
+/// As [`super::tree::tree`].
+pub(super) fn tree(
+    shape: Shape,
+    rows: usize,
+    step: u64,
+    layer: &Layer,
+    inputs: &Inputs,
+    o: u64,
+) -> Launch {
+    let args = conv_args(step, layer, inputs);
+    let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
+    launch(tree_unit(shape, rows), shape, rows, args)
+}
+
+/// The same with the output norm behind it, where one launch can write `out`.
+pub(super) fn tree_and_norm(
+    shape: Shape,
+    rows: usize,
+    step: u64,
+    layer: &Layer,
+    inputs: &Inputs,
+    out: &Out,
+) -> Option<Launch> {
+    // Groups of two heads are written whole, so a last head by itself would leave half of one as it is.
+    if out.panel.0 != 0 || !shape.n_v_heads.is_multiple_of(2) {
+        return None;
+    }
+    let args = conv_args(step, layer, inputs);
+    let args = slot_args(slot_args(args, layer.state), layer.factors);
+    let args = row_args(args, inputs.z).ptr(layer.norm).f32(layer.eps);
+    let args = args.words(&out.forms.words());
+    let unit = unit(shape, rows).define("NORM", 1);
+    let unit = out.forms.define(unit, shape.values(), rows);
+    Some(launch(unit, shape, rows, args))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::tests::{LARGE, SHAPE, SMALL};
+    use super::*;
+
+    #[test]
+    fn one_tree_of_9_to_32_nodes_has_it_where_there_are_warpgroups_and_memory() {
+        let suits = |card, rows, trees| suits(card, SHAPE, rows, trees);
+        assert!(suits(LARGE, 16, 1) && suits(LARGE, 32, 1));
+        assert!(!suits(LARGE, 8, 1) && !suits(LARGE, 40, 1) && !suits(LARGE, 24, 2));
+        assert!(!suits(SMALL, 24, 1));
+        let without = Card {
+            warpgroups: false,
+            ..LARGE
+        };
+        assert!(!suits(without, 24, 1));
+    }
+
+    #[test]
+    fn a_cluster_is_of_whole_heads() {
+        let of = |n_v_heads| {
+            let shape = Shape {
+                n_k_heads: 16,
+                n_v_heads,
+                ..SHAPE
+            };
+            cluster(shape)
+        };
+        assert_eq!([16, 32, 48, 64].map(of), [2, 4, 6, 8].map(Some));
+    }
+}

@@ -1,0 +1,133 @@
+// What the warps of a block of delta/tree_sm90 share: its memory, where they meet, what blocks of a cluster send each other, and
+// the products of a warpgroup with all nodes.
+//
+// Behind common/wgmma_sm90.cuh, delta/shape.cuh and delta/solve_sm90.cuh. Defines: NODES (a multiple of 8, at most 32), CLUSTER.
+// crates/cuda/src/launch/delta/tree_sm90.rs knows the size of `Room`.
+#pragma once
+
+#define WARPS 16
+#define THREADS (WARPS * 32)
+#define GROUP 128                     // threads of a warpgroup
+#define MOST 32                       // nodes
+#define TILES (NODES / 8)
+#define SUMS (4 * TILES)              // of a thread: two columns times a quarter of the nodes
+#define COLUMNS 64
+#define SLICES (DIM / COLUMNS)
+#define SHARING (NV / NK * SLICES)    // blocks of a key head
+#define LOCAL (2 * DIM + COLUMNS)     // channels that a block has to do with: q, k, v
+#define ACROSS (COLUMNS / 4)          // lanes of a row of v
+#define TOGETHER (32 / ACROSS)        // rows of v that a warp convolves at once
+#define KEEPERS 12                    // warps that may have rows of q and k
+#define ROWS (2 * MOST)               // keys, then queries
+#define LD_O (COLUMNS + 4)
+#define K_SCALE 256.0f
+#define Q_SCALE 2048.0f
+#define G_SCALE 1099511627776.0f      // 2^40
+#define LOG2_E 1.4426950408889634f
+
+// Named barriers of a block, and how many threads meet there.
+#define GATES_THERE 1, 32 + GROUP     // for the third warpgroup
+#define CONVOLVED 2, THREADS          // v and gates, for the first two
+#define DIAGONAL_THERE 3, 3 * 32      // diagonal blocks of A, for the warp that inverts
+#define ALL_THERE 4, 3 * GROUP + 32   // inverses, A, P and what the state gives to o, for the first
+#define O_THERE 5, 3 * GROUP          // o, for the last two
+
+struct Room {
+    u8 rows[ROWS * 512];              // keys, then queries
+    u8 state[COLUMNS * 512];
+    float weight[4][LOCAL];           // of channel c: [c % 4][c / 4] in units of 4 taps
+    int4 lines[MOST];                 // the taps' sources, oldest first
+    float v[MOST * COLUMNS];          // columns of a node stand where `swizzled` says
+    float4 carried[TILES][GROUP];     // what S0 gives to o, as the first warpgroup's sums lie
+    float diagonal[MOST * LD_DIAGONAL];  // blocks of 8 nodes of -A
+    float a[MOST * LD_PAIRS];         // -A in tf32 pairs, on its diagonal the inverses of blocks of I + A
+    float p[MOST * LD_PAIRS];         // P likewise
+    float o[MOST * LD_O];
+    float squares[2 * SLICES][MOST];  // of o, over halves of the slices of a head
+    float2 sums[MOST];                // G times log2(e): the nearest f32, and what that leaves
+    u64 ancestors[MOST];
+    float2 gates[MOST];               // e^G, beta
+    int parents[MOST];
+    float unscale[COLUMNS];
+    u64 rows_in, squares_in;          // barriers
+    u32 bad;                          // nodes
+};
+
+__device__ __forceinline__ int swizzled(int node, int column) {
+    return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
+}
+
+__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ __forceinline__ void arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+__device__ __forceinline__ u32 in_block(u32 address, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// To the memory of a block of the cluster, counted on a barrier there.
+__device__ __forceinline__ void send(u32 to, u32 x, u32 y, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to), "r"(x), "r"(y), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void send(u32 to, float x, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(x)), "r"(barrier)
+                 : "memory");
+}
+// What others sent is there.
+__device__ __forceinline__ void wait_sent(u64& barrier) {
+    asm volatile(
+        "{\n\t.reg .pred done;\n\t"
+        "again:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
+        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(shared_address(&barrier))
+        : "memory");
+}
+
+// d += a b, N being NODES; a lies in registers, or is a descriptor.
+#if TILES == 2
+#define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7}"
+#define SUMS_OF(d) SUMS_8(d, 0)
+#define SHAPE "m64n16k16"
+#elif TILES == 3
+#define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}"
+#define SUMS_OF(d) SUMS_8(d, 0), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+#define SHAPE "m64n24k16"
+#else
+#define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define SUMS_OF(d) SUMS_8(d, 0), SUMS_8(d, 8)
+#define SHAPE "m64n32k16"
+#endif
+__device__ __forceinline__ void product(float (&d)[SUMS], const u32 (&a)[4], u64 b) {
+#if TILES == 2
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", {%8, %9, %10, %11}, %12, 1, 1, 1, 0;\n"
+#elif TILES == 3
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", {%12, %13, %14, %15}, %16, 1, 1, 1, 0;\n"
+#else
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", {%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
+#endif
+                 : SUMS_OF(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void product(float (&d)[SUMS], u64 a, u64 b) {
+#if TILES == 2
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", %8, %9, 1, 1, 1, 0, 0;\n"
+#elif TILES == 3
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", %12, %13, 1, 1, 1, 0, 0;\n"
+#else
+    asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", %16, %17, 1, 1, 1, 0, 0;\n"
+#endif
+                 : SUMS_OF(d)
+                 : "l"(a), "l"(b));
+}
+
+// Step `s` of 16 values of an operand of `rows` rows that begins at `address`, its high parts.
+__device__ __forceinline__ u64 step_of(u32 address, int rows, int s) { return operand(address + s / 4 * (rows * 128)) + 2 * (s % 4); }
+
+// Lets the products that follow read what threads have written to shared memory.
+__device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
