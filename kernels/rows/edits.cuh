@@ -46,9 +46,8 @@ __device__ __forceinline__ unsigned order_of(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-__device__ __forceinline__ float clean(float x) {
-    return x != x ? __int_as_float(0xff800000) : x;
-}
+// The larger of a NaN and a number is the number.
+__device__ __forceinline__ float clean(float x) { return fmaxf(x, __int_as_float(0xff800000)); }
 
 // Which edit the asked row `i` has; -1 for none.
 __device__ __forceinline__ int edit_of(const EditHead* head, int i) {

@@ -16,9 +16,10 @@
 #define WARPS 8
 #define VALUES (RUN / 32)
 
+// The header and edits are not __restrict__, or the compiler moves their loads behind the dependent-launch wait: a trip more.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) rows_scan(
-    const int* __restrict__ header, const float* __restrict__ logits, const float* __restrict__ edited,
-    const EditHead* __restrict__ edits, float* __restrict__ scratch) {
+    const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const EditHead* edits,
+    float* __restrict__ scratch) {
     pdl_launch();
     const int row = blockIdx.y, raw = blockIdx.z;
     const int lane = threadIdx.x & 31, run = blockIdx.x * WARPS + (threadIdx.x >> 5);
@@ -38,9 +39,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) rows_scan(
 #if STRIDE % 4 == 0
         float4 v = make_float4(none, none, none, none);
         if (at < VOCAB) v = *(const float4*)(values + at);
-        x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+        x[4 * i] = clean(v.x), x[4 * i + 1] = clean(v.y), x[4 * i + 2] = clean(v.z), x[4 * i + 3] = clean(v.w);
+        // Four that begin inside a row of whole fours are inside it.
+        if (VOCAB % 4 == 0) continue;
 #pragma unroll
-        for (int j = 0; j < 4; j++) x[4 * i + j] = at + j < VOCAB ? clean(x[4 * i + j]) : none;
+        for (int j = 1; j < 4; j++) x[4 * i + j] = at + j < VOCAB ? x[4 * i + j] : none;
 #else
 #pragma unroll
         for (int j = 0; j < 4; j++) x[4 * i + j] = at + j < VOCAB ? clean(values[at + j]) : none;

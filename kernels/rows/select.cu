@@ -57,38 +57,52 @@ __device__ float log_sum_exp(const float2* runs) {
 }
 
 // Puts every logit of the listed groups whose order is at least `bound` behind the others: a warp per group, of READERS.
+// A warp takes places for all it found at once and reads again the few it puts there: the code for each of its BATCH * GROUP / 32
+// values by itself would take longer to come than to run. In which order they stand does not matter.
 __device__ void gather(const float* values, unsigned bound, Shared& s) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, each = GROUP / 32;
     if (warp >= READERS) return;
     for (int first = warp; first < s.listed; first += BATCH * READERS) {
-        float x[BATCH][GROUP / 32];
+        float x[BATCH][each];
         int begin[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             const int index = first + b * READERS;
             begin[b] = index < s.listed ? s.groups[index] * GROUP + lane : VOCAB;
 #pragma unroll
-            for (int i = 0; i < GROUP / 32; i++)
-                x[b][i] = begin[b] + 32 * i < VOCAB ? values[begin[b] + 32 * i] : 0.0f;
+            for (int i = 0; i < each; i++) x[b][i] = begin[b] + 32 * i < VOCAB ? values[begin[b] + 32 * i] : 0.0f;
         }
+        unsigned hits = 0;  // bit b * each + i: value i of group b
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
 #pragma unroll
-            for (int i = 0; i < GROUP / 32; i++) {
-                const int id = begin[b] + 32 * i;
-                const unsigned key = order_of(x[b][i]);
-                if (id < VOCAB && key >= bound) {
-                    const int at = atomicAdd(&s.found, 1);
-                    if (at < CAP) s.best[at] = ranked(key, id), s.value[at] = clean(x[b][i]);
-                }
-            }
+            for (int i = 0; i < each; i++)
+                if (begin[b] + 32 * i < VOCAB && order_of(x[b][i]) >= bound) hits |= 1u << (b * each + i);
+        }
+        const int own = __popc(hits);
+        int at = own;  // of lanes up to this one
+#pragma unroll
+        for (int gap = 1; gap < 32; gap *= 2) {
+            const int other = __shfl_up_sync(WARP_ALL, at, gap);
+            at += lane >= gap ? other : 0;
+        }
+        int place = 0;
+        if (lane == 31 && at) place = atomicAdd(&s.found, at);
+        at += __shfl_sync(WARP_ALL, place, 31) - own;
+#pragma unroll 1
+        for (; hits; hits &= hits - 1, at++) {
+            const int which = __ffs(hits) - 1;
+            const int id = s.groups[first + which / each * READERS] * GROUP + lane + which % each * 32;
+            const float value = values[id];
+            if (at < CAP) s.best[at] = ranked(order_of(value), id), s.value[at] = clean(value);
         }
     }
 }
 
+// As in rows_scan, the header and edits are not __restrict__ so that they are read before the wait.
 extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
-    const int* __restrict__ header, const float* __restrict__ logits, const float* __restrict__ edited,
-    const EditHead* __restrict__ edits, const float* __restrict__ scratch, int* __restrict__ out) {
+    const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const EditHead* edits,
+    const float* __restrict__ scratch, int* __restrict__ out) {
     pdl_launch();
     __shared__ Shared s;
     const int row = blockIdx.x;
@@ -101,6 +115,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
     const float* maxima = scratch + (size_t)row * ROW_SCRATCH;
     out += (size_t)row * (4 + 3 * K);
 
+    // Asked for before what the runs wait for. These loops run once or twice, with code that is not there yet.
+    const float largest = threadIdx.x < GROUPS ? maxima[threadIdx.x] : 0.0f;
+#pragma unroll 1
     for (int r = threadIdx.x; r < RUNS; r += THREADS) {
         const float* pairs = maxima + GROUPS + 2 * r;
         s.runs[0][r] = make_float2(pairs[0], pairs[1]);
@@ -110,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
 
     // A bound that at least N groups reach, and if it can be had soon, not many more.
     unsigned bound = 0;
-    const unsigned own = threadIdx.x < GROUPS ? order_of(maxima[threadIdx.x]) : 0;
+    const unsigned own = threadIdx.x < GROUPS ? order_of(largest) : 0;
     if (GROUPS > N) {
         for (unsigned bit = 0x80000000u; bit; bit >>= 1) {
             const unsigned trial = bound | bit;
@@ -123,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows_select(
         }
     }
     __syncthreads();
+#pragma unroll 1
     for (int g = threadIdx.x; g < GROUPS; g += THREADS)
         if ((g == threadIdx.x ? own : order_of(maxima[g])) >= bound) s.groups[atomicAdd(&s.listed, 1)] = (unsigned short)g;
     __syncthreads();
