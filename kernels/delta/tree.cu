@@ -284,15 +284,15 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
         }
         if (!arrived) cluster_arrive(false);
     }
-    const u32 rows_at = shared_address(room.rows), state_at = shared_address(room.state);
+    const u32 rows_at = shared_address(room.rows), columns_at = shared_address(room.state);
     // A warp has 16 columns of the state, which stay in registers, and some tiles of 8 keys or queries.
     constexpr int BESIDE = COLUMNS / 16, ABOVE = WARPS / BESIDE;
     const int own16 = warp % BESIDE * 16;
     u32 high[8][4], low[8][4];
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-        left(high[s], state_at, COLUMNS, own16, own16 + 8, s);
-        left(low[s], state_at + LOW(COLUMNS), COLUMNS, own16, own16 + 8, s);
+        left(high[s], columns_at, COLUMNS, own16, own16 + 8, s);
+        left(low[s], columns_at + LOW(COLUMNS), COLUMNS, own16, own16 + 8, s);
     }
     cluster_wait();
     __syncthreads();
@@ -323,6 +323,7 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
             float check = keep_state(room, is_key, index / 2 * 8 + 2 * t, v, room.unscale[v], of_x, of_y);
             check += __shfl_xor_sync(WARP_ALL, check, 1);
             check += __shfl_xor_sync(WARP_ALL, check, 2);
+            __syncwarp();  // a lane repairs what four have written
             if (check != 0.0f && t == 0) repair_state(room, is_key, index / 2 * 8, 8, v);
         }
     }
