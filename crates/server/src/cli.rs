@@ -511,6 +511,9 @@ pub struct KernelsBuildArgs {
     /// Of kernels that are compiled once for every width of a step, only these widths, such as `1,24` [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub widths: Vec<usize>,
+    /// For steps that sum in this order [default: the one a model is opened with].
+    #[arg(long, value_enum, value_name = "ORDER")]
+    pub sums: Option<Sums>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,
@@ -528,6 +531,9 @@ pub struct KernelsListArgs {
     /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub models: Vec<String>,
+    /// For steps that sum in this order [default: the one a model is opened with].
+    #[arg(long, value_enum, value_name = "ORDER")]
+    pub sums: Option<Sums>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,

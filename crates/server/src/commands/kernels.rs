@@ -19,6 +19,7 @@ use model::synth::SynthSpec;
 use serde_json::json;
 
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
+use crate::commands::open;
 use crate::commands::progress::Progress;
 use crate::config;
 
@@ -72,7 +73,12 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
     let mut spilling = Vec::new();
     for arch in archs {
         let start = Instant::now();
-        let compiled = compiled(arch, &args.models, &args.widths, &options)?;
+        let wanted = Wanted {
+            models: &args.models,
+            widths: &args.widths,
+            sums: args.sums.map(open::sums),
+        };
+        let compiled = compiled(arch, wanted, &options)?;
         let cached = compiled.iter().filter(|unit| unit.cached.is_some()).count();
         let spills = spills(&compiled);
         let bytes: usize = compiled.iter().map(|unit| unit.cubin.len()).sum();
@@ -109,7 +115,12 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
         Some(text) => arch(text)?,
         None => *cards()?.first().context("no card")?,
     };
-    let compiled = compiled(arch, &args.models, &[], &options)?;
+    let wanted = Wanted {
+        models: &args.models,
+        widths: &[],
+        sums: args.sums.map(open::sums),
+    };
+    let compiled = compiled(arch, wanted, &options)?;
     let mut out = std::io::stdout().lock();
     if !args.json {
         writeln!(
@@ -145,19 +156,34 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `models`, or the well-known ones, need on `arch`; of units with a width, those of `widths` where any are named.
-fn compiled(
-    arch: Arch,
-    models: &[String],
-    widths: &[usize],
-    options: &Options,
-) -> anyhow::Result<Vec<Compiled>> {
+/// Which kernels are asked for.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    /// What these models need, or the well-known ones where none is named.
+    models: &'a [String],
+    /// Of units with a width, those of these widths where any are named.
+    widths: &'a [usize],
+    /// The order in which steps sum, where it is not the one a model is opened with.
+    sums: Option<cuda::Sums>,
+}
+
+/// What is `wanted` on `arch`.
+fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result<Vec<Compiled>> {
+    let Wanted {
+        models,
+        widths,
+        sums,
+    } = wanted;
     let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
     // Older cards run no model yet; what they can run is compiled for them all the same.
     let runs_models = arch.number >= OLDEST;
     if models.is_empty() && runs_models {
         for (name, format) in WELL_KNOWN {
-            units.extend(of_model(&SynthSpec::parse(name)?.load()?, arch, format)?);
+            units.extend(of_model(
+                &SynthSpec::parse(name)?.load()?,
+                (arch, sums),
+                format,
+            )?);
         }
     }
     for name in models.iter().filter(|_| runs_models) {
@@ -167,7 +193,7 @@ fn compiled(
             false => SynthSpec::parse(name)?.load()?,
         };
         for format in [KvFormat::F16, KvFormat::Q8_0] {
-            units.extend(of_model(&loaded, arch, format)?);
+            units.extend(of_model(&loaded, (arch, sums), format)?);
         }
     }
     let units: Vec<Unit> = units
@@ -196,7 +222,11 @@ fn width(unit: &Unit) -> Option<usize> {
 }
 
 /// What opening a model on a card of `arch` compiles.
-fn of_model(loaded: &model::Loaded, arch: Arch, format: KvFormat) -> anyhow::Result<Vec<Unit>> {
+fn of_model(
+    loaded: &model::Loaded,
+    (arch, sums): (Arch, Option<cuda::Sums>),
+    format: KvFormat,
+) -> anyhow::Result<Vec<Unit>> {
     let plan = OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
@@ -208,7 +238,11 @@ fn of_model(loaded: &model::Loaded, arch: Arch, format: KvFormat) -> anyhow::Res
         },
         limits: LIMITS,
     };
-    Ok(CudaBackend::new(card(arch)).units(&plan)?)
+    let options = cuda::Options {
+        sums,
+        ..cuda::Options::default()
+    };
+    Ok(CudaBackend::with_options(card(arch), options).units(&plan)?)
 }
 
 /// This machine's card of an architecture, or a usual one.

@@ -39,14 +39,19 @@ pub(super) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         card: cuda::Options {
             vram_limit,
             eager: args.eager,
-            sums: args.sums.map(|sums| match sums {
-                Sums::ByPath => cuda::Sums::ByPath,
-                Sums::Fast => cuda::Sums::Fast,
-            }),
+            sums: args.sums.map(sums),
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },
     })
+}
+
+/// An order of sums as the card's crate calls it.
+pub(super) fn sums(named: Sums) -> cuda::Sums {
+    match named {
+        Sums::ByPath => cuda::Sums::ByPath,
+        Sums::Fast => cuda::Sums::Fast,
+    }
 }
 
 /// A size such as `24G`, `512M` or plain bytes, in binary units.
