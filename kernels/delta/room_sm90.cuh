@@ -1,8 +1,8 @@
 // What the warps of a block of delta/tree_sm90 share: its memory, where they meet, what blocks of a cluster send each other, and
 // the products of a warpgroup with all nodes.
 //
-// Behind common/wgmma_sm90.cuh, delta/shape.cuh and delta/solve_sm90.cuh. Defines: NODES (a multiple of 8, at most 32), CLUSTER.
-// crates/cuda/src/launch/delta/tree_sm90.rs knows the size of `Room`.
+// Behind common/wgmma_sm90.cuh, delta/shape.cuh and delta/solve_sm90.cuh. Defines: NODES (a multiple of 8, at most 32), CLUSTER,
+// SHARED (bytes that a launch asks for: crates/cuda/src/launch/delta/tree_sm90.rs).
 #pragma once
 
 #define WARPS 16
@@ -52,6 +52,7 @@ struct Room {
     u64 rows_in, squares_in;          // barriers
     u32 bad;                          // nodes
 };
+static_assert(sizeof(Room) <= SHARED, "a launch asks for less shared memory than a block uses");
 
 __device__ __forceinline__ int swizzled(int node, int column) {
     return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));

@@ -14,7 +14,7 @@
 // CLUSTER of them convolve its q and k together: each a share of the rows, which it writes into the memory of all
 // shared memory: `Room`, all of it dynamic
 //
-// Four warpgroups. Three convolve q and k, two of them and the fourth v, a warp has the gates. Then the first warpgroup has R, U
+// Four warpgroups. Three convolve q and k, the second and the fourth v; a warp has the gates. Then the first warpgroup has R, U
 // and o, the second what the state gives to o, the third A and P, a warp of the fourth the inverses; the last two norm o. Blocks
 // send each other their rows of q and k, and sums of squares of o, by stores that count themselves on a barrier of the reader.
 // Products of the state and of keys run in pairs of halves (delta/products.cuh), the triangular system in pairs of tf32

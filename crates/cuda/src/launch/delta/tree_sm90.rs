@@ -34,15 +34,17 @@ fn shared(nodes: usize) -> usize {
     let convolution = 16 * (2 * DIM + COLUMNS) + 16 * most + 4 * most * COLUMNS;
     let system = 2048 * nodes.div_ceil(8) + 4 * most * (2 * pairs + diagonal);
     let norm = 4 * most * (COLUMNS + 4) + 4 * 4 * most;
-    let small = most * (8 + 8 + 8 + 8 + 4) + 4 * COLUMNS + 3 * 8;
-    operands + convolution + system + norm + small
+    let small = most * (8 + 8 + 8 + 4) + 4 * COLUMNS + 3 * 8;
+    (operands + convolution + system + norm + small).next_multiple_of(16)
 }
 
 fn unit(shape: Shape, rows: usize) -> Unit {
+    let nodes = rows.next_multiple_of(8);
     shape
         .unit("delta/tree_sm90.cu")
-        .define("NODES", rows.next_multiple_of(8))
+        .define("NODES", nodes)
         .define("CLUSTER", cluster(shape).unwrap_or(1))
+        .define("SHARED", shared(nodes))
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows.
