@@ -13,11 +13,11 @@
 #define LD_PAIRS 80     // 16 floats a tile and 16 more, so that lanes of four rows meet no bank twice
 #define LD_DIAGONAL 12
 
-// f32 as the nearest tf32 and what that leaves, to the bits that a product takes.
-__device__ __forceinline__ u32 tf32(float x) { return __float_as_uint(x) + 0x1000u & 0xffffe000u; }
+// f32 as the nearest tf32 and what that leaves, to the bits that a product takes. What is not finite stays so in the high part:
+// a sum of bits alone would carry the NaN that arithmetic makes, all ones, round to a zero.
 __device__ __forceinline__ void tf32_pair(float x, u32& high, u32& low) {
-    high = tf32(x);
-    low = tf32(x - __uint_as_float(high));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
+    low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u & 0xffffe000u;
 }
 __device__ __forceinline__ float4 pairs_of(float x, float y) {
     u32 a, b, c, d;
