@@ -181,7 +181,8 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         for (name, format) in WELL_KNOWN {
             units.extend(of_model(
                 &SynthSpec::parse(name)?.load()?,
-                (arch, sums),
+                arch,
+                sums,
                 format,
             )?);
         }
@@ -193,7 +194,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
             false => SynthSpec::parse(name)?.load()?,
         };
         for format in [KvFormat::F16, KvFormat::Q8_0] {
-            units.extend(of_model(&loaded, (arch, sums), format)?);
+            units.extend(of_model(&loaded, arch, sums, format)?);
         }
     }
     let units: Vec<Unit> = units
@@ -221,10 +222,11 @@ fn width(unit: &Unit) -> Option<usize> {
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
-/// What opening a model on a card of `arch` compiles.
+/// What opening a model on a card of `arch` compiles, for steps that sum as `sums` says or as is the default there.
 fn of_model(
     loaded: &model::Loaded,
-    (arch, sums): (Arch, Option<cuda::Sums>),
+    arch: Arch,
+    sums: Option<cuda::Sums>,
     format: KvFormat,
 ) -> anyhow::Result<Vec<Unit>> {
     let plan = OpenPlan {
