@@ -12,7 +12,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+    // Asked for when it runs: a checkout that has moved since this was compiled has its kernels elsewhere.
+    let own = env::var_os("CARGO_MANIFEST_DIR")
+        .ok_or_else(|| io::Error::other("cargo set no CARGO_MANIFEST_DIR"))?;
+    let root = Path::new(&own).join("../../kernels");
     let mut files = Vec::new();
     collect(&root, &mut files)?;
     files.sort();
@@ -32,7 +35,9 @@ fn main() -> io::Result<()> {
 
 /// Adds the `.cu` and `.cuh` files below `folder`.
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
+    let entries = fs::read_dir(folder)
+        .map_err(|e| io::Error::new(e.kind(), format!("kernels in {}: {e}", folder.display())))?;
+    for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
             collect(&path, files)?;

@@ -8,7 +8,7 @@ mod delta_world;
 use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
-use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, tree as steps, verify, walk};
+use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, TAPS, tree as steps, verify, walk};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
@@ -239,6 +239,76 @@ fn tree_a_poisoned_sibling_reaches_its_descendants_only() {
                     same_bits("a healthy node", &mixed[row.clone()], &good[row]);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn tree_what_overflows_is_never_finite() {
+    let Some(gpu) = Device::open() else { return };
+    let mut random = Random::new(19);
+    let shape = shapes()[3];
+    let mut world = World::new(&gpu, shape, [1, 1, 64], 12);
+    world.set_decay(&gpu, &[-1.0; 4], &[0.0; 4]);
+    let (channels, keys) = (shape.channels(), shape.keys());
+    for n in [7, 12, 32, 64] {
+        // Neighbours' keys are opposite and nothing decays, so u_i = v_i + v_(i-1); v comes in pulses near the end of f32.
+        let mut projected = Projected::new(shape, n, &mut random);
+        projected.alpha.fill(-80.0);
+        projected.beta.fill(90.0);
+        let base = random.normals(keys, 0.01);
+        for (node, x) in projected.qkv.chunks_exact_mut(channels).enumerate() {
+            for (x, base) in x[keys..2 * keys].iter_mut().zip(&base) {
+                *x = if node % 2 == 0 { *base } else { -*base };
+            }
+            for (x, taps) in x[2 * keys..]
+                .iter_mut()
+                .zip(world.weights.conv[2 * keys * TAPS..].chunks(TAPS))
+            {
+                let most = taps.iter().fold(0.0_f32, |most, w| most.max(w.abs()));
+                *x = if node % 5 == 4 {
+                    (3e38 / most).min(f32::MAX)
+                } else {
+                    0.0
+                };
+            }
+        }
+        let parents = chain(n);
+        let (mixed, ..) = right(&gpu, &world, 0, &parents, &projected);
+        let gates = projected.gates(shape, &world.weights);
+        for form in forms() {
+            let o = run_tree(
+                &gpu,
+                &world,
+                &[(0, parents.clone())],
+                &projected,
+                form,
+                bucket(n),
+            );
+            let u: Vec<f32> = (0..n)
+                .flat_map(|node| world.factors_of(&gpu, 0, 0, node)[1].clone())
+                .collect();
+            let (mut over, mut large) = (0, 0);
+            for head in 0..shape.n_v_heads {
+                let right =
+                    delta_world::chain_in_f64(&HeadRows::new(shape, head, 0..n, &mixed, &gates));
+                for (what, mine, right) in [("u", &u, &right[0]), ("o", &o, &right[1])] {
+                    for (at, right) in right.iter().enumerate() {
+                        let (node, column) = (at / DIM, at % DIM);
+                        let mine = mine[node * shape.values() + head * DIM + column];
+                        over += usize::from(right.abs() > f64::from(f32::MAX));
+                        large += usize::from(mine.is_finite() && right.abs() > 1e37);
+                        assert!(
+                            !mine.is_finite() || (f64::from(mine) - right).abs() < 1e35,
+                            "{form:?}, {n} nodes, head {head}: {what} of node {node}, column {column} is {mine:e}, {right:e} is right"
+                        );
+                    }
+                }
+            }
+            assert!(
+                over > 20 && large > 20,
+                "{form:?}, {n} nodes: {over} values overflow and {large} large ones do not"
+            );
         }
     }
 }

@@ -493,3 +493,41 @@ pub fn tree(
     }
     (u, o)
 }
+
+/// `(u, o)` of a head of a chain in f64, without the committed state: beside what is tried here that is nothing.
+pub fn chain_in_f64(rows: &HeadRows) -> [Vec<f64>; 2] {
+    let tokens = rows.tokens();
+    let n = tokens.g.len();
+    let dot = |a: &[f32], i: usize, j: usize| -> f64 {
+        let (a, k) = (&a[i * DIM..][..DIM], &tokens.k[j * DIM..][..DIM]);
+        a.iter()
+            .zip(k)
+            .map(|(a, k)| f64::from(*a) * f64::from(*k))
+            .sum()
+    };
+    let until: Vec<f64> = (0..n)
+        .map(|i| tokens.g[..=i].iter().map(|g| f64::from(*g)).sum())
+        .collect();
+    let mut out = [vec![0.0; n * DIM], vec![0.0; n * DIM]];
+    for i in 0..n {
+        for c in 0..DIM {
+            out[0][i * DIM + c] = f64::from(tokens.beta[i]) * f64::from(tokens.v[i * DIM + c]);
+        }
+        for j in 0..=i {
+            let decay = (until[i] - until[j]).exp();
+            let of_u = if j < i {
+                f64::from(tokens.beta[i]) * decay * dot(tokens.k, i, j)
+            } else {
+                0.0
+            };
+            let of_o = decay * dot(tokens.q, i, j);
+            for c in 0..DIM {
+                out[0][i * DIM + c] -= of_u * out[0][j * DIM + c];
+            }
+            for c in 0..DIM {
+                out[1][i * DIM + c] += of_o * out[0][j * DIM + c];
+            }
+        }
+    }
+    out
+}
