@@ -37,7 +37,8 @@ struct Step {
     int window[STEP_TREES];    // committed keys at k are seen from q while q - k < window; 2^30 for all
     int sinks[STEP_TREES];     // committed keys before this position are seen whatever the window
     int features[STEP_TREES];  // where taps leave the row of a tree's root for a draft; its other nodes follow
-    // Read only by delta/walk; numbers of nodes are those of their tree, whose part begins at the entry of its first row.
+    // Read only by delta/walk and, taps, delta/tree_sm90; numbers of nodes are those of their tree, whose part begins at the entry
+    // of its first row.
     unsigned int taps[STEP_ROWS];    // a byte each, oldest first: a node, or below 0 a row of the window, -1 the newest
     unsigned int visits[STEP_ROWS];  // in their order
 };

@@ -50,6 +50,11 @@ struct Source {
         const bool inside = tap >= 0;
         return (inside ? x : newest) + (channel + tap * (inside ? (int)ld : CHANNELS));
     }
+    // Where they stand; `taps` as a step has them, a byte each.
+    __device__ __forceinline__ void places(const float* (&from)[TAPS], u32 taps, int channel) const {
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) from[i] = at((signed char)(taps >> 8 * i), channel);
+    }
     __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
         const int taps[TAPS] = {line.x, line.y, line.z, line.w};
 #pragma unroll
@@ -66,19 +71,25 @@ __device__ __forceinline__ float4 mix(const float (&weight)[4][N], const float4 
     return convolve(w, in[0], in[1], in[2], in[3]);
 }
 
-// Begins to bring the taps of a block's channels, 128 of q and of k of key head `key` and those of v from `v_channels` on, and
-// the window's rows of them to the second-level cache.
+// Channel `i` of a block's own: 128 of q, 128 of k of key head `key`, then those of v from `v_channels` on.
+__device__ __forceinline__ int own_channel(int i, int key, int v_channels) {
+    const int part = i / DIM;
+    return (part == 0 ? key * DIM : part == 1 ? KEYS + key * DIM : v_channels) + i % DIM;
+}
+// Begins to bring the taps of a block's channels.
 template <int N, int AT_ONCE>
-__device__ __forceinline__ void bring_weights(float (&to)[4][N], const float* weight, const float* window, int key, int v_channels) {
+__device__ __forceinline__ void bring_weights(float (&to)[4][N], const float* weight, int key, int v_channels) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < N; i += AT_ONCE) {
-        const int part = i / DIM, channel = (part == 0 ? key * DIM : part == 1 ? KEYS + key * DIM : v_channels) + i % DIM;
-        cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)channel * TAPS);
-        if (i % 32 == 0) {
-#pragma unroll
-            for (int row = 0; row < TAPS - 1; row++)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(window + row * CHANNELS + channel));
-        }
-    }
+    for (int i = threadIdx.x; i < N; i += AT_ONCE) cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)own_channel(i, key, v_channels) * TAPS);
     cp_async_commit();
+}
+// Begins to bring the window's rows of them to the second-level cache.
+template <int N, int AT_ONCE>
+__device__ __forceinline__ void prefetch_window(const float* window, int key, int v_channels) {
+#pragma unroll 1
+    for (int i = 32 * threadIdx.x; i < N; i += 32 * AT_ONCE) {
+#pragma unroll
+        for (int row = 0; row < TAPS - 1; row++)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(window + row * CHANNELS + own_channel(i, key, v_channels)));
+    }
 }

@@ -36,7 +36,7 @@ struct Room {
     u8 rows[ROWS * 512];              // keys, then queries
     u8 state[COLUMNS * 512];
     float weight[4][LOCAL];           // of channel c: [c % 4][c / 4] in units of 4 taps
-    int4 lines[MOST];                 // the taps' sources, oldest first
+    u32 taps[MOST];                   // of each node: common/step.cuh
     float v[MOST * COLUMNS];          // columns of a node stand where `swizzled` says
     float4 carried[TILES][GROUP];     // what S0 gives to o, as the first warpgroup's sums lie
     float diagonal[MOST * LD_DIAGONAL];  // blocks of 8 nodes of -A
@@ -47,7 +47,6 @@ struct Room {
     float2 sums[MOST];                // G times log2(e): the nearest f32, and what that leaves
     u64 ancestors[MOST];
     float2 gates[MOST];               // e^G, beta
-    int parents[MOST];
     float unscale[COLUMNS];
     u64 rows_in, squares_in;          // barriers
     u32 bad;                          // nodes

@@ -164,7 +164,8 @@ tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
 #pragma unroll
     for (int i = 0; i < MINE; i++) own_state[i] = state_at(s0 + i * DIM);
     const float* own_window = of_slot(window, tree.slot, window_stride);
-    bring_weights<LOCAL, THREADS>(room.weight, weight, own_window, key, v_channels);
+    bring_weights<LOCAL, THREADS>(room.weight, weight, key, v_channels);
+    prefetch_window<LOCAL, THREADS>(own_window, key, v_channels);
     if (tid < NODES) {
         const int row = tree.first + tid;
         room.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;

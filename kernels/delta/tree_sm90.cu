@@ -86,6 +86,13 @@ struct Tasks {
     }
 };
 
+// In the order of the text, unlike loads that the compiler may move.
+__device__ __forceinline__ float4 fetched(const float* from) {
+    float4 v;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    return v;
+}
+
 // What the state gives to a node's value columns, keys' or queries' as `rows` says: sums of a warp's 16 columns and all nodes.
 __device__ __forceinline__ void state_products(float (&sums)[SUMS], Room& room, u32 rows, int own16) {
     const u32 state = shared_address(room.state);
@@ -239,37 +246,51 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     Room& room = *(Room*)memory;
     const int tid = threadIdx.x, lane = tid % 32, warp = warp_index(), group = warp / 4;
     const Share own = share_of_block();
-    // The step, the state and the window are older than the kernel before this one, which has waited for them.
-    if (step->trees < 1) {
-        pdl_wait();
-        return;
-    }
+    // Many blocks begin only when one of the kernel before has left their multiprocessor, so all that comes before the first load of x
+    // is paid. The step, the state and the window are older than the kernel before this one, which has waited for them.
+    const int trees = step->trees;
+    const Tree tree = step->tree[0];
 #if NORM
     pdl_launch();
 #endif
-    const Tree tree = step->tree[0];
+    constexpr int MINE = COLUMNS / WARPS;  // columns of the state that a warp splits
+    // Asked for before it is known whether there is a tree at all.
+    const float* s0 = of_slot(state, trees < 1 ? 0 : tree.slot, state_stride) + ((u64)own.head * DIM + own.first_column + warp * MINE) * DIM + 4 * lane;
+    float4 own_state[MINE];
+#pragma unroll
+    for (int i = 0; i < MINE; i++) own_state[i] = state_at(s0 + i * DIM);
+    if (trees < 1) {
+        pdl_wait();
+        return;
+    }
     const int nodes = tree.nodes;
+    Tasks tasks(warp, nodes);
+    Task task = tasks.task();
+    bring_weights<LOCAL, THREADS>(room.weight, weight, own.key, own.v_channels);
+    const u32 taps = step->taps[tree.first + min(task.node, nodes - 1)];
+    // Of the warp that has gates: nodes 1, 2, 4, 8 and 16 before the lane's own on its path, below 0 where there is none.
+    int before[5];
+    float own_a, own_dt;
+    if (warp == WARPS - 1) {
+        before[0] = lane < nodes ? max(step->parent[tree.first + lane] - tree.first, -1) : -1;
+        own_a = a[own.head], own_dt = dt[own.head];
+    }
+    if (tid < MOST) {
+        room.ancestors[tid] = tid < nodes ? step->ancestors[tree.first + tid] : 0;
+        room.taps[tid] = tid < nodes ? step->taps[tree.first + tid] : 0;
+    }
     if (tid == 0) {
         mbarrier_init(shared_address(&room.rows_in), 1);
         mbarrier_init(shared_address(&room.squares_in), 1);
         mbarrier_init_fence();
         mbarrier_expect(shared_address(&room.rows_in), 2 * nodes * 512);
         mbarrier_expect(shared_address(&room.squares_in), 2 * SLICES * NODES * 4);
+        room.bad = 0;
     }
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    constexpr int MINE = COLUMNS / WARPS;  // columns of the state that a warp splits
-    const float* s0 = of_slot(state, tree.slot, state_stride) + ((u64)own.head * DIM + own.first_column + warp * MINE) * DIM + 4 * lane;
-    float4 own_state[MINE];
-#pragma unroll
-    for (int i = 0; i < MINE; i++) own_state[i] = state_at(s0 + i * DIM);
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     const float* own_window = of_slot(window, tree.slot, window_stride);
-    bring_weights<LOCAL, THREADS>(room.weight, weight, own_window, own.key, own.v_channels);
-    if (tid < MOST) {
-        const int row = tree.first + tid;
-        room.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
-        room.parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
-    }
+    prefetch_window<LOCAL, THREADS>(own_window, own.key, own.v_channels);
     // Nodes that fill the bucket up are zero.
 #pragma unroll 1
     for (int i = nodes + warp; i < NODES; i += WARPS) {
@@ -279,46 +300,22 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
 #pragma unroll
         for (int v = 0; v < COLUMNS; v += 32) room.v[i * COLUMNS + v + lane] = 0.0f;
     }
-    if (tid == 0) room.bad = 0;
-    const float own_a = a[own.head], own_dt = dt[own.head];
-#pragma unroll
-    for (int i = 0; i < MINE; i++) keep_column<COLUMNS>(room.state, room.unscale, warp * MINE + i, own_state[i]);
-    __syncthreads();
-    if (tid < nodes) {
-        int taps[TAPS];
-        taps_of(taps, room.parents, tid);
-        room.lines[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
-    }
-    cp_async_wait<0>();
-    __syncthreads();
-    const Source source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
-    float* node_out = of_slot(factors, tree.slot, factor_stride);
-    Tasks tasks(warp, nodes);
-    Task task = tasks.task();
-    const float* from[TAPS];
-    {
-        const int4 line = room.lines[min(task.node, nodes - 1)];
-        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
-#pragma unroll
-        for (int i = 0; i < TAPS; i++) from[i] = source.at(taps[i], task.channel(own));
-    }
-    Weights w;
-    const auto fetch_weights = [&]() {
-#pragma unroll
-        for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&room.weight[c][task.part * DIM + task.within];
-    };
-    fetch_weights();
-    // Nodes 1, 2, 4, 8 and 16 before the lane's own on its path, below 0 where there is none.
-    int before[5];
-    before[0] = room.parents[lane];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int further = __shfl_sync(WARP_ALL, before[i], max(before[i], 0));
-        before[i + 1] = before[i] < 0 ? before[i] : further;
-    }
     u32 far[CLUSTER];  // from this block's memory to that of each
 #pragma unroll
     for (int r = 0; r < CLUSTER; r++) far[r] = in_block(shared_address(memory), r) - shared_address(memory);
+    if (warp == WARPS - 1) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int further = __shfl_sync(WARP_ALL, before[i], max(before[i], 0));
+            before[i + 1] = before[i] < 0 ? before[i] : further;
+        }
+    }
+    const Source source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
+    float* node_out = of_slot(factors, tree.slot, factor_stride);
+    const float* from[TAPS];
+    source.places(from, taps, task.channel(own));
+#pragma unroll
+    for (int i = 0; i < TAPS; i++) asm volatile("" : "+l"(from[i]));  // else made behind the wait
 #if NORM
     // A thread of the last two warpgroups has eight columns of a node for the norm: neighbouring lanes have neighbouring nodes,
     // as a16 has them.
@@ -327,9 +324,19 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
 #pragma unroll
     for (int i = 0; i < 2; i++) of_norm[i] = __ldg((const float4*)(norm + own.first_column + seat_column) + i);
 #endif
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     // A branch, over which the compiler does not put off what comes before.
     if (nodes > 0) pdl_wait();
+
+    // What the kernel before made is on its way while the state is split.
+    float4 next[TAPS];
+    float of_gate[2];
+    if (warp == WARPS - 1) {
+        const u64 at = tree.first + min(lane, nodes - 1);
+        of_gate[0] = alpha[at * ld_alpha + own.head], of_gate[1] = beta[at * ld_beta + own.head];
+    } else {
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) next[i] = fetched(from[i]);
+    }
 #if NORM
     if (group >= 2) {
         const float* of_z = z + (u64)(tree.first + min(seat_node, nodes - 1)) * ld_z + own.head * DIM + own.first_column + seat_column;
@@ -339,10 +346,22 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
 #else
     pdl_launch();  // behind the wait, for delta/gated_norm
 #endif
+    if (nodes > 0) {  // likewise
+#pragma unroll
+        for (int i = 0; i < MINE; i++) keep_column<COLUMNS>(room.state, room.unscale, warp * MINE + i, own_state[i]);
+    }
+    cp_async_wait<0>();
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    __syncthreads();
+    Weights w;
+    const auto fetch_weights = [&]() {
+#pragma unroll
+        for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&room.weight[c][task.part * DIM + task.within];
+    };
+    fetch_weights();
 
     if (warp == WARPS - 1) {
-        const u64 at = tree.first + min(lane, nodes - 1);
-        float g = alpha[at * ld_alpha + own.head], rate = beta[at * ld_beta + own.head];
+        float g = of_gate[0], rate = of_gate[1];
         g = lane < nodes ? gate_g(g, own_a, own_dt) : 0.0f;
         rate = lane < nodes ? __fdividef(1.0f, 1.0f + __expf(-rate)) : 0.0f;
         i64 sum = __float2ll_rn(fminf(fmaxf(g, -1e5f), 1e5f) * (LOG2_E * G_SCALE));
@@ -360,9 +379,6 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     } else {
         const bool keeps = SHARING <= CLUSTER || blockIdx.x % SHARING < CLUSTER;
         const u32 rows = shared_address(room.rows), rows_in = shared_address(&room.rows_in);
-        float4 next[TAPS];
-#pragma unroll
-        for (int i = 0; i < TAPS; i++) next[i] = *(const float4*)from[i];
 #pragma unroll 1
         while (tasks.more()) {
             float4 in[TAPS];
@@ -373,7 +389,9 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
             tasks.next();
             if (tasks.more()) {
                 task = tasks.task();
-                source.fetch(next, room.lines[min(task.node, nodes - 1)], task.channel(own));
+                source.places(from, room.taps[min(task.node, nodes - 1)], task.channel(own));
+#pragma unroll
+                for (int i = 0; i < TAPS; i++) next[i] = *(const float4*)from[i];
                 fetch_weights();
             }
             float* kept = node_out + (u64)done.node * NODE_FLOATS;

@@ -31,10 +31,10 @@ fn cluster(shape: Shape) -> Option<usize> {
 fn shared(nodes: usize) -> usize {
     let (most, pairs, diagonal) = (*NODES.end(), 80, 12);
     let operands = (2 * most + COLUMNS) * 4 * DIM;
-    let convolution = 16 * (2 * DIM + COLUMNS) + 16 * most + 4 * most * COLUMNS;
+    let convolution = 16 * (2 * DIM + COLUMNS) + 4 * most + 4 * most * COLUMNS;
     let system = 2048 * nodes.div_ceil(8) + 4 * most * (2 * pairs + diagonal);
     let norm = 4 * most * (COLUMNS + 4) + 4 * 4 * most;
-    let small = most * (8 + 8 + 8 + 4) + 4 * COLUMNS + 3 * 8;
+    let small = most * (8 + 8 + 8) + 4 * COLUMNS + 3 * 8;
     (operands + convolution + system + norm + small).next_multiple_of(16)
 }
 
