@@ -5,8 +5,9 @@
 
 BIN has the test binaries of `cuda` by name, and `server_ember`, the one of `server/tests/ember`, of which the tests in
 `card` are run. Each test is a process of its own with a log in OUT, so that one that hangs or dies costs no other, and all
-lanes end at about the same time. FILE has a line `seconds binary test` for each; OUT/times is such a file in the end. After
-S seconds, or at SIGTERM, what runs is ended; the table names what did not end or begin, and the process fails unless
+lanes end at about the same time. FILE has a line `seconds binary test` for each; by default that is `times` beside this
+file, of an H100 and 15 lanes. A test that it does not have comes first. OUT/times is such a file in the end. After S
+seconds, or at SIGTERM, what runs is ended; the table names what did not end or begin, and the process fails unless
 everything passed. A test that says SKIPPED did not pass. `--names` prints what BIN should have. Standard library only.
 """
 
@@ -31,7 +32,7 @@ arguments.add_argument("--names", action="store_true")
 arguments.add_argument("--lanes", type=int, default=12)
 arguments.add_argument("--seconds", type=float, default=3600)
 arguments.add_argument("--limit", type=float, default=600)
-arguments.add_argument("--times")
+arguments.add_argument("--times", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "times"))
 arguments.add_argument("--only")
 args = arguments.parse_args()
 if args.out:
@@ -96,11 +97,10 @@ def end(*_):
 
 over, lock = threading.Event(), threading.Lock()
 known = {}
-if args.times and os.path.exists(args.times):
-    with open(args.times) as file:
-        for line in file:
-            seconds, binary, name = line.split()
-            known[binary, name] = float(seconds)
+with open(args.times) as file:
+    for line in file:
+        seconds, binary, name = line.split()
+        known[binary, name] = float(seconds)
 wanted = args.only.split(",") if args.only else BINARIES
 there = [binary for binary in wanted if os.path.exists(os.path.join(args.bin, binary))]
 tests = []
