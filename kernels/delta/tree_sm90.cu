@@ -288,6 +288,7 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
         room.bad = 0;
     }
     __syncwarp();
+    // The fence has told the others what they need; an arrival that releases would wait here for all loads.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     const float* own_window = of_slot(window, tree.slot, window_stride);
     prefetch_window<LOCAL, THREADS>(own_window, own.key, own.v_channels);
