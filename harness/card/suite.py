@@ -42,6 +42,8 @@ if args.names:
     sys.exit()
 if not args.out:
     arguments.error("BIN and OUT are needed")
+if not os.path.exists(args.times):
+    arguments.error(f"--times {args.times}: no such file; leave it out for the times of {os.path.dirname(os.path.abspath(__file__))}")
 
 
 def tests_of(binary):

@@ -20,8 +20,9 @@
 // Products of the state and of keys run in pairs of halves (delta/products.cuh), the triangular system in pairs of tf32
 // (delta/solve_sm90.cuh).
 // A node's sums do not depend on how many nodes there are, but they are not those of delta/tree. A node whose key, value or
-// gate is not finite is taken out, and it and its descendants give NaN: nothing else is touched. G is kept in fixed point
-// (2^-40), so sums along paths are exact and their order does not matter.
+// gate is not finite is taken out, and it and its descendants give NaN: nothing else is touched. What overflows only in the solver
+// is not finite either, and may take with it what other nodes have in the same value column. G is kept in fixed point (2^-40), so
+// sums along paths are exact and their order does not matter.
 // arch: sm_90a. reference: cpu::reference::{conv, delta}::tree, norm::gated_rms; test: tree_*, verify_*
 // hot
 #include "common/prelude.cuh"
