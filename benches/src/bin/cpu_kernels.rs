@@ -14,7 +14,7 @@ use contract::quant::quantize_row;
 use contract::{QuantType, WeightRef};
 use cpu::dispatch::Dispatch;
 use cpu::linear::Linear;
-use cpu::pool::Pool;
+use cpu::pool::ThreadPool;
 use serde_json::json;
 
 const TYPES: [QuantType; 8] = [
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     let threads = arguments.first().copied().unwrap_or(2);
     let rows = arguments.get(1).copied().unwrap_or(3584);
     let cols = arguments.get(2).copied().unwrap_or(1024);
-    let pool = Pool::new(threads);
+    let pool = ThreadPool::new(threads);
     let bandwidth = streaming_read(&pool);
     say(json!({"bench": "streaming_read", "threads": threads, "gb_per_s": bandwidth}))?;
     say(json!({"bench": "empty_region", "threads": threads, "us": empty_region(&pool)}))?;
@@ -73,7 +73,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// Best bytes a second, in 1e9, of summing a buffer: the roof for one-row products.
-fn streaming_read(pool: &Pool) -> f64 {
+fn streaming_read(pool: &ThreadPool) -> f64 {
     let words: Vec<u64> = (0..WORKING_SET as u64 / 8).collect();
     let total = AtomicU64::new(0);
     let pass = || {
@@ -101,7 +101,7 @@ fn streaming_read(pool: &Pool) -> f64 {
 }
 
 /// Microseconds of a region with nothing to do but start and end.
-fn empty_region(pool: &Pool) -> f64 {
+fn empty_region(pool: &ThreadPool) -> f64 {
     const REGIONS: usize = 10_000;
     let start = Instant::now();
     pool.enter(|| {
@@ -116,7 +116,7 @@ fn empty_region(pool: &Pool) -> f64 {
 
 /// Median seconds of `n` rows of activations against a matrix, and the bytes of the matrix.
 fn product(
-    pool: &Pool,
+    pool: &ThreadPool,
     dispatch: Dispatch,
     ty: QuantType,
     (rows, cols): (usize, usize),

@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use contract::{
-    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Runner, TokenId,
-    Tree, VerifyItem,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, Runner,
+    TokenId, Tree, VerifyItem,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 
 fn main() -> Result<()> {
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
             pool: None,
         },
     };
-    let backend = CpuBackend::new(Options {
+    let backend = CpuBackend::new(CpuOptions {
         reference: false,
         threads: Some(threads),
     });
@@ -97,7 +97,7 @@ fn median(values: &[f64]) -> f64 {
 fn prompt(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
     let seq = runner.open(tokens.len())?;
     let start = Instant::now();
-    runner.prefill(seq, tokens, &[(tokens.len() - 1, Ask::top(1))])?;
+    runner.prefill(seq, tokens, &[(tokens.len() - 1, LogitsRequest::top_k(1))])?;
     let rate = tokens.len() as f64 / start.elapsed().as_secs_f64();
     runner.close(seq);
     Ok(rate)
@@ -106,14 +106,14 @@ fn prompt(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
 /// Tokens per second of single-token rounds.
 fn generate(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
     let seq = runner.open(tokens.len())?;
-    let asks = [Ask::top(1)];
+    let requests = [LogitsRequest::top_k(1)];
     let start = Instant::now();
     for &token in tokens {
         let tree = Tree::root(token);
         let items = [VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         }];
         runner.verify(&items)?;
         let path = tree.path(&[NodeIdx::ROOT])?;

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    Ask, Backend, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats, Limits, OpenPlan, TokenId,
-    Tree, VerifyItem,
+    Backend, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan,
+    TokenId, Tree, VerifyItem,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 
 fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -39,7 +39,7 @@ fn main() -> anyhow::Result<()> {
             kv: KvFormat::F16,
             load: DraftLoad::AtOpen,
         }),
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,
@@ -52,7 +52,7 @@ fn main() -> anyhow::Result<()> {
             pool: None,
         },
     };
-    let backend = CpuBackend::new(Options {
+    let backend = CpuBackend::new(CpuOptions {
         reference: false,
         threads: Some(threads.parse()?),
     });
@@ -90,12 +90,12 @@ fn main() -> anyhow::Result<()> {
             }
             let tokens: Vec<TokenId> = (0..rows).map(|i| TokenId(200 + i)).collect();
             let tree = Tree::chain(&tokens)?;
-            let asks = vec![Ask::top(1); rows as usize];
+            let requests = vec![LogitsRequest::top_k(1); rows as usize];
             let ms = best(&mut || {
                 runner.verify(&[VerifyItem {
                     seq,
                     tree: &tree,
-                    asks: &asks,
+                    requests: &requests,
                 }])?;
                 Ok(runner.discard(seq)?)
             })?;

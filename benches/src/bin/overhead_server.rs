@@ -19,8 +19,9 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use conformance::fake::{FakeRunner, FakeSpec, Language};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Pool, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, TokenKind, VerifyItem, Vocab, Want,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvPool, Limits, LogitsRequest,
+    LogitsRow, LogitsSelection, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    SnapshotLocation, TokenId, TokenKind, VerifyItem, Vocab,
 };
 use decode::SchedulerConfig;
 use server::constrain::Constrain;
@@ -62,7 +63,7 @@ impl StampRunner {
             books: FakeRunner::new(FakeSpec {
                 language,
                 limits,
-                pool_tokens: Pool::of(limits, 1).tokens(),
+                pool_tokens: KvPool::for_limits(limits, 1).tokens(),
                 ..FakeSpec::default()
             }),
         }
@@ -70,11 +71,11 @@ impl StampRunner {
 }
 
 /// The row that makes `best` the only sensible choice.
-fn row(best: TokenId, ask: &Ask) -> Row {
-    let ids: Vec<TokenId> = match ask.want {
-        Want::Nothing => return Row::default(),
-        Want::Full => (0..VOCAB as u32).map(TokenId).collect(),
-        Want::Top(k) => {
+fn row(best: TokenId, ask: &LogitsRequest) -> LogitsRow {
+    let ids: Vec<TokenId> = match ask.selection {
+        LogitsSelection::None => return LogitsRow::default(),
+        LogitsSelection::Full => (0..VOCAB as u32).map(TokenId).collect(),
+        LogitsSelection::TopK(k) => {
             let others = (0..VOCAB as u32).map(TokenId).filter(|id| *id != best);
             std::iter::once(best).chain(others).take(k).collect()
         }
@@ -83,7 +84,7 @@ fn row(best: TokenId, ask: &Ask) -> Row {
         .iter()
         .map(|id| if *id == best { 0.0 } else { -1000.0 })
         .collect();
-    Row {
+    LogitsRow {
         raw: logits.clone(),
         logits,
         ids,
@@ -109,8 +110,8 @@ impl Runner for StampRunner {
         self.books.info()
     }
 
-    fn room(&self) -> Room {
-        self.books.room()
+    fn capacity(&self) -> Capacity {
+        self.books.capacity()
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -125,13 +126,13 @@ impl Runner for StampRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let begun = Instant::now();
         self.books.prefill(seq, tokens, &[])?;
         sleep_until(begun);
         let best = stamp();
-        Ok(asks.iter().map(|(_, ask)| row(best, ask)).collect())
+        Ok(requests.iter().map(|(_, ask)| row(best, ask)).collect())
     }
 
     fn draft(
@@ -139,17 +140,17 @@ impl Runner for StampRunner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.books.draft(items, depth, k)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let begun = Instant::now();
-        let silent = [Ask::NOTHING];
+        let silent = [LogitsRequest::NONE];
         let unasked: Vec<VerifyItem<'_>> = items
             .iter()
             .map(|item| VerifyItem {
-                asks: &silent,
+                requests: &silent,
                 ..*item
             })
             .collect();
@@ -158,7 +159,7 @@ impl Runner for StampRunner {
         let best = stamp();
         let rows = items
             .iter()
-            .map(|item| item.asks.iter().map(|ask| row(best, ask)).collect());
+            .map(|item| item.requests.iter().map(|ask| row(best, ask)).collect());
         Ok(rows.collect())
     }
 
@@ -170,7 +171,11 @@ impl Runner for StampRunner {
         self.books.discard(seq)
     }
 
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         self.books.snapshot(seq, place)
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use contract::{KvFormat, QuantType, Row};
+use contract::{KvFormat, LogitsRow, QuantType};
 
 /// How far a value may be from what is expected: `absolute + relative * |expected|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,10 +26,10 @@ impl Tolerance {
         relative: 1e-4,
     };
 
-    /// Logits of two correct evaluations over weights of this type, on a specimen whose logits spread by 2.
+    /// Logits of two correct evaluations over weights of this type, on a model whose logits spread by 2.
     ///
     /// Block formats may round activations to eight bits, and then a last digit can move a value by a whole
-    /// step: twice the worst that the CPU's two routes, reading and speaking, were seen to differ by.
+    /// step: twice the worst that the CPU's two prefill_tolerance, reading and speaking, were seen to differ by.
     pub fn of_logits(ty: QuantType) -> Tolerance {
         match ty {
             QuantType::F32 => Tolerance::REORDERED,
@@ -208,9 +208,9 @@ fn same_length(found: &[f32], expected: &[f32]) -> Result<(), Difference> {
 
 /// How closely two ways of computing one thing must agree.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Exactness {
+pub enum Precision {
     /// Bit for bit.
-    Bits,
+    BitExact,
     /// Within a tolerance.
     Within(Tolerance),
 }
@@ -230,9 +230,9 @@ impl fmt::Display for RowDifference {
 
 /// Compares two rows over the same ids in every field.
 pub fn compare_rows(
-    found: &Row,
-    expected: &Row,
-    exactness: Exactness,
+    found: &LogitsRow,
+    expected: &LogitsRow,
+    precision: Precision,
 ) -> Result<(), RowDifference> {
     if found.ids != expected.ids {
         let at = found
@@ -267,9 +267,9 @@ pub fn compare_rows(
         ),
     ];
     for (field, found, expected) in fields {
-        let result = match exactness {
-            Exactness::Bits => same_bits(found, expected),
-            Exactness::Within(tolerance) => compare(found, expected, tolerance).map(|_| ()),
+        let result = match precision {
+            Precision::BitExact => same_bits(found, expected),
+            Precision::Within(tolerance) => compare(found, expected, tolerance).map(|_| ()),
         };
         result.map_err(|difference| RowDifference {
             field,

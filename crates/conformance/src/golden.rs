@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use contract::quant::dequantize_row;
 use contract::{
-    Ask, CommitItem, DeviceError, KvFormats, Limits, NodeIdx, OpenPlan, QuantType, Runner, SeqId,
-    TokenId, Tree, VerifyItem,
+    CommitItem, DeviceError, KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, QuantType,
+    Runner, SeqId, TokenId, Tree, VerifyItem,
 };
-use gguf::{GgufError, GgufFile, GgufWriter, Mapped};
+use gguf::{FileBytes, GgufError, GgufFile, GgufWriter};
 use model::ModelError;
 
 use crate::compare::{Agreement, Difference, Tolerance, compare};
@@ -46,7 +46,7 @@ pub struct Array {
 
 /// Which array of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum GoldenArray {
     /// `[n_logit_positions, vocab]`.
     Logits,
     /// `[n_layers + 1, n_hidden_positions, hidden]`; entry 0 is the embedding.
@@ -57,13 +57,13 @@ pub enum Kept {
     Conv,
 }
 
-impl Kept {
+impl GoldenArray {
     fn ending(self) -> &'static str {
         match self {
-            Kept::Logits => "logits.npy",
-            Kept::Hidden => "hidden.npy",
-            Kept::Delta => "delta.npy",
-            Kept::Conv => "conv.npy",
+            GoldenArray::Logits => "logits.npy",
+            GoldenArray::Hidden => "hidden.npy",
+            GoldenArray::Delta => "delta.npy",
+            GoldenArray::Conv => "conv.npy",
         }
     }
 }
@@ -182,19 +182,19 @@ impl Golden {
         Ok(Golden::plan_of(load_as_floats(&path(&file))?, kv, limits))
     }
 
-    fn plan_of(loaded: model::Loaded, kv: KvFormats, limits: Limits) -> OpenPlan {
+    fn plan_of(loaded: model::LoadedModel, kv: KvFormats, limits: Limits) -> OpenPlan {
         OpenPlan {
             target: Arc::clone(&loaded.spec),
             weights: loaded.weights,
             draft: None,
-            exact: false,
+            batch_invariant: false,
             kv,
             limits,
         }
     }
 
     /// An array of the model.
-    pub fn array(&self, kept: Kept) -> Result<Array, GoldenError> {
+    pub fn array(&self, kept: GoldenArray) -> Result<Array, GoldenError> {
         let file = format!("{}.{}", self.stem, kept.ending());
         let bytes = read(&file)?;
         npy(&bytes).map_err(|detail| GoldenError::Malformed { file, detail })
@@ -206,11 +206,12 @@ impl Golden {
         runner: &mut dyn Runner,
         tolerance: Tolerance,
     ) -> Result<Agreement, GoldenError> {
-        let expected = self.array(Kept::Logits)?;
+        let expected = self.array(GoldenArray::Logits)?;
         let places = self.logit_positions.iter();
-        let asks: Vec<(usize, Ask)> = places.map(|at| (*at, Ask::full())).collect();
+        let requests: Vec<(usize, LogitsRequest)> =
+            places.map(|at| (*at, LogitsRequest::full())).collect();
         let seq = runner.open(self.ids.len())?;
-        let rows = runner.prefill(seq, &self.ids, &asks)?;
+        let rows = runner.prefill(seq, &self.ids, &requests)?;
         runner.close(seq);
         let found: Vec<f32> = rows.into_iter().flat_map(|row| row.raw).collect();
         self.check("logits", &found, &expected.values, tolerance)
@@ -222,7 +223,7 @@ impl Golden {
         layers: &[Vec<f32>],
         tolerance: Tolerance,
     ) -> Result<(), GoldenError> {
-        let expected = self.array(Kept::Hidden)?;
+        let expected = self.array(GoldenArray::Hidden)?;
         let n = self.hidden_positions.len();
         let hidden = expected.shape.last().copied().unwrap_or(0);
         let size = n * hidden;
@@ -242,7 +243,7 @@ impl Golden {
     /// Compares a state of layer 0 after the tokens.
     pub fn check_state(
         &self,
-        kept: Kept,
+        kept: GoldenArray,
         found: &[f32],
         tolerance: Tolerance,
     ) -> Result<Agreement, GoldenError> {
@@ -255,7 +256,7 @@ impl Golden {
     pub fn check_greedy(&self, runner: &mut dyn Runner, noise: f32) -> Result<usize, GoldenError> {
         let seq = runner.open(self.ids.len() + self.greedy_ids.len())?;
         let last = self.ids.len() - 1;
-        let mut rows = runner.prefill(seq, &self.ids, &[(last, Ask::top(1))])?;
+        let mut rows = runner.prefill(seq, &self.ids, &[(last, LogitsRequest::top_k(1))])?;
         let steps = self.greedy_ids.iter().zip(&self.greedy_margins);
         let mut compared = 0;
         for (step, (expected, margin)) in steps.enumerate() {
@@ -299,13 +300,13 @@ fn speak(
     runner: &mut dyn Runner,
     seq: SeqId,
     token: TokenId,
-) -> Result<Vec<contract::Row>, DeviceError> {
+) -> Result<Vec<contract::LogitsRow>, DeviceError> {
     let tree = Tree::root(token);
-    let asks = [Ask::top(1)];
+    let requests = [LogitsRequest::top_k(1)];
     let item = VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
     let rows = runner.verify(&[item])?.pop().unwrap_or_default();
     let path = tree.path_to(NodeIdx::ROOT);
@@ -317,8 +318,8 @@ fn speak(
 ///
 /// # Errors
 /// What reading or loading refuses.
-pub fn load_as_floats(path: &Path) -> Result<model::Loaded, ModelError> {
-    let bytes = Mapped::shared(Arc::from(floats(path)?));
+pub fn load_as_floats(path: &Path) -> Result<model::LoadedModel, ModelError> {
+    let bytes = FileBytes::shared(Arc::from(floats(path)?));
     model::load_bytes(&path.display().to_string(), bytes)
 }
 
@@ -424,20 +425,20 @@ mod tests {
             let spec = plan.target;
             let shape = |kept| golden.array(kept).unwrap().shape;
             assert_eq!(
-                shape(Kept::Logits),
+                shape(GoldenArray::Logits),
                 [golden.logit_positions.len(), spec.vocab]
             );
             let layers = spec.layers.len() + 1;
             assert_eq!(
-                shape(Kept::Hidden),
+                shape(GoldenArray::Hidden),
                 [layers, golden.hidden_positions.len(), spec.hidden]
             );
             assert_eq!(golden.greedy_ids.len(), golden.greedy_margins.len());
             if golden.recurrent_layers.contains(&0) {
                 let delta = spec.delta_layers().next().unwrap();
                 let values = |kept| golden.array(kept).unwrap().values.len();
-                assert_eq!(values(Kept::Delta), delta.state_values());
-                assert_eq!(values(Kept::Conv), delta.window_values());
+                assert_eq!(values(GoldenArray::Delta), delta.state_values());
+                assert_eq!(values(GoldenArray::Conv), delta.window_values());
             }
         }
     }
@@ -446,7 +447,7 @@ mod tests {
     fn a_device_that_computes_something_else_is_found_out() {
         let golden = Golden::open("dense_f16").unwrap();
         let mut spec = FakeSpec::default();
-        spec.language.vocab = golden.array(Kept::Logits).unwrap().shape[1];
+        spec.language.vocab = golden.array(GoldenArray::Logits).unwrap().shape[1];
         let mut runner = FakeRunner::new(spec);
         let loose = Tolerance {
             absolute: 1.0,

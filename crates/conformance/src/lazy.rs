@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use contract::{
-    Backend, Candidates, DeviceError, DraftItem, DraftLoad, OpenPlan, Runner, TokenId, WeightError,
-    WeightRef, WeightSource,
+    Backend, DeviceError, DraftCandidates, DraftItem, DraftLoad, OpenPlan, Runner, TokenId,
+    WeightError, WeightRef, WeightSource,
 };
 
 /// A source that counts what is read of it, and fails on demand.
-struct Watched {
+struct ReadCounter {
     inner: Arc<dyn WeightSource>,
     reads: AtomicUsize,
     fails: AtomicBool,
 }
 
-impl WeightSource for Watched {
+impl WeightSource for ReadCounter {
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
         self.reads.fetch_add(1, SeqCst);
         match self.fails.load(SeqCst) {
@@ -29,7 +29,10 @@ impl WeightSource for Watched {
 }
 
 /// What the draft says after a prompt; opens a sequence, and closes it again.
-fn drafted(runner: &mut dyn Runner, prompt: &[TokenId]) -> Result<Vec<Candidates>, DeviceError> {
+fn drafted(
+    runner: &mut dyn Runner,
+    prompt: &[TokenId],
+) -> Result<Vec<DraftCandidates>, DeviceError> {
     let depth = runner.info().draft_depth.unwrap_or(0);
     let seq = runner.open(prompt.len() + 1)?;
     let read = runner.prefill(seq, prompt, &[]);
@@ -48,7 +51,7 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
         return Err("the plan has no draft".to_owned());
     };
     let prompt: Vec<TokenId> = (0..40).map(|i| TokenId(i * i % 97)).collect();
-    let source = Arc::new(Watched {
+    let source = Arc::new(ReadCounter {
         inner: Arc::clone(&draft.weights),
         reads: AtomicUsize::new(0),
         fails: AtomicBool::new(false),
@@ -85,7 +88,8 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
     source.fails.store(false, SeqCst);
     let found = drafted(&mut *lazy, &prompt).map_err(told("the draft after a failure"))?;
     // A card may sum in another order from run to run.
-    let sums = |all: &[Candidates]| all.iter().flat_map(|c| c.lse.clone()).collect::<Vec<f32>>();
+    let sums =
+        |all: &[DraftCandidates]| all.iter().flat_map(|c| c.lse.clone()).collect::<Vec<f32>>();
     let (found, expected) = (sums(&found), sums(&expected));
     let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     let off = off.fold(0.0, f32::max);

@@ -1,7 +1,7 @@
 //! What every device must pass, and what the algorithm is tested on. Dev only.
 //!
 //! [`fake`] is a runner whose next token is a hash of the history: the algorithm's judge. [`suite`] holds the
-//! laws every device keeps, tried on the tiny models of [`specimen`]; [`golden`] is what an independent
+//! laws every device keeps, tried on the tiny models of [`model`]; [`golden`] is what an independent
 //! implementation says of a few more, and [`drafts`] what the publisher's module says
 //! with random drafts beside them; [`compare`] is the one comparison of numbers.
 //!

@@ -1,6 +1,6 @@
 //! Tiny synthetic models: real block kinds and head sizes, random weights, any storage format.
 //!
-//! A specimen is built as data, not read from a file, so that layouts no file has can be tried too.
+//! A model is built as data, not read from a file, so that layouts no file has can be tried too.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use contract::{
 
 /// A model to try a device on.
 #[derive(Clone)]
-pub struct Specimen {
+pub struct SyntheticModel {
     /// What it is.
     pub spec: Arc<ModelSpec>,
     /// Its weights, in memory.
@@ -22,9 +22,9 @@ pub struct Specimen {
     pub ty: QuantType,
 }
 
-/// Which blocks a specimen is made of.
+/// Which blocks a model is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum SyntheticLayout {
     /// Two delta layers with as many value as key heads, then gated attention.
     HybridEven,
     /// Three value heads to a key head, tiled; gated attention of one key head.
@@ -42,16 +42,16 @@ pub enum Layout {
     Odd,
 }
 
-impl Layout {
+impl SyntheticLayout {
     /// Every layout.
-    pub const ALL: [Layout; 7] = [
-        Layout::HybridEven,
-        Layout::HybridTiled,
-        Layout::HybridGrouped,
-        Layout::HybridWide,
-        Layout::Dense,
-        Layout::Plain,
-        Layout::Odd,
+    pub const ALL: [SyntheticLayout; 7] = [
+        SyntheticLayout::HybridEven,
+        SyntheticLayout::HybridTiled,
+        SyntheticLayout::HybridGrouped,
+        SyntheticLayout::HybridWide,
+        SyntheticLayout::Dense,
+        SyntheticLayout::Plain,
+        SyntheticLayout::Odd,
     ];
 }
 
@@ -62,24 +62,24 @@ const ODD: (usize, usize) = (288, 352);
 const VOCAB: usize = 263;
 const DELTA_DIM: usize = 128;
 
-impl Specimen {
-    /// A specimen whose matrices are stored as `ty`; vectors and convolutions stay f32, as in files.
-    pub fn new(layout: Layout, ty: QuantType, seed: u64) -> Specimen {
+impl SyntheticModel {
+    /// A model whose matrices are stored as `ty`; vectors and convolutions stay f32, as in files.
+    pub fn new(layout: SyntheticLayout, ty: QuantType, seed: u64) -> SyntheticModel {
         let (hidden, ffn) = match layout {
-            Layout::Odd => ODD,
+            SyntheticLayout::Odd => ODD,
             _ => EVEN,
         };
-        let mut maker = Maker {
+        let mut maker = ModelBuilder {
             ty,
             hidden,
             ffn,
-            dice: Dice(seed ^ 0x5EED),
+            rng: WeightRng(seed ^ 0x5EED),
             bytes: HashMap::new(),
         };
         let embedding = maker.matrix("embedding", VOCAB, hidden, 1.0);
         let layers = maker.layers(layout);
         let head = match layout {
-            Layout::Plain => maker.matrix("head", VOCAB, hidden, 1.0),
+            SyntheticLayout::Plain => maker.matrix("head", VOCAB, hidden, 1.0),
             _ => embedding.clone(),
         };
         let mut hash = [0; 16];
@@ -99,25 +99,25 @@ impl Specimen {
             final_norm: maker.vector("final_norm", hidden, |d| 2.0 + 0.2 * d.signed()),
             head,
         };
-        Specimen {
+        SyntheticModel {
             spec: Arc::new(spec),
-            weights: Arc::new(Memory(maker.bytes)),
+            weights: Arc::new(InMemoryWeights(maker.bytes)),
             ty,
         }
     }
 }
 
-impl Specimen {
-    /// Whether matrices of [`Layout::Odd`] are stored as `ty` and not as the format it falls back to.
+impl SyntheticModel {
+    /// Whether matrices of [`SyntheticLayout::Odd`] are stored as `ty` and not as the format it falls back to.
     pub fn stores_odd_widths(ty: QuantType) -> bool {
         ODD.0.is_multiple_of(ty.block_values()) && ODD.1.is_multiple_of(ty.block_values())
     }
 }
 
 /// Weights in memory, by name.
-struct Memory(HashMap<Arc<str>, Vec<u8>>);
+struct InMemoryWeights(HashMap<Arc<str>, Vec<u8>>);
 
-impl WeightSource for Memory {
+impl WeightSource for InMemoryWeights {
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
         let bytes = self
             .0
@@ -135,16 +135,16 @@ impl WeightSource for Memory {
     }
 }
 
-struct Maker {
+struct ModelBuilder {
     ty: QuantType,
     hidden: usize,
     ffn: usize,
-    dice: Dice,
+    rng: WeightRng,
     bytes: HashMap<Arc<str>, Vec<u8>>,
 }
 
-impl Maker {
-    fn layers(&mut self, layout: Layout) -> Vec<LayerSpec> {
+impl ModelBuilder {
+    fn layers(&mut self, layout: SyntheticLayout) -> Vec<LayerSpec> {
         let gated = |n_heads, n_kv_heads| Heads {
             n_heads,
             n_kv_heads,
@@ -154,22 +154,22 @@ impl Maker {
             normed: true,
         };
         let mixers: Vec<Mixer> = match layout {
-            Layout::HybridEven => vec![
+            SyntheticLayout::HybridEven => vec![
                 self.delta(0, 2, 2, HeadMap::Tiled),
                 self.delta(1, 2, 2, HeadMap::Tiled),
                 self.attention(2, gated(4, 2)),
             ],
-            Layout::HybridTiled => vec![
+            SyntheticLayout::HybridTiled => vec![
                 self.delta(0, 1, 3, HeadMap::Tiled),
                 self.attention(1, gated(4, 1)),
                 self.delta(2, 2, 6, HeadMap::Tiled),
             ],
-            Layout::HybridGrouped => vec![
+            SyntheticLayout::HybridGrouped => vec![
                 self.attention(0, gated(2, 2)),
                 self.delta(1, 2, 4, HeadMap::Grouped),
                 self.attention(2, gated(4, 2)),
             ],
-            Layout::HybridWide => {
+            SyntheticLayout::HybridWide => {
                 let heads = Heads {
                     head_dim: 256,
                     rope: 64,
@@ -182,7 +182,7 @@ impl Maker {
                     self.attention(3, heads),
                 ]
             }
-            Layout::Dense => {
+            SyntheticLayout::Dense => {
                 let heads = Heads {
                     n_heads: 8,
                     n_kv_heads: 1,
@@ -193,7 +193,7 @@ impl Maker {
                 };
                 (0..2).map(|i| self.attention(i, heads)).collect()
             }
-            Layout::Plain => {
+            SyntheticLayout::Plain => {
                 let heads = Heads {
                     n_heads: 4,
                     n_kv_heads: 4,
@@ -204,7 +204,7 @@ impl Maker {
                 };
                 (0..2).map(|i| self.attention(i, heads)).collect()
             }
-            Layout::Odd => vec![
+            SyntheticLayout::Odd => vec![
                 self.attention(0, gated(5, 1)),
                 self.delta(1, 1, 5, HeadMap::Tiled),
                 self.attention(2, gated(3, 3)),
@@ -240,7 +240,7 @@ impl Maker {
             OutputGate::None => 1,
             OutputGate::SigmoidPerHead => 2,
         };
-        let norm = |maker: &mut Maker, part: &str| {
+        let norm = |maker: &mut ModelBuilder, part: &str| {
             heads
                 .normed
                 .then(|| maker.vector(&name(part), head_dim, |d| 1.2 + 0.2 * d.signed()))
@@ -307,13 +307,13 @@ impl Maker {
         self.stored(name, ty, (rows, cols), &values)
     }
 
-    fn vector(&mut self, name: &str, n: usize, value: impl Fn(&mut Dice) -> f32) -> WeightRef {
+    fn vector(&mut self, name: &str, n: usize, value: impl Fn(&mut WeightRng) -> f32) -> WeightRef {
         let values = self.values(n, value);
         self.stored(name, QuantType::F32, (1, n), &values)
     }
 
-    fn values(&mut self, n: usize, value: impl Fn(&mut Dice) -> f32) -> Vec<f32> {
-        (0..n).map(|_| value(&mut self.dice)).collect()
+    fn values(&mut self, n: usize, value: impl Fn(&mut WeightRng) -> f32) -> Vec<f32> {
+        (0..n).map(|_| value(&mut self.rng)).collect()
     }
 
     fn stored(
@@ -350,9 +350,9 @@ struct Heads {
 }
 
 /// Numbers that only need to look random.
-struct Dice(u64);
+struct WeightRng(u64);
 
-impl Dice {
+impl WeightRng {
     fn unit(&mut self) -> f32 {
         // Knuth's MMIX generator; its high bits are good enough for weights.
         self.0 = self
@@ -373,11 +373,11 @@ mod tests {
 
     #[test]
     fn every_weight_of_every_specimen_has_its_bytes() {
-        for layout in Layout::ALL {
+        for layout in SyntheticLayout::ALL {
             for ty in [QuantType::F32, QuantType::Q4_0, QuantType::Q6_K] {
-                let specimen = Specimen::new(layout, ty, 1);
-                for weight in specimen.spec.weights() {
-                    let bytes = specimen.weights.bytes(weight).unwrap();
+                let model = SyntheticModel::new(layout, ty, 1);
+                for weight in model.spec.weights() {
+                    let bytes = model.weights.bytes(weight).unwrap();
                     assert_eq!(bytes.len(), weight.bytes(), "{layout:?} {}", weight.name);
                 }
             }
@@ -387,10 +387,10 @@ mod tests {
     #[test]
     fn another_seed_is_another_model() {
         let bytes = |seed| {
-            let specimen = Specimen::new(Layout::Dense, QuantType::Q4_0, seed);
-            let embedding = specimen.spec.embedding.clone();
-            let bytes = specimen.weights.bytes(&embedding).unwrap().to_vec();
-            (specimen.spec.hash, bytes)
+            let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q4_0, seed);
+            let embedding = model.spec.embedding.clone();
+            let bytes = model.weights.bytes(&embedding).unwrap().to_vec();
+            (model.spec.hash, bytes)
         };
         assert_eq!(bytes(1), bytes(1));
         assert_ne!(bytes(1).0, bytes(2).0);

@@ -1,22 +1,22 @@
 //! The suite over the fake: a runner that keeps its promises passes, and one that breaks any of them does not.
 
-use conformance::compare::{Exactness, Tolerance};
+use conformance::compare::{Precision, Tolerance};
 use conformance::fake::{FakeBackend, FakeSpec, Flaw};
-use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{LAWS, Subject, run};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::suite::{Case, PROPERTIES, run};
 use contract::{KvFormat, KvFormats, QuantType};
 
-fn with<T>(spec: FakeSpec, exactness: Exactness, keep: impl FnOnce(&Subject<'_>) -> T) -> T {
-    keep(&Subject {
+fn with<T>(spec: FakeSpec, precision: Precision, keep: impl FnOnce(&Case<'_>) -> T) -> T {
+    keep(&Case {
         backend: &FakeBackend { spec },
-        specimen: &Specimen::new(Layout::Plain, QuantType::F32, 1),
+        model: &SyntheticModel::new(SyntheticLayout::Plain, QuantType::F32, 1),
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::Q8_0,
         },
-        exactness,
-        routes: Tolerance::NONE,
-        exact: false,
+        precision,
+        prefill_tolerance: Tolerance::NONE,
+        batch_invariant: false,
     })
 }
 
@@ -27,66 +27,90 @@ fn a_runner_that_keeps_its_promises_passes() {
             prefill_align,
             ..FakeSpec::default()
         };
-        with(spec.clone(), Exactness::Bits, run).unwrap();
-        let loose = Exactness::Within(Tolerance::REORDERED);
+        with(spec.clone(), Precision::BitExact, run).unwrap();
+        let loose = Precision::Within(Tolerance::REORDERED);
         with(spec, loose, run).unwrap();
     }
 }
 
-/// A law, and a flaw that offends it.
-const OFFENCES: [(&str, Flaw); 31] = [
-    ("cuts at aligned places do not show", Flaw::CutsShow),
-    ("asking changes nothing", Flaw::AsksShow),
-    ("reading is speaking, up to rounding", Flaw::ReadingOff),
-    ("prompts read in turns do not mix", Flaw::TurnsMix),
-    ("a node hears what its path would", Flaw::SiblingsSeen),
-    ("a node hears what its path would", Flaw::WidthShows),
-    ("siblings do not see each other", Flaw::SiblingsSeen),
-    ("a batch is its members alone", Flaw::NeighboursShow),
-    ("a commit is its nodes one by one", Flaw::WholeTreeKept),
-    ("a commit is its nodes one by one", Flaw::LastNodeForgotten),
-    ("a commit of many is each alone", Flaw::SharedCommitShort),
-    ("a discard leaves no trace", Flaw::DiscardKept),
-    ("a closed sequence leaves no trace", Flaw::SlotDirty),
-    ("restoring is identity", Flaw::RestoreShort),
-    ("restoring is identity", Flaw::SnapshotAlive),
-    ("a snapshot is a copy", Flaw::SnapshotAlive),
-    ("a snapshot is a copy", Flaw::RestoreShort),
+/// A property, and a flaw that offends it.
+const FLAW_OF_PROPERTY: [(&str, Flaw); 31] = [
+    (
+        "cuts at aligned places do not show",
+        Flaw::ChunkingChangesResult,
+    ),
+    ("asking changes nothing", Flaw::RequestsChangeResult),
+    (
+        "reading is speaking, up to rounding",
+        Flaw::PrefillDiffersFromDecode,
+    ),
+    (
+        "prompts read in turns do not mix",
+        Flaw::PrefillDisturbsOthers,
+    ),
+    ("a node hears what its path would", Flaw::SiblingsVisible),
+    (
+        "a node hears what its path would",
+        Flaw::TreeWidthChangesResult,
+    ),
+    ("siblings do not see each other", Flaw::SiblingsVisible),
+    ("a batch is its members alone", Flaw::BatchChangesResult),
+    ("a commit is its nodes one by one", Flaw::CommitsWholeTree),
+    (
+        "a commit is its nodes one by one",
+        Flaw::CommitDropsLastNode,
+    ),
+    (
+        "a commit of many is each alone",
+        Flaw::BatchCommitKeepsRoots,
+    ),
+    ("a discard leaves no trace", Flaw::DiscardCommits),
+    ("a closed sequence leaves no trace", Flaw::SlotNotCleared),
+    ("restoring is identity", Flaw::RestoreDropsLastToken),
+    ("restoring is identity", Flaw::SnapshotNotCopied),
+    ("a snapshot is a copy", Flaw::SnapshotNotCopied),
+    ("a snapshot is a copy", Flaw::RestoreDropsLastToken),
     (
         "conversations with one beginning do not mix",
-        Flaw::SnapshotAlive,
+        Flaw::SnapshotNotCopied,
     ),
     (
         "conversations with one beginning do not mix",
-        Flaw::RestoreShort,
+        Flaw::RestoreDropsLastToken,
     ),
-    ("export then import is identity", Flaw::ImportShort),
-    ("damaged snapshots are refused", Flaw::ImportTrusting),
-    ("what was freed is gone", Flaw::FreedStays),
-    ("a top row is the head of the full row", Flaw::TopUnordered),
+    (
+        "export then import is identity",
+        Flaw::ImportDropsFirstToken,
+    ),
+    ("damaged snapshots are refused", Flaw::ImportUnchecked),
+    ("what was freed is gone", Flaw::FreedSnapshotUsable),
+    ("a top row is the head of the full row", Flaw::TopKUnordered),
     ("edits mean what they say", Flaw::EditsIgnored),
     ("sums are those of the row", Flaw::RawLseEdited),
-    ("room is given and given back", Flaw::CloseKeeps),
-    ("a refusal changes nothing", Flaw::RefusalMoves),
-    ("a full pool costs nobody anything", Flaw::PoolBottomless),
-    ("a full pool costs nobody anything", Flaw::PoolKept),
-    ("a broken call is answered", Flaw::MisuseTaken),
-    ("the last token is the last", Flaw::LengthIgnored),
+    ("room is given and given back", Flaw::CloseLeaks),
+    ("a refusal changes nothing", Flaw::RefusedCallChangesState),
+    ("a full pool costs nobody anything", Flaw::PoolUnlimited),
+    ("a full pool costs nobody anything", Flaw::PoolLeaks),
+    ("a broken call is answered", Flaw::InvalidCallAccepted),
+    ("the last token is the last", Flaw::MaxLenIgnored),
 ];
 
 #[test]
 fn every_law_can_be_broken_and_notices() {
-    for (law, keep) in LAWS {
+    for (property, keep) in PROPERTIES {
         let mut offended = false;
-        for (_, flaw) in OFFENCES.iter().filter(|(name, _)| *name == law) {
+        for (_, flaw) in FLAW_OF_PROPERTY
+            .iter()
+            .filter(|(name, _)| *name == property)
+        {
             let spec = FakeSpec {
                 flaw: Some(*flaw),
                 ..FakeSpec::default()
             };
-            let kept = with(spec, Exactness::Bits, keep);
-            assert!(kept.is_err(), "{law} holds in spite of {flaw:?}");
+            let kept = with(spec, Precision::BitExact, keep);
+            assert!(kept.is_err(), "{property} holds in spite of {flaw:?}");
             offended = true;
         }
-        assert!(offended, "nothing shows that {law} can fail");
+        assert!(offended, "nothing shows that {property} can fail");
     }
 }

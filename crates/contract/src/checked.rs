@@ -1,20 +1,21 @@
 //! A wrapper that asserts the calling protocol of [`Runner`] around any runner.
 //!
 //! It keeps its own books of what is open, where, and what is pending, and answers a broken call with
-//! [`DeviceError::Misuse`] before the device sees it. Every test and every debug build runs behind it.
+//! [`DeviceError::InvalidCall`] before the device sees it. Every test and every debug build runs behind it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use crate::protocol::{Protocol, Timeline, misuse};
+use crate::protocol::{Protocol, SequenceState, invalid_call};
 use crate::snapshot::ReadAt;
 use crate::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Parcel, Place, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
+    LogitsRow, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
+    Tree, VerifyItem,
 };
 
 /// A runner whose callers are checked.
-pub struct Checked<R> {
+pub struct CheckedRunner<R> {
     inner: R,
     sequences: BTreeMap<SeqId, Slot>,
     snapshots: HashMap<SnapshotId, usize>,
@@ -26,7 +27,7 @@ struct Slot {
     pending: Option<Tree>,
 }
 
-impl Timeline for Slot {
+impl SequenceState for Slot {
     fn max_len(&self) -> usize {
         self.max_len
     }
@@ -40,10 +41,10 @@ impl Timeline for Slot {
     }
 }
 
-impl<R: Runner> Checked<R> {
+impl<R: Runner> CheckedRunner<R> {
     /// Wraps a runner that has nothing open yet.
-    pub fn new(inner: R) -> Checked<R> {
-        Checked {
+    pub fn new(inner: R) -> CheckedRunner<R> {
+        CheckedRunner {
             inner,
             sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
@@ -68,13 +69,13 @@ impl<R: Runner> Checked<R> {
     }
 }
 
-impl<R: Runner> Runner for Checked<R> {
+impl<R: Runner> Runner for CheckedRunner<R> {
     fn info(&self) -> &RunnerInfo {
         self.inner.info()
     }
 
-    fn room(&self) -> Room {
-        self.inner.room()
+    fn capacity(&self) -> Capacity {
+        self.inner.capacity()
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -85,7 +86,10 @@ impl<R: Runner> Runner for Checked<R> {
             pending: None,
         };
         if self.sequences.insert(seq, slot).is_some() {
-            return Err(misuse("open", format!("the runner gave {seq} out twice")));
+            return Err(invalid_call(
+                "open",
+                format!("the runner gave {seq} out twice"),
+            ));
         }
         Ok(seq)
     }
@@ -99,20 +103,20 @@ impl<R: Runner> Runner for Checked<R> {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         const CALL: &str = "prefill";
-        self.protocol().prefill(seq, tokens, asks)?;
+        self.protocol().prefill(seq, tokens, requests)?;
         let chunk = self.inner.info().limits.prefill_chunk;
         if tokens.is_empty() || tokens.len() > chunk {
             let detail = format!("{} tokens, 1 to {chunk} allowed", tokens.len());
-            return Err(misuse(CALL, detail));
+            return Err(invalid_call(CALL, detail));
         }
-        let rows = self.inner.prefill(seq, tokens, asks)?;
-        if rows.len() != asks.len() {
-            return Err(misuse(
+        let rows = self.inner.prefill(seq, tokens, requests)?;
+        if rows.len() != requests.len() {
+            return Err(invalid_call(
                 CALL,
-                format!("{} rows for {} asks", rows.len(), asks.len()),
+                format!("{} rows for {} requests", rows.len(), requests.len()),
             ));
         }
         if let Some(slot) = self.sequences.get_mut(&seq) {
@@ -126,12 +130,12 @@ impl<R: Runner> Runner for Checked<R> {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.protocol().draft(items, depth, k)?;
         self.inner.draft(items, depth, k)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.protocol().verify(items)?;
         let rows = self.inner.verify(items)?;
         for item in items {
@@ -162,12 +166,16 @@ impl<R: Runner> Runner for Checked<R> {
         self.inner.discard(seq)
     }
 
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
-        let position = self.protocol().settled("snapshot", seq)?.position;
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
+        let position = self.protocol().require_idle("snapshot", seq)?.position;
         let info = self.inner.snapshot(seq, place)?;
         if info.position != position {
             let found = info.position;
-            return Err(misuse(
+            return Err(invalid_call(
                 "snapshot",
                 format!("position {found}, {position} expected"),
             ));
@@ -194,7 +202,7 @@ impl<R: Runner> Runner for Checked<R> {
         self.inner.free_snapshot(snapshot);
     }
 
-    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         if !self.snapshots.contains_key(&snapshot) {
             return Err(DeviceError::UnknownSnapshot(snapshot));
         }
@@ -226,7 +234,7 @@ impl<R: Runner> Runner for Checked<R> {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError> {
         if !self.inner.info().scorer {
-            return Err(misuse("score", "there is no scorer".to_owned()));
+            return Err(invalid_call("score", "there is no scorer".to_owned()));
         }
         self.protocol().tokens("score", tokens)?;
         self.inner.score(tokens, progress)
@@ -237,8 +245,8 @@ impl Runner for Box<dyn Runner> {
     fn info(&self) -> &RunnerInfo {
         (**self).info()
     }
-    fn room(&self) -> Room {
-        (**self).room()
+    fn capacity(&self) -> Capacity {
+        (**self).capacity()
     }
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         (**self).open(max_len)
@@ -250,19 +258,19 @@ impl Runner for Box<dyn Runner> {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        (**self).prefill(seq, tokens, asks)
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        (**self).prefill(seq, tokens, requests)
     }
     fn draft(
         &mut self,
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         (**self).draft(items, depth, k)
     }
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         (**self).verify(items)
     }
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
@@ -271,7 +279,11 @@ impl Runner for Box<dyn Runner> {
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         (**self).discard(seq)
     }
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         (**self).snapshot(seq, place)
     }
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
@@ -280,7 +292,7 @@ impl Runner for Box<dyn Runner> {
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         (**self).free_snapshot(snapshot);
     }
-    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         (**self).detach(snapshot)
     }
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {

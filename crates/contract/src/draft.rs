@@ -2,7 +2,7 @@
 //! reading the target's own features instead of keeping a context of its own.
 //!
 //! ```text
-//! f[p]  = rms(fc · [target residual after layer taps[0] | taps[1] | …], hidden_norm)       [hidden] per token
+//! f[p]  = rms(fc · [target residual after layer capture_layers[0] | capture_layers[1] | …], hidden_norm)       [hidden] per token
 //! x     = target embedding rows of [root, mask, …, mask]                                  [block, hidden]
 //! per layer:
 //!   h   = rms(x, attention_norm);   q = rope(rms_head(q · h)),  k, v likewise from h
@@ -12,7 +12,7 @@
 //! logits = target head · rms(x[1 ..], final_norm)                                         [block - 1, vocab]
 //! ```
 //!
-//! Row `j` of a block stands at position `committed + j` and speaks of the token at that very position, so row
+//! LogitsRow `j` of a block stands at position `committed + j` and speaks of the token at that very position, so row
 //! 0, the root, says nothing that is not known. Context keys are those of the committed tokens; they never
 //! depend on the block, so a device computes them once, when a token is committed, and keeps them.
 
@@ -34,11 +34,11 @@ pub struct DraftSpec {
     /// Rows of one pass, the root included; at least 2.
     pub block: usize,
     /// Stands in for the tokens to be found; below the target's vocabulary.
-    pub mask: TokenId,
+    pub mask_token: TokenId,
     /// Target layers, counted from 0, whose residual stream *after the whole layer* (no final norm) is read, in
     /// the order of concatenation.
-    pub taps: Vec<usize>,
-    /// `[hidden, taps * hidden]`.
+    pub capture_layers: Vec<usize>,
+    /// `[hidden, capture_layers * hidden]`.
     pub fc: WeightRef,
     /// `[hidden]`: norm of what `fc` gives.
     pub hidden_norm: WeightRef,

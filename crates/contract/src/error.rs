@@ -7,7 +7,7 @@ use crate::{SeqId, SnapshotId, WeightError};
 pub enum DeviceError {
     /// This request does not fit now; others go on. Wait, shrink, or evict.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
-    NoRoom {
+    OutOfMemory {
         /// The resource, with its unit, such as `"context tokens"` or `"memory bytes"`.
         what: &'static str,
         /// How much was asked for, in the unit of `what`.
@@ -36,7 +36,7 @@ pub enum DeviceError {
     UnknownSnapshot(SnapshotId),
     /// The calling protocol was broken; see [`Runner`](crate::Runner). A defect in the caller.
     #[error("misuse of {call}: {detail}")]
-    Misuse {
+    InvalidCall {
         /// The method called.
         call: &'static str,
         /// What was wrong with the call.
@@ -44,7 +44,7 @@ pub enum DeviceError {
     },
     /// Bytes given to `import` are not a snapshot of this model on this layout. Treat as a cache miss.
     #[error("snapshot refused: {detail}")]
-    SnapshotRefused {
+    InvalidSnapshot {
         /// Which field or section did not fit, and how.
         detail: String,
     },
@@ -53,7 +53,7 @@ pub enum DeviceError {
     SnapshotIo(#[from] std::io::Error),
     /// The device can no longer be trusted; every sequence on it is gone.
     #[error("device lost in {during}: {detail}")]
-    Lost {
+    DeviceLost {
         /// The call or kernel that failed.
         during: &'static str,
         /// The driver's words.

@@ -1,11 +1,11 @@
 //! The words and traits that the decoding algorithm and the devices agree on.
 //!
 //! What is here: ids, the draft [`Tree`], the model as data ([`ModelSpec`]), what may be asked of a forward
-//! pass ([`Ask`], [`Row`]), the two device traits ([`Backend`], [`Runner`]), and the codecs of the block
+//! pass ([`LogitsRequest`], [`LogitsRow`]), the two device traits ([`Backend`], [`Runner`]), and the codecs of the block
 //! formats whose bytes every device must read alike ([`quant`]).
 //!
 //! What is not here: any file, any thread, any clock, any tensor type, any family name, and any algorithm
-//! but those codecs and the meaning of [`Edits`].
+//! but those codecs and the meaning of [`LogitEdits`].
 //!
 //! Start with [`runner`], then [`tree`], then [`spec`].
 
@@ -33,19 +33,19 @@ pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use plan::{
-    DeviceInfo, KvFormat, KvFormats, Limits, LoadProgress, MemoryPlan, OpenPlan, Pool, RunnerInfo,
+    DeviceInfo, KvFormat, KvFormats, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
 };
 pub use quant::QuantType;
-pub use rows::{Ask, Edits, Row, TokenCount, TokenMask, Want};
+pub use rows::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
 pub use runner::{
-    Backend, Candidates, CommitItem, DraftItem, PAGES, Parcel, Place, Room, Runner, SnapshotInfo,
-    VerifyItem,
+    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, PAGES, Runner,
+    SnapshotInfo, SnapshotLocation, VerifyItem,
 };
 pub use spec::{
     AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
     OutputGate, RopeSpec,
 };
-pub use tree::{Path, Tree, TreeError};
+pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{PreTokenizer, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};
-pub use window::Window;
+pub use window::AttentionWindow;

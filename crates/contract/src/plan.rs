@@ -21,7 +21,7 @@ pub struct OpenPlan {
     /// Whether bits must not depend on how a text is computed: a tree gives what its tokens give one by one, a sequence
     /// the same beside others as alone, and a prompt the same wherever it is cut
     /// ([`RunnerInfo::prefill_align`]). A device on which that is always so has nothing to choose.
-    pub exact: bool,
+    pub batch_invariant: bool,
 }
 
 /// Storage of cached keys and values.
@@ -102,7 +102,7 @@ impl KvFormat {
 
     /// Whether values are stored as codes with a scale: what gains from being turned first
     /// ([`crate::quant::turn`]).
-    pub fn is_coarse(self) -> bool {
+    pub fn is_quantized(self) -> bool {
         !matches!(self, KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16)
     }
 
@@ -134,49 +134,51 @@ pub struct Limits {
     /// Tokens of the longest prefill call.
     pub prefill_chunk: usize,
     /// Tokens that all sequences hold together; `None` for as many as all of them at full length. Whatever is said
-    /// here, one sequence may have its full length, and no more is set aside than all of them could use: [`Pool::of`].
+    /// here, one sequence may have its full length, and no more is set aside than all of them could use: [`KvPool::of`].
     pub pool: Option<usize>,
 }
 
 /// The room that sequences share for their keys and values: pages, taken as a sequence grows and given back when it is
 /// closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pool {
+pub struct KvPool {
     /// Pages in all.
     pub pages: usize,
     /// Positions of a page.
-    pub page: usize,
+    pub page_size: usize,
 }
 
-impl Pool {
+impl KvPool {
     /// The pool that limits mean, in pages of `page` positions.
-    pub fn of(limits: Limits, page: usize) -> Pool {
-        let each = limits.most_pages(page);
+    pub fn for_limits(limits: Limits, page_size: usize) -> KvPool {
+        let each = limits.max_pages_per_sequence(page_size);
         let all = each.saturating_mul(limits.sequences);
-        Pool {
+        KvPool {
             pages: limits.pool.map_or(all, |tokens| {
                 // Below one sequence nobody could ever go on, above all of them nobody could use it.
-                tokens.div_ceil(page).clamp(each, all.max(each))
+                tokens.div_ceil(page_size).clamp(each, all.max(each))
             }),
-            page,
+            page_size,
         }
     }
 
     /// Tokens that all sequences may hold together, the nodes of their trees included.
     pub fn tokens(&self) -> usize {
-        self.pages.saturating_mul(self.page)
+        self.pages.saturating_mul(self.page_size)
     }
 }
 
 impl Limits {
     /// Tokens that all sequences hold together, to within a page.
     pub fn pool_tokens(&self) -> usize {
-        Pool::of(*self, 1).tokens()
+        KvPool::for_limits(*self, 1).tokens()
     }
 
     /// Pages of `page` positions that the longest sequence takes: the context and the nodes of a tree beyond it.
-    pub fn most_pages(&self, page: usize) -> usize {
-        self.context.saturating_add(self.tree_nodes).div_ceil(page)
+    pub fn max_pages_per_sequence(&self, page_size: usize) -> usize {
+        self.context
+            .saturating_add(self.tree_nodes)
+            .div_ceil(page_size)
     }
 }
 
@@ -247,7 +249,7 @@ pub struct RunnerInfo {
     /// What it was opened with.
     pub limits: Limits,
     /// What its sequences share.
-    pub pool: Pool,
+    pub pool: KvPool,
     /// Storage of keys and values.
     pub kv: KvFormats,
     /// Identity of the target.
@@ -256,7 +258,7 @@ pub struct RunnerInfo {
     /// a draft; then `draft` must not be called.
     pub draft_depth: Option<usize>,
     /// Whether a node of a tree gives bit for bit what its token gives alone, and so drafting changes no text.
-    pub exact_trees: bool,
+    pub batch_invariant: bool,
     /// Whether `score` may be called.
     pub scorer: bool,
     /// Prefill gives the same bits however it is cut, as long as cuts fall on multiples of this many tokens.

@@ -6,44 +6,44 @@ use crate::TokenId;
 
 /// What is wanted at one position of a prefill or one node of a tree.
 #[derive(Debug, Clone, Default)]
-pub struct Ask {
+pub struct LogitsRequest {
     /// How much of the row.
-    pub want: Want,
+    pub selection: LogitsSelection,
     /// Changes to the logits before they are ranked; `None` leaves them raw.
-    pub edits: Option<Arc<Edits>>,
+    pub edits: Option<Arc<LogitEdits>>,
 }
 
 /// How much of a row is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Want {
+pub enum LogitsSelection {
     /// No row at all.
     #[default]
-    Nothing,
+    None,
     /// The `k` best tokens by edited logit, best first, ties to the lower id. `k >= 1`.
-    Top(usize),
+    TopK(usize),
     /// Every token, in id order.
     Full,
 }
 
-impl Ask {
+impl LogitsRequest {
     /// No row.
-    pub const NOTHING: Ask = Ask {
-        want: Want::Nothing,
+    pub const NONE: LogitsRequest = LogitsRequest {
+        selection: LogitsSelection::None,
         edits: None,
     };
 
     /// The `k` best tokens of the raw row.
-    pub fn top(k: usize) -> Ask {
-        Ask {
-            want: Want::Top(k),
+    pub fn top_k(k: usize) -> LogitsRequest {
+        LogitsRequest {
+            selection: LogitsSelection::TopK(k),
             edits: None,
         }
     }
 
     /// The whole raw row.
-    pub fn full() -> Ask {
-        Ask {
-            want: Want::Full,
+    pub fn full() -> LogitsRequest {
+        LogitsRequest {
+            selection: LogitsSelection::Full,
             edits: None,
         }
     }
@@ -59,7 +59,7 @@ impl Ask {
 /// x -= frequency * counts[t].generated + presence * (counts[t].generated > 0)
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct Edits {
+pub struct LogitEdits {
     /// Only these tokens may come; `None` allows all.
     pub allowed: Option<Arc<TokenMask>>,
     /// Added to single logits; each token at most once.
@@ -85,9 +85,9 @@ pub struct TokenCount {
     pub generated: u32,
 }
 
-impl Default for Edits {
-    fn default() -> Edits {
-        Edits {
+impl Default for LogitEdits {
+    fn default() -> LogitEdits {
+        LogitEdits {
             allowed: None,
             bias: Vec::new(),
             repetition: 1.0,
@@ -98,7 +98,7 @@ impl Default for Edits {
     }
 }
 
-impl Edits {
+impl LogitEdits {
     /// Applies the edits to a whole row, `[vocab]`; ids beyond the row are ignored.
     ///
     /// This is the meaning of an edit; every device must give the same values.
@@ -213,10 +213,10 @@ impl TokenMask {
 
 /// What the target says at one position.
 ///
-/// `ids`, `logits` and `raw` have one length: `k` or less for [`Want::Top`], the vocabulary for [`Want::Full`]
-/// (then `ids` counts 0, 1, 2, …), nothing for [`Want::Nothing`].
+/// `ids`, `logits` and `raw` have one length: `k` or less for [`LogitsSelection::TopK`], the vocabulary for [`LogitsSelection::Full`]
+/// (then `ids` counts 0, 1, 2, …), nothing for [`LogitsSelection::None`].
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Row {
+pub struct LogitsRow {
     /// The tokens, best first for `Top`, in id order for `Full`.
     pub ids: Vec<TokenId>,
     /// Edited logits of `ids`; what sampling uses.
@@ -237,7 +237,7 @@ mod tests {
     fn edits_are_applied_in_their_order() {
         let mut allowed = TokenMask::all(4);
         allowed.remove(TokenId(3));
-        let edits = Edits {
+        let edits = LogitEdits {
             allowed: Some(Arc::new(allowed)),
             bias: vec![(TokenId(0), 1.0), (TokenId(9), 5.0)],
             repetition: 2.0,

@@ -11,10 +11,10 @@
 
 use std::io::{Read, Write};
 
-use crate::snapshot::{InOrder, ReadAt};
+use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    Ask, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Path, Row, RunnerInfo, SeqId,
-    SnapshotId, TokenId, Tree,
+    DeviceError, DeviceInfo, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, OpenPlan,
+    RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -39,10 +39,10 @@ pub trait Runner {
     fn info(&self) -> &RunnerInfo;
 
     /// What is still free.
-    fn room(&self) -> Room;
+    fn capacity(&self) -> Capacity;
 
     /// A new sequence at position 0 that may grow to `max_len` committed tokens, as far as the pool has pages when it
-    /// does: nothing is set aside for it. `prefill`, `verify` and `restore` answer [`DeviceError::NoRoom`] of [`PAGES`]
+    /// does: nothing is set aside for it. `prefill`, `verify` and `restore` answer [`DeviceError::OutOfMemory`] of [`PAGES`]
     /// where it has none, and have changed nothing then, but that a sequence being restored may be left empty.
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError>;
 
@@ -56,8 +56,8 @@ pub trait Runner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError>;
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError>;
 
     /// Drafts `depth` positions after each item's root, with `k` candidates a position. The context is what is
     /// committed. `k` may be anything up to the vocabulary; the whole of it is asked for by people who check.
@@ -66,13 +66,13 @@ pub trait Runner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError>;
+    ) -> Result<Vec<DraftCandidates>, DeviceError>;
 
     /// Runs a tree on each item's sequence without committing anything; the sequence becomes pending.
     ///
     /// Gives, per item, one row per node (an empty one where nothing was asked).
     /// A tree of one node is ordinary decoding; a chain is chain verify.
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError>;
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError>;
 
     /// Keeps the path of each pending sequence: it advances by `path.len()`.
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError>;
@@ -81,7 +81,11 @@ pub trait Runner {
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError>;
 
     /// Copies the committed state of a sequence.
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError>;
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError>;
 
     /// Puts a sequence, whatever it held, into a snapshot's state. Bit for bit what was saved.
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError>;
@@ -94,8 +98,8 @@ pub trait Runner {
 
     /// The same for another thread to write, whatever becomes of the snapshot and its sequence meanwhile.
     ///
-    /// A device whose snapshots can be read from elsewhere gives a [`Parcel`] at once; others export it here.
-    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+    /// A device whose snapshots can be read from elsewhere gives a [`DetachedSnapshot`] at once; others export it here.
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         let mut bytes = Vec::new();
         self.export(snapshot, &mut bytes)?;
         Ok(Box::new(bytes))
@@ -106,7 +110,7 @@ pub trait Runner {
 
     /// The same of bytes that may be read at any place: a device may bring several sections in at once.
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
-        self.import(&mut InOrder::new(source))
+        self.import(&mut SequentialReader::new(source))
     }
 
     /// Importance of each token `[n]` by the scorer. `progress` gets tokens done, and answers whether to go on.
@@ -118,15 +122,15 @@ pub trait Runner {
 }
 
 /// An exported snapshot that may not have left its device yet. A runner waits at its end until every parcel is gone.
-pub trait Parcel: Send {
-    /// Bytes that [`Parcel::write`] writes.
+pub trait DetachedSnapshot: Send {
+    /// Bytes that [`DetachedSnapshot::write`] writes.
     fn bytes(&self) -> u64;
 
     /// Writes what [`Runner::export`] would have.
     fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError>;
 }
 
-impl Parcel for Vec<u8> {
+impl DetachedSnapshot for Vec<u8> {
     fn bytes(&self) -> u64 {
         self.len() as u64
     }
@@ -136,18 +140,18 @@ impl Parcel for Vec<u8> {
     }
 }
 
-/// What [`DeviceError::NoRoom`] lacks when a sequence cannot grow: others hold the pool.
+/// What [`DeviceError::OutOfMemory`] lacks when a sequence cannot grow: others hold the pool.
 pub const PAGES: &str = "pages of keys and values";
 
 /// What a runner has left, and what is kept on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Sequences that can still be opened.
     pub sequences: usize,
     /// Tokens that sequences can still grow by: positions of pages that none of them holds.
     pub tokens: usize,
     /// Of these, positions of pages that snapshots hold, which move elsewhere when a sequence needs their place.
-    pub kept: usize,
+    pub evictable_tokens: usize,
     /// Bytes that all snapshots hold together; what several of them share is counted once.
     pub snapshot_bytes: u64,
 }
@@ -163,14 +167,14 @@ pub struct DraftItem {
 
 /// Draft candidates of one sequence.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Candidates {
+pub struct DraftCandidates {
     /// `[depth, k]`, best first in each position.
     pub ids: Vec<TokenId>,
     /// Log-probabilities over the whole vocabulary, as `ids`.
     pub log_probs: Vec<f32>,
     /// `[depth]`: log-sum-exp of each position's logits; added to a log-probability it gives the logit.
     pub lse: Vec<f32>,
-    /// Candidates per position.
+    /// DraftCandidates per position.
     pub k: usize,
 }
 
@@ -182,7 +186,7 @@ pub struct VerifyItem<'a> {
     /// The tree, its root being the token sampled but not yet cached.
     pub tree: &'a Tree,
     /// `[n_nodes]`.
-    pub asks: &'a [Ask],
+    pub requests: &'a [LogitsRequest],
 }
 
 /// One sequence of a commit call.
@@ -191,12 +195,12 @@ pub struct CommitItem<'a> {
     /// The sequence; it must be pending.
     pub seq: SeqId,
     /// A path of the tree it is pending on.
-    pub path: &'a Path,
+    pub path: &'a TreePath,
 }
 
 /// Where a snapshot is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum SnapshotLocation {
     /// In the device's own memory: fast to restore.
     Device,
     /// In host memory: cheap to keep.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each, with
-//! a star behind it where rows are stored turned and need not be)
+//! a star behind it where rows are stored rotated and need not be)
 //! draft hash 16 B, draft format 8 B (both NUL without a draft)
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
@@ -18,7 +18,7 @@ use std::io::{self, Read, Write};
 use crate::{DeviceError, KvFormat, KvFormats, ModelHash};
 
 /// Changes whenever the meaning of any byte does.
-pub const LAYOUT: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"HRTHSNAP";
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8 + 4 + 16 + 2 * 8 + 16 + 8 + 8 + 4;
@@ -56,22 +56,22 @@ impl SectionKind {
 
 /// Whose state a snapshot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct SnapshotIdentity {
     /// Identity of the target.
     pub model: ModelHash,
     /// Storage of keys and values.
     pub kv: KvFormats,
-    /// Whether coarse keys and values are stored turned ([`crate::quant::turn`]).
-    pub turned: bool,
+    /// Whether coarse keys and values are stored rotated ([`crate::quant::turn`]).
+    pub rotated: bool,
     /// Identity of the draft and storage of its keys and values, if there is one.
     pub draft: Option<(ModelHash, KvFormat)>,
 }
 
 /// What a snapshot belongs to and where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct SnapshotHeader {
     /// Whose it is.
-    pub owner: Owner,
+    pub identity: SnapshotIdentity,
     /// Committed tokens.
     pub position: u64,
     /// Number of sections that follow.
@@ -90,14 +90,14 @@ pub struct Section {
 }
 
 /// Writes the header.
-pub fn write_header(sink: &mut dyn Write, header: &Header) -> io::Result<()> {
+pub fn write_header(sink: &mut dyn Write, header: &SnapshotHeader) -> io::Result<()> {
     sink.write_all(MAGIC)?;
-    sink.write_all(&LAYOUT.to_le_bytes())?;
-    let owner = header.owner;
-    sink.write_all(&owner.model.0)?;
-    sink.write_all(&storage(owner.kv.k, owner.turned))?;
-    sink.write_all(&storage(owner.kv.v, owner.turned))?;
-    let (draft, format) = owner.draft_bytes();
+    sink.write_all(&LAYOUT_VERSION.to_le_bytes())?;
+    let identity = header.identity;
+    sink.write_all(&identity.model.0)?;
+    sink.write_all(&storage(identity.kv.k, identity.rotated))?;
+    sink.write_all(&storage(identity.kv.v, identity.rotated))?;
+    let (draft, format) = identity.draft_bytes();
     sink.write_all(&draft)?;
     sink.write_all(&format)?;
     sink.write_all(&header.position.to_le_bytes())?;
@@ -118,7 +118,7 @@ pub fn write_section(
     sink.write_all(bytes)
 }
 
-impl Owner {
+impl SnapshotIdentity {
     fn draft_bytes(&self) -> ([u8; 16], [u8; 8]) {
         match self.draft {
             Some((hash, format)) => (hash.0, padded(format.name())),
@@ -127,10 +127,13 @@ impl Owner {
     }
 }
 
-/// Reads a header and refuses what does not belong to `owner`.
-pub fn read_header(source: &mut dyn Read, owner: Owner) -> Result<Header, DeviceError> {
-    let Owner { model, kv, .. } = owner;
-    let refuse = |detail: &str| DeviceError::SnapshotRefused {
+/// Reads a header and refuses what does not belong to `identity`.
+pub fn read_header(
+    source: &mut dyn Read,
+    identity: SnapshotIdentity,
+) -> Result<SnapshotHeader, DeviceError> {
+    let SnapshotIdentity { model, kv, .. } = identity;
+    let refuse = |detail: &str| DeviceError::InvalidSnapshot {
         detail: detail.to_owned(),
     };
     let magic: [u8; 8] = take(source)?;
@@ -138,28 +141,28 @@ pub fn read_header(source: &mut dyn Read, owner: Owner) -> Result<Header, Device
         return Err(refuse("it does not begin as a snapshot does"));
     }
     let layout = u32::from_le_bytes(take(source)?);
-    if layout != LAYOUT {
-        return Err(DeviceError::SnapshotRefused {
-            detail: format!("layout {layout}, this program writes {LAYOUT}"),
+    if layout != LAYOUT_VERSION {
+        return Err(DeviceError::InvalidSnapshot {
+            detail: format!("layout {layout}, this program writes {LAYOUT_VERSION}"),
         });
     }
     if ModelHash(take(source)?) != model {
         return Err(refuse("it was made with another model"));
     }
     let (k, v): ([u8; 8], [u8; 8]) = (take(source)?, take(source)?);
-    if k != storage(kv.k, owner.turned) || v != storage(kv.v, owner.turned) {
-        return Err(DeviceError::SnapshotRefused {
+    if k != storage(kv.k, identity.rotated) || v != storage(kv.v, identity.rotated) {
+        return Err(DeviceError::InvalidSnapshot {
             detail: format!(
                 "its keys and values are {} and {}, not {} and {}",
                 printable(&k),
                 printable(&v),
-                printable(&storage(kv.k, owner.turned)),
-                printable(&storage(kv.v, owner.turned))
+                printable(&storage(kv.k, identity.rotated)),
+                printable(&storage(kv.v, identity.rotated))
             ),
         });
     }
     let draft: ([u8; 16], [u8; 8]) = (take(source)?, take(source)?);
-    if draft != owner.draft_bytes() {
+    if draft != identity.draft_bytes() {
         return Err(refuse(
             "it was made with another draft, without one, or with other draft storage",
         ));
@@ -169,8 +172,8 @@ pub fn read_header(source: &mut dyn Read, owner: Owner) -> Result<Header, Device
     if sections > MAX_SECTIONS {
         return Err(refuse("its section count is damaged"));
     }
-    Ok(Header {
-        owner,
+    Ok(SnapshotHeader {
+        identity,
         position,
         sections,
     })
@@ -181,11 +184,11 @@ pub fn read_section(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
 ) -> Result<Section, DeviceError> {
-    let head = read_section_head(source, expected_bytes)?;
+    let head = read_section_header(source, expected_bytes)?;
     let mut bytes = vec![0; head.length];
     read_exact(source, &mut bytes)?;
     if checksum(&bytes) != head.sum {
-        return Err(head.damaged());
+        return Err(head.corrupt_error());
     }
     Ok(Section {
         kind: head.kind,
@@ -196,7 +199,7 @@ pub fn read_section(
 
 /// What stands before a section's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SectionHead {
+pub struct SectionHeader {
     /// What it holds.
     pub kind: SectionKind,
     /// The layer, counted over all layers.
@@ -207,26 +210,26 @@ pub struct SectionHead {
     pub sum: u64,
 }
 
-impl SectionHead {
+impl SectionHeader {
     /// The refusal of bytes that do not have the sum.
-    pub fn damaged(&self) -> DeviceError {
-        let SectionHead { kind, layer, .. } = self;
-        DeviceError::SnapshotRefused {
+    pub fn corrupt_error(&self) -> DeviceError {
+        let SectionHeader { kind, layer, .. } = self;
+        DeviceError::InvalidSnapshot {
             detail: format!("{kind:?} of layer {layer} is damaged"),
         }
     }
 }
 
 /// Reads the head of a section, whose bytes come next; refuses what `expected_bytes` does not tell.
-pub fn read_section_head(
+pub fn read_section_header(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
-) -> Result<SectionHead, DeviceError> {
+) -> Result<SectionHeader, DeviceError> {
     let kind_id = u32::from_le_bytes(take(source)?);
     let layer = u32::from_le_bytes(take(source)?);
     let length = u64::from_le_bytes(take(source)?);
     let sum = u64::from_le_bytes(take(source)?);
-    let refuse = |what: String| DeviceError::SnapshotRefused { detail: what };
+    let refuse = |what: String| DeviceError::InvalidSnapshot { detail: what };
     let kind = SectionKind::from_u32(kind_id)
         .ok_or_else(|| refuse(format!("unknown section kind {kind_id}")))?;
     let expected = expected_bytes(kind, layer)
@@ -236,7 +239,7 @@ pub fn read_section_head(
             "{kind:?} of layer {layer} has {length} bytes, not {expected}"
         )));
     }
-    Ok(SectionHead {
+    Ok(SectionHeader {
         kind,
         layer,
         length: expected,
@@ -271,15 +274,15 @@ impl ReadAt for Vec<u8> {
 }
 
 /// The same bytes one after another.
-pub struct InOrder<'a> {
+pub struct SequentialReader<'a> {
     source: &'a dyn ReadAt,
     at: u64,
 }
 
-impl<'a> InOrder<'a> {
+impl<'a> SequentialReader<'a> {
     /// From the first on.
-    pub fn new(source: &'a dyn ReadAt) -> InOrder<'a> {
-        InOrder { source, at: 0 }
+    pub fn new(source: &'a dyn ReadAt) -> SequentialReader<'a> {
+        SequentialReader { source, at: 0 }
     }
 
     /// Where the next byte is read.
@@ -293,7 +296,7 @@ impl<'a> InOrder<'a> {
     }
 }
 
-impl Read for InOrder<'_> {
+impl Read for SequentialReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let left = self.source.length().saturating_sub(self.at);
         let n = usize::try_from(left).unwrap_or(usize::MAX).min(into.len());
@@ -314,20 +317,20 @@ fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError
     source
         .read_exact(bytes)
         .map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => DeviceError::SnapshotRefused {
+            io::ErrorKind::UnexpectedEof => DeviceError::InvalidSnapshot {
                 detail: "it ends too early".to_owned(),
             },
             _ => DeviceError::SnapshotIo(error),
         })
 }
 
-/// The name of a format, with a mark where rows are turned and need not be.
-fn storage(format: KvFormat, turned: bool) -> [u8; 8] {
+/// The name of a format, with a mark where rows are rotated and need not be.
+fn storage(format: KvFormat, rotated: bool) -> [u8; 8] {
     let always = matches!(
         format,
         KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 | KvFormat::Tq3_0
     );
-    match turned && !always {
+    match rotated && !always {
         true => padded(&format!("{}*", format.name())),
         false => padded(format.name()),
     }
@@ -346,7 +349,7 @@ fn printable(name: &[u8; 8]) -> String {
 }
 
 fn checksum(bytes: &[u8]) -> u64 {
-    let mut sum = Checksum::of_nothing();
+    let mut sum = Checksum::empty();
     sum.add(bytes);
     sum.finish()
 }
@@ -370,7 +373,7 @@ impl Checksum {
     pub const BLOCK: usize = 8 * LANES;
 
     /// Of no bytes yet.
-    pub fn of_nothing() -> Checksum {
+    pub fn empty() -> Checksum {
         Checksum {
             lanes: [BASIS; LANES],
             length: 0,
@@ -411,20 +414,20 @@ mod tests {
     use super::*;
     use crate::KvFormat;
 
-    const OWNER: Owner = Owner {
+    const IDENTITY: SnapshotIdentity = SnapshotIdentity {
         model: ModelHash([7; 16]),
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::Q8_0,
         },
-        turned: true,
+        rotated: true,
         draft: Some((ModelHash([9; 16]), KvFormat::F16)),
     };
 
     fn sample() -> Vec<u8> {
         let mut bytes = Vec::new();
-        let header = Header {
-            owner: OWNER,
+        let header = SnapshotHeader {
+            identity: IDENTITY,
             position: 3,
             sections: 1,
         };
@@ -433,9 +436,9 @@ mod tests {
         bytes
     }
 
-    fn read(bytes: &[u8]) -> Result<(Header, Section), DeviceError> {
+    fn read(bytes: &[u8]) -> Result<(SnapshotHeader, Section), DeviceError> {
         let mut source = bytes;
-        let header = read_header(&mut source, OWNER)?;
+        let header = read_header(&mut source, IDENTITY)?;
         let expected = |kind, layer| (kind == SectionKind::Keys && layer == 1).then_some(11);
         Ok((header, read_section(&mut source, expected)?))
     }
@@ -447,8 +450,8 @@ mod tests {
         assert_eq!(sample().len(), HEADER_BYTES + SECTION_BYTES + content);
         assert_eq!(
             header,
-            Header {
-                owner: OWNER,
+            SnapshotHeader {
+                identity: IDENTITY,
                 position: 3,
                 sections: 1
             }
@@ -460,7 +463,7 @@ mod tests {
     fn a_sum_of_pieces_is_the_sum_of_the_whole() {
         let bytes: Vec<u8> = (0..1000_u32).map(|i| (i * 7 % 251) as u8).collect();
         for length in [0, 1, 63, 64, 65, 128, 640, 1000] {
-            let mut sum = Checksum::of_nothing();
+            let mut sum = Checksum::empty();
             bytes[..length].chunks(128).for_each(|piece| sum.add(piece));
             assert_eq!(sum.finish(), checksum(&bytes[..length]), "{length} bytes");
         }
@@ -472,13 +475,13 @@ mod tests {
     #[test]
     fn bytes_at_places_are_the_bytes_in_order() {
         let bytes = sample();
-        let mut source = InOrder::new(&bytes);
+        let mut source = SequentialReader::new(&bytes);
         let mut all = Vec::new();
         source.read_to_end(&mut all).unwrap();
         assert_eq!((all, source.at()), (bytes.clone(), bytes.len() as u64));
-        let mut source = InOrder::new(&bytes);
-        read_header(&mut source, OWNER).unwrap();
-        let head = read_section_head(&mut source, |_, _| Some(11)).unwrap();
+        let mut source = SequentialReader::new(&bytes);
+        read_header(&mut source, IDENTITY).unwrap();
+        let head = read_section_header(&mut source, |_, _| Some(11)).unwrap();
         assert_eq!(
             (head.kind, head.layer, head.length),
             (SectionKind::Keys, 1, 11)
@@ -499,7 +502,7 @@ mod tests {
         for cut in 0..good.len() {
             assert!(matches!(
                 read(&good[..cut]),
-                Err(DeviceError::SnapshotRefused { .. })
+                Err(DeviceError::InvalidSnapshot { .. })
             ));
         }
         // Position and section count carry no redundancy of their own; the device checks them by use.
@@ -511,7 +514,7 @@ mod tests {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(
-                matches!(read(&bad), Err(DeviceError::SnapshotRefused { .. })),
+                matches!(read(&bad), Err(DeviceError::InvalidSnapshot { .. })),
                 "bit {bit}"
             );
         }

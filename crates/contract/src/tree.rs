@@ -1,6 +1,6 @@
 //! The draft tree and a path through it.
 
-use crate::{NodeIdx, TokenId, Window};
+use crate::{AttentionWindow, NodeIdx, TokenId};
 
 /// A draft tree in an order where every parent stands before its children.
 ///
@@ -17,7 +17,7 @@ pub struct Tree {
     depths: Vec<u16>,
     /// Bit `j` of entry `i` is set when node `j` is node `i` or one of its ancestors.
     ancestors: Vec<u64>,
-    window: Window,
+    window: AttentionWindow,
 }
 
 /// Why a tree or a path was refused.
@@ -50,13 +50,13 @@ pub enum TreeError {
     },
     /// Two children of one parent carry the same token, so a walk could not choose.
     #[error("node {node} repeats the token of a sibling")]
-    TwinSiblings {
+    DuplicateSibling {
         /// The later of the two.
         node: usize,
     },
     /// A path does not begin at the root, or skips a generation.
     #[error("entry {at} of the path is not a child of the entry before it")]
-    BrokenPath {
+    InvalidPath {
         /// The first bad entry.
         at: usize,
     },
@@ -73,18 +73,18 @@ impl Tree {
             parents: Vec::new(),
             depths: vec![0],
             ancestors: vec![1],
-            window: Window::FULL,
+            window: AttentionWindow::FULL,
         }
     }
 
     /// The same tree, seeing the committed context through `window`.
-    pub fn seen_through(mut self, window: Window) -> Tree {
+    pub fn with_window(mut self, window: AttentionWindow) -> Tree {
         self.window = window;
         self
     }
 
-    /// What of the committed context its nodes see; everything, unless [`Tree::seen_through`] said otherwise.
-    pub fn window(&self) -> Window {
+    /// What of the committed context its nodes see; everything, unless [`Tree::with_window`] said otherwise.
+    pub fn window(&self) -> AttentionWindow {
         self.window
     }
 
@@ -132,7 +132,7 @@ impl Tree {
             });
         }
         if self.child_with(parent, token).is_some() {
-            return Err(TreeError::TwinSiblings { node });
+            return Err(TreeError::DuplicateSibling { node });
         }
         self.tokens.push(token);
         self.parents.push(parent);
@@ -199,7 +199,7 @@ impl Tree {
     }
 
     /// The path from the root down to `node`, both included.
-    pub fn path_to(&self, node: NodeIdx) -> Path {
+    pub fn path_to(&self, node: NodeIdx) -> TreePath {
         let mut nodes = vec![node];
         let mut at = node;
         while let Some(parent) = self.parent(at) {
@@ -207,20 +207,20 @@ impl Tree {
             at = parent;
         }
         nodes.reverse();
-        Path { nodes }
+        TreePath { nodes }
     }
 
     /// Checks that `nodes` begins at the root and each entry is a child of the one before.
-    pub fn path(&self, nodes: &[NodeIdx]) -> Result<Path, TreeError> {
+    pub fn path(&self, nodes: &[NodeIdx]) -> Result<TreePath, TreeError> {
         if nodes.first() != Some(&NodeIdx::ROOT) {
-            return Err(TreeError::BrokenPath { at: 0 });
+            return Err(TreeError::InvalidPath { at: 0 });
         }
         for (i, pair) in nodes.windows(2).enumerate() {
             if pair[1].index() >= self.len() || self.parent(pair[1]) != Some(pair[0]) {
-                return Err(TreeError::BrokenPath { at: i + 1 });
+                return Err(TreeError::InvalidPath { at: i + 1 });
             }
         }
-        Ok(Path {
+        Ok(TreePath {
             nodes: nodes.to_vec(),
         })
     }
@@ -230,11 +230,11 @@ impl Tree {
 ///
 /// Made by [`Tree::path`] and [`Tree::path_to`], so a path is right by construction for the tree it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Path {
+pub struct TreePath {
     nodes: Vec<NodeIdx>,
 }
 
-impl Path {
+impl TreePath {
     /// The nodes, root first.
     pub fn nodes(&self) -> &[NodeIdx] {
         &self.nodes
@@ -252,8 +252,8 @@ impl Path {
     }
 
     /// The first `len` nodes, at least the root.
-    pub fn truncated(&self, len: usize) -> Path {
-        Path {
+    pub fn truncated(&self, len: usize) -> TreePath {
+        TreePath {
             nodes: self.nodes[..len.clamp(1, self.nodes.len())].to_vec(),
         }
     }
@@ -297,7 +297,7 @@ mod tests {
         );
         assert_eq!(
             bad(&[1, 2, 2], &[0, 0]),
-            TreeError::TwinSiblings { node: 2 }
+            TreeError::DuplicateSibling { node: 2 }
         );
         let wide: Vec<u32> = (0..65).collect();
         assert_eq!(bad(&wide, &[0; 64]), TreeError::TooLarge { nodes: 65 });
@@ -313,15 +313,15 @@ mod tests {
         assert!(tree.path(&nodes(&[0, 1, 3])).is_ok());
         assert_eq!(
             tree.path(&nodes(&[1])).unwrap_err(),
-            TreeError::BrokenPath { at: 0 }
+            TreeError::InvalidPath { at: 0 }
         );
         assert_eq!(
             tree.path(&nodes(&[0, 2, 3])).unwrap_err(),
-            TreeError::BrokenPath { at: 2 }
+            TreeError::InvalidPath { at: 2 }
         );
         assert_eq!(
             tree.path(&nodes(&[0, 9])).unwrap_err(),
-            TreeError::BrokenPath { at: 1 }
+            TreeError::InvalidPath { at: 1 }
         );
     }
 }

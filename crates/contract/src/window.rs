@@ -10,27 +10,27 @@ use crate::Tree;
 /// committed keys from `q - tokens` on, so it sees what the same token fed alone would see. Layers with a state have
 /// no window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Window {
+pub struct AttentionWindow {
     tokens: usize,
     sinks: usize,
 }
 
-impl Window {
+impl AttentionWindow {
     /// Everything is seen.
-    pub const FULL: Window = Window {
+    pub const FULL: AttentionWindow = AttentionWindow {
         tokens: 0,
         sinks: 0,
     };
     /// The narrowest window: with less, a node could lose sight of its own ancestors.
-    pub const LEAST: usize = Tree::MAX_NODES;
+    pub const MIN_TOKENS: usize = Tree::MAX_NODES;
 
-    /// The last `tokens` tokens before a node, and the first `sinks` of the context. `tokens` 0 is [`Window::FULL`];
-    /// otherwise there are at least [`Window::LEAST`].
-    pub fn new(tokens: usize, sinks: usize) -> Window {
+    /// The last `tokens` tokens before a node, and the first `sinks` of the context. `tokens` 0 is [`AttentionWindow::FULL`];
+    /// otherwise there are at least [`AttentionWindow::MIN_TOKENS`].
+    pub fn new(tokens: usize, sinks: usize) -> AttentionWindow {
         match tokens {
-            0 => Window::FULL,
-            _ => Window {
-                tokens: tokens.max(Window::LEAST),
+            0 => AttentionWindow::FULL,
+            _ => AttentionWindow {
+                tokens: tokens.max(AttentionWindow::MIN_TOKENS),
                 sinks,
             },
         }
@@ -52,7 +52,7 @@ impl Window {
     }
 
     /// The committed positions that a node at `position` does not see; empty if it sees all.
-    pub fn hidden(self, position: usize) -> Range<usize> {
+    pub fn masked(self, position: usize) -> Range<usize> {
         let begin = match self.tokens {
             0 => 0,
             tokens => position.saturating_sub(tokens),
@@ -67,19 +67,19 @@ mod tests {
 
     #[test]
     fn a_window_hides_what_is_older_and_never_the_sinks() {
-        assert_eq!(Window::FULL.hidden(1 << 20), 0..0);
-        assert_eq!(Window::new(100, 0).hidden(100), 0..0);
-        assert_eq!(Window::new(100, 0).hidden(101), 0..1);
-        assert_eq!(Window::new(100, 4).hidden(103), 3..3);
-        assert_eq!(Window::new(100, 4).hidden(1000), 4..900);
+        assert_eq!(AttentionWindow::FULL.masked(1 << 20), 0..0);
+        assert_eq!(AttentionWindow::new(100, 0).masked(100), 0..0);
+        assert_eq!(AttentionWindow::new(100, 0).masked(101), 0..1);
+        assert_eq!(AttentionWindow::new(100, 4).masked(103), 3..3);
+        assert_eq!(AttentionWindow::new(100, 4).masked(1000), 4..900);
     }
 
     #[test]
     fn a_window_is_as_wide_as_a_tree_is_deep() {
-        let narrow = Window::new(1, 0);
+        let narrow = AttentionWindow::new(1, 0);
         assert_eq!(narrow.tokens(), Tree::MAX_NODES);
         // The deepest node of a tree at 200 sees its root.
-        assert!(narrow.hidden(200 + Tree::MAX_NODES - 1).end <= 200);
-        assert!(Window::new(0, 9).is_full());
+        assert!(narrow.masked(200 + Tree::MAX_NODES - 1).end <= 200);
+        assert!(AttentionWindow::new(0, 9).is_full());
     }
 }

@@ -37,26 +37,26 @@ impl Normal {
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Plain(QuantType),
-    Turned(QuantType),
+    Rotated(QuantType),
     Tq3,
 }
 
 impl Stored {
-    /// What is read back of a group, turned back where it was turned.
+    /// What is read back of a group, rotated back where it was rotated.
     fn round_trip(self, x: &[f32]) -> Vec<f32> {
         let mut kept = x.to_vec();
         match self {
             Stored::Plain(ty) => through(ty, &mut kept),
-            Stored::Turned(ty) => {
-                turn::turn(&mut kept);
+            Stored::Rotated(ty) => {
+                turn::rotate(&mut kept);
                 through(ty, &mut kept);
-                turn::turn_back(&mut kept);
+                turn::rotate_inverse(&mut kept);
             }
             Stored::Tq3 => {
                 let mut bytes = vec![0; x.len() / 32 * tq3::BLOCK_BYTES];
                 tq3::quantize(x, &mut bytes);
                 tq3::dequantize(&bytes, &mut kept);
-                turn::turn_back(&mut kept);
+                turn::rotate_inverse(&mut kept);
             }
         }
         kept
@@ -109,35 +109,35 @@ fn check(stored: Stored, outliers: usize, expected: f64) {
 fn normal_data_loses_what_the_table_says() {
     check(Stored::Plain(QuantType::Q8_0), 0, 2.9e-5);
     check(Stored::Plain(QuantType::Q4_0), 0, 0.0073);
-    check(Stored::Turned(QuantType::Q4_0), 0, 0.0073);
+    check(Stored::Rotated(QuantType::Q4_0), 0, 0.0073);
     check(Stored::Tq3, 0, 0.0334);
-    assert!((decibels(relative_error(Stored::Turned(QuantType::Q4_0), 0)) - 21.4).abs() < 0.5);
+    assert!((decibels(relative_error(Stored::Rotated(QuantType::Q4_0), 0)) - 21.4).abs() < 0.5);
     assert!((decibels(relative_error(Stored::Tq3, 0)) - 14.8).abs() < 0.5);
 }
 
 #[test]
 fn turning_saves_four_bits_from_what_stands_out() {
     let plain = relative_error(Stored::Plain(QuantType::Q4_0), OUTLIERS);
-    let turned = relative_error(Stored::Turned(QuantType::Q4_0), OUTLIERS);
-    println!("q4_0 plain {plain:.4}, turned {turned:.4}");
-    assert!(plain > 3.0 * turned);
+    let rotated = relative_error(Stored::Rotated(QuantType::Q4_0), OUTLIERS);
+    println!("q4_0 plain {plain:.4}, rotated {rotated:.4}");
+    assert!(plain > 3.0 * rotated);
     check(Stored::Tq3, OUTLIERS, 0.030);
-    check(Stored::Turned(QuantType::Q4_0), OUTLIERS, 0.0053);
+    check(Stored::Rotated(QuantType::Q4_0), OUTLIERS, 0.0053);
     check(Stored::Plain(QuantType::Q4_0), OUTLIERS, 0.0277);
 }
 
-/// Each format's place between its neighbours, turned as caches are.
+/// Each format's place between its neighbours, rotated as caches are.
 #[test]
 fn more_bits_lose_less() {
-    let turned = [
+    let rotated = [
         QuantType::Q8_0,
         QuantType::Q5_1,
         QuantType::Q5_0,
         QuantType::Q4_1,
         QuantType::Q4_0,
     ];
-    let mut errors: Vec<f64> = turned
-        .map(|ty| relative_error(Stored::Turned(ty), 0))
+    let mut errors: Vec<f64> = rotated
+        .map(|ty| relative_error(Stored::Rotated(ty), 0))
         .into();
     errors.push(relative_error(Stored::Tq3, 0));
     println!("{errors:?}");

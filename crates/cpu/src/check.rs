@@ -43,7 +43,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     if draft.kv == KvFormat::Tq3_0 {
         return Err(unsupported(
             format!("storing a draft's rows as {}", draft.kv.name()),
-            "use f16 or another format that need not be turned",
+            "use f16 or another format that need not be rotated",
         ));
     }
     Ok(draft_spec(&draft.spec, &plan.target)?)
@@ -52,15 +52,18 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
 /// Checks a draft against its target as the passes need it.
 fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
     let hidden = target.hidden;
-    let beyond = draft.taps.iter().any(|tap| *tap >= target.layers.len());
-    if draft.hidden != hidden || draft.mask.index() >= target.vocab || beyond {
+    let beyond = draft
+        .capture_layers
+        .iter()
+        .any(|tap| *tap >= target.layers.len());
+    if draft.hidden != hidden || draft.mask_token.index() >= target.vocab || beyond {
         let detail = "the draft is not one of this target";
         return Err(mismatch(&draft.fc, detail));
     }
     if !(2..=Tree::MAX_NODES).contains(&draft.block) || draft.layers.is_empty() {
         return Err(mismatch(&draft.fc, "a draft needs a layer and a block"));
     }
-    shape(&draft.fc, hidden, draft.taps.len() * hidden)?;
+    shape(&draft.fc, hidden, draft.capture_layers.len() * hidden)?;
     values(&draft.hidden_norm, hidden)?;
     values(&draft.final_norm, hidden)?;
     for layer in &draft.layers {

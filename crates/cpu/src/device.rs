@@ -9,14 +9,14 @@ use crate::dispatch::Dispatch;
 use crate::draft::Draft;
 use crate::kernels::Kernels;
 use crate::pages::PAGE;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::runner::{CpuRunner, Parts};
-use crate::weights::Weights;
+use crate::weights::ModelWeights;
 use crate::{check, memory};
 
 /// How the CPU is to be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct CpuOptions {
     /// Scalar f32 arithmetic over dequantised weights: the oracle.
     pub reference: bool,
     /// Threads, the caller's included; one per processor when not said.
@@ -28,12 +28,12 @@ pub struct Options {
 pub struct CpuBackend {
     dispatch: Dispatch,
     threads: usize,
-    turned: bool,
+    rotated: bool,
 }
 
 impl CpuBackend {
     /// Chooses the instructions and the number of threads.
-    pub fn new(options: Options) -> CpuBackend {
+    pub fn new(options: CpuOptions) -> CpuBackend {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         CpuBackend {
             dispatch: match options.reference {
@@ -41,17 +41,17 @@ impl CpuBackend {
                 false => Dispatch::detect(),
             },
             threads: options.threads.unwrap_or(processors).max(1),
-            turned: false,
+            rotated: false,
         }
     }
 
-    /// Stores keys and values of the coarse formats turned, which loses less of what stands out in one dimension
+    /// Stores keys and values of the coarse formats rotated, which loses less of what stands out in one dimension
     /// ([`contract::quant::turn`]). Not the default, because states and rows of devices that store them plainly
     /// could not be compared.
     #[must_use]
     pub fn turning(self) -> CpuBackend {
         CpuBackend {
-            turned: true,
+            rotated: true,
             ..self
         }
     }
@@ -61,7 +61,7 @@ impl CpuBackend {
         CpuBackend {
             dispatch,
             threads: threads.max(1),
-            turned: false,
+            rotated: false,
         }
     }
 
@@ -91,18 +91,18 @@ impl CpuBackend {
             device: self.info(),
             vocab: plan.target.vocab,
             limits: plan.limits,
-            pool: contract::Pool::of(plan.limits, PAGE),
+            pool: contract::KvPool::for_limits(plan.limits, PAGE),
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
             scorer: false,
-            exact_trees: true,
+            batch_invariant: true,
             prefill_align: CHUNK,
             memory,
         };
-        let pool = Pool::new(self.threads);
+        let pool = ThreadPool::new(self.threads);
         let target = (plan.target, plan.weights);
-        let weights = Weights::load(target, &self.dispatch, &pool, progress)?;
+        let weights = ModelWeights::load(target, &self.dispatch, &pool, progress)?;
         let draft = match plan.draft {
             Some(plan) => {
                 let kv = plan.kv;
@@ -125,7 +125,7 @@ impl CpuBackend {
             draft,
             pool,
             kernels,
-            turned: self.turned,
+            rotated: self.rotated,
         };
         Ok(CpuRunner::new(info, parts))
     }

@@ -7,16 +7,16 @@ use contract::{NodeIdx, RopeSpec, Tree};
 
 use crate::blocks::{attention, delta, ffn};
 use crate::kernels::Kernels;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::reference::rope;
-use crate::scratch::Scratch;
-use crate::state::{LayerState, Sequence};
-use crate::weights::{LayerMixer, Weights};
+use crate::scratch::ScratchPool;
+use crate::state::{CpuSequence, LayerState};
+use crate::weights::{LayerMixer, ModelWeights};
 
 /// The rows of one sequence in a pass.
 pub(crate) struct Segment<'a> {
-    pub(crate) seq: &'a mut Sequence,
-    pub(crate) work: Work<'a>,
+    pub(crate) seq: &'a mut CpuSequence,
+    pub(crate) work: SegmentKind<'a>,
     /// The first row, counted over the pass.
     pub(crate) first_row: usize,
     pub(crate) n_rows: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Segment<'a> {
 
 /// What the rows of a segment are to each other.
 #[derive(Clone, Copy)]
-pub(crate) enum Work<'a> {
+pub(crate) enum SegmentKind<'a> {
     /// Consecutive positions, committed by the pass.
     Chunk,
     /// Nodes of a tree, left pending.
@@ -32,9 +32,9 @@ pub(crate) enum Work<'a> {
 }
 
 /// One layer's part of a segment: the rows, and what the layer holds of their sequence.
-pub(crate) struct Share<'a, S> {
+pub(crate) struct LayerSegment<'a, S> {
     pub(crate) state: &'a mut S,
-    pub(crate) work: Work<'a>,
+    pub(crate) work: SegmentKind<'a>,
     pub(crate) first_row: usize,
     pub(crate) n_rows: usize,
     /// Committed tokens of the sequence.
@@ -43,15 +43,15 @@ pub(crate) struct Share<'a, S> {
 
 /// Who computes, and how small a mean square counts as nothing.
 #[derive(Clone, Copy)]
-pub(crate) struct Compute<'a> {
-    pub(crate) pool: &'a Pool,
+pub(crate) struct ExecContext<'a> {
+    pub(crate) pool: &'a ThreadPool,
     pub(crate) kernels: &'a Kernels,
-    pub(crate) scratch: &'a Scratch,
+    pub(crate) scratch: &'a ScratchPool,
     pub(crate) norm_eps: f32,
 }
 
 /// The buffers of a pass, one row after another; kept from pass to pass.
-pub(crate) struct Arena {
+pub(crate) struct PassBuffers {
     /// The residual stream, `[n, hidden]`.
     pub(crate) x: Vec<f32>,
     /// The residual stream behind a norm, `[n, hidden]`.
@@ -65,31 +65,31 @@ pub(crate) struct Arena {
     /// Two values per value head, `[n, n_v_heads]`.
     pub(crate) gates: [Vec<f32>; 2],
     /// Rotations of the rows, per kind of rotation.
-    angles: Vec<Angles>,
+    angles: Vec<RopeTable>,
 }
 
 /// Cosines and sines of every row, `[n, dims / 2]` each.
-pub(crate) struct Angles {
+pub(crate) struct RopeTable {
     spec: RopeSpec,
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
 }
 
-/// Floats per row of the buffers of an [`Arena`].
+/// Floats per row of the buffers of an [`PassBuffers`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Widths {
+pub(crate) struct BufferWidths {
     hidden: usize,
     wide: [usize; 3],
     heads: usize,
     gates: usize,
 }
 
-impl Widths {
+impl BufferWidths {
     /// What the layers of a spec need.
-    pub(crate) fn of(spec: &contract::ModelSpec) -> Widths {
-        let mut widths = Widths {
+    pub(crate) fn of(spec: &contract::ModelSpec) -> BufferWidths {
+        let mut widths = BufferWidths {
             hidden: spec.hidden,
-            ..Widths::default()
+            ..BufferWidths::default()
         };
         let mut fit = |wide: [usize; 3], heads: usize, gates: usize| {
             for (have, need) in widths.wide.iter_mut().zip(wide) {
@@ -117,11 +117,11 @@ impl Widths {
     }
 }
 
-impl Arena {
-    /// Buffers for passes of up to `n_rows` rows. Memory is taken when it is first used.
-    pub(crate) fn new(widths: Widths, n_rows: usize) -> Arena {
+impl PassBuffers {
+    /// Buffers for passes of up to `n_rows` rows. SystemMemory is taken when it is first used.
+    pub(crate) fn new(widths: BufferWidths, n_rows: usize) -> PassBuffers {
         let buffer = |width: usize| vec![0.0; width * n_rows];
-        Arena {
+        PassBuffers {
             x: buffer(widths.hidden),
             y: buffer(widths.hidden),
             update: buffer(widths.hidden),
@@ -133,33 +133,38 @@ impl Arena {
     }
 
     /// Computes the rotations of a pass once for all layers.
-    fn turn(&mut self, weights: &Weights, segments: &[Segment<'_>], n_rows: usize) {
+    fn turn(&mut self, weights: &ModelWeights, segments: &[Segment<'_>], n_rows: usize) {
         for attention in weights.spec.attention_layers() {
             let spec = attention.rope;
             if !self.angles.iter().any(|angles| angles.spec == spec) {
-                self.angles.push(Angles {
+                self.angles.push(RopeTable {
                     spec,
                     cos: Vec::new(),
                     sin: Vec::new(),
                 });
             }
         }
-        for Angles { spec, cos, sin } in &mut self.angles {
+        for RopeTable { spec, cos, sin } in &mut self.angles {
             let half = spec.dims / 2;
             cos.resize(n_rows * half, 0.0);
             sin.resize(n_rows * half, 0.0);
-            let turns = rope::turns(spec.theta, spec.dims);
+            let inverse_frequencies = rope::inverse_frequencies(spec.theta, spec.dims);
             let positions = segments.iter().flat_map(Segment::positions);
             for (row, position) in positions.enumerate() {
                 let at = row * half..(row + 1) * half;
-                rope::angles_at(position, &turns, &mut cos[at.clone()], &mut sin[at]);
+                rope::angles_at(
+                    position,
+                    &inverse_frequencies,
+                    &mut cos[at.clone()],
+                    &mut sin[at],
+                );
             }
         }
     }
 }
 
 /// The rotations of one kind.
-pub(crate) fn angles_of(all: &[Angles], spec: RopeSpec) -> &Angles {
+pub(crate) fn angles_of(all: &[RopeTable], spec: RopeSpec) -> &RopeTable {
     all.iter()
         .find(|angles| angles.spec == spec)
         .expect("every kind of the model was computed when the pass began")
@@ -171,8 +176,8 @@ impl Segment<'_> {
         (0..self.n_rows).map(|row| {
             self.seq.position
                 + match self.work {
-                    Work::Chunk => row,
-                    Work::Tree(plan) => usize::from(plan.tree.depths()[row]),
+                    SegmentKind::Chunk => row,
+                    SegmentKind::Tree(plan) => usize::from(plan.tree.depths()[row]),
                 }
         })
     }
@@ -183,9 +188,9 @@ fn shares<'s, S>(
     segments: &'s mut [Segment<'_>],
     layer: usize,
     pick: impl Fn(&mut LayerState) -> Option<&mut S>,
-) -> Vec<Share<'s, S>> {
+) -> Vec<LayerSegment<'s, S>> {
     let share = |segment: &'s mut Segment<'_>| {
-        Some(Share {
+        Some(LayerSegment {
             work: segment.work,
             first_row: segment.first_row,
             n_rows: segment.n_rows,
@@ -196,7 +201,7 @@ fn shares<'s, S>(
     segments.iter_mut().filter_map(share).collect()
 }
 
-impl Compute<'_> {
+impl ExecContext<'_> {
     /// Rows that one parallel item takes, so that every thread finds a few items.
     pub(crate) fn grain(&self, n_rows: usize) -> usize {
         (n_rows / (4 * self.pool.threads())).clamp(1, 16)
@@ -239,9 +244,9 @@ impl Compute<'_> {
         });
     }
 
-    fn add_norm_of(&self, arena: &mut Arena, n_rows: usize, weight: &[f32]) {
+    fn add_norm_of(&self, arena: &mut PassBuffers, n_rows: usize, weight: &[f32]) {
         let all = n_rows * weight.len();
-        let Arena { x, y, update, .. } = arena;
+        let PassBuffers { x, y, update, .. } = arena;
         self.add_norm(&mut x[..all], &update[..all], weight, &mut y[..all]);
     }
 
@@ -251,8 +256,8 @@ impl Compute<'_> {
     /// Segments must cover the rows in order. Sequences get their new rows and states, but keep their position.
     pub(crate) fn forward(
         &self,
-        weights: &Weights,
-        arena: &mut Arena,
+        weights: &ModelWeights,
+        arena: &mut PassBuffers,
         segments: &mut [Segment<'_>],
         seen: &mut dyn FnMut(usize, &[f32]),
     ) {
@@ -260,7 +265,7 @@ impl Compute<'_> {
         let hidden = weights.spec.hidden;
         arena.turn(weights, segments, n_rows);
         if let Some(first) = weights.layers.first() {
-            let Arena { x, y, .. } = &mut *arena;
+            let PassBuffers { x, y, .. } = &mut *arena;
             self.norm(&x[..n_rows * hidden], &first.mixer_norm, y);
         }
         for (i, layer) in weights.layers.iter().enumerate() {
@@ -284,14 +289,14 @@ impl Compute<'_> {
     }
 }
 
-impl Arena {
+impl PassBuffers {
     /// The rotations of one kind, beside the buffers a mixer works on.
-    pub(crate) fn split(&mut self) -> (ArenaParts<'_>, &[Angles]) {
+    pub(crate) fn split(&mut self) -> (PassBufferParts<'_>, &[RopeTable]) {
         let [a, b, c] = &mut self.wide;
         let [heads, rows] = &mut self.heads;
         let [beta, alpha] = &mut self.gates;
         (
-            ArenaParts {
+            PassBufferParts {
                 y: &mut self.y,
                 update: &mut self.update,
                 a,
@@ -307,8 +312,8 @@ impl Arena {
     }
 }
 
-/// The buffers of an [`Arena`] that a block uses, all at once.
-pub(crate) struct ArenaParts<'a> {
+/// The buffers of an [`PassBuffers`] that a block uses, all at once.
+pub(crate) struct PassBufferParts<'a> {
     pub(crate) y: &'a mut [f32],
     pub(crate) update: &'a mut [f32],
     pub(crate) a: &'a mut [f32],

@@ -33,11 +33,11 @@ impl CpuRunner {
             .get_mut(&seq)
             .ok_or(DeviceError::UnknownSequence(seq))?;
         if sequence.pending.is_none() {
-            sequence.settle(&self.pool, &self.kernels);
+            sequence.apply_deferred(&self.pool, &self.kernels);
         }
         let n_layers = sequence.layers.len();
         let state = sequence.layers.get(layer).ok_or_else(|| {
-            contract::protocol::misuse("inspect", format!("layer {layer} of {n_layers}"))
+            contract::protocol::invalid_call("inspect", format!("layer {layer} of {n_layers}"))
         })?;
         Ok((sequence.position, state))
     }
@@ -80,9 +80,9 @@ impl Inspect for CpuRunner {
         let values = &cache.values[..position * shape.v_bytes()];
         for (codec, bytes, rows) in [(shape.k, keys, &mut k), (shape.v, values, &mut v)] {
             kv::decode(codec.format(), bytes, rows);
-            if codec.is_turned() {
+            if codec.is_rotated() {
                 rows.chunks_exact_mut(shape.head_dim)
-                    .for_each(turn::turn_back);
+                    .for_each(turn::rotate_inverse);
             }
         }
         Ok((k, v))

@@ -7,13 +7,18 @@
 use crate::dispatch::Dispatch;
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 
-/// What [`delta::resume`] takes.
-pub type DeltaResume =
-    fn(delta::Columns<'_>, &[delta::Waiting<'_>], &mut [f32], delta::Token<'_>, [&mut [f32]; 2]);
+/// What [`delta::update_columns`] takes.
+pub type DeltaUpdateColumns = fn(
+    delta::Columns<'_>,
+    &[delta::PendingUpdate<'_>],
+    &mut [f32],
+    delta::Token<'_>,
+    [&mut [f32]; 2],
+);
 
-/// What [`delta::follow`] takes.
-pub type DeltaFollow =
-    fn(Option<&[f32]>, &mut [f32], delta::Waiting<'_>, delta::Token<'_>, [&mut [f32]; 2]);
+/// What [`delta::update_read_out`] takes.
+pub type DeltaUpdateReadOut =
+    fn(Option<&[f32]>, &mut [f32], delta::PendingUpdate<'_>, delta::Token<'_>, [&mut [f32]; 2]);
 
 /// One set of vector functions.
 #[derive(Debug, Clone, Copy)]
@@ -36,14 +41,14 @@ pub struct Kernels {
     pub exp_sum: fn(&mut [f32], f32) -> f32,
     /// [`conv::row`].
     pub conv_row: fn(&[&[f32]], &[f32], &mut [f32]),
-    /// [`delta::look`].
-    pub delta_look: fn(&[f32], delta::Token<'_>, &mut [f32], &mut [f32]),
-    /// [`delta::fold`].
-    pub delta_fold: fn(&mut [f32], &[f32], &[f32], f32),
-    /// [`delta::resume`].
-    pub delta_resume: DeltaResume,
-    /// [`delta::follow`].
-    pub delta_follow: DeltaFollow,
+    /// [`delta::read_out`].
+    pub delta_read_out: fn(&[f32], delta::Token<'_>, &mut [f32], &mut [f32]),
+    /// [`delta::update_state`].
+    pub delta_update: fn(&mut [f32], &[f32], &[f32], f32),
+    /// [`delta::update_columns`].
+    pub delta_update_columns: DeltaUpdateColumns,
+    /// [`delta::update_read_out`].
+    pub delta_update_read_out: DeltaUpdateReadOut,
     /// [`matmul::accumulate`].
     pub accumulate: fn(&[f32], &[f32], usize, &mut [f32]),
     /// [`kv::dot_f16`].
@@ -84,10 +89,10 @@ impl Kernels {
             add: activation::add,
             exp_sum: activation::exp_sum,
             conv_row: conv::row,
-            delta_look: delta::look,
-            delta_fold: delta::fold,
-            delta_resume: delta::resume,
-            delta_follow: delta::follow,
+            delta_read_out: delta::read_out,
+            delta_update: delta::update_state,
+            delta_update_columns: delta::update_columns,
+            delta_update_read_out: delta::update_read_out,
             accumulate: matmul::accumulate,
             dot_f16: kv::dot_f16,
             dots_f16: kv::dots_f16,

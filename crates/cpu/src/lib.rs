@@ -29,6 +29,6 @@ mod snapshot;
 mod state;
 mod weights;
 
-pub use device::{CpuBackend, Options};
+pub use device::{CpuBackend, CpuOptions};
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;

@@ -11,7 +11,7 @@ use crate::dispatch::Dispatch;
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::Packed;
 use crate::matmul::pack::pack;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::simd;
 use crate::simd::tiles::{Output, for_each_tile};
 
@@ -40,10 +40,10 @@ pub struct Linear {
     name: Arc<str>,
     rows: usize,
     cols: usize,
-    store: Store,
+    store: WeightStorage,
 }
 
-enum Store {
+enum WeightStorage {
     /// The file's bytes, dequantised row by row at every use.
     Reference { ty: QuantType, bytes: Box<[u8]> },
     /// Tiles for the fast kernels.
@@ -59,12 +59,12 @@ impl Linear {
         bytes: &[u8],
         dispatch: &Dispatch,
     ) -> Result<Linear, WeightError> {
-        Linear::load_on(&Pool::new(1), weight, bytes, dispatch)
+        Linear::load_on(&ThreadPool::new(1), weight, bytes, dispatch)
     }
 
     /// [`Linear::load`] with the repacking shared out over `pool`.
     pub fn load_on(
-        pool: &Pool,
+        pool: &ThreadPool,
         weight: &WeightRef,
         bytes: &[u8],
         dispatch: &Dispatch,
@@ -77,12 +77,12 @@ impl Linear {
         }
         let (ty, rows, cols) = (weight.ty, weight.rows, weight.cols);
         let store = if dispatch.is_reference() {
-            Store::Reference {
+            WeightStorage::Reference {
                 ty,
                 bytes: bytes.into(),
             }
         } else {
-            Store::Packed {
+            WeightStorage::Packed {
                 packed: pack(ty, rows, cols, bytes, pool),
                 dispatch: *dispatch,
             }
@@ -113,13 +113,13 @@ impl Linear {
     /// Bytes held.
     pub fn owned_bytes(&self) -> usize {
         match &self.store {
-            Store::Reference { bytes, .. } => bytes.len(),
-            Store::Packed { packed, .. } => packed.bytes(),
+            WeightStorage::Reference { bytes, .. } => bytes.len(),
+            WeightStorage::Packed { packed, .. } => packed.bytes(),
         }
     }
 
     /// `out[n, rows] = x[n, cols] · weight^T`. A row of `out` has the same bits whatever `n` is.
-    pub fn apply(&self, pool: &Pool, x: &[f32], n: usize, out: &mut [f32]) {
+    pub fn apply(&self, pool: &ThreadPool, x: &[f32], n: usize, out: &mut [f32]) {
         apply_all(pool, x, n, &mut [(self, out)]);
     }
 
@@ -127,13 +127,13 @@ impl Linear {
         &self,
         ty: QuantType,
         bytes: &[u8],
-        pool: &Pool,
+        pool: &ThreadPool,
         x: &[f32],
         out: &mut [f32],
     ) {
         let n = x.len() / self.cols;
         let row_bytes = ty.row_bytes(self.cols);
-        // Weight rows outermost, so that each is dequantised once: `[rows, n]`, turned over at the end.
+        // Weight rows outermost, so that each is dequantised once: `[rows, n]`, rotated over at the end.
         let mut by_row = vec![0.0; out.len()];
         let blocks = by_row
             .chunks_mut(n * REFERENCE_ROWS)
@@ -159,7 +159,7 @@ impl Linear {
 ///
 /// Gives the bits of one [`Linear::apply`] each; faster, since the activations are prepared once and the
 /// matrices share one parallel region.
-pub fn apply_all(pool: &Pool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [f32])]) {
+pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [f32])]) {
     if n == 0 {
         return;
     }
@@ -170,8 +170,10 @@ pub fn apply_all(pool: &Pool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [
         let lengths = (n * linear.cols, n * linear.rows);
         assert_eq!((x.len(), out.len()), lengths, "{}", linear.name);
         match &linear.store {
-            Store::Reference { ty, bytes } => linear.apply_reference(*ty, bytes, pool, x, out),
-            Store::Packed { packed, dispatch } => {
+            WeightStorage::Reference { ty, bytes } => {
+                linear.apply_reference(*ty, bytes, pool, x, out)
+            }
+            WeightStorage::Packed { packed, dispatch } => {
                 kernels.push((packed, *dispatch));
                 outputs.push(Output {
                     rows: linear.rows,
@@ -208,7 +210,7 @@ pub fn apply_all(pool: &Pool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [
 }
 
 /// Rounds the rows of `x`, `[n, cols]`.
-fn round(pool: &Pool, dispatch: Dispatch, x: &[f32], n: usize, acts: &mut Activations) {
+fn round(pool: &ThreadPool, dispatch: Dispatch, x: &[f32], n: usize, acts: &mut Activations) {
     let cols = x.len() / n;
     acts.resize(n, cols);
     let mut rows: Vec<_> = acts.rows_mut().zip(x.chunks_exact(cols)).collect();

@@ -1,7 +1,7 @@
 //! How much memory there is, and how much a plan takes of it.
 
 use contract::{
-    DeviceError, DraftSpec, FeedForward, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan, Pool,
+    DeviceError, DraftSpec, FeedForward, KvPool, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan,
     WeightRef,
 };
 
@@ -9,7 +9,7 @@ use crate::blocks::{attention, delta, draft, head};
 use crate::dispatch::Dispatch;
 use crate::draft::cache::cache_bytes;
 
-use crate::forward::Widths;
+use crate::forward::BufferWidths;
 use crate::matmul::layout::{Format, TILE_ROWS};
 use crate::pages::PAGE;
 use crate::runner::rows_per_pass;
@@ -18,23 +18,23 @@ use crate::state::sequence_bytes;
 /// Bytes of 32 inputs of a product, rounded to eight bits with a scale and sums.
 const ROUNDED_BLOCK: usize = 44;
 
-/// Memory of the machine or of the container the process lives in, in bytes.
+/// SystemMemory of the machine or of the container the process lives in, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Memory {
+pub(crate) struct SystemMemory {
     pub(crate) total: u64,
     /// What can be had without pushing anything else out.
     pub(crate) free: u64,
 }
 
 /// What the system says; `None` where it says nothing.
-pub(crate) fn of_system() -> Option<Memory> {
+pub(crate) fn of_system() -> Option<SystemMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let machine = from_meminfo(&text)?;
     let number =
         |path: &str| -> Option<u64> { std::fs::read_to_string(path).ok()?.trim().parse().ok() };
     let cage = number("/sys/fs/cgroup/memory.max").zip(number("/sys/fs/cgroup/memory.current"));
     Some(match cage {
-        Some((most, used)) => Memory {
+        Some((most, used)) => SystemMemory {
             total: machine.total.min(most),
             free: machine.free.min(most.saturating_sub(used)),
         },
@@ -42,13 +42,13 @@ pub(crate) fn of_system() -> Option<Memory> {
     })
 }
 
-fn from_meminfo(text: &str) -> Option<Memory> {
+fn from_meminfo(text: &str) -> Option<SystemMemory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         kib.checked_mul(1024)
     };
-    Some(Memory {
+    Some(SystemMemory {
         total: field("MemTotal:")?,
         free: field("MemAvailable:")?,
     })
@@ -57,7 +57,7 @@ fn from_meminfo(text: &str) -> Option<Memory> {
 /// Refuses an allocation that the system has no memory for. A system that does not tell is trusted.
 pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
     match of_system() {
-        Some(memory) if memory.free < bytes => Err(DeviceError::NoRoom {
+        Some(memory) if memory.free < bytes => Err(DeviceError::OutOfMemory {
             what: "memory bytes",
             wanted: bytes,
             free: memory.free,
@@ -71,7 +71,7 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
     let (spec, limits) = (&plan.target, plan.limits);
     let sequences = limits.sequences as u64;
     let (token, state, pending) = sequence_bytes(spec, plan.kv, limits);
-    let pool = Pool::of(limits, PAGE).tokens() as u64;
+    let pool = KvPool::for_limits(limits, PAGE).tokens() as u64;
     // No machine has so much; the sum of the parts stays a number.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
@@ -156,7 +156,8 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
 /// Bytes a pass works in: its rows, the rounded inputs of a product, logits, and what each thread borrows.
 fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     let rows = rows_per_pass(limits);
-    let floats = Widths::of(spec).total() * rows + head::buffer_floats(spec.hidden, spec.vocab);
+    let floats =
+        BufferWidths::of(spec).total() * rows + head::buffer_floats(spec.hidden, spec.vocab);
     let matrices = spec.weights().into_iter().map(|w| w.cols);
     let rounded = rows * matrices.max().unwrap_or(0).next_multiple_of(256) / 32 * ROUNDED_BLOCK;
     // A tree needs a state for each fork on the way down to a node, and every fork takes two nodes.

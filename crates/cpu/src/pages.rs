@@ -14,32 +14,32 @@ pub(crate) const PAGE: usize = 256;
 
 /// Bytes that snapshots hold, each page counted once.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ledger(Arc<AtomicU64>);
+pub(crate) struct SnapshotBytes(Arc<AtomicU64>);
 
-impl Ledger {
+impl SnapshotBytes {
     /// All that is held.
     pub(crate) fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Enters bytes that are held until the entry is dropped.
-    pub(crate) fn enter(&self, bytes: usize) -> Held {
+    pub(crate) fn enter(&self, bytes: usize) -> CountedBytes {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
-        Held {
+        CountedBytes {
             bytes: bytes as u64,
             ledger: self.clone(),
         }
     }
 }
 
-/// An entry of a [`Ledger`], struck out when dropped.
+/// An entry of a [`SnapshotBytes`], struck out when dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct CountedBytes {
     bytes: u64,
-    ledger: Ledger,
+    ledger: SnapshotBytes,
 }
 
-impl Drop for Held {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         self.ledger.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -51,11 +51,11 @@ pub(crate) struct Page {
     pub(crate) keys: Box<[u8]>,
     /// `[n, n_kv_heads, row]`.
     pub(crate) values: Box<[u8]>,
-    _held: Held,
+    _held: CountedBytes,
 }
 
 impl Page {
-    fn new(keys: &[u8], values: &[u8], ledger: &Ledger) -> Arc<Page> {
+    fn new(keys: &[u8], values: &[u8], ledger: &SnapshotBytes) -> Arc<Page> {
         Arc::new(Page {
             keys: keys.into(),
             values: values.into(),
@@ -85,7 +85,7 @@ impl SavedPages {
         (keys, values): (&[u8], &[u8]),
         shape: KvShape,
         n: usize,
-        ledger: &Ledger,
+        ledger: &SnapshotBytes,
     ) -> Vec<Arc<Page>> {
         let (k, v) = (shape.k_bytes(), shape.v_bytes());
         let whole = n / PAGE;
@@ -122,7 +122,7 @@ pub(crate) fn cut(
     (keys, values): (&[u8], &[u8]),
     n: usize,
     shape: KvShape,
-    ledger: &Ledger,
+    ledger: &SnapshotBytes,
 ) -> Vec<Arc<Page>> {
     SavedPages::default().save((keys, values), shape, n, ledger)
 }

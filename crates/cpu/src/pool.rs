@@ -1,7 +1,7 @@
 //! Threads that share the work of one forward pass.
 //!
 //! A pass has a few hundred short parallel regions, so waking a sleeping thread for each would cost more than
-//! the region. [`Pool::enter`] therefore keeps the workers spinning while a pass runs, and for a moment after
+//! the region. [`ThreadPool::enter`] therefore keeps the workers spinning while a pass runs, and for a moment after
 //! it; between passes they sleep.
 //!
 //! Work is cut into items and an item is computed by whichever thread claims it. Every item's result depends
@@ -11,34 +11,34 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use crate::simd::crew::Crew;
+use crate::simd::crew::Workers;
 
 /// Who has spun this many turns for an item gives the processor away.
-const PATIENCE: u32 = 1 << 10;
+const SPIN_LIMIT: u32 = 1 << 10;
 
 /// The calling thread and its helpers.
-pub struct Pool {
-    crew: Crew,
+pub struct ThreadPool {
+    workers: Workers,
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `threads` threads, the caller's included; at least one.
     ///
     /// Threads that the system refuses to start are done without.
-    pub fn new(threads: usize) -> Pool {
-        Pool {
-            crew: Crew::new(threads.saturating_sub(1)),
+    pub fn new(threads: usize) -> ThreadPool {
+        ThreadPool {
+            workers: Workers::new(threads.saturating_sub(1)),
         }
     }
 
     /// Threads that work, the caller's included.
     pub fn threads(&self) -> usize {
-        1 + self.crew.helpers()
+        1 + self.workers.worker_count()
     }
 
     /// Runs `pass` with the helpers kept awake, so that the regions inside start within a microsecond.
     pub fn enter<R>(&self, pass: impl FnOnce() -> R) -> R {
-        let _awake = self.crew.wake();
+        let _awake = self.workers.wake();
         pass()
     }
 
@@ -78,8 +78,8 @@ impl Pool {
         if n < 2 {
             return work();
         }
-        let _awake = self.crew.wake();
-        self.crew.region(work);
+        let _awake = self.workers.wake();
+        self.workers.region(work);
     }
 }
 
@@ -93,7 +93,7 @@ fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
             Err(TryLockError::Poisoned(items)) => return items.into_inner().next(),
             Err(TryLockError::WouldBlock) => {
                 turns = turns.wrapping_add(1);
-                if turns.is_multiple_of(PATIENCE) {
+                if turns.is_multiple_of(SPIN_LIMIT) {
                     std::thread::yield_now();
                 } else {
                     spin_loop();
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn every_index_is_visited_once_with_and_without_helpers() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads);
+            let pool = ThreadPool::new(threads);
             for n in [0, 1, 2, 7, 1000] {
                 let visits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
                 let region = || {
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn items_are_handed_out_once() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         let mut cells = vec![0_usize; 999];
         for _ in 0..50 {
             pool.enter(|| {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn regions_inside_regions_are_whole() {
-        let pool = Pool::new(3);
+        let pool = ThreadPool::new(3);
         let sum = AtomicUsize::new(0);
         pool.for_each(8, |_| {
             pool.for_each(8, |i| {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn helpers_that_went_to_sleep_are_woken_by_the_next_pass() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         for _ in 0..3 {
             // Two items that wait for each other need two threads.
             let met = AtomicUsize::new(0);
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_panic_inside_a_region_reaches_the_caller_and_leaves_the_pool_usable() {
-        let pool = Pool::new(2);
+        let pool = ThreadPool::new(2);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.enter(|| pool.for_each(64, |i| assert!(i != 40, "item 40")));
         }));

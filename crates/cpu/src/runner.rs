@@ -3,44 +3,45 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use contract::protocol::{Cut, Protocol, answers, asked_within, misuse};
-use contract::snapshot::Owner;
+use contract::protocol::{PrefillChunks, Protocol, invalid_call, place_rows, requests_within};
+use contract::snapshot::SnapshotIdentity;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, PAGES, Place, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem, Want,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, LogitsRequest,
+    LogitsRow, LogitsSelection, PAGES, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    SnapshotLocation, TokenId, VerifyItem,
 };
 
 use crate::blocks::chunk::CHUNK;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft::cache::{DraftCache, WAITING};
-use crate::draft::{Draft, DraftRoot, Reach, Taps};
-use crate::forward::{Arena, Compute, Segment, TreePlan, Work};
+use crate::draft::{Draft, DraftRoot, HiddenStateCapture, Reach};
+use crate::forward::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::kernels::Kernels;
-use crate::pages::{Ledger, PAGE};
-use crate::pool::Pool;
-use crate::scratch::Scratch;
+use crate::pages::{PAGE, SnapshotBytes};
+use crate::pool::ThreadPool;
+use crate::scratch::ScratchPool;
 use crate::snapshot::{Imported, Snapshot};
-use crate::state::Sequence;
-use crate::weights::Weights;
+use crate::state::CpuSequence;
+use crate::weights::ModelWeights;
 
 /// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
 pub(crate) struct CpuRunner {
     pub(crate) info: RunnerInfo,
-    pub(crate) weights: Weights,
-    pub(crate) pool: Pool,
+    pub(crate) weights: ModelWeights,
+    pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
-    pub(crate) scratch: Scratch,
-    pub(crate) arena: Arena,
+    pub(crate) scratch: ScratchPool,
+    pub(crate) arena: PassBuffers,
     head: HeadBuffers,
     draft: Option<Draft>,
-    /// Features of the rows of a pass, `[n, taps * hidden]`; empty without a draft.
+    /// Features of the rows of a pass, `[n, capture * hidden]`; empty without a draft.
     features: Vec<f32>,
     /// Whose states the snapshots hold.
-    owner: Owner,
-    pub(crate) sequences: BTreeMap<SeqId, Sequence>,
+    identity: SnapshotIdentity,
+    pub(crate) sequences: BTreeMap<SeqId, CpuSequence>,
     pub(crate) snapshots: BTreeMap<SnapshotId, Snapshot>,
     /// What they hold together.
-    ledger: Ledger,
+    ledger: SnapshotBytes,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// Rows of the longest pass.
@@ -49,13 +50,13 @@ pub(crate) struct CpuRunner {
 
 /// What a runner is made of.
 pub(crate) struct Parts {
-    pub(crate) weights: Weights,
+    pub(crate) weights: ModelWeights,
     /// The draft and how its keys and values are stored.
     pub(crate) draft: Option<(Draft, KvFormat)>,
-    pub(crate) pool: Pool,
+    pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
-    /// Whether coarse keys and values are turned before they are stored.
-    pub(crate) turned: bool,
+    /// Whether coarse keys and values are rotated before they are stored.
+    pub(crate) rotated: bool,
 }
 
 /// Rows of the longest pass that prefill or verify makes; longer calls take several.
@@ -74,7 +75,7 @@ pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
 fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError> {
     let more = n.saturating_sub(*held);
     if more > free {
-        return Err(DeviceError::NoRoom {
+        return Err(DeviceError::OutOfMemory {
             what: PAGES,
             wanted: more as u64,
             free: free as u64,
@@ -92,29 +93,29 @@ impl CpuRunner {
             draft,
             pool,
             kernels,
-            turned,
+            rotated,
         } = parts;
         let max_rows = rows_per_pass(info.limits);
         let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
         CpuRunner {
-            arena: Arena::new(crate::forward::Widths::of(&weights.spec), max_rows),
-            owner: Owner {
+            arena: PassBuffers::new(crate::forward::BufferWidths::of(&weights.spec), max_rows),
+            identity: SnapshotIdentity {
                 model: info.model,
                 kv: info.kv,
-                turned,
+                rotated,
                 draft: draft.as_ref().map(|(draft, kv)| (draft.spec().hash, *kv)),
             },
             info,
             weights,
             pool,
             kernels,
-            scratch: Scratch::default(),
+            scratch: ScratchPool::default(),
             head: HeadBuffers::default(),
             draft: draft.map(|(draft, _)| draft),
             features: vec![0.0; max_rows * feature_width],
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
-            ledger: Ledger::default(),
+            ledger: SnapshotBytes::default(),
             next_id: 0,
             max_rows,
         }
@@ -140,7 +141,7 @@ impl CpuRunner {
         self.next_id
     }
 
-    fn protocol(&self) -> Protocol<'_, Sequence> {
+    fn protocol(&self) -> Protocol<'_, CpuSequence> {
         Protocol {
             info: &self.info,
             sequences: &self.sequences,
@@ -153,18 +154,18 @@ impl CpuRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
+        requests: &[(usize, LogitsRequest)],
         seen: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<Vec<Row>, DeviceError> {
-        let position = self.protocol().prefill(seq, tokens, asks)?.position;
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        let position = self.protocol().prefill(seq, tokens, requests)?.position;
         self.ready()?;
         self.give_pages(seq, position + tokens.len())?;
-        let cut = Cut {
-            longest: self.max_rows,
+        let chunks = PrefillChunks {
+            max_tokens: self.max_rows,
             align: CHUNK,
         };
         let mut rows = Vec::new();
-        let compute = Compute {
+        let compute = ExecContext {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
@@ -172,15 +173,15 @@ impl CpuRunner {
         };
         let sequence = self.sequences.get_mut(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
-        for pass in cut.passes(position, tokens.len()) {
-            let mut taps = Taps::new(self.draft.as_ref(), &mut self.features);
-            let asked = asked_within(asks, &pass);
+        for pass in chunks.split(position, tokens.len()) {
+            let mut capture = HiddenStateCapture::new(self.draft.as_ref(), &mut self.features);
+            let asked = requests_within(requests, &pass);
             let piece = &tokens[pass];
             let width = piece.len() * self.weights.spec.hidden;
             self.weights.embed(piece, &mut self.arena.x[..width])?;
             let mut segments = [Segment {
                 seq: &mut *sequence,
-                work: Work::Chunk,
+                work: SegmentKind::Chunk,
                 first_row: 0,
                 n_rows: piece.len(),
             }];
@@ -190,7 +191,7 @@ impl CpuRunner {
                 .collect();
             self.pool.enter(|| {
                 let seen = &mut |layer: usize, x: &[f32]| {
-                    taps.take(layer, x);
+                    capture.take(layer, x);
                     seen(layer, x);
                 };
                 compute.forward(&self.weights, &mut self.arena, &mut segments, seen);
@@ -204,7 +205,9 @@ impl CpuRunner {
             });
             sequence.position += piece.len();
             if let Some(cache) = &mut sequence.draft {
-                cache.waiting.extend_from_slice(taps.rows(0..piece.len()));
+                cache
+                    .waiting
+                    .extend_from_slice(capture.rows(0..piece.len()));
             }
             if let (Some(draft), Some(cache)) = (&mut self.draft, &mut sequence.draft) {
                 let position = sequence.position;
@@ -212,12 +215,15 @@ impl CpuRunner {
                     .enter(|| draft.project(compute, cache, position))?;
             }
         }
-        let asks = asks.iter().map(|(_, ask)| ask);
-        Ok(answers(asks, &mut rows.into_iter()))
+        let requests = requests.iter().map(|(_, ask)| ask);
+        Ok(place_rows(requests, &mut rows.into_iter()))
     }
 
     /// Verifies items whose nodes fit one pass.
-    fn verify_pass(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify_pass(
+        &mut self,
+        items: &[VerifyItem<'_>],
+    ) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let hidden = self.weights.spec.hidden;
         let plans: Vec<TreePlan> = items.iter().map(|i| TreePlan::new(i.tree)).collect();
         let mut first_row = 0;
@@ -226,15 +232,15 @@ impl CpuRunner {
             let x = &mut self.arena.x[first_row * hidden..];
             let x = &mut x[..item.tree.len() * hidden];
             self.weights.embed(item.tree.tokens(), x)?;
-            for (node, ask) in item.asks.iter().enumerate() {
-                if ask.want != Want::Nothing {
+            for (node, ask) in item.requests.iter().enumerate() {
+                if ask.selection != LogitsSelection::None {
                     let row = first_row + node;
                     asked.push(AskedRow { row, ask });
                 }
             }
             first_row += item.tree.len();
         }
-        let mut found: BTreeMap<SeqId, &mut Sequence> = self
+        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
             .sequences
             .iter_mut()
             .map(|(id, seq)| (*id, seq))
@@ -247,25 +253,25 @@ impl CpuRunner {
                 .ok_or(DeviceError::UnknownSequence(item.seq))?;
             segments.push(Segment {
                 seq,
-                work: Work::Tree(plan),
+                work: SegmentKind::Tree(plan),
                 first_row,
                 n_rows: item.tree.len(),
             });
             first_row += item.tree.len();
         }
-        let compute = Compute {
+        let compute = ExecContext {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
             norm_eps: self.weights.spec.norm_eps,
         };
-        let mut taps = Taps::new(self.draft.as_ref(), &mut self.features);
+        let mut capture = HiddenStateCapture::new(self.draft.as_ref(), &mut self.features);
         let rows = self.pool.enter(|| {
             compute.forward(
                 &self.weights,
                 &mut self.arena,
                 &mut segments,
-                &mut |layer, x| taps.take(layer, x),
+                &mut |layer, x| capture.take(layer, x),
             );
             head::rows(
                 compute,
@@ -279,14 +285,14 @@ impl CpuRunner {
             if let Some(cache) = &mut segment.seq.draft {
                 let rows = segment.first_row..segment.first_row + segment.n_rows;
                 cache.pending.clear();
-                cache.pending.extend_from_slice(taps.rows(rows));
+                cache.pending.extend_from_slice(capture.rows(rows));
             }
             segment.seq.pending = Some(plan.tree.clone());
         }
         let mut rows = rows.into_iter();
         let answered = items
             .iter()
-            .map(|item| answers(item.asks.iter(), &mut rows));
+            .map(|item| place_rows(item.requests.iter(), &mut rows));
         Ok(answered.collect())
     }
 }
@@ -296,18 +302,18 @@ impl Runner for CpuRunner {
         &self.info
     }
 
-    fn room(&self) -> Room {
+    fn capacity(&self) -> Capacity {
         let held = self.sequences.values().map(|sequence| sequence.pages).sum();
         // Snapshots have memory of their own.
-        self.protocol().room((held, 0), self.ledger.total())
+        self.protocol().capacity((held, 0), self.ledger.total())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.protocol().open(max_len)?;
         let limits = self.info.limits;
-        let kv = (self.info.kv, self.owner.turned);
-        let mut sequence = Sequence::new(&self.weights.spec, kv, limits, max_len);
-        if let (Some(draft), Some((_, kv))) = (&self.draft, self.owner.draft) {
+        let kv = (self.info.kv, self.identity.rotated);
+        let mut sequence = CpuSequence::new(&self.weights.spec, kv, limits, max_len);
+        if let (Some(draft), Some((_, kv))) = (&self.draft, self.identity.draft) {
             sequence.draft = Some(DraftCache::new(draft.spec(), kv, max_len));
         }
         let id = SeqId(self.take_id());
@@ -323,9 +329,9 @@ impl Runner for CpuRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        self.prefill_seen(seq, tokens, asks, &mut |_, _| {})
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        self.prefill_seen(seq, tokens, requests, &mut |_, _| {})
     }
 
     fn draft(
@@ -333,12 +339,12 @@ impl Runner for CpuRunner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.protocol().draft(items, depth, k)?;
         self.draft_pass(items, Reach { depth, k })
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.protocol().verify(items)?;
         self.ready()?;
         for item in items {
@@ -384,14 +390,18 @@ impl Runner for CpuRunner {
         Ok(())
     }
 
-    fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
-        self.protocol().settled("snapshot", seq)?;
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        _place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
+        self.protocol().require_idle("snapshot", seq)?;
         self.project(seq)?;
         let sequence = self
             .sequences
             .get_mut(&seq)
             .ok_or(DeviceError::UnknownSequence(seq))?;
-        sequence.settle(&self.pool, &self.kernels);
+        sequence.apply_deferred(&self.pool, &self.kernels);
         let snapshot = Snapshot::of(sequence, &self.ledger)?;
         Ok(self.keep_snapshot(snapshot))
     }
@@ -422,12 +432,12 @@ impl Runner for CpuRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        saved.export(self.owner, sink)
+        saved.export(self.identity, sink)
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         let plan = Imported {
-            owner: self.owner,
+            identity: self.identity,
             spec: &self.weights.spec,
             draft: self.draft.as_ref().map(Draft::spec),
             context: self.info.limits.context,
@@ -442,7 +452,7 @@ impl Runner for CpuRunner {
         _tokens: &[TokenId],
         _progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError> {
-        Err(misuse("score", "there is no scorer".to_owned()))
+        Err(invalid_call("score", "there is no scorer".to_owned()))
     }
 }
 
@@ -457,7 +467,7 @@ impl CpuRunner {
 
     /// Projects what a sequence's features wait for, if there is a draft.
     fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        let compute = Compute {
+        let compute = ExecContext {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
@@ -481,8 +491,8 @@ impl CpuRunner {
         &mut self,
         items: &[DraftItem],
         reach: Reach,
-    ) -> Result<Vec<Candidates>, DeviceError> {
-        let compute = Compute {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let compute = ExecContext {
             pool: &self.pool,
             kernels: &self.kernels,
             scratch: &self.scratch,
@@ -491,7 +501,7 @@ impl CpuRunner {
         let Some(draft) = &mut self.draft else {
             return Ok(Vec::new());
         };
-        let mut found: BTreeMap<SeqId, &mut Sequence> = self
+        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
             .sequences
             .iter_mut()
             .map(|(id, seq)| (*id, seq))

@@ -4,11 +4,11 @@ use std::sync::{Mutex, PoisonError};
 
 /// A stack of buffers, as many as there were items at once.
 #[derive(Default)]
-pub(crate) struct Scratch {
+pub(crate) struct ScratchPool {
     free: Mutex<Vec<Vec<f32>>>,
 }
 
-impl Scratch {
+impl ScratchPool {
     /// Lends `len` floats of unspecified content to `work`.
     pub(crate) fn with<R>(&self, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
         let mut buffer = self.lock().pop().unwrap_or_default();

@@ -4,14 +4,15 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use contract::snapshot::{
-    Header, Owner, SectionKind, read_header, read_section, write_header, write_section,
+    SectionKind, SnapshotHeader, SnapshotIdentity, read_header, read_section, write_header,
+    write_section,
 };
 use contract::{DeviceError, DraftLayer, DraftSpec, KvFormats, Mixer, ModelSpec};
 
 use crate::draft::cache::DraftRing;
 use crate::memory;
-use crate::pages::{Held, Ledger, PAGE, Page, cut};
-use crate::state::{KvShape, LayerState, Sequence};
+use crate::pages::{CountedBytes, PAGE, Page, SnapshotBytes, cut};
+use crate::state::{CpuSequence, KvShape, LayerState};
 
 /// The committed state of a sequence at one position. Owned by the runner until it is freed.
 pub(crate) struct Snapshot {
@@ -20,7 +21,7 @@ pub(crate) struct Snapshot {
     /// Stored keys and values of each draft layer, those positions that are in its sight.
     draft: Vec<(Vec<u8>, Vec<u8>)>,
     /// All but the pages.
-    _held: Held,
+    _held: CountedBytes,
 }
 
 /// What was saved of one layer.
@@ -34,7 +35,10 @@ enum SavedLayer {
 impl Snapshot {
     /// Copies what is committed and no snapshot holds. The delta states must be settled, and no feature may wait
     /// to be projected.
-    pub(crate) fn of(sequence: &mut Sequence, ledger: &Ledger) -> Result<Snapshot, DeviceError> {
+    pub(crate) fn of(
+        sequence: &mut CpuSequence,
+        ledger: &SnapshotBytes,
+    ) -> Result<Snapshot, DeviceError> {
         let n = sequence.position;
         let bytes = |layer: &LayerState| match layer {
             LayerState::Attention(c) => {
@@ -65,7 +69,7 @@ impl Snapshot {
         position: usize,
         layers: Vec<SavedLayer>,
         draft: Vec<(Vec<u8>, Vec<u8>)>,
-        ledger: &Ledger,
+        ledger: &SnapshotBytes,
     ) -> Snapshot {
         let state = |layer: &SavedLayer| match layer {
             SavedLayer::Attention(_) => 0,
@@ -82,7 +86,7 @@ impl Snapshot {
     }
 
     /// Puts `sequence` into this state. It must be of the same model and long enough.
-    pub(crate) fn restore(&self, sequence: &mut Sequence) {
+    pub(crate) fn restore(&self, sequence: &mut CpuSequence) {
         for (layer, saved) in sequence.layers.iter_mut().zip(&self.layers) {
             match (layer, saved) {
                 (LayerState::Attention(cache), SavedLayer::Attention(pages)) => {
@@ -97,7 +101,7 @@ impl Snapshot {
                 (LayerState::Delta(delta), SavedLayer::Delta { state, window }) => {
                     delta.state.copy_from_slice(state);
                     delta.window.copy_from_slice(window);
-                    delta.settled();
+                    delta.mark_applied();
                 }
                 _ => unreachable!("snapshots and sequences of a runner have the model's layers"),
             }
@@ -127,11 +131,15 @@ impl Snapshot {
     }
 
     /// Writes the snapshot in the device-neutral layout, two sections a layer.
-    pub(crate) fn export(&self, owner: Owner, sink: &mut dyn Write) -> Result<(), DeviceError> {
+    pub(crate) fn export(
+        &self,
+        identity: SnapshotIdentity,
+        sink: &mut dyn Write,
+    ) -> Result<(), DeviceError> {
         write_header(
             sink,
-            &Header {
-                owner,
+            &SnapshotHeader {
+                identity,
                 position: self.position as u64,
                 sections: 2 * (self.layers.len() + self.draft.len()) as u32,
             },
@@ -165,8 +173,8 @@ impl Snapshot {
         plan: Imported<'_>,
         source: &mut dyn Read,
     ) -> Result<Snapshot, DeviceError> {
-        let refuse = |detail: String| DeviceError::SnapshotRefused { detail };
-        let header = read_header(source, plan.owner)?;
+        let refuse = |detail: String| DeviceError::InvalidSnapshot { detail };
+        let header = read_header(source, plan.identity)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > plan.context {
             return Err(refuse(format!(
@@ -210,7 +218,7 @@ impl Snapshot {
         let layers = pairs.into_iter().zip(&plan.spec.layers);
         let layers = layers.map(|((first, second), layer)| match &layer.mixer {
             Mixer::Attention(a) => {
-                let shape = KvShape::new(a, plan.owner.kv, plan.owner.turned);
+                let shape = KvShape::new(a, plan.identity.kv, plan.identity.rotated);
                 SavedLayer::Attention(cut((&first, &second), position, shape, plan.ledger))
             }
             Mixer::GatedDelta(_) => SavedLayer::Delta {
@@ -230,13 +238,13 @@ impl Snapshot {
 /// What an imported snapshot must be of.
 #[derive(Clone, Copy)]
 pub(crate) struct Imported<'a> {
-    pub(crate) owner: Owner,
+    pub(crate) identity: SnapshotIdentity,
     pub(crate) spec: &'a ModelSpec,
     pub(crate) draft: Option<&'a DraftSpec>,
     /// The longest sequence.
     pub(crate) context: usize,
     /// Where what it holds is entered.
-    pub(crate) ledger: &'a Ledger,
+    pub(crate) ledger: &'a SnapshotBytes,
 }
 
 impl Imported<'_> {
@@ -246,11 +254,11 @@ impl Imported<'_> {
 
     /// Bytes of a section of a snapshot at `position`; `None` where there is no such section.
     fn bytes(&self, kind: SectionKind, layer: u32, position: usize) -> Option<usize> {
-        let kv = self.owner.kv;
+        let kv = self.identity.kv;
         match kind {
             SectionKind::DraftKeys | SectionKind::DraftValues => {
                 let layer = self.draft_layers().get(layer as usize)?;
-                let (_, format) = self.owner.draft?;
+                let (_, format) = self.identity.draft?;
                 let kv = KvFormats {
                     k: format,
                     v: format,
@@ -263,10 +271,10 @@ impl Imported<'_> {
         let layer = self.spec.layers.get(layer as usize)?;
         match (&layer.mixer, kind) {
             (Mixer::Attention(a), SectionKind::Keys) => {
-                Some(position * KvShape::new(a, kv, self.owner.turned).k_bytes())
+                Some(position * KvShape::new(a, kv, self.identity.rotated).k_bytes())
             }
             (Mixer::Attention(a), SectionKind::Values) => {
-                Some(position * KvShape::new(a, kv, self.owner.turned).v_bytes())
+                Some(position * KvShape::new(a, kv, self.identity.rotated).v_bytes())
             }
             (Mixer::GatedDelta(d), SectionKind::DeltaState) => Some(4 * d.state_values()),
             (Mixer::GatedDelta(d), SectionKind::ConvWindow) => Some(4 * d.window_values()),

@@ -1,17 +1,17 @@
 //! What a sequence holds on the device: cached rows, delta states, windows, and work that is pending.
 
-use contract::protocol::Timeline;
+use contract::protocol::SequenceState;
 use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, Tree};
 
 use crate::draft::cache::DraftCache;
 use crate::kernels::Kernels;
 use crate::pages::SavedPages;
-use crate::pool::Pool;
-use crate::reference::delta::Waiting;
+use crate::pool::ThreadPool;
+use crate::reference::delta::PendingUpdate;
 use crate::reference::kv::Codec;
 
 /// One open sequence. Dropping it frees everything it holds.
-pub(crate) struct Sequence {
+pub(crate) struct CpuSequence {
     /// Committed tokens it may grow to.
     pub(crate) max_len: usize,
     /// Committed tokens.
@@ -37,7 +37,7 @@ pub(crate) enum LayerState {
 /// Keys and values of one attention layer, `[max_len + tree_nodes, n_kv_heads, row]` stored rows each.
 ///
 /// Addresses are set aside for the longest sequence; memory behind them is only taken as rows are written, and how many
-/// may be is the pool's business, which counts pages that are nowhere but in [`Sequence::pages`].
+/// may be is the pool's business, which counts pages that are nowhere but in [`CpuSequence::pages`].
 ///
 /// Rows beyond the committed position hold node `i` of a pending tree at `position + i`, or nothing of worth.
 pub(crate) struct KvCache {
@@ -60,24 +60,24 @@ pub(crate) struct KvShape {
 
 /// State of one delta layer, and the factors of tokens that it does not hold yet.
 pub(crate) struct DeltaState {
-    /// `[n_v_heads, k_dim, v_dim]`: the committed state, but for the tokens in `kept`.
+    /// `[n_v_heads, k_dim, v_dim]`: the committed state, but for the tokens in `deferred`.
     pub(crate) state: Vec<f32>,
     /// `[conv_taps - 1, channels]`, oldest first, before the SiLU. Always up to date.
     pub(crate) window: Vec<f32>,
     /// Convolution inputs of the pending nodes, `[n_nodes, channels]`.
     pub(crate) rows: Vec<f32>,
-    /// Factors of the pending nodes.
-    pub(crate) pending: Factors,
-    /// Factors of the nodes committed last.
-    pub(crate) kept: Factors,
-    /// The committed path through `kept`; empty once `state` holds it.
-    pub(crate) kept_path: Vec<NodeIdx>,
+    /// TreeUpdates of the pending nodes.
+    pub(crate) pending: TreeUpdates,
+    /// TreeUpdates of the nodes committed last.
+    pub(crate) deferred: TreeUpdates,
+    /// The committed path through `deferred`; empty once `state` holds it.
+    pub(crate) deferred_path: Vec<NodeIdx>,
     shape: DeltaShape,
 }
 
 /// What a tree leaves behind per node instead of its state: enough to bring the state past any path.
 #[derive(Default)]
-pub(crate) struct Factors {
+pub(crate) struct TreeUpdates {
     /// Nodes that the buffers are laid out for.
     pub(crate) n_nodes: usize,
     /// `[n_nodes, n_k_heads, k_dim]`.
@@ -117,7 +117,7 @@ pub(crate) fn sequence_bytes(spec: &ModelSpec, kv: KvFormats, limits: Limits) ->
     )
 }
 
-impl Timeline for Sequence {
+impl SequenceState for CpuSequence {
     fn max_len(&self) -> usize {
         self.max_len
     }
@@ -131,20 +131,20 @@ impl Timeline for Sequence {
     }
 }
 
-impl Sequence {
-    /// An empty sequence; `kv` says how rows are stored, and whether coarse ones are turned.
+impl CpuSequence {
+    /// An empty sequence; `kv` says how rows are stored, and whether coarse ones are rotated.
     pub(crate) fn new(
         spec: &ModelSpec,
         kv: (KvFormats, bool),
         limits: Limits,
         max_len: usize,
-    ) -> Sequence {
+    ) -> CpuSequence {
         let slots = max_len + limits.tree_nodes;
         let layer = |mixer: &Mixer| match mixer {
             Mixer::Attention(a) => LayerState::Attention(KvCache::new(a, kv, slots)),
             Mixer::GatedDelta(d) => LayerState::Delta(Box::new(DeltaState::new(d))),
         };
-        Sequence {
+        CpuSequence {
             max_len,
             position: 0,
             pages: 0,
@@ -155,10 +155,10 @@ impl Sequence {
     }
 
     /// Brings every delta state up to the committed position.
-    pub(crate) fn settle(&mut self, pool: &Pool, kernels: &Kernels) {
+    pub(crate) fn apply_deferred(&mut self, pool: &ThreadPool, kernels: &Kernels) {
         for layer in &mut self.layers {
             if let LayerState::Delta(delta) = layer {
-                delta.settle(pool, kernels);
+                delta.apply_deferred(pool, kernels);
             }
         }
     }
@@ -169,7 +169,7 @@ impl Sequence {
         for layer in &mut self.layers {
             match layer {
                 LayerState::Attention(cache) => cache.compact(position, path),
-                LayerState::Delta(delta) => delta.keep(path),
+                LayerState::Delta(delta) => delta.commit_path(path),
             }
         }
         if let Some(draft) = &mut self.draft {
@@ -199,7 +199,7 @@ impl LayerState {
 }
 
 impl KvShape {
-    /// The storage of a layer's rows, coarse ones turned if `turn` says so.
+    /// The storage of a layer's rows, coarse ones rotated if `turn` says so.
     pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, turn: bool) -> KvShape {
         KvShape {
             k: Codec::new(kv.k, turn),
@@ -256,9 +256,9 @@ impl DeltaState {
             state: vec![0.0; spec.state_values()],
             window: vec![0.0; spec.window_values()],
             rows: Vec::new(),
-            pending: Factors::default(),
-            kept: Factors::default(),
-            kept_path: Vec::new(),
+            pending: TreeUpdates::default(),
+            deferred: TreeUpdates::default(),
+            deferred_path: Vec::new(),
             shape: DeltaShape {
                 n_k_heads: spec.n_k_heads,
                 n_v_heads: spec.n_v_heads,
@@ -289,8 +289,8 @@ impl DeltaState {
     }
 
     /// Moves the window past `path` and keeps its factors for the next call that needs the state.
-    fn keep(&mut self, path: &[NodeIdx]) {
-        debug_assert!(self.kept_path.is_empty(), "verify settles the state");
+    fn commit_path(&mut self, path: &[NodeIdx]) {
+        debug_assert!(self.deferred_path.is_empty(), "verify settles the state");
         let Self {
             window,
             rows,
@@ -298,58 +298,63 @@ impl DeltaState {
             ..
         } = self;
         let row = |node: &NodeIdx| &rows[node.index() * *channels..][..*channels];
-        slide(window, *channels, path.len(), path.iter().map(row));
-        std::mem::swap(&mut self.pending, &mut self.kept);
-        self.kept_path.extend_from_slice(path);
+        shift_window(window, *channels, path.len(), path.iter().map(row));
+        std::mem::swap(&mut self.pending, &mut self.deferred);
+        self.deferred_path.extend_from_slice(path);
     }
 
     /// Moves the window past `rows` `[n, channels]`.
-    pub(crate) fn slide(&mut self, rows: &[f32]) {
+    pub(crate) fn shift_window(&mut self, rows: &[f32]) {
         let channels = self.shape.channels;
         let n = rows.len() / channels;
-        slide(&mut self.window, channels, n, rows.chunks_exact(channels));
+        shift_window(&mut self.window, channels, n, rows.chunks_exact(channels));
     }
 
-    /// Brings the state past the kept path, and forgets it.
-    fn settle(&mut self, pool: &Pool, kernels: &Kernels) {
-        if self.kept_path.is_empty() {
+    /// Brings the state past the deferred path, and forgets it.
+    fn apply_deferred(&mut self, pool: &ThreadPool, kernels: &Kernels) {
+        if self.deferred_path.is_empty() {
             return;
         }
-        let kept = Kept {
-            factors: &self.kept,
-            path: &self.kept_path,
+        let deferred = DeferredUpdates {
+            factors: &self.deferred,
+            path: &self.deferred_path,
             shape: self.shape,
         };
         let size = self.shape.k_dim * self.shape.v_dim;
         pool.for_each_item(
             self.state.chunks_exact_mut(size).enumerate(),
             |(head, state)| {
-                kept.fold(kernels, head, state);
+                deferred.fold(kernels, head, state);
             },
         );
-        self.kept_path.clear();
+        self.deferred_path.clear();
     }
 
     /// The parts a pass works on: `(state, what must be folded into it first, pending factors)`.
     ///
-    /// The caller folds [`Kept`] into every head and then calls [`DeltaState::settled`].
-    pub(crate) fn parts(&mut self) -> (&mut [f32], Kept<'_>, &mut Factors) {
-        let kept = Kept {
-            factors: &self.kept,
-            path: &self.kept_path,
+    /// The caller folds [`DeferredUpdates`] into every head and then calls [`DeltaState::settled`].
+    pub(crate) fn parts(&mut self) -> (&mut [f32], DeferredUpdates<'_>, &mut TreeUpdates) {
+        let deferred = DeferredUpdates {
+            factors: &self.deferred,
+            path: &self.deferred_path,
             shape: self.shape,
         };
-        (&mut self.state, kept, &mut self.pending)
+        (&mut self.state, deferred, &mut self.pending)
     }
 
-    /// Says that the state holds the kept path.
-    pub(crate) fn settled(&mut self) {
-        self.kept_path.clear();
+    /// Says that the state holds the deferred path.
+    pub(crate) fn mark_applied(&mut self) {
+        self.deferred_path.clear();
     }
 }
 
 /// Drops the oldest rows of a window `[taps, channels]` for the last of `n` new ones.
-fn slide<'a>(window: &mut [f32], channels: usize, n: usize, rows: impl Iterator<Item = &'a [f32]>) {
+fn shift_window<'a>(
+    window: &mut [f32],
+    channels: usize,
+    n: usize,
+    rows: impl Iterator<Item = &'a [f32]>,
+) {
     let taps = window.len() / channels;
     let stay = taps.saturating_sub(n);
     window.copy_within((taps - stay) * channels.., 0);
@@ -361,17 +366,17 @@ fn slide<'a>(window: &mut [f32], channels: usize, n: usize, rows: impl Iterator<
 
 /// Committed tokens that a state does not hold yet.
 #[derive(Clone, Copy)]
-pub(crate) struct Kept<'a> {
-    factors: &'a Factors,
+pub(crate) struct DeferredUpdates<'a> {
+    factors: &'a TreeUpdates,
     path: &'a [NodeIdx],
     shape: DeltaShape,
 }
 
-impl Kept<'_> {
+impl DeferredUpdates<'_> {
     /// Folds the path into the state of value head `head`, `[k_dim, v_dim]`, node by node.
     pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
         for waiting in self.waiting(head, 0..self.shape.v_dim) {
-            (kernels.delta_fold)(state, waiting.k, waiting.u, waiting.decay);
+            (kernels.delta_update)(state, waiting.k, waiting.u, waiting.decay);
         }
     }
 
@@ -380,7 +385,7 @@ impl Kept<'_> {
         &self,
         head: usize,
         columns: std::ops::Range<usize>,
-    ) -> impl Iterator<Item = Waiting<'_>> {
+    ) -> impl Iterator<Item = PendingUpdate<'_>> {
         let DeltaShape {
             n_k_heads,
             n_v_heads,
@@ -393,7 +398,7 @@ impl Kept<'_> {
         let factors = self.factors;
         self.path.iter().map(move |node| {
             let at = head * factors.n_nodes + node.index();
-            Waiting {
+            PendingUpdate {
                 k: &factors.k[(node.index() * n_k_heads + k_head) * k_dim..][..k_dim],
                 u: &factors.u[at * v_dim..][..v_dim][columns.clone()],
                 decay: factors.decay[at],

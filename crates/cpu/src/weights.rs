@@ -10,21 +10,21 @@ use contract::{
 
 use crate::dispatch::Dispatch;
 use crate::linear::Linear;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 
 /// Every weight of a model in the form the blocks use.
-pub(crate) struct Weights {
+pub(crate) struct ModelWeights {
     pub(crate) spec: Arc<ModelSpec>,
     /// Gives the embedding rows, which are read in place.
     source: Arc<dyn WeightSource>,
-    pub(crate) layers: Vec<Layer>,
+    pub(crate) layers: Vec<LayerWeights>,
     /// `[hidden]`.
     pub(crate) final_norm: Vec<f32>,
     pub(crate) head: Linear,
 }
 
 /// One layer.
-pub(crate) struct Layer {
+pub(crate) struct LayerWeights {
     /// `[hidden]`.
     pub(crate) mixer_norm: Vec<f32>,
     pub(crate) mixer: LayerMixer,
@@ -33,7 +33,7 @@ pub(crate) struct Layer {
     pub(crate) ffn: Dense,
 }
 
-/// Weights of a dense feed-forward.
+/// ModelWeights of a dense feed-forward.
 pub(crate) struct Dense {
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
@@ -46,7 +46,7 @@ pub(crate) enum LayerMixer {
     Delta(Box<Delta>),
 }
 
-/// Weights of an attention mixer.
+/// ModelWeights of an attention mixer.
 pub(crate) struct Attention {
     pub(crate) spec: AttentionSpec,
     /// `[head_dim]` each.
@@ -58,7 +58,7 @@ pub(crate) struct Attention {
     pub(crate) o: Linear,
 }
 
-/// Weights of a gated-delta mixer.
+/// ModelWeights of a gated-delta mixer.
 pub(crate) struct Delta {
     pub(crate) spec: GatedDeltaSpec,
     pub(crate) qkv: Linear,
@@ -80,24 +80,24 @@ pub(crate) struct Delta {
 pub(crate) struct Loader<'a> {
     source: &'a dyn WeightSource,
     dispatch: &'a Dispatch,
-    pool: &'a Pool,
+    pool: &'a ThreadPool,
     progress: &'a mut dyn FnMut(LoadProgress),
     state: LoadProgress,
 }
 
-impl Weights {
+impl ModelWeights {
     /// Loads every weight of a model of a plan that [`crate::check::plan`] has passed.
     pub(crate) fn load(
         (spec, source): (Arc<ModelSpec>, Arc<dyn WeightSource>),
         dispatch: &Dispatch,
-        pool: &Pool,
+        pool: &ThreadPool,
         progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Weights, DeviceError> {
+    ) -> Result<ModelWeights, DeviceError> {
         let total: u64 = spec.weights().iter().map(|w| w.bytes() as u64).sum();
         let mut loader = Loader::new(&*source, dispatch, pool, progress, total);
         check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
         let layers = spec.layers.iter().map(|layer| {
-            Ok(Layer {
+            Ok(LayerWeights {
                 mixer_norm: loader.vector(&layer.mixer_norm)?,
                 mixer: match &layer.mixer {
                     Mixer::Attention(a) => {
@@ -111,11 +111,11 @@ impl Weights {
                 ffn: Dense::load(&layer.ffn, &mut loader)?,
             })
         });
-        let layers = layers.collect::<Result<Vec<Layer>, WeightError>>()?;
+        let layers = layers.collect::<Result<Vec<LayerWeights>, WeightError>>()?;
         let final_norm = loader.vector(&spec.final_norm)?;
         let head = loader.matrix(&spec.head)?;
         loader.count(total);
-        Ok(Weights {
+        Ok(ModelWeights {
             layers,
             final_norm,
             head,
@@ -126,7 +126,11 @@ impl Weights {
 
     /// Bytes held in memory of our own.
     pub(crate) fn owned_bytes(&self) -> u64 {
-        let layers = self.layers.iter().map(Layer::owned_bytes).sum::<usize>();
+        let layers = self
+            .layers
+            .iter()
+            .map(LayerWeights::owned_bytes)
+            .sum::<usize>();
         (layers + vector_bytes(&self.final_norm) + self.head.owned_bytes()) as u64
     }
 
@@ -149,7 +153,7 @@ fn vector_bytes(vector: &[f32]) -> usize {
     size_of_val(vector)
 }
 
-impl Layer {
+impl LayerWeights {
     fn owned_bytes(&self) -> usize {
         let (vectors, matrices): (Vec<&[f32]>, Vec<&Linear>) = match &self.mixer {
             LayerMixer::Attention(w) => (w.vectors().collect(), w.matrices().to_vec()),
@@ -252,7 +256,7 @@ impl<'a> Loader<'a> {
     pub(crate) fn new(
         source: &'a dyn WeightSource,
         dispatch: &'a Dispatch,
-        pool: &'a Pool,
+        pool: &'a ThreadPool,
         progress: &'a mut dyn FnMut(LoadProgress),
         total_bytes: u64,
     ) -> Loader<'a> {

@@ -5,10 +5,11 @@
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DeviceError, DraftItem, DraftLoad, DraftPlan, KvFormat,
-    KvFormats, Limits, NodeIdx, OpenPlan, Place, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat,
+    KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId,
+    Tree, VerifyItem,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 use model::DraftOptions;
 
 const K: usize = 8;
@@ -34,7 +35,7 @@ fn plan(window: Option<usize>, context: usize) -> OpenPlan {
             kv: KvFormat::F16,
             load: DraftLoad::AtFirstUse,
         }),
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,
@@ -50,7 +51,7 @@ fn plan(window: Option<usize>, context: usize) -> OpenPlan {
 }
 
 fn open(plan: OpenPlan) -> Box<dyn Runner> {
-    CpuBackend::new(Options::default())
+    CpuBackend::new(CpuOptions::default())
         .open(plan, &mut |_| {})
         .unwrap()
 }
@@ -61,7 +62,7 @@ fn text(n: u32) -> Vec<TokenId> {
         .collect()
 }
 
-fn draft(runner: &mut dyn Runner, seqs: &[SeqId]) -> Vec<Candidates> {
+fn draft(runner: &mut dyn Runner, seqs: &[SeqId]) -> Vec<DraftCandidates> {
     let items: Vec<DraftItem> = seqs
         .iter()
         .map(|seq| DraftItem {
@@ -76,11 +77,11 @@ fn draft(runner: &mut dyn Runner, seqs: &[SeqId]) -> Vec<Candidates> {
 fn feed(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
     for token in tokens {
         let tree = Tree::root(*token);
-        let asks = [Ask::NOTHING];
+        let requests = [LogitsRequest::NONE];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         runner.verify(&[item]).unwrap();
         let path = tree.path_to(NodeIdx::ROOT);
@@ -99,11 +100,11 @@ fn feed_by_trees(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
             tree.push(dead_end, *token).unwrap();
             at = tree.push(at, *token).unwrap();
         }
-        let asks = vec![Ask::NOTHING; tree.len()];
+        let requests = vec![LogitsRequest::NONE; tree.len()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         runner.verify(&[item]).unwrap();
         let path = tree.path_to(at);
@@ -121,7 +122,7 @@ fn a_draft_depends_on_the_committed_tokens_alone() {
         let expected = draft(&mut *runner, &[whole]).remove(0);
         assert_eq!(expected.ids.len(), 15 * K);
         // The target's own prefilled and decoded states differ in their last digits, and so do the features.
-        let near = |found: &Candidates, exact: bool| {
+        let near = |found: &DraftCandidates, exact: bool| {
             let off = found
                 .log_probs
                 .iter()
@@ -166,7 +167,7 @@ fn snapshots_carry_the_draft_here_and_through_bytes() {
         runner.prefill(seq, &text[..128], &[]).unwrap();
         feed(&mut *runner, seq, &text[128..]);
         // Taken before the features that wait have been projected.
-        let saved = runner.snapshot(seq, Place::Host).unwrap();
+        let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
         let expected = draft(&mut *runner, &[seq]).remove(0);
         let mut bytes = Vec::new();
         runner.export(saved.id, &mut bytes).unwrap();
@@ -185,7 +186,7 @@ fn snapshots_carry_the_draft_here_and_through_bytes() {
         let mut stranger = open(plan(reading, 256));
         let refused = stranger.import(&mut &bytes[..]).unwrap_err();
         assert!(
-            matches!(refused, DeviceError::SnapshotRefused { .. }),
+            matches!(refused, DeviceError::InvalidSnapshot { .. }),
             "{refused}"
         );
         assert!(refused.to_string().contains("another draft"), "{refused}");
@@ -228,7 +229,7 @@ fn broken_calls_are_refused() {
 
 #[test]
 fn memory_is_planned_for_a_draft_and_its_loading_time_changes_nothing() {
-    let backend = CpuBackend::new(Options::default());
+    let backend = CpuBackend::new(CpuOptions::default());
     let mut with = plan(None, 256);
     let lazy = backend.estimate(&with).unwrap();
     if let Some(draft) = &mut with.draft {
@@ -246,7 +247,7 @@ fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
     const STEPS: usize = 500;
     let mut plan = plan(None, 9000);
     plan.limits.sequences = 2;
-    let backend = CpuBackend::new(Options::default());
+    let backend = CpuBackend::new(CpuOptions::default());
     let mut runner = backend.open_inspected(plan, &mut |_| {}).unwrap();
     let seq = runner.open(9000).unwrap();
     let prompt = text(40);
@@ -262,11 +263,11 @@ fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
             let _ = tree.push(at, pair[1]);
             at = best;
         }
-        let asks = vec![Ask::top(1); tree.len()];
+        let requests = vec![LogitsRequest::top_k(1); tree.len()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         let rows = runner.verify(&[item]).unwrap().remove(0);
         let mut node = NodeIdx::ROOT;
@@ -312,6 +313,6 @@ fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
 
 #[test]
 fn a_draft_can_be_loaded_at_its_first_use() {
-    let backend = CpuBackend::new(Options::default());
+    let backend = CpuBackend::new(CpuOptions::default());
     conformance::lazy::loads_at_first_use(&backend, &plan(None, 512)).unwrap();
 }

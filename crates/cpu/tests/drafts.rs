@@ -1,4 +1,4 @@
-//! Random drafts in all four spellings against the publisher's module in PyTorch: full and sliding layers, every rule of
+//! Random drafts in all four file_formats against the publisher's module in PyTorch: full and sliding layers, every rule of
 //! causal blocks, blocks of 4 to 20 rows, one to five layers, tied and separate heads, each with its converters' traps.
 
 #![expect(
@@ -7,20 +7,21 @@
 )]
 
 use conformance::compare::Tolerance;
-use conformance::drafts::{DRAFTS, Habits, RandomDraft, Spelling, Weights};
+use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use contract::{KvFormat, QuantType};
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 
-const ORACLE: Options = Options {
+const ORACLE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
-const FAST: Options = Options {
+const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
 /// As the judge computes: in f32 all over.
-const AS_JUDGED: (Options, KvFormat, Weights) = (ORACLE, KvFormat::F32, Weights::AsStored);
+const AS_JUDGED: (CpuOptions, KvFormat, WeightPrecision) =
+    (ORACLE, KvFormat::F32, WeightPrecision::AsStored);
 /// Sums in another order, and nothing else.
 const CLOSE: Tolerance = Tolerance {
     absolute: 1e-4,
@@ -32,16 +33,16 @@ const ANY: Tolerance = Tolerance {
     relative: 0.0,
 };
 
-/// Logits of a draft in a spelling, with all keys and values as `kv`.
+/// Logits of a draft in a file_format, with all keys and values as `kv`.
 fn logits(
     draft: &RandomDraft,
-    told: (Spelling, Habits),
-    (options, kv, weights): (Options, KvFormat, Weights),
+    told: (DraftFileFormat, DraftFileQuirks),
+    (options, kv, weights): (CpuOptions, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
     let plan = draft.plan(kv, weights).unwrap();
     let ids = draft.target().unwrap().ids;
     let loaded = draft.load(told, &plan.target).unwrap();
-    assert_eq!(draft.is(&loaded.spec), told.1.are_right());
+    assert_eq!(draft.is(&loaded.spec), told.1.are_correct());
     let backend = CpuBackend::new(options);
     draft.logits(&backend, (plan, &ids), (loaded, kv)).unwrap()
 }
@@ -50,34 +51,36 @@ fn logits(
 fn the_oracles_draft_logits_are_those_of_the_publishers_module_in_every_spelling() {
     let mut checked = 0;
     for draft in DRAFTS {
-        let plan = draft.plan(KvFormat::F32, Weights::AsStored).unwrap();
+        let plan = draft
+            .plan(KvFormat::F32, WeightPrecision::AsStored)
+            .unwrap();
         let theta = plan.target.attention_layers().next().unwrap().rope.theta;
         let mut first: Option<Vec<f32>> = None;
-        for spelling in draft.spellings(theta) {
-            let told = (spelling, Habits::default());
+        for file_format in draft.file_formats(theta) {
+            let told = (file_format, DraftFileQuirks::default());
             let found = logits(&draft, told, AS_JUDGED);
             draft
                 .check(&found, CLOSE)
-                .unwrap_or_else(|error| panic!("{spelling:?}: {error}"));
-            // All spellings hold the same numbers.
+                .unwrap_or_else(|error| panic!("{file_format:?}: {error}"));
+            // All file_formats hold the same numbers.
             let first = first.get_or_insert_with(|| found.clone());
-            assert!(*first == found, "{} as {spelling:?}", draft.name);
+            assert!(*first == found, "{} as {file_format:?}", draft.name);
             checked += 1;
         }
     }
-    assert_eq!(checked, 23, "spellings were left out");
+    assert_eq!(checked, 23, "file_formats were left out");
 }
 
 #[test]
 fn the_fast_paths_draft_logits_are_as_close_where_nothing_is_rounded() {
-    let fast = (FAST, KvFormat::F32, Weights::Floats);
+    let fast = (FAST, KvFormat::F32, WeightPrecision::Floats);
     for draft in DRAFTS {
         for ty in [QuantType::F32, QuantType::F16, QuantType::BF16] {
-            let habits = Habits {
+            let quirks = DraftFileQuirks {
                 ty: Some(ty),
-                ..Habits::default()
+                ..DraftFileQuirks::default()
             };
-            let found = logits(&draft, (Spelling::C, habits), fast);
+            let found = logits(&draft, (DraftFileFormat::C, quirks), fast);
             draft
                 .check(&found, CLOSE)
                 .unwrap_or_else(|error| panic!("{ty:?}: {error}"));
@@ -87,9 +90,9 @@ fn the_fast_paths_draft_logits_are_as_close_where_nothing_is_rounded() {
 
 #[test]
 fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
-    let fast = (FAST, KvFormat::F16, Weights::AsStored);
+    let fast = (FAST, KvFormat::F16, WeightPrecision::AsStored);
     for draft in DRAFTS {
-        let told = (Spelling::Safetensors, Habits::default());
+        let told = (DraftFileFormat::Safetensors, DraftFileQuirks::default());
         let off = draft.check(&logits(&draft, told, fast), ANY).unwrap();
         let allowed = match draft.target.ends_with("f16") {
             // Keys and values are stored in half precision.
@@ -104,9 +107,11 @@ fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
 #[test]
 fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
     for draft in DRAFTS {
-        let plan = draft.plan(KvFormat::F16, Weights::AsStored).unwrap();
+        let plan = draft
+            .plan(KvFormat::F16, WeightPrecision::AsStored)
+            .unwrap();
         let ids = draft.target().unwrap().ids;
-        let told = (Spelling::C, Habits::default());
+        let told = (DraftFileFormat::C, DraftFileQuirks::default());
         let loaded = draft.load(told, &plan.target).unwrap();
         let backend = CpuBackend::new(FAST);
         let checked = draft.check_waiting(&backend, (plan, &ids), (loaded, KvFormat::F16));
@@ -118,59 +123,59 @@ fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
 fn a_trap_stepped_into_would_be_seen() {
     let of = |name: &str| *DRAFTS.iter().find(|draft| draft.name == name).unwrap();
     let (sliding, full, causal) = (of("sliding"), of("full"), of("causal"));
-    let plain = Habits::default();
+    let plain = DraftFileQuirks::default();
     let wrong = [
         // Target layers counted as the other dialects count them.
         (
             of("one_layer"),
-            Habits {
-                taps_off: -1,
+            DraftFileQuirks {
+                capture_layers_offset: -1,
                 ..plain
             },
         ),
         (
             full,
-            Habits {
-                theta_off: 0.1,
+            DraftFileQuirks {
+                theta_factor: 0.1,
                 ..plain
             },
         ),
         (
             sliding,
-            Habits {
-                window_off: 1,
+            DraftFileQuirks {
+                window_offset: 1,
                 ..plain
             },
         ),
         (
             sliding,
-            Habits {
-                other_sight: true,
+            DraftFileQuirks {
+                flip_causal: true,
                 ..plain
             },
         ),
         (
             causal,
-            Habits {
-                other_sight: true,
+            DraftFileQuirks {
+                flip_causal: true,
                 ..plain
             },
         ),
         (
             full,
-            Habits {
+            DraftFileQuirks {
                 mask: Some(510),
                 ..plain
             },
         ),
     ];
-    for (draft, habits) in wrong {
-        let told = (Spelling::C, habits);
+    for (draft, quirks) in wrong {
+        let told = (DraftFileFormat::C, quirks);
         let found = logits(&draft, told, AS_JUDGED);
         let off = draft.check(&found, ANY).unwrap();
         assert!(
             off.worst > 100.0 * CLOSE.absolute,
-            "{} with {habits:?} is only {off:?} off",
+            "{} with {quirks:?} is only {off:?} off",
             draft.name
         );
     }

@@ -7,15 +7,15 @@
 )]
 
 use conformance::compare::Tolerance;
-use conformance::golden::{Golden, Kept};
+use conformance::golden::{Golden, GoldenArray};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
-use cpu::{CpuBackend, InspectedRunner, Options};
+use cpu::{CpuBackend, CpuOptions, InspectedRunner};
 
-const ORACLE: Options = Options {
+const ORACLE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
-const FAST: Options = Options {
+const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
@@ -25,7 +25,7 @@ const CLOSE: Tolerance = Tolerance {
     relative: 0.0,
 };
 
-fn plan(golden: &Golden, options: Options) -> OpenPlan {
+fn plan(golden: &Golden, options: CpuOptions) -> OpenPlan {
     // Half precision in the cache alone costs the oracle 1e-3.
     let format = match options.reference {
         true => KvFormat::F32,
@@ -45,7 +45,7 @@ fn plan(golden: &Golden, options: Options) -> OpenPlan {
     golden.plan(kv, limits).unwrap()
 }
 
-fn open(golden: &Golden, options: Options) -> Box<dyn InspectedRunner> {
+fn open(golden: &Golden, options: CpuOptions) -> Box<dyn InspectedRunner> {
     CpuBackend::new(options)
         .open_inspected(plan(golden, options), &mut |_| {})
         .unwrap()
@@ -88,9 +88,13 @@ fn delta_state_and_window_after_the_prompt_are_right() {
             let seq = runner.open(golden.ids.len()).unwrap();
             runner.prefill(seq, &golden.ids, &[]).unwrap();
             let state = runner.delta_state(seq, 0).unwrap();
-            golden.check_state(Kept::Delta, &state, CLOSE).unwrap();
+            golden
+                .check_state(GoldenArray::Delta, &state, CLOSE)
+                .unwrap();
             let window = runner.conv_window(seq, 0).unwrap();
-            golden.check_state(Kept::Conv, &window, CLOSE).unwrap();
+            golden
+                .check_state(GoldenArray::Conv, &window, CLOSE)
+                .unwrap();
         }
     }
 }

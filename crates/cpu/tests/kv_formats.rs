@@ -9,36 +9,37 @@
 
 use std::path::Path;
 
-use conformance::compare::{Exactness, Tolerance};
-use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{self, Subject};
+use conformance::compare::{Precision, Tolerance};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::suite::{self, Case};
 use contract::{
-    Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Place, QuantType, Runner, TokenId,
+    Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, QuantType, Runner,
+    SnapshotLocation, TokenId,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 
 fn backend() -> CpuBackend {
-    CpuBackend::new(Options {
+    CpuBackend::new(CpuOptions {
         reference: false,
         threads: Some(2),
     })
 }
 
 /// Head dimensions must be whole groups for the coarsest format.
-const LONG_HEADS: Layout = Layout::Dense;
+const LONG_HEADS: SyntheticLayout = SyntheticLayout::Dense;
 
 fn check(k: KvFormat, v: KvFormat) {
-    let specimen = Specimen::new(LONG_HEADS, QuantType::F32, 3);
+    let model = SyntheticModel::new(LONG_HEADS, QuantType::F32, 3);
     let backend = backend().turning();
-    let subject = Subject {
+    let case = Case {
         backend: &backend,
-        specimen: &specimen,
+        model: &model,
         kv: KvFormats { k, v },
-        exactness: Exactness::Bits,
-        routes: Tolerance::NONE,
-        exact: false,
+        precision: Precision::BitExact,
+        prefill_tolerance: Tolerance::NONE,
+        batch_invariant: false,
     };
-    if let Err(breach) = suite::run(&subject) {
+    if let Err(breach) = suite::run(&case) {
         panic!("keys {}, values {}: {breach}", k.name(), v.name());
     }
 }
@@ -67,7 +68,7 @@ fn ember(kv: KvFormats, context: usize) -> OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv,
         limits: Limits {
             sequences: 2,
@@ -111,8 +112,11 @@ fn rows(backend: &CpuBackend, format: KvFormat) -> Vec<Vec<f32>> {
     let mut runner = backend.open(ember(kv, 512), &mut |_| {}).unwrap();
     let seq = runner.open(512).unwrap();
     let tokens = text(400);
-    let asks: Vec<(usize, Ask)> = (200..400).step_by(10).map(|at| (at, Ask::full())).collect();
-    let rows = runner.prefill(seq, &tokens, &asks).unwrap();
+    let requests: Vec<(usize, LogitsRequest)> = (200..400)
+        .step_by(10)
+        .map(|at| (at, LogitsRequest::full()))
+        .collect();
+    let rows = runner.prefill(seq, &tokens, &requests).unwrap();
     rows.into_iter().map(|row| row.logits).collect()
 }
 
@@ -121,13 +125,13 @@ fn the_bundled_model_drifts_as_far_as_a_format_is_coarse() {
     let exact = rows(&backend(), KvFormat::F32);
     let mut table = Vec::new();
     for format in KvFormat::ALL {
-        let turned = divergence(&exact, &rows(&backend().turning(), format));
+        let rotated = divergence(&exact, &rows(&backend().turning(), format));
         let plain = divergence(&exact, &rows(&backend(), format));
         println!(
-            "{:6} KL {turned:.6} turned, {plain:.6} plain",
+            "{:6} KL {rotated:.6} rotated, {plain:.6} plain",
             format.name()
         );
-        table.push((format, turned));
+        table.push((format, rotated));
     }
     let plain = divergence(&exact, &rows(&backend(), KvFormat::Q4_0));
     println!("q4_0 plain: KL {plain:.6}");
@@ -157,12 +161,12 @@ fn states_of_one_text_hold_their_rows_once() {
         .unwrap();
     let tokens = text(1600);
     let seq = runner.open(2048).unwrap();
-    let bytes = |runner: &dyn Runner| runner.room().snapshot_bytes;
+    let bytes = |runner: &dyn Runner| runner.capacity().snapshot_bytes;
     runner.prefill(seq, &tokens[..1024], &[]).unwrap();
-    let first = runner.snapshot(seq, Place::Host).unwrap();
+    let first = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     assert_eq!(bytes(&*runner), first.bytes);
     runner.prefill(seq, &tokens[1024..1536], &[]).unwrap();
-    let second = runner.snapshot(seq, Place::Host).unwrap();
+    let second = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     // The rows of 1,024 positions are there already.
     let both = bytes(&*runner);
     assert!(both < first.bytes + second.bytes && both > second.bytes);
@@ -171,7 +175,7 @@ fn states_of_one_text_hold_their_rows_once() {
     let other = runner.open(2048).unwrap();
     runner.restore(other, second.id).unwrap();
     runner.prefill(other, &tokens[1536..1600], &[]).unwrap();
-    let third = runner.snapshot(other, Place::Host).unwrap();
+    let third = runner.snapshot(other, SnapshotLocation::Host).unwrap();
     assert!(
         bytes(&*runner) - both + shared + shared / 2 == third.bytes,
         "{shared}"
@@ -183,7 +187,7 @@ fn states_of_one_text_hold_their_rows_once() {
     runner.free_snapshot(first.id);
     assert_eq!(bytes(&*runner), third.bytes);
     runner.restore(seq, third.id).unwrap();
-    let again = runner.snapshot(seq, Place::Host).unwrap();
+    let again = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let mut found = Vec::new();
     runner.export(again.id, &mut found).unwrap();
     assert!(found == expected);

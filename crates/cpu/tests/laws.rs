@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::path::Path;
 
 use contract::{
-    Ask, Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, Place,
-    Row, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow,
+    NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -21,14 +21,14 @@ const VOCAB: u32 = 512;
 struct Setup {
     model: &'static str,
     kv: (KvFormat, KvFormat),
-    options: Options,
+    options: CpuOptions,
 }
 
-const FAST: Options = Options {
+const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
-const ORACLE: Options = Options {
+const ORACLE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
@@ -43,7 +43,7 @@ const SETUPS: [Setup; 6] = [
     setup("dense_f16", (KvFormat::F16, KvFormat::Q8_0), ORACLE),
 ];
 
-const fn setup(model: &'static str, kv: (KvFormat, KvFormat), options: Options) -> Setup {
+const fn setup(model: &'static str, kv: (KvFormat, KvFormat), options: CpuOptions) -> Setup {
     Setup { model, kv, options }
 }
 
@@ -55,7 +55,7 @@ impl Setup {
             target: loaded.spec,
             weights: loaded.weights,
             draft: None,
-            exact: false,
+            batch_invariant: false,
             kv: KvFormats {
                 k: self.kv.0,
                 v: self.kv.1,
@@ -92,7 +92,7 @@ fn check<V: std::fmt::Debug>(
         TestRunner::new(config)
             .run(&strategy, |value| law(&mut **runner.borrow_mut(), value))
             .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
-        let room = runner.borrow().room();
+        let room = runner.borrow().capacity();
         assert_eq!(room.sequences, 4, "a law left a sequence open");
     }
 }
@@ -123,12 +123,12 @@ fn start(runner: &mut dyn Runner, history: &[TokenId]) -> SeqId {
     seq
 }
 
-fn verify(runner: &mut dyn Runner, seq: SeqId, tree: &Tree) -> Vec<Row> {
-    let asks = vec![Ask::full(); tree.len()];
+fn verify(runner: &mut dyn Runner, seq: SeqId, tree: &Tree) -> Vec<LogitsRow> {
+    let requests = vec![LogitsRequest::full(); tree.len()];
     let item = VerifyItem {
         seq,
         tree,
-        asks: &asks,
+        requests: &requests,
     };
     runner.verify(&[item]).unwrap().remove(0)
 }
@@ -139,7 +139,7 @@ fn commit(runner: &mut dyn Runner, seq: SeqId, tree: &Tree, end: NodeIdx) {
 }
 
 /// One token, decoded the ordinary way.
-fn decode(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
+fn decode(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRow {
     let tree = Tree::root(token);
     let row = verify(runner, seq, &tree).remove(0);
     commit(runner, seq, &tree, NodeIdx::ROOT);
@@ -148,7 +148,7 @@ fn decode(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
 
 /// Every bit of a sequence's committed state.
 fn state(runner: &mut dyn Runner, seq: SeqId) -> Vec<u8> {
-    let snapshot = runner.snapshot(seq, Place::Host).unwrap();
+    let snapshot = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let mut bytes = Vec::new();
     runner.export(snapshot.id, &mut bytes).unwrap();
     runner.free_snapshot(snapshot.id);
@@ -160,17 +160,20 @@ fn prefill_cut_at_multiples_of_the_alignment_equals_whole_prefill() {
     let cuts = proptest::collection::vec(any::<bool>(), 4);
     check((tokens(60..250), cuts), |runner, (tokens, cuts)| {
         let align = runner.info().prefill_align;
-        let asks: Vec<(usize, Ask)> = [3, 50, tokens.len() - 1].map(|i| (i, Ask::full())).into();
+        let requests: Vec<(usize, LogitsRequest)> = [3, 50, tokens.len() - 1]
+            .map(|i| (i, LogitsRequest::full()))
+            .into();
         let whole = runner.open(320).unwrap();
-        let expected = runner.prefill(whole, &tokens, &asks).unwrap();
+        let expected = runner.prefill(whole, &tokens, &requests).unwrap();
         let cut = runner.open(320).unwrap();
         let mut rows = Vec::new();
         let mut begin = 0;
         let ends = (1..).map(|i| i * align).zip(&cuts).filter(|(_, cut)| **cut);
         for end in ends.map(|(end, _)| end).chain([tokens.len()]) {
             let end = end.min(tokens.len());
-            let own = asks.iter().filter(|(at, _)| (begin..end).contains(at));
-            let own: Vec<(usize, Ask)> = own.map(|(at, ask)| (at - begin, ask.clone())).collect();
+            let own = requests.iter().filter(|(at, _)| (begin..end).contains(at));
+            let own: Vec<(usize, LogitsRequest)> =
+                own.map(|(at, ask)| (at - begin, ask.clone())).collect();
             if begin < end {
                 rows.extend(runner.prefill(cut, &tokens[begin..end], &own).unwrap());
             }
@@ -226,9 +229,9 @@ fn rounds_of_trees_leave_what_decoding_leaves() {
         }
         // Prefill after decoding begins inside a chunk.
         let tail: Vec<TokenId> = (0..70).map(TokenId).collect();
-        let asks = [(69, Ask::full())];
-        let rows = runner.prefill(treed, &tail, &asks).unwrap();
-        prop_assert!(rows == runner.prefill(plain, &tail, &asks).unwrap());
+        let requests = [(69, LogitsRequest::full())];
+        let rows = runner.prefill(treed, &tail, &requests).unwrap();
+        prop_assert!(rows == runner.prefill(plain, &tail, &requests).unwrap());
         prop_assert!(state(runner, treed) == state(runner, plain));
         runner.close(treed);
         runner.close(plain);
@@ -279,7 +282,7 @@ fn sharing_a_pass_changes_no_bit() {
     let items = proptest::collection::vec((tokens(0..90), trees()), 2..=4);
     check(items, |runner, items| {
         let seqs: Vec<SeqId> = items.iter().map(|(h, _)| start(runner, h)).collect();
-        let alone: Vec<Vec<Row>> = seqs
+        let alone: Vec<Vec<LogitsRow>> = seqs
             .iter()
             .zip(&items)
             .map(|(&seq, (_, tree))| {
@@ -288,15 +291,19 @@ fn sharing_a_pass_changes_no_bit() {
                 rows
             })
             .collect();
-        let asks: Vec<Vec<Ask>> = items
+        let requests: Vec<Vec<LogitsRequest>> = items
             .iter()
-            .map(|(_, tree)| vec![Ask::full(); tree.len()])
+            .map(|(_, tree)| vec![LogitsRequest::full(); tree.len()])
             .collect();
         let together: Vec<VerifyItem<'_>> = seqs
             .iter()
             .zip(&items)
-            .zip(&asks)
-            .map(|((&seq, (_, tree)), asks)| VerifyItem { seq, tree, asks })
+            .zip(&requests)
+            .map(|((&seq, (_, tree)), requests)| VerifyItem {
+                seq,
+                tree,
+                requests,
+            })
             .collect();
         prop_assert!(runner.verify(&together).unwrap() == alone);
         seqs.into_iter().for_each(|seq| runner.close(seq));
@@ -313,7 +320,7 @@ fn restore_is_identity_and_so_is_import_of_an_export() {
             verify(runner, seq, &tree);
             commit(runner, seq, &tree, NodeIdx(tree.len() as u16 - 1));
             let before = state(runner, seq);
-            let saved = runner.snapshot(seq, Place::Device).unwrap();
+            let saved = runner.snapshot(seq, SnapshotLocation::Device).unwrap();
             let expected = decode(runner, seq, TokenId(7));
             runner.restore(seq, saved.id).unwrap();
             prop_assert!(state(runner, seq) == before);
@@ -340,7 +347,7 @@ fn the_number_of_threads_changes_no_bit() {
     let (history, tree) = history_and_tree();
     for setup in SETUPS {
         let results = [1, 2, 5].map(|threads| {
-            let options = Options {
+            let options = CpuOptions {
                 threads: Some(threads),
                 ..setup.options
             };
@@ -361,9 +368,12 @@ fn prefill_and_decoding_agree_closely() {
         let mut runner = setup.open();
         let (whole, steps) = (runner.open(320).unwrap(), runner.open(320).unwrap());
         let last = history.len() - 1;
-        let asks = [(last, Ask::full())];
-        let row = runner.prefill(whole, &history, &asks).unwrap().remove(0);
-        let mut stepped = Row::default();
+        let requests = [(last, LogitsRequest::full())];
+        let row = runner
+            .prefill(whole, &history, &requests)
+            .unwrap()
+            .remove(0);
+        let mut stepped = LogitsRow::default();
         for token in &history {
             stepped = decode(&mut *runner, steps, *token);
         }
@@ -398,7 +408,7 @@ fn snapshots_of_other_models_and_damaged_ones_are_refused() {
         let mut source = bytes;
         let error = runner.import(&mut source).unwrap_err();
         assert!(
-            matches!(error, DeviceError::SnapshotRefused { .. }),
+            matches!(error, DeviceError::InvalidSnapshot { .. }),
             "{error}"
         );
     };

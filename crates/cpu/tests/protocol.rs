@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{
-    Ask, Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType, Runner, TokenId,
-    WeightError, WeightRef, WeightSource,
+    Backend, DeviceError, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, QuantType, Runner,
+    TokenId, WeightError, WeightRef, WeightSource,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 
 const LIMITS: Limits = Limits {
     sequences: 2,
@@ -27,7 +27,7 @@ fn plan() -> OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,
@@ -37,7 +37,7 @@ fn plan() -> OpenPlan {
 }
 
 fn backend() -> CpuBackend {
-    CpuBackend::new(Options::default())
+    CpuBackend::new(CpuOptions::default())
 }
 
 fn open(plan: OpenPlan) -> Box<dyn Runner> {
@@ -50,12 +50,12 @@ fn room_is_what_no_sequence_holds() {
     // Two pages for each of two sequences, of which three are there.
     (plan.limits.context, plan.limits.pool) = (300, Some(600));
     let mut runner = open(plan);
-    let room = |runner: &dyn Runner| (runner.room().sequences, runner.room().tokens);
+    let room = |runner: &dyn Runner| (runner.capacity().sequences, runner.capacity().tokens);
     assert_eq!(room(&*runner), (2, 768));
     let long = runner.open(301).unwrap_err();
     let refused = matches!(
         long,
-        DeviceError::NoRoom {
+        DeviceError::OutOfMemory {
             wanted: 301,
             free: 300,
             ..
@@ -68,7 +68,7 @@ fn room_is_what_no_sequence_holds() {
     let third = runner.open(1).unwrap_err();
     let refused = matches!(
         third,
-        DeviceError::NoRoom {
+        DeviceError::OutOfMemory {
             what: "sequences",
             ..
         }
@@ -118,7 +118,7 @@ fn check_memory(error: DeviceError) {
     assert!(
         matches!(
             error,
-            DeviceError::NoRoom {
+            DeviceError::OutOfMemory {
                 what: "memory bytes",
                 ..
             }
@@ -159,8 +159,8 @@ fn a_model_that_computes_nothing_but_nan_is_answered_without_a_panic() {
     plan.weights = Arc::new(Poisoned(Arc::clone(&plan.weights), nan));
     let mut runner = open(plan);
     let seq = runner.open(100).unwrap();
-    let asks = [(0, Ask::full()), (69, Ask::top(3))];
-    let rows = runner.prefill(seq, &[TokenId(3); 70], &asks).unwrap();
+    let requests = [(0, LogitsRequest::full()), (69, LogitsRequest::top_k(3))];
+    let rows = runner.prefill(seq, &[TokenId(3); 70], &requests).unwrap();
     assert!(rows[0].raw.iter().all(|x| *x == f32::NEG_INFINITY));
     assert_eq!(rows[1].ids, [TokenId(0), TokenId(1), TokenId(2)]);
     assert_eq!(rows[1].lse, f32::NEG_INFINITY);

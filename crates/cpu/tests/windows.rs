@@ -3,28 +3,28 @@
 
 #![expect(clippy::panic, reason = "a law that does not hold fails the test")]
 
-use conformance::compare::{Exactness, Tolerance};
-use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{self, Subject};
+use conformance::compare::{Precision, Tolerance};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::suite::{self, Case};
 use contract::{KvFormat, KvFormats, QuantType};
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 
-fn check(options: Options, specimen: &Specimen, kv: (KvFormat, KvFormat)) {
-    let subject = Subject {
+fn check(options: CpuOptions, model: &SyntheticModel, kv: (KvFormat, KvFormat)) {
+    let case = Case {
         backend: &CpuBackend::new(options).turning(),
-        specimen,
+        model,
         kv: KvFormats { k: kv.0, v: kv.1 },
-        exactness: Exactness::Bits,
-        routes: Tolerance::NONE,
-        exact: false,
+        precision: Precision::BitExact,
+        prefill_tolerance: Tolerance::NONE,
+        batch_invariant: false,
     };
-    if let Some(breach) = suite::window_breaches(&subject).first() {
+    if let Some(breach) = suite::window_violations(&case).first() {
         panic!("{breach}");
     }
 }
 
-fn fast(threads: usize) -> Options {
-    Options {
+fn fast(threads: usize) -> CpuOptions {
+    CpuOptions {
         reference: false,
         threads: Some(threads),
     }
@@ -32,26 +32,26 @@ fn fast(threads: usize) -> Options {
 
 #[test]
 fn every_layout_keeps_the_laws_of_windows() {
-    for layout in Layout::ALL {
-        let specimen = Specimen::new(layout, QuantType::Q4_K, 1);
-        check(fast(2), &specimen, (KvFormat::F16, KvFormat::F16));
+    for layout in SyntheticLayout::ALL {
+        let model = SyntheticModel::new(layout, QuantType::Q4_K, 1);
+        check(fast(2), &model, (KvFormat::F16, KvFormat::F16));
     }
 }
 
 #[test]
 fn nodes_alone_and_together_keep_the_laws_of_windows() {
-    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 2);
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
     for threads in [1, 3, 16] {
-        check(fast(threads), &specimen, (KvFormat::Q8_0, KvFormat::Q4_0));
+        check(fast(threads), &model, (KvFormat::Q8_0, KvFormat::Q4_0));
     }
 }
 
 #[test]
 fn the_oracle_keeps_the_laws_of_windows() {
-    let specimen = Specimen::new(Layout::Dense, QuantType::Q8_0, 3);
-    let oracle = Options {
+    let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q8_0, 3);
+    let oracle = CpuOptions {
         reference: true,
         threads: Some(2),
     };
-    check(oracle, &specimen, (KvFormat::F32, KvFormat::F32));
+    check(oracle, &model, (KvFormat::F32, KvFormat::F32));
 }

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, DraftLoad, LoadProgress, MemoryPlan, OpenPlan, Pool, Runner,
-    RunnerInfo,
+    Backend, DeviceError, DeviceInfo, DraftLoad, KvPool, LoadProgress, MemoryPlan, OpenPlan,
+    Runner, RunnerInfo,
 };
 
 use crate::check;
@@ -44,7 +44,7 @@ pub struct Options {
     pub poison: bool,
     /// Give pages of keys and values out in a scattered order, for tests.
     pub scatter: bool,
-    /// Compile attention so that trees may have windows ([`contract::Window`]); without, a tree with one is refused.
+    /// Compile attention so that trees may have windows ([`contract::AttentionWindow`]); without, a tree with one is refused.
     pub windows: bool,
     /// Run small models as large ones run, without launches of their own for steps of one row, for tests.
     pub as_large: bool,
@@ -271,11 +271,11 @@ impl CudaBackend {
             device: self.info(gpu.memory()?.0),
             vocab: plan.target.vocab,
             limits: plan.limits,
-            pool: Pool::of(plan.limits, PAGE),
+            pool: KvPool::for_limits(plan.limits, PAGE),
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
-            exact_trees: layout.sums == Sums::ByPath,
+            batch_invariant: layout.sums == Sums::ByPath,
             scorer: false,
             prefill_align: PREFILL_ALIGN,
             memory,
@@ -301,7 +301,7 @@ impl CudaBackend {
             hash: draft.spec.hash,
             kv: draft.kv,
             block: draft.spec.block,
-            mask: draft.spec.mask,
+            mask: draft.spec.mask_token,
         });
         let mut runner = CudaRunner::new(info, engine, draft, &self.options);
         if let Some(draft) = plan.draft.filter(|_| layout.lazy) {
@@ -342,7 +342,7 @@ impl Backend for CudaBackend {
 
 #[cfg(test)]
 mod tests {
-    use conformance::specimen::{Layout as Blocks, Specimen};
+    use conformance::specimen::{SyntheticLayout, SyntheticModel};
     use contract::{KvFormat, KvFormats, Limits, QuantType};
 
     use super::*;
@@ -350,12 +350,12 @@ mod tests {
     use crate::plan::Key;
 
     /// The plans of a small model with delta layers, for so many sequences.
-    fn plans(specimen: &Specimen, (number, sums): (u32, Sums), sequences: usize) -> Plans {
+    fn plans(specimen: &SyntheticModel, (number, sums): (u32, Sums), sequences: usize) -> Plans {
         let plan = OpenPlan {
             target: specimen.spec.clone(),
             weights: specimen.weights.clone(),
             draft: None,
-            exact: false,
+            batch_invariant: false,
             kv: KvFormats {
                 k: KvFormat::Q8_0,
                 v: KvFormat::Q8_0,
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_step_is_launched_for_its_trees_however_many_there_is_room_for() {
-        let specimen = Specimen::new(Blocks::HybridWide, QuantType::Q4_K, 1);
+        let specimen = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
         let compare = |key: Key, few: &Plans, many: &Plans| {
             let (few, many) = (launches(few, key), launches(many, key));
             assert_eq!(few.len(), many.len(), "{key:?}");

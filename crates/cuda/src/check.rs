@@ -97,8 +97,11 @@ pub(crate) fn room_for_products(
 /// Checks a draft against its target as the passes need it.
 fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
     let hidden = target.hidden;
-    let beyond = draft.taps.iter().any(|tap| *tap >= target.layers.len());
-    if draft.hidden != hidden || draft.mask.index() >= target.vocab || beyond {
+    let beyond = draft
+        .capture_layers
+        .iter()
+        .any(|tap| *tap >= target.layers.len());
+    if draft.hidden != hidden || draft.mask_token.index() >= target.vocab || beyond {
         let detail = "the draft is not one of this target";
         return Err(mismatch(&draft.fc, detail));
     }
@@ -106,7 +109,7 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
         let detail = "a draft needs a layer and a block of 2 to 64 rows";
         return Err(mismatch(&draft.fc, detail));
     }
-    shape(&draft.fc, hidden, draft.taps.len() * hidden)?;
+    shape(&draft.fc, hidden, draft.capture_layers.len() * hidden)?;
     shape(&draft.hidden_norm, 1, hidden)?;
     shape(&draft.final_norm, 1, hidden)?;
     for layer in &draft.layers {

@@ -124,7 +124,7 @@ impl HostPool {
     /// A block of at least `bytes` bytes.
     ///
     /// # Errors
-    /// [`DeviceError::NoRoom`] when the system locks no more pages.
+    /// [`DeviceError::OutOfMemory`] when the system locks no more pages.
     pub(crate) fn take(&self, bytes: usize) -> Result<HostBlock, DeviceError> {
         let large = bytes >= LARGE;
         let size = if large {

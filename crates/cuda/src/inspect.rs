@@ -1,7 +1,7 @@
 //! A look inside the runner, for conformance only.
 
 use contract::inspect::Inspect;
-use contract::protocol::misuse;
+use contract::protocol::invalid_call;
 use contract::quant::{dequantize_row, tq3, turn};
 use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 
@@ -39,7 +39,10 @@ impl CudaRunner {
         let sequence = self.sequence(seq)?;
         let n_layers = self.engine.spec().layers.len();
         if layer >= n_layers {
-            return Err(misuse("inspect", format!("layer {layer} of {n_layers}")));
+            return Err(invalid_call(
+                "inspect",
+                format!("layer {layer} of {n_layers}"),
+            ));
         }
         Ok((sequence.slot, sequence.position))
     }
@@ -71,8 +74,8 @@ impl CudaRunner {
             Some(ty) => dequantize_row(ty, &stored, &mut out),
             None => tq3::dequantize(&stored, &mut out),
         }
-        if array.format.is_coarse() {
-            out.chunks_exact_mut(dim).for_each(turn::turn_back);
+        if array.format.is_quantized() {
+            out.chunks_exact_mut(dim).for_each(turn::rotate_inverse);
         }
         Ok(out)
     }

@@ -292,7 +292,7 @@ impl<H> Pages<H> {
             At::Host(_) => None,
         });
         let Some((place, page)) = on_card.min_by_key(|(_, page)| page.used) else {
-            return Err(DeviceError::NoRoom {
+            return Err(DeviceError::OutOfMemory {
                 what: PAGES,
                 wanted: 1,
                 free: 0,

@@ -7,11 +7,14 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use contract::protocol::{Cut, Protocol, Timeline, answers, asked_within, misuse};
-use contract::snapshot::{Owner, ReadAt};
+use contract::protocol::{
+    PrefillChunks, Protocol, SequenceState, invalid_call, place_rows, requests_within,
+};
+use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, ModelHash, Parcel, Place, Room,
-    Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem, Want,
+    Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, KvFormat,
+    LogitsRequest, LogitsRow, LogitsSelection, ModelHash, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use crate::backend::Options;
@@ -75,7 +78,7 @@ pub(crate) struct Sequence {
     pub(crate) pending: Option<Tree>,
 }
 
-impl Timeline for Sequence {
+impl SequenceState for Sequence {
     fn max_len(&self) -> usize {
         self.max_len
     }
@@ -146,11 +149,11 @@ impl CudaRunner {
         self.next_id
     }
 
-    fn owner(&self) -> Owner {
-        Owner {
+    fn identity(&self) -> SnapshotIdentity {
+        SnapshotIdentity {
             model: self.info.model,
             kv: self.info.kv,
-            turned: true,
+            rotated: true,
             draft: self.draft.map(|draft| (draft.hash, draft.kv)),
         }
     }
@@ -159,7 +162,7 @@ impl CudaRunner {
     fn alive(&self) -> Result<(), DeviceError> {
         match &self.fault {
             None => Ok(()),
-            Some((during, detail)) => Err(DeviceError::Lost {
+            Some((during, detail)) => Err(DeviceError::DeviceLost {
                 during,
                 detail: detail.clone(),
             }),
@@ -168,7 +171,7 @@ impl CudaRunner {
 
     /// Remembers a fault of the card on its way out.
     fn watched<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        if let Err(DeviceError::Lost { during, detail }) = &result {
+        if let Err(DeviceError::DeviceLost { during, detail }) = &result {
             self.fault = Some((during, detail.clone()));
         }
         result
@@ -190,21 +193,21 @@ impl CudaRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
+        requests: &[(usize, LogitsRequest)],
         seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
-    ) -> Result<Vec<Row>, DeviceError> {
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         self.loaded()?;
-        let sequence = self.protocol().prefill(seq, tokens, asks)?;
+        let sequence = self.protocol().prefill(seq, tokens, requests)?;
         let (slot, mut position) = (sequence.slot, sequence.position);
         self.give_pages(seq, position + tokens.len())?;
-        let cut = Cut {
-            longest: self.engine.chunk_rows(),
+        let chunks = PrefillChunks {
+            max_tokens: self.engine.chunk_rows(),
             align: self.info.prefill_align,
         };
         let mut rows = Vec::new();
-        let passes = self.engine.passes(cut, position, tokens.len());
+        let passes = self.engine.passes(chunks, position, tokens.len());
         for pass in passes {
-            let asked = asked_within(asks, &pass);
+            let asked = requests_within(requests, &pass);
             let mut head = ChunkHead::new(slot, position, pass.len());
             self.host.at_work(pass.len());
             let result = self.engine.chunk(&mut head, &tokens[pass.clone()], &asked);
@@ -218,27 +221,30 @@ impl CudaRunner {
                 sequence.position = position;
             }
         }
-        let asks = asks.iter().map(|(_, ask)| ask);
-        Ok(answers(asks, &mut rows.into_iter()))
+        let requests = requests.iter().map(|(_, ask)| ask);
+        Ok(place_rows(requests, &mut rows.into_iter()))
     }
 
     /// Verifies items whose nodes fit one step.
-    fn verify_pass(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify_pass(
+        &mut self,
+        items: &[VerifyItem<'_>],
+    ) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let mut step = Step::new();
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         for item in items {
             let sequence = self.sequence(item.seq)?;
             let first = usize::try_from(step.rows).unwrap_or(0);
             step.push(sequence.slot, sequence.position, item.tree);
-            for (node, ask) in item.asks.iter().enumerate() {
-                if ask.want != Want::Nothing {
+            for (node, ask) in item.requests.iter().enumerate() {
+                if ask.selection != LogitsSelection::None {
                     step.ask(first + node);
-                    asks.push(ask);
+                    requests.push(ask);
                 }
             }
         }
         self.host.at_work(step::ROWS);
-        let rows = self.engine.step(&mut step, &asks);
+        let rows = self.engine.step(&mut step, &requests);
         let mut rows = self.watched(rows)?.into_iter();
         for item in items {
             if let Some(sequence) = self.sequences.get_mut(&item.seq) {
@@ -247,7 +253,7 @@ impl CudaRunner {
         }
         let answered = items
             .iter()
-            .map(|item| answers(item.asks.iter(), &mut rows));
+            .map(|item| place_rows(item.requests.iter(), &mut rows));
         Ok(answered.collect())
     }
 }
@@ -284,11 +290,12 @@ impl Runner for CudaRunner {
         &self.info
     }
 
-    fn room(&self) -> Room {
+    fn capacity(&self) -> Capacity {
         let left: u64 = self.snapshots.values().map(Snapshot::left_bytes).sum();
         let count = self.book.lock().count();
         let pages = (count.kept * self.map.bytes) as u64;
-        self.protocol().room((count.live, count.idle), left + pages)
+        self.protocol()
+            .capacity((count.live, count.idle), left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -325,10 +332,10 @@ impl Runner for CudaRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let begun = Instant::now();
-        let rows = self.prefill_seen(seq, tokens, asks, &mut |_, _| Ok(()));
+        let rows = self.prefill_seen(seq, tokens, requests, &mut |_, _| Ok(()));
         told("prefill", tokens.len(), begun);
         rows
     }
@@ -338,7 +345,7 @@ impl Runner for CudaRunner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.loaded()?;
         self.protocol().draft(items, depth, k)?;
         let draft = self.draft.expect("the depth told in info is a draft's");
@@ -362,12 +369,12 @@ impl Runner for CudaRunner {
         Ok(all)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.loaded()?;
         self.protocol().verify(items)?;
         if !self.windows && items.iter().any(|item| !item.tree.window().is_full()) {
             let detail = "the card was opened without windows".to_owned();
-            return Err(misuse("verify", detail));
+            return Err(invalid_call("verify", detail));
         }
         for item in items {
             let position = self.sequence(item.seq)?.position;
@@ -421,10 +428,14 @@ impl Runner for CudaRunner {
         Ok(())
     }
 
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
         let begun = Instant::now();
-        let sequence = self.protocol().settled("snapshot", seq)?;
+        let sequence = self.protocol().require_idle("snapshot", seq)?;
         let position = sequence.position;
         let at = (sequence.slot, sequence.position);
         // A snapshot has the draft's context of all its tokens.
@@ -488,7 +499,7 @@ impl Runner for CudaRunner {
         self.watched(written)
     }
 
-    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn Parcel>, DeviceError> {
+    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         self.alive()?;
         let saved = self
             .snapshots
@@ -501,7 +512,7 @@ impl Runner for CudaRunner {
             state: self.engine.shared_state(),
             spec: self.engine.shared_spec(),
             courier: self.engine.gpu().courier(),
-            owner: self.owner(),
+            identity: self.identity(),
         };
         Ok(Box::new(CardParcel::new(whose, saved)))
     }
@@ -515,7 +526,7 @@ impl Runner for CudaRunner {
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
         let begun = Instant::now();
-        let to = (self.owner(), self.info.limits.context);
+        let to = (self.identity(), self.info.limits.context);
         let engine = &self.engine;
         let mover = mover(engine.gpu(), &self.map, &self.host);
         let of = (engine.state(), engine.spec());
@@ -530,6 +541,6 @@ impl Runner for CudaRunner {
         _tokens: &[TokenId],
         _progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError> {
-        Err(misuse("score", "there is no scorer".to_owned()))
+        Err(invalid_call("score", "there is no scorer".to_owned()))
     }
 }

@@ -14,7 +14,7 @@
 //! ```
 
 use contract::{
-    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, Limits, Mixer, OpenPlan, Pool,
+    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, KvPool, Limits, Mixer, OpenPlan,
 };
 
 use crate::launch::attention::rows;
@@ -127,8 +127,8 @@ impl Slots {
     pub(crate) fn of(limits: Limits) -> Slots {
         Slots {
             n: limits.sequences,
-            pages: limits.most_pages(PAGE),
-            pool: Pool::of(limits, PAGE).pages,
+            pages: limits.max_pages_per_sequence(PAGE),
+            pool: KvPool::for_limits(limits, PAGE).pages,
         }
     }
 }

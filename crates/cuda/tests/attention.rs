@@ -10,8 +10,8 @@ use attention_world::{
     ALL, Inputs, World, codecs, codes_apart, join, kinds, on, pass, shape, split,
 };
 use card::{Random, close, same_bits};
+use contract::AttentionWindow;
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
-use contract::Window;
 use cuda::launch::attention::{Card, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
 use step_world::{Device, Placed, chain, chunk, commit, random_tree, star};
@@ -340,15 +340,19 @@ fn each_tree_sees_through_its_own_window() {
                     [(333, 333), (64, 1), (1135, 1)],
                 ] {
                     for (tree, (tokens, sinks)) in trees.iter_mut().zip(windows) {
-                        let window = Window::new(tokens, sinks);
-                        tree.tree = tree.tree.clone().seen_through(window);
+                        let window = AttentionWindow::new(tokens, sinks);
+                        tree.tree = tree.tree.clone().with_window(window);
                     }
                     check_on(&gpu, &mut world, &trees, &inputs);
                 }
                 // Windows that hide nothing are none, to the bit.
-                for wide in [Window::FULL, Window::new(1300, 0), Window::new(1300, 9)] {
+                for wide in [
+                    AttentionWindow::FULL,
+                    AttentionWindow::new(1300, 0),
+                    AttentionWindow::new(1300, 9),
+                ] {
                     for tree in &mut trees {
-                        tree.tree = tree.tree.clone().seen_through(wide);
+                        tree.tree = tree.tree.clone().with_window(wide);
                     }
                     let found = pass(&gpu, &world, &trees, &inputs, 64);
                     same_bits("rows", &found.out, &full.out);

@@ -8,8 +8,8 @@ mod step_world;
 
 use attention_world::{ALL, Inputs, World, kinds, on, pass, shape};
 use card::{Random, same_bits};
+use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
-use contract::Window;
 use step_world::{Device, Placed, chain, random_tree, star};
 
 #[test]
@@ -90,7 +90,7 @@ fn equal_alone(
             let alone = on(
                 *slot,
                 committed + path.len() - 1,
-                chain(1).seen_through(window),
+                chain(1).with_window(window),
             );
             let own = inputs.row(gpu, &world.shape, first + node);
             let found = pass(gpu, world, &[alone], &own, 1).out;
@@ -133,11 +133,11 @@ fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     }
     let seen = |placed: Placed, tokens, sinks| {
         let window = match windows {
-            true => Window::new(tokens, sinks),
-            false => Window::FULL,
+            true => AttentionWindow::new(tokens, sinks),
+            false => AttentionWindow::FULL,
         };
         Placed {
-            tree: placed.tree.seen_through(window),
+            tree: placed.tree.with_window(window),
             ..placed
         }
     };

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use card::Random;
-use conformance::compare::{Exactness, compare_rows};
-use conformance::specimen::{Layout, Specimen};
+use conformance::compare::{Precision, compare_rows};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, Mixer, NodeIdx, OpenPlan, Place,
-    QuantType, Row, Runner, SeqId, SnapshotId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx,
+    OpenPlan, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cuda::{Options, Sums};
 use model::synth::SynthSpec;
@@ -46,16 +46,16 @@ struct Trial {
     plan: OpenPlan,
     read: [usize; 4],
     /// What is asked at every node: sums of a whole row are among it.
-    ask: Ask,
+    ask: LogitsRequest,
 }
 
 impl Trial {
     fn small(ty: QuantType, seed: u64) -> Trial {
-        let specimen = Specimen::new(Layout::HybridWide, ty, seed);
+        let specimen = SyntheticModel::new(SyntheticLayout::HybridWide, ty, seed);
         Trial {
             plan: plan(&specimen, EIGHT, LIMITS),
             read: [70, 3, 190, 121],
-            ask: Ask::full(),
+            ask: LogitsRequest::full(),
         }
     }
 
@@ -78,12 +78,12 @@ impl Trial {
                 target: Arc::new(spec),
                 weights: loaded.weights,
                 draft: None,
-                exact: false,
+                batch_invariant: false,
                 kv: EIGHT,
                 limits,
             },
             read: [2040, 63, 1300, 300],
-            ask: Ask::top(20),
+            ask: LogitsRequest::top_k(20),
         }
     }
 
@@ -110,18 +110,22 @@ fn bush(random: &mut Random, vocab: usize, n: usize) -> Tree {
     tree
 }
 
-fn verify(runner: &mut dyn Runner, seq: SeqId, (tree, ask): (&Tree, &Ask)) -> Vec<Row> {
-    let asks = vec![ask.clone(); tree.len()];
+fn verify(
+    runner: &mut dyn Runner,
+    seq: SeqId,
+    (tree, ask): (&Tree, &LogitsRequest),
+) -> Vec<LogitsRow> {
+    let requests = vec![ask.clone(); tree.len()];
     let item = VerifyItem {
         seq,
         tree,
-        asks: &asks,
+        requests: &requests,
     };
     runner.verify(&[item]).unwrap().remove(0)
 }
 
 /// The row after one token that is fed alone, and stays.
-fn feed(runner: &mut dyn Runner, seq: SeqId, (token, ask): (TokenId, &Ask)) -> Row {
+fn feed(runner: &mut dyn Runner, seq: SeqId, (token, ask): (TokenId, &LogitsRequest)) -> LogitsRow {
     let tree = Tree::root(token);
     let row = verify(runner, seq, (&tree, ask)).remove(0);
     let path = tree.path_to(NodeIdx::ROOT);
@@ -129,8 +133,8 @@ fn feed(runner: &mut dyn Runner, seq: SeqId, (token, ask): (TokenId, &Ask)) -> R
     row
 }
 
-fn same(what: &str, found: &Row, expected: &Row) {
-    let same = compare_rows(found, expected, Exactness::Bits);
+fn same(what: &str, found: &LogitsRow, expected: &LogitsRow) {
+    let same = compare_rows(found, expected, Precision::BitExact);
     same.unwrap_or_else(|e| panic!("{what}: {e}"));
 }
 
@@ -139,7 +143,7 @@ fn same(what: &str, found: &Row, expected: &Row) {
 fn nodes_are_their_tokens(
     runner: &mut dyn Runner,
     (seq, saved): (SeqId, SnapshotId),
-    (tree, ask, rows): (&Tree, &Ask, &[Row]),
+    (tree, ask, rows): (&Tree, &LogitsRequest, &[LogitsRow]),
     what: &str,
 ) {
     let is_leaf = |node: &NodeIdx| tree.nodes().all(|other| tree.parent(other) != Some(*node));
@@ -155,10 +159,10 @@ fn nodes_are_their_tokens(
 }
 
 /// Batches of 1 to 4 sequences that have read prompts of all lengths, each with a tree of its own.
-fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<Row> {
+fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
     let mut runner = trial.open(bench);
     let runner = &mut *runner;
-    assert!(runner.info().exact_trees);
+    assert!(runner.info().batch_invariant);
     let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
     let mut random = Random::new(21);
     let mut all = Vec::new();
@@ -180,14 +184,15 @@ fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<Row> {
             .collect();
         let saved: Vec<SnapshotId> = some
             .iter()
-            .map(|seq| runner.snapshot(*seq, Place::Device).unwrap().id)
+            .map(|seq| runner.snapshot(*seq, SnapshotLocation::Device).unwrap().id)
             .collect();
-        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
+        let requests: Vec<Vec<LogitsRequest>> =
+            trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
         let items: Vec<VerifyItem<'_>> = (0..together)
             .map(|i| VerifyItem {
                 seq: some[i],
                 tree: &trees[i],
-                asks: &asks[i],
+                requests: &requests[i],
             })
             .collect();
         let rows = runner.verify(&items).unwrap();
@@ -258,7 +263,7 @@ const COMPANY: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4),
 
 /// The rows of trees that are verified alone, after it was found that they are the same beside one, two and three others,
 /// wherever they stand in the step: every number of trees has a plan of its own.
-fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<Row> {
+fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
     let mut runner = trial.open(bench);
     let runner = &mut *runner;
     let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
@@ -282,7 +287,8 @@ fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<Row> {
             .collect();
         let alone = verify(runner, seqs[own], (&trees[own], ask));
         runner.discard(seqs[own]).unwrap();
-        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
+        let requests: Vec<Vec<LogitsRequest>> =
+            trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
         for together in 2..=seqs.len() {
             for place in [0, together - 1] {
                 let mut step: Vec<usize> = (1..together).map(|k| (own + k) % seqs.len()).collect();
@@ -292,7 +298,7 @@ fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<Row> {
                     .map(|&i| VerifyItem {
                         seq: seqs[i],
                         tree: &trees[i],
-                        asks: &asks[i],
+                        requests: &requests[i],
                     })
                     .collect();
                 let rows = runner.verify(&items).unwrap();
@@ -340,7 +346,7 @@ fn a_row_has_the_same_bits_at_every_width() {
         let (seq, ask) = (runner.open(300).unwrap(), &trial.ask);
         let prompt = text(trial.plan.target.vocab, 70, 7);
         runner.prefill(seq, &prompt, &[]).unwrap();
-        let saved = runner.snapshot(seq, Place::Device).unwrap().id;
+        let saved = runner.snapshot(seq, SnapshotLocation::Device).unwrap().id;
         let single = feed(runner, seq, (TokenId(3), ask));
         let second = feed(runner, seq, (TokenId(9), ask));
         for n in 2..=64_u32 {

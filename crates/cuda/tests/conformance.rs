@@ -11,17 +11,17 @@ mod model_world;
 
 use std::time::Instant;
 
-use conformance::compare::{Exactness, Tolerance, compare_rows};
-use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{self, Subject};
-use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Row, TokenId, Tree};
+use conformance::compare::{Precision, Tolerance, compare_rows};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::suite::{self, Case};
+use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
 
 use cuda::Options;
 use model_world::{Bench, HALF, LIMITS, against_the_oracle, bench, bench_with, plan, text, verify};
 
 /// How far ways that must give the same may differ: sums in another order, rounded to half precision.
-fn tolerance(specimen: &Specimen, kv: KvFormats) -> Tolerance {
-    let of_products = match specimen.ty {
+fn tolerance(model: &SyntheticModel, kv: KvFormats) -> Tolerance {
+    let of_products = match model.ty {
         QuantType::F32 => Tolerance::REORDERED,
         _ => Tolerance {
             absolute: 0.02,
@@ -43,42 +43,43 @@ enum Mode {
 }
 
 /// Tries every law, prints each breach and how long it took; gives how many laws did not hold.
-fn keep_laws(bench: &Bench, specimen: &Specimen, kv: KvFormats, mode: Mode) -> usize {
-    let subject = Subject {
+fn keep_laws(bench: &Bench, model: &SyntheticModel, kv: KvFormats, mode: Mode) -> usize {
+    let case = Case {
         backend: &bench.backend,
-        specimen,
+        model,
         kv,
-        exactness: match mode {
-            Mode::Fast => Exactness::Within(tolerance(specimen, kv)),
-            Mode::Exact => Exactness::Bits,
+        precision: match mode {
+            Mode::Fast => Precision::Within(tolerance(model, kv)),
+            Mode::Exact => Precision::BitExact,
         },
         // Prompts are read with f16 activations, whatever the weights are.
-        routes: match specimen.ty {
+        prefill_tolerance: match model.ty {
             QuantType::F32 => Tolerance::NONE,
             ty => against_the_oracle(ty).each,
         },
-        exact: mode == Mode::Exact,
+        batch_invariant: mode == Mode::Exact,
     };
     let begun = Instant::now();
-    let breaches = suite::breaches(&subject);
-    for breach in &breaches {
+    let violations = suite::violations(&case);
+    for breach in &violations {
         eprintln!("  {breach}");
     }
-    let (name, took) = (&specimen.spec.name, begun.elapsed());
+    let (name, took) = (&model.spec.name, begun.elapsed());
     eprintln!("  {name}, {:?} and {:?}: {took:.1?}", kv.k, kv.v);
-    breaches.len()
+    violations.len()
 }
 
-fn none_was_broken(breaches: usize) {
-    assert_eq!(breaches, 0, "{breaches} times a law did not hold");
+fn none_was_broken(violations: usize) {
+    assert_eq!(violations, 0, "{violations} times a law did not hold");
 }
 
 #[test]
 fn every_layout_keeps_every_law() {
     let Some(bench) = bench(false) else { return };
-    let specimens = Layout::ALL.map(|layout| Specimen::new(layout, QuantType::Q4_K, 1));
-    let breaches = specimens.map(|specimen| keep_laws(&bench, &specimen, HALF, Mode::Fast));
-    none_was_broken(breaches.iter().sum());
+    let specimens =
+        SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 1));
+    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Fast));
+    none_was_broken(violations.iter().sum());
 }
 
 /// Small models have launches of their own for one row; here they go as large ones do, where the card has chains in them.
@@ -91,13 +92,14 @@ fn models_that_go_as_large_ones_keep_every_law() {
     let Some(bench) = bench_with(options) else {
         return;
     };
-    let layouts = Layout::ALL.map(|layout| Specimen::new(layout, QuantType::Q4_K, 7));
+    let layouts =
+        SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 7));
     let types = [QuantType::Q6_K, QuantType::BF16, QuantType::F32];
-    let types = types.map(|ty| Specimen::new(Layout::HybridTiled, ty, 7));
+    let types = types.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 7));
     let specimens = layouts.iter().chain(&types);
     none_was_broken(
         specimens
-            .map(|specimen| keep_laws(&bench, specimen, HALF, Mode::Fast))
+            .map(|model| keep_laws(&bench, model, HALF, Mode::Fast))
             .sum(),
     );
 }
@@ -105,20 +107,21 @@ fn models_that_go_as_large_ones_keep_every_law() {
 #[test]
 fn launch_by_launch_keeps_every_law() {
     let Some(bench) = bench(true) else { return };
-    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q5_K, 4);
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q5_K, 4);
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::F16,
     };
-    none_was_broken(keep_laws(&bench, &specimen, kv, Mode::Fast));
+    none_was_broken(keep_laws(&bench, &model, kv, Mode::Fast));
 }
 
 #[test]
 fn every_weight_type_keeps_every_law() {
     let Some(bench) = bench(false) else { return };
-    let specimens = QuantType::ALL.map(|ty| Specimen::new(Layout::HybridTiled, ty, 2));
-    let breaches = specimens.map(|specimen| keep_laws(&bench, &specimen, HALF, Mode::Fast));
-    none_was_broken(breaches.iter().sum());
+    let specimens =
+        QuantType::ALL.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2));
+    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Fast));
+    none_was_broken(violations.iter().sum());
 }
 
 #[test]
@@ -137,29 +140,29 @@ fn every_pair_of_cache_formats_keeps_every_law() {
     let narrow = same.map(|f| (f, f)).chain(mixed);
     // Groups of 128 values need heads of as many.
     let wide = [(Tq3_0, Tq3_0), (F16, Tq3_0), (Tq3_0, Q8_0), (Q4_0, Tq3_0)];
-    let [even, dense] =
-        [Layout::HybridEven, Layout::Dense].map(|layout| Specimen::new(layout, QuantType::Q6_K, 3));
+    let [even, dense] = [SyntheticLayout::HybridEven, SyntheticLayout::Dense]
+        .map(|layout| SyntheticModel::new(layout, QuantType::Q6_K, 3));
     let all = narrow
         .map(|pair| (&even, pair))
         .chain(wide.map(|pair| (&dense, pair)));
-    let breaches = all
-        .map(|(specimen, (k, v))| keep_laws(&bench, specimen, KvFormats { k, v }, Mode::Fast))
+    let violations = all
+        .map(|(model, (k, v))| keep_laws(&bench, model, KvFormats { k, v }, Mode::Fast))
         .sum();
-    none_was_broken(breaches);
+    none_was_broken(violations);
 }
 
 /// What `--exact` promises: a text is the same to the bit however it is verified.
 #[test]
 fn exact_models_keep_every_law_to_the_bit() {
     let Some(bench) = bench(false) else { return };
-    let mut breaches = 0;
-    for layout in Layout::ALL {
-        let specimen = Specimen::new(layout, QuantType::Q4_K, 5);
-        breaches += keep_laws(&bench, &specimen, HALF, Mode::Exact);
+    let mut violations = 0;
+    for layout in SyntheticLayout::ALL {
+        let model = SyntheticModel::new(layout, QuantType::Q4_K, 5);
+        violations += keep_laws(&bench, &model, HALF, Mode::Exact);
     }
-    let specimen = Specimen::new(Layout::HybridTiled, QuantType::F32, 5);
-    breaches += keep_laws(&bench, &specimen, HALF, Mode::Exact);
-    none_was_broken(breaches);
+    let model = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::F32, 5);
+    violations += keep_laws(&bench, &model, HALF, Mode::Exact);
+    none_was_broken(violations);
 }
 
 /// The same of small models that go as large ones do, in chains where the card has them.
@@ -172,10 +175,14 @@ fn exact_models_that_go_as_large_ones_keep_every_law_to_the_bit() {
     let Some(bench) = bench_with(options) else {
         return;
     };
-    let layouts = [Layout::HybridWide, Layout::Dense, Layout::Odd];
-    let specimens = layouts.map(|layout| Specimen::new(layout, QuantType::Q4_K, 8));
-    let breaches = specimens.map(|specimen| keep_laws(&bench, &specimen, HALF, Mode::Exact));
-    none_was_broken(breaches.iter().sum());
+    let layouts = [
+        SyntheticLayout::HybridWide,
+        SyntheticLayout::Dense,
+        SyntheticLayout::Odd,
+    ];
+    let specimens = layouts.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 8));
+    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Exact));
+    none_was_broken(violations.iter().sum());
 }
 
 /// In exact mode a row is the same to the bit whatever stands beside it: the root of a star of 1 to 64 nodes, and
@@ -184,17 +191,17 @@ fn exact_models_that_go_as_large_ones_keep_every_law_to_the_bit() {
 fn a_row_has_the_same_bits_at_every_width() {
     let Some(bench) = bench(false) else { return };
     for ty in QuantType::ALL {
-        let specimen = Specimen::new(Layout::HybridTiled, ty, 6);
-        let mut plan = plan(&specimen, HALF, LIMITS);
-        plan.exact = true;
+        let model = SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 6);
+        let mut plan = plan(&model, HALF, LIMITS);
+        plan.batch_invariant = true;
         let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
-        let vocab = specimen.spec.vocab;
+        let vocab = model.spec.vocab;
         let seq = runner.open(300).unwrap();
         runner.prefill(seq, &text(vocab, 70, 7), &[]).unwrap();
         // Steps of one row have launches of their own.
         let single = verify(&mut *runner, seq, &Tree::root(TokenId(3))).remove(0);
         runner.discard(seq).unwrap();
-        let mut alone: Option<(Row, Row)> = None;
+        let mut alone: Option<(LogitsRow, LogitsRow)> = None;
         for n in 2..=64_u32 {
             // The same root and the same last leaf, others between them.
             let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
@@ -211,8 +218,8 @@ fn a_row_has_the_same_bits_at_every_width() {
                 (&leaf, &*first_leaf),
             ];
             for (found, expected) in pairs {
-                let same = compare_rows(found, expected, Exactness::Bits);
-                same.unwrap_or_else(|e| panic!("{}, {n} nodes: {e}", specimen.spec.name));
+                let same = compare_rows(found, expected, Precision::BitExact);
+                same.unwrap_or_else(|e| panic!("{}, {n} nodes: {e}", model.spec.name));
             }
         }
     }

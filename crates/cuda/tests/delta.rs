@@ -396,7 +396,7 @@ fn commit_brings_states_and_windows_of_every_layer_past_the_path() {
                         let map = shape.head_map;
                         let key = map.k_head(head, shape.n_k_heads, shape.n_v_heads);
                         let k = &k[key * DIM..][..DIM];
-                        reference::fold(state, k, &u[head * DIM..][..DIM], g[head].exp());
+                        reference::update_state(state, k, &u[head * DIM..][..DIM], g[head].exp());
                     }
                     window.drain(..shape.channels());
                     window.extend(x);
@@ -580,7 +580,7 @@ fn commit_and_tree_drift_little_in_500_steps() {
             for (head, state) in states.iter_mut().enumerate() {
                 let row = HeadRows::new(shape, head, node..node + 1, &mixed, &gates);
                 let (mut u, o) = ([0.0; DIM], &mut right[head * DIM..][..DIM]);
-                reference::step(state, row.tokens().token(0), &mut u, o);
+                reference::recurrent_step(state, row.tokens().token(0), &mut u, o);
             }
         }
         let got = &o[leaf * shape.values()..][..shape.values()];

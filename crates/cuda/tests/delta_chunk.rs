@@ -77,7 +77,7 @@ fn right(
         for row in 0..rows {
             let at = row * shape.values() + head * DIM;
             let o = &mut out[at..at + DIM];
-            reference::step(state, tokens.token(row), &mut u, o);
+            reference::recurrent_step(state, tokens.token(row), &mut u, o);
             norm::gated_rms(
                 o,
                 &world.weights.norm,

@@ -12,7 +12,7 @@ mod card;
 mod model_world;
 
 use conformance::compare::Tolerance;
-use conformance::drafts::{DRAFTS, Habits, RandomDraft, Spelling, Weights};
+use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use contract::{KvFormat, QuantType};
 
 use model_world::{Bench, bench};
@@ -46,15 +46,17 @@ fn half(draft: &RandomDraft) -> f32 {
 fn logits(
     bench: &Bench,
     draft: &RandomDraft,
-    (ty, kv, weights): (QuantType, KvFormat, Weights),
+    (ty, kv, weights): (QuantType, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
     let plan = draft.plan(kv, weights).unwrap();
     let ids = draft.target().unwrap().ids;
-    let habits = Habits {
+    let quirks = DraftFileQuirks {
         ty: Some(ty),
-        ..Habits::default()
+        ..DraftFileQuirks::default()
     };
-    let loaded = draft.load((Spelling::C, habits), &plan.target).unwrap();
+    let loaded = draft
+        .load((DraftFileFormat::C, quirks), &plan.target)
+        .unwrap();
     let device = &bench.backend;
     draft.logits(device, (plan, &ids), (loaded, kv)).unwrap()
 }
@@ -63,7 +65,7 @@ fn logits(
 fn where_nothing_is_rounded_draft_logits_are_those_of_the_publishers_module() {
     let Some(bench) = bench(false) else { return };
     for draft in DRAFTS {
-        let floats = (QuantType::F32, KvFormat::F32, Weights::Floats);
+        let floats = (QuantType::F32, KvFormat::F32, WeightPrecision::Floats);
         let found = logits(&bench, &draft, floats);
         let off = draft.check(&found, ANY).unwrap();
         let spread = spread(&draft.expected().unwrap().values);
@@ -79,7 +81,7 @@ fn where_nothing_is_rounded_draft_logits_are_those_of_the_publishers_module() {
 fn half_precision_costs_draft_logits_little() {
     let Some(bench) = bench(false) else { return };
     for draft in DRAFTS {
-        let stored = (QuantType::BF16, KvFormat::F16, Weights::AsStored);
+        let stored = (QuantType::BF16, KvFormat::F16, WeightPrecision::AsStored);
         let off = draft.check(&logits(&bench, &draft, stored), ANY).unwrap();
         let (worst, mean) = (off.worst, off.mean);
         eprintln!(
@@ -94,14 +96,18 @@ fn half_precision_costs_draft_logits_little() {
 fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
     let Some(bench) = bench(false) else { return };
     for draft in DRAFTS {
-        let plan = draft.plan(KvFormat::F16, Weights::AsStored).unwrap();
+        let plan = draft
+            .plan(KvFormat::F16, WeightPrecision::AsStored)
+            .unwrap();
         let ids = draft.target().unwrap().ids;
         for ty in [QuantType::BF16, QuantType::Q8_0] {
-            let habits = Habits {
+            let quirks = DraftFileQuirks {
                 ty: Some(ty),
-                ..Habits::default()
+                ..DraftFileQuirks::default()
             };
-            let loaded = draft.load((Spelling::C, habits), &plan.target).unwrap();
+            let loaded = draft
+                .load((DraftFileFormat::C, quirks), &plan.target)
+                .unwrap();
             let told = (plan.clone(), &ids[..]);
             let checked = draft.check_waiting(&bench.backend, told, (loaded, KvFormat::F16));
             checked.unwrap_or_else(|error| panic!("{ty:?}: {error}"));

@@ -11,8 +11,9 @@ mod card;
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats,
-    Limits, NodeIdx, OpenPlan, Place, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats,
+    Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId,
+    Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use cuda::{Card, CudaBackend, Options};
@@ -55,7 +56,7 @@ fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
         target: loaded.spec,
         weights: loaded.weights,
         draft,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: format,
             v: format,
@@ -70,13 +71,13 @@ fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
     }
 }
 
-fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> Row {
+fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRow {
     let tree = Tree::root(token);
-    let asks = [Ask::top(4)];
+    let requests = [LogitsRequest::top_k(4)];
     let item = VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
     let row = runner.verify(&[item]).unwrap().pop().unwrap().pop();
     let path = tree.path_to(NodeIdx::ROOT);
@@ -97,8 +98,8 @@ fn on_the_card(card: &Card) -> CudaBackend {
 }
 
 /// Compares candidates over the whole vocabulary: how far apart at most, and in the mean.
-fn apart(found: &Candidates, expected: &Candidates) -> (f32, f32) {
-    let by_id = |all: &Candidates, row: usize| {
+fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> (f32, f32) {
+    let by_id = |all: &DraftCandidates, row: usize| {
         let mut logits = vec![f32::NAN; all.k];
         for i in row * all.k..(row + 1) * all.k {
             logits[all.ids[i].index()] = all.log_probs[i];
@@ -123,7 +124,7 @@ fn apart(found: &Candidates, expected: &Candidates) -> (f32, f32) {
 #[test]
 fn drafts_are_the_cpus_up_to_rounding() {
     let Some(gpu) = card::gpu() else { return };
-    let processor = CpuBackend::new(cpu::Options::default());
+    let processor = CpuBackend::new(cpu::CpuOptions::default());
     let mut ours = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
     let mut judge = open_with(&processor, KvFormat::F16, true);
     let depth = judge.info().draft_depth.unwrap();
@@ -163,16 +164,22 @@ fn drafts_are_the_cpus_up_to_rounding() {
             right = tree.push(right, expected.ids[row * vocab + 1]).unwrap();
         }
         let path = tree.path_to(right).truncated(1 + round as usize % 7);
-        let asks = vec![Ask::NOTHING; tree.len()];
+        let requests = vec![LogitsRequest::NONE; tree.len()];
         for (runner, seq) in [(&mut ours, a), (&mut judge, b)] {
             let tree = &tree;
-            let asks = &asks;
-            runner.verify(&[VerifyItem { seq, tree, asks }]).unwrap();
+            let requests = &requests;
+            runner
+                .verify(&[VerifyItem {
+                    seq,
+                    tree,
+                    requests,
+                }])
+                .unwrap();
             runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
         }
         // A snapshot in between changes nothing.
         if round == 20 {
-            let saved = ours.snapshot(a, Place::Host).unwrap();
+            let saved = ours.snapshot(a, SnapshotLocation::Host).unwrap();
             let mut bytes = Vec::new();
             ours.export(saved.id, &mut bytes).unwrap();
             let travelled = ours.import(&mut &bytes[..]).unwrap();
@@ -206,7 +213,7 @@ fn short_chunks_leave_what_long_ones_do() {
     let prompt: Vec<TokenId> = (0..250)
         .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
         .collect();
-    let last = [(prompt.len() - 1, Ask::full())];
+    let last = [(prompt.len() - 1, LogitsRequest::full())];
     let found = ours.prefill(a, &prompt, &last).unwrap().remove(0);
     let expected = judge.prefill(b, &prompt, &last).unwrap().remove(0);
     let off = found.logits.iter().zip(&expected.logits);
@@ -247,23 +254,26 @@ fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
     let tokens: Vec<TokenId> = (0..900)
         .map(|i| TokenId(300 + (i * i * 7 + i * 13) as u32 % 3000))
         .collect();
-    let asks: Vec<(usize, Ask)> = (200..800).step_by(10).map(|at| (at, Ask::full())).collect();
-    let mut rows: Vec<Row> = Vec::new();
+    let requests: Vec<(usize, LogitsRequest)> = (200..800)
+        .step_by(10)
+        .map(|at| (at, LogitsRequest::full()))
+        .collect();
+    let mut rows: Vec<LogitsRow> = Vec::new();
     for (first, chunk) in [(0, &tokens[..512]), (512, &tokens[512..800])] {
-        let within = asks
+        let within = requests
             .iter()
             .filter(|(at, _)| (first..first + chunk.len()).contains(at))
             .map(|(at, ask)| (at - first, ask.clone()));
-        let within: Vec<(usize, Ask)> = within.collect();
+        let within: Vec<(usize, LogitsRequest)> = within.collect();
         rows.extend(runner.prefill(seq, chunk, &within).unwrap());
     }
     for token in &tokens[800..] {
         let tree = Tree::root(*token);
-        let asks = [Ask::full()];
+        let requests = [LogitsRequest::full()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         rows.extend(runner.verify(&[item]).unwrap().remove(0));
         let path = tree.path_to(NodeIdx::ROOT);
@@ -296,7 +306,7 @@ fn what_is_said_drifts_as_far_as_a_format_is_coarse() {
 fn greedy_text_is_the_cpus_up_to_near_ties() {
     let Some(gpu) = card::gpu() else { return };
     let card = on_the_card(gpu.card());
-    let processor = CpuBackend::new(cpu::Options::default()).turning();
+    let processor = CpuBackend::new(cpu::CpuOptions::default()).turning();
     for (prompt_len, format) in [
         (1, KvFormat::F16),
         (90, KvFormat::F16),
@@ -316,14 +326,14 @@ fn greedy_text_is_the_cpus_up_to_near_ties() {
         let mut begin = 0;
         for piece in prompt.chunks(512) {
             begin += piece.len();
-            let asks = [(piece.len() - 1, Ask::top(4))];
-            let asks = if begin == prompt.len() {
-                &asks[..]
+            let requests = [(piece.len() - 1, LogitsRequest::top_k(4))];
+            let requests = if begin == prompt.len() {
+                &requests[..]
             } else {
                 &[]
             };
-            found = ours.prefill(a, piece, asks).unwrap();
-            expected = judge.prefill(b, piece, asks).unwrap();
+            found = ours.prefill(a, piece, requests).unwrap();
+            expected = judge.prefill(b, piece, requests).unwrap();
         }
         let (mut found, mut expected) = (found.remove(0), expected.remove(0));
         let (mut ties, mut worst) = (0, 0.0_f32);

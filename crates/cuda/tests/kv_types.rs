@@ -10,7 +10,7 @@ mod card;
 
 use std::sync::Arc;
 
-use contract::{Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Runner, TokenId};
+use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, Runner, TokenId};
 use cuda::{CudaBackend, Options};
 use model::synth::SynthSpec;
 
@@ -36,7 +36,7 @@ fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
         target: Arc::new(spec),
         weights: loaded.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: format,
             v: format,
@@ -53,9 +53,12 @@ fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
     let seq = runner.open(1024).unwrap();
     let ids = (0..800_usize).map(|i| (i * i * 7919 + 104_729 * i + 13) % 248_000);
     let tokens: Vec<TokenId> = ids.map(|id| TokenId(id as u32)).collect();
-    let asks: Vec<(usize, Ask)> = (200..800).step_by(10).map(|at| (at, Ask::full())).collect();
-    let rows = runner.prefill(seq, &tokens, &asks).unwrap();
-    let log_probs = |row: contract::Row| {
+    let requests: Vec<(usize, LogitsRequest)> = (200..800)
+        .step_by(10)
+        .map(|at| (at, LogitsRequest::full()))
+        .collect();
+    let rows = runner.prefill(seq, &tokens, &requests).unwrap();
+    let log_probs = |row: contract::LogitsRow| {
         let lse = f64::from(row.raw_lse);
         row.raw.into_iter().map(|x| f64::from(x) - lse).collect()
     };

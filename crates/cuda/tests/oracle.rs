@@ -11,11 +11,11 @@ mod card;
 mod model_world;
 
 use conformance::compare::compare;
-use conformance::specimen::{Layout, Specimen};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::inspect::Inspect;
 use contract::{
-    Ask, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, QuantType, Row, Runner, SeqId, Tree,
-    VerifyItem,
+    CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, QuantType, Runner,
+    SeqId, Tree, VerifyItem,
 };
 use cuda::Options;
 
@@ -35,7 +35,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(specimen: &Specimen, kv: KvFormats, allowance: Allowance) -> Pair {
+    fn new(specimen: &SyntheticModel, kv: KvFormats, allowance: Allowance) -> Pair {
         let (k, v) = (kv.k.name(), kv.v.name());
         Pair {
             what: format!("{}, keys {k}, values {v}", specimen.spec.name),
@@ -46,7 +46,7 @@ impl Pair {
         }
     }
 
-    fn rows(&mut self, step: &str, found: &[Row], expected: &[Row]) {
+    fn rows(&mut self, step: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
         assert_eq!(found.len(), expected.len(), "{} {step}", self.what);
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             self.values(&format!("{step}, row {i}"), &found.raw, &expected.raw);
@@ -105,7 +105,7 @@ fn none_was_faulty(faulty: usize) {
 /// Reads a prompt, verifies and commits trees of many shapes, and compares every row and state on the way.
 fn follows_the_oracle(
     bench: &Bench,
-    specimen: &Specimen,
+    specimen: &SyntheticModel,
     (kv, limits): (KvFormats, Limits),
     allowance: Allowance,
 ) -> usize {
@@ -125,9 +125,11 @@ fn follows_the_oracle(
         pair.values(&format!("after layer {layer}"), found, expected);
     }
     let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
-    let asks: Vec<(usize, Ask)> = (0..prompt.len()).map(|i| (i, Ask::full())).collect();
-    let found = ours.prefill(a, &prompt, &asks).unwrap();
-    let expected = judge.prefill(b, &prompt, &asks).unwrap();
+    let requests: Vec<(usize, LogitsRequest)> = (0..prompt.len())
+        .map(|i| (i, LogitsRequest::full()))
+        .collect();
+    let found = ours.prefill(a, &prompt, &requests).unwrap();
+    let expected = judge.prefill(b, &prompt, &requests).unwrap();
     pair.rows("prompt", &found, &expected);
     states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
     let shapes: Vec<(&str, Tree)> = vec![
@@ -163,9 +165,9 @@ fn follows_the_oracle(
     }
     // A prompt goes on after what was spoken.
     let more = text(vocab, 70, 5);
-    let asks = [(69, Ask::full())];
-    let found = ours.prefill(a, &more, &asks).unwrap();
-    let expected = judge.prefill(b, &more, &asks).unwrap();
+    let requests = [(69, LogitsRequest::full())];
+    let found = ours.prefill(a, &more, &requests).unwrap();
+    let expected = judge.prefill(b, &more, &requests).unwrap();
     pair.rows("a second prompt", &found, &expected);
     pair.end()
 }
@@ -175,7 +177,7 @@ fn states(
     pair: &mut Pair,
     (ours, a): (&mut dyn Inspect, SeqId),
     (judge, b): (&mut dyn Inspect, SeqId),
-    specimen: &Specimen,
+    specimen: &SyntheticModel,
 ) {
     for layer in 0..specimen.spec.layers.len() {
         let found = ours.conv_window(a, layer).unwrap();
@@ -196,8 +198,8 @@ fn every_layout_follows_the_oracle() {
     let mut faulty = 0;
     for eager in [true, false] {
         let Some(bench) = bench(eager) else { return };
-        for layout in Layout::ALL {
-            let specimen = Specimen::new(layout, QuantType::F32, 6);
+        for layout in SyntheticLayout::ALL {
+            let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
             let allowance = against_the_oracle(QuantType::F32);
             faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
         }
@@ -215,8 +217,8 @@ fn prompts_read_as_chains_follow_the_oracle() {
     }) else {
         return;
     };
-    for layout in Layout::ALL {
-        let specimen = Specimen::new(layout, QuantType::F32, 6);
+    for layout in SyntheticLayout::ALL {
+        let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
         let allowance = against_the_oracle(QuantType::F32);
         faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
     }
@@ -228,11 +230,11 @@ fn every_weight_type_follows_the_oracle() {
     let mut faulty = 0;
     let Some(bench) = bench(false) else { return };
     for ty in QuantType::ALL {
-        let specimen = Specimen::new(Layout::HybridEven, ty, 7);
+        let specimen = SyntheticModel::new(SyntheticLayout::HybridEven, ty, 7);
         let allowance = against_the_oracle(ty).or_half();
         faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), allowance);
-        if Specimen::stores_odd_widths(ty) {
-            let specimen = Specimen::new(Layout::Odd, ty, 7);
+        if SyntheticModel::stores_odd_widths(ty) {
+            let specimen = SyntheticModel::new(SyntheticLayout::Odd, ty, 7);
             faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), allowance);
         }
     }
@@ -245,11 +247,11 @@ fn every_row_count_follows_the_oracle() {
     let Some(bench) = bench(false) else { return };
     let mut faulty = 0;
     for (layout, ty) in [
-        (Layout::HybridTiled, QuantType::F32),
-        (Layout::Odd, QuantType::Q8_0),
-        (Layout::HybridEven, QuantType::Q4_K),
+        (SyntheticLayout::HybridTiled, QuantType::F32),
+        (SyntheticLayout::Odd, QuantType::Q8_0),
+        (SyntheticLayout::HybridEven, QuantType::Q4_K),
     ] {
-        let specimen = Specimen::new(layout, ty, 12);
+        let specimen = SyntheticModel::new(layout, ty, 12);
         let vocab = specimen.spec.vocab;
         let mut pair = Pair::new(&specimen, HALF, against_the_oracle(ty).or_half());
         let plan = || plan(&specimen, HALF, LIMITS);
@@ -279,11 +281,11 @@ fn every_cache_format_follows_the_oracle() {
     for format in KvFormat::ALL.into_iter().filter(|f| *f != KvFormat::F32) {
         // Groups of 128 values need heads of as many.
         let layouts = match format {
-            KvFormat::Tq3_0 => [Layout::Dense].to_vec(),
-            _ => [Layout::Plain, Layout::HybridTiled].to_vec(),
+            KvFormat::Tq3_0 => [SyntheticLayout::Dense].to_vec(),
+            _ => [SyntheticLayout::Plain, SyntheticLayout::HybridTiled].to_vec(),
         };
         for layout in layouts {
-            let specimen = Specimen::new(layout, QuantType::F32, 8);
+            let specimen = SyntheticModel::new(layout, QuantType::F32, 8);
             let kv = KvFormats {
                 k: format,
                 v: format,
@@ -301,11 +303,11 @@ fn four_trees_at_once_follow_the_oracle() {
     let Some(bench) = bench(false) else { return };
     let mut faulty = 0;
     for (layout, sizes) in [
-        (Layout::HybridEven, [8, 8, 8, 8]),
-        (Layout::HybridTiled, [1, 24, 5, 34]),
-        (Layout::Dense, [16, 16, 16, 16]),
+        (SyntheticLayout::HybridEven, [8, 8, 8, 8]),
+        (SyntheticLayout::HybridTiled, [1, 24, 5, 34]),
+        (SyntheticLayout::Dense, [16, 16, 16, 16]),
     ] {
-        let specimen = Specimen::new(layout, QuantType::F32, 10);
+        let specimen = SyntheticModel::new(layout, QuantType::F32, 10);
         let vocab = specimen.spec.vocab;
         let mut pair = Pair::new(&specimen, WHOLE, against_the_oracle(QuantType::F32));
         let plan = || plan(&specimen, WHOLE, LIMITS);
@@ -323,7 +325,10 @@ fn four_trees_at_once_follow_the_oracle() {
             let trees: Vec<Tree> = (0..sizes.len())
                 .map(|i| tree(vocab, sizes[(i + round) % sizes.len()], |n| n * (i + 1) / 5))
                 .collect();
-            let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::full(); t.len()]).collect();
+            let requests: Vec<Vec<LogitsRequest>> = trees
+                .iter()
+                .map(|t| vec![LogitsRequest::full(); t.len()])
+                .collect();
             let paths: Vec<_> = trees
                 .iter()
                 .map(|tree| tree.path_to(NodeIdx(tree.len() as u16 - 1)))
@@ -332,7 +337,7 @@ fn four_trees_at_once_follow_the_oracle() {
                 let item = |i: usize| VerifyItem {
                     seq: seqs[i],
                     tree: &trees[i],
-                    asks: &asks[i],
+                    requests: &requests[i],
                 };
                 let items: Vec<VerifyItem<'_>> = (0..seqs.len()).map(item).collect();
                 let rows = runner.verify(&items).unwrap();
@@ -366,8 +371,8 @@ fn four_trees_at_once_follow_the_oracle() {
 fn two_hundred_steps_do_not_drift() {
     let mut faulty = 0;
     let Some(bench) = bench(false) else { return };
-    for layout in [Layout::HybridEven, Layout::HybridGrouped] {
-        let specimen = Specimen::new(layout, QuantType::F32, 9);
+    for layout in [SyntheticLayout::HybridEven, SyntheticLayout::HybridGrouped] {
+        let specimen = SyntheticModel::new(layout, QuantType::F32, 9);
         let mut ours = bench
             .backend
             .open_inspected(plan(&specimen, WHOLE, SMALL), &mut |_| {})
@@ -402,7 +407,7 @@ fn two_hundred_steps_do_not_drift() {
 }
 
 /// Every kind of pass once, small enough for a memory checker.
-fn short_run(bench: &Bench, specimen: &Specimen, kv: KvFormats) {
+fn short_run(bench: &Bench, specimen: &SyntheticModel, kv: KvFormats) {
     let limits = Limits {
         sequences: 2,
         ..SMALL
@@ -414,9 +419,9 @@ fn short_run(bench: &Bench, specimen: &Specimen, kv: KvFormats) {
     let vocab = specimen.spec.vocab;
     let seqs = [runner.open(300).unwrap(), runner.open(300).unwrap()];
     let prompt = text(vocab, 70, 2);
-    let asks = [(0, Ask::top(3)), (69, Ask::full())];
+    let requests = [(0, LogitsRequest::top_k(3)), (69, LogitsRequest::full())];
     for seq in seqs {
-        runner.prefill(seq, &prompt, &asks).unwrap();
+        runner.prefill(seq, &prompt, &requests).unwrap();
     }
     for n in [1, 24] {
         let tree = tree(vocab, n, |i| i / 2);
@@ -427,17 +432,20 @@ fn short_run(bench: &Bench, specimen: &Specimen, kv: KvFormats) {
         runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
     }
     let tree = tree(vocab, 7, |i| i / 2);
-    let asks = vec![Ask::top(2); 7];
+    let requests = vec![LogitsRequest::top_k(2); 7];
     let item = |seq| VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
     runner.verify(&seqs.map(item)).unwrap();
     let path = tree.path_to(NodeIdx(5));
     let item = |seq| CommitItem { seq, path: &path };
     runner.commit(&seqs.map(item)).unwrap();
-    for place in [contract::Place::Host, contract::Place::Device] {
+    for place in [
+        contract::SnapshotLocation::Host,
+        contract::SnapshotLocation::Device,
+    ] {
         let saved = runner.snapshot(seqs[0], place).unwrap();
         runner.restore(seqs[1], saved.id).unwrap();
     }
@@ -446,7 +454,7 @@ fn short_run(bench: &Bench, specimen: &Specimen, kv: KvFormats) {
 #[test]
 fn a_short_run_of_every_pass() {
     let Some(bench) = bench(true) else { return };
-    let specimen = Specimen::new(Layout::HybridTiled, QuantType::Q4_K, 11);
+    let specimen = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q4_K, 11);
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::F16,
@@ -458,12 +466,16 @@ fn a_short_run_of_every_pass() {
 fn a_short_run_of_other_kinds() {
     let Some(bench) = bench(true) else { return };
     for (layout, ty, k) in [
-        (Layout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
-        (Layout::HybridGrouped, QuantType::Q6_K, KvFormat::Q8_0),
-        (Layout::Dense, QuantType::BF16, KvFormat::F16),
-        (Layout::Plain, QuantType::F32, KvFormat::F32),
+        (SyntheticLayout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
+        (
+            SyntheticLayout::HybridGrouped,
+            QuantType::Q6_K,
+            KvFormat::Q8_0,
+        ),
+        (SyntheticLayout::Dense, QuantType::BF16, KvFormat::F16),
+        (SyntheticLayout::Plain, QuantType::F32, KvFormat::F32),
     ] {
-        let specimen = Specimen::new(layout, ty, 11);
+        let specimen = SyntheticModel::new(layout, ty, 11);
         short_run(&bench, &specimen, KvFormats { k, v: k });
     }
 }

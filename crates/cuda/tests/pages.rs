@@ -11,11 +11,11 @@
 mod card;
 mod model_world;
 
-use conformance::compare::{Exactness, compare_rows};
-use conformance::specimen::{Layout, Specimen};
+use conformance::compare::{Precision, compare_rows};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Ask, Backend, CommitItem, KvFormat, KvFormats, Limits, NodeIdx, Place, QuantType, Row, Runner,
-    SeqId, SnapshotId, TokenId, Tree,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, QuantType,
+    Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree,
 };
 use cuda::Options;
 
@@ -30,8 +30,8 @@ const FEW: Limits = Limits {
     pool: None,
 };
 
-fn specimen() -> Specimen {
-    Specimen::new(Layout::HybridEven, QuantType::Q4_K, 8)
+fn specimen() -> SyntheticModel {
+    SyntheticModel::new(SyntheticLayout::HybridEven, QuantType::Q4_K, 8)
 }
 
 fn open(bench: &Bench, kv: KvFormat) -> Box<dyn Runner> {
@@ -40,7 +40,7 @@ fn open(bench: &Bench, kv: KvFormat) -> Box<dyn Runner> {
 }
 
 /// Says eight tokens, a tree beside each of them, and gives all rows.
-fn speak(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<Row> {
+fn speak(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<LogitsRow> {
     let vocab = runner.info().vocab;
     let mut rows = Vec::new();
     for token in text(vocab, 8, salt) {
@@ -52,21 +52,21 @@ fn speak(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<Row> {
     rows
 }
 
-fn same(what: &str, found: &[Row], expected: &[Row]) {
+fn same(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
     assert_eq!(found.len(), expected.len());
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let same = compare_rows(found, expected, Exactness::Bits);
+        let same = compare_rows(found, expected, Precision::BitExact);
         same.unwrap_or_else(|e| panic!("{what}, row {i}: {e}"));
     }
 }
 
 /// Reads a prompt in chunks that end where pages do not, with the row of the last token.
-fn read(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<Row> {
+fn read(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<LogitsRow> {
     let prompt = text(runner.info().vocab, n, salt);
     let mut rows = Vec::new();
     for chunk in prompt.chunks(192) {
         rows = runner
-            .prefill(seq, chunk, &[(chunk.len() - 1, Ask::full())])
+            .prefill(seq, chunk, &[(chunk.len() - 1, LogitsRequest::full())])
             .unwrap();
     }
     rows
@@ -110,18 +110,18 @@ fn states_beyond_the_card_move_to_the_host_and_back() {
     for kv in [KvFormat::F16, KvFormat::Q8_0] {
         let mut runner = open(&bench, kv);
         let runner = &mut *runner;
-        let mut states: Vec<(SnapshotId, Vec<Row>)> = Vec::new();
+        let mut states: Vec<(SnapshotId, Vec<LogitsRow>)> = Vec::new();
         let other = runner.open(1000).unwrap();
         read(runner, other, 600, 99);
         for i in 0..6 {
             let seq = runner.open(1000).unwrap();
             read(runner, seq, 520 + 31 * i, i);
-            let place = [Place::Host, Place::Device][i % 2];
+            let place = [SnapshotLocation::Host, SnapshotLocation::Device][i % 2];
             let saved = runner.snapshot(seq, place).unwrap();
             states.push((saved.id, speak(runner, seq, 7)));
             runner.close(seq);
         }
-        let held = runner.room().snapshot_bytes;
+        let held = runner.capacity().snapshot_bytes;
         for round in 0..2 {
             for (i, (id, expected)) in states.iter().enumerate() {
                 let seq = runner.open(1000).unwrap();
@@ -133,7 +133,7 @@ fn states_beyond_the_card_move_to_the_host_and_back() {
                 speak(runner, other, i);
             }
         }
-        assert_eq!(runner.room().snapshot_bytes, held);
+        assert_eq!(runner.capacity().snapshot_bytes, held);
         // What was read from the beginning says the same.
         let mut fresh = open(&bench, kv);
         let seq = fresh.open(1000).unwrap();
@@ -143,7 +143,7 @@ fn states_beyond_the_card_move_to_the_host_and_back() {
         for (id, _) in states {
             runner.free_snapshot(id);
         }
-        assert_eq!(runner.room().snapshot_bytes, 0);
+        assert_eq!(runner.capacity().snapshot_bytes, 0);
     }
 }
 
@@ -154,13 +154,16 @@ fn states_of_one_conversation_share_their_rows() {
     let mut runner = open(&bench, KvFormat::F16);
     let seq = runner.open(1000).unwrap();
     read(&mut *runner, seq, 768, 1);
-    let first = runner.snapshot(seq, Place::Host).unwrap();
-    let alone = runner.room().snapshot_bytes;
+    let first = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
+    let alone = runner.capacity().snapshot_bytes;
     assert_eq!(first.bytes, alone);
-    runner.snapshot(seq, Place::Host).unwrap();
-    let both = runner.room().snapshot_bytes;
+    runner.snapshot(seq, SnapshotLocation::Host).unwrap();
+    let both = runner.capacity().snapshot_bytes;
     let empty = runner.open(1000).unwrap();
-    let states_only = runner.snapshot(empty, Place::Host).unwrap().bytes;
+    let states_only = runner
+        .snapshot(empty, SnapshotLocation::Host)
+        .unwrap()
+        .bytes;
     assert_eq!(both - alone, states_only);
     assert!(states_only < alone);
 }
@@ -173,7 +176,7 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
     let runner = &mut *runner;
     let seq = runner.open(1000).unwrap();
     read(runner, seq, 600, 1);
-    let saved = runner.snapshot(seq, Place::Host).unwrap();
+    let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let mut exported = Vec::new();
     runner.export(saved.id, &mut exported).unwrap();
     let expected = speak(runner, seq, 7);
@@ -202,12 +205,12 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
     late.write(&mut bytes).unwrap();
     assert!(bytes == exported, "written after its pages had moved");
     drop(late);
-    assert_eq!(runner.room().snapshot_bytes, 0);
+    assert_eq!(runner.capacity().snapshot_bytes, 0);
     // Once into places that hold nothing, once where none is left.
     let other = runner.open(1000).unwrap();
     for n in [0, 990] {
         read(runner, other, n, 40);
-        let full = (n > 0).then(|| runner.snapshot(other, Place::Host).unwrap());
+        let full = (n > 0).then(|| runner.snapshot(other, SnapshotLocation::Host).unwrap());
         let imported = runner.import(&mut &exported[..]).unwrap();
         let again = runner.import(&mut &exported[..]).unwrap();
         let seq = runner.open(1000).unwrap();
@@ -234,12 +237,12 @@ fn states_are_saved_and_put_back_beside_the_work() {
     let runner = &mut *runner;
     let seq = runner.open(1000).unwrap();
     read(runner, seq, 320, 3);
-    let saved = runner.snapshot(seq, Place::Host).unwrap().id;
+    let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap().id;
     // This writes every state while the one before is still on its way.
     let rows = read(runner, seq, 256, 4);
     runner.restore(seq, saved).unwrap();
     let spoken = speak(runner, seq, 5);
-    for place in [Place::Host, Place::Device].repeat(4) {
+    for place in [SnapshotLocation::Host, SnapshotLocation::Device].repeat(4) {
         runner.restore(seq, saved).unwrap();
         let again = runner.snapshot(seq, place).unwrap().id;
         same("read on", &read(runner, seq, 256, 4), &rows);

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use conformance::specimen::{Layout, Specimen};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Library, Search};
 use cuda::driver::Arch;
@@ -25,13 +25,13 @@ const LIMITS: Limits = Limits {
     pool: None,
 };
 
-fn plan(layout: Layout, ty: QuantType, format: KvFormat) -> OpenPlan {
-    let specimen = Specimen::new(layout, ty, 1);
+fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
+    let specimen = SyntheticModel::new(layout, ty, 1);
     OpenPlan {
         target: specimen.spec,
         weights: specimen.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: format,
             v: format,
@@ -73,7 +73,7 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
 /// Hopper, and small ones do where they are told to.
 #[test]
 fn small_models_have_chains_only_where_they_go_as_large_ones() {
-    let plan = plan(Layout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
+    let plan = plan(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
     let has = |number, as_large, file| {
         let options = Options {
             as_large,
@@ -94,9 +94,9 @@ fn small_models_have_chains_only_where_they_go_as_large_ones() {
 /// Steps sum by path where nobody says and the card has forms for it, and where a plan promises it.
 #[test]
 fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
-    let files = |layout, number, exact, sums| {
+    let files = |layout, number, batch_invariant, sums| {
         let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
-        plan.exact = exact;
+        plan.batch_invariant = batch_invariant;
         let options = Options {
             sums,
             ..Options::default()
@@ -113,7 +113,7 @@ fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
     };
     let (spans, paths) = ([true, false, true, false], [false, true, true, false]);
     let fast = [false, false, false, true];
-    let (wide, narrow) = (Layout::HybridWide, Layout::HybridTiled);
+    let (wide, narrow) = (SyntheticLayout::HybridWide, SyntheticLayout::HybridTiled);
     assert_eq!(files(wide, 90, false, None), spans);
     assert_eq!(files(wide, 90, false, Some(Sums::Fast)), fast);
     assert_eq!(files(wide, 90, true, Some(Sums::Fast)), spans);
@@ -129,28 +129,28 @@ fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
 fn room_for_more_sequences_adds_few_kernels() {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = loaded.load().unwrap();
-    let units = |number, exact, sequences| {
+    let units = |number, batch_invariant, sequences| {
         let plan = OpenPlan {
             target: Arc::clone(&loaded.spec),
             weights: Arc::clone(&loaded.weights),
-            exact,
+            batch_invariant,
             limits: Limits {
                 sequences,
                 ..LIMITS
             },
-            ..plan(Layout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
+            ..plan(SyntheticLayout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
         };
         let units = CudaBackend::new(card(number)).units(&plan).unwrap();
         units.into_iter().collect::<BTreeSet<_>>()
     };
-    for (number, exact, file) in [
+    for (number, batch_invariant, file) in [
         (90, false, "delta/walk.cu"),
         (86, true, "delta/walk.cu"),
         (86, false, "delta/tree.cu"),
     ] {
-        let one = units(number, exact, 1);
+        let one = units(number, batch_invariant, 1);
         for sequences in 2..=4 {
-            let more = units(number, exact, sequences);
+            let more = units(number, batch_invariant, sequences);
             assert!(more.is_superset(&one), "sm_{number}, {sequences} sequences");
             let added: Vec<_> = more.difference(&one).collect();
             let names = added.iter().map(|unit| unit.to_string());
@@ -165,10 +165,10 @@ fn room_for_more_sequences_adds_few_kernels() {
 
 #[test]
 fn every_unit_of_a_hybrid_compiles_for_the_home_card_and_for_hopper() {
-    let mut plans =
-        [Layout::HybridTiled, Layout::HybridWide].map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
+    let mut plans = [SyntheticLayout::HybridTiled, SyntheticLayout::HybridWide]
+        .map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
     // Sums by path of wide heads, and of all on the home card.
-    plans[1].exact = true;
+    plans[1].batch_invariant = true;
     compiles(86, &plans);
     compiles(90, &plans);
 }
@@ -176,9 +176,9 @@ fn every_unit_of_a_hybrid_compiles_for_the_home_card_and_for_hopper() {
 #[test]
 fn every_unit_of_float_weights_compiles() {
     let plans = [
-        plan(Layout::Dense, QuantType::F32, KvFormat::F32),
-        plan(Layout::Plain, QuantType::BF16, KvFormat::F16),
-        plan(Layout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
+        plan(SyntheticLayout::Dense, QuantType::F32, KvFormat::F32),
+        plan(SyntheticLayout::Plain, QuantType::BF16, KvFormat::F16),
+        plan(SyntheticLayout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
     ];
     compiles(80, &plans);
 }
@@ -186,7 +186,7 @@ fn every_unit_of_float_weights_compiles() {
 #[test]
 fn every_weight_type_is_planned_for_every_card() {
     for ty in QuantType::ALL {
-        let plan = plan(Layout::HybridTiled, ty, KvFormat::F16);
+        let plan = plan(SyntheticLayout::HybridTiled, ty, KvFormat::F16);
         for number in [80, 86, 90] {
             let units = CudaBackend::new(card(number)).units(&plan).unwrap();
             assert!(!units.is_empty(), "{} for sm_{number}", ty.name());
@@ -197,7 +197,7 @@ fn every_weight_type_is_planned_for_every_card() {
 #[test]
 fn a_longer_context_takes_its_pages_and_nothing_else() {
     let backend = CudaBackend::new(card(86));
-    let mut plan = plan(Layout::Dense, QuantType::Q8_0, KvFormat::F16);
+    let mut plan = plan(SyntheticLayout::Dense, QuantType::Q8_0, KvFormat::F16);
     let short = backend.estimate(&plan).unwrap();
     plan.limits.context += 256;
     let long = backend.estimate(&plan).unwrap();

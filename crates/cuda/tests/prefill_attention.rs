@@ -9,7 +9,7 @@ mod step_world;
 use attention_world::{World, codecs, shape, shapes};
 use card::{Random, close, poisoned, same_bits};
 use contract::KvFormat;
-use contract::quant::turn::turn_back;
+use contract::quant::turn::rotate_inverse;
 use cpu::reference::{activation, attention};
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
@@ -111,8 +111,8 @@ fn expected(world: &World, slot: usize, committed: usize, q: &[f32], row: usize)
                 .collect()
         };
         attention::attend(&head[..dim], &load(0), &load(2), shape.scale, out);
-        if codecs(shape)[1].is_turned() {
-            turn_back(out);
+        if codecs(shape)[1].is_rotated() {
+            rotate_inverse(out);
         }
         if shape.gate {
             activation::sigmoid_gate(out, &head[dim..]);

@@ -9,7 +9,7 @@
 
 mod card;
 
-use conformance::specimen::{Layout, Specimen};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::{Card, CudaBackend, Options, compile};
 
@@ -22,12 +22,12 @@ const LIMITS: Limits = Limits {
 };
 
 fn plan() -> OpenPlan {
-    let specimen = Specimen::new(Layout::HybridTiled, QuantType::Q8_0, 1);
+    let specimen = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q8_0, 1);
     OpenPlan {
         target: specimen.spec,
         weights: specimen.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: KvFormat::F16,
             v: KvFormat::F16,

@@ -13,10 +13,12 @@ mod card;
 use std::sync::Arc;
 
 use card::Random;
-use contract::snapshot::{Header, Owner, SectionKind, write_header, write_section};
+use contract::snapshot::{
+    SectionKind, SnapshotHeader, SnapshotIdentity, write_header, write_section,
+};
 use contract::{
-    Ask, CommitItem, KvFormat, KvFormats, Limits, Mixer, NodeIdx, OpenPlan, Row, Runner, SeqId,
-    TokenId, Tree, VerifyItem,
+    CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx, OpenPlan,
+    Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use cuda::{CudaBackend, Options};
@@ -47,7 +49,7 @@ fn plan(limits: Limits) -> OpenPlan {
         target: Arc::new(spec),
         weights: loaded.weights,
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: HALF,
         limits,
     }
@@ -79,8 +81,9 @@ fn check(what: &str, found: &[f32], expected: &[f32]) {
     assert!(relative < RELATIVE, "{what}: {relative} off");
 }
 
-fn rows(what: &str, found: &[Row], expected: &[Row]) {
-    let values = |rows: &[Row]| -> Vec<f32> { rows.iter().flat_map(|r| r.raw.clone()).collect() };
+fn rows(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
+    let values =
+        |rows: &[LogitsRow]| -> Vec<f32> { rows.iter().flat_map(|r| r.raw.clone()).collect() };
     check(what, &values(found), &values(expected));
 }
 
@@ -89,15 +92,21 @@ fn trees((ours, a): (&mut dyn Runner, SeqId), (judge, b): (&mut dyn Runner, SeqI
     for (n, salt) in [(1, 3), (24, 4), (64, 5), (1, 6)] {
         let parents: Vec<NodeIdx> = (1..n).map(|i| NodeIdx((i / 2) as u16)).collect();
         let tree = Tree::new(&tokens(n, salt), &parents).unwrap();
-        let mut asks = vec![Ask::NOTHING; n];
-        asks[0] = Ask::full();
-        asks[n / 2] = Ask::full();
-        asks[n - 1] = Ask::full();
+        let mut requests = vec![LogitsRequest::NONE; n];
+        requests[0] = LogitsRequest::full();
+        requests[n / 2] = LogitsRequest::full();
+        requests[n - 1] = LogitsRequest::full();
         let path = tree.path_to(NodeIdx(n as u16 - 1));
         let mut all = Vec::new();
-        let (tree, asks, path) = (&tree, &asks[..], &path);
+        let (tree, requests, path) = (&tree, &requests[..], &path);
         let mut pass = |runner: &mut dyn Runner, seq: SeqId| {
-            let rows = runner.verify(&[VerifyItem { seq, tree, asks }]).unwrap();
+            let rows = runner
+                .verify(&[VerifyItem {
+                    seq,
+                    tree,
+                    requests,
+                }])
+                .unwrap();
             runner.commit(&[CommitItem { seq, path }]).unwrap();
             all.extend(rows);
         };
@@ -118,7 +127,7 @@ fn two_real_layers_are_the_cpus() {
         pool: None,
     };
     let mut ours = backend.open_inspected(plan(limits), &mut |_| {}).unwrap();
-    let processor = CpuBackend::new(cpu::Options::default());
+    let processor = CpuBackend::new(cpu::CpuOptions::default());
     let mut judge = processor.open_inspected(plan(limits), &mut |_| {}).unwrap();
     let prompt = tokens(2048, 1);
     let found = ours.hidden_states(&prompt).unwrap();
@@ -128,9 +137,9 @@ fn two_real_layers_are_the_cpus() {
     }
     let (a, b) = (ours.open(4096).unwrap(), judge.open(4096).unwrap());
     let prompt = tokens(300, 2);
-    let asks = [(0, Ask::full()), (299, Ask::full())];
-    let found = ours.prefill(a, &prompt, &asks).unwrap();
-    let expected = judge.prefill(b, &prompt, &asks).unwrap();
+    let requests = [(0, LogitsRequest::full()), (299, LogitsRequest::full())];
+    let found = ours.prefill(a, &prompt, &requests).unwrap();
+    let expected = judge.prefill(b, &prompt, &requests).unwrap();
     rows("a prompt of 300", &found, &expected);
     trees((&mut *ours, a), (&mut *judge, b));
     check(
@@ -144,14 +153,14 @@ fn two_real_layers_are_the_cpus() {
 fn made_up(plan: &OpenPlan, position: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = Vec::new();
-    let owner = Owner {
+    let identity = SnapshotIdentity {
         model: plan.target.hash,
         kv: plan.kv,
-        turned: false,
+        rotated: false,
         draft: None,
     };
-    let header = Header {
-        owner,
+    let header = SnapshotHeader {
+        identity,
         position: position as u64,
         sections: 4,
     };
@@ -199,7 +208,7 @@ fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
     let mut ours = backend
         .open_inspected(plan(limits(SLOTS)), &mut |_| {})
         .unwrap();
-    let processor = CpuBackend::new(cpu::Options::default());
+    let processor = CpuBackend::new(cpu::CpuOptions::default());
     let alone = plan(limits(1));
     let bytes = made_up(&alone, POSITION);
     let mut judge = processor.open_inspected(alone, &mut |_| {}).unwrap();
@@ -214,9 +223,9 @@ fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
     judge.restore(b, saved.id).unwrap();
     trees((&mut *ours, a), (&mut *judge, b));
     let more = tokens(100, 8);
-    let asks = [(99, Ask::full())];
-    let found = ours.prefill(a, &more, &asks).unwrap();
-    let expected = judge.prefill(b, &more, &asks).unwrap();
+    let requests = [(99, LogitsRequest::full())];
+    let found = ours.prefill(a, &more, &requests).unwrap();
+    let expected = judge.prefill(b, &more, &requests).unwrap();
     rows("a prompt of 100 at the end", &found, &expected);
     drop(before);
 }

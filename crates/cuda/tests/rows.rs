@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use card::{Random, poisoned, same_bits};
 use contract::quant::{dequantize_row, quantize_row};
-use contract::{Ask, Edits, QuantType, TokenCount, TokenId, TokenMask, Want};
+use contract::{
+    LogitEdits, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
+};
 use cpu::reference::rows as reference;
 use cuda::launch::norm::Source;
 use cuda::launch::rows::{Reduce, Rows, Tap, edit, edits, reduce, tap};
@@ -85,7 +87,7 @@ fn check_reduction(
     vocab: usize,
     k: usize,
     rows: &[Vec<f32>],
-    changes: &[(usize, Edits)],
+    changes: &[(usize, LogitEdits)],
 ) {
     let asked: Vec<usize> = (0..rows.len()).collect();
     let head = [Placed {
@@ -106,7 +108,7 @@ fn check_reduction(
     let edited = poisoned::<f32>(gpu, bucket * vocab);
     let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(bucket));
     let out = poisoned::<u8>(gpu, shape.out_bytes(bucket));
-    let items: Vec<(usize, &Edits)> = changes.iter().map(|(row, e)| (*row, e)).collect();
+    let items: Vec<(usize, &LogitEdits)> = changes.iter().map(|(row, e)| (*row, e)).collect();
     let blob = gpu.bytes(&edits(&items, vocab));
     let any = !changes.is_empty();
     let at = Rows {
@@ -141,8 +143,8 @@ fn check_reduction(
             }
         }
         let expected = reference::row(
-            &Ask {
-                want: Want::Top(k),
+            &LogitsRequest {
+                selection: LogitsSelection::TopK(k),
                 edits: own,
             },
             raw,
@@ -205,7 +207,7 @@ fn edits_equal_the_contract() {
             ids.dedup();
             ids
         };
-        let heavy = Edits {
+        let heavy = LogitEdits {
             allowed: None,
             bias: some(&mut random)
                 .into_iter()
@@ -224,10 +226,10 @@ fn edits_equal_the_contract() {
                 })
                 .collect(),
         };
-        let barred = Edits {
+        let barred = LogitEdits {
             allowed: Some(Arc::new(few)),
             bias: vec![(TokenId(3), 2.0), (TokenId(vocab as u32 + 9), 1.0)],
-            ..Edits::default()
+            ..LogitEdits::default()
         };
         check_reduction(&gpu, vocab, k, &rows, &[(3, heavy.clone()), (1, barred)]);
         check_reduction(&gpu, vocab, k, &rows, &[(1, heavy)]);

@@ -10,10 +10,10 @@
 mod card;
 mod model_world;
 
-use conformance::compare::{Exactness, Tolerance, compare};
-use conformance::specimen::{Layout, Specimen};
-use conformance::suite::{self, Subject};
-use contract::{Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree, Window};
+use conformance::compare::{Precision, Tolerance, compare};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::suite::{self, Case};
+use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree};
 use cuda::Options;
 
 use model_world::{
@@ -37,9 +37,9 @@ fn same(format: KvFormat) -> KvFormats {
 #[test]
 fn the_laws_of_windows_hold_on_the_card() {
     let Some(bench) = bench() else { return };
-    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 1);
-    let mut breaches = 0;
-    for (format, exact) in [
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 1);
+    let mut violations = 0;
+    for (format, batch_invariant) in [
         (KvFormat::F16, false),
         (KvFormat::Q8_0, false),
         (KvFormat::Q4_0, false),
@@ -49,30 +49,30 @@ fn the_laws_of_windows_hold_on_the_card() {
             absolute: 0.02,
             relative: 0.01,
         };
-        let subject = Subject {
+        let case = Case {
             backend: &bench.backend,
-            specimen: &specimen,
+            model: &model,
             kv: same(format),
-            exactness: match exact {
-                true => Exactness::Bits,
-                false => Exactness::Within(half.or(Tolerance::of_cache(format))),
+            precision: match batch_invariant {
+                true => Precision::BitExact,
+                false => Precision::Within(half.or(Tolerance::of_cache(format))),
             },
-            routes: Tolerance::NONE,
-            exact,
+            prefill_tolerance: Tolerance::NONE,
+            batch_invariant,
         };
-        for breach in suite::window_breaches(&subject) {
+        for breach in suite::window_violations(&case) {
             eprintln!("  {breach}");
-            breaches += 1;
+            violations += 1;
         }
     }
-    assert_eq!(breaches, 0, "{breaches} times a law did not hold");
+    assert_eq!(violations, 0, "{violations} times a law did not hold");
 }
 
 #[test]
 fn rows_behind_a_window_follow_the_oracle() {
     let Some(bench) = bench() else { return };
-    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::Q4_K, 2);
-    let vocab = specimen.spec.vocab;
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
+    let vocab = model.spec.vocab;
     for format in [KvFormat::F16, KvFormat::Q8_0] {
         // What rounds beside the weights and what rounds in the cache add up here.
         let (weights, cache) = (against_the_oracle(QuantType::Q4_K), over_a_cache(format));
@@ -83,7 +83,7 @@ fn rows_behind_a_window_follow_the_oracle() {
         let most = weights.mean + cache.mean;
         let devices: [&dyn Backend; 2] = [&bench.backend, &oracle()];
         let runners = devices.map(|device| {
-            let plan = plan(&specimen, same(format), SMALL);
+            let plan = plan(&model, same(format), SMALL);
             device.open(plan, &mut |_| {}).unwrap()
         });
         let bush = model_world::tree(vocab, 20, |i| (i - 1) / 2);
@@ -94,11 +94,11 @@ fn rows_behind_a_window_follow_the_oracle() {
             runner.prefill(seq, &text(vocab, 192, 1), &[]).unwrap();
             runner.prefill(seq, &text(vocab, 150, 2), &[]).unwrap();
             for window in [
-                Window::new(64, 0),
-                Window::new(100, 5),
-                Window::new(64, 130),
+                AttentionWindow::new(64, 0),
+                AttentionWindow::new(100, 5),
+                AttentionWindow::new(64, 130),
             ] {
-                let tree: Tree = bush.clone().seen_through(window);
+                let tree: Tree = bush.clone().with_window(window);
                 rows.extend(verify(runner, seq, &tree));
                 let path = tree.path_to(NodeIdx(1));
                 runner
@@ -123,16 +123,16 @@ fn a_card_opened_without_windows_refuses_them() {
     let Some(bench) = bench_with(Options::default()) else {
         return;
     };
-    let specimen = Specimen::new(Layout::Dense, QuantType::Q8_0, 1);
-    let plan = plan(&specimen, same(KvFormat::F16), SMALL);
+    let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q8_0, 1);
+    let plan = plan(&model, same(KvFormat::F16), SMALL);
     let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
     let seq = runner.open(100).unwrap();
-    let tree = Tree::root(contract::TokenId(3)).seen_through(Window::new(64, 0));
-    let asks = [contract::Ask::full()];
+    let tree = Tree::root(contract::TokenId(3)).with_window(AttentionWindow::new(64, 0));
+    let requests = [contract::LogitsRequest::full()];
     let item = contract::VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
     assert!(runner.verify(&[item]).is_err());
 }

@@ -3,7 +3,7 @@
 //! Every token that comes out is a sample of the target at its true context, so the tree decides how many
 //! tokens come out and never which.
 
-use contract::{DeviceError, NodeIdx, Path, Row, Tree, Want};
+use contract::{DeviceError, LogitsRow, LogitsSelection, NodeIdx, Tree, TreePath};
 
 use crate::doubt::Doubt;
 use crate::sequence::{NodePlan, Sequence};
@@ -15,7 +15,7 @@ pub(crate) struct Walk {
     /// The tokens chosen, oldest first, at least one. Unless the sequence ends, the last is the next root.
     pub(crate) tokens: Vec<OutToken>,
     /// The nodes walked: what a commit keeps.
-    pub(crate) path: Path,
+    pub(crate) path: TreePath,
     /// Tokens among them that were forced.
     pub(crate) forced: usize,
     /// How unexpected the text is with them.
@@ -29,21 +29,23 @@ pub(crate) fn walk(
     sequence: &Sequence,
     tree: &Tree,
     plans: &[NodePlan],
-    rows: &[Row],
+    rows: &[LogitsRow],
 ) -> Result<Walk, DeviceError> {
     let mut node = NodeIdx::ROOT;
     let mut tokens: Vec<OutToken> = Vec::new();
     let mut forced = 0;
     let mut doubt = sequence.doubt;
     loop {
-        let missing = || DeviceError::Misuse {
+        let missing = || DeviceError::InvalidCall {
             call: "verify",
             detail: format!("no row came back for {node}"),
         };
         let (plan, row) = plans
             .get(node.index())
             .zip(rows.get(node.index()))
-            .filter(|(plan, row)| plan.ask.want == Want::Nothing || !row.ids.is_empty())
+            .filter(|(plan, row)| {
+                plan.ask.selection == LogitsSelection::None || !row.ids.is_empty()
+            })
             .ok_or_else(missing)?;
         let chosen = match plan.forced {
             Some(token) => sequence.sampler.take_forced(row, token),

@@ -4,7 +4,7 @@ use std::mem;
 use std::slice;
 use std::sync::Arc;
 
-use contract::{DeviceError, Place, Row, SeqId, TokenId};
+use contract::{DeviceError, LogitsRow, SeqId, SnapshotLocation, TokenId};
 
 use crate::parking::is_dry;
 use crate::prefix::{Mark, Restored};
@@ -118,7 +118,7 @@ impl Scheduler {
         turn: Turn,
         (len, max_len): (usize, usize),
     ) -> Result<Option<SeqId>, DeviceError> {
-        let room = self.runner.room();
+        let room = self.runner.capacity();
         let busy = self.open_sequences() >= self.config.max_sequences.max(1);
         if busy || room.sequences == 0 || self.first_parked().is_some_and(|first| first < turn) {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Scheduler {
         }
         match self.runner.open(max_len) {
             Ok(seq) => Ok(Some(seq)),
-            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
                 self.refused(&error);
                 Ok(None)
@@ -163,8 +163,8 @@ impl Scheduler {
             last.as_ref(),
         ) {
             Ok(row) => row,
-            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
-            Err(error @ DeviceError::NoRoom { .. }) => {
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+            Err(error @ DeviceError::OutOfMemory { .. }) => {
                 self.refused(&error);
                 let parked = is_dry(&error) && self.park()?;
                 return Ok(match parked {
@@ -199,7 +199,12 @@ impl Scheduler {
     }
 
     /// Begins the first choice of a job whose prompt has just been read, and saves the state for the others.
-    fn prompt_read(&mut self, at: usize, row: Row, out: &mut Events) -> Result<(), DeviceError> {
+    fn prompt_read(
+        &mut self,
+        at: usize,
+        row: LogitsRow,
+        out: &mut Events,
+    ) -> Result<(), DeviceError> {
         let running = &mut self.running[at];
         let Some(mut prefill) = running.prefill.take() else {
             return Ok(());
@@ -228,8 +233,10 @@ impl Scheduler {
             return Ok(());
         };
         if !running.unbegun.is_empty() {
-            let saved = match self.runner.snapshot(seq, Place::Device) {
-                Err(DeviceError::NoRoom { .. }) => self.runner.snapshot(seq, Place::Host),
+            let saved = match self.runner.snapshot(seq, SnapshotLocation::Device) {
+                Err(DeviceError::OutOfMemory { .. }) => {
+                    self.runner.snapshot(seq, SnapshotLocation::Host)
+                }
                 saved => saved,
             };
             match saved {
@@ -252,7 +259,14 @@ impl Scheduler {
     }
 
     /// Chooses the first token of a choice whose prompt `seq` holds.
-    fn begin_choice(&mut self, at: usize, choice: usize, seq: SeqId, row: &Row, out: &mut Events) {
+    fn begin_choice(
+        &mut self,
+        at: usize,
+        choice: usize,
+        seq: SeqId,
+        row: &LogitsRow,
+        out: &mut Events,
+    ) {
         let running = &self.running[at];
         let mut sequence = running.sequence(choice, seq, self.model());
         let token = match sequence.plan(&[]).forced {

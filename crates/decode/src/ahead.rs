@@ -121,7 +121,7 @@ impl Scheduler {
     /// Reads at most one chunk of what was foreseen. To be called while [`is_idle`](Scheduler::is_idle), else it does
     /// nothing.
     ///
-    /// The only error is [`DeviceError::Lost`].
+    /// The only error is [`DeviceError::DeviceLost`].
     pub fn read_ahead(&mut self) -> Result<(), DeviceError> {
         if !self.has_ahead() || !self.is_idle() {
             return Ok(());
@@ -162,7 +162,7 @@ impl Scheduler {
     /// A sequence that holds what is known of a text, if reading on is worth it and takes nothing from anybody.
     fn begin_ahead(&mut self, text: Text) -> Result<Option<Reading>, DeviceError> {
         let info = self.runner.info();
-        let (align, page) = (info.prefill_align.max(1), info.pool.page);
+        let (align, page) = (info.prefill_align.max(1), info.pool.page_size);
         let tokens = &text.foreseen.tokens;
         let known = self.prefix.covered(tokens);
         let mut stops = self.prefix.stops(tokens, known, align);
@@ -177,8 +177,8 @@ impl Scheduler {
             let (at, head) = (end, false);
             stops.push(Stop { at, head });
         }
-        let room = self.runner.room();
-        let free = room.tokens.saturating_sub(room.kept);
+        let room = self.runner.capacity();
+        let free = room.tokens.saturating_sub(room.evictable_tokens);
         if room.sequences == 0 || end - known + page + info.limits.tree_nodes > free {
             return Ok(None);
         }
@@ -245,7 +245,7 @@ impl Scheduler {
 /// A refusal ends the reading of a text, since nobody waits for it; a lost device is everyone's.
 fn given_up(error: DeviceError) -> Result<(), DeviceError> {
     match error {
-        lost @ DeviceError::Lost { .. } => Err(lost),
+        lost @ DeviceError::DeviceLost { .. } => Err(lost),
         error => {
             tracing::debug!(%error, "nothing is read ahead");
             Ok(())

@@ -3,7 +3,7 @@
 //! Where the target hardly hesitates, a draft is mostly right, and where it hesitates, mostly wrong. This is known
 //! of every token without drafting anything.
 
-use contract::{Row, TokenId};
+use contract::{LogitsRow, TokenId};
 
 /// The mean surprise of the last tokens, newest first in weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -16,7 +16,7 @@ impl Doubt {
     const UNKNOWN: f64 = 0.02;
 
     /// Takes in a token that was drawn from `row`. A row that does not hold it says nothing.
-    pub(crate) fn see(&mut self, row: &Row, token: TokenId) {
+    pub(crate) fn see(&mut self, row: &LogitsRow, token: TokenId) {
         let at = match row.ids.get(token.index()) {
             // In a whole row a token stands at its own id.
             Some(id) if *id == token => Some(token.index()),
@@ -43,8 +43,8 @@ impl Doubt {
 mod tests {
     use super::*;
 
-    fn row(ids: &[u32], logits: &[f32]) -> Row {
-        Row {
+    fn row(ids: &[u32], logits: &[f32]) -> LogitsRow {
+        LogitsRow {
             ids: ids.iter().map(|id| TokenId(*id)).collect(),
             logits: logits.to_vec(),
             raw: logits.to_vec(),
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn an_empty_row_leaves_the_doubt_unknown() {
         let mut doubt = Doubt::default();
-        doubt.see(&Row::default(), TokenId(3));
+        doubt.see(&LogitsRow::default(), TokenId(3));
         assert_eq!(doubt.nats(), Doubt::UNKNOWN);
     }
 }

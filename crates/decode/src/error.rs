@@ -54,7 +54,7 @@ pub enum Reject {
 pub enum Failure {
     /// The device has not enough of something, and no neighbour whose end would free it.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
-    NoRoom {
+    OutOfMemory {
         /// The resource, with its unit.
         what: &'static str,
         /// How much was asked for.
@@ -87,12 +87,12 @@ pub enum Failure {
 impl From<&DeviceError> for Failure {
     fn from(error: &DeviceError) -> Failure {
         match error {
-            DeviceError::NoRoom { what, wanted, free } => Failure::NoRoom {
+            DeviceError::OutOfMemory { what, wanted, free } => Failure::OutOfMemory {
                 what,
                 wanted: *wanted,
                 free: *free,
             },
-            DeviceError::Lost { during, detail } => Failure::DeviceLost {
+            DeviceError::DeviceLost { during, detail } => Failure::DeviceLost {
                 during,
                 detail: detail.clone(),
             },
@@ -119,11 +119,11 @@ impl Reject {
 /// The same loss for another reader; device errors cannot be copied.
 pub(crate) fn lost_again(error: &DeviceError) -> DeviceError {
     match error {
-        DeviceError::Lost { during, detail } => DeviceError::Lost {
+        DeviceError::DeviceLost { during, detail } => DeviceError::DeviceLost {
             during,
             detail: detail.clone(),
         },
-        other => DeviceError::Lost {
+        other => DeviceError::DeviceLost {
             during: "an earlier call",
             detail: other.to_string(),
         },

@@ -7,7 +7,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use contract::{Candidates, NodeIdx, TokenId, Tree};
+use contract::{DraftCandidates, NodeIdx, TokenId, Tree};
 
 /// How large a tree may get, and how it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct Soil<'a> {
     /// text. They lie in the tree beside the draft's, at the price of the budget.
     pub hints: &'a [TokenId],
     /// What the draft says of depth 1 and on.
-    pub candidates: &'a Candidates,
+    pub candidates: &'a DraftCandidates,
 }
 
 /// A node that could be added next.
@@ -142,13 +142,13 @@ pub fn grow(soil: Soil<'_>, shape: Shape) -> Grown {
 }
 
 /// Positions that candidates speak of.
-fn depths(candidates: &Candidates) -> usize {
+fn depths(candidates: &DraftCandidates) -> usize {
     candidates.ids.len().min(candidates.log_probs.len()) / candidates.k.max(1)
 }
 
 struct Growth<'a> {
     grown: Grown,
-    candidates: &'a Candidates,
+    candidates: &'a DraftCandidates,
     depths: usize,
     offers: BinaryHeap<Offer>,
     offered: u32,
@@ -222,7 +222,7 @@ impl Growth<'_> {
 ///
 /// What is known of a row is its best candidates; the rest of its mass is spread as one token would be, which
 /// leaves the order of candidates as it is and their weight against other depths nearly so.
-pub fn tempered(candidates: &Candidates, temperature: f32) -> Candidates {
+pub fn tempered(candidates: &DraftCandidates, temperature: f32) -> DraftCandidates {
     if temperature == 1.0 || candidates.k == 0 {
         return candidates.clone();
     }
@@ -258,8 +258,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn candidates(log_probs: &[f32], k: usize) -> Candidates {
-        Candidates {
+    fn candidates(log_probs: &[f32], k: usize) -> DraftCandidates {
+        DraftCandidates {
             ids: (0..log_probs.len() as u32).map(TokenId).collect(),
             log_probs: log_probs.to_vec(),
             lse: vec![0.0; log_probs.len() / k],
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    fn soil(candidates: &Candidates) -> Soil<'_> {
+    fn soil(candidates: &DraftCandidates) -> Soil<'_> {
         Soil {
             root: TokenId(99),
             forced: &[],
@@ -296,7 +296,7 @@ mod tests {
     }
 
     /// All prefixes' weights, best first, by listing them.
-    fn listed(candidates: &Candidates, depths: usize) -> Vec<f64> {
+    fn listed(candidates: &DraftCandidates, depths: usize) -> Vec<f64> {
         let (mut all, mut level) = (Vec::new(), vec![0.0]);
         for position in candidates.log_probs.chunks(candidates.k).take(depths) {
             let next = level

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use contract::{TokenId, Window};
+use contract::{AttentionWindow, TokenId};
 
 use crate::{Constraints, Reject};
 
@@ -58,7 +58,7 @@ pub struct Settings {
     /// Whether tokens may be drafted. Without, a round gives one token, or a run of what is forced.
     pub speculate: bool,
     /// What of the context is seen in attention once the prompt is read; the prompt itself is read in full.
-    pub window: Window,
+    pub window: AttentionWindow,
     /// What may or must come, one for each choice.
     pub constraints: Option<Constraints>,
     /// Which conversation this belongs to, if its caller knows. Only ever a hint: it protects the longest saved
@@ -89,7 +89,7 @@ impl Default for Settings {
             logprobs: None,
             prompt_logprobs: None,
             speculate: true,
-            window: Window::FULL,
+            window: AttentionWindow::FULL,
             constraints: None,
             session: None,
             use_saved: true,

@@ -21,7 +21,7 @@
 //! full length, so it always goes on; so does then the next, and nobody waits for ever. Nor do two take pages from each
 //! other in turns: what was parked needs its pages back and more besides, which only an end or another parking frees.
 
-use contract::{DeviceError, PAGES, Place, SeqId, SnapshotId};
+use contract::{DeviceError, PAGES, SeqId, SnapshotId, SnapshotLocation};
 
 use crate::Scheduler;
 use crate::prefill::Prefill;
@@ -31,15 +31,15 @@ use crate::scheduler::{Attempt, Events};
 
 /// Whether a refusal says that others hold the pool.
 pub(crate) fn is_dry(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::NoRoom { what, .. } if *what == PAGES)
+    matches!(error, DeviceError::OutOfMemory { what, .. } if *what == PAGES)
 }
 
 impl Scheduler {
     /// Whether the pool has room for one more sequence, of `len` tokens soon and `max_len` at most.
     pub(crate) fn has_room(&self, len: usize, max_len: usize) -> bool {
         let info = self.runner.info();
-        let (page, nodes) = (info.pool.page, info.limits.tree_nodes);
-        let each = info.limits.most_pages(page);
+        let (page, nodes) = (info.pool.page_size, info.limits.tree_nodes);
+        let each = info.limits.max_pages_per_sequence(page);
         if info.pool.pages / each >= info.limits.sequences {
             return true;
         }
@@ -69,7 +69,7 @@ impl Scheduler {
             }
         }
         // Whoever is alone has the whole pool, and that is enough for him.
-        alone || owed + soon(len, max_len) <= self.runner.room().tokens / page
+        alone || owed + soon(len, max_len) <= self.runner.capacity().tokens / page
     }
 
     /// The turn of what goes on first among those that gave their place up.
@@ -125,11 +125,11 @@ impl Scheduler {
     /// it cannot be saved; the only error is a lost device.
     fn save_parked(&mut self, seq: SeqId) -> Result<Option<SnapshotId>, DeviceError> {
         loop {
-            match self.runner.snapshot(seq, Place::Host) {
+            match self.runner.snapshot(seq, SnapshotLocation::Host) {
                 Ok(info) => return Ok(Some(info.id)),
-                Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+                Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
                 Err(error) => {
-                    let lacking = matches!(error, DeviceError::NoRoom { .. });
+                    let lacking = matches!(error, DeviceError::OutOfMemory { .. });
                     if !lacking || !self.prefix.shed(&mut *self.runner)? {
                         tracing::warn!(%error, "a state cannot be saved");
                         return Ok(None);
@@ -216,7 +216,7 @@ impl Scheduler {
                 self.stats.prompt_tokens += (done - before) as u64;
                 Ok(Attempt::Moved)
             }
-            Err(error @ DeviceError::NoRoom { .. }) => {
+            Err(error @ DeviceError::OutOfMemory { .. }) => {
                 self.refused(&error);
                 let parked = is_dry(&error) && self.park()?;
                 Ok(if parked {
@@ -260,5 +260,5 @@ impl Scheduler {
 
 /// Whether the device lacked memory, and not pages of the pool.
 fn is_memory(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::NoRoom { .. }) && !is_dry(error)
+    matches!(error, DeviceError::OutOfMemory { .. }) && !is_dry(error)
 }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use contract::{Ask, DeviceError, Row, Runner, SeqId, TokenId};
+use contract::{DeviceError, LogitsRequest, LogitsRow, Runner, SeqId, TokenId};
 
 use crate::Logprobs;
 use crate::prefix::Stop;
@@ -88,14 +88,14 @@ impl Prefill {
         runner: &mut dyn Runner,
         prompt: &[TokenId],
         size: usize,
-        last: Option<&Ask>,
-    ) -> Result<Option<Row>, DeviceError> {
+        last: Option<&LogitsRequest>,
+    ) -> Result<Option<LogitsRow>, DeviceError> {
         let end = self.next_end(prompt.len(), size);
         let tokens = &prompt[self.done..end];
-        let mut asks: Vec<(usize, Ask)> = Vec::new();
+        let mut requests: Vec<(usize, LogitsRequest)> = Vec::new();
         let followers = prompt[self.done + 1..].iter().take(tokens.len());
         if let Some(n) = self.told {
-            asks.extend(
+            requests.extend(
                 followers
                     .clone()
                     .map(|next| ask_about(*next, n))
@@ -104,17 +104,21 @@ impl Prefill {
         }
         let ends = end == prompt.len();
         let asked = last.filter(|_| ends);
-        asks.extend(asked.map(|ask| (tokens.len() - 1, ask.clone())));
-        let mut rows = runner.prefill(self.seq, tokens, &asks)?;
-        if rows.len() != asks.len() {
-            return Err(DeviceError::Misuse {
+        requests.extend(asked.map(|ask| (tokens.len() - 1, ask.clone())));
+        let mut rows = runner.prefill(self.seq, tokens, &requests)?;
+        if rows.len() != requests.len() {
+            return Err(DeviceError::InvalidCall {
                 call: "prefill",
-                detail: format!("{} rows came back for {} asks", rows.len(), asks.len()),
+                detail: format!(
+                    "{} rows came back for {} requests",
+                    rows.len(),
+                    requests.len()
+                ),
             });
         }
         let row = match asked {
             Some(_) => rows.pop(),
-            None => ends.then(Row::default),
+            None => ends.then(LogitsRow::default),
         };
         if let Some(n) = self.told {
             let told = followers.zip(&rows);

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use conformance::fake::{Call, FakeDraft, FakeRunner, FakeSpec, Language};
-use contract::{Ask, CommitItem, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
+use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod};
+use contract::{CommitItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
 use crate::costs::CostTable;
 use crate::habit::{EARNED, FIRST, PURSES};
@@ -100,9 +100,9 @@ fn spoken(costs: CostTable, texts: impl Iterator<Item = Text>) -> (f64, f64, usi
                 speculate: true,
                 doubt: text.doubt,
             };
-            let drafts = runner.handle().record().count(Call::Draft);
+            let drafts = runner.handle().record().count(RunnerMethod::Draft);
             let tree = drafted.trees(&mut runner, &[root]).unwrap().remove(0);
-            let drew = runner.handle().record().count(Call::Draft) > drafts;
+            let drew = runner.handle().record().count(RunnerMethod::Draft) > drafts;
             let deepest = tree.depths().iter().copied().max().map_or(0, usize::from);
             let tokens = 1 + (text.kept)(rounds, text.tokens - left, deepest).min(deepest);
             advance(&mut runner, seq, &tree);
@@ -134,13 +134,13 @@ fn spoken(costs: CostTable, texts: impl Iterator<Item = Text>) -> (f64, f64, usi
 /// Keeps the fake's own position moving; which token it stands at is of no matter.
 fn advance(runner: &mut dyn Runner, seq: SeqId, tree: &Tree) {
     let root = Tree::root(tree.token(NodeIdx::ROOT));
-    let asks = [Ask::NOTHING];
+    let requests = [LogitsRequest::NONE];
     let tree = &root;
     runner
         .verify(&[VerifyItem {
             seq,
             tree,
-            asks: &asks,
+            requests: &requests,
         }])
         .unwrap();
     let path = tree.path_to(NodeIdx::ROOT);

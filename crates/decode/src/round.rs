@@ -1,7 +1,8 @@
 //! One pass over all ready sequences: draft, tree, verify, accept, commit.
 
 use contract::{
-    Ask, CommitItem, DeviceError, NodeIdx, Path, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
+    CommitItem, DeviceError, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree,
+    TreePath, VerifyItem,
 };
 
 use crate::accept::{Walk, walk};
@@ -45,7 +46,7 @@ struct Item {
     seq: SeqId,
     tree: Tree,
     plans: Vec<NodePlan>,
-    asks: Vec<Ask>,
+    requests: Vec<LogitsRequest>,
 }
 
 impl Item {
@@ -54,7 +55,7 @@ impl Item {
         let (tree, plans) = sequence.reachable(tree);
         Item {
             seq: sequence.seq,
-            asks: plans.iter().map(|plan| plan.ask.clone()).collect(),
+            requests: plans.iter().map(|plan| plan.ask.clone()).collect(),
             tree,
             plans,
         }
@@ -77,7 +78,7 @@ pub(crate) fn round(
     let start = clock();
     let (trees, undrafted) = match propose(runner, source, batch) {
         Ok(proposed) => proposed,
-        Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+        Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
         Err(error) => {
             let all = batch.iter().map(|_| Verdict::Fails(again(&error)));
             return Ok(Outcome {
@@ -98,7 +99,7 @@ pub(crate) fn round(
                 Ok(walk) => Verdict::Went(walk),
                 Err(error) => Verdict::Fails(error),
             },
-            Err(error @ DeviceError::NoRoom { .. }) => Verdict::Waits(error),
+            Err(error @ DeviceError::OutOfMemory { .. }) => Verdict::Waits(error),
             Err(error) => Verdict::Fails(error),
         });
     }
@@ -106,7 +107,7 @@ pub(crate) fn round(
     let going: Vec<usize> = (0..batch.len())
         .filter(|i| matches!(&verdicts[*i], Verdict::Went(walk) if walk.ending.is_none()))
         .collect();
-    let paths: Vec<(SeqId, &Path)> = going
+    let paths: Vec<(SeqId, &TreePath)> = going
         .iter()
         .filter_map(|i| match &verdicts[*i] {
             Verdict::Went(walk) => Some((batch[*i].seq, &walk.path)),
@@ -191,7 +192,7 @@ fn propose(
         .collect();
     let trees = match source.trees(runner, &roots) {
         Ok(trees) => trees,
-        Err(DeviceError::NoRoom { .. }) => return Ok((Roots.trees(runner, &roots)?, true)),
+        Err(DeviceError::OutOfMemory { .. }) => return Ok((Roots.trees(runner, &roots)?, true)),
         Err(error) => return Err(error),
     };
     let fit = trees
@@ -199,7 +200,7 @@ fn propose(
         .zip(&roots)
         .filter(|(tree, root)| tree.tokens()[0] == root.token() && tree.len() <= widest);
     if trees.len() != roots.len() || fit.count() != roots.len() {
-        return Err(DeviceError::Misuse {
+        return Err(DeviceError::InvalidCall {
             call: "trees",
             detail: format!("{} roots did not get trees of their own", roots.len()),
         });
@@ -207,7 +208,7 @@ fn propose(
     Ok((trees, false))
 }
 
-type Answer = Result<Vec<Row>, DeviceError>;
+type Answer = Result<Vec<LogitsRow>, DeviceError>;
 
 /// Verifies all together; where that is refused, each alone; where that finds no room, its root alone.
 fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, DeviceError> {
@@ -216,7 +217,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
         .map(|item| VerifyItem {
             seq: item.seq,
             tree: &item.tree,
-            asks: &item.asks,
+            requests: &item.requests,
         })
         .collect();
     match runner.verify(&calls) {
@@ -224,18 +225,18 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
         Ok(rows) => Ok(items
             .iter()
             .map(|_| {
-                Err(DeviceError::Misuse {
+                Err(DeviceError::InvalidCall {
                     call: "verify",
                     detail: format!("{} answers for {} items", rows.len(), items.len()),
                 })
             })
             .collect()),
-        Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+        Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
         Err(error) => match items {
-            [item] if item.tree.len() > 1 && matches!(error, DeviceError::NoRoom { .. }) => {
+            [item] if item.tree.len() > 1 && matches!(error, DeviceError::OutOfMemory { .. }) => {
                 let window = item.tree.window();
-                item.tree = Tree::root(item.tree.tokens()[0]).seen_through(window);
-                item.asks.truncate(1);
+                item.tree = Tree::root(item.tree.tokens()[0]).with_window(window);
+                item.requests.truncate(1);
                 item.plans.truncate(1);
                 verify(runner, items)
             }
@@ -254,7 +255,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
 /// Commits all together; where that is refused, each alone.
 fn commit(
     runner: &mut dyn Runner,
-    paths: &[(SeqId, &Path)],
+    paths: &[(SeqId, &TreePath)],
 ) -> Result<Vec<Result<(), DeviceError>>, DeviceError> {
     if paths.is_empty() {
         return Ok(Vec::new());
@@ -265,7 +266,7 @@ fn commit(
         .collect();
     match runner.commit(&calls) {
         Ok(()) => Ok(paths.iter().map(|_| Ok(())).collect()),
-        Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+        Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
         Err(error) if paths.len() == 1 => Ok(vec![Err(error)]),
         Err(_) => {
             let mut results = Vec::with_capacity(paths.len());
@@ -279,7 +280,7 @@ fn commit(
 
 /// The same refusal for another sequence; device errors cannot be copied.
 fn again(error: &DeviceError) -> DeviceError {
-    DeviceError::Misuse {
+    DeviceError::InvalidCall {
         call: "draft",
         detail: error.to_string(),
     }

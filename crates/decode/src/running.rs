@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use contract::{Ask, Row, SeqId, SnapshotId, TokenId};
+use contract::{LogitsRequest, LogitsRow, SeqId, SnapshotId, TokenId};
 
 use crate::doubt::Doubt;
 use crate::prefill::Prefill;
@@ -87,7 +87,7 @@ pub(crate) struct PromptEnd {
     /// The device's state after the prompt.
     pub(crate) snapshot: SnapshotId,
     /// What the target says there.
-    pub(crate) row: Row,
+    pub(crate) row: LogitsRow,
 }
 
 /// What all sequences of one scheduler share.
@@ -142,7 +142,7 @@ impl Running {
 
     /// What to ask at the last token of the prompt, if the next chunk of `size` reads it and something is to be
     /// said. All choices share the row: none has said anything that could tell them apart.
-    pub(crate) fn first_ask(&self, size: usize, model: Model<'_>) -> Option<Ask> {
+    pub(crate) fn first_ask(&self, size: usize, model: Model<'_>) -> Option<LogitsRequest> {
         let prefill = self.prefill.as_ref()?;
         let speaks = self.settings.max_tokens > 0 && prefill.ends_next(self.prompt.len(), size);
         speaks.then(|| self.sequence(0, prefill.seq, model).plan(&[]).ask)

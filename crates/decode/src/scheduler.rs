@@ -3,8 +3,8 @@
 use std::mem;
 use std::time::Duration;
 
-use contract::checked::Checked;
-use contract::{DeviceError, Room, Runner, RunnerInfo, TokenId};
+use contract::checked::CheckedRunner;
+use contract::{Capacity, DeviceError, Runner, RunnerInfo, TokenId};
 
 use crate::ahead::Ahead;
 use crate::error::lost_again;
@@ -81,7 +81,7 @@ pub struct Scheduler {
     /// What all chunks are cut by.
     pub(crate) chunk: usize,
     /// The room of the empty runner, which an idle scheduler must have got back.
-    empty: Room,
+    empty: Capacity,
     pub(crate) queue: Queue,
     /// Freed with the runner.
     pub(crate) prefix: PrefixCache,
@@ -136,7 +136,7 @@ impl Scheduler {
         trees: Box<dyn TreeSource>,
     ) -> Scheduler {
         let runner: Box<dyn Runner> = if cfg!(debug_assertions) {
-            Box::new(Checked::new(runner))
+            Box::new(CheckedRunner::new(runner))
         } else {
             runner
         };
@@ -144,7 +144,7 @@ impl Scheduler {
         let limit = config.prefill_chunk.min(info.limits.prefill_chunk);
         Scheduler {
             chunk: chunk_size(limit, info.prefill_align),
-            empty: runner.room(),
+            empty: runner.capacity(),
             runner,
             trees,
             prefix: PrefixCache::new(config.prefix.clone()),
@@ -175,7 +175,7 @@ impl Scheduler {
     /// Does one piece of work that nobody waits for: one saved state goes to the store, if it is worth it. To be
     /// called while [`is_idle`](Scheduler::is_idle).
     ///
-    /// The only error is [`DeviceError::Lost`].
+    /// The only error is [`DeviceError::DeviceLost`].
     pub fn upkeep(&mut self) -> Result<(), DeviceError> {
         match self.lost {
             Some(_) => Ok(()),
@@ -185,7 +185,7 @@ impl Scheduler {
 
     /// Gives the store every state worth keeping that it lacks, before the process ends.
     ///
-    /// The only error is [`DeviceError::Lost`].
+    /// The only error is [`DeviceError::DeviceLost`].
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         if self.lost.is_some() {
             return Ok(());
@@ -220,7 +220,7 @@ impl Scheduler {
     /// Does one piece of device work, a prefill chunk or a round in turn, and appends what came of it to
     /// `out`. One piece and not both, so that neither's tokens wait for the other.
     ///
-    /// The only error is [`DeviceError::Lost`]: every job has then got its `Failed`, and no more are taken.
+    /// The only error is [`DeviceError::DeviceLost`]: every job has then got its `Failed`, and no more are taken.
     pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
         out.append(&mut self.news);
         if let Some(error) = &self.lost {
@@ -244,7 +244,7 @@ impl Scheduler {
 
     /// What it is doing and has done.
     pub fn stats(&self) -> Stats {
-        let room = self.runner.room();
+        let room = self.runner.capacity();
         Stats {
             queued: self.queue.len(),
             running: self.running.len(),
@@ -252,7 +252,7 @@ impl Scheduler {
             prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
             pool_tokens: self.runner.info().pool.tokens(),
             free_tokens: room.tokens,
-            kept_tokens: room.kept,
+            kept_tokens: room.evictable_tokens,
             parked: self.running.iter().map(|r| r.parked.len()).sum(),
             prefix: self.prefix.stats(&*self.runner),
             ..self.stats
@@ -315,7 +315,7 @@ impl Scheduler {
         };
         match self.trees.prepare(&mut *self.runner, clock) {
             // Whatever the device refused here, the job will hear of it when it asks for the same.
-            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
                 tracing::warn!(%error, "the costs of passes could not be measured");
                 Ok(())
@@ -435,10 +435,10 @@ impl Scheduler {
         let victim = victim.map(|(at, _)| at);
         let context = self.runner.info().limits.context;
         let wanted = prompt.saturating_add(max_tokens).min(context);
-        let failure = self.refusal.take().unwrap_or(Failure::NoRoom {
+        let failure = self.refusal.take().unwrap_or(Failure::OutOfMemory {
             what: "context tokens",
             wanted: wanted as u64,
-            free: self.runner.room().tokens as u64,
+            free: self.runner.capacity().tokens as u64,
         });
         match victim {
             Some(at) => self.remove_failed(at, failure, out),
@@ -465,7 +465,7 @@ impl Scheduler {
         error: &DeviceError,
         out: &mut Events,
     ) -> Result<(), DeviceError> {
-        if let DeviceError::Lost { .. } = error {
+        if let DeviceError::DeviceLost { .. } = error {
             return Err(lost_again(error));
         }
         self.remove_failed(at, Failure::from(error), out);
@@ -515,11 +515,11 @@ impl Scheduler {
         if self.ahead.is_reading() {
             return;
         }
-        let mut room = self.runner.room();
+        let mut room = self.runner.capacity();
         if !self.prefix.is_empty() {
             // How much saved states hold is the runner's business.
             room.snapshot_bytes = self.empty.snapshot_bytes;
-            room.kept = self.empty.kept;
+            room.evictable_tokens = self.empty.evictable_tokens;
         }
         if room != self.empty {
             self.stats.leaks += 1;

@@ -1,6 +1,6 @@
 //! One continuation of one prompt on the device.
 
-use contract::{Ask, NodeIdx, SeqId, TokenId, Tree, Window};
+use contract::{AttentionWindow, LogitsRequest, NodeIdx, SeqId, TokenId, Tree};
 
 use crate::constraint::Constraint;
 use crate::doubt::Doubt;
@@ -11,7 +11,7 @@ use crate::{ChoiceStats, FinishReason, JobId, OutToken, Settings};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NodePlan {
     /// What to ask of the device.
-    pub(crate) ask: Ask,
+    pub(crate) ask: LogitsRequest,
     /// The token that comes whatever is answered.
     pub(crate) forced: Option<TokenId>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Sequence {
     /// Whether tokens may be drafted for it.
     pub(crate) speculate: bool,
     /// What of its context it sees while it speaks.
-    pub(crate) window: Window,
+    pub(crate) window: AttentionWindow,
     /// How unexpected its last tokens were.
     pub(crate) doubt: Doubt,
     /// What it has taken so far.
@@ -177,7 +177,7 @@ impl Sequence {
             }
             places.push(place);
         }
-        (kept.seen_through(self.window), plans)
+        (kept.with_window(self.window), plans)
     }
 
     /// Takes chosen tokens into the history.

@@ -16,7 +16,7 @@ use crate::GgufError;
 /// that. A file that is *overwritten in place* changes under the reader. Replace model files by writing a new
 /// one and renaming it over the old, which leaves the map as it was.
 #[derive(Debug)]
-pub struct Mapped(Backing);
+pub struct FileBytes(Backing);
 
 #[derive(Debug)]
 enum Backing {
@@ -28,12 +28,12 @@ enum Backing {
     Anonymous(Mmap),
 }
 
-impl Mapped {
+impl FileBytes {
     /// Maps a file.
     ///
     /// # Errors
     /// [`GgufError::Io`] when it cannot be opened or mapped, or is not a plain file.
-    pub fn open(path: &Path) -> Result<Mapped, GgufError> {
+    pub fn open(path: &Path) -> Result<FileBytes, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
             source,
@@ -48,20 +48,20 @@ impl Mapped {
         }
         if facts.len() == 0 {
             // There is nothing to map, and systems differ in whether they allow it.
-            return Ok(Mapped(Backing::Static(&[])));
+            return Ok(FileBytes(Backing::Static(&[])));
         }
         let file = File::open(path).map_err(io)?;
-        Ok(Mapped(Backing::Map(map(&file).map_err(io)?)))
+        Ok(FileBytes(Backing::Map(map(&file).map_err(io)?)))
     }
 
     /// Bytes that are already in memory and shared.
-    pub fn shared(bytes: Arc<[u8]>) -> Mapped {
-        Mapped(Backing::Shared(bytes))
+    pub fn shared(bytes: Arc<[u8]>) -> FileBytes {
+        FileBytes(Backing::Shared(bytes))
     }
 
     /// Bytes that are part of the executable.
-    pub fn embedded(bytes: &'static [u8]) -> Mapped {
-        Mapped(Backing::Static(bytes))
+    pub fn embedded(bytes: &'static [u8]) -> FileBytes {
+        FileBytes(Backing::Static(bytes))
     }
 
     /// `head` and then zeros, `len` bytes in all: a file of which only the front matters. Zeros take no memory
@@ -72,7 +72,7 @@ impl Mapped {
     ///
     /// # Panics
     /// If `head` is longer than `len`.
-    pub fn zeros_after(head: &[u8], len: usize) -> Result<Mapped, GgufError> {
+    pub fn zeros_after(head: &[u8], len: usize) -> Result<FileBytes, GgufError> {
         let mut map = MmapOptions::new()
             .len(len)
             .no_reserve_swap()
@@ -80,7 +80,7 @@ impl Mapped {
             .map_err(GgufError::Write)?;
         map[..head.len()].copy_from_slice(head);
         let map = map.make_read_only().map_err(GgufError::Write)?;
-        Ok(Mapped(Backing::Anonymous(map)))
+        Ok(FileBytes(Backing::Anonymous(map)))
     }
 
     /// Whether reading the bytes reads a file.
@@ -91,13 +91,13 @@ impl Mapped {
 
 #[allow(unsafe_code, reason = "the one map call of this crate")]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and lives inside `Mapped`, which owns it, so no reference outlives it.
-    // That nobody shortens or rewrites the file meanwhile cannot be enforced; `Mapped` documents what
+    // SAFETY: the map is read-only and lives inside `FileBytes`, which owns it, so no reference outlives it.
+    // That nobody shortens or rewrites the file meanwhile cannot be enforced; `FileBytes` documents what
     // happens then. All bytes are checked as they are read, so other contents are refused, not misused.
     unsafe { Mmap::map(file) }
 }
 
-impl std::ops::Deref for Mapped {
+impl std::ops::Deref for FileBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {

@@ -2,7 +2,7 @@
 
 /// What was wrong with one field; the caller adds which key or tensor, and which file.
 #[derive(Debug)]
-pub(crate) struct Fault {
+pub(crate) struct ParseFault {
     pub(crate) field: &'static str,
     pub(crate) offset: u64,
     pub(crate) detail: String,
@@ -34,8 +34,8 @@ impl<'a> Cursor<'a> {
     }
 
     /// A fault of the field that begins `back` bytes before the cursor.
-    pub(crate) fn fault(&self, field: &'static str, back: u64, detail: String) -> Fault {
-        Fault {
+    pub(crate) fn fault(&self, field: &'static str, back: u64, detail: String) -> ParseFault {
+        ParseFault {
             field,
             offset: self.offset() - back,
             detail,
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next `n` bytes, if they are there.
-    pub(crate) fn take(&mut self, n: u64, field: &'static str) -> Result<&'a [u8], Fault> {
+    pub(crate) fn take(&mut self, n: u64, field: &'static str) -> Result<&'a [u8], ParseFault> {
         let rest = &self.bytes[self.at..];
         match usize::try_from(n).ok().and_then(|n| rest.get(..n)) {
             Some(taken) => {
@@ -54,24 +54,31 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], Fault> {
+    pub(crate) fn array<const N: usize>(
+        &mut self,
+        field: &'static str,
+    ) -> Result<[u8; N], ParseFault> {
         let bytes = self.take(N as u64, field)?;
         Ok(*bytes
             .as_array()
             .expect("take gives as many bytes as asked for"))
     }
 
-    pub(crate) fn u32(&mut self, field: &'static str) -> Result<u32, Fault> {
+    pub(crate) fn u32(&mut self, field: &'static str) -> Result<u32, ParseFault> {
         self.array(field).map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self, field: &'static str) -> Result<u64, Fault> {
+    pub(crate) fn u64(&mut self, field: &'static str) -> Result<u64, ParseFault> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// A count of things that take at least `least_bytes` each; refused when they cannot fit into what is
     /// left, so that memory set aside for them is bounded by the size of the file.
-    pub(crate) fn count(&mut self, field: &'static str, least_bytes: u64) -> Result<usize, Fault> {
+    pub(crate) fn count(
+        &mut self,
+        field: &'static str,
+        least_bytes: u64,
+    ) -> Result<usize, ParseFault> {
         let count = self.u64(field)?;
         let most = self.left() / least_bytes;
         match usize::try_from(count) {
@@ -88,7 +95,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A length and that many bytes.
-    pub(crate) fn string(&mut self, field: &'static str) -> Result<&'a [u8], Fault> {
+    pub(crate) fn string(&mut self, field: &'static str) -> Result<&'a [u8], ParseFault> {
         let len = self.u64(field)?;
         if len > self.left() {
             let detail = format!("a string of {len} bytes, but only {} are left", self.left());
@@ -103,7 +110,7 @@ impl<'a> Cursor<'a> {
         count: usize,
         field: &'static str,
         read: impl Fn([u8; N]) -> T,
-    ) -> Result<Vec<T>, Fault> {
+    ) -> Result<Vec<T>, ParseFault> {
         let bytes = self.take(count as u64 * N as u64, field)?;
         Ok(bytes.as_chunks::<N>().0.iter().map(|b| read(*b)).collect())
     }

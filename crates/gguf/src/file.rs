@@ -7,9 +7,9 @@ use std::sync::Arc;
 use contract::{WeightError, WeightRef, WeightSource};
 
 use crate::read::{Parsed, parse};
-use crate::split::{SplitFacts, part_paths};
+use crate::split::{SplitInfo, part_paths};
 use crate::tensors::shape;
-use crate::{GgufError, Mapped, Meta, TensorInfo, TensorType};
+use crate::{FileBytes, GgufError, Meta, TensorInfo, TensorType};
 
 /// An opened GGUF file, all its parts included. The tensors' bytes stay where they are.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct GgufFile {
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     /// One per file; unmapped when this is dropped.
-    parts: Vec<Mapped>,
+    parts: Vec<FileBytes>,
     /// For each part, where its tensor directory ends.
     head_bytes: Vec<usize>,
 }
@@ -33,9 +33,9 @@ impl GgufFile {
     /// Any [`GgufError`] but those of the writer.
     pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
         let name = path.display().to_string();
-        let first = Mapped::open(path)?;
+        let first = FileBytes::open(path)?;
         let parsed = parse(&name, &first, 0)?;
-        let facts = SplitFacts::read(&name, &parsed.meta)?;
+        let facts = SplitInfo::read(&name, &parsed.meta)?;
         if facts.no != 0 {
             let detail = format!(
                 "this is part {} of {}; open part 1",
@@ -72,9 +72,9 @@ impl GgufFile {
     ///
     /// # Errors
     /// As [`GgufFile::open`].
-    pub fn from_bytes(name: &str, bytes: Mapped) -> Result<GgufFile, GgufError> {
+    pub fn from_bytes(name: &str, bytes: FileBytes) -> Result<GgufFile, GgufError> {
         let parsed = parse(name, &bytes, 0)?;
-        let facts = SplitFacts::read(name, &parsed.meta)?;
+        let facts = SplitInfo::read(name, &parsed.meta)?;
         if facts.no != 0 || facts.count > 1 {
             let detail = "a part of a split file cannot be read from memory".to_owned();
             return Err(GgufError::Split {
@@ -85,7 +85,7 @@ impl GgufFile {
         Ok(GgufFile::of_one(name.to_owned(), bytes, parsed))
     }
 
-    fn of_one(name: String, bytes: Mapped, parsed: Parsed) -> GgufFile {
+    fn of_one(name: String, bytes: FileBytes, parsed: Parsed) -> GgufFile {
         let Parsed {
             version,
             meta,
@@ -108,11 +108,11 @@ impl GgufFile {
         }
     }
 
-    fn add_part(&mut self, path: &Path, part: usize, first: SplitFacts) -> Result<(), GgufError> {
+    fn add_part(&mut self, path: &Path, part: usize, first: SplitInfo) -> Result<(), GgufError> {
         let name = path.display().to_string();
-        let bytes = Mapped::open(path)?;
+        let bytes = FileBytes::open(path)?;
         let parsed = parse(&name, &bytes, part)?;
-        let facts = SplitFacts::read(&name, &parsed.meta)?;
+        let facts = SplitInfo::read(&name, &parsed.meta)?;
         let refuse = |detail| {
             Err(GgufError::Split {
                 file: name.clone(),

@@ -24,10 +24,10 @@ mod tensors;
 mod value;
 mod write;
 
-pub use bytes::Mapped;
+pub use bytes::FileBytes;
 pub use error::GgufError;
 pub use file::GgufFile;
 pub use meta::Meta;
 pub use tensors::{TensorInfo, TensorType};
-pub use value::{Array, Text, Value};
+pub use value::{Array, GgufString, Value};
 pub use write::{GgufBody, GgufWriter};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::value::shown;
-use crate::{Array, GgufError, Text, Value};
+use crate::{Array, GgufError, GgufString, Value};
 
 /// The key-value pairs of a file, in file order, each key once.
 #[derive(Debug, Clone, Default)]
@@ -153,7 +153,7 @@ impl Meta {
     }
 }
 
-fn utf8<'a>(key: &str, text: &'a Text) -> Result<&'a str, GgufError> {
+fn utf8<'a>(key: &str, text: &'a GgufString) -> Result<&'a str, GgufError> {
     text.as_str().map_err(|e| GgufError::Meta {
         key: key.to_owned(),
         expected: "UTF-8 text",

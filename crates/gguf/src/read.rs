@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::cursor::{Cursor, Fault};
+use crate::cursor::{Cursor, ParseFault};
 use crate::tensors::shape;
 use crate::value::shown;
-use crate::{Array, GgufError, Meta, TensorInfo, TensorType, Text, Value};
+use crate::{Array, GgufError, GgufString, Meta, TensorInfo, TensorType, Value};
 
 /// Longest metadata key, in bytes.
 const MAX_KEY: u64 = 65_535;
@@ -33,7 +33,7 @@ pub(crate) struct Parsed {
 /// Reads everything but the tensors' bytes. `part` is what the tensors' entries will say.
 pub(crate) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, GgufError> {
     let at = |place: String| {
-        move |fault: Fault| GgufError::Malformed {
+        move |fault: ParseFault| GgufError::Malformed {
             file: file.to_owned(),
             place,
             field: fault.field,
@@ -58,7 +58,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, Ggu
         let value = value(&mut cursor).map_err(place())?;
         if meta.insert(key, value).is_err() {
             let detail = "the key is there already".to_owned();
-            return Err(place()(Fault {
+            return Err(place()(ParseFault {
                 field: "key",
                 offset: start,
                 detail,
@@ -111,7 +111,7 @@ fn version(file: &str, bytes: &[u8], cursor: &mut Cursor<'_>) -> Result<u32, Ggu
             file: file.to_owned(),
             version,
         }),
-        Err(Fault {
+        Err(ParseFault {
             field,
             offset,
             detail,
@@ -125,7 +125,11 @@ fn version(file: &str, bytes: &[u8], cursor: &mut Cursor<'_>) -> Result<u32, Ggu
     }
 }
 
-fn limited<'a>(cursor: &mut Cursor<'a>, field: &'static str, most: u64) -> Result<&'a str, Fault> {
+fn limited<'a>(
+    cursor: &mut Cursor<'a>,
+    field: &'static str,
+    most: u64,
+) -> Result<&'a str, ParseFault> {
     let bytes = cursor.string(field)?;
     let len = bytes.len() as u64;
     if len > most {
@@ -139,11 +143,11 @@ fn limited<'a>(cursor: &mut Cursor<'a>, field: &'static str, most: u64) -> Resul
         .map_err(|_| cursor.fault(field, len, format!("not UTF-8: {}", shown(bytes))))
 }
 
-fn key<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Fault> {
+fn key<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, ParseFault> {
     limited(cursor, "key", MAX_KEY)
 }
 
-fn value(cursor: &mut Cursor<'_>) -> Result<Value, Fault> {
+fn value(cursor: &mut Cursor<'_>) -> Result<Value, ParseFault> {
     const F: &str = "value";
     let id = cursor.u32("value type")?;
     Ok(match id {
@@ -155,7 +159,7 @@ fn value(cursor: &mut Cursor<'_>) -> Result<Value, Fault> {
         5 => Value::I32(i32::from_le_bytes(cursor.array(F)?)),
         6 => Value::F32(f32::from_le_bytes(cursor.array(F)?)),
         7 => Value::Bool(truth(cursor, 1, F)?[0]),
-        8 => Value::String(Text::from(cursor.string(F)?)),
+        8 => Value::String(GgufString::from(cursor.string(F)?)),
         9 => Value::Array(array(cursor, 1)?),
         10 => Value::U64(cursor.u64(F)?),
         11 => Value::I64(i64::from_le_bytes(cursor.array(F)?)),
@@ -164,11 +168,11 @@ fn value(cursor: &mut Cursor<'_>) -> Result<Value, Fault> {
     })
 }
 
-fn unknown_type(cursor: &Cursor<'_>, field: &'static str, id: u32) -> Fault {
+fn unknown_type(cursor: &Cursor<'_>, field: &'static str, id: u32) -> ParseFault {
     cursor.fault(field, 4, format!("{id} is not a type, the highest is 12"))
 }
 
-fn array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, Fault> {
+fn array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, ParseFault> {
     const F: &str = "array elements";
     let id = cursor.u32("array element type")?;
     let least = match id {
@@ -191,7 +195,7 @@ fn array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, Fault> {
         7 => Array::Bool(truth(cursor, n, F)?),
         8 => Array::String(
             (0..n)
-                .map(|_| cursor.string(F).map(Text::from))
+                .map(|_| cursor.string(F).map(GgufString::from))
                 .collect::<Result<_, _>>()?,
         ),
         9 if depth >= MAX_DEPTH => {
@@ -209,7 +213,7 @@ fn array(cursor: &mut Cursor<'_>, depth: usize) -> Result<Array, Fault> {
     })
 }
 
-fn truth(cursor: &mut Cursor<'_>, n: usize, field: &'static str) -> Result<Vec<bool>, Fault> {
+fn truth(cursor: &mut Cursor<'_>, n: usize, field: &'static str) -> Result<Vec<bool>, ParseFault> {
     let bytes = cursor.take(n as u64, field)?;
     if let Some(i) = bytes.iter().position(|&b| b > 1) {
         let detail = format!("{} is not a bool, which is 0 or 1", bytes[i]);
@@ -218,13 +222,13 @@ fn truth(cursor: &mut Cursor<'_>, n: usize, field: &'static str) -> Result<Vec<b
     Ok(bytes.iter().map(|&b| b == 1).collect())
 }
 
-fn alignment(meta: &Meta) -> Result<u64, Fault> {
+fn alignment(meta: &Meta) -> Result<u64, ParseFault> {
     let Some(value) = meta.get("general.alignment") else {
         return Ok(DEFAULT_ALIGNMENT);
     };
     match value.as_integer() {
         Some(v) if v.is_power_of_two() && v <= u64::from(u32::MAX) => Ok(v),
-        _ => Err(Fault {
+        _ => Err(ParseFault {
             field: "value",
             offset: 0,
             detail: format!(
@@ -236,7 +240,7 @@ fn alignment(meta: &Meta) -> Result<u64, Fault> {
 }
 
 /// A tensor entry that has not been placed yet.
-struct Entry {
+struct TensorEntry {
     info: TensorInfo,
     /// Bytes from the start of the data section.
     offset: u64,
@@ -245,7 +249,7 @@ struct Entry {
     offset_field: u64,
 }
 
-fn name(cursor: &mut Cursor<'_>) -> Result<Arc<str>, Fault> {
+fn name(cursor: &mut Cursor<'_>) -> Result<Arc<str>, ParseFault> {
     let name = limited(cursor, "name", MAX_NAME)?;
     if name.is_empty() {
         return Err(cursor.fault("name", 8, "the name is empty".to_owned()));
@@ -258,7 +262,7 @@ fn entry(
     (name_field, name): (u64, Arc<str>),
     part: usize,
     alignment: u64,
-) -> Result<Entry, Fault> {
+) -> Result<TensorEntry, ParseFault> {
     let n_dims = cursor.u32("dimension count")?;
     if !(1..=4).contains(&n_dims) {
         let detail = format!("{n_dims} dimensions, the format has 1 to 4");
@@ -266,7 +270,7 @@ fn entry(
     }
     let dims_at = cursor.offset();
     let dims = cursor.numbers(n_dims as usize, "dimensions", u64::from_le_bytes)?;
-    let dims_fault = |detail| Fault {
+    let dims_fault = |detail| ParseFault {
         field: "dimensions",
         offset: dims_at,
         detail,
@@ -317,7 +321,7 @@ fn entry(
         start: 0,
         n_bytes,
     };
-    Ok(Entry {
+    Ok(TensorEntry {
         info,
         offset,
         name_field,
@@ -327,15 +331,15 @@ fn entry(
 
 /// Turns offsets into positions in the file: inside it, names once, no two on the same bytes.
 fn place_tensors(
-    tensors: &mut [Entry],
+    tensors: &mut [TensorEntry],
     data_start: Option<u64>,
     file_len: u64,
-) -> Result<(), (Arc<str>, Fault)> {
+) -> Result<(), (Arc<str>, ParseFault)> {
     let mut seen: HashSet<&str> = HashSet::with_capacity(tensors.len());
     for tensor in tensors.iter() {
         if !seen.insert(&tensor.info.name) {
             let detail = "another tensor has the same name".to_owned();
-            let fault = Fault {
+            let fault = ParseFault {
                 field: "name",
                 offset: tensor.name_field,
                 detail,
@@ -358,7 +362,7 @@ fn place_tensors(
                 tensor.offset,
                 data_start.map_or("no valid place".to_owned(), |start| format!("byte {start}")),
             );
-            let fault = Fault {
+            let fault = ParseFault {
                 field: "offset",
                 offset: tensor.offset_field,
                 detail,
@@ -367,7 +371,7 @@ fn place_tensors(
         };
         tensor.info.start = start;
     }
-    let mut order: Vec<&Entry> = tensors.iter().collect();
+    let mut order: Vec<&TensorEntry> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.info.start);
     for pair in order.windows(2) {
         let (first, second) = (&pair[0].info, &pair[1]);
@@ -378,7 +382,7 @@ fn place_tensors(
                 shown(first.name.as_bytes()),
                 first.start + first.n_bytes
             );
-            let fault = Fault {
+            let fault = ParseFault {
                 field: "offset",
                 offset: second.offset_field,
                 detail,

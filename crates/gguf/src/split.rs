@@ -6,7 +6,7 @@ use crate::{GgufError, Meta};
 
 /// What a file says about being one of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SplitFacts {
+pub(crate) struct SplitInfo {
     /// Which part this is, from 0.
     pub(crate) no: u64,
     /// How many parts there are; 1 for a whole file.
@@ -15,19 +15,19 @@ pub(crate) struct SplitFacts {
     pub(crate) tensors: Option<u64>,
 }
 
-impl SplitFacts {
+impl SplitInfo {
     /// Reads the keys of `file`.
     ///
     /// # Errors
     /// [`GgufError::Split`] when one of them holds no whole number.
-    pub(crate) fn read(file: &str, meta: &Meta) -> Result<SplitFacts, GgufError> {
+    pub(crate) fn read(file: &str, meta: &Meta) -> Result<SplitInfo, GgufError> {
         let number = |key: &str| {
             meta.integer(key).map_err(|e| GgufError::Split {
                 file: file.to_owned(),
                 detail: e.to_string(),
             })
         };
-        Ok(SplitFacts {
+        Ok(SplitInfo {
             no: number("split.no")?.unwrap_or(0),
             count: number("split.count")?.unwrap_or(1).max(1),
             tensors: number("split.tensors.count")?,

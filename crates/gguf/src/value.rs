@@ -6,9 +6,9 @@ use std::str::Utf8Error;
 
 /// A string as the file has it; the format does not promise UTF-8, so the bytes are kept.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
-pub struct Text(Box<[u8]>);
+pub struct GgufString(Box<[u8]>);
 
-impl Text {
+impl GgufString {
     /// The bytes as they are.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -38,19 +38,19 @@ pub(crate) fn shown(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-impl From<&str> for Text {
-    fn from(text: &str) -> Text {
-        Text(text.as_bytes().into())
+impl From<&str> for GgufString {
+    fn from(text: &str) -> GgufString {
+        GgufString(text.as_bytes().into())
     }
 }
 
-impl From<&[u8]> for Text {
-    fn from(bytes: &[u8]) -> Text {
-        Text(bytes.into())
+impl From<&[u8]> for GgufString {
+    fn from(bytes: &[u8]) -> GgufString {
+        GgufString(bytes.into())
     }
 }
 
-impl fmt::Debug for Text {
+impl fmt::Debug for GgufString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.shown())
     }
@@ -71,7 +71,7 @@ pub enum Value {
     I32(i32),
     F32(f32),
     Bool(bool),
-    String(Text),
+    String(GgufString),
     Array(Array),
     U64(u64),
     I64(i64),
@@ -93,7 +93,7 @@ pub enum Array {
     I32(Vec<i32>),
     F32(Vec<f32>),
     Bool(Vec<bool>),
-    String(Vec<Text>),
+    String(Vec<GgufString>),
     Array(Vec<Array>),
     U64(Vec<u64>),
     I64(Vec<i64>),

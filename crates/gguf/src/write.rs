@@ -5,7 +5,7 @@ use std::io::Write;
 
 use contract::QuantType;
 
-use crate::{Array, GgufError, Meta, Text, Value};
+use crate::{Array, GgufError, GgufString, Meta, Value};
 
 /// Collects metadata and the tensor directory of a file to be written.
 ///
@@ -280,7 +280,7 @@ fn put_array(head: &mut Vec<u8>, array: &Array) {
         Array::Bool(v) => head.extend(v.iter().map(|&x| u8::from(x))),
         Array::String(v) => v
             .iter()
-            .for_each(|text: &Text| put_string(head, text.as_bytes())),
+            .for_each(|text: &GgufString| put_string(head, text.as_bytes())),
         Array::Array(v) => v.iter().for_each(|inner| put_array(head, inner)),
         Array::U64(v) => head.extend(v.iter().flat_map(|x| x.to_le_bytes())),
         Array::I64(v) => head.extend(v.iter().flat_map(|x| x.to_le_bytes())),

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use contract::QuantType;
-use gguf::{Array, GgufError, GgufFile, GgufWriter, Mapped, Text, Value};
+use gguf::{Array, FileBytes, GgufError, GgufFile, GgufString, GgufWriter, Value};
 
 /// Counts the bytes this thread has in use, so that tests beside each other do not meet.
 struct Counting;
@@ -50,7 +50,7 @@ fn allowed(len: usize) -> usize {
 }
 
 fn open(bytes: &[u8]) -> Result<GgufFile, GgufError> {
-    let shared = Mapped::shared(Arc::from(bytes));
+    let shared = FileBytes::shared(Arc::from(bytes));
     let before = IN_USE.get();
     PEAK.set(before);
     let result = GgufFile::from_bytes("bad.gguf", shared);
@@ -66,7 +66,8 @@ fn open(bytes: &[u8]) -> Result<GgufFile, GgufError> {
 /// Every value type, nested arrays, several tensor types.
 fn sample() -> Vec<u8> {
     let mut writer = GgufWriter::new();
-    let texts = |texts: &[&str]| Array::String(texts.iter().map(|t| Text::from(*t)).collect());
+    let texts =
+        |texts: &[&str]| Array::String(texts.iter().map(|t| GgufString::from(*t)).collect());
     let nested = Array::Array(vec![Array::U16(vec![1, 2]), texts(&["a", ""])]);
     for (key, value) in [
         ("general.architecture", Value::from("none")),

@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use contract::{QuantType, WeightError, WeightRef, WeightSource};
-use gguf::{Array, GgufError, GgufFile, GgufWriter, Mapped, TensorType, Text, Value};
+use gguf::{Array, FileBytes, GgufError, GgufFile, GgufString, GgufWriter, TensorType, Value};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 fn read(bytes: Vec<u8>) -> Result<GgufFile, GgufError> {
-    GgufFile::from_bytes("test.gguf", Mapped::shared(Arc::from(bytes)))
+    GgufFile::from_bytes("test.gguf", FileBytes::shared(Arc::from(bytes)))
 }
 
-fn text() -> impl Strategy<Value = Text> {
-    vec(any::<u8>(), 0..12).prop_map(|bytes| Text::from(&bytes[..]))
+fn text() -> impl Strategy<Value = GgufString> {
+    vec(any::<u8>(), 0..12).prop_map(|bytes| GgufString::from(&bytes[..]))
 }
 
 /// Floats by value rather than by bits: NaN would compare unequal with itself.
@@ -159,9 +159,9 @@ fn numbers_of_any_width_are_read_as_integers() {
 fn text_that_is_not_utf8_is_kept_and_refused_only_as_text() {
     let mut writer = GgufWriter::new();
     writer
-        .meta("one", Value::String(Text::from(&b"ok\xff"[..])))
+        .meta("one", Value::String(GgufString::from(&b"ok\xff"[..])))
         .unwrap();
-    let list = vec![Text::from("fine"), Text::from(&b"\xc3\x28"[..])];
+    let list = vec![GgufString::from("fine"), GgufString::from(&b"\xc3\x28"[..])];
     writer
         .meta("list", Value::Array(Array::String(list)))
         .unwrap();

@@ -8,7 +8,7 @@ use contract::QuantType;
 use gguf::{GgufError, GgufFile, GgufWriter, Value};
 
 /// What one part says about itself.
-struct Part {
+struct SplitPart {
     no: u16,
     count: u16,
     total: i32,
@@ -19,7 +19,7 @@ fn part_path(dir: &Path, number: usize, count: u16) -> PathBuf {
     dir.join(format!("m-{number:05}-of-{count:05}.gguf"))
 }
 
-fn write(path: &Path, part: &Part) {
+fn write(path: &Path, part: &SplitPart) {
     let mut writer = GgufWriter::new();
     writer.meta("split.no", Value::U16(part.no)).unwrap();
     writer.meta("split.count", Value::U16(part.count)).unwrap();
@@ -36,8 +36,8 @@ fn write(path: &Path, part: &Part) {
     fs::write(path, body.finish().unwrap()).unwrap();
 }
 
-fn three(dir: &Path) -> [Part; 3] {
-    let parts = [&["a", "b"][..], &["c"], &["d"]].map(|tensors| Part {
+fn three(dir: &Path) -> [SplitPart; 3] {
+    let parts = [&["a", "b"][..], &["c"], &["d"]].map(|tensors| SplitPart {
         no: 0,
         count: 3,
         total: 4,
@@ -90,14 +90,14 @@ fn parts_that_are_missing_or_do_not_fit_are_named() {
     let [_, part, _] = three(dir.path());
     fs::remove_file(&second).unwrap();
     refused(&first, &["m-00002-of-00003.gguf"]);
-    write(&second, &Part { no: 2, ..part });
+    write(&second, &SplitPart { no: 2, ..part });
     refused(
         &first,
         &["m-00002-of-00003.gguf", "split.no 2", "1 of 3 was expected"],
     );
     write(
         &second,
-        &Part {
+        &SplitPart {
             no: 1,
             count: 3,
             total: 4,
@@ -110,7 +110,7 @@ fn parts_that_are_missing_or_do_not_fit_are_named() {
     );
     write(
         &second,
-        &Part {
+        &SplitPart {
             no: 1,
             count: 3,
             total: 4,
@@ -128,7 +128,7 @@ fn parts_that_are_missing_or_do_not_fit_are_named() {
     );
     write(
         &second,
-        &Part {
+        &SplitPart {
             no: 1,
             count: 3,
             total: 4,

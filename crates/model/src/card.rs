@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// What a card says, and defaults where it says nothing.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Card {
+pub struct ModelCard {
     /// The card's own name for the model, or where the values come from.
     pub name: String,
     /// Tokens of a reply when a request does not say, thinking included.
@@ -65,14 +65,14 @@ const KNOWN_KEYS: [&str; 12] = [
     "notes",
 ];
 
-impl Card {
+impl ModelCard {
     /// What is assumed of a family without a card.
-    pub fn of_architecture(architecture: &str) -> Card {
+    pub fn of_architecture(architecture: &str) -> ModelCard {
         let max_tokens = FAMILIES
             .iter()
             .find(|(prefix, _)| architecture.starts_with(prefix))
             .map_or(FALLBACK_TOKENS, |&(_, tokens)| tokens);
-        Card {
+        ModelCard {
             name: format!("{architecture} defaults"),
             max_tokens,
             complex_problem_max_tokens: None,
@@ -85,8 +85,8 @@ impl Card {
     }
 
     /// Reads a card over the defaults of `architecture`; warnings tell what was left away and why.
-    pub fn parse(json: &str, architecture: &str) -> (Card, Vec<String>) {
-        let mut card = Card::of_architecture(architecture);
+    pub fn parse(json: &str, architecture: &str) -> (ModelCard, Vec<String>) {
+        let mut card = ModelCard::of_architecture(architecture);
         let mut warnings = Vec::new();
         let fields = match serde_json::from_str(json) {
             Ok(Value::Object(fields)) => fields,
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_good_card_is_read_without_a_warning() {
-        let (card, warnings) = Card::parse(GOOD, "qwen35");
+        let (card, warnings) = ModelCard::parse(GOOD, "qwen35");
         assert_eq!(warnings, Vec::<String>::new());
         assert_eq!(
             (card.max_tokens, card.hard_limit_reply_budget),
@@ -245,11 +245,11 @@ mod tests {
 
     #[test]
     fn what_a_card_says_wrongly_is_told_and_left_away() {
-        let (card, warnings) = Card::parse(
+        let (card, warnings) = ModelCard::parse(
             r#"{"name": 3, "max_tokens": 0, "sampling": {"temperature": "hot"}, "colour": 1}"#,
             "qwen3",
         );
-        assert_eq!(card, Card::of_architecture("qwen3"));
+        assert_eq!(card, ModelCard::of_architecture("qwen3"));
         let told = warnings.join("; ");
         for part in [
             "source is missing",
@@ -260,8 +260,11 @@ mod tests {
         ] {
             assert!(told.contains(part), "{part} in {told}");
         }
-        assert_eq!(Card::parse("[", "x").0.max_tokens, 16_000);
-        assert_eq!(Card::parse("[]", "x").1, ["the card is not a JSON object"]);
+        assert_eq!(ModelCard::parse("[", "x").0.max_tokens, 16_000);
+        assert_eq!(
+            ModelCard::parse("[]", "x").1,
+            ["the card is not a JSON object"]
+        );
     }
 
     #[test]
@@ -272,14 +275,14 @@ mod tests {
             ("gemma4", 16_384),
             ("other", 16_000),
         ] {
-            assert_eq!(Card::of_architecture(architecture).max_tokens, tokens);
+            assert_eq!(ModelCard::of_architecture(architecture).max_tokens, tokens);
         }
     }
 
     #[test]
     fn stems_follow_the_published_rule() {
         assert_eq!(
-            Card::stem("Qwen3.6 27B_Instruct (x)"),
+            ModelCard::stem("Qwen3.6 27B_Instruct (x)"),
             "qwen3.6-27b-instruct-x"
         );
     }

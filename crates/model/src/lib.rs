@@ -24,10 +24,10 @@ pub mod recipe;
 pub mod synth;
 mod vocab;
 
-pub use card::{Card, CardSampling};
+pub use card::{CardSampling, ModelCard};
 pub use draft::{
-    DraftFacts, DraftFile, DraftFormat, DraftOptions, LoadedDraft, load_draft, load_draft_bytes,
+    DraftFile, DraftFormat, DraftMetadata, DraftOptions, LoadedDraft, load_draft, load_draft_bytes,
 };
 pub use error::ModelError;
-pub use gguf::Mapped;
-pub use load::{Facts, Loaded, TypeShare, load, load_bytes, load_vocab};
+pub use gguf::FileBytes;
+pub use load::{LoadedModel, ModelInfo, TypeShare, load, load_bytes, load_vocab};

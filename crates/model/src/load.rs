@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{ModelSpec, QuantType, Vocab, WeightSource};
-use gguf::{GgufFile, Mapped};
+use gguf::{FileBytes, GgufFile};
 
-use crate::card::Card;
+use crate::card::ModelCard;
 use crate::hash::model_hash;
 use crate::names::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::reader::{Reader, key_error};
@@ -14,7 +14,7 @@ use crate::{ModelError, family, vocab};
 
 /// A model read from a file. Its weights stay in the file and are read in place.
 #[derive(Clone)]
-pub struct Loaded {
+pub struct LoadedModel {
     /// What a device needs to run it.
     pub spec: Arc<ModelSpec>,
     /// What a tokenizer is built from.
@@ -22,14 +22,14 @@ pub struct Loaded {
     /// Where the weights are; keeps the map of the file alive.
     pub weights: Arc<dyn WeightSource>,
     /// Usual values of the family; a card for this very model may replace them.
-    pub card: Card,
+    pub card: ModelCard,
     /// What is shown to people.
-    pub facts: Facts,
+    pub facts: ModelInfo,
 }
 
 /// What is shown of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct ModelInfo {
     /// The model's own name, or the file's stem.
     pub name: String,
     /// The family's name in the file.
@@ -63,7 +63,7 @@ pub struct TypeShare {
 ///
 /// # Errors
 /// [`ModelError`], naming the file and the key or tensor at fault.
-pub fn load(path: &Path) -> Result<Loaded, ModelError> {
+pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
     let stem = path
         .file_stem()
         .and_then(|stem| stem.to_str())
@@ -75,7 +75,7 @@ pub fn load(path: &Path) -> Result<Loaded, ModelError> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_bytes(name: &str, bytes: Mapped) -> Result<Loaded, ModelError> {
+pub fn load_bytes(name: &str, bytes: FileBytes) -> Result<LoadedModel, ModelError> {
     from_file(GgufFile::from_bytes(name, bytes)?, name)
 }
 
@@ -91,7 +91,7 @@ pub fn load_vocab(path: &Path) -> Result<Vocab, ModelError> {
     vocab::read(&file, rows)
 }
 
-fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
+fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     let reader = Reader::new(&file)?;
     let architecture = reader.architecture.to_owned();
     let trunk = family::read(&reader)?;
@@ -136,7 +136,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
         head,
     };
     let types = type_shares(&spec);
-    let facts = Facts {
+    let facts = ModelInfo {
         name,
         parameters: spec.weights().iter().map(|w| w.values() as u64).sum(),
         bytes: types.iter().map(|share| share.bytes).sum(),
@@ -146,8 +146,8 @@ fn from_file(file: GgufFile, stem: &str) -> Result<Loaded, ModelError> {
         architecture,
         ignored,
     };
-    let card = Card::of_architecture(&facts.architecture);
-    Ok(Loaded {
+    let card = ModelCard::of_architecture(&facts.architecture);
+    Ok(LoadedModel {
         spec: Arc::new(spec),
         vocab,
         weights: Arc::new(file),

@@ -21,7 +21,7 @@ const PIECE_VALUES: usize = 1 << 19;
 
 /// How to quantise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct QuantizeOptions {
     /// Which type each tensor gets.
     pub recipe: Recipe,
     /// Threads that convert rows; 0 counts as 1.
@@ -30,7 +30,7 @@ pub struct Options {
 
 /// How far a conversion has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress<'a> {
+pub struct QuantizeProgress<'a> {
     /// The tensor at work.
     pub tensor: &'a str,
     /// Bytes of the input's tensors converted.
@@ -41,7 +41,7 @@ pub struct Progress<'a> {
 
 /// What came of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct QuantizeReport {
     /// Every tensor, in file order.
     pub tensors: Vec<Change>,
     /// Bytes of the input's tensors.
@@ -61,7 +61,7 @@ pub struct Change {
     pub to: QuantType,
 }
 
-impl Report {
+impl QuantizeReport {
     /// Tensors that were quantised already and got another quantised type. Each has the error of both types:
     /// tell the user, and that converting the original would be better.
     pub fn requantised(&self) -> usize {
@@ -82,14 +82,14 @@ impl Report {
 pub fn quantize(
     input: &Path,
     output: &Path,
-    options: &Options,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<Report, ModelError> {
+    options: &QuantizeOptions,
+    progress: &mut dyn FnMut(QuantizeProgress<'_>),
+) -> Result<QuantizeReport, ModelError> {
     let file = GgufFile::open(input)?;
     let plan = plan(&file, options.recipe)?;
     let mut name = output.as_os_str().to_owned();
     name.push(".tmp");
-    let unfinished = Unfinished {
+    let unfinished = PartialFile {
         path: PathBuf::from(name),
     };
     let io = |source| GgufError::Io {
@@ -116,18 +116,18 @@ pub fn quantize(
 }
 
 /// A file that is removed unless it has been renamed.
-struct Unfinished {
+struct PartialFile {
     path: PathBuf,
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // Absent after the rename; and when it cannot be removed there is nobody left to tell.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-fn report(file: &GgufFile, tensors: Vec<Change>) -> Report {
+fn report(file: &GgufFile, tensors: Vec<Change>) -> QuantizeReport {
     let stored = |info: &TensorInfo, ty: QuantType| {
         info.values() / ty.block_values() as u64 * ty.block_bytes() as u64
     };
@@ -138,7 +138,7 @@ fn report(file: &GgufFile, tensors: Vec<Change>) -> Report {
             .map(|(info, change)| stored(info, ty(change)))
             .sum()
     };
-    Report {
+    QuantizeReport {
         input_bytes: sum(|c| c.from),
         output_bytes: sum(|c| c.to),
         tensors,
@@ -196,7 +196,7 @@ fn convert<W: Write>(
     changes: &[Change],
     threads: usize,
     out: W,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(QuantizeProgress<'_>),
 ) -> Result<W, ModelError> {
     let mut body = writer.start(out)?;
     let total_bytes = file
@@ -209,7 +209,7 @@ fn convert<W: Write>(
         let data = file.data(info);
         let mut tell = |bytes: usize| {
             done_bytes += bytes as u64;
-            progress(Progress {
+            progress(QuantizeProgress {
                 tensor: info.name(),
                 done_bytes,
                 total_bytes,
@@ -231,7 +231,7 @@ fn convert<W: Write>(
         };
         let from_bytes = change.from.row_bytes(values);
         for turn in data.chunks(from_bytes * threads.max(1)) {
-            for converted in turn_of_threads(turn, from_bytes, change) {
+            for converted in convert_batch(turn, from_bytes, change) {
                 body.write(&converted)?;
             }
             tell(turn.len());
@@ -241,7 +241,7 @@ fn convert<W: Write>(
 }
 
 /// Converts the pieces of one turn, a thread for each.
-fn turn_of_threads(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8>> {
+fn convert_batch(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8>> {
     std::thread::scope(|scope| {
         let workers: Vec<_> = turn
             .chunks(piece_bytes)

@@ -228,12 +228,12 @@ impl<'a> Reader<'a> {
 }
 
 /// A block of a file: the names of its tensors follow from its number.
-pub(crate) struct Block<'a> {
+pub(crate) struct BlockReader<'a> {
     pub(crate) reader: &'a Reader<'a>,
     pub(crate) index: usize,
 }
 
-impl Block<'_> {
+impl BlockReader<'_> {
     pub(crate) fn name(&self, name: &str) -> String {
         in_block(self.index, name)
     }

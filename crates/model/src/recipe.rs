@@ -172,11 +172,11 @@ mod tests {
         block_count: usize,
         tied: bool,
         recipe: String,
-        tensors: Vec<Chosen>,
+        tensors: Vec<TypeChoice>,
     }
 
     #[derive(Deserialize)]
-    struct Chosen {
+    struct TypeChoice {
         name: String,
         dims: Vec<u64>,
         #[serde(rename = "type")]

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use contract::{Mixer, QuantType};
-use gguf::{Array, GgufFile, GgufWriter, Mapped, Text, Value};
+use gguf::{Array, FileBytes, GgufFile, GgufString, GgufWriter, Value};
 use model::synth::SynthSpec;
-use model::{Loaded, ModelError};
+use model::{LoadedModel, ModelError};
 use proptest::prelude::*;
 
 const HIDDEN: u64 = 32;
@@ -53,7 +53,7 @@ fn minimal() -> Vec<u8> {
     let tokens = ["a", "b", "ab", "<|im_end|>", "<|endoftext|>", "x"];
     let texts = |texts: &[&str]| {
         Value::Array(Array::String(
-            texts.iter().map(|t| Text::from(*t)).collect(),
+            texts.iter().map(|t| GgufString::from(*t)).collect(),
         ))
     };
     put("ggml.model", "gpt2".into());
@@ -111,12 +111,12 @@ fn minimal() -> Vec<u8> {
     body.finish().unwrap()
 }
 
-fn load(bytes: &[u8]) -> Result<Loaded, ModelError> {
-    model::load_bytes("bad.gguf", Mapped::shared(Arc::from(bytes)))
+fn load(bytes: &[u8]) -> Result<LoadedModel, ModelError> {
+    model::load_bytes("bad.gguf", FileBytes::shared(Arc::from(bytes)))
 }
 
 /// What devices rely on without checking it again.
-fn check_consistent(loaded: &Loaded) {
+fn check_consistent(loaded: &LoadedModel) {
     let spec = &loaded.spec;
     for weight in spec.weights() {
         assert_eq!(loaded.weights.bytes(weight).unwrap().len(), weight.bytes());
@@ -167,7 +167,7 @@ fn check(bytes: &[u8]) -> bool {
 }
 
 fn head_len(bytes: &[u8]) -> usize {
-    GgufFile::from_bytes("head", Mapped::shared(Arc::from(bytes)))
+    GgufFile::from_bytes("head", FileBytes::shared(Arc::from(bytes)))
         .unwrap()
         .head(0)
         .len()

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use contract::{HeadMap, Mixer, OutputGate, PreTokenizer, QuantType, TokenId, TokenKind};
-use model::{Loaded, load};
+use model::{LoadedModel, load};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -14,12 +14,12 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn loaded(name: &str) -> Loaded {
+fn loaded(name: &str) -> LoadedModel {
     load(&fixture(name)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Indices of the gated-delta layers.
-fn recurrent(loaded: &Loaded) -> Vec<usize> {
+fn recurrent(loaded: &LoadedModel) -> Vec<usize> {
     let layers = loaded.spec.layers.iter().enumerate();
     layers
         .filter(|(_, l)| matches!(l.mixer, Mixer::GatedDelta(_)))

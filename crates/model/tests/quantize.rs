@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use contract::{QuantType, quant};
 use gguf::{GgufFile, TensorInfo, TensorType, Value};
-use model::quantize::{Options, Report, quantize};
+use model::quantize::{QuantizeOptions, QuantizeReport, quantize};
 use model::recipe::Recipe;
 use model::synth::SynthSpec;
 
@@ -17,13 +17,13 @@ fn synthetic(dir: &Path, spec: &str) -> PathBuf {
     path
 }
 
-fn run(input: &Path, recipe: Recipe, threads: usize) -> (PathBuf, Report) {
+fn run(input: &Path, recipe: Recipe, threads: usize) -> (PathBuf, QuantizeReport) {
     let output = input.with_file_name(format!("{}-{threads}.gguf", recipe.name()));
     let mut last = 0;
     let report = quantize(
         input,
         &output,
-        &Options { recipe, threads },
+        &QuantizeOptions { recipe, threads },
         &mut |progress| {
             assert!(progress.done_bytes >= last && progress.done_bytes <= progress.total_bytes);
             last = progress.done_bytes;
@@ -125,7 +125,7 @@ fn tensors_of_the_wanted_type_are_copied_and_others_counted_as_requantised() {
 fn a_file_may_be_replaced_by_its_own_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-dense:bf16");
-    let options = Options {
+    let options = QuantizeOptions {
         recipe: Recipe::Q8_0,
         threads: 2,
     };
@@ -140,7 +140,7 @@ fn a_refused_input_leaves_no_file_behind() {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in.gguf");
     fs::write(&input, b"GGUF\x03\0\0\0 nothing good").unwrap();
-    let options = Options {
+    let options = QuantizeOptions {
         recipe: Recipe::Q8_0,
         threads: 2,
     };

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 
 use contract::QuantType;
-use gguf::{Array, GgufFile, GgufWriter, Mapped, TensorType, Text, Value};
+use gguf::{Array, FileBytes, GgufFile, GgufString, GgufWriter, TensorType, Value};
 use model::synth::SynthSpec;
-use model::{Loaded, ModelError};
+use model::{LoadedModel, ModelError};
 
 /// The tiny synthetic file with changed metadata and without some tensors.
-fn changed(set: &[(&str, Option<Value>)], drop: &[&str]) -> Result<Loaded, ModelError> {
+fn changed(set: &[(&str, Option<Value>)], drop: &[&str]) -> Result<LoadedModel, ModelError> {
     rewritten(set, |name| (!drop.contains(&name)).then(|| name.to_owned()))
 }
 
 /// The tiny synthetic file with one tensor under another name.
-fn renamed(from: &str, to: &str) -> Result<Loaded, ModelError> {
+fn renamed(from: &str, to: &str) -> Result<LoadedModel, ModelError> {
     rewritten(&[], |name| {
         Some(if name == from { to } else { name }.to_owned())
     })
@@ -24,12 +24,12 @@ fn renamed(from: &str, to: &str) -> Result<Loaded, ModelError> {
 fn rewritten(
     set: &[(&str, Option<Value>)],
     rename: impl Fn(&str) -> Option<String>,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedModel, ModelError> {
     let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
         .unwrap()
         .bytes()
         .unwrap();
-    let file = GgufFile::from_bytes("base", Mapped::shared(Arc::from(bytes))).unwrap();
+    let file = GgufFile::from_bytes("base", FileBytes::shared(Arc::from(bytes))).unwrap();
     let mut writer = GgufWriter::new();
     for (key, value) in file.meta().iter() {
         match set.iter().find(|(k, _)| *k == key) {
@@ -59,11 +59,11 @@ fn rewritten(
         body.write(file.data(tensor)).unwrap();
     }
     let bytes = body.finish().unwrap();
-    model::load_bytes("changed.gguf", Mapped::shared(Arc::from(bytes)))
+    model::load_bytes("changed.gguf", FileBytes::shared(Arc::from(bytes)))
 }
 
 /// The message must name the file and every part given.
-fn check_refused(result: Result<Loaded, ModelError>, parts: &[&str]) {
+fn check_refused(result: Result<LoadedModel, ModelError>, parts: &[&str]) {
     let message = result
         .err()
         .expect("the file should be refused")
@@ -244,7 +244,7 @@ fn a_tensor_of_the_trunk_that_nobody_knows_is_refused() {
             .unwrap()
             .bytes()
             .unwrap();
-        let file = GgufFile::from_bytes("base", Mapped::shared(Arc::from(bytes))).unwrap();
+        let file = GgufFile::from_bytes("base", FileBytes::shared(Arc::from(bytes))).unwrap();
         for (key, value) in file.meta().iter() {
             writer.meta(key, value.clone()).unwrap();
         }
@@ -259,7 +259,7 @@ fn a_tensor_of_the_trunk_that_nobody_knows_is_refused() {
         }
         body.write(&[0; 4]).unwrap();
         let bytes = body.finish().unwrap();
-        model::load_bytes("changed.gguf", Mapped::shared(Arc::from(bytes)))
+        model::load_bytes("changed.gguf", FileBytes::shared(Arc::from(bytes)))
     };
     for name in [
         "blk.1.attn_q.bias",
@@ -324,10 +324,10 @@ fn scaled_rotations_are_refused_rather_than_ignored() {
 
 #[test]
 fn a_token_that_is_not_utf8_is_named_by_its_index() {
-    let mut tokens: Vec<Text> = (0..1024)
-        .map(|i| Text::from(format!("t{i}").as_str()))
+    let mut tokens: Vec<GgufString> = (0..1024)
+        .map(|i| GgufString::from(format!("t{i}").as_str()))
         .collect();
-    tokens[700] = Text::from(&b"\xe2\x28"[..]);
+    tokens[700] = GgufString::from(&b"\xe2\x28"[..]);
     let tokens = Value::Array(Array::String(tokens));
     check_refused(
         changed(&[("tokenizer.ggml.tokens", Some(tokens))], &[]),

@@ -206,7 +206,7 @@ fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
 }
 
 fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
-    let backend = CpuBackend::new(cpu::Options {
+    let backend = CpuBackend::new(cpu::CpuOptions {
         reference: choice.cpu_reference,
         threads: choice.threads,
     });

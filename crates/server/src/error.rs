@@ -292,7 +292,7 @@ impl From<Reject> for ApiError {
 impl From<Failure> for ApiError {
     fn from(failure: Failure) -> ApiError {
         match failure {
-            Failure::NoRoom { .. } => ApiError::unavailable(failure.to_string()),
+            Failure::OutOfMemory { .. } => ApiError::unavailable(failure.to_string()),
             Failure::Constraint { .. } => ApiError::internal(failure.to_string()),
             Failure::DeviceLost { .. } | Failure::Device { .. } => {
                 ApiError::internal(failure.to_string())

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use chat::openai::response::{RoundTimings, Timings, Usage};
-use contract::Window;
+use contract::AttentionWindow;
 use decode::{ChoiceStats, DraftDepths, RoundTimes};
 
 use crate::metrics::{RequestSummary, Stage};
@@ -30,7 +30,7 @@ pub struct Meter {
     /// What the rounds of finished choices took and brought.
     pub rounds: Rounds,
     /// How far back it looks, where the server has a window.
-    pub window: Option<Window>,
+    pub window: Option<AttentionWindow>,
 }
 
 /// Rounds of finished choices.
@@ -186,10 +186,10 @@ impl Meter {
         // The first token belongs to the prefill, whose last row it was drawn from.
         let decoded = self.completion_tokens.saturating_sub(1);
         Timings {
-            fa_window: self.window.map(Window::tokens),
+            fa_window: self.window.map(AttentionWindow::tokens),
             fa_window_full: self
                 .window
-                .is_some_and(Window::is_full)
+                .is_some_and(AttentionWindow::is_full)
                 .then_some("the request has tools"),
             rounds: (self.rounds.passes > 0).then(|| self.rounds.timings()),
             ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)

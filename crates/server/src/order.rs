@@ -1,7 +1,7 @@
 //! From the fields of a request to what the scheduler is told.
 
 use chat::openai::request::{RepWindow, SamplingFields};
-use contract::{TokenId, Window};
+use contract::{AttentionWindow, TokenId};
 use decode::{Sampling, Settings};
 
 use crate::error::ApiError;
@@ -74,7 +74,7 @@ pub fn settings(
         logprobs: None,
         prompt_logprobs: None,
         speculate: !fields.plain,
-        window: Window::FULL,
+        window: AttentionWindow::FULL,
         constraints: None,
         session: None,
         use_saved: true,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chat::openai::request::LateSystem;
-use contract::Window;
+use contract::AttentionWindow;
 
 use crate::thinking::ReasoningDefaults;
 
@@ -51,16 +51,16 @@ pub struct ServerConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WindowRule {
     /// The window.
-    pub window: Window,
+    pub window: AttentionWindow,
     /// Whether requests with tools look through it too; what they can call stands at the beginning of their prompts.
     pub force: bool,
 }
 
 impl WindowRule {
     /// The window of a request.
-    pub fn of(self, has_tools: bool) -> Window {
+    pub fn of(self, has_tools: bool) -> AttentionWindow {
         match has_tools && !self.force {
-            true => Window::FULL,
+            true => AttentionWindow::FULL,
             false => self.window,
         }
     }

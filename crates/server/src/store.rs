@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-use contract::{DeviceError, Parcel, TokenId};
+use contract::{DetachedSnapshot, DeviceError, TokenId};
 use decode::Store;
 use decode::prefix::Found;
 
@@ -152,7 +152,7 @@ impl Store for DiskStore {
         kept.map_or(begun, |(kept, _)| kept.len())
     }
 
-    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>) {
+    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn DetachedSnapshot>) {
         let size = parcel.bytes();
         if size > self.facts.budget || self.facts.trouble().is_some() {
             return;

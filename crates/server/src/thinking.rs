@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use chat::conversation::Effort;
 use chat::openai::request::Thinking;
-use model::Card;
+use model::ModelCard;
 
 /// Thinking that would have to be shorter is left out: closing it costs about half as much.
 pub const LEAST_THINKING: usize = 64;
@@ -61,7 +61,11 @@ impl Default for ReasoningDefaults {
 
 impl ReasoningDefaults {
     /// The values of a card under those of the flags; `max_tokens` is what a request gets that does not say.
-    pub fn of_card(card: &Card, flags: &ReasoningFlags, max_tokens: usize) -> ReasoningDefaults {
+    pub fn of_card(
+        card: &ModelCard,
+        flags: &ReasoningFlags,
+        max_tokens: usize,
+    ) -> ReasoningDefaults {
         let reply_budget = flags.reply_budget.unwrap_or(card.hard_limit_reply_budget);
         let usual = card.max_tokens.saturating_sub(reply_budget);
         let complex = card.complex_problem_max_tokens;
@@ -146,8 +150,8 @@ fn close_text(hint: Option<&str>) -> Arc<str> {
 mod tests {
     use super::*;
 
-    fn card(json: &str) -> Card {
-        let (mut card, _) = Card::parse(json, "qwen35");
+    fn card(json: &str) -> ModelCard {
+        let (mut card, _) = ModelCard::parse(json, "qwen35");
         card.name = "a".to_owned();
         card
     }

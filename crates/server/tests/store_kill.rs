@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use contract::TokenId;
-use contract::snapshot::InOrder;
+use contract::snapshot::SequentialReader;
 use decode::Store;
 use server::store::{DiskStore, StoreConfig};
 
@@ -119,7 +119,7 @@ fn kill(times: u64) {
             let state = store.find(&prompt, 0, prompt.len()).unwrap();
             assert_eq!(state.position, tokens.len());
             let mut bytes = Vec::new();
-            InOrder::new(&*state.source)
+            SequentialReader::new(&*state.source)
                 .read_to_end(&mut bytes)
                 .unwrap();
             assert!(bytes == payload(tokens), "round {round}: a wrong hit");

@@ -1,7 +1,7 @@
 //! Random drafts for the tiny models of [`crate::golden`], and what the publisher's module in PyTorch says with them.
 //!
-//! A draft is drawn from its name, so none is stored: [`Spelling`] writes it in any of the four forms that drafts come
-//! in, each with the habits of its converters, and the judge's logits are under `fixtures/drafts`.
+//! A draft is drawn from its name, so none is stored: [`DraftFileFormat`] writes it in any of the four forms that drafts come
+//! in, each with the quirks of its converters, and the judge's logits are under `fixtures/drafts`.
 //! `harness/golden/draft_goldens.py` makes them, with the same table of cases.
 
 mod spell;
@@ -15,7 +15,7 @@ use contract::{
 };
 use model::{DraftOptions, LoadedDraft};
 
-pub use spell::{Habits, Spelling};
+pub use spell::{DraftFileFormat, DraftFileQuirks};
 
 use crate::compare::{Agreement, Tolerance, compare};
 use crate::fake::FakeSpec;
@@ -23,18 +23,18 @@ use crate::golden::{Array, Golden, GoldenError, npy};
 
 /// What a layer of a random draft sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sight {
+pub enum LayerMask {
     /// All of the context.
     Full,
     /// The window.
-    Slides,
+    Sliding,
 }
 
-use Sight::{Full, Slides};
+use LayerMask::{Full, Sliding};
 
 /// How a target's weights are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weights {
+pub enum WeightPrecision {
     /// As its file has them.
     AsStored,
     /// As the f32 numbers that they stand for, so that nothing beside them is rounded.
@@ -51,7 +51,7 @@ pub struct RandomDraft {
     /// Tokens of that model's text before the root.
     pub at: usize,
     /// One per layer.
-    pub sights: &'static [Sight],
+    pub layer_masks: &'static [LayerMask],
     /// Tokens that sliding layers see back to; `None` where none slides.
     pub window: Option<usize>,
     /// Whether rows of a block see later ones, where the file says it: `Some(true)` is that they do not.
@@ -61,7 +61,7 @@ pub struct RandomDraft {
     /// The token of its rows but the first.
     pub mask: u32,
     /// Layers of the target, counted from 0.
-    pub taps: &'static [usize],
+    pub capture_layers: &'static [usize],
     /// Base of the rotary frequencies.
     pub theta: f32,
     /// Query heads, key heads and their length.
@@ -76,12 +76,12 @@ const BASE: RandomDraft = RandomDraft {
     name: "",
     target: "",
     at: 0,
-    sights: &[],
+    layer_masks: &[],
     window: None,
     causal: None,
     block: 16,
     mask: 511,
-    taps: &[0, 1],
+    capture_layers: &[0, 1],
     theta: 1e7,
     heads: (4, 2, 128),
     ffn: 320,
@@ -94,7 +94,7 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "full",
         target: "hybrid_r1_bf16",
         at: 61,
-        sights: &[Full, Full],
+        layer_masks: &[Full, Full],
         ..BASE
     },
     // As the published drafts that slide.
@@ -102,9 +102,9 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "sliding",
         target: "hybrid_mtp_q4_k_m",
         at: 90,
-        sights: &[Slides, Slides, Slides, Full],
+        layer_masks: &[Sliding, Sliding, Sliding, Full],
         window: Some(24),
-        taps: &[0, 2, 3],
+        capture_layers: &[0, 2, 3],
         ffn: 256,
         ..BASE
     },
@@ -112,7 +112,7 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "sliding_seen_whole",
         target: "dense_f16",
         at: 70,
-        sights: &[Slides, Full],
+        layer_masks: &[Sliding, Full],
         window: Some(40),
         causal: Some(false),
         block: 8,
@@ -124,10 +124,10 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "causal",
         target: "hybrid_r1_bf16",
         at: 33,
-        sights: &[Full, Full, Full],
+        layer_masks: &[Full, Full, Full],
         causal: Some(true),
         block: 4,
-        taps: &[1],
+        capture_layers: &[1],
         heads: (2, 2, 128),
         ..BASE
     },
@@ -136,9 +136,9 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "one_layer",
         target: "hybrid_r3_q4_k_m",
         at: 47,
-        sights: &[Full],
+        layer_masks: &[Full],
         block: 12,
-        taps: &[1],
+        capture_layers: &[1],
         heads: (6, 3, 64),
         eps: 1e-5,
         ..BASE
@@ -147,7 +147,7 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "irregular",
         target: "dense_f16",
         at: 100,
-        sights: &[Full, Slides, Full, Slides, Slides],
+        layer_masks: &[Full, Sliding, Full, Sliding, Sliding],
         window: Some(20),
         block: 20,
         theta: 5e5,
@@ -159,9 +159,9 @@ pub const DRAFTS: [RandomDraft; 7] = [
         name: "short",
         target: "hybrid_r3_q4_k_m",
         at: 1,
-        sights: &[Slides, Full],
+        layer_masks: &[Sliding, Full],
         window: Some(64),
-        taps: &[0, 1, 2],
+        capture_layers: &[0, 1, 2],
         ..BASE
     },
 ];
@@ -179,7 +179,7 @@ impl RandomDraft {
     ///
     /// # Errors
     /// A fixture that cannot be read.
-    pub fn plan(&self, kv: KvFormat, weights: Weights) -> Result<OpenPlan, GoldenError> {
+    pub fn plan(&self, kv: KvFormat, weights: WeightPrecision) -> Result<OpenPlan, GoldenError> {
         let limits = Limits {
             sequences: 1,
             context: 256,
@@ -189,45 +189,45 @@ impl RandomDraft {
         };
         let kv = KvFormats { k: kv, v: kv };
         match weights {
-            Weights::AsStored => self.target()?.plan(kv, limits),
-            Weights::Floats => self.target()?.plan_of_floats(kv, limits),
+            WeightPrecision::AsStored => self.target()?.plan(kv, limits),
+            WeightPrecision::Floats => self.target()?.plan_of_floats(kv, limits),
         }
     }
 
-    /// The spellings that can say what it is, beside a target whose base of frequencies is `theta`.
-    pub fn spellings(&self, theta: f64) -> Vec<Spelling> {
-        let by_rule = |sight: &Sight| self.causal == Some(*sight == Slides);
-        let ruled = self.causal.is_none() || self.sights.iter().all(by_rule);
-        let can = |spelling: &Spelling| match spelling {
+    /// The file_formats that can say what it is, beside a target whose base of frequencies is `theta`.
+    pub fn file_formats(&self, theta: f64) -> Vec<DraftFileFormat> {
+        let by_rule = |sight: &LayerMask| self.causal == Some(*sight == Sliding);
+        let ruled = self.causal.is_none() || self.layer_masks.iter().all(by_rule);
+        let can = |file_format: &DraftFileFormat| match file_format {
             // It has no words for windows, which a flag gives it, and its base is not believed.
-            Spelling::A => ruled && self.slides_as_usual() && f64::from(self.theta) == theta,
-            Spelling::B => ruled,
-            Spelling::C | Spelling::Safetensors => true,
+            DraftFileFormat::A => ruled && self.slides_as_usual() && f64::from(self.theta) == theta,
+            DraftFileFormat::B => ruled,
+            DraftFileFormat::C | DraftFileFormat::Safetensors => true,
         };
-        Spelling::ALL.into_iter().filter(can).collect()
+        DraftFileFormat::ALL.into_iter().filter(can).collect()
     }
 
     /// Whether no layer slides, or all but the last.
     fn slides_as_usual(&self) -> bool {
-        let last = self.sights.len() - 1;
-        let mut sights = self.sights.iter().enumerate();
-        self.window.is_none() || sights.all(|(i, sight)| (*sight == Slides) == (i < last))
+        let last = self.layer_masks.len() - 1;
+        let mut layer_masks = self.layer_masks.iter().enumerate();
+        self.window.is_none() || layer_masks.all(|(i, sight)| (*sight == Sliding) == (i < last))
     }
 
-    /// Writes it in a spelling and reads that.
+    /// Writes it in a file_format and reads that.
     ///
     /// # Errors
     /// What the loader refuses.
     pub fn load(
         &self,
-        (spelling, habits): (Spelling, Habits),
+        (file_format, quirks): (DraftFileFormat, DraftFileQuirks),
         target: &ModelSpec,
     ) -> Result<LoadedDraft, GoldenError> {
-        let window = match spelling {
-            Spelling::A => self.window,
+        let window = match file_format {
+            DraftFileFormat::A => self.window,
             _ => None,
         };
-        spell::load(self, (spelling, habits), target, DraftOptions { window })
+        spell::load(self, (file_format, quirks), target, DraftOptions { window })
     }
 
     /// The judge's logits, `[block - 1, vocab]`.
@@ -290,19 +290,24 @@ impl RandomDraft {
 
     /// Whether a loaded draft is the one of the table.
     pub fn is(&self, spec: &DraftSpec) -> bool {
-        let sees = spec.layers.iter().zip(self.sights).all(|(layer, sight)| {
-            let window = match sight {
-                Full => DraftSpec::FULL_WINDOW,
-                Slides => self.window.unwrap_or(DraftSpec::FULL_WINDOW),
-            };
-            let causal = self.causal.unwrap_or(*sight == Slides);
-            let theta = layer.attention.rope.theta;
-            layer.window == window
-                && (layer.block_mask == BlockMask::Causal) == causal
-                && theta == f64::from(self.theta)
-        });
-        sees && spec.layers.len() == self.sights.len()
-            && (spec.block, spec.mask.0, &*spec.taps) == (self.block, self.mask, self.taps)
+        let sees = spec
+            .layers
+            .iter()
+            .zip(self.layer_masks)
+            .all(|(layer, sight)| {
+                let window = match sight {
+                    Full => DraftSpec::FULL_WINDOW,
+                    Sliding => self.window.unwrap_or(DraftSpec::FULL_WINDOW),
+                };
+                let causal = self.causal.unwrap_or(*sight == Sliding);
+                let theta = layer.attention.rope.theta;
+                layer.window == window
+                    && (layer.block_mask == BlockMask::Causal) == causal
+                    && theta == f64::from(self.theta)
+            });
+        sees && spec.layers.len() == self.layer_masks.len()
+            && (spec.block, spec.mask_token.0, &*spec.capture_layers)
+                == (self.block, self.mask, self.capture_layers)
     }
 }
 
@@ -334,8 +339,8 @@ mod tests {
         // As `draft_goldens.values("full", "fc.weight", …)` and `("full", "norm.weight", …)` say.
         const FC: [f32; 3] = [11.0 / 2048.0, 183.0 / 2048.0, 121.0 / 2048.0];
         const NORM: [f32; 3] = [87.0 / 128.0, 186.0 / 128.0, 181.0 / 128.0];
-        let fc = spell::values("full", "fc.weight", 3, spell::Kind::Matrix);
-        let norm = spell::values("full", "norm.weight", 3, spell::Kind::Norm);
+        let fc = spell::values("full", "fc.weight", 3, spell::TensorKind::Matrix);
+        let norm = spell::values("full", "norm.weight", 3, spell::TensorKind::Norm);
         assert_eq!((fc, norm), (FC.to_vec(), NORM.to_vec()));
     }
 
@@ -346,7 +351,7 @@ mod tests {
             assert!(draft.at < target.ids.len(), "{}", draft.name);
             let shape = draft.expected().unwrap().shape;
             assert_eq!(shape, [draft.block - 1, 512], "{}", draft.name);
-            assert!(draft.spellings(1e7).len() >= 2, "{}", draft.name);
+            assert!(draft.file_formats(1e7).len() >= 2, "{}", draft.name);
         }
     }
 }

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use contract::quant::quantize_row;
 use contract::{ModelSpec, QuantType};
-use gguf::{Array, GgufError, GgufWriter, Mapped, Value};
+use gguf::{Array, FileBytes, GgufError, GgufWriter, Value};
 use model::{DraftOptions, LoadedDraft, ModelError};
 
-use super::{RandomDraft, Sight};
+use super::{LayerMask, RandomDraft};
 use crate::golden::GoldenError;
 
 /// How a draft is spelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spelling {
+pub enum DraftFileFormat {
     /// GGUF `qwen35-dflash-draft`: its base of frequencies is a converter's default, and it knows no windows.
     A,
     /// GGUF `dflash-draft`.
@@ -26,66 +26,71 @@ pub enum Spelling {
     Safetensors,
 }
 
-impl Spelling {
+impl DraftFileFormat {
     /// All four.
-    pub const ALL: [Spelling; 4] = [Spelling::A, Spelling::B, Spelling::C, Spelling::Safetensors];
+    pub const ALL: [DraftFileFormat; 4] = [
+        DraftFileFormat::A,
+        DraftFileFormat::B,
+        DraftFileFormat::C,
+        DraftFileFormat::Safetensors,
+    ];
 
     fn architecture(self) -> &'static str {
         match self {
-            Spelling::A => "qwen35-dflash-draft",
-            Spelling::B => "dflash-draft",
-            Spelling::C | Spelling::Safetensors => "dflash",
+            DraftFileFormat::A => "qwen35-dflash-draft",
+            DraftFileFormat::B => "dflash-draft",
+            DraftFileFormat::C | DraftFileFormat::Safetensors => "dflash",
         }
     }
 }
 
 /// What a file says that can be said rightly and wrongly. A wrong one is for tests of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Habits {
+pub struct DraftFileQuirks {
     /// Type of its matrices, f32 unless said; not of safetensors.
     pub ty: Option<QuantType>,
-    /// Added to every target layer beyond what the spelling asks for.
-    pub taps_off: i32,
+    /// Added to every target layer beyond what the file_format asks for.
+    pub capture_layers_offset: i32,
     /// A factor on the base of frequencies.
-    pub theta_off: f32,
+    pub theta_factor: f32,
     /// Tokens that the window is wider.
-    pub window_off: i32,
+    pub window_offset: i32,
     /// Another mask token.
     pub mask: Option<u32>,
-    /// Says the other thing about causal blocks, of the spellings that can.
-    pub other_sight: bool,
+    /// Says the other thing about causal blocks, of the file_formats that can.
+    pub flip_causal: bool,
 }
 
-impl Habits {
+impl DraftFileQuirks {
     /// Whether a file with them tells of the draft as it is.
-    pub fn are_right(&self) -> bool {
-        Habits { ty: None, ..*self } == Habits::default()
+    pub fn are_correct(&self) -> bool {
+        DraftFileQuirks { ty: None, ..*self } == DraftFileQuirks::default()
     }
 }
 
 /// Writes a draft, and loads what was written.
 pub(super) fn load(
     draft: &RandomDraft,
-    (spelling, habits): (Spelling, Habits),
+    (file_format, quirks): (DraftFileFormat, DraftFileQuirks),
     target: &ModelSpec,
     options: DraftOptions,
 ) -> Result<LoadedDraft, GoldenError> {
-    let told = Told::new(draft, habits, target);
-    if spelling == Spelling::Safetensors {
-        let folder = Folder::new(draft.name)?;
-        told.write_safetensors(&folder)?;
+    let contents = DraftFileContents::new(draft, quirks, target);
+    if file_format == DraftFileFormat::Safetensors {
+        let folder = TempFolder::new(draft.name)?;
+        contents.write_safetensors(&folder)?;
         return Ok(model::load_draft(&folder.0, target, options)?);
     }
-    let bytes = told.gguf(spelling).map_err(ModelError::from)?;
-    let bytes = Mapped::shared(Arc::from(bytes));
+    let bytes = contents.gguf(file_format).map_err(ModelError::from)?;
+    let bytes = FileBytes::shared(Arc::from(bytes));
     Ok(model::load_draft_bytes(draft.name, bytes, target, options)?)
 }
 
 /// A folder of its own, gone when this is dropped; a map of a file in it lives on.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
-    fn new(name: &str) -> Result<Folder, GoldenError> {
+impl TempFolder {
+    fn new(name: &str) -> Result<TempFolder, GoldenError> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("hearth-{name}-{}-{number}", std::process::id());
@@ -94,7 +99,7 @@ impl Folder {
             file: path.display().to_string(),
             source,
         })?;
-        Ok(Folder(path))
+        Ok(TempFolder(path))
     }
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), GoldenError> {
@@ -105,7 +110,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -113,7 +118,7 @@ impl Drop for Folder {
 
 /// What kind of numbers a tensor holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TensorKind {
     /// Around zero.
     Matrix,
     /// Around one.
@@ -122,7 +127,7 @@ pub(super) enum Kind {
 
 /// The first `n` values of a tensor of a draft: numbers of eight bits times a power of two, which bf16, f16 and f32 hold
 /// exactly. The seed is FNV-1a of the names, the numbers are SplitMix64's.
-pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: Kind) -> Vec<f32> {
+pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: TensorKind) -> Vec<f32> {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let name = format!("{draft}/{tensor}");
     let mut state = name.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
@@ -133,8 +138,8 @@ pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: Kind) -> Vec<f32
         ((z ^ (z >> 31)) >> 56) as u16
     };
     let value = |top: u16| match kind {
-        Kind::Matrix => (2.0 * f32::from(top) - 255.0) / 2048.0,
-        Kind::Norm => f32::from(64 + top / 2) / 128.0,
+        TensorKind::Matrix => (2.0 * f32::from(top) - 255.0) / 2048.0,
+        TensorKind::Norm => f32::from(64 + top / 2) / 128.0,
     };
     (0..n).map(|_| value(top())).collect()
 }
@@ -148,10 +153,10 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> TensorKind {
         match self.name.ends_with("norm") {
-            true => Kind::Norm,
-            false => Kind::Matrix,
+            true => TensorKind::Norm,
+            false => TensorKind::Matrix,
         }
     }
 
@@ -164,8 +169,8 @@ impl Tensor {
     }
 
     /// The name in a GGUF dialect.
-    fn in_gguf(&self, spelling: Spelling) -> String {
-        let c = spelling == Spelling::C;
+    fn in_gguf(&self, file_format: DraftFileFormat) -> String {
+        let c = file_format == DraftFileFormat::C;
         let outer = match &*self.name {
             "fc" if c => "fc",
             "fc" => "dflash.fc",
@@ -201,9 +206,9 @@ impl Tensor {
 }
 
 /// A draft as a file tells of it.
-struct Told<'a> {
+struct DraftFileContents<'a> {
     draft: &'a RandomDraft,
-    habits: Habits,
+    quirks: DraftFileQuirks,
     hidden: usize,
     vocab: usize,
     target_layers: usize,
@@ -211,35 +216,41 @@ struct Told<'a> {
     window: Option<i32>,
     causal: Option<bool>,
     mask: u32,
-    taps: Vec<i32>,
+    capture_layers: Vec<i32>,
 }
 
-impl Told<'_> {
-    fn new<'a>(draft: &'a RandomDraft, habits: Habits, target: &ModelSpec) -> Told<'a> {
-        let slides = draft.sights.contains(&Sight::Slides);
-        Told {
+impl DraftFileContents<'_> {
+    fn new<'a>(
+        draft: &'a RandomDraft,
+        quirks: DraftFileQuirks,
+        target: &ModelSpec,
+    ) -> DraftFileContents<'a> {
+        let slides = draft.layer_masks.contains(&LayerMask::Sliding);
+        DraftFileContents {
             draft,
-            habits,
+            quirks,
             hidden: target.hidden,
             vocab: target.vocab,
             target_layers: target.layers.len(),
-            theta: match habits.theta_off {
+            theta: match quirks.theta_factor {
                 0.0 => draft.theta,
                 off => draft.theta * off,
             },
-            window: draft.window.map(|window| window as i32 + habits.window_off),
-            causal: match habits.other_sight {
+            window: draft
+                .window
+                .map(|window| window as i32 + quirks.window_offset),
+            causal: match quirks.flip_causal {
                 true => Some(!draft.causal.unwrap_or(slides)),
                 false => draft.causal,
             },
-            mask: habits.mask.unwrap_or(draft.mask),
-            taps: draft.taps.iter().map(|tap| *tap as i32).collect(),
+            mask: quirks.mask.unwrap_or(draft.mask),
+            capture_layers: draft.capture_layers.iter().map(|tap| *tap as i32).collect(),
         }
     }
 
-    fn taps(&self, shift: i32) -> Vec<i32> {
-        let off = shift + self.habits.taps_off;
-        self.taps.iter().map(|tap| tap + off).collect()
+    fn capture_layers(&self, shift: i32) -> Vec<i32> {
+        let off = shift + self.quirks.capture_layers_offset;
+        self.capture_layers.iter().map(|tap| tap + off).collect()
     }
 
     fn tensors(&self) -> Vec<Tensor> {
@@ -247,11 +258,11 @@ impl Told<'_> {
         let (hidden, ffn) = (self.hidden, self.draft.ffn);
         let (heads, kv_heads, dim) = self.draft.heads;
         let mut all = vec![
-            tensor("fc".to_owned(), hidden, self.taps.len() * hidden),
+            tensor("fc".to_owned(), hidden, self.capture_layers.len() * hidden),
             tensor("hidden_norm".to_owned(), 1, hidden),
             tensor("norm".to_owned(), 1, hidden),
         ];
-        for i in 0..self.draft.sights.len() {
+        for i in 0..self.draft.layer_masks.len() {
             let mut put = |name: &str, rows, cols| {
                 all.push(tensor(format!("layers.{i}.{name}"), rows, cols));
             };
@@ -270,16 +281,16 @@ impl Told<'_> {
         all
     }
 
-    fn gguf(&self, spelling: Spelling) -> Result<Vec<u8>, GgufError> {
+    fn gguf(&self, file_format: DraftFileFormat) -> Result<Vec<u8>, GgufError> {
         let draft = self.draft;
         let (heads, kv_heads, dim) = draft.heads;
-        let a = spelling.architecture();
+        let a = file_format.architecture();
         let u = |n: usize| Value::U32(n as u32);
         let ids = |ids: Vec<i32>| Value::Array(Array::I32(ids));
         let mut writer = GgufWriter::new();
         writer.meta("general.architecture", a.into())?;
         let mut put = |key: &str, value: Value| writer.meta(&format!("{a}.{key}"), value);
-        put("block_count", u(draft.sights.len()))?;
+        put("block_count", u(draft.layer_masks.len()))?;
         put("context_length", u(4096))?;
         put("embedding_length", u(self.hidden))?;
         put("feed_forward_length", u(draft.ffn))?;
@@ -289,15 +300,15 @@ impl Told<'_> {
         put("attention.value_length", u(dim))?;
         put("attention.layer_norm_rms_epsilon", Value::F32(draft.eps))?;
         // What both converters to A write where the base stands in a nested place.
-        let theta = match spelling {
-            Spelling::A => 1e4,
+        let theta = match file_format {
+            DraftFileFormat::A => 1e4,
             _ => self.theta,
         };
         put("rope.freq_base", Value::F32(theta))?;
-        match spelling {
-            Spelling::C => {
+        match file_format {
+            DraftFileFormat::C => {
                 put("block_size", u(draft.block))?;
-                put("target_layers", ids(self.taps(1)))?;
+                put("target_layers", ids(self.capture_layers(1)))?;
                 put(
                     "rope.dimension_sections",
                     ids(vec![dim as i32 / 2, 0, 0, 0]),
@@ -308,32 +319,35 @@ impl Told<'_> {
             }
             _ => {
                 put("dflash.block_size", u(draft.block))?;
-                put("dflash.target_layer_ids", ids(self.taps(0)))?;
+                put("dflash.target_layer_ids", ids(self.capture_layers(0)))?;
                 put("dflash.mask_token_id", Value::U32(self.mask))?;
                 put("vocab_size", u(self.vocab))?;
                 // Some converters write the target's depth here.
                 put("dflash.n_target_layers", u(64))?;
             }
         }
-        if let Some(window) = self.window.filter(|_| spelling != Spelling::A) {
-            let slides = draft.sights.iter().map(|sight| *sight == Sight::Slides);
+        if let Some(window) = self.window.filter(|_| file_format != DraftFileFormat::A) {
+            let slides = draft
+                .layer_masks
+                .iter()
+                .map(|sight| *sight == LayerMask::Sliding);
             put("attention.sliding_window", Value::U32(window as u32))?;
             let pattern = Value::Array(Array::Bool(slides.collect()));
             put("attention.sliding_window_pattern", pattern)?;
         }
-        if spelling == Spelling::C {
+        if file_format == DraftFileFormat::C {
             writer.meta("tokenizer.ggml.mask_token_id", Value::U32(self.mask))?;
         }
-        let matrices = self.habits.ty.unwrap_or(QuantType::F32);
+        let matrices = self.quirks.ty.unwrap_or(QuantType::F32);
         let tensors = self.tensors();
         let ty = |tensor: &Tensor| match tensor.kind() {
-            Kind::Norm => QuantType::F32,
-            Kind::Matrix => matrices,
+            TensorKind::Norm => QuantType::F32,
+            TensorKind::Matrix => matrices,
         };
         for tensor in &tensors {
             let dims = [tensor.cols as u64, tensor.rows as u64];
             let dims = if tensor.rows == 1 { &dims[..1] } else { &dims };
-            writer.tensor(&tensor.in_gguf(spelling), ty(tensor), dims)?;
+            writer.tensor(&tensor.in_gguf(file_format), ty(tensor), dims)?;
         }
         let mut body = writer.start(Vec::new())?;
         for tensor in &tensors {
@@ -342,14 +356,14 @@ impl Told<'_> {
         body.finish()
     }
 
-    fn write_safetensors(&self, folder: &Folder) -> Result<(), GoldenError> {
+    fn write_safetensors(&self, folder: &TempFolder) -> Result<(), GoldenError> {
         let draft = self.draft;
         let (heads, kv_heads, dim) = draft.heads;
-        let kind = |sight: &Sight| match sight {
-            Sight::Slides => "\"sliding_attention\"",
-            Sight::Full => "\"full_attention\"",
+        let kind = |sight: &LayerMask| match sight {
+            LayerMask::Sliding => "\"sliding_attention\"",
+            LayerMask::Full => "\"full_attention\"",
         };
-        let kinds: Vec<&str> = draft.sights.iter().map(kind).collect();
+        let kinds: Vec<&str> = draft.layer_masks.iter().map(kind).collect();
         let window = self.window.map_or("null".to_owned(), |n| n.to_string());
         let causal = self.causal.map_or("null".to_owned(), |c| c.to_string());
         let config = format!(
@@ -358,9 +372,9 @@ impl Told<'_> {
  "num_key_value_heads": {kv_heads}, "head_dim": {dim}, "vocab_size": {vocab}, "rms_norm_eps": {eps},
  "rope_parameters": {{"rope_theta": {theta}, "rope_type": "default"}}, "num_target_layers": {target_layers},
  "use_sliding_window": false, "sliding_window": {window}, "is_causal": {causal}, "layer_types": [{kinds}],
- "dflash_config": {{"mask_token_id": {mask}, "target_layer_ids": {taps:?}, "block_size": {block}}}}}"#,
+ "dflash_config": {{"mask_token_id": {mask}, "target_layer_ids": {capture_layers:?}, "block_size": {block}}}}}"#,
             hidden = self.hidden,
-            layers = draft.sights.len(),
+            layers = draft.layer_masks.len(),
             ffn = draft.ffn,
             vocab = self.vocab,
             eps = draft.eps,
@@ -368,7 +382,7 @@ impl Told<'_> {
             target_layers = self.target_layers,
             kinds = kinds.join(", "),
             mask = self.mask,
-            taps = self.taps(0),
+            capture_layers = self.capture_layers(0),
             block = draft.block,
         );
         folder.write("config.json", config.as_bytes())?;

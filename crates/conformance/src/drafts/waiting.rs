@@ -1,8 +1,8 @@
 //! Whether it matters when committed tokens become what a draft reads.
 
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DraftItem, KvFormat, NodeIdx, OpenPlan, Place, Runner,
-    TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DraftCandidates, DraftItem, KvFormat, LogitsRequest, NodeIdx, OpenPlan,
+    Runner, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use model::LoadedDraft;
 
@@ -10,13 +10,13 @@ use super::{RandomDraft, open_with};
 
 /// When drafts are asked for beside a text that is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DraftHabit {
+enum DraftTiming {
     /// After every round.
     Always,
     /// At the end alone.
     Never,
     /// Now and then.
-    Seldom,
+    Sometimes,
     /// At the end, of a sequence that was saved and put back now and then.
     Saved,
 }
@@ -35,25 +35,29 @@ impl RandomDraft {
     ) -> Result<(), Box<dyn std::error::Error>> {
         plan.limits.tree_nodes = 4;
         let mut runner = open_with(backend, plan, draft)?;
-        let mut said = |habit: DraftHabit| self.after_rounds(&mut *runner, ids, habit);
-        let at_once = said(DraftHabit::Always)?;
-        for habit in [DraftHabit::Never, DraftHabit::Seldom, DraftHabit::Saved] {
-            if said(habit)? != at_once {
+        let mut said = |timing: DraftTiming| self.after_rounds(&mut *runner, ids, timing);
+        let at_once = said(DraftTiming::Always)?;
+        for timing in [
+            DraftTiming::Never,
+            DraftTiming::Sometimes,
+            DraftTiming::Saved,
+        ] {
+            if said(timing)? != at_once {
                 return Err(
-                    format!("{}: {habit:?} differs from a draft a round", self.name).into(),
+                    format!("{}: {timing:?} differs from a draft a round", self.name).into(),
                 );
             }
         }
         Ok(())
     }
 
-    /// Candidates after some hundred tokens, said in single tokens and trees, with a prompt among them.
+    /// DraftCandidates after some hundred tokens, said in single tokens and trees, with a prompt among them.
     fn after_rounds(
         &self,
         runner: &mut dyn Runner,
         ids: &[TokenId],
-        habit: DraftHabit,
-    ) -> Result<Vec<Candidates>, Box<dyn std::error::Error>> {
+        timing: DraftTiming,
+    ) -> Result<Vec<DraftCandidates>, Box<dyn std::error::Error>> {
         const ROUNDS: usize = 100;
         let mut text = ids.iter().copied().cycle();
         let mut next = |n: usize| -> Vec<TokenId> { text.by_ref().take(n).collect() };
@@ -68,22 +72,26 @@ impl RandomDraft {
             let tokens = next(if round % 4 == 1 { 4 } else { 1 });
             let parents = [0, 0, 2].map(NodeIdx);
             let tree = Tree::new(&tokens, &parents[..tokens.len() - 1])?;
-            let asks = vec![Ask::NOTHING; tree.len()];
-            let (tree, asks) = (&tree, &asks[..]);
-            runner.verify(&[VerifyItem { seq, tree, asks }])?;
+            let requests = vec![LogitsRequest::NONE; tree.len()];
+            let (tree, requests) = (&tree, &requests[..]);
+            runner.verify(&[VerifyItem {
+                seq,
+                tree,
+                requests,
+            }])?;
             let path = &tree.path_to(NodeIdx(tokens.len() as u16 - 1));
             runner.commit(&[CommitItem { seq, path }])?;
-            let drafts = match habit {
-                DraftHabit::Always => true,
-                DraftHabit::Seldom => round % 9 == 3,
-                DraftHabit::Never | DraftHabit::Saved => false,
+            let drafts = match timing {
+                DraftTiming::Always => true,
+                DraftTiming::Sometimes => round % 9 == 3,
+                DraftTiming::Never | DraftTiming::Saved => false,
             };
             if drafts {
                 let root = tokens[0];
                 runner.draft(&[DraftItem { seq, root }], depth, 1)?;
             }
-            if habit == DraftHabit::Saved && round % 30 == 11 {
-                let saved = runner.snapshot(seq, Place::Host)?.id;
+            if timing == DraftTiming::Saved && round % 30 == 11 {
+                let saved = runner.snapshot(seq, SnapshotLocation::Host)?.id;
                 runner.restore(seq, saved)?;
                 runner.free_snapshot(saved);
             }

@@ -1,7 +1,7 @@
 //! The fake as a device: what the suite is tried on.
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Pool, Runner,
+    Backend, DeviceError, DeviceInfo, KvPool, LoadProgress, MemoryPlan, OpenPlan, Runner,
 };
 
 use super::{FakeRunner, FakeSpec};
@@ -30,7 +30,7 @@ impl Backend for FakeBackend {
         let mut spec = self.spec.clone();
         spec.language.vocab = plan.target.vocab;
         spec.limits = plan.limits;
-        spec.pool_tokens = Pool::of(plan.limits, spec.page).tokens();
+        spec.pool_tokens = KvPool::for_limits(plan.limits, spec.page_size).tokens();
         let mut runner = FakeRunner::new(spec);
         runner.info.kv = plan.kv;
         progress(LoadProgress {

@@ -1,6 +1,6 @@
 //! The fake's language: what comes next is a hash of what came before, and nothing else.
 
-use contract::{Ask, Row, TokenId, Want};
+use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
 /// A made-up language over `vocab` tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -84,27 +84,27 @@ impl Language {
     }
 
     /// What a runner answers to `ask` after a history.
-    pub fn row(&self, trace: Trace, ask: &Ask) -> Row {
-        if ask.want == Want::Nothing {
-            return Row::default();
+    pub fn row(&self, trace: Trace, ask: &LogitsRequest) -> LogitsRow {
+        if ask.selection == LogitsSelection::None {
+            return LogitsRow::default();
         }
         answer(self.logits(trace), ask)
     }
 }
 
-/// The row that `ask` wants of raw logits `[vocab]`: the meaning of an [`Ask`], spelled out.
-pub fn answer(raw: Vec<f32>, ask: &Ask) -> Row {
+/// The row that `ask` wants of raw logits `[vocab]`: the meaning of an [`LogitsRequest`], spelled out.
+pub fn answer(raw: Vec<f32>, ask: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
     if let Some(edits) = &ask.edits {
         edits.apply(&mut logits);
     }
     let (lse, raw_lse) = (log_sum_exp(&logits), log_sum_exp(&raw));
-    let ids = match ask.want {
-        Want::Nothing => return Row::default(),
-        Want::Full => (0..raw.len() as u32).map(TokenId).collect(),
-        Want::Top(k) => ranked(&logits, k),
+    let ids = match ask.selection {
+        LogitsSelection::None => return LogitsRow::default(),
+        LogitsSelection::Full => (0..raw.len() as u32).map(TokenId).collect(),
+        LogitsSelection::TopK(k) => ranked(&logits, k),
     };
-    Row {
+    LogitsRow {
         logits: ids.iter().map(|id| logits[id.index()]).collect(),
         raw: ids.iter().map(|id| raw[id.index()]).collect(),
         ids,
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn a_top_row_is_the_head_of_the_full_row() {
         let trace = LANGUAGE.begin();
-        let full = LANGUAGE.row(trace, &Ask::full());
-        let top = LANGUAGE.row(trace, &Ask::top(7));
+        let full = LANGUAGE.row(trace, &LogitsRequest::full());
+        let top = LANGUAGE.row(trace, &LogitsRequest::top_k(7));
         assert_eq!(top.ids, ranked(&full.logits, 7));
         assert_eq!(top.lse, full.lse);
         assert!(top.logits.windows(2).all(|pair| pair[0] >= pair[1]));

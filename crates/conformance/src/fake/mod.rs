@@ -11,17 +11,17 @@ mod script;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use contract::protocol::{Protocol, Timeline, misuse};
-use contract::snapshot::{self, Header, Owner, SectionKind};
+use contract::protocol::{Protocol, SequenceState, invalid_call};
+use contract::snapshot::{self, SectionKind, SnapshotHeader, SnapshotIdentity};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits, MemoryPlan,
-    ModelHash, NodeIdx, Place, Pool, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId,
-    SnapshotInfo, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats, KvPool,
+    Limits, LogitsRequest, LogitsRow, MemoryPlan, ModelHash, NodeIdx, Runner, RunnerInfo, SeqId,
+    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 pub use backend::FakeBackend;
 pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
-pub use script::{Call, Fault, FaultKind, Flaw, Handle, Record, When};
+pub use script::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
 
 /// What a fake runner pretends to be.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ pub struct FakeSpec {
     /// Tokens that its sequences can hold together.
     pub pool_tokens: usize,
     /// Positions of a page.
-    pub page: usize,
+    pub page_size: usize,
     /// What it tells as its prefill alignment.
     pub prefill_align: usize,
     /// Its draft, if it has one.
@@ -69,7 +69,7 @@ impl Default for FakeSpec {
                 pool: None,
             },
             pool_tokens: 8 * (4096 + Tree::MAX_NODES),
-            page: 1,
+            page_size: 1,
             prefill_align: 64,
             draft: None,
             flaw: None,
@@ -81,7 +81,7 @@ impl Default for FakeSpec {
 const TOKEN_BYTES: usize = size_of::<u32>();
 const WRONG_GUESS: u64 = 2;
 
-type Hook = Box<dyn FnMut(Call) + Send>;
+type Hook = Box<dyn FnMut(RunnerMethod) + Send>;
 
 /// A runner that speaks a made-up language.
 pub struct FakeRunner {
@@ -89,14 +89,14 @@ pub struct FakeRunner {
     info: RunnerInfo,
     draft_right: f64,
     flaw: Option<Flaw>,
-    sequences: BTreeMap<SeqId, Sequence>,
+    sequences: BTreeMap<SeqId, FakeSequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
     next_id: u64,
     /// Pages that a flaw keeps from everyone.
     lost: usize,
     /// What the last closed sequence left behind; only a flaw ever looks.
     residue: Trace,
-    handle: Handle,
+    handle: FakeHandle,
     hook: Option<Hook>,
 }
 
@@ -106,7 +106,7 @@ struct Committed {
     trace: Trace,
 }
 
-struct Sequence {
+struct FakeSequence {
     committed: Committed,
     max_len: usize,
     /// Pages of the pool that it has taken.
@@ -114,7 +114,7 @@ struct Sequence {
     pending: Option<Tree>,
 }
 
-impl Timeline for Sequence {
+impl SequenceState for FakeSequence {
     fn max_len(&self) -> usize {
         self.max_len
     }
@@ -148,15 +148,15 @@ impl FakeRunner {
                 device: backend::device_info(),
                 vocab: spec.language.vocab,
                 limits: spec.limits,
-                pool: Pool {
-                    pages: spec.pool_tokens / spec.page,
-                    page: spec.page,
+                pool: KvPool {
+                    pages: spec.pool_tokens / spec.page_size,
+                    page_size: spec.page_size,
                 },
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
                 scorer: false,
-                exact_trees: true,
+                batch_invariant: true,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
             },
@@ -167,14 +167,14 @@ impl FakeRunner {
             snapshots: HashMap::new(),
             next_id: 0,
             lost: 0,
-            handle: Handle::default(),
+            handle: FakeHandle::default(),
             hook: None,
         }
     }
 
     /// Calls `hook` at the beginning of every method that works on a device, before the fake does anything:
     /// to sleep as long as a device would take, for one.
-    pub fn with_hook(self, hook: impl FnMut(Call) + Send + 'static) -> FakeRunner {
+    pub fn with_hook(self, hook: impl FnMut(RunnerMethod) + Send + 'static) -> FakeRunner {
         FakeRunner {
             hook: Some(Box::new(hook)),
             ..self
@@ -182,11 +182,11 @@ impl FakeRunner {
     }
 
     /// The way to its record and its faults once it is boxed away.
-    pub fn handle(&self) -> Handle {
+    pub fn handle(&self) -> FakeHandle {
         self.handle.clone()
     }
 
-    fn enter(&mut self, call: Call, seqs: &[SeqId]) -> Result<(), DeviceError> {
+    fn enter(&mut self, call: RunnerMethod, seqs: &[SeqId]) -> Result<(), DeviceError> {
         if let Some(hook) = &mut self.hook {
             hook(call);
         }
@@ -202,14 +202,14 @@ impl FakeRunner {
         self.next_id
     }
 
-    fn protocol(&self) -> Protocol<'_, Sequence> {
+    fn protocol(&self) -> Protocol<'_, FakeSequence> {
         Protocol {
             info: &self.info,
             sequences: &self.sequences,
         }
     }
 
-    fn sequence(&mut self, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
+    fn sequence(&mut self, seq: SeqId) -> Result<&mut FakeSequence, DeviceError> {
         self.sequences
             .get_mut(&seq)
             .ok_or(DeviceError::UnknownSequence(seq))
@@ -221,27 +221,27 @@ impl FakeRunner {
         for node in tree.nodes() {
             let before = match tree.parent(node) {
                 None => committed,
-                Some(_) if self.has(Flaw::SiblingsSeen) => traces[node.index() - 1],
+                Some(_) if self.has(Flaw::SiblingsVisible) => traces[node.index() - 1],
                 Some(parent) => traces[parent.index()],
             };
             traces.push(before.then(tree.token(node)));
         }
-        if self.has(Flaw::WidthShows) && tree.len() > 1 {
+        if self.has(Flaw::TreeWidthChangesResult) && tree.len() > 1 {
             return traces.iter().map(|t| t.disturbed(1)).collect();
         }
         traces
     }
 
-    fn row(&self, trace: Trace, ask: &Ask) -> Row {
+    fn row(&self, trace: Trace, ask: &LogitsRequest) -> LogitsRow {
         if self.has(Flaw::EditsIgnored) {
-            let raw = Ask {
-                want: ask.want,
+            let raw = LogitsRequest {
+                selection: ask.selection,
                 edits: None,
             };
             return self.language.row(trace, &raw);
         }
         let mut row = self.language.row(trace, ask);
-        if self.has(Flaw::TopUnordered) {
+        if self.has(Flaw::TopKUnordered) {
             let mut order: Vec<usize> = (0..row.ids.len()).collect();
             order.sort_by_key(|i| row.ids[*i]);
             row.ids = order.iter().map(|i| row.ids[*i]).collect();
@@ -260,17 +260,17 @@ impl Runner for FakeRunner {
         &self.info
     }
 
-    fn room(&self) -> Room {
+    fn capacity(&self) -> Capacity {
         let saved = self.snapshots.values();
         let bytes = saved.map(|(_, saved)| (saved.history.len() * TOKEN_BYTES) as u64);
-        self.protocol().room((self.held(), 0), bytes.sum())
+        self.protocol().capacity((self.held(), 0), bytes.sum())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.enter(Call::Open, &[])?;
+        self.enter(RunnerMethod::Open, &[])?;
         self.protocol().open(max_len)?;
         let id = SeqId(self.new_id());
-        let trace = if self.has(Flaw::SlotDirty) {
+        let trace = if self.has(Flaw::SlotNotCleared) {
             self.residue
         } else {
             self.language.begin()
@@ -279,7 +279,7 @@ impl Runner for FakeRunner {
             history: Vec::new(),
             trace,
         };
-        let sequence = Sequence {
+        let sequence = FakeSequence {
             committed,
             max_len,
             pages: 0,
@@ -291,12 +291,12 @@ impl Runner for FakeRunner {
 
     fn close(&mut self, seq: SeqId) {
         // Closing works on a lost device too.
-        let _ = self.enter(Call::Close, &[seq]);
-        if self.has(Flaw::CloseKeeps) {
+        let _ = self.enter(RunnerMethod::Close, &[seq]);
+        if self.has(Flaw::CloseLeaks) {
             return;
         }
         if let Some(sequence) = self.sequences.remove(&seq) {
-            if self.has(Flaw::PoolKept) {
+            if self.has(Flaw::PoolLeaks) {
                 self.lost += sequence.pages;
             }
             self.residue = sequence.committed.trace;
@@ -307,12 +307,13 @@ impl Runner for FakeRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        self.enter(Call::Prefill, &[seq])?;
-        let moves = self.has(Flaw::RefusalMoves);
-        let shows = self.has(Flaw::CutsShow) || (self.has(Flaw::AsksShow) && !asks.is_empty());
-        if let Err(error) = self.protocol().prefill(seq, tokens, asks) {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        self.enter(RunnerMethod::Prefill, &[seq])?;
+        let moves = self.has(Flaw::RefusedCallChangesState);
+        let shows = self.has(Flaw::ChunkingChangesResult)
+            || (self.has(Flaw::RequestsChangeResult) && !requests.is_empty());
+        if let Err(error) = self.protocol().prefill(seq, tokens, requests) {
             if let Some(sequence) = self.sequences.get_mut(&seq)
                 && moves
             {
@@ -328,14 +329,14 @@ impl Runner for FakeRunner {
         if shows {
             sequence.committed.trace = sequence.committed.trace.disturbed(1);
         }
-        if self.has(Flaw::TurnsMix) {
+        if self.has(Flaw::PrefillDisturbsOthers) {
             let others = self.sequences.iter_mut().filter(|(id, _)| **id != seq);
             others.for_each(|(_, s)| s.committed.trace = s.committed.trace.disturbed(3));
         }
-        if self.has(Flaw::ReadingOff) {
+        if self.has(Flaw::PrefillDiffersFromDecode) {
             before = before.disturbed(4);
         }
-        let rows = asks
+        let rows = requests
             .iter()
             .map(|(at, ask)| self.row(before.then_all(&tokens[..=*at]), ask))
             .collect();
@@ -348,14 +349,14 @@ impl Runner for FakeRunner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
-        self.enter(Call::Draft, &seqs)?;
+        self.enter(RunnerMethod::Draft, &seqs)?;
         self.protocol().draft(items, depth, k)?;
         let mut drafts = Vec::with_capacity(items.len());
         for item in items {
             let mut trace = self.sequence(item.seq)?.committed.trace.then(item.root);
-            let mut candidates = Candidates {
+            let mut candidates = DraftCandidates {
                 ids: Vec::with_capacity(depth * k),
                 log_probs: Vec::with_capacity(depth * k),
                 lse: vec![0.0; depth],
@@ -379,17 +380,17 @@ impl Runner for FakeRunner {
         Ok(drafts)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
-        self.enter(Call::Verify, &seqs)?;
-        if !self.has(Flaw::MisuseTaken) {
+        self.enter(RunnerMethod::Verify, &seqs)?;
+        if !self.has(Flaw::InvalidCallAccepted) {
             self.protocol().verify(items)?;
         }
         for item in items {
             let position = self.sequence(item.seq)?.committed.history.len();
             self.give_pages(item.seq, position + item.tree.len())?;
         }
-        let bleed = self.has(Flaw::NeighboursShow) && items.len() > 1;
+        let bleed = self.has(Flaw::BatchChangesResult) && items.len() > 1;
         let mut answers = Vec::with_capacity(items.len());
         for item in items {
             let sequence = self.sequence(item.seq)?;
@@ -399,7 +400,7 @@ impl Runner for FakeRunner {
             if bleed {
                 traces.iter_mut().for_each(|t| *t = t.disturbed(2));
             }
-            let rows = traces.iter().zip(item.asks);
+            let rows = traces.iter().zip(item.requests);
             answers.push(rows.map(|(trace, ask)| self.row(*trace, ask)).collect());
         }
         let nodes = items.iter().map(|item| item.tree.len()).collect();
@@ -409,19 +410,19 @@ impl Runner for FakeRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
-        self.enter(Call::Commit, &seqs)?;
-        if !self.has(Flaw::LengthIgnored) {
+        self.enter(RunnerMethod::Commit, &seqs)?;
+        if !self.has(Flaw::MaxLenIgnored) {
             self.protocol().commit(items)?;
         }
         let (whole, short) = (
-            self.has(Flaw::WholeTreeKept),
-            self.has(Flaw::LastNodeForgotten),
+            self.has(Flaw::CommitsWholeTree),
+            self.has(Flaw::CommitDropsLastNode),
         );
-        let roots_only = self.has(Flaw::SharedCommitShort) && items.len() > 1;
+        let roots_only = self.has(Flaw::BatchCommitKeepsRoots) && items.len() > 1;
         for item in items {
             let sequence = self.sequence(item.seq)?;
             let Some(tree) = sequence.pending.take() else {
-                return Err(misuse("commit", "nothing is pending".to_owned()));
+                return Err(invalid_call("commit", "nothing is pending".to_owned()));
             };
             let mut kept: Vec<NodeIdx> = item.path.nodes().to_vec();
             if whole {
@@ -440,9 +441,9 @@ impl Runner for FakeRunner {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.enter(Call::Discard, &[seq])?;
+        self.enter(RunnerMethod::Discard, &[seq])?;
         self.protocol().discard(seq)?;
-        let keep = self.has(Flaw::DiscardKept);
+        let keep = self.has(Flaw::DiscardCommits);
         let sequence = self.sequence(seq)?;
         if let Some(tree) = sequence.pending.take()
             && keep
@@ -452,9 +453,13 @@ impl Runner for FakeRunner {
         Ok(())
     }
 
-    fn snapshot(&mut self, seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
-        self.enter(Call::Snapshot, &[seq])?;
-        let sequence = self.protocol().settled("snapshot", seq)?;
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        _place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
+        self.enter(RunnerMethod::Snapshot, &[seq])?;
+        let sequence = self.protocol().require_idle("snapshot", seq)?;
         let committed = sequence.committed.clone();
         let id = SnapshotId(self.new_id());
         let position = committed.history.len();
@@ -463,18 +468,18 @@ impl Runner for FakeRunner {
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.enter(Call::Restore, &[seq])?;
+        self.enter(RunnerMethod::Restore, &[seq])?;
         let (origin, saved) = self
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let mut saved = saved.clone();
-        if self.has(Flaw::SnapshotAlive)
+        if self.has(Flaw::SnapshotNotCopied)
             && let Some(origin) = self.sequences.get(origin)
         {
             saved.trace = origin.committed.trace;
         }
-        if self.has(Flaw::RestoreShort) {
+        if self.has(Flaw::RestoreDropsLastToken) {
             saved = self.replayed(&saved.history[..saved.history.len().saturating_sub(1)]);
         }
         self.protocol().restore(seq, saved.history.len())?;
@@ -490,22 +495,22 @@ impl Runner for FakeRunner {
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         // Freeing works on a lost device too.
-        let _ = self.enter(Call::FreeSnapshot, &[]);
-        if !self.has(Flaw::FreedStays) {
+        let _ = self.enter(RunnerMethod::FreeSnapshot, &[]);
+        if !self.has(Flaw::FreedSnapshotUsable) {
             self.snapshots.remove(&snapshot);
         }
     }
 
     fn export(&mut self, id: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        self.enter(Call::Export, &[])?;
+        self.enter(RunnerMethod::Export, &[])?;
         let (_, saved) = self
             .snapshots
             .get(&id)
             .ok_or(DeviceError::UnknownSnapshot(id))?;
         let ids = saved.history.iter().map(|token| token.0);
         let bytes: Vec<u8> = ids.flat_map(u32::to_le_bytes).collect();
-        let header = Header {
-            owner: self.owner(),
+        let header = SnapshotHeader {
+            identity: self.identity(),
             position: saved.history.len() as u64,
             sections: 1,
         };
@@ -515,14 +520,14 @@ impl Runner for FakeRunner {
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        self.enter(Call::Import, &[])?;
+        self.enter(RunnerMethod::Import, &[])?;
         let mut history = self.read_history(source);
-        if self.has(Flaw::ImportTrusting) && history.is_err() {
+        if self.has(Flaw::ImportUnchecked) && history.is_err() {
             history = Ok(Vec::new());
         }
         let mut history = history?;
         let position = history.len();
-        if self.has(Flaw::ImportShort) && position > 0 {
+        if self.has(Flaw::ImportDropsFirstToken) && position > 0 {
             history.remove(0);
         }
         let id = SnapshotId(self.new_id());
@@ -536,16 +541,16 @@ impl Runner for FakeRunner {
         _tokens: &[TokenId],
         _progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Vec<f32>, DeviceError> {
-        Err(misuse("score", "there is no scorer".to_owned()))
+        Err(invalid_call("score", "there is no scorer".to_owned()))
     }
 }
 
 impl FakeRunner {
-    fn owner(&self) -> Owner {
-        Owner {
+    fn identity(&self) -> SnapshotIdentity {
+        SnapshotIdentity {
             model: self.info.model,
             kv: self.info.kv,
-            turned: false,
+            rotated: false,
             draft: None,
         }
     }
@@ -558,10 +563,10 @@ impl FakeRunner {
     }
 
     fn read_history(&self, source: &mut dyn Read) -> Result<Vec<TokenId>, DeviceError> {
-        let refuse = |detail: &str| DeviceError::SnapshotRefused {
+        let refuse = |detail: &str| DeviceError::InvalidSnapshot {
             detail: detail.to_owned(),
         };
-        let header = snapshot::read_header(source, self.owner())?;
+        let header = snapshot::read_header(source, self.identity())?;
         let position = usize::try_from(header.position)
             .ok()
             .filter(|p| *p <= self.info.limits.context)

@@ -15,9 +15,9 @@ impl FakeRunner {
     pub(super) fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
         let pool = self.info.pool;
         let free = pool.pages.saturating_sub(self.held());
-        let bottomless = self.has(Flaw::PoolBottomless);
+        let bottomless = self.has(Flaw::PoolUnlimited);
         let sequence = self.sequence(seq)?;
-        let more = n.div_ceil(pool.page).saturating_sub(sequence.pages);
+        let more = n.div_ceil(pool.page_size).saturating_sub(sequence.pages);
         if more > free && !bottomless {
             return Err(no_room(PAGES, more, free));
         }
@@ -27,7 +27,7 @@ impl FakeRunner {
 }
 
 fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
-    DeviceError::NoRoom {
+    DeviceError::OutOfMemory {
         what,
         wanted: wanted as u64,
         free: free as u64,

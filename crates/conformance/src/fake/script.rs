@@ -8,7 +8,7 @@ use contract::{DeviceError, SeqId};
 /// A method of the runner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "each is the method of that name")]
-pub enum Call {
+pub enum RunnerMethod {
     Open,
     Close,
     Prefill,
@@ -23,40 +23,40 @@ pub enum Call {
     Import,
 }
 
-impl Call {
+impl RunnerMethod {
     /// The method's name.
     pub fn name(self) -> &'static str {
         match self {
-            Call::Open => "open",
-            Call::Close => "close",
-            Call::Prefill => "prefill",
-            Call::Draft => "draft",
-            Call::Verify => "verify",
-            Call::Commit => "commit",
-            Call::Discard => "discard",
-            Call::Snapshot => "snapshot",
-            Call::Restore => "restore",
-            Call::FreeSnapshot => "free_snapshot",
-            Call::Export => "export",
-            Call::Import => "import",
+            RunnerMethod::Open => "open",
+            RunnerMethod::Close => "close",
+            RunnerMethod::Prefill => "prefill",
+            RunnerMethod::Draft => "draft",
+            RunnerMethod::Verify => "verify",
+            RunnerMethod::Commit => "commit",
+            RunnerMethod::Discard => "discard",
+            RunnerMethod::Snapshot => "snapshot",
+            RunnerMethod::Restore => "restore",
+            RunnerMethod::FreeSnapshot => "free_snapshot",
+            RunnerMethod::Export => "export",
+            RunnerMethod::Import => "import",
         }
     }
 }
 
 /// A failure to be had on demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct InjectedFault {
     /// Which method fails.
-    pub call: Call,
+    pub call: RunnerMethod,
     /// Which of its calls.
-    pub when: When,
+    pub when: FaultTrigger,
     /// How.
     pub kind: FaultKind,
 }
 
 /// Which calls of a method fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
+pub enum FaultTrigger {
     /// The call with this number, the first being 0.
     Nth(u64),
     /// That call and all after it.
@@ -64,80 +64,80 @@ pub enum When {
     /// Every call that names this sequence.
     Naming(SeqId),
     /// Every call that names more than this many sequences.
-    Wider(usize),
+    MoreThan(usize),
 }
 
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// This call does not fit; nothing has changed.
-    NoRoom,
+    OutOfMemory,
     /// The device is gone, for this call and every later one.
-    Lost,
+    DeviceLost,
 }
 
 /// What a flawed fake gets wrong; each is caught by one law of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
     /// Where a prefill was cut shows in what follows.
-    CutsShow,
+    ChunkingChangesResult,
     /// Asking for a row while reading shows in what follows.
-    AsksShow,
+    RequestsChangeResult,
     /// Rows told while reading are not those told while speaking.
-    ReadingOff,
+    PrefillDiffersFromDecode,
     /// Reading a prompt disturbs the other sequences.
-    TurnsMix,
+    PrefillDisturbsOthers,
     /// A tree node follows the node before it in the list, not its parent.
-    SiblingsSeen,
+    SiblingsVisible,
     /// What a node hears depends on how many nodes share the call.
-    WidthShows,
+    TreeWidthChangesResult,
     /// What a sequence hears depends on who shares the call.
-    NeighboursShow,
+    BatchChangesResult,
     /// A commit keeps the whole tree.
-    WholeTreeKept,
+    CommitsWholeTree,
     /// A commit of several nodes forgets the last one.
-    LastNodeForgotten,
+    CommitDropsLastNode,
     /// A commit of several sequences keeps their roots only.
-    SharedCommitShort,
+    BatchCommitKeepsRoots,
     /// A discarded root is kept.
-    DiscardKept,
+    DiscardCommits,
     /// A sequence continues where an earlier one of the same slot ended.
-    SlotDirty,
+    SlotNotCleared,
     /// Restoring forgets the last token.
-    RestoreShort,
+    RestoreDropsLastToken,
     /// A snapshot follows its sequence instead of keeping a copy.
-    SnapshotAlive,
+    SnapshotNotCopied,
     /// A freed snapshot is still there.
-    FreedStays,
+    FreedSnapshotUsable,
     /// Importing forgets the first token.
-    ImportShort,
+    ImportDropsFirstToken,
     /// Importing does not look at what it is given.
-    ImportTrusting,
+    ImportUnchecked,
     /// Trees are taken whatever is wrong with the call.
-    MisuseTaken,
+    InvalidCallAccepted,
     /// A commit goes on beyond what the sequence was opened for.
-    LengthIgnored,
+    MaxLenIgnored,
     /// Edits are left out.
     EditsIgnored,
     /// Top rows come in id order.
-    TopUnordered,
+    TopKUnordered,
     /// The log-sum-exp of the edited row stands where the raw one should.
     RawLseEdited,
     /// Closing gives nothing back.
-    CloseKeeps,
+    CloseLeaks,
     /// Sequences get pages that are not there.
-    PoolBottomless,
+    PoolUnlimited,
     /// What a closed sequence had is not given out again.
-    PoolKept,
+    PoolLeaks,
     /// A refused call changes the sequence all the same.
-    RefusalMoves,
+    RefusedCallChangesState,
 }
 
 /// What a fake remembers of its callers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
     /// Every call in order, refused ones included.
-    pub calls: Vec<Call>,
+    pub calls: Vec<RunnerMethod>,
     /// Every prefill: sequence, position before, tokens.
     pub prefills: Vec<(SeqId, usize, usize)>,
     /// Every verify: how many nodes each item had.
@@ -146,33 +146,33 @@ pub struct Record {
 
 impl Record {
     /// How often a method was called.
-    pub fn count(&self, call: Call) -> u64 {
+    pub fn count(&self, call: RunnerMethod) -> u64 {
         self.calls.iter().filter(|c| **c == call).count() as u64
     }
 }
 
 /// A shared view of a fake's record and faults, good while the runner is boxed away in a scheduler.
 #[derive(Debug, Clone, Default)]
-pub struct Handle {
-    shared: Arc<Mutex<Shared>>,
+pub struct FakeHandle {
+    shared: Arc<Mutex<FakeState>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct FakeState {
     record: Record,
-    counts: BTreeMap<Call, u64>,
-    faults: Vec<Fault>,
+    counts: BTreeMap<RunnerMethod, u64>,
+    faults: Vec<InjectedFault>,
     lost: Option<&'static str>,
 }
 
-impl Handle {
+impl FakeHandle {
     /// What has been called so far.
     pub fn record(&self) -> Record {
         self.lock().record.clone()
     }
 
     /// Adds a fault.
-    pub fn fail(&self, fault: Fault) {
+    pub fn fail(&self, fault: InjectedFault) {
         self.lock().faults.push(fault);
     }
 
@@ -190,7 +190,7 @@ impl Handle {
     }
 
     /// Counts a call and says whether it is to fail.
-    pub(super) fn enter(&self, call: Call, seqs: &[SeqId]) -> Result<(), DeviceError> {
+    pub(super) fn enter(&self, call: RunnerMethod, seqs: &[SeqId]) -> Result<(), DeviceError> {
         let mut shared = self.lock();
         shared.record.calls.push(call);
         let count = shared.counts.entry(call).or_insert(0);
@@ -202,34 +202,34 @@ impl Handle {
         let fault = shared.faults.iter().find(|fault| {
             fault.call == call
                 && match fault.when {
-                    When::Nth(n) => nth == n,
-                    When::From(n) => nth >= n,
-                    When::Naming(seq) => seqs.contains(&seq),
-                    When::Wider(most) => seqs.len() > most,
+                    FaultTrigger::Nth(n) => nth == n,
+                    FaultTrigger::From(n) => nth >= n,
+                    FaultTrigger::Naming(seq) => seqs.contains(&seq),
+                    FaultTrigger::MoreThan(most) => seqs.len() > most,
                 }
         });
         match fault.map(|fault| fault.kind) {
             None => Ok(()),
-            Some(FaultKind::NoRoom) => Err(DeviceError::NoRoom {
+            Some(FaultKind::OutOfMemory) => Err(DeviceError::OutOfMemory {
                 what: "faked bytes",
                 wanted: 2,
                 free: 1,
             }),
-            Some(FaultKind::Lost) => {
+            Some(FaultKind::DeviceLost) => {
                 shared.lost = Some(call.name());
                 Err(lost(call.name()))
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         // A test that panicked while holding it has already failed.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn lost(during: &'static str) -> DeviceError {
-    DeviceError::Lost {
+    DeviceError::DeviceLost {
         during,
         detail: "as the script says".to_owned(),
     }

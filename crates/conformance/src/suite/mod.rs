@@ -1,6 +1,6 @@
 //! The laws every device keeps, over any backend and any small model.
 //!
-//! A law is a function that uses the device and says what does not hold. [`run`] keeps them all; [`LAWS`]
+//! A law is a function that uses the device and says what does not hold. [`run`] keeps them all; [`PROPERTIES`]
 //! names them one by one. None looks inside the device: what a state holds shows in the rows that follow.
 
 mod calls;
@@ -16,26 +16,26 @@ mod window;
 
 use contract::{Backend, DeviceError, KvFormats, Limits, OpenPlan, TreeError};
 
-use crate::compare::{Exactness, Tolerance};
-use crate::specimen::Specimen;
-use stand::Stand;
+use crate::compare::{Precision, Tolerance};
+use crate::specimen::SyntheticModel;
+use stand::Rig;
 
 /// What is tried: one device, one model, one storage of keys and values.
 #[derive(Clone, Copy)]
-pub struct Subject<'a> {
+pub struct Case<'a> {
     /// The device.
     pub backend: &'a dyn Backend,
     /// The model.
-    pub specimen: &'a Specimen,
+    pub model: &'a SyntheticModel,
     /// How keys and values are stored.
     pub kv: KvFormats,
     /// How closely ways that must give the same may differ. The CPU promises bits.
-    pub exactness: Exactness,
+    pub precision: Precision,
     /// How far reading a prompt may be from speaking it beyond what weights and cache allow: for a device that
     /// rounds the activations of the two routes differently.
-    pub routes: Tolerance,
+    pub prefill_tolerance: Tolerance,
     /// Whether the model is opened to give the same bits with trees as without ([`OpenPlan::exact`]).
-    pub exact: bool,
+    pub batch_invariant: bool,
 }
 
 /// What the laws open a runner with.
@@ -47,46 +47,46 @@ pub const LIMITS: Limits = Limits {
     pool: None,
 };
 
-impl Subject<'_> {
-    fn open(&self) -> Result<Stand, Broken> {
+impl Case<'_> {
+    fn open(&self) -> Result<Rig, Failure> {
         self.open_with(LIMITS)
     }
 
-    fn open_with(&self, limits: Limits) -> Result<Stand, Broken> {
+    fn open_with(&self, limits: Limits) -> Result<Rig, Failure> {
         let plan = OpenPlan {
-            target: self.specimen.spec.clone(),
-            weights: self.specimen.weights.clone(),
+            target: self.model.spec.clone(),
+            weights: self.model.weights.clone(),
             draft: None,
-            exact: self.exact,
+            batch_invariant: self.batch_invariant,
             kv: self.kv,
             limits,
         };
         let runner = self.backend.open(plan, &mut |_| {})?;
-        Ok(Stand::new(runner, self.exactness))
+        Ok(Rig::new(runner, self.precision))
     }
 
     fn describe(&self) -> String {
         let (k, v) = (self.kv.k.name(), self.kv.v.name());
-        format!("{}, keys {k}, values {v}", self.specimen.spec.name)
+        format!("{}, keys {k}, values {v}", self.model.spec.name)
     }
 }
 
-/// A law, and the subject it does not hold for.
+/// A property, and the case it does not hold for.
 #[derive(Debug, thiserror::Error)]
-#[error("{law} does not hold for {subject}: {broken}")]
-pub struct Breach {
+#[error("{property} does not hold for {case}: {failure}")]
+pub struct Violation {
     /// The law's name.
-    pub law: &'static str,
+    pub property: &'static str,
     /// The model and the storage.
-    pub subject: String,
+    pub case: String,
     /// What was seen instead.
     #[source]
-    pub broken: Broken,
+    pub failure: Failure,
 }
 
 /// What was seen instead of what a law says.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum Failure {
     /// A call was refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -103,11 +103,11 @@ pub enum Broken {
     },
 }
 
-/// A law.
-pub type Law = fn(&Subject<'_>) -> Result<(), Broken>;
+/// A property.
+pub type Property = fn(&Case<'_>) -> Result<(), Failure>;
 
 /// Every law by its name.
-pub const LAWS: [(&str, Law); 25] = [
+pub const PROPERTIES: [(&str, Property); 25] = [
     (
         "cuts at aligned places do not show",
         prefill::cuts_do_not_show,
@@ -184,7 +184,7 @@ pub const LAWS: [(&str, Law); 25] = [
 ];
 
 /// Laws of windows, for a device that was told to have them.
-pub const WINDOW_LAWS: [(&str, Law); 4] = [
+pub const WINDOW_PROPERTIES: [(&str, Property); 4] = [
     (
         "a window that hides nothing is none",
         window::a_wide_window_is_none,
@@ -204,26 +204,30 @@ pub const WINDOW_LAWS: [(&str, Law); 4] = [
 ];
 
 /// Tries every law of windows, and tells of all that do not hold.
-pub fn window_breaches(subject: &Subject<'_>) -> Vec<Breach> {
-    let kept = WINDOW_LAWS.into_iter().map(|law| keep(subject, law));
+pub fn window_violations(case: &Case<'_>) -> Vec<Violation> {
+    let kept = WINDOW_PROPERTIES
+        .into_iter()
+        .map(|property| keep(case, property));
     kept.filter_map(Result::err).collect()
 }
 
-/// Keeps every law, and tells of the first that does not hold.
-pub fn run(subject: &Subject<'_>) -> Result<(), Breach> {
-    LAWS.into_iter().try_for_each(|law| keep(subject, law))
+/// Keeps every property, and tells of the first that does not hold.
+pub fn run(case: &Case<'_>) -> Result<(), Violation> {
+    PROPERTIES
+        .into_iter()
+        .try_for_each(|property| keep(case, property))
 }
 
-/// Tries every law, also after one that does not hold, and tells of all of those.
-pub fn breaches(subject: &Subject<'_>) -> Vec<Breach> {
-    let kept = LAWS.into_iter().map(|law| keep(subject, law));
+/// Tries every property, also after one that does not hold, and tells of all of those.
+pub fn violations(case: &Case<'_>) -> Vec<Violation> {
+    let kept = PROPERTIES.into_iter().map(|property| keep(case, property));
     kept.filter_map(Result::err).collect()
 }
 
-fn keep(subject: &Subject<'_>, (law, keeps): (&'static str, Law)) -> Result<(), Breach> {
-    keeps(subject).map_err(|broken| Breach {
-        law,
-        subject: subject.describe(),
-        broken,
+fn keep(case: &Case<'_>, (property, keeps): (&'static str, Property)) -> Result<(), Violation> {
+    keeps(case).map_err(|failure| Violation {
+        property,
+        case: case.describe(),
+        failure,
     })
 }

@@ -1,9 +1,9 @@
 //! Laws of the pages that sequences share: what does not fit is refused, and nobody is the worse for it.
 
-use contract::{DeviceError, Limits, PAGES, Place, Runner, Tree};
+use contract::{DeviceError, Limits, PAGES, Runner, SnapshotLocation, Tree};
 
 use super::stand::check;
-use super::{Broken, LIMITS, Subject};
+use super::{Case, Failure, LIMITS};
 
 /// Three sequences on a pool that holds one of them at full length.
 const NARROW: Limits = Limits {
@@ -15,57 +15,57 @@ const NARROW: Limits = Limits {
 
 /// Sequences fill the pool to the last page. Nobody can grow then until one is saved and closed; it goes on later as if
 /// nothing had been.
-pub(super) fn a_full_pool_costs_nobody_anything(subject: &Subject<'_>) -> Result<(), Broken> {
-    let mut stand = subject.open_with(NARROW)?;
-    let pool = stand.runner.info().pool;
-    let (one, other) = (stand.text(300, 41), stand.text(292, 42));
+pub(super) fn a_full_pool_costs_nobody_anything(case: &Case<'_>) -> Result<(), Failure> {
+    let mut rig = case.open_with(NARROW)?;
+    let pool = rig.runner.info().pool;
+    let (one, other) = (rig.text(300, 41), rig.text(292, 42));
     let mut alone = Vec::new();
     for text in [&one, &other] {
-        let seq = stand.read(text)?;
-        alone.push(stand.reveal(seq)?);
-        stand.runner.close(seq);
+        let seq = rig.read(text)?;
+        alone.push(rig.reveal(seq)?);
+        rig.runner.close(seq);
     }
-    let free = |stand: &super::Stand| stand.runner.room().tokens;
-    check(free(&stand) == pool.tokens(), "the room of nobody", || {
-        format!("{} of {}", free(&stand), pool.tokens())
+    let free = |rig: &super::Rig| rig.runner.capacity().tokens;
+    check(free(&rig) == pool.tokens(), "the room of nobody", || {
+        format!("{} of {}", free(&rig), pool.tokens())
     })?;
     // With pages of 256 tokens two for the first and one for the second, which it fills.
-    let first = stand.read(&one)?;
-    let second = stand.read(&other[..256])?;
-    let third = stand.open()?;
-    let rest = stand.text(free(&stand), 43);
+    let first = rig.read(&one)?;
+    let second = rig.read(&other[..256])?;
+    let third = rig.open()?;
+    let rest = rig.text(free(&rig), 43);
     for chunk in rest.chunks(NARROW.prefill_chunk) {
-        stand.runner.prefill(third, chunk, &[])?;
+        rig.runner.prefill(third, chunk, &[])?;
     }
-    check(free(&stand) == 0, "the room of a full pool", || {
-        format!("{} tokens", free(&stand))
+    check(free(&rig) == 0, "the room of a full pool", || {
+        format!("{} tokens", free(&rig))
     })?;
     let dry = |result: Result<(), DeviceError>, what: &str| {
-        let refused = matches!(result, Err(DeviceError::NoRoom { what, .. }) if what == PAGES);
+        let refused = matches!(result, Err(DeviceError::OutOfMemory { what, .. }) if what == PAGES);
         check(refused, what, || format!("{result:?}"))
     };
-    let more = stand.runner.prefill(second, &other[256..], &[]).map(|_| ());
+    let more = rig.runner.prefill(second, &other[256..], &[]).map(|_| ());
     dry(more, "reading on in a full pool")?;
-    let root = stand.verify(second, &Tree::root(other[0])).map(|_| ());
+    let root = rig.verify(second, &Tree::root(other[0])).map(|_| ());
     dry(root, "speaking on in a full pool")?;
-    let saved = stand.runner.snapshot(first, Place::Host)?;
-    stand.runner.close(first);
-    stand.runner.prefill(second, &other[256..], &[])?;
-    let found = stand.reveal(second)?;
-    stand.same("spoken by who waited for pages", &found, &alone[1])?;
-    let back = stand.open()?;
-    let restored = stand.runner.restore(back, saved.id);
+    let saved = rig.runner.snapshot(first, SnapshotLocation::Host)?;
+    rig.runner.close(first);
+    rig.runner.prefill(second, &other[256..], &[])?;
+    let found = rig.reveal(second)?;
+    rig.same("spoken by who waited for pages", &found, &alone[1])?;
+    let back = rig.open()?;
+    let restored = rig.runner.restore(back, saved.id);
     dry(restored, "restoring where there are too few pages")?;
-    stand.runner.close(back);
-    stand.runner.close(second);
-    stand.runner.close(third);
-    let back = stand.open()?;
-    stand.runner.restore(back, saved.id)?;
-    stand.runner.free_snapshot(saved.id);
-    let found = stand.reveal(back)?;
-    stand.same("spoken by who gave pages up", &found, &alone[0])?;
-    stand.runner.close(back);
-    check(free(&stand) == pool.tokens(), "the room after all", || {
-        format!("{} of {}", free(&stand), pool.tokens())
+    rig.runner.close(back);
+    rig.runner.close(second);
+    rig.runner.close(third);
+    let back = rig.open()?;
+    rig.runner.restore(back, saved.id)?;
+    rig.runner.free_snapshot(saved.id);
+    let found = rig.reveal(back)?;
+    rig.same("spoken by who gave pages up", &found, &alone[0])?;
+    rig.runner.close(back);
+    check(free(&rig) == pool.tokens(), "the room after all", || {
+        format!("{} of {}", free(&rig), pool.tokens())
     })
 }

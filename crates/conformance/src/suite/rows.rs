@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use contract::{
-    Ask, Edits, Row, Runner, SeqId, TokenCount, TokenId, TokenMask, Tree, VerifyItem, Want,
+    LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, Runner, SeqId, TokenCount, TokenId,
+    TokenMask, Tree, VerifyItem,
 };
 
-use super::stand::{Stand, check};
-use super::{Broken, Subject};
+use super::stand::{Rig, check};
+use super::{Case, Failure};
 use crate::compare::{Tolerance, compare, same_bits};
 use crate::fake::{log_sum_exp, ranked};
 
 /// The edits that try every rule at once.
-fn all_edits(vocab: usize) -> Edits {
+fn all_edits(vocab: usize) -> LogitEdits {
     let mut allowed = TokenMask::all(vocab);
     (0..vocab as u32)
         .step_by(5)
@@ -22,7 +23,7 @@ fn all_edits(vocab: usize) -> Edits {
         seen,
         generated,
     };
-    Edits {
+    LogitEdits {
         allowed: Some(Arc::new(allowed)),
         bias: vec![(TokenId(3), 2.5), (TokenId(5), 9.0), (TokenId(8), -4.0)],
         repetition: 1.3,
@@ -37,10 +38,10 @@ fn all_edits(vocab: usize) -> Edits {
     }
 }
 
-fn asks(vocab: usize) -> Vec<(&'static str, Option<Arc<Edits>>)> {
-    let bias_only = Edits {
+fn requests(vocab: usize) -> Vec<(&'static str, Option<Arc<LogitEdits>>)> {
+    let bias_only = LogitEdits {
         bias: vec![(TokenId(7), 3.0)],
-        ..Edits::default()
+        ..LogitEdits::default()
     };
     vec![
         ("no edits", None),
@@ -50,24 +51,24 @@ fn asks(vocab: usize) -> Vec<(&'static str, Option<Arc<Edits>>)> {
 }
 
 /// One row by a prefill's ask, and the same by a verify's.
-fn rows(stand: &mut Stand, ask: &Ask) -> Result<[Row; 2], Broken> {
-    let text = stand.text(10, 33);
-    let mut row = |ask: &Ask, by_verify: bool| -> Result<Row, Broken> {
-        let seq: SeqId = stand.open()?;
+fn rows(rig: &mut Rig, ask: &LogitsRequest) -> Result<[LogitsRow; 2], Failure> {
+    let text = rig.text(10, 33);
+    let mut row = |ask: &LogitsRequest, by_verify: bool| -> Result<LogitsRow, Failure> {
+        let seq: SeqId = rig.open()?;
         let found = if by_verify {
-            stand.runner.prefill(seq, &text[..9], &[])?;
+            rig.runner.prefill(seq, &text[..9], &[])?;
             let tree = Tree::root(text[9]);
-            let asks = [ask.clone()];
+            let requests = [ask.clone()];
             let item = VerifyItem {
                 seq,
                 tree: &tree,
-                asks: &asks,
+                requests: &requests,
             };
-            stand.runner.verify(&[item])?.pop().unwrap_or_default()
+            rig.runner.verify(&[item])?.pop().unwrap_or_default()
         } else {
-            stand.runner.prefill(seq, &text, &[(9, ask.clone())])?
+            rig.runner.prefill(seq, &text, &[(9, ask.clone())])?
         };
-        stand.runner.close(seq);
+        rig.runner.close(seq);
         check(found.len() == 1, "rows for one ask", || {
             found.len().to_string()
         })?;
@@ -77,30 +78,30 @@ fn rows(stand: &mut Stand, ask: &Ask) -> Result<[Row; 2], Broken> {
 }
 
 /// The best `k` come best first, ties to the lower id, with the values they have in the full row.
-pub(super) fn top_is_the_head_of_full(subject: &Subject<'_>) -> Result<(), Broken> {
-    let mut stand = subject.open()?;
-    let vocab = stand.runner.info().vocab;
-    for (name, edits) in asks(vocab) {
-        let ask = |want| Ask {
-            want,
+pub(super) fn top_is_the_head_of_full(case: &Case<'_>) -> Result<(), Failure> {
+    let mut rig = case.open()?;
+    let vocab = rig.runner.info().vocab;
+    for (name, edits) in requests(vocab) {
+        let ask = |selection| LogitsRequest {
+            selection,
             edits: edits.clone(),
         };
-        let full = rows(&mut stand, &ask(Want::Full))?;
+        let full = rows(&mut rig, &ask(LogitsSelection::Full))?;
         for k in [1, 2, 20, vocab - 1] {
-            let top = rows(&mut stand, &ask(Want::Top(k)))?;
+            let top = rows(&mut rig, &ask(LogitsSelection::TopK(k)))?;
             for (top, full) in top.iter().zip(&full) {
                 let what = format!("the best {k} with {name}");
                 let ids = ranked(&full.logits, k);
                 check(top.ids == ids, &what, || {
                     format!("{:?} instead of {ids:?}", top.ids)
                 })?;
-                let expected = Row {
+                let expected = LogitsRow {
                     logits: ids.iter().map(|id| full.logits[id.index()]).collect(),
                     raw: ids.iter().map(|id| full.raw[id.index()]).collect(),
                     ids,
                     ..*full
                 };
-                stand.same(&what, std::slice::from_ref(top), &[expected])?;
+                rig.same(&what, std::slice::from_ref(top), &[expected])?;
             }
         }
     }
@@ -109,19 +110,19 @@ pub(super) fn top_is_the_head_of_full(subject: &Subject<'_>) -> Result<(), Broke
 
 /// The edited logits of a full row are the raw ones with the edits applied as the contract does, bit for
 /// bit, and the raw ones are those of an ask without edits.
-pub(super) fn edits_mean_what_they_say(subject: &Subject<'_>) -> Result<(), Broken> {
-    let mut stand = subject.open()?;
-    let vocab = stand.runner.info().vocab;
-    let plain = rows(&mut stand, &Ask::full())?;
-    for (name, edits) in asks(vocab) {
-        let ask = Ask {
-            want: Want::Full,
+pub(super) fn edits_mean_what_they_say(case: &Case<'_>) -> Result<(), Failure> {
+    let mut rig = case.open()?;
+    let vocab = rig.runner.info().vocab;
+    let plain = rows(&mut rig, &LogitsRequest::full())?;
+    for (name, edits) in requests(vocab) {
+        let ask = LogitsRequest {
+            selection: LogitsSelection::Full,
             edits: edits.clone(),
         };
-        let edited = rows(&mut stand, &ask)?;
+        let edited = rows(&mut rig, &ask)?;
         for (row, plain) in edited.iter().zip(&plain) {
             let differs = |what: &str, result: Result<(), crate::compare::Difference>| {
-                result.map_err(|difference| Broken::Differs {
+                result.map_err(|difference| Failure::Differs {
                     what: format!("{what} with {name}"),
                     detail: difference.to_string(),
                 })
@@ -140,16 +141,20 @@ pub(super) fn edits_mean_what_they_say(subject: &Subject<'_>) -> Result<(), Brok
         }
     }
     // Where nothing was asked, nothing comes.
-    let text = stand.text(3, 34);
-    let seq = stand.read(&text)?;
+    let text = rig.text(3, 34);
+    let seq = rig.read(&text)?;
     let tree = Tree::chain(&text)?;
-    let asks = [Ask::NOTHING, Ask::top(2), Ask::NOTHING];
+    let requests = [
+        LogitsRequest::NONE,
+        LogitsRequest::top_k(2),
+        LogitsRequest::NONE,
+    ];
     let item = VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
-    let rows = stand.runner.verify(&[item])?.pop().unwrap_or_default();
+    let rows = rig.runner.verify(&[item])?.pop().unwrap_or_default();
     let lengths: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
     check(
         lengths == [0, 2, 0],
@@ -159,26 +164,26 @@ pub(super) fn edits_mean_what_they_say(subject: &Subject<'_>) -> Result<(), Brok
 }
 
 /// Both log-sum-exps are those of the whole row, whatever part of it comes back.
-pub(super) fn sums_are_those_of_the_row(subject: &Subject<'_>) -> Result<(), Broken> {
-    let mut stand = subject.open()?;
-    let vocab = stand.runner.info().vocab;
-    for (name, edits) in asks(vocab) {
-        for want in [Want::Full, Want::Top(3)] {
-            let full = Ask {
-                want: Want::Full,
+pub(super) fn sums_are_those_of_the_row(case: &Case<'_>) -> Result<(), Failure> {
+    let mut rig = case.open()?;
+    let vocab = rig.runner.info().vocab;
+    for (name, edits) in requests(vocab) {
+        for selection in [LogitsSelection::Full, LogitsSelection::TopK(3)] {
+            let full = LogitsRequest {
+                selection: LogitsSelection::Full,
                 edits: edits.clone(),
             };
-            let ask = Ask {
-                want,
+            let ask = LogitsRequest {
+                selection,
                 edits: edits.clone(),
             };
-            let found = rows(&mut stand, &ask)?;
-            let whole = rows(&mut stand, &full)?;
+            let found = rows(&mut rig, &ask)?;
+            let whole = rows(&mut rig, &full)?;
             for (row, whole) in found.iter().zip(&whole) {
                 let sums = [row.lse, row.raw_lse];
                 let expected = [log_sum_exp(&whole.logits), log_sum_exp(&whole.raw)];
                 compare(&sums, &expected, Tolerance::REORDERED).map_err(|difference| {
-                    Broken::Differs {
+                    Failure::Differs {
                         what: format!("log-sum-exps, edited and raw, with {name}"),
                         detail: difference.to_string(),
                     }

@@ -1,24 +1,25 @@
 //! A runner under test, behind the protocol's guard, with short ways to use it.
 
-use contract::checked::Checked;
+use contract::checked::CheckedRunner;
 use contract::{
-    Ask, CommitItem, DeviceError, NodeIdx, Row, Runner, SeqId, TokenId, Tree, VerifyItem,
+    CommitItem, DeviceError, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree,
+    VerifyItem,
 };
 
-use super::{Broken, LIMITS};
-use crate::compare::{Exactness, compare_rows};
+use super::{Failure, LIMITS};
+use crate::compare::{Precision, compare_rows};
 
-/// A runner on the test stand.
-pub(super) struct Stand {
-    pub(super) runner: Checked<Box<dyn Runner>>,
-    exactness: Exactness,
+/// A runner on the test rig.
+pub(super) struct Rig {
+    pub(super) runner: CheckedRunner<Box<dyn Runner>>,
+    precision: Precision,
 }
 
-impl Stand {
-    pub(super) fn new(runner: Box<dyn Runner>, exactness: Exactness) -> Stand {
-        Stand {
-            runner: Checked::new(runner),
-            exactness,
+impl Rig {
+    pub(super) fn new(runner: Box<dyn Runner>, precision: Precision) -> Rig {
+        Rig {
+            runner: CheckedRunner::new(runner),
+            precision,
         }
     }
 
@@ -59,9 +60,11 @@ impl Stand {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-    ) -> Result<Vec<Row>, DeviceError> {
-        let asks: Vec<(usize, Ask)> = (0..tokens.len()).map(|i| (i, Ask::full())).collect();
-        self.runner.prefill(seq, tokens, &asks)
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        let requests: Vec<(usize, LogitsRequest)> = (0..tokens.len())
+            .map(|i| (i, LogitsRequest::full()))
+            .collect();
+        self.runner.prefill(seq, tokens, &requests)
     }
 
     /// Speaks `tokens` one by one and gives the full row after each.
@@ -69,7 +72,7 @@ impl Stand {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-    ) -> Result<Vec<Row>, DeviceError> {
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let mut rows = Vec::with_capacity(tokens.len());
         for token in tokens {
             let tree = Tree::root(*token);
@@ -81,23 +84,27 @@ impl Stand {
     }
 
     /// What a sequence says next, whatever it is told: two tokens spoken, their rows. The sequence moves on.
-    pub(super) fn reveal(&mut self, seq: SeqId) -> Result<Vec<Row>, DeviceError> {
+    pub(super) fn reveal(&mut self, seq: SeqId) -> Result<Vec<LogitsRow>, DeviceError> {
         let tokens = self.text(2, 90);
         self.speak(seq, &tokens)
     }
 
     /// Verifies one tree with a full row for each node; the sequence becomes pending.
-    pub(super) fn verify(&mut self, seq: SeqId, tree: &Tree) -> Result<Vec<Row>, DeviceError> {
-        let asks = vec![Ask::full(); tree.len()];
+    pub(super) fn verify(
+        &mut self,
+        seq: SeqId,
+        tree: &Tree,
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        let requests = vec![LogitsRequest::full(); tree.len()];
         let item = VerifyItem {
             seq,
             tree,
-            asks: &asks,
+            requests: &requests,
         };
         self.runner
             .verify(&[item])?
             .pop()
-            .ok_or(DeviceError::Misuse {
+            .ok_or(DeviceError::InvalidCall {
                 call: "verify",
                 detail: "no rows for the one item".to_owned(),
             })
@@ -115,23 +122,28 @@ impl Stand {
     }
 
     /// Says where two lists of rows that must be the same are not.
-    pub(super) fn same(&self, what: &str, found: &[Row], expected: &[Row]) -> Result<(), Broken> {
-        same_rows(what, found, expected, self.exactness)
+    pub(super) fn same(
+        &self,
+        what: &str,
+        found: &[LogitsRow],
+        expected: &[LogitsRow],
+    ) -> Result<(), Failure> {
+        same_rows(what, found, expected, self.precision)
     }
 }
 
 /// Says where two lists of rows are further apart than they may be.
 pub(super) fn same_rows(
     what: &str,
-    found: &[Row],
-    expected: &[Row],
-    exactness: Exactness,
-) -> Result<(), Broken> {
+    found: &[LogitsRow],
+    expected: &[LogitsRow],
+    precision: Precision,
+) -> Result<(), Failure> {
     check(found.len() == expected.len(), what, || {
         format!("{} rows instead of {}", found.len(), expected.len())
     })?;
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-        compare_rows(found, expected, exactness).map_err(|difference| Broken::Differs {
+        compare_rows(found, expected, precision).map_err(|difference| Failure::Differs {
             what: format!("{what}, row {i}"),
             detail: difference.to_string(),
         })?;
@@ -144,11 +156,11 @@ pub(super) fn check(
     holds: bool,
     what: &str,
     detail: impl FnOnce() -> String,
-) -> Result<(), Broken> {
+) -> Result<(), Failure> {
     if holds {
         return Ok(());
     }
-    Err(Broken::Differs {
+    Err(Failure::Differs {
         what: what.to_owned(),
         detail: detail(),
     })

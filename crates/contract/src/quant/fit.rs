@@ -3,7 +3,7 @@
 //! Sums run left to right in f32, since the bytes depend on it.
 
 /// Below this magnitude a group counts as all zero.
-pub(super) const NOTHING: f32 = 1e-15;
+pub(super) const ALL_ZERO_BELOW: f32 = 1e-15;
 
 /// Rounds to the nearest whole number, ties to even, for magnitudes below 2^22.
 ///

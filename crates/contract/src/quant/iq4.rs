@@ -9,7 +9,7 @@
 //! In 32 values, value `j < 16` is the low nibble of byte `j` and value `j + 16` the high one.
 
 use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
-use super::fit::{NOTHING, ScaleSums, nearest};
+use super::fit::{ALL_ZERO_BELOW, ScaleSums, nearest};
 
 /// What a 4-bit code of IQ4_NL and IQ4_XS stands for, before the scale.
 pub const IQ4_LEVELS: [i8; 16] = [
@@ -63,7 +63,7 @@ fn write_32(x: &[f32; 32], scale: f32, nibbles: &mut [u8]) {
 /// magnitude on or near the table's lowest level.
 fn fit(x: &[f32; 32]) -> f32 {
     let top = peak(x);
-    if top.abs() < NOTHING {
+    if top.abs() < ALL_ZERO_BELOW {
         return 0.0;
     }
     let sums_at = |inverse: f32| {

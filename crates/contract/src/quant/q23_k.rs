@@ -11,7 +11,7 @@
 //! the half. Bit `4 half + q` of third-bit byte `l` belongs to the same value.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
-use super::fit::{Affine, AffineSearch, Misfit, NOTHING, ScaleSums, nearest};
+use super::fit::{ALL_ZERO_BELOW, Affine, AffineSearch, Misfit, ScaleSums, nearest};
 
 const Q2: AffineSearch = AffineSearch {
     top: 3,
@@ -156,7 +156,7 @@ pub(super) fn quantize_q3_k(values: &[f32], out: &mut [u8]) {
 /// passes that move single codes as long as the fit improves.
 fn fit_q3(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
     let top = peak(x);
-    if top.abs() < NOTHING {
+    if top.abs() < ALL_ZERO_BELOW {
         codes.fill(0);
         return 0.0;
     }

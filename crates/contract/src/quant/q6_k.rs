@@ -10,7 +10,7 @@
 //! byte `l`.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
-use super::fit::{NOTHING, ScaleSums, nearest};
+use super::fit::{ALL_ZERO_BELOW, ScaleSums, nearest};
 
 pub(super) fn dequantize(bytes: &[u8], out: &mut [f32]) {
     map_blocks(bytes, out, |b: &[u8; 210], out: &mut [f32; 256]| {
@@ -41,7 +41,7 @@ pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
         }
         let max_scale = peak(&fitted);
         b.fill(0);
-        if max_scale.abs() < NOTHING {
+        if max_scale.abs() < ALL_ZERO_BELOW {
             return;
         }
         let per_scale = -128.0 / max_scale;
@@ -78,7 +78,7 @@ fn pack(codes: &[u8], b: &mut [u8; 210]) {
 /// plain rounding, then of eighteen rescaled roundings, whichever explains most.
 fn fit(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
     let top = peak(x);
-    if top.abs() < NOTHING {
+    if top.abs() < ALL_ZERO_BELOW {
         codes.fill(0);
         return 0.0;
     }

@@ -11,7 +11,7 @@
 
 use half::f16;
 
-use super::turn::{GROUP, turn};
+use super::turn::{GROUP, rotate};
 
 /// Bytes of a block of 32 values.
 pub const BLOCK_BYTES: usize = 14;
@@ -22,12 +22,12 @@ pub const GROUP_BYTES: usize = 4 * BLOCK_BYTES;
 pub const LEVELS: [f32; 8] = [
     -0.190685, -0.117832, -0.065717, -0.021460, 0.021460, 0.065717, 0.117832, 0.190685,
 ];
-/// A value below `MIDDLES[k]`, and below no earlier one, has code `k`.
-const MIDDLES: [f32; 7] = [
+/// A value below `THRESHOLDS[k]`, and below no earlier one, has code `k`.
+const THRESHOLDS: [f32; 7] = [
     -0.154259, -0.091775, -0.043589, 0.0, 0.043589, 0.091775, 0.154259,
 ];
 /// A group no longer than this is all zeros.
-const NOTHING: f32 = 1e-10;
+const MIN_NORM: f32 = 1e-10;
 
 /// Stores values that are not turned yet, `[n]`, `n` a multiple of 128, in 14 bytes for each 32.
 ///
@@ -45,10 +45,10 @@ pub fn quantize(values: &[f32], bytes: &mut [u8]) {
 
 fn quantize_group(values: &[f32; GROUP], group: &mut [u8; GROUP_BYTES]) {
     let length = values.iter().map(|v| v * v).sum::<f32>().sqrt();
-    let inverse = if length > NOTHING { 1.0 / length } else { 0.0 };
+    let inverse = if length > MIN_NORM { 1.0 / length } else { 0.0 };
     let mut unit = values.map(|v| v * inverse);
-    turn(&mut unit);
-    let codes = unit.map(|y| MIDDLES.iter().filter(|middle| y >= **middle).count() as u8);
+    rotate(&mut unit);
+    let codes = unit.map(|y| THRESHOLDS.iter().filter(|middle| y >= **middle).count() as u8);
     // What the levels lost or added in length is put right by the norm.
     let kept = codes
         .iter()
@@ -89,18 +89,18 @@ pub fn dequantize(bytes: &[u8], values: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::turn::turn_back;
+    use crate::quant::turn::rotate_inverse;
 
     #[test]
     fn middles_lie_between_levels_and_ties_go_up() {
-        for (i, middle) in MIDDLES.iter().enumerate() {
+        for (i, middle) in THRESHOLDS.iter().enumerate() {
             let between = (LEVELS[i] + LEVELS[i + 1]) / 2.0;
             assert!((between - middle).abs() < 1e-6, "{i}");
         }
         // The inverse rotation of a unit vector turns into that vector.
         let mut x = [0.0; GROUP];
         x[5] = 1.0;
-        turn_back(&mut x);
+        rotate_inverse(&mut x);
         let mut bytes = [0; GROUP_BYTES];
         quantize(&x, &mut bytes);
         let mut back = [0.0; GROUP];

@@ -21,7 +21,7 @@ pub const fn group(head_dim: usize) -> usize {
 }
 
 /// Turns a head, group by group.
-pub fn turn(head: &mut [f32]) {
+pub fn rotate(head: &mut [f32]) {
     for group in head.chunks_exact_mut(group(head.len())) {
         flip(group, &SIGNS_BEFORE);
         hadamard(group);
@@ -30,7 +30,7 @@ pub fn turn(head: &mut [f32]) {
 }
 
 /// Undoes [`turn`], up to rounding.
-pub fn turn_back(head: &mut [f32]) {
+pub fn rotate_inverse(head: &mut [f32]) {
     for group in head.chunks_exact_mut(group(head.len())) {
         flip(group, &SIGNS_AFTER);
         hadamard(group);
@@ -86,14 +86,14 @@ mod tests {
             let dot =
                 |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(a, b)| f64::from(a * b)).sum::<f64>();
             let (mut a, mut b) = (x.clone(), y.clone());
-            turn(&mut a);
-            turn(&mut b);
+            rotate(&mut a);
+            rotate(&mut b);
             assert!(
                 (dot(&a, &b) - dot(&x, &y)).abs() < 1e-4 * dot(&x, &x),
                 "{n}"
             );
             assert_ne!(a, x);
-            turn_back(&mut a);
+            rotate_inverse(&mut a);
             assert!(a.iter().zip(&x).all(|(a, x)| (a - x).abs() < 1e-3), "{n}");
         }
     }
@@ -123,7 +123,7 @@ mod tests {
             sum * sign(&SIGNS_AFTER, i) / 128_f64.sqrt()
         });
         let mut found = x.clone();
-        turn(&mut found);
+        rotate(&mut found);
         for (found, expected) in found.iter().zip(expected) {
             assert!((f64::from(*found) - expected).abs() < 1e-3);
         }

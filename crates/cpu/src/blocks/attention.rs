@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use contract::quant::turn;
-use contract::{AttentionSpec, KvFormat, NodeIdx, OutputGate, Window};
+use contract::{AttentionSpec, AttentionWindow, KvFormat, NodeIdx, OutputGate};
 
 use crate::blocks::softmax::{BLOCK, Running};
-use crate::forward::{Angles, Arena, Compute, Share, Work, angles_of};
+use crate::forward::{ExecContext, LayerSegment, PassBuffers, RopeTable, SegmentKind, angles_of};
 use crate::kernels::Kernels;
 use crate::linear::apply_all;
 use crate::reference::kv::{self, Codec};
@@ -23,10 +23,10 @@ const TILE: usize = 32;
 
 /// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed ones.
 pub(crate) fn mix(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &Attention,
-    arena: &mut Arena,
-    shares: &mut [Share<'_, KvCache>],
+    arena: &mut PassBuffers,
+    shares: &mut [LayerSegment<'_, KvCache>],
 ) {
     let spec = &weights.spec;
     let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
@@ -71,7 +71,7 @@ struct StoreItem<'a> {
 
 /// The projections of all rows of a pass, and what is to be done to them.
 struct Projected<'a> {
-    angles: &'a Angles,
+    angles: &'a RopeTable,
     /// `[n, n_heads, head_dim]`, each head followed by its gate where there is one.
     q: &'a mut [f32],
     /// `[n, n_kv_heads, head_dim]`.
@@ -82,9 +82,9 @@ struct Projected<'a> {
 
 /// Normalises and rotates queries and keys in place, and encodes keys and values into their slots.
 fn store(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &Attention,
-    shares: &mut [Share<'_, KvCache>],
+    shares: &mut [LayerSegment<'_, KvCache>],
     rows: Projected<'_>,
 ) {
     let Projected {
@@ -140,9 +140,9 @@ fn store(
             spec.n_heads,
             weights.q_norm.as_deref(),
         );
-        if item.shape.k.is_turned() {
+        if item.shape.k.is_rotated() {
             let heads = item.q.chunks_exact_mut(q_stride(spec));
-            heads.for_each(|head| turn::turn(&mut head[..dim]));
+            heads.for_each(|head| turn::rotate(&mut head[..dim]));
         }
         prepare(item.k, dim, spec.n_kv_heads, weights.k_norm.as_deref());
         encode_rows(item.shape.k, dim, item.k, item.keys);
@@ -158,7 +158,7 @@ fn encode_rows(codec: Codec, dim: usize, rows: &[f32], bytes: &mut [u8]) {
 }
 
 /// Output heads that one parallel item computes.
-enum Item<'a> {
+enum AttentionItem<'a> {
     Node(Node<'a>),
     Nodes(Nodes<'a>),
     Tile(Tile<'a>),
@@ -183,9 +183,9 @@ struct Tile<'a> {
 
 /// `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
 fn attend(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     spec: &AttentionSpec,
-    shares: &[Share<'_, KvCache>],
+    shares: &[LayerSegment<'_, KvCache>],
     q: &[f32],
     mut out: &mut [f32],
 ) {
@@ -197,7 +197,7 @@ fn attend(
         let q = &q[share.first_row * q_width..][..share.n_rows * q_width];
         let out = take(&mut out, share.n_rows * out_width);
         match share.work {
-            Work::Tree(plan) if share.n_rows < compute.pool.threads() => {
+            SegmentKind::Tree(plan) if share.n_rows < compute.pool.threads() => {
                 let group = spec.n_heads / spec.n_kv_heads;
                 // Heads of a group share the reading of keys, unless that leaves threads without work.
                 let heads = match share.n_rows * spec.n_kv_heads < compute.pool.threads() {
@@ -215,14 +215,14 @@ fn attend(
                         path: plan.path(node),
                         window: plan.tree.window(),
                     };
-                    items.push(Item::Node(Node { keys, q, out }));
+                    items.push(AttentionItem::Node(Node { keys, q, out }));
                 }
             }
-            Work::Tree(plan) => {
+            SegmentKind::Tree(plan) => {
                 let grain = share.n_rows.div_ceil(compute.pool.threads()).min(TILE);
                 let out = out.chunks_mut(grain * out_width);
                 for (i, (q, out)) in q.chunks(grain * q_width).zip(out).enumerate() {
-                    items.push(Item::Nodes(Nodes {
+                    items.push(AttentionItem::Nodes(Nodes {
                         cache,
                         committed: share.position,
                         plan,
@@ -232,10 +232,10 @@ fn attend(
                     }));
                 }
             }
-            Work::Chunk => {
+            SegmentKind::Chunk => {
                 let tiles = out.chunks_mut(TILE * out_width);
                 for (i, (out, q)) in tiles.zip(q.chunks(TILE * q_width)).enumerate() {
-                    items.push(Item::Tile(Tile {
+                    items.push(AttentionItem::Tile(Tile {
                         cache,
                         first_position: share.position + i * TILE,
                         q,
@@ -248,9 +248,9 @@ fn attend(
     // The longest come last; begun first, they do not leave one thread working alone.
     let items = items.into_iter().rev();
     compute.pool.for_each_item(items, |item| match item {
-        Item::Node(node) => attend_node(compute, spec, node),
-        Item::Nodes(nodes) => attend_nodes(compute, spec, nodes),
-        Item::Tile(tile) => attend_tile(compute, spec, tile),
+        AttentionItem::Node(node) => attend_node(compute, spec, node),
+        AttentionItem::Nodes(nodes) => attend_nodes(compute, spec, nodes),
+        AttentionItem::Tile(tile) => attend_tile(compute, spec, tile),
     });
 }
 
@@ -264,7 +264,7 @@ pub(super) struct Keys<'a> {
     /// Nodes after them, each stored as many slots after the committed ones as its index says.
     pub(super) path: &'a [NodeIdx],
     /// What of the committed ones the last node of the path sees.
-    pub(super) window: Window,
+    pub(super) window: AttentionWindow,
 }
 
 impl<'a> Keys<'a> {
@@ -275,7 +275,7 @@ impl<'a> Keys<'a> {
 
     /// Positions whose keys the last of them does not see, all of them committed.
     pub(super) fn hidden(&self) -> Range<usize> {
-        self.window.hidden(self.n().saturating_sub(1))
+        self.window.masked(self.n().saturating_sub(1))
     }
 
     /// Where the key of position `at` is stored.
@@ -321,7 +321,7 @@ pub(super) fn q_stride(spec: &AttentionSpec) -> usize {
 ///
 /// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the same path
 /// fed one by one.
-fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
+fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
     let Node { keys, q, out } = node;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
     let heads = out.len() / dim;
@@ -359,7 +359,7 @@ fn attend_node(compute: Compute<'_>, spec: &AttentionSpec, node: Node<'_>) {
         }
         running.finish();
     });
-    turn_back(shape, out);
+    rotate_inverse(shape, out);
     if spec.gate == OutputGate::SigmoidPerHead {
         for (out, q) in out.chunks_exact_mut(dim).zip(q.chunks_exact(stride)) {
             (kernels.sigmoid_gate)(out, &q[dim..]);
@@ -378,7 +378,7 @@ pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
 ///
 /// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does not
 /// depend on which rows share its tile or on how far the cache is filled.
-fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
+fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
     let Tile {
         cache,
         first_position,
@@ -399,14 +399,14 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
         let scores = take(&mut scratch, m * BLOCK);
         let sums = take(&mut scratch, 2 * m);
         let block = take(&mut scratch, BLOCK * dim);
-        let turned = take(&mut scratch, BLOCK * dim);
+        let rotated = take(&mut scratch, BLOCK * dim);
         for kv_head in 0..spec.n_kv_heads {
             let keys = Keys {
                 cache,
                 kv_head,
                 committed: first_position + n_rows,
                 path: &[],
-                window: Window::FULL,
+                window: AttentionWindow::FULL,
             };
             for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
                 let at = (i / group) * q_width + (kv_head * group + i % group) * stride;
@@ -419,9 +419,9 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
                     decode_key(keys.key(begin + i), row);
                 }
                 block[n * dim..].fill(0.0);
-                transpose(block, dim, turned);
+                transpose(block, dim, rotated);
                 scores.fill(0.0);
-                (kernels.accumulate)(queries, turned, BLOCK, scores);
+                (kernels.accumulate)(queries, rotated, BLOCK, scores);
                 for (i, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
                     let visible = (first_position + i / group + 1).saturating_sub(begin);
                     let visible = visible.min(BLOCK);
@@ -436,7 +436,7 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
                 running.absorb(kernels, scores, block, BLOCK);
             }
             running.finish();
-            turn_back(cache.shape, outputs);
+            rotate_inverse(cache.shape, outputs);
             for (i, head) in outputs.chunks_exact(dim).enumerate() {
                 let (row, h) = (i / group, kv_head * group + i % group);
                 let out = &mut out[row * out_width + h * dim..][..dim];
@@ -450,15 +450,15 @@ fn attend_tile(compute: Compute<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
     });
 }
 
-/// Turns back what was summed of values that are stored turned, `[n, head_dim]`.
-pub(super) fn turn_back(shape: KvShape, heads: &mut [f32]) {
-    if shape.v.is_turned() {
+/// Turns back what was summed of values that are stored rotated, `[n, head_dim]`.
+pub(super) fn rotate_inverse(shape: KvShape, heads: &mut [f32]) {
+    if shape.v.is_rotated() {
         let heads = heads.chunks_exact_mut(shape.head_dim);
-        heads.for_each(turn::turn_back);
+        heads.for_each(turn::rotate_inverse);
     }
 }
 
-/// Reads a stored row, turned if it is stored so.
+/// Reads a stored row, rotated if it is stored so.
 pub(super) fn decode_of(kernels: &Kernels, codec: Codec) -> fn(&[u8], &mut [f32]) {
     match codec.format() {
         KvFormat::F32 => kv::decode_f32,

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use contract::{AttentionSpec, KvFormat, OutputGate};
 
-use super::attention::{Keys, decode_of, dot_of, q_stride, turn_back};
+use super::attention::{Keys, decode_of, dot_of, q_stride, rotate_inverse};
 use super::softmax::{BLOCK, Running};
-use crate::forward::{Compute, TreePlan};
+use crate::forward::{ExecContext, TreePlan};
 use crate::kernels::Kernels;
 use crate::reference::kv::Codec;
 use crate::scratch::take;
@@ -35,7 +35,7 @@ pub(crate) fn scratch_floats(spec: &AttentionSpec, n_nodes: usize) -> usize {
 }
 
 /// Writes `nodes.out`, gate included.
-pub(super) fn attend_nodes(compute: Compute<'_>, spec: &AttentionSpec, nodes: Nodes<'_>) {
+pub(super) fn attend_nodes(compute: ExecContext<'_>, spec: &AttentionSpec, nodes: Nodes<'_>) {
     let (dim, stride) = (spec.head_dim, q_stride(spec));
     let n_nodes = nodes.q.len() / (spec.n_heads * stride);
     compute
@@ -53,7 +53,7 @@ pub(super) fn attend_nodes(compute: Compute<'_>, spec: &AttentionSpec, nodes: No
                 }
             }
         });
-    turn_back(nodes.cache.shape, nodes.out);
+    rotate_inverse(nodes.cache.shape, nodes.out);
     if spec.gate == OutputGate::SigmoidPerHead {
         let heads = nodes.out.chunks_exact_mut(dim);
         for (out, q) in heads.zip(nodes.q.chunks_exact(stride)) {
@@ -64,7 +64,7 @@ pub(super) fn attend_nodes(compute: Compute<'_>, spec: &AttentionSpec, nodes: No
 
 /// Query heads of one key head, `[n, group, head_dim]`, into the beginning of `scratch`.
 fn attend_group(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     spec: &AttentionSpec,
     (nodes, kv_head): (&Nodes<'_>, usize),
     mut scratch: &mut [f32],
@@ -97,7 +97,7 @@ fn attend_group(
     let committed = keys(0);
     let hidden: Vec<Range<usize>> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
     // What the root does not see, no node sees.
-    let nobody = nodes.plan.tree.window().hidden(nodes.committed);
+    let nobody = nodes.plan.tree.window().masked(nodes.committed);
     let hide = |scores: &mut [f32], at: usize, i: usize| {
         for (node, hidden) in hidden.iter().enumerate() {
             if hidden.contains(&at) {

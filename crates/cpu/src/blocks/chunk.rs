@@ -1,6 +1,6 @@
 //! The delta rule in chunk form, composed of small matrix products.
 //!
-//! Computes what [`crate::reference::delta::chunk`] says; only the order of some sums differs.
+//! Computes what [`crate::reference::delta::chunked`] says; only the order of some sums differs.
 
 use crate::kernels::Kernels;
 use crate::reference::delta::Tokens;
@@ -156,7 +156,7 @@ mod tests {
         differences.fold(0.0, f32::max) / size
     }
 
-    struct Case {
+    struct ChunkCase {
         q: Vec<f32>,
         k: Vec<f32>,
         v: Vec<f32>,
@@ -164,13 +164,13 @@ mod tests {
         beta: Vec<f32>,
     }
 
-    fn case(n: usize, dim: usize, seed: u64) -> Case {
+    fn case(n: usize, dim: usize, seed: u64) -> ChunkCase {
         let mut k = noise(n * dim, seed);
         let mut q = noise(n * dim, seed + 1);
         for row in k.chunks_exact_mut(dim).chain(q.chunks_exact_mut(dim)) {
             crate::reference::norm::l2(row, 1e-6, 1.0);
         }
-        Case {
+        ChunkCase {
             q,
             k,
             v: noise(n * dim, seed + 2),
@@ -191,9 +191,9 @@ mod tests {
             let mut u = vec![0.0; dim];
             for i in 0..n {
                 let o = &mut outputs[0][i * dim..][..dim];
-                delta::step(&mut stepped, tokens.token(i), &mut u, o);
+                delta::recurrent_step(&mut stepped, tokens.token(i), &mut u, o);
             }
-            delta::chunk(&mut plain, tokens, &mut outputs[1]);
+            delta::chunked(&mut plain, tokens, &mut outputs[1]);
             let mut scratch = vec![f32::NAN; scratch_len(dim, dim)];
             chunk(&Kernels::scalar(), &mut composed, tokens, &mut scratch, &mut outputs[2]);
             for other in [1, 2] {

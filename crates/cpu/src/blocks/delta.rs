@@ -3,12 +3,12 @@
 use contract::GatedDeltaSpec;
 
 use crate::blocks::chunk::{self, CHUNK};
-use crate::forward::{Arena, Compute, Share, TreePlan, Work};
+use crate::forward::{ExecContext, LayerSegment, PassBuffers, SegmentKind, TreePlan};
 use crate::linear::apply_all;
 use crate::reference::activation::{sigmoid, softplus};
-use crate::reference::delta::{Columns, Token, Tokens, Waiting};
+use crate::reference::delta::{Columns, PendingUpdate, Token, Tokens};
 use crate::scratch::take;
-use crate::state::{DeltaState, Kept};
+use crate::state::{DeferredUpdates, DeltaState};
 use crate::weights::Delta;
 
 /// Added to the sum of squares when queries and keys are normalised.
@@ -16,10 +16,10 @@ const L2_EPS: f32 = 1e-6;
 
 /// Reads `arena.y`, writes `arena.update`, and leaves each share's new state (chunks) or factors (trees).
 pub(crate) fn mix(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &Delta,
-    arena: &mut Arena,
-    shares: &mut [Share<'_, DeltaState>],
+    arena: &mut PassBuffers,
+    shares: &mut [LayerSegment<'_, DeltaState>],
 ) {
     let spec = &weights.spec;
     let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
@@ -50,7 +50,7 @@ pub(crate) fn mix(
         }
     }
     convolve(compute, weights, shares, inputs, mixed);
-    let rows = Rows {
+    let rows = RecurrenceInputs {
         spec,
         norm: &weights.norm,
         mixed,
@@ -68,7 +68,7 @@ pub(crate) fn mix(
 
 /// What the recurrence reads, all rows of the pass.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct RecurrenceInputs<'a> {
     spec: &'a GatedDeltaSpec,
     /// `[v_dim]`.
     norm: &'a [f32],
@@ -84,9 +84,9 @@ struct Rows<'a> {
 
 /// `mixed = silu(conv(inputs))`, with queries and keys normalised; rows in parallel, a few rows also by head.
 fn convolve(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &Delta,
-    shares: &[Share<'_, DeltaState>],
+    shares: &[LayerSegment<'_, DeltaState>],
     inputs: &[f32],
     mixed: &mut [f32],
 ) {
@@ -151,7 +151,7 @@ fn head_at(spec: &GatedDeltaSpec, at: usize) -> (usize, Option<f32>) {
 
 /// Where the inputs of one row's convolution are.
 struct Taps<'a> {
-    work: Work<'a>,
+    work: SegmentKind<'a>,
     window: &'a [f32],
     /// The share's rows.
     rows: &'a [f32],
@@ -177,8 +177,8 @@ impl Taps<'_> {
             let from = match at {
                 Some(row) => {
                     at = match self.work {
-                        Work::Chunk => row.checked_sub(1),
-                        Work::Tree(plan) => plan.parent(row),
+                        SegmentKind::Chunk => row.checked_sub(1),
+                        SegmentKind::Tree(plan) => plan.parent(row),
                     };
                     &self.rows[row * self.channels..]
                 }
@@ -198,7 +198,7 @@ struct HeadItem<'a> {
     head: usize,
     first_row: usize,
     state: &'a mut [f32],
-    kept: Kept<'a>,
+    deferred: DeferredUpdates<'a>,
     /// For a tree, its shape and the factors to leave behind.
     tree: Option<Pending<'a>>,
     /// `[n, v_dim]`.
@@ -219,9 +219,9 @@ struct Pending<'a> {
 /// The recurrence and the gated norm, heads in parallel; `heads` gets, share by share,
 /// `[n_v_heads, n, v_dim]`.
 fn recur(
-    compute: Compute<'_>,
-    rows: Rows<'_>,
-    shares: &mut [Share<'_, DeltaState>],
+    compute: ExecContext<'_>,
+    rows: RecurrenceInputs<'_>,
+    shares: &mut [LayerSegment<'_, DeltaState>],
     inputs: &[f32],
     mut heads: &mut [f32],
 ) {
@@ -235,7 +235,7 @@ fn recur(
         let state = &mut *share.state;
         let own = first_row * channels..(first_row + n) * channels;
         let plan = match share.work {
-            Work::Tree(plan) => {
+            SegmentKind::Tree(plan) => {
                 state.prepare(n);
                 state.rows.copy_from_slice(&inputs[own.clone()]);
                 let mixed = rows.mixed[own].chunks_exact(channels);
@@ -245,9 +245,9 @@ fn recur(
                 }
                 Some(plan)
             }
-            Work::Chunk => None,
+            SegmentKind::Chunk => None,
         };
-        let (state, kept, pending) = state.parts();
+        let (state, deferred, pending) = state.parts();
         let mut u = pending.u.chunks_exact_mut(n * spec.v_dim);
         let mut decay = pending.decay.chunks_exact_mut(n);
         let o = take(&mut heads, n * spec.n_v_heads * spec.v_dim);
@@ -265,7 +265,7 @@ fn recur(
                 head,
                 first_row,
                 state,
-                kept,
+                deferred,
                 tree,
                 o,
                 position,
@@ -276,7 +276,7 @@ fn recur(
         match item.tree.take() {
             Some(tree) => run_tree(compute, rows, &mut item, tree),
             None => {
-                item.kept.fold(compute.kernels, item.head, item.state);
+                item.deferred.fold(compute.kernels, item.head, item.state);
                 run_chunks(compute, rows, &mut item);
             }
         }
@@ -288,15 +288,15 @@ fn recur(
         }
     });
     for share in shares {
-        share.state.settled();
-        if let Work::Chunk = share.work {
+        share.state.mark_applied();
+        if let SegmentKind::Chunk = share.work {
             let own = share.first_row * channels..(share.first_row + share.n_rows) * channels;
-            share.state.slide(&inputs[own]);
+            share.state.shift_window(&inputs[own]);
         }
     }
 }
 
-impl<'a> Rows<'a> {
+impl<'a> RecurrenceInputs<'a> {
     /// The row's query, key and value of value head `head`.
     fn token(&self, row: usize, head: usize, decay: f32) -> Token<'a> {
         let spec = self.spec;
@@ -330,9 +330,14 @@ fn slice_of(v_dim: usize) -> usize {
     }
 }
 
-/// What was kept is folded into the state, and then the nodes are run, each after its parent. A node's state
+/// What was deferred is folded into the state, and then the nodes are run, each after its parent. A node's state
 /// exists only while it has children to serve: the first of them makes it while it looks at it.
-fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree: Pending<'_>) {
+fn run_tree(
+    compute: ExecContext<'_>,
+    rows: RecurrenceInputs<'_>,
+    item: &mut HeadItem<'_>,
+    tree: Pending<'_>,
+) {
     let Pending { plan, u, decay } = tree;
     for step in &plan.steps {
         let row = item.first_row + step.node.index();
@@ -348,7 +353,7 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
         Some(_) => slice_of(v_dim),
     };
     let size = k_dim * width;
-    let mut kept = Vec::new();
+    let mut deferred = Vec::new();
     compute.scratch.with(plan.n_buffers * size, |buffers| {
         for begin in (0..v_dim).step_by(width) {
             let columns = begin..begin + width;
@@ -360,8 +365,8 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
                 }
             };
             let own = |node: usize| node * v_dim + begin..node * v_dim + begin + width;
-            kept.clear();
-            kept.extend(item.kept.waiting(item.head, columns.clone()));
+            deferred.clear();
+            deferred.extend(item.deferred.waiting(item.head, columns.clone()));
             let copy = match root.target {
                 Some(target) => &mut buffers[target * size..][..size],
                 None => &mut [],
@@ -371,7 +376,7 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
                 stride: v_dim,
             };
             let out = [&mut u[own(0)], &mut item.o[own(0)]];
-            (compute.kernels.delta_resume)(state, &kept, copy, token(0), out);
+            (compute.kernels.delta_update_columns)(state, &deferred, copy, token(0), out);
             let mut before = root;
             for step in steps {
                 let node = step.node.index();
@@ -381,13 +386,13 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
                 let out = [&mut u[begin..begin + width], &mut item.o[own(node)]];
                 if plan.parent(node) != Some(before.node.index()) {
                     let [u, o] = out;
-                    (compute.kernels.delta_look)(&buffers[at], token(node), u, o);
+                    (compute.kernels.delta_read_out)(&buffers[at], token(node), u, o);
                     before = step;
                     continue;
                 }
                 // The parent came just before, and its state is made here.
                 let parent = before.node.index();
-                let waiting = Waiting {
+                let waiting = PendingUpdate {
                     k: token(parent).k,
                     u: &known[own(parent)],
                     decay: decay[parent],
@@ -401,7 +406,7 @@ fn run_tree(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>, tree:
                     }
                     _ => (None, &mut buffers[at]),
                 };
-                (compute.kernels.delta_follow)(from, state, waiting, token(node), out);
+                (compute.kernels.delta_update_read_out)(from, state, waiting, token(node), out);
                 before = step;
             }
         }
@@ -414,7 +419,7 @@ pub(crate) fn chunk_floats(k_dim: usize, v_dim: usize) -> usize {
 }
 
 /// Chunk by chunk, cut at absolute multiples of [`CHUNK`].
-fn run_chunks(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>) {
+fn run_chunks(compute: ExecContext<'_>, rows: RecurrenceInputs<'_>, item: &mut HeadItem<'_>) {
     let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
     let n = item.o.len() / v_dim;
     let all = chunk_floats(k_dim, v_dim);
@@ -456,9 +461,9 @@ fn run_chunks(compute: Compute<'_>, rows: Rows<'_>, item: &mut HeadItem<'_>) {
 
 /// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads * v_dim]`.
 fn turn(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     spec: &GatedDeltaSpec,
-    shares: &[Share<'_, DeltaState>],
+    shares: &[LayerSegment<'_, DeltaState>],
     heads: &[f32],
     by_row: &mut [f32],
 ) {

@@ -9,8 +9,8 @@ use std::ops::Range;
 use contract::AttentionSpec;
 
 use crate::draft::cache::DraftRing;
-use crate::forward::Compute;
-use crate::reference::draft::Sight;
+use crate::forward::ExecContext;
+use crate::reference::draft::DraftMask;
 use crate::scratch::take;
 
 use super::attention::decode_of;
@@ -22,7 +22,7 @@ const KEYS: usize = 16;
 
 /// One sequence's block at one layer: `q` `[block, n_heads, head_dim]`, `k` and `v`
 /// `[block, n_kv_heads, head_dim]`, all prepared.
-pub(crate) struct Block<'a> {
+pub(crate) struct DraftBlock<'a> {
     pub(crate) ring: &'a DraftRing,
     pub(crate) committed: usize,
     pub(crate) q: &'a [f32],
@@ -31,8 +31,8 @@ pub(crate) struct Block<'a> {
 }
 
 /// One key head of one block, for some of its rows.
-struct Item<'a> {
-    block: &'a Block<'a>,
+struct DraftRow<'a> {
+    block: &'a DraftBlock<'a>,
     kv_head: usize,
     first_row: usize,
     /// `[rows, n_heads / n_kv_heads, head_dim]`.
@@ -41,10 +41,10 @@ struct Item<'a> {
 
 /// Writes `out` `[blocks, block, n_heads, head_dim]`.
 pub(crate) fn attend(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     spec: &AttentionSpec,
-    blocks: &[Block<'_>],
-    sight: Sight,
+    blocks: &[DraftBlock<'_>],
+    mask: DraftMask,
     out: &mut [f32],
 ) {
     let (dim, group) = (spec.head_dim, spec.n_heads / spec.n_kv_heads);
@@ -61,7 +61,7 @@ pub(crate) fn attend(
         for kv_head in 0..spec.n_kv_heads {
             for first_row in (0..n_rows).step_by(rows_per_item) {
                 let rows = rows_per_item.min(n_rows - first_row);
-                items.push(Item {
+                items.push(DraftRow {
                     block,
                     kv_head,
                     first_row,
@@ -71,7 +71,7 @@ pub(crate) fn attend(
         }
     }
     compute.pool.for_each_item(items.iter_mut(), |item| {
-        attend_item(compute, spec, sight, item);
+        attend_item(compute, spec, mask, item);
     });
     let per_block = items.len() / blocks.len().max(1);
     for (i, item) in items.iter().enumerate() {
@@ -83,8 +83,13 @@ pub(crate) fn attend(
     }
 }
 
-fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &mut Item<'_>) {
-    let Item {
+fn attend_item(
+    compute: ExecContext<'_>,
+    spec: &AttentionSpec,
+    mask: DraftMask,
+    item: &mut DraftRow<'_>,
+) {
+    let DraftRow {
         block,
         kv_head,
         first_row,
@@ -104,7 +109,7 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
         let scores = take(&mut scratch, m * BLOCK);
         let sums = take(&mut scratch, 2 * m);
         let rows = take(&mut scratch, BLOCK * dim);
-        let turned = take(&mut scratch, BLOCK * dim);
+        let rotated = take(&mut scratch, BLOCK * dim);
         for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
             let (row, head) = (first_row + i / group, kv_head * group + i % group);
             query.copy_from_slice(&block.q[(row * spec.n_heads + head) * dim..][..dim]);
@@ -116,15 +121,15 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
                           seen: &dyn Fn(usize) -> Range<usize>| {
             // Whole vectors of keys, those beyond the last being zero and unseen.
             let width = n.next_multiple_of(KEYS).min(BLOCK);
-            let (rows, turned) = (&mut rows[..width * dim], &mut turned[..width * dim]);
+            let (rows, rotated) = (&mut rows[..width * dim], &mut rotated[..width * dim]);
             let scores = &mut scores[..m * width];
             for (i, row) in rows.chunks_exact_mut(dim).take(n).enumerate() {
                 read(true, i, row);
             }
             rows[n * dim..].fill(0.0);
-            transpose(rows, dim, turned);
+            transpose(rows, dim, rotated);
             scores.fill(0.0);
-            (kernels.accumulate)(queries, turned, width, scores);
+            (kernels.accumulate)(queries, rotated, width, scores);
             for (i, scores) in scores.chunks_exact_mut(width).enumerate() {
                 let seen = seen(first_row + i / group);
                 scores[..seen.start].fill(f32::NEG_INFINITY);
@@ -138,7 +143,7 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
             }
             running.absorb(kernels, scores, rows, width);
         };
-        let mut begin = sight.first(committed).max(ring.held(committed).start);
+        let mut begin = mask.first(committed).max(ring.held(committed).start);
         while begin < committed {
             let n = BLOCK.min(committed - begin);
             let read = |key: bool, i: usize, row: &mut [f32]| match key {
@@ -146,7 +151,7 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
                 false => decode_value(ring.value(begin + i, kv_head), row),
             };
             let seen = |row: usize| {
-                let first = (committed + row + 1).saturating_sub(sight.window);
+                let first = (committed + row + 1).saturating_sub(mask.window);
                 first.saturating_sub(begin).min(n)..n
             };
             absorb(rows, &read, n, &seen);
@@ -157,7 +162,7 @@ fn attend_item(compute: Compute<'_>, spec: &AttentionSpec, sight: Sight, item: &
             let from = if key { block.k } else { block.v };
             row.copy_from_slice(&from[i * kv_width + kv_head * dim..][..dim]);
         };
-        let seen = |row: usize| match sight.causal {
+        let seen = |row: usize| match mask.causal {
             true => 0..row + 1,
             false => 0..n_block,
         };

@@ -1,11 +1,16 @@
 //! The dense feed-forward: `update = down · (silu(gate · y) * (up · y))`.
 
-use crate::forward::{Arena, Compute};
+use crate::forward::{ExecContext, PassBuffers};
 use crate::linear::apply_all;
-use crate::weights::{Dense, Layer};
+use crate::weights::{Dense, LayerWeights};
 
 /// Reads `arena.y`, writes `arena.update`; the projections go through the wide buffers.
-pub(crate) fn apply(compute: Compute<'_>, layer: &Layer, arena: &mut Arena, n_rows: usize) {
+pub(crate) fn apply(
+    compute: ExecContext<'_>,
+    layer: &LayerWeights,
+    arena: &mut PassBuffers,
+    n_rows: usize,
+) {
     let (hidden, width) = (layer.ffn.gate.cols(), layer.ffn.gate.rows());
     let (parts, _) = arena.split();
     let wide = n_rows * width;
@@ -21,7 +26,7 @@ pub(crate) fn apply(compute: Compute<'_>, layer: &Layer, arena: &mut Arena, n_ro
 
 /// The feed-forward of `y` `[n, hidden]` into `out`, through three buffers `[n, ffn]`.
 pub(crate) fn dense(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &Dense,
     y: &[f32],
     [gate, up, mixed]: [&mut [f32]; 3],

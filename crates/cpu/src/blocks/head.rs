@@ -1,8 +1,8 @@
 //! The head: logits of the rows that were asked for, and what was asked of them.
 
-use contract::{Ask, Row, TokenId, Want};
+use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
-use crate::forward::Compute;
+use crate::forward::ExecContext;
 use crate::linear::Linear;
 use crate::reference::rows::RUN;
 
@@ -26,7 +26,7 @@ pub(crate) struct HeadBuffers {
 #[derive(Clone, Copy)]
 pub(crate) struct AskedRow<'a> {
     pub(crate) row: usize,
-    pub(crate) ask: &'a Ask,
+    pub(crate) ask: &'a LogitsRequest,
 }
 
 /// Floats that the buffers hold.
@@ -36,12 +36,12 @@ pub(crate) fn buffer_floats(hidden: usize, vocab: usize) -> usize {
 
 /// The rows asked for, in order. `y` is `[n, hidden]`: the residual stream behind the final norm.
 pub(crate) fn rows(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     head: &Linear,
     y: &[f32],
     asked: &[AskedRow<'_>],
     buffers: &mut HeadBuffers,
-) -> Vec<Row> {
+) -> Vec<LogitsRow> {
     let (hidden, vocab) = (head.cols(), head.rows());
     let mut rows = Vec::with_capacity(asked.len());
     for asked in asked.chunks(HEAD_ROWS) {
@@ -62,7 +62,7 @@ pub(crate) fn rows(
         }
         // Several rows are ranked side by side, each by one thread.
         let first = rows.len();
-        rows.resize(first + n, Row::default());
+        rows.resize(first + n, LogitsRow::default());
         let items = rows[first..].iter_mut().zip(asked);
         let items = items.zip(logits.chunks_exact(vocab));
         compute.pool.for_each_item(items, |((row, asked), logits)| {
@@ -85,14 +85,14 @@ fn grow(buffer: &mut Vec<f32>, len: usize) {
 
 /// Ranks rows of logits, a run of [`RUN`] at a time; gives what [`crate::reference::rows`] says.
 struct Ranking<'a> {
-    compute: Compute<'a>,
+    compute: ExecContext<'a>,
     maxima: &'a mut [f32],
     sums: &'a mut [f32],
 }
 
 impl<'a> Ranking<'a> {
     /// `runs` has room for `[2, vocab / RUN]` values.
-    fn new(compute: Compute<'a>, runs: &'a mut [f32], vocab: usize) -> Ranking<'a> {
+    fn new(compute: ExecContext<'a>, runs: &'a mut [f32], vocab: usize) -> Ranking<'a> {
         let (maxima, rest) = runs.split_at_mut(vocab.div_ceil(RUN));
         Ranking {
             compute,
@@ -101,9 +101,9 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    fn row(&mut self, ask: &Ask, raw: &[f32], edited: &mut Vec<f32>) -> Row {
-        if ask.want == Want::Nothing {
-            return Row::default();
+    fn row(&mut self, ask: &LogitsRequest, raw: &[f32], edited: &mut Vec<f32>) -> LogitsRow {
+        if ask.selection == LogitsSelection::None {
+            return LogitsRow::default();
         }
         let raw_lse = match &ask.edits {
             None => None,
@@ -116,12 +116,12 @@ impl<'a> Ranking<'a> {
         };
         let values = if raw_lse.is_some() { &**edited } else { raw };
         let lse = self.log_sum_exp(values);
-        let ids = match ask.want {
-            Want::Top(k) => self.top_k(values, k),
+        let ids = match ask.selection {
+            LogitsSelection::TopK(k) => self.top_k(values, k),
             _ => (0..values.len() as u32).map(TokenId).collect(),
         };
         let pick = |from: &[f32]| ids.iter().map(|id| clean(from[id.index()])).collect();
-        Row {
+        LogitsRow {
             logits: pick(values),
             raw: pick(raw),
             lse,
@@ -205,18 +205,18 @@ fn clean(x: f32) -> f32 {
 mod tests {
     use std::sync::Arc;
 
-    use contract::{Edits, TokenMask};
+    use contract::{LogitEdits, TokenMask};
     use proptest::prelude::*;
 
     use super::*;
     use crate::kernels::Kernels;
-    use crate::pool::Pool;
+    use crate::pool::ThreadPool;
     use crate::reference;
-    use crate::scratch::Scratch;
+    use crate::scratch::ScratchPool;
 
-    fn rank(ask: &Ask, raw: &[f32]) -> Row {
-        let (pool, scratch) = (Pool::new(2), Scratch::default());
-        let compute = Compute {
+    fn rank(ask: &LogitsRequest, raw: &[f32]) -> LogitsRow {
+        let (pool, scratch) = (ThreadPool::new(2), ScratchPool::default());
+        let compute = ExecContext {
             pool: &pool,
             kernels: &Kernels::scalar(),
             scratch: &scratch,
@@ -246,13 +246,13 @@ mod tests {
             let raw: Vec<f32> = (0..n).map(value).collect();
             let mut allowed = TokenMask::all(n);
             allowed.remove(TokenId(0));
-            let edits = Edits {
+            let edits = LogitEdits {
                 allowed: Some(Arc::new(allowed)),
                 bias: vec![(TokenId(n as u32 / 2), 1.5)],
-                ..Edits::default()
+                ..LogitEdits::default()
             };
-            for want in [Want::Nothing, Want::Top(k), Want::Full] {
-                let ask = Ask { want, edits: edit.then(|| Arc::new(edits.clone())) };
+            for selection in [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full] {
+                let ask = LogitsRequest { selection, edits: edit.then(|| Arc::new(edits.clone())) };
                 prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
             }
         }

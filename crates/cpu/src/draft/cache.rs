@@ -13,11 +13,11 @@ pub(crate) const WAITING: usize = 256;
 pub(crate) struct DraftCache {
     /// Bottom to top.
     pub(crate) rings: Vec<DraftRing>,
-    /// Features of the nodes pending, `[n_nodes, taps * hidden]`.
+    /// Features of the nodes pending, `[n_nodes, capture_layers * hidden]`.
     pub(crate) pending: Vec<f32>,
-    /// Features of the last committed tokens, `[n, taps * hidden]`, that the rings do not hold yet.
+    /// Features of the last committed tokens, `[n, capture_layers * hidden]`, that the rings do not hold yet.
     pub(crate) waiting: Vec<f32>,
-    /// `taps * hidden`.
+    /// `capture_layers * hidden`.
     width: usize,
 }
 

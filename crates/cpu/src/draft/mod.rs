@@ -4,18 +4,21 @@
 pub(crate) mod cache;
 pub(crate) mod weights;
 
-use contract::{Ask, Candidates, DeviceError, DraftPlan, DraftSpec, LoadProgress, Row, TokenId};
+use contract::{
+    DeviceError, DraftCandidates, DraftPlan, DraftSpec, LoadProgress, LogitsRequest, LogitsRow,
+    TokenId,
+};
 
-use crate::blocks::draft::{Block, attend};
+use crate::blocks::draft::{DraftBlock, attend};
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::dispatch::Dispatch;
-use crate::forward::Compute;
+use crate::forward::ExecContext;
 use crate::linear::{Linear, apply_all};
-use crate::pool::Pool;
-use crate::reference::draft::Sight;
+use crate::pool::ThreadPool;
+use crate::reference::draft::DraftMask;
 use crate::reference::{kv, rope};
-use crate::weights::{Attention, Weights};
+use crate::weights::{Attention, ModelWeights};
 use cache::DraftCache;
 use weights::{DraftWeights, LazyWeights};
 
@@ -68,19 +71,19 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 /// Collects the features of a pass while the target's layers go by.
-pub(crate) struct Taps<'a> {
+pub(crate) struct HiddenStateCapture<'a> {
     layers: &'a [usize],
     hidden: usize,
-    /// `[n, taps, hidden]`.
+    /// `[n, capture_layers, hidden]`.
     features: &'a mut [f32],
 }
 
-impl<'a> Taps<'a> {
+impl<'a> HiddenStateCapture<'a> {
     /// Into `features`, which is long enough for every pass; nothing is collected without a draft.
-    pub(crate) fn new(draft: Option<&'a Draft>, features: &'a mut [f32]) -> Taps<'a> {
+    pub(crate) fn new(draft: Option<&'a Draft>, features: &'a mut [f32]) -> HiddenStateCapture<'a> {
         let spec = draft.map(Draft::spec);
-        Taps {
-            layers: spec.map_or(&[], |spec| &spec.taps),
+        HiddenStateCapture {
+            layers: spec.map_or(&[], |spec| &spec.capture_layers),
             hidden: spec.map_or(0, |spec| spec.hidden),
             features,
         }
@@ -110,7 +113,7 @@ impl Draft {
     pub(crate) fn new(
         plan: DraftPlan,
         dispatch: Dispatch,
-        pool: &Pool,
+        pool: &ThreadPool,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Draft, DeviceError> {
         Ok(Draft {
@@ -124,14 +127,14 @@ impl Draft {
     }
 
     /// Loads its weights, if that was left for the first use.
-    pub(crate) fn ready(&mut self, pool: &Pool) -> Result<(), DeviceError> {
+    pub(crate) fn ready(&mut self, pool: &ThreadPool) -> Result<(), DeviceError> {
         self.weights.get(pool).map(|_| ())
     }
 
     /// Projects what waits in `cache`, whose sequence has `position` committed tokens.
     pub(crate) fn project(
         &mut self,
-        compute: Compute<'_>,
+        compute: ExecContext<'_>,
         cache: &mut DraftCache,
         position: usize,
     ) -> Result<(), DeviceError> {
@@ -139,7 +142,7 @@ impl Draft {
         if n == 0 {
             return Ok(());
         }
-        let compute = Compute {
+        let compute = ExecContext {
             norm_eps: self.weights.spec().norm_eps,
             ..compute
         };
@@ -149,20 +152,20 @@ impl Draft {
         Ok(())
     }
 
-    /// Candidates after each root, `[depth, k]`.
+    /// DraftCandidates after each root, `[depth, k]`.
     pub(crate) fn draft(
         &mut self,
-        compute: Compute<'_>,
-        target: &Weights,
+        compute: ExecContext<'_>,
+        target: &ModelWeights,
         roots: &mut [DraftRoot<'_>],
         reach: Reach,
         head_buffers: &mut HeadBuffers,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         for root in &mut *roots {
             self.project(compute, root.cache, root.position)?;
         }
         let block = self.spec().block;
-        let mask = self.spec().mask;
+        let mask = self.spec().mask_token;
         let tokens: Vec<TokenId> = roots
             .iter()
             .flat_map(|root| (0..block).map(move |row| if row == 0 { root.token } else { mask }))
@@ -171,7 +174,7 @@ impl Draft {
         let x = sized(&mut self.buffers.x, tokens.len() * hidden);
         target.embed(&tokens, x)?;
         self.pass(compute, roots)?;
-        let ask = Ask::top(reach.k);
+        let ask = LogitsRequest::top_k(reach.k);
         let firsts = (0..roots.len()).map(|i| i * block + 1);
         let asked: Vec<AskedRow<'_>> = firsts
             .flat_map(|first| first..first + reach.depth)
@@ -182,10 +185,14 @@ impl Draft {
     }
 
     /// Runs the blocks whose embeddings stand in `x`, and leaves them behind the final norm in `y`.
-    fn pass(&mut self, compute: Compute<'_>, roots: &[DraftRoot<'_>]) -> Result<(), DeviceError> {
+    fn pass(
+        &mut self,
+        compute: ExecContext<'_>,
+        roots: &[DraftRoot<'_>],
+    ) -> Result<(), DeviceError> {
         let spec = self.weights.spec().clone();
         let weights = self.weights.get(compute.pool)?;
-        let compute = Compute {
+        let compute = ExecContext {
             norm_eps: spec.norm_eps,
             ..compute
         };
@@ -235,15 +242,15 @@ impl Draft {
             );
             prepare(compute, attention, attention.q_norm.as_deref(), q, angles);
             prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
-            let sight = Sight {
+            let mask = DraftMask {
                 window: of.window,
                 causal: of.block_mask == contract::BlockMask::Causal,
             };
             let heads = sized(heads, n * q_width);
             let rows = spec.block * kv_width;
-            let mut blocks: Vec<Block<'_>> = Vec::with_capacity(roots.len());
+            let mut blocks: Vec<DraftBlock<'_>> = Vec::with_capacity(roots.len());
             for (at, root) in roots.iter().enumerate() {
-                blocks.push(Block {
+                blocks.push(DraftBlock {
                     ring: &root.cache.rings[i],
                     committed: root.position,
                     q: &q[at * spec.block * q_width..][..spec.block * q_width],
@@ -251,7 +258,7 @@ impl Draft {
                     v: &v[at * rows..][..rows],
                 });
             }
-            attend(compute, &attention.spec, &blocks, sight, heads);
+            attend(compute, &attention.spec, &blocks, mask, heads);
             attention.o.apply(compute.pool, heads, n, update);
             compute.add_norm(x, update, &layer.ffn_norm, y);
             let width = n * layer.ffn.gate.rows();
@@ -267,7 +274,7 @@ impl Draft {
 
 /// From features of the tokens from `first` on to stored keys and values.
 fn project(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     weights: &DraftWeights,
     buffers: &mut Buffers,
     cache: &mut DraftCache,
@@ -332,7 +339,7 @@ fn project(
 
 /// Cosines and sines of rows at these positions, `[n, rope dims / 2]` each.
 fn turn(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     attention: &Attention,
     positions: &[usize],
     (cos, sin): (&mut Vec<f32>, &mut Vec<f32>),
@@ -343,13 +350,13 @@ fn turn(
         sized(cos, positions.len() * half),
         sized(sin, positions.len() * half),
     );
-    let turns = rope::turns(rope.theta, rope.dims);
+    let inverse_frequencies = rope::inverse_frequencies(rope.theta, rope.dims);
     let rows = positions
         .iter()
         .zip(cos.chunks_exact_mut(half))
         .zip(sin.chunks_exact_mut(half));
     compute.pool.for_each_item(rows, |((position, cos), sin)| {
-        rope::angles_at(*position, &turns, cos, sin);
+        rope::angles_at(*position, &inverse_frequencies, cos, sin);
     });
 }
 
@@ -360,7 +367,7 @@ fn same_turn(one: &Attention, other: &Attention) -> bool {
 
 /// Normalises and rotates the heads of rows `[n, heads, head_dim]` in place.
 fn prepare(
-    compute: Compute<'_>,
+    compute: ExecContext<'_>,
     attention: &Attention,
     norm: Option<&[f32]>,
     rows: &mut [f32],
@@ -381,9 +388,9 @@ fn prepare(
 }
 
 /// One sequence's rows, best first at each depth, as candidates.
-fn candidates(rows: &[Row]) -> Candidates {
+fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
     let k = rows.first().map_or(0, |row| row.ids.len());
-    let mut all = Candidates {
+    let mut all = DraftCandidates {
         ids: Vec::with_capacity(rows.len() * k),
         log_probs: Vec::with_capacity(rows.len() * k),
         lse: Vec::with_capacity(rows.len()),

@@ -6,7 +6,7 @@ use contract::{
 
 use crate::dispatch::Dispatch;
 use crate::linear::Linear;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::weights::{Attention, Dense, Loader};
 
 /// Every weight of a draft in the form its pass uses.
@@ -41,7 +41,7 @@ impl LazyWeights {
     pub(crate) fn new(
         plan: DraftPlan,
         dispatch: Dispatch,
-        pool: &Pool,
+        pool: &ThreadPool,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LazyWeights, DeviceError> {
         let loaded = match plan.load {
@@ -60,7 +60,7 @@ impl LazyWeights {
     }
 
     /// The weights, loaded if they were not.
-    pub(crate) fn get(&mut self, pool: &Pool) -> Result<&DraftWeights, DeviceError> {
+    pub(crate) fn get(&mut self, pool: &ThreadPool) -> Result<&DraftWeights, DeviceError> {
         if self.loaded.is_none() {
             self.loaded = Some(load(&self.plan, &self.dispatch, pool, &mut |_| {})?);
             tracing::info!(draft = self.plan.spec.name, "draft loaded at its first use");
@@ -72,7 +72,7 @@ impl LazyWeights {
 fn load(
     plan: &DraftPlan,
     dispatch: &Dispatch,
-    pool: &Pool,
+    pool: &ThreadPool,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<DraftWeights, DeviceError> {
     let spec = &plan.spec;

@@ -9,7 +9,7 @@ use super::pack::pack;
 use super::scalar::weight_block;
 use crate::dispatch::Dispatch;
 use crate::linear::{Linear, apply_all};
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 
 /// Numbers in `-1..1` that look random.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
@@ -68,7 +68,7 @@ fn load(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], dispatch: Dispatc
 fn apply(linear: &Linear, x: &[f32], threads: usize) -> Vec<f32> {
     let n = x.len() / linear.cols();
     let mut out = vec![f32::NAN; n * linear.rows()];
-    let pool = Pool::new(threads);
+    let pool = ThreadPool::new(threads);
     pool.enter(|| linear.apply(&pool, x, n, &mut out));
     out
 }
@@ -85,7 +85,7 @@ fn repacked_blocks_mean_what_the_file_means() {
             continue;
         }
         let bytes = hostile(ty, 18, COLS);
-        let packed = pack(ty, 18, COLS, &bytes, &Pool::new(1));
+        let packed = pack(ty, 18, COLS, &bytes, &ThreadPool::new(1));
         for row in 0..18 {
             let mut values = vec![0.0; COLS];
             dequantize_row(
@@ -161,7 +161,7 @@ fn integer_parts_are_exact_and_each_accumulation_is_within_two_ulp() {
         }
         let bytes = hostile(ty, 16, COLS);
         let x = noise(7, COLS);
-        let packed = pack(ty, 16, COLS, &bytes, &Pool::new(1));
+        let packed = pack(ty, 16, COLS, &bytes, &ThreadPool::new(1));
         let mut acts = Activations::default();
         acts.resize(1, COLS);
         activations::quantize(&x, &mut acts.rows_mut().next().unwrap());
@@ -231,7 +231,7 @@ fn several_matrices_in_one_region_give_what_they_give_alone() {
         .iter()
         .zip(together.iter_mut().map(Vec::as_mut_slice))
         .collect();
-    apply_all(&Pool::new(2), &x, 3, &mut pairs);
+    apply_all(&ThreadPool::new(2), &x, 3, &mut pairs);
     for (linear, together) in linears.iter().zip(&together) {
         assert_eq!(bits(&apply(linear, &x, 1)), bits(together));
     }

@@ -5,10 +5,10 @@ use contract::quant::{IQ4_LEVELS, dequantize_row};
 use half::f16;
 
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 
 /// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over `pool`.
-pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &Pool) -> Packed {
+pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &ThreadPool) -> Packed {
     let format = Format::of(ty);
     // Only float formats take any width; the columns added hold zeros.
     let mut packed = Packed::zeroed(format, rows, cols.next_multiple_of(4));

@@ -6,7 +6,7 @@
 //! S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 //! ```
 //!
-//! [`look`] gives `u` and `o` without touching the state and [`fold`] brings the state forward from a saved
+//! [`read_out`] gives `u` and `o` without touching the state and [`update_state`] brings the state forward from a saved
 //! `u`; both use one expression for the new state, so looking and folding later equals stepping, bit for bit.
 //! A tree keeps `k`, `u` and the decay of every node and no state; committing a path folds it.
 
@@ -30,7 +30,7 @@ pub struct Token<'a> {
 /// ```text
 /// u_j = beta (v_j - sum_i k_i (e^g S_ij));   o_j = sum_i q_i (e^g S_ij + k_i u_j)
 /// ```
-pub fn look(state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
+pub fn read_out(state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
     let Token {
         q,
         k,
@@ -58,7 +58,7 @@ pub fn look(state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
 }
 
 /// Brings `state` `[k_dim, v_dim]` past a token: `S_ij <- e^g S_ij + k_i u_j`.
-pub fn fold(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
+pub fn update_state(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
     assert_eq!(state.len(), k.len() * u.len());
     for (row, &k) in state.chunks_exact_mut(u.len()).zip(k) {
         for (s, &u) in row.iter_mut().zip(u) {
@@ -67,9 +67,9 @@ pub fn fold(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
     }
 }
 
-/// A token that was looked at and that a state does not hold yet: what [`fold`] needs of it.
+/// A token that was looked at and that a state does not hold yet: what [`update_state`] needs of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting<'a> {
+pub struct PendingUpdate<'a> {
     /// `[k_dim]`.
     pub k: &'a [f32],
     /// `[v_dim]`.
@@ -87,18 +87,18 @@ pub struct Columns<'a> {
     pub stride: usize,
 }
 
-/// Brings columns of a state past `waiting`, in order, and then looks: [`fold`] of each and [`look`], bit for
+/// Brings columns of a state past `waiting`, in order, and then looks: [`update_state`] of each and [`read_out`], bit for
 /// bit. `copy`, where it is not empty, gets the columns `[k_dim, v_dim]`, dense.
-pub fn resume(
+pub fn update_columns(
     state: Columns<'_>,
-    waiting: &[Waiting<'_>],
+    waiting: &[PendingUpdate<'_>],
     copy: &mut [f32],
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     let mut dense = gather(&state, token.v.len());
     for waiting in waiting {
-        fold(&mut dense, waiting.k, waiting.u, waiting.decay);
+        update_state(&mut dense, waiting.k, waiting.u, waiting.decay);
     }
     for (row, from) in state
         .values
@@ -110,7 +110,7 @@ pub fn resume(
     if !copy.is_empty() {
         copy.copy_from_slice(&dense);
     }
-    look(&dense, token, u, o);
+    read_out(&dense, token, u, o);
 }
 
 /// The first `width` columns, dense.
@@ -120,25 +120,25 @@ pub(crate) fn gather(state: &Columns<'_>, width: usize) -> Vec<f32> {
 }
 
 /// A state `[k_dim, v_dim]` brought past one token, from `from` if that is another place, and then looked at:
-/// [`fold`] and [`look`], bit for bit.
-pub fn follow(
+/// [`update_state`] and [`read_out`], bit for bit.
+pub fn update_read_out(
     from: Option<&[f32]>,
     state: &mut [f32],
-    waiting: Waiting<'_>,
+    waiting: PendingUpdate<'_>,
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     if let Some(from) = from {
         state.copy_from_slice(from);
     }
-    fold(state, waiting.k, waiting.u, waiting.decay);
-    look(state, token, u, o);
+    update_state(state, waiting.k, waiting.u, waiting.decay);
+    read_out(state, token, u, o);
 }
 
-/// One token, state included: [`look`], then [`fold`].
-pub fn step(state: &mut [f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
-    look(state, token, u, o);
-    fold(state, token.k, u, token.decay);
+/// One token, state included: [`read_out`], then [`update_state`].
+pub fn recurrent_step(state: &mut [f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
+    read_out(state, token, u, o);
+    update_state(state, token.k, u, token.decay);
 }
 
 /// Several tokens of one value head, each field `[n, ..]` and dense.
@@ -186,7 +186,7 @@ pub fn tree(
     let outputs = u.chunks_exact_mut(v_dim).zip(o.chunks_exact_mut(v_dim));
     for (node, (u, o)) in outputs.enumerate() {
         let mut own = parents[node].map_or(state, |p| &states[p]).to_vec();
-        step(&mut own, tokens.token(node), u, o);
+        recurrent_step(&mut own, tokens.token(node), u, o);
         states.push(own);
     }
 }
@@ -200,7 +200,7 @@ pub fn tree(
 /// S   <- e^(c_n) S + sum_j e^(c_n - c_j) k_j u_j^T
 /// ```
 /// Every exponent is a difference that is at most 0, so nothing overflows. `o` is `[n, v_dim]`.
-pub fn chunk(state: &mut [f32], tokens: Tokens<'_>, o: &mut [f32]) {
+pub fn chunked(state: &mut [f32], tokens: Tokens<'_>, o: &mut [f32]) {
     let n = tokens.g.len();
     let (k_dim, v_dim) = (tokens.k.len() / n, tokens.v.len() / n);
     let dot = super::matmul::dot;

@@ -4,14 +4,14 @@ use super::attention::attend;
 
 /// What the rows of a block see.
 #[derive(Debug, Clone, Copy)]
-pub struct Sight {
+pub struct DraftMask {
     /// A key at position `k` is seen from `q` while `q - k < window`.
     pub window: usize,
     /// Whether a row sees only itself and earlier rows of its block.
     pub causal: bool,
 }
 
-impl Sight {
+impl DraftMask {
     /// Whether the row at position `q` sees the context key at position `k < q`.
     pub fn sees_context(self, q: usize, k: usize) -> bool {
         q - k < self.window
@@ -37,7 +37,7 @@ pub fn attend_block(
     (keys, values): (&[f32], &[f32]),
     (block_keys, block_values): (&[f32], &[f32]),
     (dim, committed, scale): (usize, usize, f32),
-    sight: Sight,
+    mask: DraftMask,
     out: &mut [f32],
 ) {
     let first = committed - keys.len() / dim;
@@ -48,13 +48,13 @@ pub fn attend_block(
     {
         let (mut seen_keys, mut seen_values) = (Vec::new(), Vec::new());
         for (at, key) in keys.chunks_exact(dim).enumerate() {
-            if sight.sees_context(committed + i, first + at) {
+            if mask.sees_context(committed + i, first + at) {
                 seen_keys.extend_from_slice(key);
                 seen_values.extend_from_slice(&values[at * dim..][..dim]);
             }
         }
         for (row, key) in block_keys.chunks_exact(dim).enumerate() {
-            if sight.sees_row(i, row) {
+            if mask.sees_row(i, row) {
                 seen_keys.extend_from_slice(key);
                 seen_values.extend_from_slice(&block_values[row * dim..][..dim]);
             }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     /// Mean of what each row sees, with scores all alike: values are one-hot by key.
-    fn seen(sight: Sight, committed: usize, n: usize, block: usize) -> Vec<Vec<usize>> {
+    fn seen(mask: DraftMask, committed: usize, n: usize, block: usize) -> Vec<Vec<usize>> {
         let dim = n + block;
         let one_hot = |i: usize| (0..dim).map(move |j| f32::from(u8::from(i == j)));
         let values: Vec<f32> = (0..dim).flat_map(one_hot).collect();
@@ -79,7 +79,7 @@ mod tests {
             (&keys[..n * dim], &values[..n * dim]),
             (&keys[n * dim..], &values[n * dim..]),
             (dim, committed, 1.0),
-            sight,
+            mask,
             &mut out,
         );
         let of_row = |row: &[f32]| (0..dim).filter(|i| row[*i] > 0.0).collect();
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn windows_and_masks_are_per_row() {
-        let full = Sight {
+        let full = DraftMask {
             window: 100,
             causal: false,
         };
         assert_eq!(seen(full, 3, 3, 2), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]);
-        let sliding = Sight {
+        let sliding = DraftMask {
             window: 3,
             causal: true,
         };

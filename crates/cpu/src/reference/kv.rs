@@ -15,19 +15,19 @@ const NIBBLE_BYTES: usize = 18;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codec {
     format: KvFormat,
-    turned: bool,
+    rotated: bool,
 }
 
 impl Codec {
-    /// Storage in a format. With `turn`, coarse formats hold rows turned by [`turn::turn`]; halves and floats
+    /// Storage in a format. With `turn`, coarse formats hold rows rotated by [`turn::rotate`]; halves and floats
     /// gain nothing from that and never are, and TQ3_0 always is.
     pub fn new(format: KvFormat, turn: bool) -> Codec {
-        let turned = match format {
+        let rotated = match format {
             KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => false,
             KvFormat::Tq3_0 => true,
             _ => turn,
         };
-        Codec { format, turned }
+        Codec { format, rotated }
     }
 
     /// The format.
@@ -35,10 +35,10 @@ impl Codec {
         self.format
     }
 
-    /// Whether rows are stored turned: then queries are turned to match keys, and what is summed of values is
-    /// turned back.
-    pub fn is_turned(self) -> bool {
-        self.turned
+    /// Whether rows are stored rotated: then queries are rotated to match keys, and what is summed of values is
+    /// rotated back.
+    pub fn is_rotated(self) -> bool {
+        self.rotated
     }
 
     /// Bytes of a row of `n` values.
@@ -52,7 +52,7 @@ pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
     let Some(ty) = codec.format.block_type() else {
         return tq3::quantize(values, bytes);
     };
-    if !codec.turned {
+    if !codec.rotated {
         return quantize_row(ty, values, bytes);
     }
     let size = turn::group(values.len());
@@ -61,12 +61,12 @@ pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
     for (values, bytes) in values.chunks_exact(size).zip(groups) {
         let group = &mut group[..size];
         group.copy_from_slice(values);
-        turn::turn(group);
+        turn::rotate(group);
         quantize_row(ty, group, bytes);
     }
 }
 
-/// Reads a stored head back as it is stored: turned, if it was turned.
+/// Reads a stored head back as it is stored: rotated, if it was rotated.
 pub fn decode(format: KvFormat, bytes: &[u8], values: &mut [f32]) {
     match format.block_type() {
         Some(ty) => dequantize_row(ty, bytes, values),
@@ -221,21 +221,21 @@ mod tests {
     #[test]
     fn every_format_gives_back_what_it_holds_in_either_basis() {
         for format in KvFormat::ALL {
-            for turned in [false, true] {
+            for rotated in [false, true] {
                 for dim in [32_usize, 64, 96, 128, 256] {
                     if format == KvFormat::Tq3_0 && !dim.is_multiple_of(128) {
                         continue;
                     }
-                    let codec = Codec::new(format, turned);
+                    let codec = Codec::new(format, rotated);
                     let (x, query) = (row(dim), row(dim + 3).split_off(3));
                     let mut bytes = vec![0; codec.row_bytes(dim)];
                     encode(codec, &x, &mut bytes);
                     let mut back = vec![0.0; dim];
                     decode(format, &bytes, &mut back);
                     let mut turned_query = query.clone();
-                    if codec.is_turned() {
-                        turn::turn_back(&mut back);
-                        turn::turn(&mut turned_query);
+                    if codec.is_rotated() {
+                        turn::rotate_inverse(&mut back);
+                        turn::rotate(&mut turned_query);
                     }
                     let error: f32 = x.iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum();
                     let length: f32 = x.iter().map(|a| a * a).sum();

@@ -1,25 +1,30 @@
 //! Rotary position embedding.
 
-/// Cosines and sines of one position: pair `j` turns by `position * theta^(-2j / dims)`.
+/// Cosines and sines of one position: pair `j` inverse_frequencies by `position * theta^(-2j / dims)`.
 ///
 /// `cos`, `sin` are `[dims / 2]`. Angles are computed in f64 and only then rounded, so that they are right at
 /// positions where an f32 product is off by hundredths of a radian.
 pub fn angles(position: usize, theta: f64, cos: &mut [f32], sin: &mut [f32]) {
-    angles_at(position, &turns(theta, 2 * cos.len()), cos, sin);
+    angles_at(
+        position,
+        &inverse_frequencies(theta, 2 * cos.len()),
+        cos,
+        sin,
+    );
 }
 
-/// How far each pair turns from one position to the next, `[dims / 2]`.
-pub fn turns(theta: f64, dims: usize) -> Vec<f64> {
+/// How far each pair inverse_frequencies from one position to the next, `[dims / 2]`.
+pub fn inverse_frequencies(theta: f64, dims: usize) -> Vec<f64> {
     let pairs = 0..dims / 2;
     pairs
         .map(|j| theta.powf(-2.0 * j as f64 / dims as f64))
         .collect()
 }
 
-/// [`angles`] with the [`turns`] at hand.
-pub fn angles_at(position: usize, turns: &[f64], cos: &mut [f32], sin: &mut [f32]) {
-    assert!(cos.len() == turns.len() && sin.len() == turns.len());
-    for ((turn, c), s) in turns.iter().zip(cos).zip(sin) {
+/// [`angles`] with the [`inverse_frequencies`] at hand.
+pub fn angles_at(position: usize, inverse_frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
+    assert!(cos.len() == inverse_frequencies.len() && sin.len() == inverse_frequencies.len());
+    for ((turn, c), s) in inverse_frequencies.iter().zip(cos).zip(sin) {
         let (sine, cosine) = (position as f64 * turn).sin_cos();
         (*c, *s) = (cosine as f32, sine as f32);
     }
@@ -40,7 +45,7 @@ pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
 mod tests {
     use super::*;
 
-    fn turned(head: &[f32], position: usize) -> Vec<f32> {
+    fn rotated(head: &[f32], position: usize) -> Vec<f32> {
         let (mut cos, mut sin) = ([0.0; 2], [0.0; 2]);
         angles(position, 1e4, &mut cos, &mut sin);
         let mut head = head.to_vec();
@@ -50,7 +55,7 @@ mod tests {
 
     #[test]
     fn pairs_are_half_the_turned_width_apart_and_the_rest_is_untouched() {
-        let head = turned(&[1.0, 0.0, 0.0, 0.0, 7.0, 8.0], 1);
+        let head = rotated(&[1.0, 0.0, 0.0, 0.0, 7.0, 8.0], 1);
         assert!((head[0] - 1f32.cos()).abs() < 1e-7);
         assert!((head[2] - 1f32.sin()).abs() < 1e-7);
         assert_eq!((head[1], head[3]), (0.0, 0.0));
@@ -61,7 +66,7 @@ mod tests {
     fn products_depend_on_the_distance_only() {
         let (q, k) = ([0.3, -0.2, 0.9, 0.4], [1.0, 0.5, -0.7, 0.1]);
         let product = |a: usize, b: usize| -> f32 {
-            let (q, k) = (turned(&q, a), turned(&k, b));
+            let (q, k) = (rotated(&q, a), rotated(&k, b));
             q.iter().zip(&k).map(|(q, k)| q * k).sum()
         };
         assert!((product(9, 4) - product(100_005, 100_000)).abs() < 1e-6);

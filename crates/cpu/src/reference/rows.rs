@@ -1,6 +1,6 @@
 //! From a row of logits to what was asked of it.
 
-use contract::{Ask, Row, TokenId, Want};
+use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
 /// Terms of a log-sum-exp that are added in f32; the runs are added in f64.
 pub const RUN: usize = 1024;
@@ -46,9 +46,9 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
 }
 
 /// The answer to `ask` from raw logits `[vocab]`: edits applied, ranked, both log-sum-exps taken.
-pub fn row(ask: &Ask, raw: &[f32]) -> Row {
-    if ask.want == Want::Nothing {
-        return Row::default();
+pub fn row(ask: &LogitsRequest, raw: &[f32]) -> LogitsRow {
+    if ask.selection == LogitsSelection::None {
+        return LogitsRow::default();
     }
     let clean = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
     let raw: Vec<f32> = raw.iter().map(clean).collect();
@@ -57,11 +57,11 @@ pub fn row(ask: &Ask, raw: &[f32]) -> Row {
         edits.apply(&mut edited);
         edited = edited.iter().map(clean).collect();
     }
-    let ids = match ask.want {
-        Want::Top(k) => top_k(&edited, k),
+    let ids = match ask.selection {
+        LogitsSelection::TopK(k) => top_k(&edited, k),
         _ => (0..raw.len() as u32).map(TokenId).collect(),
     };
-    Row {
+    LogitsRow {
         logits: ids.iter().map(|id| edited[id.index()]).collect(),
         raw: ids.iter().map(|id| raw[id.index()]).collect(),
         lse: log_sum_exp(&edited),

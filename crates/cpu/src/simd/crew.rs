@@ -2,7 +2,7 @@
 //!
 //! A region lends a closure to threads that outlive it, which no safe interface of the standard library
 //! allows without starting threads anew. The rule that makes it sound: a helper announces itself before it
-//! looks for work, and the owner takes the work away and then waits until nobody is announced.
+//! looks for work, and the owner takes the work away and then waits until nobody is active.
 
 use std::any::Any;
 use std::hint::spin_loop;
@@ -14,26 +14,26 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long helpers spin after a pass, so that the next token of a reply finds them awake.
-const LINGER: Duration = Duration::from_micros(500);
+const SPIN_TIMEOUT: Duration = Duration::from_micros(500);
 
 /// Who has spun this many turns in vain gives the processor away: it may be the one needed.
-const PATIENCE: u32 = 1 << 12;
+const SPIN_LIMIT: u32 = 1 << 12;
 
 /// Helper threads; dropped, they end.
-pub struct Crew {
+pub struct Workers {
     /// Joined when the crew is dropped.
     threads: Vec<JoinHandle<()>>,
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct PoolState {
     /// The region's work, or null between regions.
-    work: AtomicPtr<Work<'static>>,
+    work: AtomicPtr<RegionTask<'static>>,
     /// Counts regions, so that a helper joins each once.
     region: AtomicUsize,
     /// Helpers that hold, or are about to look at, `work`.
-    announced: AtomicUsize,
+    active: AtomicUsize,
     /// A region is under way; regions inside regions are run by their caller alone.
     busy: AtomicBool,
     /// Passes under way: helpers spin while there is one.
@@ -44,38 +44,38 @@ struct Shared {
 }
 
 /// A region's closure, on its owner's stack.
-struct Work<'a> {
+struct RegionTask<'a> {
     run: &'a (dyn Fn() + Sync),
 }
 
-impl Crew {
+impl Workers {
     /// Starts `helpers` threads, or as many as the system allows.
-    pub fn new(helpers: usize) -> Crew {
-        let shared = Arc::<Shared>::default();
+    pub fn new(worker_count: usize) -> Workers {
+        let shared = Arc::<PoolState>::default();
         let start = |index| {
             let shared = Arc::clone(&shared);
             std::thread::Builder::new()
                 .name(format!("cpu-{index}"))
-                .spawn(move || shared.help())
+                .spawn(move || shared.run_worker())
                 .ok()
         };
-        let threads = (1..=helpers).map_while(start).collect();
-        Crew { threads, shared }
+        let threads = (1..=worker_count).map_while(start).collect();
+        Workers { threads, shared }
     }
 
     /// Helpers that were started.
-    pub fn helpers(&self) -> usize {
+    pub fn worker_count(&self) -> usize {
         self.threads.len()
     }
 
     /// Keeps the helpers awake until the returned value is dropped.
-    pub fn wake(&self) -> Awake<'_> {
+    pub fn wake(&self) -> AwakeGuard<'_> {
         if self.shared.passes.fetch_add(1, SeqCst) == 0 {
             for thread in &self.threads {
                 thread.thread().unpark();
             }
         }
-        Awake(&self.shared)
+        AwakeGuard(&self.shared)
     }
 
     /// Calls `run` on this thread and on whichever helpers are awake in time; returns when all are done.
@@ -87,11 +87,11 @@ impl Crew {
         }
         // What a helper threw in a region whose owner threw too is nobody's any more.
         self.shared.take_panic();
-        let work = Work { run };
+        let work = RegionTask { run };
         {
-            let _recall = Recall(&self.shared);
+            let _guard = RegionGuard(&self.shared);
             self.shared.region.fetch_add(1, SeqCst);
-            let lent: *const Work<'_> = &work;
+            let lent: *const RegionTask<'_> = &work;
             self.shared.work.store(lent.cast_mut().cast(), SeqCst);
             run();
         }
@@ -101,7 +101,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.ending.store(true, SeqCst);
         for thread in self.threads.drain(..) {
@@ -113,22 +113,22 @@ impl Drop for Crew {
 }
 
 /// Helpers stay awake while one of these exists.
-pub struct Awake<'a>(&'a Shared);
+pub struct AwakeGuard<'a>(&'a PoolState);
 
-impl Drop for Awake<'_> {
+impl Drop for AwakeGuard<'_> {
     fn drop(&mut self) {
         self.0.passes.fetch_sub(1, SeqCst);
     }
 }
 
 /// Takes the work back when the region ends, also by a panic.
-struct Recall<'a>(&'a Shared);
+struct RegionGuard<'a>(&'a PoolState);
 
-impl Drop for Recall<'_> {
+impl Drop for RegionGuard<'_> {
     fn drop(&mut self) {
         self.0.work.store(null_mut(), SeqCst);
         let mut turns = 0;
-        while self.0.announced.load(SeqCst) != 0 {
+        while self.0.active.load(SeqCst) != 0 {
             turns += 1;
             pause(turns);
         }
@@ -137,21 +137,21 @@ impl Drop for Recall<'_> {
 }
 
 fn pause(turns: u32) {
-    if turns.is_multiple_of(PATIENCE) {
+    if turns.is_multiple_of(SPIN_LIMIT) {
         std::thread::yield_now();
     } else {
         spin_loop();
     }
 }
 
-impl Shared {
+impl PoolState {
     fn take_panic(&self) -> Option<Box<dyn Any + Send>> {
         let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
         panic.take()
     }
 
     /// The life of a helper.
-    fn help(&self) {
+    fn run_worker(&self) {
         let mut last_region = 0;
         // The clock is read between passes only: while one runs, a region may begin at any moment.
         let mut idle_since = None;
@@ -166,7 +166,7 @@ impl Shared {
                 turns = turns.wrapping_add(1);
                 pause(turns);
                 idle_since = None;
-            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < LINGER {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN_TIMEOUT {
                 spin_loop();
             } else {
                 // An unpark between the look at `passes` and here makes this return at once.
@@ -178,11 +178,11 @@ impl Shared {
 
     /// Takes part in the region under way, if it still is.
     fn join(&self) {
-        self.announced.fetch_add(1, SeqCst);
+        self.active.fetch_add(1, SeqCst);
         let work = self.work.load(SeqCst);
         if !work.is_null() {
-            // SAFETY: the pointer was seen after this helper was announced, so the owner, which first clears
-            // the pointer and then waits for all announced helpers, is still inside `region` and keeps the
+            // SAFETY: the pointer was seen after this helper was active, so the owner, which first clears
+            // the pointer and then waits for all active helpers, is still inside `region` and keeps the
             // closure alive until the count below is taken back. The closure is `Sync`.
             let run = unsafe { (*work).run };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
@@ -190,6 +190,6 @@ impl Shared {
                 *panic = Some(payload);
             }
         }
-        self.announced.fetch_sub(1, SeqCst);
+        self.active.fetch_sub(1, SeqCst);
     }
 }

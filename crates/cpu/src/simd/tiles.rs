@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use crate::matmul::layout::TILE_ROWS;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 
 /// One output of a region: `[n, rows]`.
 pub struct Output<'a> {
@@ -55,19 +55,19 @@ impl TileOut<'_> {
 }
 
 /// An output that several threads write, each its own tiles.
-struct Shared {
+struct SharedOutput {
     start: *mut f32,
     rows: usize,
     n: usize,
 }
 
 // SAFETY: the pointer is only used through tiles, and no two tiles overlap.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedOutput {}
 
 /// Calls `work(output, tile, part)` once for each tile of each output, `per_item` tiles of one output at a
 /// time on one thread.
 pub fn for_each_tile(
-    pool: &Pool,
+    pool: &ThreadPool,
     outputs: &mut [Output<'_>],
     per_item: usize,
     work: impl Fn(usize, usize, &mut TileOut<'_>) + Sync,
@@ -81,7 +81,7 @@ pub fn for_each_tile(
             let last = tiles.min(first + per_item);
             (index, first..last)
         }));
-        shared.push(Shared {
+        shared.push(SharedOutput {
             start: output.values.as_mut_ptr(),
             rows: output.rows,
             n: output.values.len() / output.rows,

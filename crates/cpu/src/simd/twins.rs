@@ -2,7 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::kernels::Kernels;
-use crate::reference::delta::{Columns, Token, Waiting};
+use crate::reference::delta::{Columns, PendingUpdate, Token};
 use crate::reference::kv;
 use contract::KvFormat;
 
@@ -142,9 +142,9 @@ fn delta_steps_agree() {
         };
         check(2e-5, |kernels| {
             let (mut u, mut o) = (vec![0.0; v_dim], vec![0.0; v_dim]);
-            (kernels.delta_look)(&state, token, &mut u, &mut o);
+            (kernels.delta_read_out)(&state, token, &mut u, &mut o);
             let mut folded = state.clone();
-            (kernels.delta_fold)(&mut folded, &k, &u, 0.83);
+            (kernels.delta_update)(&mut folded, &k, &u, 0.83);
             [u, o, folded].concat()
         });
     }
@@ -168,8 +168,8 @@ fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_the
             beta: 0.4,
         };
         let (keys, us) = (noise(12, 3 * k_dim), noise(13, 3 * width));
-        let all: Vec<Waiting<'_>> = (0..3)
-            .map(|i| Waiting {
+        let all: Vec<PendingUpdate<'_>> = (0..3)
+            .map(|i| PendingUpdate {
                 k: &keys[i * k_dim..][..k_dim],
                 u: &us[i * width..][..width],
                 decay: 0.9 - 0.1 * i as f32,
@@ -189,17 +189,23 @@ fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_the
                     .collect();
                 let before = dense.clone();
                 for w in waiting {
-                    (kernels.delta_fold)(&mut dense, w.k, w.u, w.decay);
+                    (kernels.delta_update)(&mut dense, w.k, w.u, w.decay);
                 }
                 let (mut u, mut o) = (vec![0.0; width], vec![0.0; width]);
-                (kernels.delta_look)(&dense, token, &mut u, &mut o);
+                (kernels.delta_read_out)(&dense, token, &mut u, &mut o);
                 let expected = [&dense[..], &u, &o].concat();
                 let (mut own, mut copy) = (state.clone(), vec![0.0; dense.len()]);
                 let columns = Columns {
                     values: &mut own,
                     stride: v_dim,
                 };
-                (kernels.delta_resume)(columns, waiting, &mut copy, token, [&mut u, &mut o]);
+                (kernels.delta_update_columns)(
+                    columns,
+                    waiting,
+                    &mut copy,
+                    token,
+                    [&mut u, &mut o],
+                );
                 assert_eq!([&copy[..], &u, &o].concat(), expected);
                 for ((row, old), new) in own
                     .chunks(v_dim)
@@ -213,7 +219,7 @@ fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_the
                 };
                 let (mut here, mut there) = (before.clone(), vec![0.0; before.len()]);
                 for (from, state) in [(None, &mut here), (Some(&before[..]), &mut there)] {
-                    (kernels.delta_follow)(from, state, *waiting, token, [&mut u, &mut o]);
+                    (kernels.delta_update_read_out)(from, state, *waiting, token, [&mut u, &mut o]);
                     assert_eq!([&state[..], &u, &o].concat(), expected);
                 }
             }

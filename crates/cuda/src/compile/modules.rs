@@ -22,7 +22,7 @@ impl Modules {
     /// Compiles `units` for the card and loads them.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] when one does not compile, [`DeviceError::Lost`] when it does not load.
+    /// [`DeviceError::Unsupported`] when one does not compile, [`DeviceError::DeviceLost`] when it does not load.
     pub fn compile(
         gpu: &Gpu,
         units: &[Unit],
@@ -43,20 +43,20 @@ impl Modules {
     /// The function of a launch, after its arguments and shared memory were checked against it.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] for a unit that was not compiled, or arguments the function does not take.
+    /// [`DeviceError::InvalidCall`] for a unit that was not compiled, or arguments the function does not take.
     pub fn function(&self, gpu: &Gpu, launch: &Launch) -> Result<Function, DeviceError> {
         let key = (launch.unit.clone(), launch.entry);
         let known = self.functions.borrow().get(&key).cloned();
         let function = match known {
             Some(function) => function,
             None => {
-                let module = self
-                    .modules
-                    .get(&launch.unit)
-                    .ok_or_else(|| DeviceError::Misuse {
-                        call: "a kernel launch",
-                        detail: format!("{} is not among the compiled units", launch.unit),
-                    })?;
+                let module =
+                    self.modules
+                        .get(&launch.unit)
+                        .ok_or_else(|| DeviceError::InvalidCall {
+                            call: "a kernel launch",
+                            detail: format!("{} is not among the compiled units", launch.unit),
+                        })?;
                 let function = Function::find(gpu, module, launch.entry)?;
                 self.functions.borrow_mut().insert(key, function.clone());
                 function

@@ -50,7 +50,7 @@ impl<T: Plain> Buffer<T> {
             // SAFETY: contents stay undefined until written; only kernels and copies see them.
             unsafe { result::malloc_sync(bytes) }.map_err(|error| {
                 if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                    DeviceError::NoRoom {
+                    DeviceError::OutOfMemory {
                         what: "device memory bytes",
                         wanted: bytes as u64,
                         free: gpu.memory().map_or(0, |(free, _)| free),
@@ -205,7 +205,7 @@ impl<T: Plain> Pinned<T> {
         let host = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(
             |error| {
                 if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                    DeviceError::NoRoom {
+                    DeviceError::OutOfMemory {
                         what: "page-locked host memory bytes",
                         wanted: bytes as u64,
                         free: 0,

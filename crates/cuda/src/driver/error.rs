@@ -15,7 +15,7 @@ pub fn failed(call: &'static str, about: &str, error: DriverError) -> DeviceErro
     } else {
         format!("{about}: ")
     };
-    DeviceError::Lost {
+    DeviceError::DeviceLost {
         during: call,
         detail: format!("{about}{name}; {}", cure(error.0)),
     }

@@ -32,7 +32,7 @@ impl Module {
     /// Loads a CUBIN; `about` names it in errors.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] if the driver does not take it.
+    /// [`DeviceError::DeviceLost`] if the driver does not take it.
     pub fn load(gpu: &Gpu, cubin: &[u8], about: &str) -> Result<Arc<Module>, DeviceError> {
         gpu.context.enter()?;
         // SAFETY: a CUBIN is self-delimiting (ELF); the driver copies what it needs.
@@ -83,13 +83,13 @@ impl Function {
     /// Looks up entry `name`.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] if the module has no such entry.
+    /// [`DeviceError::DeviceLost`] if the module has no such entry.
     pub fn find(
         gpu: &Gpu,
         module: &Arc<Module>,
         name: &'static str,
     ) -> Result<Function, DeviceError> {
-        let c_name = CString::new(name).map_err(|_| DeviceError::Misuse {
+        let c_name = CString::new(name).map_err(|_| DeviceError::InvalidCall {
             call: "Function::find",
             detail: format!("{name:?} is no entry name"),
         })?;
@@ -132,14 +132,14 @@ impl Function {
     /// tools that watch it would report one for every kernel.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] with both sizes.
+    /// [`DeviceError::InvalidCall`] with both sizes.
     pub fn accept(&self, sizes: &[usize]) -> Result<(), DeviceError> {
         if !self.readable {
             return Ok(());
         }
         let refused = |index: usize, takes: Option<usize>| {
             let takes = takes.map_or("none".to_owned(), |bytes| format!("{bytes} bytes"));
-            Err(DeviceError::Misuse {
+            Err(DeviceError::InvalidCall {
                 call: "a kernel launch",
                 detail: format!(
                     "{} takes {takes} as argument {index} and was given arguments of {sizes:?} bytes",
@@ -173,7 +173,7 @@ impl Function {
     /// Lets blocks have `bytes` of dynamic shared memory.
     ///
     /// # Errors
-    /// [`DeviceError::Misuse`] beyond what the card has.
+    /// [`DeviceError::InvalidCall`] beyond what the card has.
     pub fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), DeviceError> {
         if bytes + self.resources.shared_bytes <= SHARED_WITHOUT_ASKING {
             return Ok(());
@@ -182,7 +182,7 @@ impl Function {
             .shared_per_block()
             .saturating_sub(self.resources.shared_bytes);
         if bytes > most {
-            return Err(DeviceError::Misuse {
+            return Err(DeviceError::InvalidCall {
                 call: "a kernel launch",
                 detail: format!(
                     "{} asks for {bytes} bytes of shared memory a block and {} has {most}",

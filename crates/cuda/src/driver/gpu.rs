@@ -105,7 +105,7 @@ impl Gpu {
     /// Opens card `ordinal`.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] without a driver or such a card; [`DeviceError::Lost`] from the driver.
+    /// [`DeviceError::Unsupported`] without a driver or such a card; [`DeviceError::DeviceLost`] from the driver.
     pub fn open(ordinal: u32) -> Result<Gpu, DeviceError> {
         let missing = |why: String| DeviceError::Unsupported {
             what: format!("cuda:{ordinal}"),
@@ -206,7 +206,7 @@ impl Gpu {
     /// `len` values on the card, contents undefined. At least 256-byte aligned. `len` may be 0.
     ///
     /// # Errors
-    /// [`DeviceError::NoRoom`] when the card has no such run of memory free.
+    /// [`DeviceError::OutOfMemory`] when the card has no such run of memory free.
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
         Buffer::new(self, len)
     }
@@ -233,7 +233,7 @@ impl Gpu {
     /// Queues a launch on the main stream.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] if the driver refuses it, or reports an earlier kernel's fault.
+    /// [`DeviceError::DeviceLost`] if the driver refuses it, or reports an earlier kernel's fault.
     pub fn run(&self, modules: &Modules, launch: &Launch) -> Result<(), DeviceError> {
         self.run_function(&modules.function(self, launch)?, launch)
     }
@@ -298,7 +298,7 @@ impl Gpu {
     /// Waits for the main stream.
     ///
     /// # Errors
-    /// [`DeviceError::Lost`] with the fault of any kernel since the last wait.
+    /// [`DeviceError::DeviceLost`] with the fault of any kernel since the last wait.
     pub fn sync(&self) -> Result<(), DeviceError> {
         self.stream.sync_after(self.last.get())
     }

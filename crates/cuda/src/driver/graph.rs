@@ -52,7 +52,7 @@ impl Gpu {
     /// Records what `queue` puts on the main stream, without running it.
     ///
     /// # Errors
-    /// Those of `queue`, and [`DeviceError::Lost`] if something in it cannot be captured, such as a wait.
+    /// Those of `queue`, and [`DeviceError::DeviceLost`] if something in it cannot be captured, such as a wait.
     pub fn capture(
         &self,
         queue: impl FnOnce() -> Result<(), DeviceError>,

@@ -1,14 +1,19 @@
 //! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates than the
 //! card's reduction gives; and the candidates of draft blocks.
 
-use contract::{Ask, Candidates, Row, TokenId, Want};
+use contract::{DraftCandidates, LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
 /// Terms of a log-sum-exp added in f32; the runs are added in f64.
 const RUN: usize = 1024;
 
 /// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked, summed where the
 /// log-sum-exp of the edited ones is not known. NaN counts as minus infinity wherever it comes from.
-pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, lse: Option<f32>, raw_lse: f32) -> Row {
+pub(crate) fn from_logits(
+    ask: &LogitsRequest,
+    mut raw: Vec<f32>,
+    lse: Option<f32>,
+    raw_lse: f32,
+) -> LogitsRow {
     clean(&mut raw);
     let edited = ask.edits.as_ref().map(|edits| {
         let mut row = raw.clone();
@@ -18,11 +23,11 @@ pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, lse: Option<f32>, raw_ls
     });
     let lse = lse.unwrap_or_else(|| edited.as_deref().map_or(raw_lse, log_sum_exp));
     let values = edited.as_deref().unwrap_or(&raw);
-    let ids = match ask.want {
-        Want::Nothing => return Row::default(),
-        Want::Top(k) => top_k(values, k),
-        Want::Full => {
-            return Row {
+    let ids = match ask.selection {
+        LogitsSelection::None => return LogitsRow::default(),
+        LogitsSelection::TopK(k) => top_k(values, k),
+        LogitsSelection::Full => {
+            return LogitsRow {
                 ids: (0..values.len() as u32).map(TokenId).collect(),
                 logits: edited.unwrap_or_else(|| raw.clone()),
                 raw,
@@ -32,7 +37,7 @@ pub(crate) fn from_logits(ask: &Ask, mut raw: Vec<f32>, lse: Option<f32>, raw_ls
         }
     };
     let pick = |from: &[f32]| ids.iter().map(|id| from[id.index()]).collect();
-    Row {
+    LogitsRow {
         logits: pick(values),
         raw: pick(&raw),
         lse,
@@ -75,15 +80,15 @@ fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
 }
 
 /// The candidates of one block, a row for each position.
-pub(crate) fn candidates(rows: &[Row]) -> Candidates {
-    let log_probs = |row: &Row| {
+pub(crate) fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
+    let log_probs = |row: &LogitsRow| {
         let lse = row.raw_lse;
         row.raw
             .iter()
             .map(move |logit| logit - lse)
             .collect::<Vec<f32>>()
     };
-    Candidates {
+    DraftCandidates {
         ids: rows
             .iter()
             .flat_map(|row| row.ids.iter().copied())
@@ -98,14 +103,14 @@ pub(crate) fn candidates(rows: &[Row]) -> Candidates {
 mod tests {
     use std::sync::Arc;
 
-    use contract::Edits;
+    use contract::LogitEdits;
 
     use super::*;
 
     #[test]
     fn ties_go_to_the_lower_id_and_nan_goes_last() {
         let raw = vec![1.0, f32::NAN, 3.0, -0.0, 3.0, 0.0];
-        let ids = |k| from_logits(&Ask::top(k), raw.clone(), None, 0.0).ids;
+        let ids = |k| from_logits(&LogitsRequest::top_k(k), raw.clone(), None, 0.0).ids;
         assert_eq!(ids(6), [2, 4, 0, 3, 5, 1].map(TokenId));
         assert_eq!(ids(2), [2, 4].map(TokenId));
         assert_eq!(ids(99).len(), 6);
@@ -113,12 +118,12 @@ mod tests {
 
     #[test]
     fn edits_change_the_order_and_leave_the_raw_values() {
-        let edits = Edits {
+        let edits = LogitEdits {
             bias: vec![(TokenId(0), 5.0)],
-            ..Edits::default()
+            ..LogitEdits::default()
         };
-        let ask = Ask {
-            want: Want::Top(2),
+        let ask = LogitsRequest {
+            selection: LogitsSelection::TopK(2),
             edits: Some(Arc::new(edits)),
         };
         let row = from_logits(&ask, vec![1.0, 2.0, 3.0], None, 3.4);

@@ -1,7 +1,7 @@
 //! Reading a prompt as chains of tree nodes, committed one after another: the slow route that tells a fault of
 //! the chunk kernels from one of the others.
 
-use contract::{Ask, DeviceError, Path, Row, TokenId, Tree};
+use contract::{DeviceError, LogitsRequest, LogitsRow, TokenId, Tree, TreePath};
 
 use super::Engine;
 use crate::step::{Commit, ROWS, Step};
@@ -12,22 +12,22 @@ impl Engine {
         &mut self,
         (slot, mut committed): (usize, usize),
         tokens: &[TokenId],
-        asks: &[(usize, &Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        let mut rows = Vec::with_capacity(asks.len());
-        let mut asks = asks.iter().peekable();
+        requests: &[(usize, &LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        let mut rows = Vec::with_capacity(requests.len());
+        let mut requests = requests.iter().peekable();
         let nodes = self.plans.tree_nodes().min(ROWS);
         for (i, piece) in tokens.chunks(nodes).enumerate() {
             let tree = Tree::chain(piece).expect("a piece is at most a tree");
             let mut step = Step::new();
             step.push(slot, committed, &tree);
             let mut asked = Vec::new();
-            while let Some((row, ask)) = asks.next_if(|(row, _)| *row < (i + 1) * nodes) {
+            while let Some((row, ask)) = requests.next_if(|(row, _)| *row < (i + 1) * nodes) {
                 step.ask(row - i * nodes);
                 asked.push(*ask);
             }
             rows.append(&mut self.step(&mut step, &asked)?);
-            let path: Path = tree.path_to(contract::NodeIdx(piece.len() as u16 - 1));
+            let path: TreePath = tree.path_to(contract::NodeIdx(piece.len() as u16 - 1));
             let mut commit = Commit::new();
             commit.push(slot, committed, path.nodes());
             self.commit(&commit)?;

@@ -15,8 +15,10 @@ mod watch;
 use std::ops::Range;
 use std::sync::Arc;
 
-use contract::protocol::Cut;
-use contract::{Ask, DeviceError, Edits, ModelSpec, Row, TokenId, Tree, Want};
+use contract::protocol::PrefillChunks;
+use contract::{
+    DeviceError, LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, ModelSpec, TokenId, Tree,
+};
 
 use crate::driver::{Gpu, Pinned};
 use crate::launch::rows;
@@ -202,8 +204,13 @@ impl Engine {
     }
 
     /// The passes in which `n` tokens after `committed` ones are best read, as the runner's limits cut them and finer.
-    pub(crate) fn passes(&self, cut: Cut, committed: usize, n: usize) -> Vec<Range<usize>> {
-        let passes = cut.passes(committed, n);
+    pub(crate) fn passes(
+        &self,
+        chunks: PrefillChunks,
+        committed: usize,
+        n: usize,
+    ) -> Vec<Range<usize>> {
+        let passes = chunks.split(committed, n);
         if self.chains {
             return passes;
         }
@@ -267,7 +274,11 @@ impl Engine {
     }
 
     /// Runs a step, waits, and answers `asks`, one for each asked row of the header.
-    pub(crate) fn step(&mut self, step: &mut Step, asks: &[&Ask]) -> Result<Vec<Row>, DeviceError> {
+    pub(crate) fn step(
+        &mut self,
+        step: &mut Step,
+        requests: &[&LogitsRequest],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let key = Key::of_step(step);
         self.meet_trees(step)?;
@@ -282,9 +293,9 @@ impl Engine {
             return Ok(Vec::new());
         }
         self.queue(key)?;
-        let edited = self.queue_edits(Key::EditedStep(step::bucket(rows)), asks)?;
+        let edited = self.queue_edits(Key::EditedStep(step::bucket(rows)), requests)?;
         self.sync()?;
-        self.answer(asks, edited)
+        self.answer(requests, edited)
     }
 
     /// Runs a chunk and answers `asks` `(row of the chunk, ask)`; without any it does not wait.
@@ -292,16 +303,16 @@ impl Engine {
         &mut self,
         head: &mut ChunkHead,
         tokens: &[TokenId],
-        asks: &[(usize, &Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, &LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         if self.chains {
             let place = (head.slot as usize, head.committed as usize);
-            return self.chain(place, tokens, asks);
+            return self.chain(place, tokens, requests);
         }
         let slot = head.slot as usize;
         // The context of what was said before it goes first: the chunk may come round to the same places.
         self.give_context(&[slot])?;
-        self.write_chunk(head, tokens, asks)?;
+        self.write_chunk(head, tokens, requests)?;
         let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
         #[cfg(feature = "inspect")]
         if self.watched.is_some() {
@@ -311,19 +322,19 @@ impl Engine {
             return Ok(Vec::new());
         }
         self.queue_behind(key, Some(slot))?;
-        let mut answers = Vec::with_capacity(asks.len());
-        for (i, batch) in asks.chunks(step::ROWS).enumerate() {
+        let mut answers = Vec::with_capacity(requests.len());
+        for (i, batch) in requests.chunks(step::ROWS).enumerate() {
             if i > 0 {
                 // The first batch went up with the chunk.
                 self.write_chunk(head, &[], batch)?;
                 self.upload_chunk(0)?;
             }
             let bucket = step::bucket(batch.len());
-            let asks: Vec<&Ask> = batch.iter().map(|(_, ask)| *ask).collect();
+            let requests: Vec<&LogitsRequest> = batch.iter().map(|(_, ask)| *ask).collect();
             self.queue(Key::Head(bucket))?;
-            let edited = self.queue_edits(Key::EditedHead(bucket), &asks)?;
+            let edited = self.queue_edits(Key::EditedHead(bucket), &requests)?;
             self.sync()?;
-            answers.append(&mut self.answer(&asks, edited)?);
+            answers.append(&mut self.answer(&requests, edited)?);
         }
         Ok(answers)
     }
@@ -333,10 +344,10 @@ impl Engine {
         &mut self,
         head: &mut ChunkHead,
         tokens: &[TokenId],
-        asks: &[(usize, &Ask)],
+        requests: &[(usize, &LogitsRequest)],
     ) -> Result<(), DeviceError> {
         self.settle_headers()?;
-        head.ask(asks.iter().map(|(row, _)| *row));
+        head.ask(requests.iter().map(|(row, _)| *row));
         let mut bytes = Vec::with_capacity(ChunkHead::bytes(tokens.len()));
         head.write(tokens, &mut bytes);
         self.headers.up.chunk.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
@@ -364,7 +375,7 @@ impl Engine {
     }
 
     /// Runs draft blocks, waits, and gives the `k` best tokens of every asked row of the header.
-    pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<Row>, DeviceError> {
+    pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<LogitsRow>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         self.meet_trees(step)?;
         let trees = step.tree.iter().take(step.trees as usize);
@@ -374,7 +385,7 @@ impl Engine {
         self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(Key::Draft(step::bucket(rows)))?;
         self.sync()?;
-        let ask = Ask::top(k);
+        let ask = LogitsRequest::top_k(k);
         let asked = usize::try_from(step.asked).unwrap_or(0);
         self.answer(&vec![&ask; asked], false)
     }
@@ -449,9 +460,9 @@ impl Engine {
 
     /// Queues the edits of rows and their reduction; false where none has any, or they are too many and will be
     /// made on the host.
-    fn queue_edits(&mut self, key: Key, asks: &[&Ask]) -> Result<bool, DeviceError> {
+    fn queue_edits(&mut self, key: Key, requests: &[&LogitsRequest]) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
-        let items: Vec<(usize, &Edits)> = asks
+        let items: Vec<(usize, &LogitEdits)> = requests
             .iter()
             .enumerate()
             .filter_map(|(i, ask)| Some((i, ask.edits.as_deref()?)))
@@ -473,13 +484,19 @@ impl Engine {
 
     /// Answers from what the card's reduction left behind, or from whole rows of logits. `edited` says that the
     /// reduction has seen the edits.
-    fn answer(&mut self, asks: &[&Ask], edited: bool) -> Result<Vec<Row>, DeviceError> {
+    fn answer(
+        &mut self,
+        requests: &[&LogitsRequest],
+        edited: bool,
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let reduce = self.plans.reduce;
-        let mut answers = Vec::with_capacity(asks.len());
-        for (i, ask) in asks.iter().enumerate() {
+        let mut answers = Vec::with_capacity(requests.len());
+        for (i, ask) in requests.iter().enumerate() {
             let best = reduce.read(self.headers.rows.as_slice(), i);
-            answers.push(match ask.want {
-                Want::Top(k) if k <= reduce.k && (edited || ask.edits.is_none()) => top(best, k),
+            answers.push(match ask.selection {
+                LogitsSelection::TopK(k) if k <= reduce.k && (edited || ask.edits.is_none()) => {
+                    top(best, k)
+                }
                 // The card's sum, where it made one, so that a whole row tells the same as the head of it.
                 _ => {
                     let lse = (edited || ask.edits.is_none()).then_some(best.lse);
@@ -503,9 +520,9 @@ impl Engine {
 }
 
 /// The first `k` of the best tokens of a row.
-fn top(best: rows::Best, k: usize) -> Row {
+fn top(best: rows::Best, k: usize) -> LogitsRow {
     let n = k.min(best.ids.len());
-    Row {
+    LogitsRow {
         ids: best.ids[..n].iter().map(|id| TokenId(*id)).collect(),
         logits: best.logits[..n].to_vec(),
         raw: best.raw[..n].to_vec(),

@@ -65,10 +65,13 @@ impl Runs {
         first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
         last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let list = self.lists.get(&key).ok_or_else(|| DeviceError::Misuse {
-            call: "a plan",
-            detail: format!("{key:?} was not built for these limits"),
-        })?;
+        let list = self
+            .lists
+            .get(&key)
+            .ok_or_else(|| DeviceError::InvalidCall {
+                call: "a plan",
+                detail: format!("{key:?} was not built for these limits"),
+            })?;
         let queue = || {
             first(gpu)?;
             let mut gates = gates.iter().peekable();

@@ -72,7 +72,7 @@ pub struct Card {
     pub warpgroups: bool,
     /// Whether what a row sums in which order may depend on its path alone, not on its tree (`--exact`).
     pub path_order: bool,
-    /// Whether trees may have windows of their own ([`contract::Window`]).
+    /// Whether trees may have windows of their own ([`contract::AttentionWindow`]).
     pub windows: bool,
 }
 

@@ -1,6 +1,6 @@
 //! From rows of logits to what was asked of them: edits, the best tokens, log-sum-exps. And feature taps.
 
-use contract::Edits;
+use contract::LogitEdits;
 
 use super::norm::Source;
 use super::{Args, Launch, Unit};
@@ -193,7 +193,7 @@ const EDIT_BYTES: usize = 32;
 ///
 /// # Panics
 /// If a row is beyond the 64 that a header asks for.
-pub fn edits(items: &[(usize, &Edits)], vocab: usize) -> Vec<u8> {
+pub fn edits(items: &[(usize, &LogitEdits)], vocab: usize) -> Vec<u8> {
     let mut head = Vec::new();
     let mut tail: Vec<u8> = Vec::new();
     let mut which = [-1_i32; ROWS];
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn an_edit_points_at_its_parts() {
-        let edits_of_row = Edits {
+        let edits_of_row = LogitEdits {
             allowed: Some(Arc::new(TokenMask::all(100))),
             bias: vec![(TokenId(7), 0.5)],
             counts: vec![TokenCount {
@@ -305,7 +305,7 @@ mod tests {
                 seen: true,
                 generated: 3,
             }],
-            ..Edits::default()
+            ..LogitEdits::default()
         };
         let blob = edits(&[(5, &edits_of_row)], 100);
         assert_eq!((int(&blob, 4 * 5), int(&blob, 4 * 4)), (0, -1));

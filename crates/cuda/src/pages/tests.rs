@@ -37,7 +37,7 @@ impl Card {
 
     fn fails(&mut self) -> Result<(), DeviceError> {
         match self.faults && self.dice.below(4) == 0 {
-            true => Err(DeviceError::NoRoom {
+            true => Err(DeviceError::OutOfMemory {
                 what: "page-locked host memory bytes",
                 wanted: 1,
                 free: 0,
@@ -317,7 +317,7 @@ fn full_sequences_leave_no_place_to_others_states_and_take_none_from_each_other(
         3,
         &mut world.card,
     );
-    assert!(matches!(more, Err(DeviceError::NoRoom { .. })));
+    assert!(matches!(more, Err(DeviceError::OutOfMemory { .. })));
     assert_eq!(world.live[&0].pages.len(), 2);
     world.check("after a refusal");
 }

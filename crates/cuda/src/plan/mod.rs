@@ -204,7 +204,7 @@ pub(crate) struct Site<'a> {
 impl Site<'_> {
     /// The column of a layer's tap among the features, if a draft reads it.
     fn tap(&self, layer: usize) -> Option<(usize, &DraftState)> {
-        let taps = &self.open.draft.as_ref()?.spec.taps;
+        let taps = &self.open.draft.as_ref()?.spec.capture_layers;
         let column = taps.iter().position(|tap| *tap == layer)?;
         Some((column, self.state.draft.as_ref()?))
     }

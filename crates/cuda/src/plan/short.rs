@@ -26,7 +26,7 @@ pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 /// is cut would show: a plan that promises that it does not ([`contract::OpenPlan::exact`]) reads everything in one way, and
 /// so do models small enough to have steps of their own.
 pub(super) fn suits(site: &Site<'_>, rows: usize) -> bool {
-    rows <= ROWS && !site.open.exact && !one::suits(site)
+    rows <= ROWS && !site.open.batch_invariant && !one::suits(site)
 }
 
 /// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where the chunks of the delta

@@ -22,7 +22,7 @@ pub enum Sums {
 impl Sums {
     /// What a plan is opened with: what it promises comes first, then what was wished for.
     pub(crate) fn of(open: &OpenPlan, card: Card, wish: Option<Sums>) -> Sums {
-        match (open.exact, wish) {
+        match (open.batch_invariant, wish) {
             (true, _) => Sums::ByPath,
             (false, Some(wish)) => wish,
             (false, None) if Sums::have_forms(open, card) => Sums::ByPath,

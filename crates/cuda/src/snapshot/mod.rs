@@ -324,14 +324,14 @@ impl Snapshot {
         host: &HostPool,
         state: &State,
         (slot, position): (usize, usize),
-        place: contract::Place,
+        place: contract::SnapshotLocation,
     ) -> Result<Snapshot, DeviceError> {
         let left = Left::new(state, position);
         // Taking the block has the next one locked, which would hold up the calls that queue the copies.
         let _held = host.hold();
         let copied = match place {
-            contract::Place::Device => Copied::Card(gpu.alloc(left.bytes)?),
-            contract::Place::Host => Copied::Host(host.take(left.bytes)?),
+            contract::SnapshotLocation::Device => Copied::Card(gpu.alloc(left.bytes)?),
+            contract::SnapshotLocation::Host => Copied::Host(host.take(left.bytes)?),
         };
         left.copy((lane, gpu), state, slot, &copied, Way::Save)?;
         Ok(Snapshot {

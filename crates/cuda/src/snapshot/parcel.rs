@@ -8,9 +8,10 @@ use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use contract::snapshot::{
-    HEADER_BYTES, Header, Owner, SECTION_BYTES, SectionKind, write_header, write_section,
+    HEADER_BYTES, SECTION_BYTES, SectionKind, SnapshotHeader, SnapshotIdentity, write_header,
+    write_section,
 };
-use contract::{DeviceError, ModelSpec, Parcel};
+use contract::{DetachedSnapshot, DeviceError, ModelSpec};
 
 use super::neutral::{append_neutral, neutral_states, runs};
 use super::travel::{Side, expected_bytes, in_sight, index_of, rings};
@@ -64,7 +65,7 @@ pub(crate) struct Whose {
     pub(crate) state: Arc<State>,
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) courier: Courier,
-    pub(crate) owner: Owner,
+    pub(crate) identity: SnapshotIdentity,
 }
 
 /// A snapshot on its way to bytes.
@@ -198,7 +199,7 @@ fn number(n: usize) -> u32 {
     u32::try_from(n).expect("layers are far below 2^31")
 }
 
-impl Parcel for CardParcel {
+impl DetachedSnapshot for CardParcel {
     fn bytes(&self) -> u64 {
         let sections = self.sections();
         let bytes = sections.map(|(kind, layer)| SECTION_BYTES + self.section_bytes(kind, layer));
@@ -211,7 +212,7 @@ impl Parcel for CardParcel {
             map,
             state,
             courier,
-            owner,
+            identity,
             ..
         } = &self.whose;
         let mut with = Fetcher {
@@ -237,8 +238,8 @@ impl Parcel for CardParcel {
             }
         };
         let sections: Vec<(SectionKind, usize)> = self.sections().collect();
-        let header = Header {
-            owner: *owner,
+        let header = SnapshotHeader {
+            identity: *identity,
             position: self.position as u64,
             sections: number(sections.len()),
         };

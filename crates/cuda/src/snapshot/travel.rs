@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use contract::snapshot::{
-    Checksum, InOrder, Owner, ReadAt, SectionHead, SectionKind, read_header, read_section_head,
+    Checksum, ReadAt, SectionHeader, SectionKind, SequentialReader, SnapshotIdentity, read_header,
+    read_section_header,
 };
 use contract::{DeviceError, ModelSpec};
 
@@ -67,11 +68,11 @@ impl Snapshot {
         mover: &CardMover<'_>,
         pages: &mut Pages<HostBlock>,
         of: (&State, &ModelSpec),
-        (owner, context): (Owner, usize),
+        (identity, context): (SnapshotIdentity, usize),
         source: &dyn ReadAt,
     ) -> Result<Snapshot, DeviceError> {
-        let mut in_order = InOrder::new(source);
-        let header = read_header(&mut in_order, owner)?;
+        let mut in_order = SequentialReader::new(source);
+        let header = read_header(&mut in_order, identity)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
             return Err(refused(format!(
@@ -119,7 +120,7 @@ impl Snapshot {
 }
 
 fn refused(detail: String) -> DeviceError {
-    DeviceError::SnapshotRefused { detail }
+    DeviceError::InvalidSnapshot { detail }
 }
 
 /// Where an imported page goes.
@@ -131,7 +132,7 @@ enum Target {
 /// A section and where its bytes begin.
 #[derive(Debug, Clone, Copy)]
 struct Section {
-    head: SectionHead,
+    head: SectionHeader,
     at: u64,
 }
 
@@ -140,7 +141,7 @@ fn sections(
     (state, spec): (&State, &ModelSpec),
     position: usize,
     told: u32,
-    in_order: &mut InOrder<'_>,
+    in_order: &mut SequentialReader<'_>,
 ) -> Result<Vec<Section>, DeviceError> {
     let (n_layers, rings) = (spec.layers.len(), rings(state));
     let wanted = 2 * (n_layers + rings.len());
@@ -151,7 +152,7 @@ fn sections(
     let mut seen = vec![[false; 2]; n_layers + rings.len()];
     let mut all = Vec::with_capacity(wanted);
     for _ in 0..wanted {
-        let head = read_section_head(in_order, expected)?;
+        let head = read_section_header(in_order, expected)?;
         let layer = head.layer as usize;
         let (place, half) = match head.kind {
             SectionKind::Keys | SectionKind::DeltaState => (layer, 0),
@@ -372,7 +373,7 @@ impl<'a> Hand<'a> {
         let mut arrival = Arrival {
             section,
             source,
-            sum: Checksum::of_nothing(),
+            sum: Checksum::empty(),
             done: 0,
         };
         let whole = section.head.length;
@@ -511,7 +512,7 @@ impl Arrival<'_> {
         let Section { head, .. } = self.section;
         match self.done == head.length && self.sum.finish() == head.sum {
             true => Ok(()),
-            false => Err(head.damaged()),
+            false => Err(head.corrupt_error()),
         }
     }
 }

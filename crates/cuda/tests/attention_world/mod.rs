@@ -8,7 +8,7 @@
 )]
 
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
-use contract::quant::turn::{turn, turn_back};
+use contract::quant::turn::{rotate, rotate_inverse};
 use contract::{RopeSpec, Tree};
 use cpu::reference::kv::{Codec, decode, encode};
 use cpu::reference::{activation, attention};
@@ -100,8 +100,8 @@ pub fn codes_apart(found: &[f32], expected: &[f32]) -> usize {
 
 /// A head as it stands in the basis of keys or values that `codec` stores.
 pub fn as_stored(codec: Codec, head: &mut [f32]) {
-    if codec.is_turned() {
-        turn(head);
+    if codec.is_rotated() {
+        rotate(head);
     }
 }
 
@@ -412,7 +412,7 @@ impl Decoded {
         let nodes = (0..placed.tree.len())
             .filter(|&other| sees(shape, &placed.tree, node, other))
             .map(|other| placed.committed + other);
-        let hidden = placed.tree.window().hidden(at);
+        let hidden = placed.tree.window().masked(at);
         let committed = (first..placed.committed).filter(|p| !hidden.contains(p));
         let positions: Vec<usize> = committed.chain(nodes).collect();
         let mut out = vec![0.0; shape.n_heads * dim];
@@ -430,8 +430,8 @@ impl Decoded {
                 let head = kv_head * group + i;
                 let q = &q[head * dim..][..dim];
                 attention::attend(q, &keys, &values, shape.scale, out);
-                if codecs(shape)[1].is_turned() {
-                    turn_back(out);
+                if codecs(shape)[1].is_rotated() {
+                    rotate_inverse(out);
                 }
                 if shape.gate {
                     activation::sigmoid_gate(out, &gates[head * dim..][..dim]);

@@ -9,10 +9,10 @@
 )]
 
 use conformance::compare::Tolerance;
-use conformance::specimen::Specimen;
+use conformance::specimen::SyntheticModel;
 use contract::{
-    Ask, KvFormat, KvFormats, Limits, NodeIdx, OpenPlan, QuantType, Row, Runner, TokenId, Tree,
-    VerifyItem,
+    KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, QuantType, Runner,
+    TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use cuda::driver::Gpu;
@@ -111,19 +111,19 @@ fn allow(absolute: f32, relative: f32, mean: f32) -> Allowance {
     }
 }
 
-pub fn plan(specimen: &Specimen, kv: KvFormats, limits: Limits) -> OpenPlan {
+pub fn plan(specimen: &SyntheticModel, kv: KvFormats, limits: Limits) -> OpenPlan {
     OpenPlan {
         target: specimen.spec.clone(),
         weights: specimen.weights.clone(),
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv,
         limits,
     }
 }
 
 pub fn oracle() -> CpuBackend {
-    CpuBackend::new(cpu::Options {
+    CpuBackend::new(cpu::CpuOptions {
         reference: true,
         threads: None,
     })
@@ -144,12 +144,12 @@ pub fn tree(vocab: usize, n: usize, parent: impl Fn(usize) -> usize) -> Tree {
     Tree::new(&tokens, &parents).unwrap()
 }
 
-pub fn verify(runner: &mut dyn Runner, seq: contract::SeqId, tree: &Tree) -> Vec<Row> {
-    let asks = vec![Ask::full(); tree.len()];
+pub fn verify(runner: &mut dyn Runner, seq: contract::SeqId, tree: &Tree) -> Vec<LogitsRow> {
+    let requests = vec![LogitsRequest::full(); tree.len()];
     let item = VerifyItem {
         seq,
         tree,
-        asks: &asks,
+        requests: &requests,
     };
     runner.verify(&[item]).unwrap().pop().unwrap()
 }

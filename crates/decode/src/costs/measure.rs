@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use contract::{
-    Ask, CommitItem, DeviceError, DraftItem, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
+    CommitItem, DeviceError, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree,
+    VerifyItem,
 };
 
 use super::{Clock, CostTable};
@@ -174,11 +175,18 @@ impl Trial<'_> {
         };
         let all = seqs.len();
         let trees: Vec<Tree> = (0..all).map(|i| chain((rows + i) / all)).collect();
-        let asks: Vec<Vec<Ask>> = trees.iter().map(|t| vec![Ask::top(1); t.len()]).collect();
+        let requests: Vec<Vec<LogitsRequest>> = trees
+            .iter()
+            .map(|t| vec![LogitsRequest::top_k(1); t.len()])
+            .collect();
         let mut items = Vec::with_capacity(all);
         let mut paths = Vec::with_capacity(all);
-        for ((&seq, tree), asks) in seqs.iter().zip(&trees).zip(&asks) {
-            items.push(VerifyItem { seq, tree, asks });
+        for ((&seq, tree), requests) in seqs.iter().zip(&trees).zip(&requests) {
+            items.push(VerifyItem {
+                seq,
+                tree,
+                requests,
+            });
             paths.push((seq, tree.path_to(NodeIdx::ROOT)));
         }
         let commits: Vec<CommitItem<'_>> = paths
@@ -232,7 +240,7 @@ fn with_steps(verify: &[(usize, f64)]) -> Vec<(usize, f64)> {
 mod tests {
     use std::cell::Cell;
 
-    use conformance::fake::{Call, FakeDraft, FakeRunner, FakeSpec};
+    use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, RunnerMethod};
 
     use super::*;
 
@@ -260,18 +268,18 @@ mod tests {
             calls += 1;
             let held_up = if calls.is_multiple_of(5) { 9000 } else { 0 };
             let micros = match call {
-                Call::Draft => 300 + held_up,
-                Call::Verify => 1000 + held_up,
+                RunnerMethod::Draft => 300 + held_up,
+                RunnerMethod::Verify => 1000 + held_up,
                 _ => 0,
             };
             NOW.set(NOW.get() + micros);
         };
         let mut runner = FakeRunner::new(spec.clone()).with_hook(hook);
-        let before = runner.room();
+        let before = runner.capacity();
         let costs = measure(&mut runner, now, Duration::from_secs(1))
             .unwrap()
             .unwrap();
-        assert_eq!(runner.room(), before);
+        assert_eq!(runner.capacity(), before);
         assert!((costs.draft(1) - 300e-6).abs() < 1e-9 && (costs.draft(2) - 300e-6).abs() < 1e-9);
         for rows in [1, 5, 17, 64] {
             assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");

@@ -3,7 +3,7 @@
 //! `radix` finds, `boundary` says what is worth saving, `policy` what goes when there is too much, and a
 //! [`Store`] keeps what shall outlive the process. The states themselves are snapshots of the runner; what
 //! several of them share is the runner's business, and so is the count of their bytes
-//! ([`Room::snapshot_bytes`](contract::Room)).
+//! ([`Capacity::snapshot_bytes`](contract::Capacity)).
 //!
 //! A state is only ever used for a prompt that begins with exactly its tokens and goes on behind them. It was
 //! saved where a prompt is cut anyway, so that reading on gives the bits of reading everything.
@@ -16,7 +16,7 @@ mod store;
 
 use std::sync::Arc;
 
-use contract::{DeviceError, Place, Runner, SeqId, SnapshotId, TokenId};
+use contract::{DeviceError, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId};
 
 pub use boundary::Boundaries;
 pub(crate) use boundary::Stop;
@@ -34,7 +34,7 @@ pub struct PrefixConfig {
     /// What of a prompt is saved.
     pub boundaries: Boundaries,
     /// Where snapshots are kept.
-    pub place: Place,
+    pub place: SnapshotLocation,
     /// Shorter beginnings are not given to the store.
     pub least_stored: usize,
     /// Tokens that are read at most of what a next prompt is thought to begin with, while nothing else is to be done; 0
@@ -49,7 +49,7 @@ impl Default for PrefixConfig {
             slots: 0,
             bytes: u64::MAX,
             boundaries: Boundaries::default(),
-            place: Place::Host,
+            place: SnapshotLocation::Host,
             least_stored: 512,
             ahead: 0,
         }
@@ -175,7 +175,7 @@ impl PrefixCache {
     pub(crate) fn stats(&self, runner: &dyn Runner) -> PrefixStats {
         PrefixStats {
             entries: self.radix.len(),
-            bytes: runner.room().snapshot_bytes,
+            bytes: runner.capacity().snapshot_bytes,
             ..self.stats
         }
     }
@@ -246,7 +246,7 @@ impl PrefixCache {
         };
         match runner.restore(seq, entry.snapshot) {
             Ok(()) => Ok(Restored::At(self.radix.depth(key))),
-            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
                 tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
                 self.stats.failed += 1;
@@ -287,7 +287,7 @@ impl PrefixCache {
                 self.stats.failed += 1;
                 return Ok(());
             }
-            Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
             Err(error) => {
                 tracing::warn!(%error, "a state cannot be saved");
                 self.stats.failed += 1;
@@ -404,8 +404,8 @@ impl PrefixCache {
                     runner.free_snapshot(info.id);
                     store.forget(tokens);
                 }
-                Err(lost @ DeviceError::Lost { .. }) => return Err(lost),
-                Err(DeviceError::NoRoom { .. }) => {
+                Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+                Err(DeviceError::OutOfMemory { .. }) => {
                     self.stats.failed += 1;
                     return Ok(());
                 }
@@ -428,7 +428,7 @@ impl PrefixCache {
     /// Gives states up until slots and bytes are kept.
     fn shrink(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         while self.radix.len() > self.config.slots
-            || (!self.is_empty() && runner.room().snapshot_bytes > self.config.bytes)
+            || (!self.is_empty() && runner.capacity().snapshot_bytes > self.config.bytes)
         {
             self.shed(runner)?;
         }
@@ -467,7 +467,7 @@ impl PrefixCache {
                 store.put(&tokens, parcel);
                 Ok(true)
             }
-            Err(lost @ DeviceError::Lost { .. }) => Err(lost),
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
                 tracing::warn!(%error, "a state cannot be exported");
                 self.stats.failed += 1;

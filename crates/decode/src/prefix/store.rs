@@ -4,7 +4,7 @@
 //! read, and given the bytes of states worth keeping when there is nothing else to do.
 
 use contract::snapshot::ReadAt;
-use contract::{Parcel, TokenId};
+use contract::{DetachedSnapshot, TokenId};
 
 /// Keeps exported snapshots by their tokens. Nothing it does may fail: what cannot be kept or found is missing.
 pub trait Store {
@@ -16,7 +16,7 @@ pub trait Store {
 
     /// Keeps an exported snapshot of `tokens`. Called on the device's thread, so it must wait neither for a disk nor
     /// for the parcel's bytes.
-    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn Parcel>);
+    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn DetachedSnapshot>);
 
     /// The process ends: `by_use` are the states worth keeping, the one used last first, whether they are kept already or
     /// come now. None may push out one that was used after it; and [`Store::put`] may wait for a disk.

@@ -5,7 +5,7 @@
 //! and in id order where nothing was, so that an uncut row need not be sorted. Masses are summed in f64 in
 //! those same orders; nothing depends on what else the device was doing.
 
-use contract::{Row, TokenId};
+use contract::{LogitsRow, TokenId};
 
 use super::{mass, rank};
 use crate::Sampling;
@@ -19,7 +19,7 @@ struct Candidate {
 }
 
 /// The token that `draw`, from `[0, 1)`, picks out of a row. A row must have at least one token.
-pub(crate) fn choose(row: &Row, sampling: &Sampling, draw: f64) -> TokenId {
+pub(crate) fn choose(row: &LogitsRow, sampling: &Sampling, draw: f64) -> TokenId {
     let max = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if sampling.is_greedy() || max == f32::NEG_INFINITY {
         return best(row);
@@ -45,7 +45,7 @@ pub(crate) fn choose(row: &Row, sampling: &Sampling, draw: f64) -> TokenId {
 }
 
 /// The highest logit, ties to the lower id.
-fn best(row: &Row) -> TokenId {
+fn best(row: &LogitsRow) -> TokenId {
     let mut best: Option<(f32, TokenId)> = None;
     for (logit, id) in row.logits.iter().zip(&row.ids) {
         let better = best.is_none_or(|(top, at)| *logit > top || (*logit == top && *id < at));
@@ -57,7 +57,7 @@ fn best(row: &Row) -> TokenId {
 }
 
 /// What the cuts leave of a row, ranked, with its mass; the best logit is `max`.
-fn candidates(row: &Row, max: f32, sampling: &Sampling) -> Vec<Candidate> {
+fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> {
     let weigh = |at: usize| {
         let (id, logit) = (row.ids[at], row.logits[at]);
         let below = f64::from(logit) - f64::from(max);
@@ -149,8 +149,8 @@ mod tests {
     use crate::sample::rng::uniform;
     use proptest::prelude::*;
 
-    fn row(logits: &[f32]) -> Row {
-        Row {
+    fn row(logits: &[f32]) -> LogitsRow {
+        LogitsRow {
             ids: (0..logits.len() as u32).map(TokenId).collect(),
             logits: logits.to_vec(),
             raw: logits.to_vec(),
@@ -159,12 +159,12 @@ mod tests {
         }
     }
 
-    /// The ranked head of a row, as a device gives it for `Want::Top(k)`.
-    fn top(row: &Row, k: usize) -> Row {
+    /// The ranked head of a row, as a device gives it for `LogitsSelection::TopK(k)`.
+    fn top(row: &LogitsRow, k: usize) -> LogitsRow {
         let mut order: Vec<usize> = (0..row.ids.len()).collect();
         order.sort_by(|a, b| row.logits[*b].total_cmp(&row.logits[*a]).then(a.cmp(b)));
         order.truncate(k);
-        Row {
+        LogitsRow {
             ids: order.iter().map(|i| row.ids[*i]).collect(),
             logits: order.iter().map(|i| row.logits[*i]).collect(),
             raw: order.iter().map(|i| row.raw[*i]).collect(),

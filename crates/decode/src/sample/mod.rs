@@ -8,7 +8,7 @@ mod rng;
 
 use std::sync::Arc;
 
-use contract::{Ask, Edits, Row, TokenId, TokenMask, Want};
+use contract::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenMask};
 
 pub(crate) use penalty::History;
 
@@ -21,11 +21,11 @@ pub(crate) struct Sampler {
     settings: Arc<Settings>,
     /// The job's seed plus the number of the choice.
     seed: u64,
-    want: Want,
+    selection: LogitsSelection,
     /// Everything but the tokens that end the sequence, where these must wait for `min_tokens`.
     not_yet_ending: Option<Arc<TokenMask>>,
     /// The edits of every position that needs no mask and no counts.
-    bias_only: Option<Arc<Edits>>,
+    bias_only: Option<Arc<LogitEdits>>,
 }
 
 impl Sampler {
@@ -45,14 +45,14 @@ impl Sampler {
             Arc::new(mask)
         });
         let bias_only = (!sampling.bias.is_empty()).then(|| {
-            Arc::new(Edits {
+            Arc::new(LogitEdits {
                 bias: sampling.bias.clone(),
-                ..Edits::default()
+                ..LogitEdits::default()
             })
         });
         Sampler {
             seed: sampling.seed.wrapping_add(choice as u64),
-            want: want(&settings, vocab, top_limit),
+            selection: selection(&settings, vocab, top_limit),
             settings,
             not_yet_ending,
             bias_only,
@@ -67,7 +67,7 @@ impl Sampler {
         path: &[TokenId],
         allowed: Option<Arc<TokenMask>>,
         lean: Option<Lean>,
-    ) -> Ask {
+    ) -> LogitsRequest {
         let sampling = &self.settings.sampling;
         let generated = history.generated() + path.len();
         let not_yet = self
@@ -87,7 +87,7 @@ impl Sampler {
                     None => bias.push((token, lift)),
                 }
             }
-            Some(Arc::new(Edits {
+            Some(Arc::new(LogitEdits {
                 allowed: mask,
                 bias,
                 repetition: sampling.repetition,
@@ -98,22 +98,22 @@ impl Sampler {
         } else {
             self.bias_only.clone()
         };
-        Ask {
-            want: self.want,
+        LogitsRequest {
+            selection: self.selection,
             edits,
         }
     }
 
     /// What to ask where `token` comes anyway: how likely it was, if that is to be told.
-    pub(crate) fn ask_forced(&self, token: TokenId) -> Ask {
+    pub(crate) fn ask_forced(&self, token: TokenId) -> LogitsRequest {
         match self.settings.logprobs {
             Some(n) => ask_about(token, n),
-            None => Ask::NOTHING,
+            None => LogitsRequest::NONE,
         }
     }
 
     /// A token that comes anyway, with what the device answered to [`ask_forced`](Sampler::ask_forced).
-    pub(crate) fn take_forced(&self, row: &Row, token: TokenId) -> OutToken {
+    pub(crate) fn take_forced(&self, row: &LogitsRow, token: TokenId) -> OutToken {
         OutToken {
             id: token,
             logprobs: self.settings.logprobs.map(|n| logprobs(row, token, n)),
@@ -121,7 +121,7 @@ impl Sampler {
     }
 
     /// The token at absolute position `position`, from what the device answered to [`ask`](Sampler::ask).
-    pub(crate) fn choose(&self, row: &Row, position: usize) -> OutToken {
+    pub(crate) fn choose(&self, row: &LogitsRow, position: usize) -> OutToken {
         let draw = rng::uniform(self.seed, position as u64);
         let id = chain::choose(row, &self.settings.sampling, draw);
         OutToken {
@@ -147,7 +147,7 @@ fn penalises(settings: &Settings) -> bool {
 }
 
 /// How much of a row the settings need: the best tokens where that is enough, else all of it.
-fn want(settings: &Settings, vocab: usize, top_limit: usize) -> Want {
+fn selection(settings: &Settings, vocab: usize, top_limit: usize) -> LogitsSelection {
     let sampling = &settings.sampling;
     let edited = penalises(settings)
         || !sampling.bias.is_empty()
@@ -155,22 +155,22 @@ fn want(settings: &Settings, vocab: usize, top_limit: usize) -> Want {
         || settings.constraints.is_some();
     let drawn = match (sampling.is_greedy(), sampling.top_k) {
         (true, _) => 1,
-        (false, 0) => return Want::Full,
+        (false, 0) => return LogitsSelection::Full,
         (false, k) => k.min(vocab),
     };
     let told = settings.logprobs.unwrap_or(0);
     // The best by raw logit need not be among the best by edited logit.
     if told > 0 && edited {
-        return Want::Full;
+        return LogitsSelection::Full;
     }
     match drawn.max(told) {
-        k if k > top_limit || k >= vocab => Want::Full,
-        k => Want::Top(k),
+        k if k > top_limit || k >= vocab => LogitsSelection::Full,
+        k => LogitsSelection::TopK(k),
     }
 }
 
 /// The logprob of `token`, which must be in the row, and the `n` best, by the raw logits.
-fn logprobs(row: &Row, token: TokenId, n: usize) -> Logprobs {
+fn logprobs(row: &LogitsRow, token: TokenId, n: usize) -> Logprobs {
     let at = match row.ids.get(token.index()) {
         // In a whole row a token stands at its own id.
         Some(id) if *id == token => Some(token.index()),
@@ -190,20 +190,20 @@ fn logprobs(row: &Row, token: TokenId, n: usize) -> Logprobs {
 ///
 /// Lifting that one token above all others brings it, with its raw logit, to the head of the best `n + 1`;
 /// the others keep their raw order, so a whole row need not travel.
-pub(crate) fn ask_about(next: TokenId, n: usize) -> Ask {
+pub(crate) fn ask_about(next: TokenId, n: usize) -> LogitsRequest {
     /// Above any logit a model gives, and finite.
     const LIFT: f32 = 1e30;
-    Ask {
-        want: Want::Top(n + 1),
-        edits: Some(Arc::new(Edits {
+    LogitsRequest {
+        selection: LogitsSelection::TopK(n + 1),
+        edits: Some(Arc::new(LogitEdits {
             bias: vec![(next, LIFT)],
-            ..Edits::default()
+            ..LogitEdits::default()
         })),
     }
 }
 
 /// What a row asked for with [`ask_about`] says of `next`.
-pub(crate) fn told_about(row: &Row, next: TokenId, n: usize) -> Logprobs {
+pub(crate) fn told_about(row: &LogitsRow, next: TokenId, n: usize) -> Logprobs {
     logprobs(row, next, n)
 }
 
@@ -224,14 +224,19 @@ mod tests {
         salt: 5,
     };
 
-    fn check_want(sampling: Sampling, logprobs: Option<usize>, min_tokens: usize, expected: Want) {
+    fn check_want(
+        sampling: Sampling,
+        logprobs: Option<usize>,
+        min_tokens: usize,
+        expected: LogitsSelection,
+    ) {
         let settings = Settings {
             sampling,
             logprobs,
             min_tokens,
             ..Settings::default()
         };
-        assert_eq!(want(&settings, 1000, 64), expected, "{settings:?}");
+        assert_eq!(selection(&settings, 1000, 64), expected, "{settings:?}");
     }
 
     #[test]
@@ -244,16 +249,16 @@ mod tests {
             bias: vec![(TokenId(1), 1.0)],
             ..Sampling::greedy()
         };
-        check_want(Sampling::greedy(), None, 0, Want::Top(1));
-        check_want(Sampling::greedy(), Some(0), 0, Want::Top(1));
-        check_want(Sampling::greedy(), Some(5), 0, Want::Top(5));
-        check_want(Sampling::greedy(), Some(5), 3, Want::Full);
-        check_want(biased.clone(), None, 0, Want::Top(1));
-        check_want(biased, Some(1), 0, Want::Full);
-        check_want(Sampling::default(), None, 0, Want::Full);
-        check_want(top_k(20), None, 0, Want::Top(20));
-        check_want(top_k(64), Some(20), 0, Want::Top(64));
-        check_want(top_k(65), None, 0, Want::Full);
+        check_want(Sampling::greedy(), None, 0, LogitsSelection::TopK(1));
+        check_want(Sampling::greedy(), Some(0), 0, LogitsSelection::TopK(1));
+        check_want(Sampling::greedy(), Some(5), 0, LogitsSelection::TopK(5));
+        check_want(Sampling::greedy(), Some(5), 3, LogitsSelection::Full);
+        check_want(biased.clone(), None, 0, LogitsSelection::TopK(1));
+        check_want(biased, Some(1), 0, LogitsSelection::Full);
+        check_want(Sampling::default(), None, 0, LogitsSelection::Full);
+        check_want(top_k(20), None, 0, LogitsSelection::TopK(20));
+        check_want(top_k(64), Some(20), 0, LogitsSelection::TopK(64));
+        check_want(top_k(65), None, 0, LogitsSelection::Full);
     }
 
     #[test]
@@ -265,7 +270,7 @@ mod tests {
         });
         let sampler = Sampler::new(settings.clone(), 0, &[TokenId(2)], LANGUAGE.vocab, 64);
         let mut history = History::new(&[TokenId(1)], &settings.sampling);
-        let bars = |ask: Ask| {
+        let bars = |ask: LogitsRequest| {
             ask.edits
                 .and_then(|edits| edits.allowed.clone())
                 .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
@@ -304,10 +309,10 @@ mod tests {
             let history = History::new(&prompt, &settings.sampling);
             let trace = LANGUAGE.begin().then_all(&prompt);
             let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[], None, None)), prompt.len());
-            let raw = LANGUAGE.row(trace, &Ask::full());
+            let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             let told = out.logprobs.unwrap();
             prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);
-            let best = LANGUAGE.row(trace, &Ask::top(n.max(1)));
+            let best = LANGUAGE.row(trace, &LogitsRequest::top_k(n.max(1)));
             let expected: Vec<_> = best.ids.iter().zip(&best.raw)
                 .map(|(id, x)| (*id, x - best.raw_lse)).take(n).collect();
             prop_assert_eq!(told.top, expected);
@@ -321,7 +326,7 @@ mod tests {
             let trace = LANGUAGE.begin().then_all(&prompt);
             let row = LANGUAGE.row(trace, &ask_about(TokenId(next), n));
             let told = told_about(&row, TokenId(next), n);
-            let raw = LANGUAGE.row(trace, &Ask::full());
+            let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             prop_assert_eq!(told, logprobs(&raw, TokenId(next), n));
         }
     }

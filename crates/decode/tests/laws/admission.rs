@@ -1,6 +1,6 @@
 //! Who gets in, when, and what those who do not are told.
 
-use conformance::fake::{Call, FakeSpec};
+use conformance::fake::{FakeSpec, RunnerMethod};
 use contract::{PAGES, TokenId};
 use decode::{Event, Failure, Job, JobId, Progress, Reject, Sampling, SchedulerConfig, Settings};
 
@@ -160,7 +160,7 @@ fn a_job_larger_than_the_device_fails_alone_with_the_numbers() {
     world.submit(job(0, prompt(30, 0), greedy(30)));
     world.submit(job(1, prompt(10, 0), greedy(5)));
     world.finish();
-    let expected = Failure::NoRoom {
+    let expected = Failure::OutOfMemory {
         what: PAGES,
         wanted: 1,
         free: 0,
@@ -191,14 +191,14 @@ fn chunks_end_at_absolute_multiples_and_a_round_comes_between_them() {
         .collect();
     let whole = (0..7).map(|i| (i * 8, 8));
     assert_eq!(cuts, whole.chain([(56, 5)]).collect::<Vec<_>>());
-    let work: Vec<Call> = record
+    let work: Vec<RunnerMethod> = record
         .calls
         .into_iter()
-        .filter(|call| matches!(call, Call::Prefill | Call::Verify))
+        .filter(|call| matches!(call, RunnerMethod::Prefill | RunnerMethod::Verify))
         .collect();
     let twice = work
         .windows(2)
-        .any(|pair| pair == [Call::Prefill, Call::Prefill]);
+        .any(|pair| pair == [RunnerMethod::Prefill, RunnerMethod::Prefill]);
     assert!(!twice, "{work:?}");
     let stats = world.scheduler.stats();
     assert_eq!((stats.chunks, stats.prompt_tokens), (9, 66));
@@ -214,9 +214,9 @@ fn a_first_token_does_not_wait_for_a_round_of_the_neighbours() {
     }
     world.submit(job(1, prompt(5, 0), greedy(3)));
     for _ in 0..2 {
-        let before = world.handle.record().count(Call::Verify);
+        let before = world.handle.record().count(RunnerMethod::Verify);
         world.step().unwrap();
-        let rounds = world.handle.record().count(Call::Verify) - before;
+        let rounds = world.handle.record().count(RunnerMethod::Verify) - before;
         let first = world
             .events
             .iter()
@@ -254,9 +254,9 @@ fn choices_read_their_prompt_once_and_say_what_separate_jobs_would() {
         assert_ne!(said[0].ids(), said[1].ids());
         assert_eq!(world.scheduler.stats().prompt_tokens, 40);
         let record = world.handle.record();
-        assert_eq!(record.count(Call::Snapshot), 1);
-        assert_eq!(record.count(Call::Restore), 3);
-        assert_eq!(record.count(Call::FreeSnapshot), 1);
+        assert_eq!(record.count(RunnerMethod::Snapshot), 1);
+        assert_eq!(record.count(RunnerMethod::Restore), 3);
+        assert_eq!(record.count(RunnerMethod::FreeSnapshot), 1);
     }
 }
 

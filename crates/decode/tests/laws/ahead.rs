@@ -3,7 +3,7 @@
 use std::slice;
 use std::sync::Arc;
 
-use conformance::fake::{Call, FakeSpec, Fault, FaultKind, When};
+use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{Limits, TokenId};
 use decode::{Foreseen, Job, PrefixConfig, Progress, SchedulerConfig};
 use proptest::prelude::*;
@@ -199,14 +199,19 @@ fn guesses_go_before_what_prompts_have_led_to_and_take_no_pages_from_it() {
 #[test]
 fn a_device_that_refuses_leaves_the_next_prompt_as_it_was() {
     let (first, shown, next) = talk();
-    for call in [Call::Open, Call::Prefill, Call::Restore, Call::Snapshot] {
+    for call in [
+        RunnerMethod::Open,
+        RunnerMethod::Prefill,
+        RunnerMethod::Restore,
+        RunnerMethod::Snapshot,
+    ] {
         let mut world = World::new(long_spec(), reading(8, 1000));
         world.submit(first.clone());
         world.finish();
-        world.handle.fail(Fault {
+        world.handle.fail(InjectedFault {
             call,
-            when: When::From(0),
-            kind: FaultKind::NoRoom,
+            when: FaultTrigger::From(0),
+            kind: FaultKind::OutOfMemory,
         });
         world.scheduler.foresee(foreseen(shown.clone()));
         pause(&mut world);
@@ -264,14 +269,14 @@ fn a_conversation_has_one_text_at_most_and_four_wait() {
         world.scheduler.foresee(text(2, reply));
     }
     pause(&mut world);
-    let opened = world.handle.record().count(Call::Open);
+    let opened = world.handle.record().count(RunnerMethod::Open);
     assert_eq!(opened, 1);
     // Six conversations: the oldest two are not read.
     for salt in 20..26 {
         world.scheduler.foresee(text(salt, 11));
     }
     pause(&mut world);
-    assert_eq!(world.handle.record().count(Call::Open) - opened, 4);
+    assert_eq!(world.handle.record().count(RunnerMethod::Open) - opened, 4);
 }
 
 proptest! {

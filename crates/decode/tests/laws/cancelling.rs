@@ -130,7 +130,10 @@ fn a_choice_that_waits_for_a_place_can_be_cancelled_and_frees_the_saved_state() 
     world.step().unwrap();
     world.scheduler.cancel_choice(JobId(0), 1);
     let record = world.handle.record();
-    assert_eq!(record.count(conformance::fake::Call::FreeSnapshot), 1);
+    assert_eq!(
+        record.count(conformance::fake::RunnerMethod::FreeSnapshot),
+        1
+    );
     world.finish();
     assert_eq!(cancelled(&world, 0), [1]);
     assert_eq!(world.said()[&(0, 0)].reason, Some(FinishReason::Length));

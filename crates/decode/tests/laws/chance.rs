@@ -2,7 +2,7 @@
 //! little is found out.
 
 use conformance::fake::{FakeDraft, FakeSpec, Language};
-use contract::{Ask, TokenId};
+use contract::{LogitsRequest, TokenId};
 use decode::{Sampling, Settings};
 
 use crate::world::{World, config, job, prompt, spec};
@@ -17,7 +17,7 @@ const DRAWS: u64 = 20_000;
 
 /// What the settings make of a raw row, written down once more: `[vocab]` probabilities.
 fn probabilities(history: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<f64> {
-    let row = TINY.row(TINY.begin().then_all(history), &Ask::full());
+    let row = TINY.row(TINY.begin().then_all(history), &LogitsRequest::full());
     let mut logits: Vec<f64> = row.raw.iter().map(|x| f64::from(*x)).collect();
     for (id, x) in logits.iter_mut().enumerate() {
         let generated = history[prompt_len..]

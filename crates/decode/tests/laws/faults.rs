@@ -1,17 +1,19 @@
 //! A device that refuses or dies: whose fault it is, and who goes on.
 
-use conformance::fake::{Call, FakeDraft, FakeSpec, Fault, FaultKind, Flaw, When};
+use conformance::fake::{
+    FakeDraft, FakeSpec, FaultKind, FaultTrigger, Flaw, InjectedFault, RunnerMethod,
+};
 use contract::{DeviceError, SeqId};
 use decode::{Failure, FinishReason, Job, Progress, Reject};
 use proptest::prelude::*;
 
 use crate::world::{ENDLESS, LANGUAGE, World, alone, config, greedy, job, prompt, sampled, spec};
 
-fn no_room(call: Call, when: When) -> Fault {
-    Fault {
+fn no_room(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
+    InjectedFault {
         call,
         when,
-        kind: FaultKind::NoRoom,
+        kind: FaultKind::OutOfMemory,
     }
 }
 
@@ -37,13 +39,13 @@ fn check_untouched(world: &World, jobs: &[Job]) {
 #[test]
 fn a_lost_device_fails_every_job_once_and_takes_no_more() {
     for call in [
-        Call::Open,
-        Call::Prefill,
-        Call::Draft,
-        Call::Verify,
-        Call::Commit,
-        Call::Snapshot,
-        Call::Restore,
+        RunnerMethod::Open,
+        RunnerMethod::Prefill,
+        RunnerMethod::Draft,
+        RunnerMethod::Verify,
+        RunnerMethod::Commit,
+        RunnerMethod::Snapshot,
+        RunnerMethod::Restore,
     ] {
         let draft = Some(FakeDraft {
             depth: 3,
@@ -56,10 +58,10 @@ fn a_lost_device_fails_every_job_once_and_takes_no_more() {
             },
             config(),
         );
-        world.handle.fail(Fault {
+        world.handle.fail(InjectedFault {
             call,
-            when: When::Nth(1),
-            kind: FaultKind::Lost,
+            when: FaultTrigger::Nth(1),
+            kind: FaultKind::DeviceLost,
         });
         for id in 0..12 {
             world.submit(Job {
@@ -74,7 +76,7 @@ fn a_lost_device_fails_every_job_once_and_takes_no_more() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error, DeviceError::Lost { during, .. } if during == call.name()));
+        assert!(matches!(error, DeviceError::DeviceLost { during, .. } if during == call.name()));
         let said = world.said();
         for id in 0..12 {
             let whole = (0..2).all(|choice| {
@@ -87,15 +89,19 @@ fn a_lost_device_fails_every_job_once_and_takes_no_more() {
         assert!(world.scheduler.is_idle());
         let refused = world.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
         assert!(matches!(refused, Err(Reject::DeviceLost { .. })));
-        assert!(matches!(world.step(), Err(DeviceError::Lost { .. })));
+        assert!(matches!(world.step(), Err(DeviceError::DeviceLost { .. })));
     }
 }
 
 #[test]
 fn a_batch_without_room_is_decoded_one_by_one() {
     let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(Call::Verify, When::Wider(1)));
-    world.handle.fail(no_room(Call::Commit, When::Wider(1)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Verify, FaultTrigger::MoreThan(1)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Commit, FaultTrigger::MoreThan(1)));
     three().into_iter().for_each(|job| world.submit(job));
     world.finish();
     check_untouched(&world, &three());
@@ -105,14 +111,18 @@ fn a_batch_without_room_is_decoded_one_by_one() {
 fn a_sequence_without_room_waits_for_its_neighbours_and_then_fails_alone() {
     let mut world = World::new(spec(ENDLESS), config());
     // The fake numbers what it opens from 1.
-    world
-        .handle
-        .fail(no_room(Call::Verify, When::Naming(SeqId(2))));
+    world.handle.fail(no_room(
+        RunnerMethod::Verify,
+        FaultTrigger::Naming(SeqId(2)),
+    ));
     three().into_iter().for_each(|job| world.submit(job));
     world.finish();
     let jobs = three();
     check_untouched(&world, &[jobs[0].clone(), jobs[2].clone()]);
-    assert!(matches!(world.failure(1), Some(Failure::NoRoom { .. })));
+    assert!(matches!(
+        world.failure(1),
+        Some(Failure::OutOfMemory { .. })
+    ));
     assert!(world.scheduler.stats().waits > 10);
 }
 
@@ -129,8 +139,12 @@ fn a_sequence_without_room_for_its_tree_decodes_plainly() {
         },
         config(),
     );
-    world.handle.fail(no_room(Call::Verify, When::Nth(0)));
-    world.handle.fail(no_room(Call::Draft, When::Nth(1)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Verify, FaultTrigger::Nth(0)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Draft, FaultTrigger::Nth(1)));
     world.submit(job(0, prompt(6, 0), greedy(12)));
     world.finish();
     check_untouched(&world, &[job(0, prompt(6, 0), greedy(12))]);
@@ -143,20 +157,28 @@ fn a_sequence_without_room_for_its_tree_decodes_plainly() {
 #[test]
 fn a_job_whose_commit_finds_no_room_fails_alone() {
     let mut world = World::new(spec(ENDLESS), config());
-    world
-        .handle
-        .fail(no_room(Call::Commit, When::Naming(SeqId(3))));
+    world.handle.fail(no_room(
+        RunnerMethod::Commit,
+        FaultTrigger::Naming(SeqId(3)),
+    ));
     three().into_iter().for_each(|job| world.submit(job));
     world.finish();
     check_untouched(&world, &three()[..2]);
-    assert!(matches!(world.failure(2), Some(Failure::NoRoom { .. })));
+    assert!(matches!(
+        world.failure(2),
+        Some(Failure::OutOfMemory { .. })
+    ));
 }
 
 #[test]
 fn a_prompt_without_room_is_read_later() {
     let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(Call::Prefill, When::Nth(1)));
-    world.handle.fail(no_room(Call::Prefill, When::Nth(2)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(1)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(2)));
     three().into_iter().for_each(|job| world.submit(job));
     world.finish();
     check_untouched(&world, &three());
@@ -166,11 +188,16 @@ fn a_prompt_without_room_is_read_later() {
 #[test]
 fn prompts_that_block_each_other_cost_the_one_that_came_last() {
     let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(Call::Prefill, When::Nth(0)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(0)));
     three().into_iter().for_each(|job| world.submit(job));
     world.finish();
     check_untouched(&world, &three()[..2]);
-    assert!(matches!(world.failure(2), Some(Failure::NoRoom { .. })));
+    assert!(matches!(
+        world.failure(2),
+        Some(Failure::OutOfMemory { .. })
+    ));
 }
 
 #[test]
@@ -180,24 +207,31 @@ fn a_prompt_state_that_does_not_fit_the_device_is_kept_by_the_host() {
         ..job(0, prompt(6, 0), sampled(9, 1))
     };
     let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(Call::Snapshot, When::Nth(0)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Snapshot, FaultTrigger::Nth(0)));
     world.submit(two.clone());
     world.finish();
     check_untouched(&world, std::slice::from_ref(&two));
 
     let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(Call::Snapshot, When::From(0)));
+    world
+        .handle
+        .fail(no_room(RunnerMethod::Snapshot, FaultTrigger::From(0)));
     world.submit(two);
     world.submit(job(1, prompt(6, 1), greedy(9)));
     world.finish();
-    assert!(matches!(world.failure(0), Some(Failure::NoRoom { .. })));
+    assert!(matches!(
+        world.failure(0),
+        Some(Failure::OutOfMemory { .. })
+    ));
     check_untouched(&world, &[job(1, prompt(6, 1), greedy(9))]);
 }
 
 #[test]
 fn an_idle_scheduler_notices_what_the_device_did_not_get_back() {
     let leaky = FakeSpec {
-        flaw: Some(Flaw::CloseKeeps),
+        flaw: Some(Flaw::CloseLeaks),
         ..spec(ENDLESS)
     };
     let mut world = World::new(leaky, config());
@@ -212,9 +246,9 @@ fn an_idle_scheduler_notices_what_the_device_did_not_get_back() {
 #[test]
 fn a_runner_that_mixes_up_siblings_or_commits_gives_other_tokens() {
     for flaw in [
-        Flaw::SiblingsSeen,
-        Flaw::WholeTreeKept,
-        Flaw::LastNodeForgotten,
+        Flaw::SiblingsVisible,
+        Flaw::CommitsWholeTree,
+        Flaw::CommitDropsLastNode,
     ] {
         let draft = Some(FakeDraft {
             depth: 4,
@@ -238,17 +272,17 @@ fn a_runner_that_mixes_up_siblings_or_commits_gives_other_tokens() {
     }
 }
 
-fn any_fault() -> impl Strategy<Value = Fault> {
+fn any_fault() -> impl Strategy<Value = InjectedFault> {
     let call = prop::sample::select(vec![
-        Call::Open,
-        Call::Prefill,
-        Call::Draft,
-        Call::Verify,
-        Call::Commit,
-        Call::Snapshot,
-        Call::Restore,
+        RunnerMethod::Open,
+        RunnerMethod::Prefill,
+        RunnerMethod::Draft,
+        RunnerMethod::Verify,
+        RunnerMethod::Commit,
+        RunnerMethod::Snapshot,
+        RunnerMethod::Restore,
     ]);
-    (call, 0..40_u64).prop_map(|(call, nth)| no_room(call, When::Nth(nth)))
+    (call, 0..40_u64).prop_map(|(call, nth)| no_room(call, FaultTrigger::Nth(nth)))
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use conformance::fake::{Call, FakeDraft, FakeSpec, Language};
+use conformance::fake::{FakeDraft, FakeSpec, Language, RunnerMethod};
 use contract::{TokenId, TokenMask};
 use decode::{Constraint, Constraints, FinishReason, ForcedText, Job, Settings};
 use proptest::prelude::*;
@@ -194,7 +194,7 @@ fn a_request_can_opt_out_of_drafting() {
     );
     let said = said(&mut world, job(0, prompt(9, 1), settings)).remove(0);
     assert_eq!((said.stats.rounds, said.stats.drafted_tokens), (9, 0));
-    assert_eq!(world.handle.record().count(Call::Draft), 0);
+    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn drafting_rests_where_even_a_perfect_draft_would_not_pay() {
             config,
         );
         let said = said(&mut world, job(0, prompt(9, 1), greedy(33))).remove(0);
-        assert_eq!(world.handle.record().count(Call::Draft) > 0, drafts);
+        assert_eq!(world.handle.record().count(RunnerMethod::Draft) > 0, drafts);
         assert_eq!(said.stats.rounds < 12, drafts, "{:?}", said.stats);
         assert_eq!(
             said.ids(),

@@ -1,7 +1,7 @@
 //! One pool of pages for all: who waits, who gives his place up, and that nobody can tell from his text.
 
-use conformance::fake::{Call, FakeSpec, Fault, FaultKind, When};
-use contract::{Limits, Pool};
+use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
+use contract::{KvPool, Limits};
 use decode::{Failure, FinishReason, Job, JobId, Progress, SchedulerConfig, Stats};
 
 use crate::world::{ENDLESS, World, alone, config, greedy, job, prompt, sampled, spec};
@@ -16,12 +16,12 @@ fn pool(pages: usize) -> FakeSpec {
         pool: Some(pages * PAGE),
         ..spec.limits
     };
-    let pool = Pool::of(limits, PAGE);
+    let pool = KvPool::for_limits(limits, PAGE);
     assert_eq!(pool.pages, pages, "a context fits and not all of them do");
     FakeSpec {
         limits,
         pool_tokens: pool.tokens(),
-        page: PAGE,
+        page_size: PAGE,
         ..spec
     }
 }
@@ -201,10 +201,10 @@ fn a_prompt_half_read_is_read_on_where_it_stopped() {
 fn a_prompt_whose_state_nobody_could_save_is_read_again() {
     let (spec, jobs) = reader();
     let mut world = World::new(spec.clone(), with_reserve(0));
-    world.handle.fail(Fault {
-        call: Call::Snapshot,
-        when: When::From(0),
-        kind: FaultKind::NoRoom,
+    world.handle.fail(InjectedFault {
+        call: RunnerMethod::Snapshot,
+        when: FaultTrigger::From(0),
+        kind: FaultKind::OutOfMemory,
     });
     park_a_reader(&mut world, &jobs);
     watch(&mut world, |_| ());
@@ -216,10 +216,10 @@ fn a_prompt_whose_state_nobody_could_save_is_read_again() {
 
 /// No state can be saved from here on.
 fn save_nothing(world: &World) {
-    world.handle.fail(Fault {
-        call: Call::Snapshot,
-        when: When::From(0),
-        kind: FaultKind::NoRoom,
+    world.handle.fail(InjectedFault {
+        call: RunnerMethod::Snapshot,
+        when: FaultTrigger::From(0),
+        kind: FaultKind::OutOfMemory,
     });
 }
 
@@ -285,15 +285,18 @@ fn a_parked_one_that_cannot_be_restored_fails_alone() {
     let spec = pool(15);
     let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
     let mut world = World::new(spec.clone(), with_reserve(0));
-    world.handle.fail(Fault {
-        call: Call::Restore,
-        when: When::From(0),
-        kind: FaultKind::NoRoom,
+    world.handle.fail(InjectedFault {
+        call: RunnerMethod::Restore,
+        when: FaultTrigger::From(0),
+        kind: FaultKind::OutOfMemory,
     });
     jobs.iter().for_each(|job| world.submit(job.clone()));
     world.finish();
     check_alone(&world, &spec, &jobs[..1]);
-    assert!(matches!(world.failure(1), Some(Failure::NoRoom { .. })));
+    assert!(matches!(
+        world.failure(1),
+        Some(Failure::OutOfMemory { .. })
+    ));
     assert_eq!(world.scheduler.stats().prefix.bytes, 0);
 }
 

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use conformance::fake::{Call, FakeSpec, Fault, FaultKind, Language, When};
-use contract::{Parcel, TokenId};
+use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, Language, RunnerMethod};
+use contract::{DetachedSnapshot, TokenId};
 use decode::prefix::Found;
 use decode::{Event, Job, PrefixConfig, Scheduler, SchedulerConfig, Settings, Store};
 use proptest::prelude::*;
@@ -113,7 +113,7 @@ fn without_slots_nothing_is_saved() {
         world.submit(job(id, [turn(20, 1), turn(30, 2)].concat(), greedy(3)));
         world.finish();
     }
-    assert_eq!(world.handle.record().count(Call::Snapshot), 0);
+    assert_eq!(world.handle.record().count(RunnerMethod::Snapshot), 0);
     assert_eq!(cached(&world, 1), 0);
 }
 
@@ -209,8 +209,8 @@ proptest! {
     ) {
         let mut world = World::new(long_spec(), caching(4, 3000));
         for nth in nth {
-            for call in [Call::Snapshot, Call::Restore] {
-                world.handle.fail(Fault { call, when: When::Nth(nth), kind: FaultKind::NoRoom });
+            for call in [RunnerMethod::Snapshot, RunnerMethod::Restore] {
+                world.handle.fail(InjectedFault { call, when: FaultTrigger::Nth(nth), kind: FaultKind::OutOfMemory });
             }
         }
         let mut talks = Talks::new(seed);
@@ -239,10 +239,10 @@ fn saved_states_go_before_a_job_fails_for_want_of_room() {
     world.submit(job(0, [turn(20, 1), turn(30, 2)].concat(), greedy(3)));
     world.finish();
     assert!(world.scheduler.stats().prefix.entries > 0);
-    world.handle.fail(Fault {
-        call: Call::Open,
-        when: When::Nth(1),
-        kind: FaultKind::NoRoom,
+    world.handle.fail(InjectedFault {
+        call: RunnerMethod::Open,
+        when: FaultTrigger::Nth(1),
+        kind: FaultKind::OutOfMemory,
     });
     let next = job(1, turn(40, 8), greedy(3));
     world.submit(next.clone());
@@ -277,7 +277,7 @@ impl Store for ShelfStore {
         kept.map(|(kept, _)| kept.len()).max().unwrap_or(0)
     }
 
-    fn put(&mut self, tokens: &[TokenId], mut parcel: Box<dyn Parcel>) {
+    fn put(&mut self, tokens: &[TokenId], mut parcel: Box<dyn DetachedSnapshot>) {
         let mut bytes = Vec::new();
         parcel.write(&mut bytes).unwrap();
         assert_eq!(bytes.len() as u64, parcel.bytes());

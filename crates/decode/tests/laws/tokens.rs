@@ -1,7 +1,7 @@
 //! Nothing but prompt, settings and seed decides a text.
 
-use conformance::fake::{Call, FakeDraft, FakeSpec};
-use contract::{Ask, Edits, Pool, TokenCount, TokenId};
+use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
+use contract::{KvPool, LogitEdits, LogitsRequest, TokenCount, TokenId};
 use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings, Speculation};
 use proptest::prelude::*;
 
@@ -167,7 +167,7 @@ proptest! {
         let mut spec = spec(LANGUAGE);
         // From hardly more than one sequence to six times that, in eighths.
         spec.limits.pool = Some(spec.limits.context * pool_contexts / 8);
-        (spec.page, spec.pool_tokens) = (page, Pool::of(spec.limits, page).tokens());
+        (spec.page_size, spec.pool_tokens) = (page, KvPool::for_limits(spec.limits, page).tokens());
         let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
         let jobs = &jobs[..n_jobs];
         let config = SchedulerConfig { max_sequences, prefill_chunk, reserve, ..config() };
@@ -219,7 +219,7 @@ proptest! {
                 seen: text[text.len() - window..].contains(&token),
                 generated: text[len..].iter().filter(|t| **t == token).count() as u32,
             });
-            let edits = Edits {
+            let edits = LogitEdits {
                 allowed: None,
                 bias: s.bias.clone(),
                 repetition: s.repetition,
@@ -227,7 +227,7 @@ proptest! {
                 presence: s.presence,
                 counts: counts.collect(),
             };
-            let mut row = LANGUAGE.row(LANGUAGE.begin().then_all(&text), &Ask::full()).raw;
+            let mut row = LANGUAGE.row(LANGUAGE.begin().then_all(&text), &LogitsRequest::full()).raw;
             edits.apply(&mut row);
             let ends = |token: TokenId| {
                 settings.stop_tokens.contains(&token) || (token == EOS && !settings.ignore_eos)
@@ -302,7 +302,7 @@ fn speculation_can_be_turned_off() {
     );
     world.submit(job(0, prompt(9, 1), greedy(10)));
     world.finish();
-    assert_eq!(world.handle.record().count(Call::Draft), 0);
+    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
     assert_eq!(world.said()[&(0, 0)].stats.drafted_tokens, 0);
 }
 
@@ -358,8 +358,8 @@ fn prompt_logprobs_are_those_of_the_raw_rows_however_the_prompt_is_cut() {
         assert_eq!(told[0], None);
         for at in 1..prompt.len() {
             let trace = LANGUAGE.begin().then_all(&prompt[..at]);
-            let raw = LANGUAGE.row(trace, &Ask::full());
-            let best = LANGUAGE.row(trace, &Ask::top(2));
+            let raw = LANGUAGE.row(trace, &LogitsRequest::full());
+            let best = LANGUAGE.row(trace, &LogitsRequest::top_k(2));
             let told = told[at].as_ref().unwrap();
             assert_eq!(told.logprob, raw.raw[prompt[at].index()] - raw.raw_lse);
             let ids: Vec<TokenId> = told.top.iter().map(|(id, _)| *id).collect();
@@ -399,10 +399,10 @@ fn costs_are_measured_before_the_first_job_that_may_be_drafted_for() {
     let expected = alone(&spec, &job(0, prompt(9, 1), greedy(20))).remove(0);
     world.submit(job(0, prompt(9, 1), plain));
     world.finish();
-    assert_eq!(world.handle.record().count(Call::Draft), 0);
+    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
     world.submit(job(1, prompt(9, 1), greedy(20)));
     world.step().unwrap();
-    let measuring = world.handle.record().count(Call::Draft);
+    let measuring = world.handle.record().count(RunnerMethod::Draft);
     assert!(measuring > 0);
     world.finish();
     world.submit(job(2, prompt(9, 1), greedy(20)));
@@ -411,5 +411,5 @@ fn costs_are_measured_before_the_first_job_that_may_be_drafted_for() {
         assert_eq!(said.tokens, expected.tokens);
     }
     // A draft and a token cost the same on this clock, so few rounds draft; measuring is over.
-    assert!(world.handle.record().count(Call::Draft) < measuring + 40);
+    assert!(world.handle.record().count(RunnerMethod::Draft) < measuring + 40);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use conformance::fake::{Ending, FakeRunner, FakeSpec, Handle, Language};
+use conformance::fake::{Ending, FakeHandle, FakeRunner, FakeSpec, Language};
 use contract::{DeviceError, Limits, Runner, TokenId, Tree};
 use decode::{
     ChoiceStats, Event, Failure, FinishReason, Job, JobId, Logprobs, OutToken, Progress, Root,
@@ -106,7 +106,7 @@ impl Said {
 
 pub(crate) struct World {
     pub(crate) scheduler: Scheduler,
-    pub(crate) handle: Handle,
+    pub(crate) handle: FakeHandle,
     pub(crate) events: Vec<(JobId, Event)>,
 }
 
@@ -211,7 +211,7 @@ impl World {
 pub(crate) fn alone(spec: &FakeSpec, job: &Job) -> Vec<Said> {
     let mut spec = spec.clone();
     spec.limits.prefill_chunk = spec.limits.context;
-    (spec.pool_tokens, spec.page) = (spec.limits.context + spec.limits.tree_nodes, 1);
+    (spec.pool_tokens, spec.page_size) = (spec.limits.context + spec.limits.tree_nodes, 1);
     spec.draft = None;
     let one_at_a_time = SchedulerConfig {
         max_sequences: 1,

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{DraftFacts, DraftFormat};
+use super::{DraftFormat, DraftMetadata};
 use crate::ModelError;
 
 /// A `config.json`, parsed; what is not an object is refused when it is made.
@@ -114,7 +114,7 @@ impl Config {
         Ok(())
     }
 
-    fn taps(&self) -> Result<Option<Vec<usize>>, ModelError> {
+    fn capture_layers(&self) -> Result<Option<Vec<usize>>, ModelError> {
         const KEY: &str = "target_layer_ids";
         let Some(value) = self.get(KEY) else {
             return Ok(None);
@@ -165,7 +165,7 @@ impl Config {
     }
 }
 
-pub(super) fn read(config: &Config) -> Result<DraftFacts, ModelError> {
+pub(super) fn read(config: &Config) -> Result<DraftMetadata, ModelError> {
     config.refuse_scaled_rope()?;
     let layers = config.count("num_hidden_layers")?;
     if layers > 64 {
@@ -177,7 +177,7 @@ pub(super) fn read(config: &Config) -> Result<DraftFacts, ModelError> {
     let mask = mask.ok_or_else(|| config.refuse("mask_token_id", "missing"))?;
     let eps = config.get("rms_norm_eps").and_then(Value::as_f64);
     let norm_eps = eps.filter(|eps| eps.is_finite() && *eps > 0.0);
-    Ok(DraftFacts {
+    Ok(DraftMetadata {
         format: DraftFormat::Safetensors,
         layers,
         block: config.count("block_size")?,
@@ -185,7 +185,7 @@ pub(super) fn read(config: &Config) -> Result<DraftFacts, ModelError> {
             .as_u64()
             .and_then(|id| u32::try_from(id).ok())
             .ok_or_else(|| config.refuse("mask_token_id", format!("{mask} is no token")))?,
-        taps: config.taps()?,
+        capture_layers: config.capture_layers()?,
         theta: config.theta()?,
         rope_dims: None,
         norm_eps: norm_eps

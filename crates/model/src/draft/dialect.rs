@@ -3,24 +3,24 @@
 //! | | A `qwen35-dflash-draft` | B `dflash-draft` | C `dflash` |
 //! |---|---|---|---|
 //! | block size | `A.dflash.block_size` | `B.dflash.block_size` | `dflash.block_size` |
-//! | taps | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
+//! | capture_layers | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
 //! | mask | `A.dflash.mask_token_id` | `B.dflash.mask_token_id` | `tokenizer.ggml.mask_token_id` |
 //! | window | none | `B.attention.sliding_window`, `_pattern` | the same under `dflash` |
 //! | causal in the block | layers that slide | layers that slide | `dflash.attention.causal`, else layers that slide |
 //!
-//! `A.dflash.n_target_layers` is the number of taps in some files and of target layers in others, so it is not
-//! read: the width of `fc` tells the number of taps.
+//! `A.dflash.n_target_layers` is the number of capture_layers in some files and of target layers in others, so it is not
+//! read: the width of `fc` tells the number of capture_layers.
 
 use gguf::GgufFile;
 
-use super::{DraftFacts, DraftFormat};
+use super::{DraftFormat, DraftMetadata};
 use crate::ModelError;
 use crate::reader::{Reader, key_error, missing};
 
 /// The most layers that are believed; published drafts have 1 to 8.
 const MAX_LAYERS: usize = 64;
 
-pub(super) fn read(file: &GgufFile) -> Result<DraftFacts, ModelError> {
+pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
     let reader = Reader::new(file)?;
     let format = match reader.architecture {
         "qwen35-dflash-draft" => DraftFormat::GgufA,
@@ -45,18 +45,18 @@ pub(super) fn read(file: &GgufFile) -> Result<DraftFacts, ModelError> {
         let detail = format!("{} is not supported, only none", scaling.escape_debug());
         return Err(reader.refuse_key("rope.scaling.type", detail));
     }
-    let (block_key, taps_key) = match format {
+    let (block_key, capture_layers_key) = match format {
         DraftFormat::GgufC => ("block_size", "target_layers"),
         _ => ("dflash.block_size", "dflash.target_layer_ids"),
     };
     let window = reader.optional("attention.sliding_window")?;
     let window = window.filter(|window| *window > 0);
-    Ok(DraftFacts {
+    Ok(DraftMetadata {
         format,
         layers,
         block: reader.count(block_key)?,
         mask: mask(&reader, format)?,
-        taps: taps(&reader, format, taps_key)?,
+        capture_layers: capture_layers(&reader, format, capture_layers_key)?,
         theta: reader.float("rope.freq_base")?,
         rope_dims: reader.optional("rope.dimension_count")?,
         norm_eps: reader.float("attention.layer_norm_rms_epsilon")?,
@@ -88,7 +88,7 @@ fn mask(reader: &Reader<'_>, format: DraftFormat) -> Result<u32, ModelError> {
     })
 }
 
-fn taps(
+fn capture_layers(
     reader: &Reader<'_>,
     format: DraftFormat,
     suffix: &str,

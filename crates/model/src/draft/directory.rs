@@ -12,7 +12,7 @@ use crate::ModelError;
 
 /// A tensor outside the layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outer {
+pub(super) enum ModelTensor {
     Fc,
     HiddenNorm,
     FinalNorm,
@@ -20,7 +20,7 @@ pub(super) enum Outer {
 
 /// A tensor of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Inner {
+pub(super) enum LayerTensor {
     AttentionNorm,
     FfnNorm,
     Q,
@@ -45,24 +45,24 @@ const BORROWED: [&str; 6] = [
 ];
 
 /// Every tensor of a file, and which of them have been asked for.
-pub(super) struct Directory {
+pub(super) struct DraftTensors {
     pub(super) file: String,
     /// Name to weight, or to the name of a type that cannot be read.
     tensors: BTreeMap<Arc<str>, Result<WeightRef, String>>,
     used: RefCell<HashSet<Arc<str>>>,
 }
 
-impl Directory {
-    pub(super) fn new(file: String) -> Directory {
-        Directory {
+impl DraftTensors {
+    pub(super) fn new(file: String) -> DraftTensors {
+        DraftTensors {
             file,
             tensors: BTreeMap::new(),
             used: RefCell::default(),
         }
     }
 
-    pub(super) fn of_gguf(file: &GgufFile) -> Directory {
-        let mut directory = Directory::new(file.name().to_owned());
+    pub(super) fn of_gguf(file: &GgufFile) -> DraftTensors {
+        let mut directory = DraftTensors::new(file.name().to_owned());
         for info in file.tensors() {
             let weight = info.weight().ok_or_else(|| info.ty().to_string());
             directory.insert(Arc::clone(info.name()), weight);
@@ -89,7 +89,7 @@ impl Directory {
     pub(super) fn outer(
         &self,
         format: DraftFormat,
-        tensor: Outer,
+        tensor: ModelTensor,
     ) -> Result<WeightRef, ModelError> {
         self.first(&outer_names(format, tensor))
     }
@@ -98,7 +98,7 @@ impl Directory {
         &self,
         format: DraftFormat,
         layer: usize,
-        tensor: Inner,
+        tensor: LayerTensor,
     ) -> Result<WeightRef, ModelError> {
         self.first(&inner_names(format, layer, tensor))
     }
@@ -189,56 +189,56 @@ impl Directory {
     }
 }
 
-fn outer_names(format: DraftFormat, tensor: Outer) -> Vec<String> {
+fn outer_names(format: DraftFormat, tensor: ModelTensor) -> Vec<String> {
     let names: &[&str] = match (format, tensor) {
-        (DraftFormat::GgufC, Outer::Fc) => &["fc.weight"],
-        (DraftFormat::GgufC, Outer::HiddenNorm) => &["enc.output_norm.weight"],
-        (DraftFormat::GgufA | DraftFormat::GgufB, Outer::Fc) => {
+        (DraftFormat::GgufC, ModelTensor::Fc) => &["fc.weight"],
+        (DraftFormat::GgufC, ModelTensor::HiddenNorm) => &["enc.output_norm.weight"],
+        (DraftFormat::GgufA | DraftFormat::GgufB, ModelTensor::Fc) => {
             &["dflash.fc.weight", "dflash_fc.weight"]
         }
-        (DraftFormat::GgufA | DraftFormat::GgufB, Outer::HiddenNorm) => {
+        (DraftFormat::GgufA | DraftFormat::GgufB, ModelTensor::HiddenNorm) => {
             &["dflash.hidden_norm.weight", "dflash_hidden_norm.weight"]
         }
-        (DraftFormat::Safetensors, Outer::Fc) => &["fc.weight", "model.fc.weight"],
-        (DraftFormat::Safetensors, Outer::HiddenNorm) => {
+        (DraftFormat::Safetensors, ModelTensor::Fc) => &["fc.weight", "model.fc.weight"],
+        (DraftFormat::Safetensors, ModelTensor::HiddenNorm) => {
             &["hidden_norm.weight", "model.hidden_norm.weight"]
         }
-        (DraftFormat::Safetensors, Outer::FinalNorm) => &["norm.weight", "model.norm.weight"],
-        (_, Outer::FinalNorm) => &["output_norm.weight"],
+        (DraftFormat::Safetensors, ModelTensor::FinalNorm) => &["norm.weight", "model.norm.weight"],
+        (_, ModelTensor::FinalNorm) => &["output_norm.weight"],
     };
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-fn inner_names(format: DraftFormat, layer: usize, tensor: Inner) -> Vec<String> {
+fn inner_names(format: DraftFormat, layer: usize, tensor: LayerTensor) -> Vec<String> {
     if format == DraftFormat::Safetensors {
         let name = match tensor {
-            Inner::AttentionNorm => "input_layernorm",
-            Inner::FfnNorm => "post_attention_layernorm",
-            Inner::Q => "self_attn.q_proj",
-            Inner::K => "self_attn.k_proj",
-            Inner::V => "self_attn.v_proj",
-            Inner::O => "self_attn.o_proj",
-            Inner::QNorm => "self_attn.q_norm",
-            Inner::KNorm => "self_attn.k_norm",
-            Inner::Gate => "mlp.gate_proj",
-            Inner::Up => "mlp.up_proj",
-            Inner::Down => "mlp.down_proj",
+            LayerTensor::AttentionNorm => "input_layernorm",
+            LayerTensor::FfnNorm => "post_attention_layernorm",
+            LayerTensor::Q => "self_attn.q_proj",
+            LayerTensor::K => "self_attn.k_proj",
+            LayerTensor::V => "self_attn.v_proj",
+            LayerTensor::O => "self_attn.o_proj",
+            LayerTensor::QNorm => "self_attn.q_norm",
+            LayerTensor::KNorm => "self_attn.k_norm",
+            LayerTensor::Gate => "mlp.gate_proj",
+            LayerTensor::Up => "mlp.up_proj",
+            LayerTensor::Down => "mlp.down_proj",
         };
         let plain = format!("layers.{layer}.{name}.weight");
         return vec![plain.clone(), format!("model.{plain}")];
     }
     let names: &[&str] = match tensor {
-        Inner::AttentionNorm => &["attn_norm"],
-        Inner::FfnNorm => &["ffn_norm", "post_attention_norm"],
-        Inner::Q => &["attn_q"],
-        Inner::K => &["attn_k"],
-        Inner::V => &["attn_v"],
-        Inner::O => &["attn_output"],
-        Inner::QNorm => &["attn_q_norm"],
-        Inner::KNorm => &["attn_k_norm"],
-        Inner::Gate => &["ffn_gate"],
-        Inner::Up => &["ffn_up"],
-        Inner::Down => &["ffn_down"],
+        LayerTensor::AttentionNorm => &["attn_norm"],
+        LayerTensor::FfnNorm => &["ffn_norm", "post_attention_norm"],
+        LayerTensor::Q => &["attn_q"],
+        LayerTensor::K => &["attn_k"],
+        LayerTensor::V => &["attn_v"],
+        LayerTensor::O => &["attn_output"],
+        LayerTensor::QNorm => &["attn_q_norm"],
+        LayerTensor::KNorm => &["attn_k_norm"],
+        LayerTensor::Gate => &["ffn_gate"],
+        LayerTensor::Up => &["ffn_up"],
+        LayerTensor::Down => &["ffn_down"],
     };
     let names = names.iter();
     names

@@ -27,7 +27,7 @@ impl DraftFormat {
 
 /// What a file says. Sizes that its tensors show are kept only to be held against them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DraftFacts {
+pub struct DraftMetadata {
     /// The spelling.
     pub format: DraftFormat,
     /// Number of layers.
@@ -37,7 +37,7 @@ pub struct DraftFacts {
     /// The token that stands for those to be found.
     pub mask: u32,
     /// Target layers read, counted from 0; `None` where the file does not say.
-    pub taps: Option<Vec<usize>>,
+    pub capture_layers: Option<Vec<usize>>,
     /// Base of the rotary frequencies.
     pub theta: f64,
     /// How many values of a head are rotated; `None` for all.

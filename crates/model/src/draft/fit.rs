@@ -5,8 +5,8 @@ use contract::{
     TokenId, Tree, WeightRef,
 };
 
-use super::directory::{Directory, Inner, Outer};
-use super::{DraftFacts, DraftFile, DraftFormat, DraftOptions};
+use super::directory::{DraftTensors, LayerTensor, ModelTensor};
+use super::{DraftFile, DraftFormat, DraftMetadata, DraftOptions};
 use crate::ModelError;
 use crate::family::{attention_scale, check_head_dim};
 use crate::hash::combined;
@@ -23,7 +23,7 @@ pub(super) fn fit(
         detail,
     };
     let hidden = target.hidden;
-    let fc = directory.outer(facts.format, Outer::Fc)?;
+    let fc = directory.outer(facts.format, ModelTensor::Fc)?;
     if fc.rows != hidden {
         let own = fc.rows;
         return Err(misfit(format!(
@@ -58,7 +58,8 @@ pub(super) fn fit(
             "its blocks have {block} rows, 2 to {most} are supported"
         )));
     }
-    let taps = taps(facts, fc.cols / hidden, target.layers.len()).map_err(&misfit)?;
+    let capture_layers =
+        capture_layers(facts, fc.cols / hidden, target.layers.len()).map_err(&misfit)?;
     let rope = RopeSpec {
         dims: 0,
         theta: theta(facts, target),
@@ -66,7 +67,7 @@ pub(super) fn fit(
     let (sliding, window) = windows(facts, options).map_err(&misfit)?;
     let mut layers = Vec::with_capacity(facts.layers);
     for (index, slides) in sliding.into_iter().enumerate() {
-        let layer = Layer {
+        let layer = LayerTensors {
             directory,
             facts,
             index,
@@ -82,9 +83,9 @@ pub(super) fn fit(
                 true => BlockMask::Causal,
                 false => BlockMask::Full,
             },
-            attention_norm: layer.vector(Inner::AttentionNorm, hidden)?,
+            attention_norm: layer.vector(LayerTensor::AttentionNorm, hidden)?,
             attention: layer.attention(rope)?,
-            ffn_norm: layer.vector(Inner::FfnNorm, hidden)?,
+            ffn_norm: layer.vector(LayerTensor::FfnNorm, hidden)?,
             ffn: layer.ffn()?,
         });
     }
@@ -95,11 +96,11 @@ pub(super) fn fit(
         hidden,
         norm_eps: facts.norm_eps as f32,
         block: facts.block,
-        mask: TokenId(facts.mask),
-        taps,
-        hidden_norm: norm(Outer::HiddenNorm)?,
+        mask_token: TokenId(facts.mask),
+        capture_layers,
+        hidden_norm: norm(ModelTensor::HiddenNorm)?,
         layers,
-        final_norm: norm(Outer::FinalNorm)?,
+        final_norm: norm(ModelTensor::FinalNorm)?,
         fc,
     };
     directory.leftovers(target.vocab, hidden)?;
@@ -109,45 +110,54 @@ pub(super) fn fit(
 }
 
 /// The list of the file, or the rule that its makers follow where they write none.
-fn taps(facts: &DraftFacts, n_taps: usize, n_layers: usize) -> Result<Vec<usize>, String> {
-    let taps = match &facts.taps {
-        Some(taps) => taps.clone(),
-        None => usual_taps(facts.layers, n_layers),
+fn capture_layers(
+    facts: &DraftMetadata,
+    n_captured: usize,
+    n_layers: usize,
+) -> Result<Vec<usize>, String> {
+    let capture_layers = match &facts.capture_layers {
+        Some(capture_layers) => capture_layers.clone(),
+        None => default_capture_layers(facts.layers, n_layers),
     };
-    if taps.len() != n_taps {
-        let (listed, source) = match &facts.taps {
-            Some(_) => (taps.len(), "names"),
-            None => (taps.len(), "names none, by the usual rule it reads"),
+    if capture_layers.len() != n_captured {
+        let (listed, source) = match &facts.capture_layers {
+            Some(_) => (capture_layers.len(), "names"),
+            None => (
+                capture_layers.len(),
+                "names none, by the usual rule it reads",
+            ),
         };
         return Err(format!(
-            "the draft {source} {listed} target layers, its fc has room for {n_taps}"
+            "the draft {source} {listed} target layers, its fc has room for {n_captured}"
         ));
     }
-    if let Some(beyond) = taps.iter().find(|tap| **tap >= n_layers) {
+    if let Some(beyond) = capture_layers.iter().find(|tap| **tap >= n_layers) {
         return Err(format!(
             "the draft reads target layer {beyond}, counted from 0, and the target has {n_layers}"
         ));
     }
-    if !taps.is_sorted_by(|a, b| a < b) {
-        return Err(format!("the target layers it reads do not rise: {taps:?}"));
+    if !capture_layers.is_sorted_by(|a, b| a < b) {
+        return Err(format!(
+            "the target layers it reads do not rise: {capture_layers:?}"
+        ));
     }
-    Ok(taps)
+    Ok(capture_layers)
 }
 
 /// Layers spread evenly from the second to the third from last, or the middle one.
-fn usual_taps(n_taps: usize, n_layers: usize) -> Vec<usize> {
-    if n_taps < 2 {
+fn default_capture_layers(n_captured: usize, n_layers: usize) -> Vec<usize> {
+    if n_captured < 2 {
         return vec![n_layers / 2];
     }
     let span = n_layers.saturating_sub(4) as f64;
-    (0..n_taps)
-        .map(|i| (1.0 + i as f64 * span / (n_taps - 1) as f64).round_ties_even() as usize)
+    (0..n_captured)
+        .map(|i| (1.0 + i as f64 * span / (n_captured - 1) as f64).round_ties_even() as usize)
         .collect()
 }
 
 /// The base of the frequencies. Converters to dialect A write a default of theirs where the publisher's file
 /// has the base in a nested place; the truth is the target's.
-fn theta(facts: &DraftFacts, target: &ModelSpec) -> f64 {
+fn theta(facts: &DraftMetadata, target: &ModelSpec) -> f64 {
     let own = target.attention_layers().next().map(|a| a.rope.theta);
     match own {
         Some(own) if facts.format == DraftFormat::GgufA && own != facts.theta => {
@@ -163,7 +173,7 @@ fn theta(facts: &DraftFacts, target: &ModelSpec) -> f64 {
 }
 
 /// Which layers slide, and how far.
-fn windows(facts: &DraftFacts, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
+fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
     let (sliding, window) = match options.window {
         Some(window) => {
             let last = facts.layers - 1;
@@ -184,23 +194,28 @@ fn windows(facts: &DraftFacts, options: DraftOptions) -> Result<(Vec<bool>, usiz
 }
 
 /// One layer of the file.
-struct Layer<'a> {
-    directory: &'a Directory,
-    facts: &'a DraftFacts,
+struct LayerTensors<'a> {
+    directory: &'a DraftTensors,
+    facts: &'a DraftMetadata,
     index: usize,
     hidden: usize,
 }
 
-impl Layer<'_> {
-    fn get(&self, tensor: Inner) -> Result<WeightRef, ModelError> {
+impl LayerTensors<'_> {
+    fn get(&self, tensor: LayerTensor) -> Result<WeightRef, ModelError> {
         self.directory.inner(self.facts.format, self.index, tensor)
     }
 
-    fn matrix(&self, tensor: Inner, rows: usize, cols: usize) -> Result<WeightRef, ModelError> {
+    fn matrix(
+        &self,
+        tensor: LayerTensor,
+        rows: usize,
+        cols: usize,
+    ) -> Result<WeightRef, ModelError> {
         self.directory.shaped(self.get(tensor)?, (rows, cols))
     }
 
-    fn vector(&self, tensor: Inner, len: usize) -> Result<WeightRef, ModelError> {
+    fn vector(&self, tensor: LayerTensor, len: usize) -> Result<WeightRef, ModelError> {
         self.directory.vector(self.get(tensor)?, len)
     }
 
@@ -224,17 +239,17 @@ impl Layer<'_> {
     fn attention(&self, rope: RopeSpec) -> Result<AttentionSpec, ModelError> {
         let facts = self.facts;
         // The norm of a head is exactly one head long.
-        let head_dim = self.get(Inner::QNorm)?.cols;
+        let head_dim = self.get(LayerTensor::QNorm)?.cols;
         check_head_dim(head_dim)
             .and_then(|()| match facts.head_dim {
                 Some(said) if said != head_dim => Err(format!("{head_dim} long, {said} expected")),
                 _ => Ok(()),
             })
             .map_err(|detail| {
-                let name = self.get(Inner::QNorm).map(|w| w.name.to_string());
+                let name = self.get(LayerTensor::QNorm).map(|w| w.name.to_string());
                 self.directory.refuse(&name.unwrap_or_default(), detail)
             })?;
-        let (q, k) = (self.get(Inner::Q)?, self.get(Inner::K)?);
+        let (q, k) = (self.get(LayerTensor::Q)?, self.get(LayerTensor::K)?);
         let n_heads = self.heads(&q, head_dim, facts.heads)?;
         let n_kv_heads = self.heads(&k, head_dim, facts.kv_heads)?;
         if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
@@ -255,17 +270,17 @@ impl Layer<'_> {
             rope: RopeSpec { dims, ..rope },
             scale: attention_scale(head_dim),
             gate: OutputGate::None,
-            q_norm: Some(self.vector(Inner::QNorm, head_dim)?),
-            k_norm: Some(self.vector(Inner::KNorm, head_dim)?),
+            q_norm: Some(self.vector(LayerTensor::QNorm, head_dim)?),
+            k_norm: Some(self.vector(LayerTensor::KNorm, head_dim)?),
             q: directory.shaped(q, (q_rows, self.hidden))?,
             k: directory.shaped(k, (kv_rows, self.hidden))?,
-            v: self.matrix(Inner::V, kv_rows, self.hidden)?,
-            o: self.matrix(Inner::O, self.hidden, q_rows)?,
+            v: self.matrix(LayerTensor::V, kv_rows, self.hidden)?,
+            o: self.matrix(LayerTensor::O, self.hidden, q_rows)?,
         })
     }
 
     fn ffn(&self) -> Result<FeedForward, ModelError> {
-        let gate = self.get(Inner::Gate)?;
+        let gate = self.get(LayerTensor::Gate)?;
         let ffn = gate.rows;
         if let Some(said) = self.facts.ffn.filter(|said| *said != ffn) {
             let detail = format!("{ffn} rows, the file says {said}");
@@ -273,20 +288,20 @@ impl Layer<'_> {
         }
         Ok(FeedForward::Dense {
             gate: self.directory.shaped(gate, (ffn, self.hidden))?,
-            up: self.matrix(Inner::Up, ffn, self.hidden)?,
-            down: self.matrix(Inner::Down, self.hidden, ffn)?,
+            up: self.matrix(LayerTensor::Up, ffn, self.hidden)?,
+            down: self.matrix(LayerTensor::Down, self.hidden, ffn)?,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::usual_taps;
+    use super::default_capture_layers;
 
     #[test]
     fn the_usual_taps_of_a_deep_target_are_the_published_ones() {
-        assert_eq!(usual_taps(5, 64), [1, 16, 31, 46, 61]);
-        assert_eq!(usual_taps(1, 36), [18]);
-        assert_eq!(usual_taps(4, 12), [1, 4, 6, 9]);
+        assert_eq!(default_capture_layers(5, 64), [1, 16, 31, 46, 61]);
+        assert_eq!(default_capture_layers(1, 36), [18]);
+        assert_eq!(default_capture_layers(4, 12), [1, 4, 6, 9]);
     }
 }

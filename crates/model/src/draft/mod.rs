@@ -1,7 +1,7 @@
 //! From a draft's file to a [`contract::DraftSpec`] that fits its target.
 //!
 //! Drafts come in two containers and four spellings: the publisher's safetensors with a `config.json` beside
-//! them, and three dialects of GGUF. What the four say is brought into one form, [`DraftFacts`]; shapes of
+//! them, and three dialects of GGUF. What the four say is brought into one form, [`DraftMetadata`]; shapes of
 //! tensors are believed before keys are; what does not fit the target is refused by name.
 //!
 //! Reading order: [`dialect`] and [`config`] (what the spellings are), `facts` (the one form), `fit` (the checks).
@@ -18,15 +18,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{DraftSpec, ModelHash, ModelSpec, WeightSource};
-use gguf::{GgufFile, Mapped};
+use gguf::{FileBytes, GgufFile};
 
 use crate::ModelError;
 use crate::hash::{bytes_hash, model_hash};
 use crate::reader::key_error;
-use directory::Directory;
+use directory::DraftTensors;
 use safetensors::Safetensors;
 
-pub use facts::{DraftFacts, DraftFormat};
+pub use facts::{DraftFormat, DraftMetadata};
 
 /// What a user may say about a draft beyond what its file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +38,7 @@ pub struct DraftOptions {
 /// A draft's file, read but not yet held against a target.
 pub struct DraftFile {
     /// What the file says of the draft.
-    pub facts: DraftFacts,
+    pub facts: DraftMetadata,
     /// The draft's own name, or the file's stem.
     pub name: String,
     /// The path as given, or the name given to bytes in memory.
@@ -46,7 +46,7 @@ pub struct DraftFile {
     /// Bytes of the tensors, all together.
     pub bytes: u64,
     hash: ModelHash,
-    directory: Directory,
+    directory: DraftTensors,
     weights: Arc<dyn WeightSource>,
 }
 
@@ -58,7 +58,7 @@ pub struct LoadedDraft {
     /// Where the weights are; keeps the map of the file alive.
     pub weights: Arc<dyn WeightSource>,
     /// What the file said.
-    pub facts: DraftFacts,
+    pub facts: DraftMetadata,
 }
 
 /// Loads the draft of `target`: a GGUF file, a `.safetensors` file with its `config.json` beside it, or the
@@ -80,7 +80,7 @@ pub fn load_draft(
 /// As [`load_draft`].
 pub fn load_draft_bytes(
     name: &str,
-    bytes: Mapped,
+    bytes: FileBytes,
     target: &ModelSpec,
     options: DraftOptions,
 ) -> Result<LoadedDraft, ModelError> {
@@ -106,7 +106,7 @@ impl DraftFile {
     }
 
     fn of_gguf(file: GgufFile, stem: &str) -> Result<DraftFile, ModelError> {
-        let directory = Directory::of_gguf(&file);
+        let directory = DraftTensors::of_gguf(&file);
         newer::refuse_gguf(&file, &directory)?;
         let facts = dialect::read(&file)?;
         let name = file

@@ -3,11 +3,11 @@
 use gguf::GgufFile;
 
 use super::config::Config;
-use super::directory::Directory;
+use super::directory::DraftTensors;
 use crate::ModelError;
 
 /// A kind of draft, how to tell it, and its name.
-struct Kind {
+struct UnsupportedDraft {
     name: &'static str,
     /// Parts of tensor names that no other kind has.
     tensors: &'static [&'static str],
@@ -17,8 +17,8 @@ struct Kind {
     titles: &'static [&'static str],
 }
 
-const KINDS: [Kind; 3] = [
-    Kind {
+const KINDS: [UnsupportedDraft; 3] = [
+    UnsupportedDraft {
         name: "a DFlash2 draft (dynamic convolutions and a pairwise selector)",
         tensors: &["attn_conv_", "ffn_conv_", "selector_", "dynamic_conv"],
         keys: &[
@@ -29,13 +29,13 @@ const KINDS: [Kind; 3] = [
         ],
         titles: &["dflash2"],
     },
-    Kind {
+    UnsupportedDraft {
         name: "a DSpark draft (a Markov head and a confidence head)",
         tensors: &["markov", "confidence"],
         keys: &["markov_rank", "markov_head_type", "confidence_head"],
         titles: &["dspark"],
     },
-    Kind {
+    UnsupportedDraft {
         name: "a draft with norms for each captured layer or gated attention",
         tensors: &["aux_norm", "capture_norm", "attn_gate", "self_attn.g_proj"],
         keys: &["attention_sink_bias", "final_logit_softcapping"],
@@ -45,7 +45,7 @@ const KINDS: [Kind; 3] = [
 
 const INSTEAD: &str = "use a DFlash draft of the first kind, or --no-speculation";
 
-pub(super) fn refuse_gguf(file: &GgufFile, directory: &Directory) -> Result<(), ModelError> {
+pub(super) fn refuse_gguf(file: &GgufFile, directory: &DraftTensors) -> Result<(), ModelError> {
     let architecture = match file.meta().get("general.architecture") {
         Some(gguf::Value::String(text)) => text.shown().into_owned(),
         _ => String::new(),
@@ -66,7 +66,7 @@ pub(super) fn refuse_gguf(file: &GgufFile, directory: &Directory) -> Result<(), 
     refuse(directory, &keys, &architecture)
 }
 
-pub(super) fn refuse_config(config: &Config, directory: &Directory) -> Result<(), ModelError> {
+pub(super) fn refuse_config(config: &Config, directory: &DraftTensors) -> Result<(), ModelError> {
     let told = |key: &&str| {
         let value = config.get(key);
         value.is_some_and(|value| *value != false)
@@ -78,7 +78,7 @@ pub(super) fn refuse_config(config: &Config, directory: &Directory) -> Result<()
     refuse(directory, &keys, &titles)
 }
 
-fn refuse(directory: &Directory, keys: &[&str], titles: &str) -> Result<(), ModelError> {
+fn refuse(directory: &DraftTensors, keys: &[&str], titles: &str) -> Result<(), ModelError> {
     let titles: String = titles
         .to_lowercase()
         .chars()

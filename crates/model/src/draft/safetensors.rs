@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use contract::{QuantType, WeightError, WeightRef, WeightSource};
-use gguf::Mapped;
+use gguf::FileBytes;
 use serde_json::{Map, Value};
 
 use super::config::Config;
-use super::directory::Directory;
+use super::directory::DraftTensors;
 use crate::ModelError;
 
 /// The longest header that is believed.
@@ -29,12 +29,12 @@ pub(super) struct Safetensors {
     /// The path as given.
     name: String,
     /// One per file; unmapped when this is dropped.
-    parts: Vec<Mapped>,
-    tensors: BTreeMap<Arc<str>, Place>,
+    parts: Vec<FileBytes>,
+    tensors: BTreeMap<Arc<str>, TensorRange>,
 }
 
 /// Where a tensor is and what it is stored as.
-struct Place {
+struct TensorRange {
     /// The weight, or the name of a type that cannot be read.
     weight: Result<WeightRef, String>,
     part: usize,
@@ -67,8 +67,8 @@ impl Safetensors {
         &self.name
     }
 
-    pub(super) fn directory(&self) -> Directory {
-        let mut directory = Directory::new(self.name.clone());
+    pub(super) fn directory(&self) -> DraftTensors {
+        let mut directory = DraftTensors::new(self.name.clone());
         for (name, place) in &self.tensors {
             directory.insert(Arc::clone(name), place.weight.clone());
         }
@@ -87,7 +87,7 @@ impl Safetensors {
 
     fn add(&mut self, path: &Path) -> Result<(), ModelError> {
         let file = path.display().to_string();
-        let bytes = Mapped::open(path)?;
+        let bytes = FileBytes::open(path)?;
         let refuse = |detail: String| ModelError::Key {
             file: file.clone(),
             key: "header".to_owned(),
@@ -114,7 +114,7 @@ impl Safetensors {
                     detail,
                 }
             })?;
-            let place = Place {
+            let place = TensorRange {
                 begin: data_begin + place.begin,
                 end: data_begin + place.end,
                 ..place
@@ -136,7 +136,7 @@ impl Safetensors {
 }
 
 /// One entry of a header; offsets are checked against the data's length and the shape.
-fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<Place, String> {
+fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<TensorRange, String> {
     let numbers = |key: &str| -> Option<Vec<usize>> {
         let numbers = entry.get(key)?.as_array()?.iter();
         numbers
@@ -159,7 +159,7 @@ fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<Pla
         "F16" => QuantType::F16,
         "BF16" => QuantType::BF16,
         other => {
-            return Ok(Place {
+            return Ok(TensorRange {
                 weight: Err(other.escape_debug().to_string()),
                 part,
                 begin,
@@ -181,7 +181,7 @@ fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<Pla
             end - begin
         ));
     }
-    Ok(Place {
+    Ok(TensorRange {
         weight: Ok(WeightRef {
             name: Arc::from(name),
             ty,
@@ -225,7 +225,7 @@ fn part_paths(path: &Path, folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
 }
 
 fn read_json(path: &Path) -> Result<Vec<u8>, ModelError> {
-    let bytes = Mapped::open(path)?;
+    let bytes = FileBytes::open(path)?;
     if bytes.len() as u64 > MAX_JSON {
         return Err(ModelError::Key {
             file: path.display().to_string(),

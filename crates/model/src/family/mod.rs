@@ -7,7 +7,7 @@ use contract::{FeedForward, LayerSpec, RopeSpec, WeightRef};
 
 use crate::ModelError;
 use crate::names::{FFN_DOWN, FFN_GATE, FFN_UP};
-use crate::reader::{Block, Reader};
+use crate::reader::{BlockReader, Reader};
 
 /// What a family's module reads of a file.
 pub(crate) struct Trunk {
@@ -159,7 +159,11 @@ fn product(reader: &Reader<'_>, factors: &[usize], key: &str) -> Result<usize, M
         .ok_or_else(|| reader.refuse_key(key, format!("the product of {factors:?} overflows")))
 }
 
-fn dense_ffn(block: &Block<'_>, hidden: usize, ffn: usize) -> Result<FeedForward, ModelError> {
+fn dense_ffn(
+    block: &BlockReader<'_>,
+    hidden: usize,
+    ffn: usize,
+) -> Result<FeedForward, ModelError> {
     Ok(FeedForward::Dense {
         gate: block.matrix(FFN_GATE, ffn, hidden)?,
         up: block.matrix(FFN_UP, ffn, hidden)?,
@@ -184,7 +188,7 @@ pub(crate) fn attention_scale(head_dim: usize) -> f32 {
 
 /// The head norms that all our families have.
 fn head_norms(
-    block: &Block<'_>,
+    block: &BlockReader<'_>,
     head_dim: usize,
 ) -> Result<(Option<WeightRef>, Option<WeightRef>), ModelError> {
     let q = block.vector(crate::names::ATTN_Q_NORM, head_dim)?;

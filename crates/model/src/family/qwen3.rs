@@ -5,7 +5,7 @@ use contract::{AttentionSpec, LayerSpec, Mixer, OutputGate};
 use super::{Common, Heads, Trunk, attention_scale, dense_ffn, head_norms, heads, product, rope};
 use crate::ModelError;
 use crate::names::{ATTN_K, ATTN_OUT, ATTN_Q, ATTN_V, MIXER_NORM};
-use crate::reader::{Block, Reader};
+use crate::reader::{BlockReader, Reader};
 
 const FFN_NORM: &str = "ffn_norm.weight";
 
@@ -16,7 +16,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let ffn = reader.per_block("feed_forward_length", common.blocks)?;
     let mut layers = Vec::with_capacity(common.trunk);
     for index in 0..common.trunk {
-        let block = Block { reader, index };
+        let block = BlockReader { reader, index };
         let heads = heads(reader, (n_heads[index], n_kv_heads[index]), index)?;
         layers.push(LayerSpec {
             mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
@@ -28,7 +28,11 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     Ok(common.trunk(layers))
 }
 
-fn attention(block: &Block<'_>, heads: Heads, hidden: usize) -> Result<AttentionSpec, ModelError> {
+fn attention(
+    block: &BlockReader<'_>,
+    heads: Heads,
+    hidden: usize,
+) -> Result<AttentionSpec, ModelError> {
     let Heads {
         n_heads,
         n_kv_heads,

@@ -8,7 +8,7 @@ use crate::names::{
     ATTN_K, ATTN_OUT, ATTN_Q, ATTN_QKV, ATTN_V, DELTA_A, DELTA_ALPHA, DELTA_BETA, DELTA_BETA_ALPHA,
     DELTA_CONV, DELTA_DT, DELTA_NORM, DELTA_OUT, DELTA_Z, MIXER_NORM,
 };
-use crate::reader::{Block, Reader};
+use crate::reader::{BlockReader, Reader};
 
 /// The norm before the feed-forward, whatever its name suggests.
 const FFN_NORM: &str = "post_attention_norm.weight";
@@ -25,7 +25,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let ffn = reader.per_block("feed_forward_length", common.blocks)?;
     let mut layers = Vec::with_capacity(common.trunk);
     for (index, recurrent) in recurrent.into_iter().enumerate() {
-        let block = Block { reader, index };
+        let block = BlockReader { reader, index };
         let mixer = if recurrent {
             Mixer::GatedDelta(gated_delta(&block, common.hidden)?)
         } else {
@@ -62,7 +62,11 @@ fn recurrent_blocks(reader: &Reader<'_>, common: &Common) -> Result<Vec<bool>, M
         .collect())
 }
 
-fn attention(block: &Block<'_>, heads: Heads, hidden: usize) -> Result<AttentionSpec, ModelError> {
+fn attention(
+    block: &BlockReader<'_>,
+    heads: Heads,
+    hidden: usize,
+) -> Result<AttentionSpec, ModelError> {
     let Heads {
         n_heads,
         n_kv_heads,
@@ -97,7 +101,7 @@ fn attention(block: &Block<'_>, heads: Heads, hidden: usize) -> Result<Attention
     })
 }
 
-fn gated_delta(block: &Block<'_>, hidden: usize) -> Result<GatedDeltaSpec, ModelError> {
+fn gated_delta(block: &BlockReader<'_>, hidden: usize) -> Result<GatedDeltaSpec, ModelError> {
     const INNER: &str = "ssm.inner_size";
     const TAPS: &str = "ssm.conv_kernel";
     let reader = block.reader;

@@ -1,4 +1,4 @@
-//! Random values and random blocks with sane scales, from a seed.
+//! WeightRng values and random blocks with sane scales, from a seed.
 //!
 //! Blocks of the quantised types are random bytes with their scale fields set, so that a file of many
 //! gigabytes is written about as fast as the disk takes it and every value is finite.
@@ -9,11 +9,11 @@ use contract::{QuantType, quant};
 const POOL_BYTES: usize = 8 << 20;
 
 /// A 64-bit generator (SplitMix64, Steele, Lea and Flood 2014): small, seedable, good enough for weights.
-pub(super) struct Random(u64);
+pub(super) struct WeightRng(u64);
 
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed)
+impl WeightRng {
+    pub(super) fn new(seed: u64) -> WeightRng {
+        WeightRng(seed)
     }
 
     pub(super) fn bits(&mut self) -> u64 {
@@ -37,14 +37,14 @@ impl Random {
 }
 
 /// Rows of one type with a standard deviation of about `1 / sqrt(cols)`.
-pub(super) struct Pool {
+pub(super) struct BlockPool {
     blocks: Vec<u8>,
     block_bytes: usize,
 }
 
-impl Pool {
+impl BlockPool {
     /// Draws a pool for matrices of `cols` columns.
-    pub(super) fn new(ty: QuantType, cols: u64, random: &mut Random) -> Pool {
+    pub(super) fn new(ty: QuantType, cols: u64, random: &mut WeightRng) -> BlockPool {
         let std = 1.0 / (cols as f32).sqrt();
         let block_bytes = ty.block_bytes();
         let count = POOL_BYTES / block_bytes;
@@ -61,14 +61,14 @@ impl Pool {
                 set_scales(ty, std, block);
             }
         }
-        Pool {
+        BlockPool {
             blocks,
             block_bytes,
         }
     }
 
     /// Fills `out`, whole blocks, with stretches of the pool.
-    pub(super) fn fill(&self, out: &mut [u8], random: &mut Random) {
+    pub(super) fn fill(&self, out: &mut [u8], random: &mut WeightRng) {
         let count = self.blocks.len() / self.block_bytes;
         let mut rest = out;
         while !rest.is_empty() {
@@ -132,8 +132,8 @@ mod tests {
     #[test]
     fn every_type_comes_out_near_the_wanted_deviation() {
         for ty in QuantType::ALL {
-            let mut random = Random::new(7);
-            let pool = Pool::new(ty, 1024, &mut random);
+            let mut random = WeightRng::new(7);
+            let pool = BlockPool::new(ty, 1024, &mut random);
             let mut bytes = vec![0; ty.row_bytes(1 << 16)];
             pool.fill(&mut bytes, &mut random);
             let mut values = vec![0.0; 1 << 16];
@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_bytes_again() {
         let draw = |seed| {
-            let mut random = Random::new(seed);
+            let mut random = WeightRng::new(seed);
             let mut bytes = vec![0; QuantType::Q4_K.row_bytes(4096)];
-            Pool::new(QuantType::Q4_K, 4096, &mut random).fill(&mut bytes, &mut random);
+            BlockPool::new(QuantType::Q4_K, 4096, &mut random).fill(&mut bytes, &mut random);
             bytes
         };
         assert_eq!(draw(3), draw(3));

@@ -11,21 +11,21 @@ use contract::{
     AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelHash, OutputGate, QuantType,
     RopeSpec, TokenId, WeightError, WeightRef, WeightSource,
 };
-use gguf::Mapped;
+use gguf::FileBytes;
 
-use super::fill::{Pool, Random};
+use super::fill::{BlockPool, WeightRng};
 use super::shape::Fill;
 use super::{SynthSpec, draw};
-use crate::load::{Loaded, load_bytes};
+use crate::load::{LoadedModel, load_bytes};
 use crate::{ModelError, load};
 
 /// Bytes that a shared run is longer than its largest matrix, so that matrices begin at different places.
 const SLACK_BYTES: usize = 4 << 20;
 
-/// Random weights by name, drawn when first asked for.
-struct Drawn {
+/// WeightRng weights by name, drawn when first asked for.
+struct SynthWeights {
     seed: u64,
-    /// Vectors and taps, which have distributions of their own.
+    /// Vectors and capture_layers, which have distributions of their own.
     small: HashMap<Arc<str>, Vec<u8>>,
     /// By type and width.
     runs: HashMap<(QuantType, usize), Run>,
@@ -34,14 +34,14 @@ struct Drawn {
 /// Bytes of the largest matrix that shares a run, and the run.
 type Run = (usize, OnceLock<Vec<u8>>);
 
-impl Drawn {
-    fn new<'a>(seed: u64, weights: impl Iterator<Item = (&'a WeightRef, Fill)>) -> Drawn {
-        let mut drawn = Drawn {
+impl SynthWeights {
+    fn new<'a>(seed: u64, weights: impl Iterator<Item = (&'a WeightRef, Fill)>) -> SynthWeights {
+        let mut drawn = SynthWeights {
             seed,
             small: HashMap::new(),
             runs: HashMap::new(),
         };
-        let mut random = Random::new(seed);
+        let mut random = WeightRng::new(seed);
         for (weight, fill) in weights {
             if fill == Fill::Matrix {
                 let run = drawn.runs.entry((weight.ty, weight.cols)).or_default();
@@ -61,16 +61,16 @@ impl Drawn {
         let block = ty.block_bytes();
         let slack = SLACK_BYTES.div_ceil(block) * block;
         let run = run.get_or_init(|| {
-            let mut random = Random::new(self.seed ^ cols as u64);
+            let mut random = WeightRng::new(self.seed ^ cols as u64);
             let mut bytes = vec![0; largest + slack];
-            Pool::new(ty, cols as u64, &mut random).fill(&mut bytes, &mut random);
+            BlockPool::new(ty, cols as u64, &mut random).fill(&mut bytes, &mut random);
             bytes
         });
         Some((run, slack / block))
     }
 }
 
-impl WeightSource for Drawn {
+impl WeightSource for SynthWeights {
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
         let missing = || WeightError::Missing {
             name: Arc::clone(&weight.name),
@@ -101,14 +101,14 @@ impl SynthSpec {
     ///
     /// # Errors
     /// Those of loading the file that [`write`](SynthSpec::write) would write.
-    pub fn load(&self) -> Result<Loaded, ModelError> {
+    pub fn load(&self) -> Result<LoadedModel, ModelError> {
         let (writer, tensors) = self.plan()?;
         let data = writer.data_bytes();
         let mut head = Vec::new();
         // The body is left unwritten: the map below has zeros there, which nothing reads but the hash.
         drop(writer.start(&mut head)?);
         let whole = head.len() as u64 + data;
-        let bytes = Mapped::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;
+        let bytes = FileBytes::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;
         let name = format!("{} (random weights)", self.shape.name);
         let mut loaded = load_bytes(&name, bytes)?;
         let fills: HashMap<&str, Fill> = tensors
@@ -119,15 +119,15 @@ impl SynthSpec {
             let fill = fills.get(&*weight.name).copied();
             (weight, fill.unwrap_or(Fill::Matrix))
         });
-        loaded.weights = Arc::new(Drawn::new(self.seed, weights));
+        loaded.weights = Arc::new(SynthWeights::new(self.seed, weights));
         Ok(loaded)
     }
 }
 
 /// A block-diffusion draft of `target`'s width in the shape of the published ones: 5 layers of 32 query and 8
-/// key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5 taps spread over the
+/// key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5 capture_layers spread over the
 /// target, all matrices of type `ty`.
-pub fn draft_for(target: &load::Loaded, ty: QuantType, seed: u64) -> SynthDraft {
+pub fn draft_for(target: &load::LoadedModel, ty: QuantType, seed: u64) -> SynthDraft {
     let spec = &target.spec;
     let (hidden, layers) = (spec.hidden, spec.layers.len());
     let ffn = spec.layers.first().map_or(hidden, |layer| {
@@ -141,7 +141,7 @@ pub fn draft_for(target: &load::Loaded, ty: QuantType, seed: u64) -> SynthDraft 
         cols,
     };
     let norm = |name: String, cols| weight(name, QuantType::F32, 1, cols);
-    let taps: Vec<usize> = (0..5)
+    let capture_layers: Vec<usize> = (0..5)
         .map(|i| 1 + i * (layers.saturating_sub(4)) / 4)
         .collect();
     let (heads, kv_heads, dim) = (32, 8, 128);
@@ -182,9 +182,14 @@ pub fn draft_for(target: &load::Loaded, ty: QuantType, seed: u64) -> SynthDraft 
         hidden,
         norm_eps: 1e-6,
         block: 16,
-        mask: TokenId(u32::try_from(spec.vocab.saturating_sub(1)).unwrap_or(0)),
-        fc: weight("draft.fc".to_owned(), ty, hidden, taps.len() * hidden),
-        taps,
+        mask_token: TokenId(u32::try_from(spec.vocab.saturating_sub(1)).unwrap_or(0)),
+        fc: weight(
+            "draft.fc".to_owned(),
+            ty,
+            hidden,
+            capture_layers.len() * hidden,
+        ),
+        capture_layers,
         hidden_norm: norm("draft.hidden_norm".to_owned(), hidden),
         layers: (0..5).map(layer).collect(),
         final_norm: norm("draft.final_norm".to_owned(), hidden),
@@ -194,7 +199,7 @@ pub fn draft_for(target: &load::Loaded, ty: QuantType, seed: u64) -> SynthDraft 
         _ => Fill::Matrix,
     };
     let weights = draft.weights();
-    let drawn = Drawn::new(seed, weights.into_iter().map(|w| (w, fill(w))));
+    let drawn = SynthWeights::new(seed, weights.into_iter().map(|w| (w, fill(w))));
     SynthDraft {
         spec: Arc::new(draft),
         weights: Arc::new(drawn),
@@ -208,7 +213,7 @@ mod tests {
     #[test]
     fn a_model_without_a_file_is_the_model_of_the_file() {
         let synth = SynthSpec::parse("tiny-hybrid:q4_k_m").unwrap();
-        let file = load_bytes("tiny", Mapped::shared(synth.bytes().unwrap().into())).unwrap();
+        let file = load_bytes("tiny", FileBytes::shared(synth.bytes().unwrap().into())).unwrap();
         let made = synth.load().unwrap();
         assert_eq!(made.spec.layers, file.spec.layers);
         for weight in made.spec.weights() {
@@ -234,7 +239,7 @@ mod tests {
         let step = all - made.spec.embedding.bytes();
         assert!((15_800_000_000..16_200_000_000).contains(&step), "{step}");
         let draft = draft_for(&made, QuantType::Q8_0, 1);
-        assert_eq!(draft.spec.taps, [1, 16, 31, 46, 61]);
+        assert_eq!(draft.spec.capture_layers, [1, 16, 31, 46, 61]);
         let bytes: usize = draft.spec.weights().iter().map(|w| w.bytes()).sum();
         assert!((1_800_000_000..1_900_000_000).contains(&bytes), "{bytes}");
     }

@@ -12,9 +12,9 @@ use gguf::{Array, GgufWriter, Value};
 
 use crate::error::ModelError;
 use crate::recipe::{self, FileShape, Recipe};
-use fill::{Pool, Random};
+use fill::{BlockPool, WeightRng};
 use shape::{
-    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, Kind, PRESETS, Planned, Shape,
+    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthShape,
 };
 use vocabulary::Vocabulary;
 
@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// What to write: a shape, the weight types, and the seed of the random weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SynthSpec {
-    shape: Shape,
+    shape: SynthShape,
     types: Types,
     /// Another seed gives other weights.
     pub seed: u64,
@@ -104,8 +104,8 @@ impl SynthSpec {
     pub fn write<W: Write>(&self, out: W, progress: &mut dyn FnMut(u64)) -> Result<W, ModelError> {
         let (writer, tensors) = self.plan()?;
         let mut body = writer.start(out)?;
-        let mut random = Random::new(self.seed);
-        let mut pools: Vec<(QuantType, u64, Pool)> = Vec::new();
+        let mut random = WeightRng::new(self.seed);
+        let mut pools: Vec<(QuantType, u64, BlockPool)> = Vec::new();
         let mut done = 0;
         for (tensor, ty) in tensors {
             let cols = tensor.dims[0];
@@ -115,7 +115,7 @@ impl SynthSpec {
             let mut bytes = vec![0; left.min(piece)];
             if tensor.fill == Fill::Matrix && !pools.iter().any(|(t, c, _)| (*t, *c) == (ty, cols))
             {
-                pools.push((ty, cols, Pool::new(ty, cols, &mut random)));
+                pools.push((ty, cols, BlockPool::new(ty, cols, &mut random)));
             }
             while left > 0 {
                 let now = &mut bytes[..left.min(piece)];
@@ -194,7 +194,7 @@ fn unknown(what: &'static str, given: &str, known: String) -> ModelError {
 }
 
 /// Fills a small tensor of whole blocks by its own distribution.
-fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut Random) {
+fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut WeightRng) {
     let values: Vec<f32> = (0..bytes.len() / ty.block_bytes() * ty.block_values())
         .map(|_| match fill {
             Fill::Matrix => random.normal(),
@@ -207,10 +207,10 @@ fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut Random) {
     quant::quantize_row(ty, &values, bytes);
 }
 
-fn metadata(shape: &Shape, types: Types, writer: &mut GgufWriter) -> Result<(), ModelError> {
+fn metadata(shape: &SynthShape, types: Types, writer: &mut GgufWriter) -> Result<(), ModelError> {
     let architecture = match shape.kind {
-        Kind::Hybrid { .. } => "qwen35",
-        Kind::Dense => "qwen3",
+        SynthKind::Hybrid { .. } => "qwen35",
+        SynthKind::Dense => "qwen3",
     };
     let mut put = |key: &str, value: Value| writer.meta(key, value);
     put("general.architecture", architecture.into())?;
@@ -234,8 +234,8 @@ fn metadata(shape: &Shape, types: Types, writer: &mut GgufWriter) -> Result<(), 
     put("attention.value_length", count(shape.head_dim))?;
     put("attention.layer_norm_rms_epsilon", Value::F32(1e-6))?;
     match shape.kind {
-        Kind::Dense => put("rope.freq_base", Value::F32(1e6))?,
-        Kind::Hybrid { k_heads, v_heads } => {
+        SynthKind::Dense => put("rope.freq_base", Value::F32(1e6))?,
+        SynthKind::Hybrid { k_heads, v_heads } => {
             put("rope.freq_base", Value::F32(1e7))?;
             put("rope.dimension_count", Value::U32(HYBRID_ROPE_DIMS))?;
             put(

@@ -2,11 +2,11 @@
 
 /// The sizes that decide every tensor's shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct SynthShape {
     /// The name users type.
     pub name: &'static str,
     /// What mixes positions.
-    pub kind: Kind,
+    pub kind: SynthKind,
     pub layers: u64,
     pub hidden: u64,
     pub ffn: u64,
@@ -20,7 +20,7 @@ pub(super) struct Shape {
 
 /// The two families that can be made.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum SynthKind {
     /// Three gated-delta layers, then one of gated attention.
     Hybrid {
         /// Key heads and value heads of the delta layers; both are 128 wide.
@@ -43,10 +43,10 @@ const fn hybrid(
     (heads, kv_heads): (u64, u64),
     (k_heads, v_heads): (u64, u64),
     tied: bool,
-) -> Shape {
-    Shape {
+) -> SynthShape {
+    SynthShape {
         name,
-        kind: Kind::Hybrid { k_heads, v_heads },
+        kind: SynthKind::Hybrid { k_heads, v_heads },
         layers,
         hidden,
         ffn,
@@ -60,22 +60,22 @@ const fn hybrid(
 }
 
 /// The same head sizes with a vocabulary and a context for tests.
-const fn tiny(mut shape: Shape) -> Shape {
+const fn tiny(mut shape: SynthShape) -> SynthShape {
     shape.vocab = 1024;
     shape.context = 8192;
     shape
 }
 
 /// What can be asked for by name.
-pub(super) const PRESETS: [Shape; 9] = [
+pub(super) const PRESETS: [SynthShape; 9] = [
     hybrid("qwen3.5-0.8b", (24, 1024, 3584), (8, 2), (16, 16), true),
     hybrid("qwen3.5-2b", (24, 2048, 6144), (8, 2), (16, 16), true),
     hybrid("qwen3.5-4b", (32, 2560, 9216), (16, 4), (16, 32), true),
     hybrid("qwen3.5-9b", (32, 4096, 12_288), (16, 4), (16, 32), false),
     hybrid("qwen3.5-27b", (64, 5120, 17_408), (24, 4), (16, 48), false),
-    Shape {
+    SynthShape {
         name: "qwen3-0.6b",
-        kind: Kind::Dense,
+        kind: SynthKind::Dense,
         layers: 28,
         hidden: 1024,
         ffn: 3072,
@@ -94,9 +94,9 @@ pub(super) const PRESETS: [Shape; 9] = [
         (2, 2),
         true,
     )),
-    tiny(Shape {
+    tiny(SynthShape {
         name: "tiny-dense",
-        kind: Kind::Dense,
+        kind: SynthKind::Dense,
         layers: 2,
         hidden: 256,
         ffn: 512,
@@ -133,12 +133,12 @@ pub(super) struct Planned {
     pub fill: Fill,
 }
 
-impl Shape {
+impl SynthShape {
     /// Whether layer `i` attends.
     pub(super) fn attends(&self, i: u64) -> bool {
         match self.kind {
-            Kind::Dense => true,
-            Kind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL),
+            SynthKind::Dense => true,
+            SynthKind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL),
         }
     }
 
@@ -162,7 +162,7 @@ impl Shape {
 
     fn layer(&self, i: u64, all: &mut List) {
         let (hidden, ffn) = (self.hidden, self.ffn);
-        let hybrid = matches!(self.kind, Kind::Hybrid { .. });
+        let hybrid = matches!(self.kind, SynthKind::Hybrid { .. });
         let mut put =
             |part: &str, dims: &[u64], fill| all.push(&format!("blk.{i}.{part}"), dims, fill);
         put("attn_norm.weight", &[hidden], Fill::Norm);
@@ -173,7 +173,7 @@ impl Shape {
         };
         put(before_ffn, &[hidden], Fill::Norm);
         match self.kind {
-            Kind::Hybrid { k_heads, v_heads } if !self.attends(i) => {
+            SynthKind::Hybrid { k_heads, v_heads } if !self.attends(i) => {
                 let values = v_heads * DELTA_DIM;
                 let channels = 2 * k_heads * DELTA_DIM + values;
                 put("attn_qkv.weight", &[hidden, channels], Fill::Matrix);
@@ -220,7 +220,7 @@ impl List {
 mod tests {
     use super::*;
 
-    fn preset(name: &str) -> Shape {
+    fn preset(name: &str) -> SynthShape {
         PRESETS
             .into_iter()
             .find(|shape| shape.name == name)

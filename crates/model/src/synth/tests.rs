@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use contract::{HeadMap, Mixer, OutputGate, TokenKind};
-use gguf::Mapped;
+use gguf::FileBytes;
 
 use super::*;
 use crate::load_bytes;
 
-fn load(text: &str) -> crate::Loaded {
+fn load(text: &str) -> crate::LoadedModel {
     let bytes = SynthSpec::parse(text).unwrap().bytes().unwrap();
-    load_bytes("synthetic", Mapped::shared(Arc::from(bytes))).unwrap()
+    load_bytes("synthetic", FileBytes::shared(Arc::from(bytes))).unwrap()
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn seeds_decide_the_weights_and_the_hash_tells_them_apart() {
     spec.seed = 2;
     let second = spec.bytes().unwrap();
     let hash = |bytes: Vec<u8>| {
-        load_bytes("x", Mapped::shared(Arc::from(bytes)))
+        load_bytes("x", FileBytes::shared(Arc::from(bytes)))
             .unwrap()
             .spec
             .hash

@@ -1,10 +1,10 @@
-//! Writes one small draft in all spellings, and spoils it.
+//! Writes one small draft in all file_formats, and spoils it.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use contract::{ModelSpec, QuantType};
-use gguf::{Array, GgufWriter, Mapped, Value};
+use gguf::{Array, FileBytes, GgufWriter, Value};
 use model::synth::SynthSpec;
 use model::{DraftOptions, LoadedDraft, ModelError};
 use serde_json::{Map, json};
@@ -26,7 +26,7 @@ pub(crate) fn target() -> Arc<ModelSpec> {
             .unwrap()
             .bytes()
             .unwrap();
-        let bytes = Mapped::shared(Arc::from(bytes));
+        let bytes = FileBytes::shared(Arc::from(bytes));
         model::load_bytes("target.gguf", bytes).unwrap().spec
     });
     Arc::clone(made)
@@ -34,24 +34,29 @@ pub(crate) fn target() -> Arc<ModelSpec> {
 
 /// How a draft is spelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spelling {
+pub(crate) enum DraftFileFormat {
     A,
     B,
     C,
     Safetensors,
 }
 
-impl Spelling {
-    pub(crate) const ALL: [Spelling; 4] =
-        [Spelling::A, Spelling::B, Spelling::C, Spelling::Safetensors];
-    pub(crate) const GGUF: [Spelling; 3] = [Spelling::A, Spelling::B, Spelling::C];
+impl DraftFileFormat {
+    pub(crate) const ALL: [DraftFileFormat; 4] = [
+        DraftFileFormat::A,
+        DraftFileFormat::B,
+        DraftFileFormat::C,
+        DraftFileFormat::Safetensors,
+    ];
+    pub(crate) const GGUF: [DraftFileFormat; 3] =
+        [DraftFileFormat::A, DraftFileFormat::B, DraftFileFormat::C];
 
     pub(crate) fn architecture(self) -> &'static str {
         match self {
-            Spelling::A => "qwen35-dflash-draft",
-            Spelling::B => "dflash-draft",
-            Spelling::C => "dflash",
-            Spelling::Safetensors => "",
+            DraftFileFormat::A => "qwen35-dflash-draft",
+            DraftFileFormat::B => "dflash-draft",
+            DraftFileFormat::C => "dflash",
+            DraftFileFormat::Safetensors => "",
         }
     }
 }
@@ -82,8 +87,8 @@ fn tensors() -> Vec<(String, usize, usize)> {
 }
 
 /// The name of a tensor in a GGUF dialect.
-fn gguf_name(name: &str, spelling: Spelling) -> String {
-    let c = spelling == Spelling::C;
+fn gguf_name(name: &str, file_format: DraftFileFormat) -> String {
+    let c = file_format == DraftFileFormat::C;
     match name {
         "fc" if c => return "fc.weight".to_owned(),
         "fc" => return "dflash.fc.weight".to_owned(),
@@ -125,7 +130,7 @@ fn values(name: &str, n: usize) -> Vec<u8> {
 /// A draft's file and what is to be changed in it.
 #[derive(Clone)]
 pub(crate) struct Export {
-    pub(crate) spelling: Spelling,
+    pub(crate) file_format: DraftFileFormat,
     pub(crate) sliding: bool,
     /// Keys set to another value, or taken out.
     pub(crate) keys: Vec<(String, Option<Value>)>,
@@ -138,9 +143,9 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    pub(crate) fn new(spelling: Spelling) -> Export {
+    pub(crate) fn new(file_format: DraftFileFormat) -> Export {
         Export {
-            spelling,
+            file_format,
             sliding: false,
             keys: Vec::new(),
             fields: Vec::new(),
@@ -156,7 +161,7 @@ impl Export {
 
     /// Sets a key; `{a}` in it is the architecture.
     pub(crate) fn key(mut self, key: &str, value: Option<Value>) -> Export {
-        let key = key.replace("{a}", self.spelling.architecture());
+        let key = key.replace("{a}", self.file_format.architecture());
         self.keys.push((key, value));
         self
     }
@@ -182,12 +187,12 @@ impl Export {
 
     pub(crate) fn load_with(&self, options: DraftOptions) -> Result<LoadedDraft, ModelError> {
         let target = target();
-        if self.spelling == Spelling::Safetensors {
+        if self.file_format == DraftFileFormat::Safetensors {
             let folder = tempfile::tempdir().unwrap();
             self.write_safetensors(folder.path());
             return model::load_draft(folder.path(), &target, options);
         }
-        let bytes = Mapped::shared(Arc::from(self.gguf()));
+        let bytes = FileBytes::shared(Arc::from(self.gguf()));
         model::load_draft_bytes("draft.gguf", bytes, &target, options)
     }
 
@@ -211,7 +216,7 @@ impl Export {
     }
 
     pub(crate) fn gguf(&self) -> Vec<u8> {
-        let a = self.spelling.architecture();
+        let a = self.file_format.architecture();
         let u = Value::U32;
         let ids = |shift: i32| Value::Array(Array::I32(TAPS.map(|t| t + shift).to_vec()));
         let mut keys: Vec<(String, Value)> = vec![
@@ -229,8 +234,8 @@ impl Export {
         put("attention.value_length", u(HEAD_DIM as u32));
         put("attention.layer_norm_rms_epsilon", Value::F32(1e-6));
         put("rope.freq_base", Value::F32(1e7));
-        match self.spelling {
-            Spelling::C => {
+        match self.file_format {
+            DraftFileFormat::C => {
                 put("block_size", u(16));
                 put("target_layers", ids(1));
                 put(
@@ -247,7 +252,7 @@ impl Export {
                 put("dflash.n_target_layers", u(64));
             }
         }
-        if self.sliding && self.spelling != Spelling::A {
+        if self.sliding && self.file_format != DraftFileFormat::A {
             let pattern = (0..LAYERS).map(|i| i + 1 < LAYERS).collect();
             put("attention.sliding_window", u(WINDOW));
             put(
@@ -255,7 +260,7 @@ impl Export {
                 Value::Array(Array::Bool(pattern)),
             );
         }
-        if self.spelling == Spelling::C {
+        if self.file_format == DraftFileFormat::C {
             keys.push(("tokenizer.ggml.mask_token_id".to_owned(), u(1023)));
         }
         for (key, value) in &self.keys {
@@ -266,7 +271,7 @@ impl Export {
         for (key, value) in keys {
             writer.meta(&key, value).unwrap();
         }
-        let all = self.listed(|name| gguf_name(name, self.spelling));
+        let all = self.listed(|name| gguf_name(name, self.file_format));
         for (name, _, rows, cols) in &all {
             let dims = [*cols as u64, *rows as u64];
             let dims = if *rows == 1 { &dims[..1] } else { &dims[..] };

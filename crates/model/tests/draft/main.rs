@@ -1,4 +1,4 @@
-//! Drafts in all four spellings: read alike, every trap of theirs stepped over, and what does not fit refused
+//! Drafts in all four file_formats: read alike, every trap of theirs stepped over, and what does not fit refused
 //! with words that say which side is wrong.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -7,22 +7,22 @@ mod export;
 use std::sync::Arc;
 
 use contract::{BlockMask, DraftSpec, TokenId};
-use export::{Export, LAYERS, Spelling, TAPS, WINDOW, target};
-use gguf::{Array, Mapped, Value};
+use export::{DraftFileFormat, Export, LAYERS, TAPS, WINDOW, target};
+use gguf::{Array, FileBytes, Value};
 use model::{DraftOptions, ModelError};
 use proptest::prelude::*;
 use serde_json::json;
 
 fn check_refused(export: &Export, parts: &[&str]) {
     let message = match export.load() {
-        Ok(_) => panic!("{:?} was taken, {parts:?} expected", export.spelling),
+        Ok(_) => panic!("{:?} was taken, {parts:?} expected", export.file_format),
         Err(error) => error.to_string(),
     };
     for part in parts {
         assert!(
             message.contains(part),
             "{:?}: no '{part}' in: {message}",
-            export.spelling
+            export.file_format
         );
     }
 }
@@ -34,7 +34,7 @@ fn windows(spec: &DraftSpec) -> Vec<(usize, BlockMask)> {
         .collect()
 }
 
-fn taps() -> Vec<usize> {
+fn capture_layers() -> Vec<usize> {
     TAPS.map(|tap| tap as usize).to_vec()
 }
 
@@ -43,15 +43,15 @@ const SLIDING: (usize, BlockMask) = (WINDOW as usize, BlockMask::Causal);
 
 #[test]
 fn the_four_spellings_say_the_same() {
-    for spelling in Spelling::ALL {
-        let draft = Export::new(spelling).load().unwrap();
+    for file_format in DraftFileFormat::ALL {
+        let draft = Export::new(file_format).load().unwrap();
         let spec = &draft.spec;
         assert_eq!(
-            (spec.hidden, spec.block, spec.mask),
+            (spec.hidden, spec.block, spec.mask_token),
             (256, 16, TokenId(1023))
         );
-        assert_eq!(spec.taps, taps(), "{spelling:?}");
-        assert_eq!(windows(spec), [FULL; LAYERS], "{spelling:?}");
+        assert_eq!(spec.capture_layers, capture_layers(), "{file_format:?}");
+        assert_eq!(windows(spec), [FULL; LAYERS], "{file_format:?}");
         assert_eq!(spec.depth(), 15);
         for layer in &spec.layers {
             let a = &layer.attention;
@@ -62,7 +62,7 @@ fn the_four_spellings_say_the_same() {
         let gate = match &spec.layers[1].ffn {
             contract::FeedForward::Dense { gate, .. } => gate.clone(),
         };
-        let expected = Export::new(Spelling::B).load().unwrap();
+        let expected = Export::new(DraftFileFormat::B).load().unwrap();
         let contract::FeedForward::Dense { gate: other, .. } = &expected.spec.layers[1].ffn;
         assert_eq!(
             draft.weights.bytes(&gate).unwrap(),
@@ -73,9 +73,13 @@ fn the_four_spellings_say_the_same() {
 
 #[test]
 fn windows_slide_and_sliding_layers_are_causal_in_the_block() {
-    for spelling in [Spelling::B, Spelling::C, Spelling::Safetensors] {
-        let spec = Export::new(spelling).sliding().load().unwrap().spec;
-        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{spelling:?}");
+    for file_format in [
+        DraftFileFormat::B,
+        DraftFileFormat::C,
+        DraftFileFormat::Safetensors,
+    ] {
+        let spec = Export::new(file_format).sliding().load().unwrap().spec;
+        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{file_format:?}");
         assert_eq!(spec.window(), DraftSpec::FULL_WINDOW);
     }
 }
@@ -83,7 +87,7 @@ fn windows_slide_and_sliding_layers_are_causal_in_the_block() {
 #[test]
 fn a_file_that_says_who_is_causal_is_believed() {
     let causal = |flag| {
-        Export::new(Spelling::C)
+        Export::new(DraftFileFormat::C)
             .sliding()
             .key("{a}.attention.causal", Some(Value::Bool(flag)))
     };
@@ -93,7 +97,7 @@ fn a_file_that_says_who_is_causal_is_believed() {
     };
     assert_eq!(masks(causal(true)), [BlockMask::Causal; LAYERS]);
     assert_eq!(masks(causal(false)), [BlockMask::Full; LAYERS]);
-    let hf = Export::new(Spelling::Safetensors).sliding();
+    let hf = Export::new(DraftFileFormat::Safetensors).sliding();
     assert_eq!(
         masks(hf.clone().field("is_causal", json!(false))),
         [BlockMask::Full; LAYERS]
@@ -104,13 +108,13 @@ fn a_file_that_says_who_is_causal_is_believed() {
 
 #[test]
 fn a_window_that_a_converter_lost_can_be_given_for_every_spelling() {
-    for spelling in Spelling::ALL {
-        let plain = Export::new(spelling).load().unwrap().spec;
+    for file_format in DraftFileFormat::ALL {
+        let plain = Export::new(file_format).load().unwrap().spec;
         let options = DraftOptions {
             window: Some(WINDOW as usize),
         };
-        let spec = Export::new(spelling).load_with(options).unwrap().spec;
-        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{spelling:?}");
+        let spec = Export::new(file_format).load_with(options).unwrap().spec;
+        assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{file_format:?}");
         assert_ne!(spec.hash, plain.hash, "snapshots of the two must not match");
     }
 }
@@ -118,12 +122,19 @@ fn a_window_that_a_converter_lost_can_be_given_for_every_spelling() {
 #[test]
 fn the_rope_base_of_dialect_a_is_the_targets_whatever_it_says() {
     let wrong = Some(Value::F32(1e6));
-    for (spelling, theta) in [(Spelling::A, 1e7), (Spelling::B, 1e6), (Spelling::C, 1e6)] {
-        let export = Export::new(spelling).key("{a}.rope.freq_base", wrong.clone());
+    for (file_format, theta) in [
+        (DraftFileFormat::A, 1e7),
+        (DraftFileFormat::B, 1e6),
+        (DraftFileFormat::C, 1e6),
+    ] {
+        let export = Export::new(file_format).key("{a}.rope.freq_base", wrong.clone());
         let spec = export.load().unwrap().spec;
-        assert_eq!(spec.layers[0].attention.rope.theta, theta, "{spelling:?}");
+        assert_eq!(
+            spec.layers[0].attention.rope.theta, theta,
+            "{file_format:?}"
+        );
     }
-    let nested = Export::new(Spelling::Safetensors)
+    let nested = Export::new(DraftFileFormat::Safetensors)
         .field("rope_theta", json!(null))
         .field(
             "rope_parameters",
@@ -138,24 +149,24 @@ fn the_rope_base_of_dialect_a_is_the_targets_whatever_it_says() {
 #[test]
 fn block_sizes_masks_and_taps_come_from_the_file() {
     let eight = Some(Value::U32(8));
-    let a = Export::new(Spelling::A).key("{a}.dflash.block_size", eight.clone());
+    let a = Export::new(DraftFileFormat::A).key("{a}.dflash.block_size", eight.clone());
     assert_eq!(a.load().unwrap().spec.depth(), 7);
-    let c = Export::new(Spelling::C).key("{a}.block_size", eight);
+    let c = Export::new(DraftFileFormat::C).key("{a}.block_size", eight);
     assert_eq!(c.load().unwrap().spec.depth(), 7);
-    let nested = Export::new(Spelling::Safetensors)
+    let nested = Export::new(DraftFileFormat::Safetensors)
         .field("block_size", json!(null))
         .field("dflash_config/block_size", json!(4));
     assert_eq!(nested.load().unwrap().spec.depth(), 3);
     // Without a list the layers are spread evenly, of four: 1, 1, 1 — which cannot be.
     check_refused(
-        &Export::new(Spelling::A).key("{a}.dflash.target_layer_ids", None),
+        &Export::new(DraftFileFormat::A).key("{a}.dflash.target_layer_ids", None),
         &["do not rise"],
     );
 }
 
 #[test]
 fn other_names_of_the_same_tensors_are_known() {
-    let export = Export::new(Spelling::B)
+    let export = Export::new(DraftFileFormat::B)
         .rename("dflash.fc.weight", Some("dflash_fc.weight"))
         .rename(
             "dflash.hidden_norm.weight",
@@ -170,9 +181,9 @@ fn other_names_of_the_same_tensors_are_known() {
 
 #[test]
 fn a_copy_of_what_is_borrowed_is_ignored_and_another_head_refused() {
-    let copy = Export::new(Spelling::C).add("token_embd.weight", 1024, 256);
+    let copy = Export::new(DraftFileFormat::C).add("token_embd.weight", 1024, 256);
     assert!(copy.load().is_ok());
-    let own = Export::new(Spelling::C).add("output.weight", 512, 256);
+    let own = Export::new(DraftFileFormat::C).add("output.weight", 512, 256);
     check_refused(&own, &["output.weight", "borrows the target's"]);
 }
 
@@ -180,12 +191,12 @@ fn a_copy_of_what_is_borrowed_is_ignored_and_another_head_refused() {
 fn a_draft_of_another_target_is_refused_with_both_sides() {
     let u = |n| Some(Value::U32(n));
     let ids = |ids: &[i32]| Some(Value::Array(Array::I32(ids.to_vec())));
-    for (spelling, taps_key, beyond) in [
-        (Spelling::A, "{a}.dflash.target_layer_ids", 4),
-        (Spelling::B, "{a}.dflash.target_layer_ids", 4),
-        (Spelling::C, "{a}.target_layers", 5),
+    for (file_format, taps_key, beyond) in [
+        (DraftFileFormat::A, "{a}.dflash.target_layer_ids", 4),
+        (DraftFileFormat::B, "{a}.dflash.target_layer_ids", 4),
+        (DraftFileFormat::C, "{a}.target_layers", 5),
     ] {
-        let export = Export::new(spelling);
+        let export = Export::new(file_format);
         check_refused(
             &export.clone().key(taps_key, ids(&[1, 2, beyond])),
             &["target layer 4", "has 4", "draft.gguf"],
@@ -202,29 +213,29 @@ fn a_draft_of_another_target_is_refused_with_both_sides() {
     }
     // An entry that names the embedding's output names no layer.
     check_refused(
-        &Export::new(Spelling::C).key("{a}.target_layers", ids(&[0, 1, 2])),
+        &Export::new(DraftFileFormat::C).key("{a}.target_layers", ids(&[0, 1, 2])),
         &["0 names no layer"],
     );
     for key in ["{a}.dflash.mask_token_id", "tokenizer.ggml.mask_token_id"] {
-        let spelling = if key.starts_with('t') {
-            Spelling::C
+        let file_format = if key.starts_with('t') {
+            DraftFileFormat::C
         } else {
-            Spelling::B
+            DraftFileFormat::B
         };
         check_refused(
-            &Export::new(spelling).key(key, u(1024)),
+            &Export::new(file_format).key(key, u(1024)),
             &["mask is token 1024", "1024"],
         );
         check_refused(
-            &Export::new(spelling).key(key, None),
+            &Export::new(file_format).key(key, None),
             &["mask_token_id", "missing"],
         );
     }
     check_refused(
-        &Export::new(Spelling::B).key("{a}.vocab_size", u(248_320)),
+        &Export::new(DraftFileFormat::B).key("{a}.vocab_size", u(248_320)),
         &["248320 tokens", "1024"],
     );
-    let hf = Export::new(Spelling::Safetensors);
+    let hf = Export::new(DraftFileFormat::Safetensors);
     check_refused(
         &hf.clone().field("num_target_layers", json!(64)),
         &["64 layers", "has 4"],
@@ -234,7 +245,7 @@ fn a_draft_of_another_target_is_refused_with_both_sides() {
         &hf.field("dflash_config/mask_token_id", json!(5000)),
         &["token 5000"],
     );
-    let error = Export::new(Spelling::B)
+    let error = Export::new(DraftFileFormat::B)
         .key("{a}.vocab_size", u(7))
         .load()
         .err()
@@ -244,8 +255,8 @@ fn a_draft_of_another_target_is_refused_with_both_sides() {
 
 #[test]
 fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
-    for spelling in Spelling::GGUF {
-        let export = Export::new(spelling);
+    for file_format in DraftFileFormat::GGUF {
+        let export = Export::new(file_format);
         check_refused(
             &export.clone().rename("blk.1.attn_k.weight", None),
             &["blk.1.attn_k.weight", "missing"],
@@ -277,7 +288,7 @@ fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
             &["blk.3.", "missing"],
         );
     }
-    let hf = Export::new(Spelling::Safetensors);
+    let hf = Export::new(DraftFileFormat::Safetensors);
     check_refused(
         &hf.clone().rename("fc.weight", None),
         &["fc.weight", "missing"],
@@ -290,15 +301,15 @@ fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
 
 #[test]
 fn newer_kinds_are_known_by_name() {
-    let b = || Export::new(Spelling::B);
-    let c = || Export::new(Spelling::C);
+    let b = || Export::new(DraftFileFormat::B);
+    let c = || Export::new(DraftFileFormat::C);
     check_refused(&c().add("blk.0.attn_conv_base", 4, 256), &["DFlash2"]);
     check_refused(
         &c().key("{a}.selector_rank", Some(Value::U32(256))),
         &["DFlash2"],
     );
     check_refused(&b().add("markov_head.w1.weight", 8, 256), &["DSpark"]);
-    let hf = || Export::new(Spelling::Safetensors);
+    let hf = || Export::new(DraftFileFormat::Safetensors);
     check_refused(
         &hf().field("architectures", json!(["DFlash2DraftModel"])),
         &["DFlash2"],
@@ -329,11 +340,11 @@ fn newer_kinds_are_known_by_name() {
 #[test]
 fn a_model_is_no_draft_and_a_draft_no_model() {
     let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
-    let bytes = Mapped::shared(Arc::from(spec.bytes().unwrap()));
+    let bytes = FileBytes::shared(Arc::from(spec.bytes().unwrap()));
     let error = model::load_draft_bytes("m.gguf", bytes, &target(), DraftOptions::default());
     let error = error.err().unwrap().to_string();
     assert!(error.contains("qwen35 as a draft"), "{error}");
-    let draft = Mapped::shared(Arc::from(Export::new(Spelling::B).gguf()));
+    let draft = FileBytes::shared(Arc::from(Export::new(DraftFileFormat::B).gguf()));
     let error = model::load_bytes("d.gguf", draft)
         .err()
         .unwrap()
@@ -344,7 +355,7 @@ fn a_model_is_no_draft_and_a_draft_no_model() {
 #[test]
 fn windows_that_make_no_sense_are_refused() {
     let u = |n| Some(Value::U32(n));
-    let sliding = Export::new(Spelling::B).sliding();
+    let sliding = Export::new(DraftFileFormat::B).sliding();
     check_refused(
         &sliding.clone().key("{a}.attention.sliding_window", None),
         &["sliding_window"],
@@ -354,7 +365,7 @@ fn windows_that_make_no_sense_are_refused() {
         &["window of 8", "block of 16"],
     );
     for block in [0, 1, 65] {
-        let export = Export::new(Spelling::B).key("{a}.dflash.block_size", u(block));
+        let export = Export::new(DraftFileFormat::B).key("{a}.dflash.block_size", u(block));
         assert!(export.load().is_err(), "{block}");
     }
 }
@@ -363,17 +374,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
     fn no_spoiled_file_is_a_panic(
-        spelling in prop::sample::select(Spelling::GGUF.to_vec()),
+        file_format in prop::sample::select(DraftFileFormat::GGUF.to_vec()),
         at in 0.0..1.0_f64, value: u8, cut in prop::option::of(0.0..1.0_f64),
     ) {
-        let mut bytes = Export::new(spelling).sliding().gguf();
+        let mut bytes = Export::new(file_format).sliding().gguf();
         // Spoil the head, where everything that is read stands.
         let head = 6000.min(bytes.len());
         bytes[(at * head as f64) as usize] = value;
         if let Some(cut) = cut {
             bytes.truncate((cut * bytes.len() as f64) as usize);
         }
-        let bytes = Mapped::shared(Arc::from(bytes));
+        let bytes = FileBytes::shared(Arc::from(bytes));
         let _ = model::load_draft_bytes("spoiled.gguf", bytes, &target(), DraftOptions::default());
     }
 
@@ -382,7 +393,7 @@ proptest! {
         at in 0.0..1.0_f64, value: u8, in_config: bool, cut in prop::option::of(0.0..1.0_f64),
     ) {
         let folder = tempfile::tempdir().unwrap();
-        Export::new(Spelling::Safetensors).write_safetensors(folder.path());
+        Export::new(DraftFileFormat::Safetensors).write_safetensors(folder.path());
         let name = if in_config { "config.json" } else { "model.safetensors" };
         let path = folder.path().join(name);
         let mut bytes = std::fs::read(&path).unwrap();

@@ -172,11 +172,11 @@ pub(crate) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), c
         let Ok(Some(values)) = matches.try_get_raw(refused.flag) else {
             continue;
         };
-        let asks = |value: &std::ffi::OsStr| {
+        let requests = |value: &std::ffi::OsStr| {
             let value = value.to_string_lossy();
             !refused.neutral.contains(&&*value)
         };
-        let asked: Vec<_> = values.filter(|value| asks(value)).collect();
+        let asked: Vec<_> = values.filter(|value| requests(value)).collect();
         let bare = refused.takes == Takes::Many && asked.is_empty();
         if asked.is_empty() && !bare {
             continue;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use contract::Window;
+use contract::AttentionWindow;
 
 /// How far back attention looks while a reply is written.
 #[derive(Debug, Clone, Args)]
@@ -30,14 +30,14 @@ pub struct WindowArgs {
     pub fa_window_force: bool,
 }
 
-/// Tokens of a window from the command line: 0 for all, or at least [`Window::LEAST`].
+/// Tokens of a window from the command line: 0 for all, or at least [`AttentionWindow::MIN_TOKENS`].
 pub fn tokens(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Ok(0),
-        Ok(tokens) if tokens >= Window::LEAST => Ok(tokens),
+        Ok(tokens) if tokens >= AttentionWindow::MIN_TOKENS => Ok(tokens),
         Ok(_) => Err(format!(
             "a window has at least {} tokens, or 0 for everything",
-            Window::LEAST
+            AttentionWindow::MIN_TOKENS
         )),
         Err(_) => Err("not a number of tokens".to_owned()),
     }

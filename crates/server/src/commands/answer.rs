@@ -204,7 +204,7 @@ pub(super) mod tests {
             target: loaded.spec,
             weights: loaded.weights,
             draft: None,
-            exact: false,
+            batch_invariant: false,
             kv: KvFormats {
                 k: KvFormat::F16,
                 v: KvFormat::F16,
@@ -217,7 +217,7 @@ pub(super) mod tests {
                 pool: None,
             },
         };
-        let cpu = cpu::CpuBackend::new(cpu::Options {
+        let cpu = cpu::CpuBackend::new(cpu::CpuOptions {
             reference: false,
             threads: Some(1),
         });

@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use chat::conversation::{Conversation, Message, Role};
 use contract::vocab::TokenKind;
-use contract::{Backend, DeviceError, Place, Runner, TokenId};
+use contract::{Backend, DeviceError, Runner, SnapshotLocation, TokenId};
 use decode::{Boundaries, PrefixConfig};
 
 use crate::cli::CacheArgs;
@@ -27,7 +27,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
         // States lie in the machine's memory wherever the model runs, and rows go there when a card's cache is
         // needed for others; those that are still on the card count too.
         None => {
-            cpu::CpuBackend::new(cpu::Options::default())
+            cpu::CpuBackend::new(cpu::CpuOptions::default())
                 .probe()?
                 .free_bytes
                 / 4
@@ -41,7 +41,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
             every: EVERY,
             ..Boundaries::default()
         },
-        place: Place::Host,
+        place: SnapshotLocation::Host,
         least_stored: args.kv_cache_min_tokens.max(1),
         ahead: args.read_ahead,
     })
@@ -79,7 +79,7 @@ pub(super) fn store(args: &CacheArgs, fitted: &Fitted) -> anyhow::Result<Option<
 
 /// Saves the state of an empty sequence and forgets it: a card locks memory for the first state it saves, which takes as
 /// long as reading a thousand tokens, and better at the start than in the first prompt.
-pub(super) fn warm(runner: &mut dyn Runner, place: Place) -> Result<(), DeviceError> {
+pub(super) fn warm(runner: &mut dyn Runner, place: SnapshotLocation) -> Result<(), DeviceError> {
     let seq = runner.open(1)?;
     let saved = runner.snapshot(seq, place);
     runner.close(seq);
@@ -105,7 +105,7 @@ fn owner(fitted: &Fitted) -> [u8; 16] {
     }
     hasher.update(ENGINE.as_bytes());
     hasher.update(&plan.target.hash.0);
-    hasher.update(&contract::snapshot::LAYOUT.to_le_bytes());
+    hasher.update(&contract::snapshot::LAYOUT_VERSION.to_le_bytes());
     for format in [plan.kv.k, plan.kv.v] {
         hasher.update(format.name().as_bytes()).update(&[0]);
     }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::settings::GenerationDefaults;
 
-    fn served() -> (model::Loaded, ServedModel) {
+    fn served() -> (model::LoadedModel, ServedModel) {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         (loaded, model)

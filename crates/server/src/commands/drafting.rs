@@ -50,7 +50,7 @@ impl Drafting {
     pub(super) fn of(
         args: &DraftArgs,
         device: &DeviceArgs,
-        loaded: &model::Loaded,
+        loaded: &model::LoadedModel,
         bundled: Option<Bundled>,
     ) -> anyhow::Result<Drafting> {
         let mut drafting = Drafting {
@@ -73,7 +73,7 @@ impl Drafting {
         let found = match (&args.draft, bundled) {
             (Some(path), _) => Some(model::load_draft(path, &loaded.spec, options)?),
             (None, Some(bundled)) => {
-                let bytes = gguf::Mapped::embedded(bundled.draft);
+                let bytes = gguf::FileBytes::embedded(bundled.draft);
                 let name = format!("{}-draft", bundled.name);
                 Some(model::load_draft_bytes(
                     &name,

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use contract::{Ask, CommitItem, DraftItem, NodeIdx, Row, Runner, TokenId, Tree, VerifyItem};
+use contract::{
+    CommitItem, DraftItem, LogitsRequest, LogitsRow, NodeIdx, Runner, TokenId, Tree, VerifyItem,
+};
 
 use crate::cli::EvalArgs;
 use crate::commands::drafting::{self, Drafting};
@@ -48,13 +50,13 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     };
     let seq = runner.open(ids.len() + steps)?;
     let progress = Progress::new("evaluating");
-    let mut last = Row::default();
+    let mut last = LogitsRow::default();
     for (at, tokens) in ids.chunks(chunk).enumerate() {
         let first_asked = if npy.is_some() { 0 } else { tokens.len() - 1 };
-        let asks: Vec<_> = (first_asked..tokens.len())
-            .map(|i| (i, Ask::full()))
+        let requests: Vec<_> = (first_asked..tokens.len())
+            .map(|i| (i, LogitsRequest::full()))
             .collect();
-        let rows = runner.prefill(seq, tokens, &asks)?;
+        let rows = runner.prefill(seq, tokens, &requests)?;
         if let Some(npy) = &mut npy {
             rows.iter()
                 .try_for_each(|row| npy.row(&row.raw))
@@ -77,7 +79,7 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
 /// Writes what the draft makes of the block whose root is `ids[at]`.
 fn draft_logits(
     args: &EvalArgs,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     ids: &[TokenId],
     (draft, out, at): (&Path, &Path, usize),
 ) -> anyhow::Result<()> {
@@ -155,7 +157,7 @@ fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {
 fn greedy(
     runner: &mut dyn Runner,
     seq: contract::SeqId,
-    row: &Row,
+    row: &LogitsRow,
     steps: usize,
 ) -> anyhow::Result<Vec<u32>> {
     let mut out = Vec::with_capacity(steps);
@@ -169,7 +171,7 @@ fn greedy(
         let rows = runner.verify(&[VerifyItem {
             seq,
             tree: &tree,
-            asks: &[Ask::top(1)],
+            requests: &[LogitsRequest::top_k(1)],
         }])?;
         let path = tree.path_to(NodeIdx::ROOT);
         runner.commit(&[CommitItem { seq, path: &path }])?;
@@ -182,7 +184,7 @@ fn greedy(
     Ok(out)
 }
 
-fn likeliest(row: &Row) -> anyhow::Result<TokenId> {
+fn likeliest(row: &LogitsRow) -> anyhow::Result<TokenId> {
     let mut best: Option<(TokenId, f32)> = None;
     for (&id, &logit) in row.ids.iter().zip(&row.raw) {
         if best.is_none_or(|(_, highest)| logit > highest) {

@@ -264,7 +264,7 @@ pub(super) fn chunk(args: &DeviceArgs, on_card: bool) -> usize {
 /// Makes a plan without a draft.
 pub(super) fn fit(
     backend: &dyn Backend,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     args: &DeviceArgs,
     wish: Wish,
 ) -> anyhow::Result<Fitted> {
@@ -274,7 +274,7 @@ pub(super) fn fit(
 /// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
 pub(super) fn fit_beside(
     backend: &dyn Backend,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     args: &DeviceArgs,
     (wish, drafting): (Wish, &Drafting),
 ) -> anyhow::Result<Fitted> {
@@ -310,7 +310,7 @@ pub(super) fn fit_beside(
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
-        exact: drafting.exact,
+        batch_invariant: drafting.exact,
         kv,
         limits: Limits {
             sequences: wish.sequences,
@@ -369,7 +369,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::commands::open::{device, open, tiny};
     use clap::Parser;
-    use contract::Pool;
+    use contract::KvPool;
 
     fn device_args(words: &[&str]) -> DeviceArgs {
         let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);
@@ -540,7 +540,7 @@ mod tests {
             let limits = fitted.plan.limits;
             (
                 limits.context,
-                Pool::of(limits, 256).pages,
+                KvPool::for_limits(limits, 256).pages,
                 fitted.memory.kv_bytes,
             )
         };

@@ -141,7 +141,7 @@ impl Report {
         self.json.insert("types".to_owned(), Value::Object(types));
     }
 
-    fn plan(&mut self, loaded: &model::Loaded, args: &InspectArgs) -> anyhow::Result<()> {
+    fn plan(&mut self, loaded: &model::LoadedModel, args: &InspectArgs) -> anyhow::Result<()> {
         let backend = plan::device(args)?;
         let mut drafting = Drafting::none();
         if let Some(path) = &args.draft {

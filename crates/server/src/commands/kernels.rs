@@ -224,7 +224,7 @@ fn width(unit: &Unit) -> Option<usize> {
 
 /// What opening a model on a card of `arch` compiles, for steps that sum as `sums` says or as is the default there.
 fn of_model(
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     arch: Arch,
     sums: Option<cuda::Sums>,
     format: KvFormat,
@@ -233,7 +233,7 @@ fn of_model(
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: format,
             v: format,

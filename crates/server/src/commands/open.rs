@@ -68,16 +68,16 @@ pub(super) fn bytes_of(text: &str) -> Option<u64> {
 }
 
 /// Loads a model file.
-pub(super) fn load(path: &Path) -> anyhow::Result<model::Loaded> {
+pub(super) fn load(path: &Path) -> anyhow::Result<model::LoadedModel> {
     Ok(model::load(path)?)
 }
 
 /// Loads a model file, or the bundled model when there is none.
-pub(super) fn load_or(path: Option<&Path>, bundled: Bundled) -> anyhow::Result<model::Loaded> {
+pub(super) fn load_or(path: Option<&Path>, bundled: Bundled) -> anyhow::Result<model::LoadedModel> {
     match path {
         Some(path) => load(path),
         None => {
-            let bytes = gguf::Mapped::embedded(bundled.gguf);
+            let bytes = gguf::FileBytes::embedded(bundled.gguf);
             Ok(model::load_bytes(bundled.name, bytes)?)
         }
     }
@@ -85,15 +85,15 @@ pub(super) fn load_or(path: Option<&Path>, bundled: Bundled) -> anyhow::Result<m
 
 /// A tiny model with random weights.
 #[cfg(test)]
-pub(super) fn tiny() -> model::Loaded {
+pub(super) fn tiny() -> model::LoadedModel {
     let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
-    let bytes = gguf::Mapped::shared(spec.bytes().unwrap().into());
+    let bytes = gguf::FileBytes::shared(spec.bytes().unwrap().into());
     model::load_bytes("tiny synthetic model", bytes).unwrap()
 }
 
 /// The text side of a loaded model.
 pub(super) fn text_side(
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     path: Option<&Path>,
     template_file: Option<&Path>,
     defaults: GenerationDefaults,
@@ -140,7 +140,7 @@ pub(super) fn open(
 }
 
 /// The plan in four lines: model, device, memory, and why keys and values are stored as they are.
-pub(super) fn plan_lines(loaded: &model::Loaded, fitted: &Fitted) -> [String; 4] {
+pub(super) fn plan_lines(loaded: &model::LoadedModel, fitted: &Fitted) -> [String; 4] {
     let Fitted {
         plan,
         memory,

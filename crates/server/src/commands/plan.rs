@@ -66,7 +66,7 @@ fn usual_card() -> cuda::Card {
 /// The table for people and for programs.
 pub(super) fn table(
     backend: &dyn Backend,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     args: &InspectArgs,
     drafting: &Drafting,
 ) -> anyhow::Result<(String, Value)> {
@@ -76,7 +76,7 @@ pub(super) fn table(
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
-        exact: drafting.exact,
+        batch_invariant: drafting.exact,
         kv: KvFormats {
             k: format,
             v: format,
@@ -197,7 +197,7 @@ mod tests {
                 kv: KvFormat::F16,
                 load: DraftLoad::AtOpen,
             }),
-            exact: false,
+            batch_invariant: false,
             kv: KvFormats {
                 k: format,
                 v: format,

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::num::NonZero;
 
 use anyhow::bail;
-use model::quantize::Options;
+use model::quantize::QuantizeOptions;
 use model::recipe::Recipe;
 
 use crate::cli::QuantizeArgs;
@@ -22,7 +22,7 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     };
     refuse_existing(&args.output, args.force)?;
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let options = Options {
+    let options = QuantizeOptions {
         recipe,
         threads: args.threads.unwrap_or(cores),
     };

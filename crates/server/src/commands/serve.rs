@@ -214,7 +214,7 @@ fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
 /// with its origin.
 pub(super) fn generation(
     args: &ServeArgs,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
 ) -> (Found, GenerationDefaults, Vec<Told>) {
     let facts = &loaded.facts;
     let found = card::find(
@@ -253,7 +253,7 @@ fn scheduler(
 fn scripted(
     args: &ServeArgs,
     file: &Path,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     model: ServedModel,
 ) -> anyhow::Result<Loaded> {
     let script = Script::parse(&config::read_text("--script", file)?)
@@ -283,7 +283,7 @@ fn scripted(
 
 fn drafting(
     args: &ServeArgs,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     bundled: Bundled,
 ) -> anyhow::Result<Drafting> {
     let bundled = model_path(args).is_none().then_some(bundled);
@@ -293,7 +293,7 @@ fn drafting(
 fn fit(
     args: &ServeArgs,
     backend: &dyn contract::Backend,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     drafting: &Drafting,
 ) -> anyhow::Result<Fitted> {
     let wish = Wish {

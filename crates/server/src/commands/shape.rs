@@ -59,7 +59,7 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     all.extend(window.map(|window| fact("window", window)));
     all.extend(facts.vocab.map(|vocab| fact("target_vocabulary", vocab)));
     all.extend(facts.target_layers.map(|n| fact("target_layers", n)));
-    all.push(match &facts.taps {
+    all.push(match &facts.capture_layers {
         Some(taps) => fact(
             "taps",
             taps.iter()

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::{Context, bail};
-use contract::{Candidates, TokenId, Tree};
+use contract::{DraftCandidates, TokenId, Tree};
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
 use serde_json::json;
@@ -61,8 +61,8 @@ pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
 
 /// The `k` best tokens of each row with their log-probabilities; equal ones by the lower id. NaN counts as minus
 /// infinity.
-fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> Candidates {
-    let mut all = Candidates {
+fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> DraftCandidates {
+    let mut all = DraftCandidates {
         ids: Vec::new(),
         log_probs: Vec::new(),
         lse: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use model::Card;
+use model::ModelCard;
 
 use crate::config::{Origin, Told};
 use crate::served::CardFacts;
@@ -21,7 +21,7 @@ const BUILT_IN: [(&str, &str); 1] =
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// What it says, or the family's defaults.
-    pub card: Card,
+    pub card: ModelCard,
     /// The file, or what stands in for one.
     pub place: String,
     /// What its values count as.
@@ -54,7 +54,7 @@ pub struct GenerationFlags {
 /// Looks for the card of a model: in `dir`, in the checkout, in the executable. A bad card is warned of and
 /// read as far as it is good; without any the family's defaults stand.
 pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
-    let stem = Card::stem(model_name);
+    let stem = ModelCard::stem(model_name);
     let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
     for path in dirs.map(|dir| dir.join(format!("{stem}.json"))) {
         match std::fs::read_to_string(&path) {
@@ -72,7 +72,7 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
         tracing::warn!(dir = %dir.display(), "--model-cards-dir is not a directory");
     }
     Found {
-        card: Card::of_architecture(architecture),
+        card: ModelCard::of_architecture(architecture),
         place: format!("none for {stem}, so {architecture} defaults"),
         origin: Origin::Default,
         verbatim: None,
@@ -80,7 +80,7 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
 }
 
 fn read(json: &str, architecture: &str, place: &str) -> Found {
-    let (card, warnings) = Card::parse(json, architecture);
+    let (card, warnings) = ModelCard::parse(json, architecture);
     for warning in warnings {
         tracing::warn!(card = place, "model card: {warning}");
     }
@@ -205,7 +205,7 @@ mod tests {
         let none = find("B", "qwen35", Some(dir.path()));
         assert_eq!(
             (none.card, none.origin),
-            (Card::of_architecture("qwen35"), Origin::Default)
+            (ModelCard::of_architecture("qwen35"), Origin::Default)
         );
     }
 
@@ -248,9 +248,9 @@ mod tests {
     #[test]
     fn every_built_in_card_is_without_fault() {
         for (stem, json) in BUILT_IN {
-            let (card, warnings) = Card::parse(json, "qwen35");
+            let (card, warnings) = ModelCard::parse(json, "qwen35");
             assert!(warnings.is_empty(), "{stem}: {warnings:?}");
-            assert_eq!(Card::stem(&card.name), stem);
+            assert_eq!(ModelCard::stem(&card.name), stem);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chat::openai::request::LateSystem;
-use contract::Window;
+use contract::AttentionWindow;
 
 use crate::cli::{LateSystemArg, OnOff, ServeArgs};
 use crate::config::{ConfigError, read_text};
@@ -46,7 +46,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
         },
         queue_limit: args.queue_limit,
         window: WindowRule {
-            window: Window::new(args.window.fa_window, args.window.fa_window_sinks),
+            window: AttentionWindow::new(args.window.fa_window, args.window.fa_window_sinks),
             force: args.window.fa_window_force,
         },
         defaults,

@@ -67,7 +67,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "speculative": {
             "enabled": info.draft_depth.is_some(),
             "draft_depth": info.draft_depth,
-            "exact": info.exact_trees,
+            "exact": info.batch_invariant,
             "ddtree_budget": info.draft_depth.map(|_| info.limits.tree_nodes.saturating_sub(1)),
         },
         "speculative_mode": if info.draft_depth.is_some() { "dflash" } else { "off" },

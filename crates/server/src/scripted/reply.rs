@@ -1,7 +1,7 @@
 //! One reply as tokens, and how far a text has come in it.
 
 use chat::{Special, Tokenizer};
-use contract::{Ask, Row, TokenId, TokenKind, Want};
+use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenKind};
 
 /// Logit of what comes next; far above what any penalty takes away.
 const NEXT: f32 = 1000.0;
@@ -73,11 +73,11 @@ impl Reply {
     pub(super) fn row(
         &self,
         place: Place,
-        ask: &Ask,
+        ask: &LogitsRequest,
         (tokenizer, vocab): (&Tokenizer, usize),
-    ) -> Row {
-        if ask.want == Want::Nothing {
-            return Row::default();
+    ) -> LogitsRow {
+        if ask.selection == LogitsSelection::None {
+            return LogitsRow::default();
         }
         let rest = &self.bytes[place.0..];
         let mut raw = vec![NEVER; vocab];
@@ -108,7 +108,7 @@ impl Reply {
 }
 
 /// The row in which `token` is all but certain.
-pub(super) fn certain(token: TokenId, ask: &Ask, vocab: usize) -> Row {
+pub(super) fn certain(token: TokenId, ask: &LogitsRequest, vocab: usize) -> LogitsRow {
     let mut raw = vec![NEVER; vocab];
     if let Some(x) = raw.get_mut(token.index()) {
         *x = NEXT;
@@ -117,17 +117,17 @@ pub(super) fn certain(token: TokenId, ask: &Ask, vocab: usize) -> Row {
 }
 
 /// What an ask wants of raw logits `[vocab]`.
-fn answer(raw: Vec<f32>, ask: &Ask) -> Row {
+fn answer(raw: Vec<f32>, ask: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
     if let Some(edits) = &ask.edits {
         edits.apply(&mut logits);
     }
-    let ids: Vec<TokenId> = match ask.want {
-        Want::Nothing => return Row::default(),
-        Want::Full => (0..raw.len() as u32).map(TokenId).collect(),
-        Want::Top(k) => best(&logits, k),
+    let ids: Vec<TokenId> = match ask.selection {
+        LogitsSelection::None => return LogitsRow::default(),
+        LogitsSelection::Full => (0..raw.len() as u32).map(TokenId).collect(),
+        LogitsSelection::TopK(k) => best(&logits, k),
     };
-    Row {
+    LogitsRow {
         logits: ids.iter().map(|id| logits[id.index()]).collect(),
         raw: ids.iter().map(|id| raw[id.index()]).collect(),
         lse: log_sum_exp(&logits),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use chat::Tokenizer;
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DeviceInfo, DraftItem, KvFormat, KvFormats, Limits,
-    MemoryPlan, ModelSpec, Place as SnapshotPlace, Pool, Room, Row, Runner, RunnerInfo, SeqId,
-    SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DeviceError, DeviceInfo, DraftCandidates, DraftItem, KvFormat, KvFormats,
+    KvPool, Limits, LogitsRequest, LogitsRow, MemoryPlan, ModelSpec, Runner, RunnerInfo, SeqId,
+    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use super::file::Script;
@@ -72,7 +72,7 @@ impl ScriptedRunner {
             },
             vocab: spec.vocab,
             limits,
-            pool: Pool::of(limits, 1),
+            pool: KvPool::for_limits(limits, 1),
             kv: KvFormats {
                 k: KvFormat::F16,
                 v: KvFormat::F16,
@@ -80,7 +80,7 @@ impl ScriptedRunner {
             model: spec.hash,
             draft_depth: None,
             scorer: false,
-            exact_trees: true,
+            batch_invariant: true,
             prefill_align: PREFILL_ALIGN,
             memory: MemoryPlan::default(),
         };
@@ -127,7 +127,7 @@ impl ScriptedRunner {
     }
 
     fn no_draft(call: &'static str) -> DeviceError {
-        DeviceError::Misuse {
+        DeviceError::InvalidCall {
             call,
             detail: "a script has no draft and no scorer".to_owned(),
         }
@@ -139,21 +139,21 @@ impl Runner for ScriptedRunner {
         &self.info
     }
 
-    fn room(&self) -> Room {
+    fn capacity(&self) -> Capacity {
         // A script has room for all of its sequences at full length.
         let lent: usize = self.sequences.values().map(|s| s.max_len).sum();
         let limits = self.info.limits;
-        Room {
+        Capacity {
             sequences: limits.sequences.saturating_sub(self.sequences.len()),
             tokens: self.info.pool.tokens().saturating_sub(lent),
-            kept: 0,
+            evictable_tokens: 0,
             snapshot_bytes: self.snapshots.values().map(State::bytes).sum(),
         }
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        let room = self.room();
-        let refuse = |what, wanted: usize, free: usize| DeviceError::NoRoom {
+        let room = self.capacity();
+        let refuse = |what, wanted: usize, free: usize| DeviceError::OutOfMemory {
             what,
             wanted: wanted as u64,
             free: free as u64,
@@ -185,13 +185,13 @@ impl Runner for ScriptedRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         std::thread::sleep(self.script.step);
         let sequence = self.sequence(seq)?;
         let free = sequence.max_len - sequence.state.history.len();
         if tokens.len() > free {
-            return Err(DeviceError::NoRoom {
+            return Err(DeviceError::OutOfMemory {
                 what: "context tokens",
                 wanted: tokens.len() as u64,
                 free: free as u64,
@@ -200,8 +200,8 @@ impl Runner for ScriptedRunner {
         sequence.state.history.extend_from_slice(tokens);
         sequence.state.reply = None;
         let vocab = self.info.vocab;
-        let mut rows = Vec::with_capacity(asks.len());
-        for (at, ask) in asks {
+        let mut rows = Vec::with_capacity(requests.len());
+        for (at, ask) in requests {
             rows.push(match tokens.get(at + 1) {
                 Some(next) => certain(*next, ask, vocab),
                 None => {
@@ -218,11 +218,11 @@ impl Runner for ScriptedRunner {
         _items: &[DraftItem],
         _depth: usize,
         _k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         Err(ScriptedRunner::no_draft("draft"))
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         std::thread::sleep(self.script.step);
         let mut answers = Vec::with_capacity(items.len());
         for item in items {
@@ -233,7 +233,7 @@ impl Runner for ScriptedRunner {
                 places.push(reply.after(before, item.tree.token(node), &self.tokenizer));
             }
             let about = (&*self.tokenizer, self.info.vocab);
-            let rows = places.iter().zip(item.asks);
+            let rows = places.iter().zip(item.requests);
             answers.push(rows.map(|(at, ask)| reply.row(*at, ask, about)).collect());
             self.sequence(item.seq)?.pending = Some(item.tree.clone());
         }
@@ -245,7 +245,7 @@ impl Runner for ScriptedRunner {
             let (reply, mut place) = self.reply(item.seq)?;
             let tokenizer = Arc::clone(&self.tokenizer);
             let sequence = self.sequence(item.seq)?;
-            let tree = sequence.pending.take().ok_or(DeviceError::Misuse {
+            let tree = sequence.pending.take().ok_or(DeviceError::InvalidCall {
                 call: "commit",
                 detail: "nothing is pending".to_owned(),
             })?;
@@ -264,7 +264,11 @@ impl Runner for ScriptedRunner {
         Ok(())
     }
 
-    fn snapshot(&mut self, seq: SeqId, _place: SnapshotPlace) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        _place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         let state = self.sequence(seq)?.state.clone();
         let info = SnapshotInfo {
             id: SnapshotId(self.new_id()),
@@ -280,7 +284,7 @@ impl Runner for ScriptedRunner {
         let saved = saved.ok_or(DeviceError::UnknownSnapshot(snapshot))?.clone();
         let sequence = self.sequence(seq)?;
         if saved.history.len() > sequence.max_len {
-            return Err(DeviceError::NoRoom {
+            return Err(DeviceError::OutOfMemory {
                 what: "context tokens",
                 wanted: saved.history.len() as u64,
                 free: sequence.max_len as u64,
@@ -312,7 +316,7 @@ impl Runner for ScriptedRunner {
 }
 
 fn stateless() -> DeviceError {
-    DeviceError::SnapshotRefused {
+    DeviceError::InvalidSnapshot {
         detail: "a script has no states to keep".to_owned(),
     }
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use contract::snapshot::ReadAt;
-use contract::{DeviceError, Parcel, TokenId};
+use contract::{DetachedSnapshot, DeviceError, TokenId};
 
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
 /// Changes whenever the meaning of any byte does.
@@ -53,7 +53,7 @@ pub fn name(tokens: &[TokenId]) -> String {
 pub fn write(
     dir: &Path,
     tokens: &[TokenId],
-    payload: &mut dyn Parcel,
+    payload: &mut dyn DetachedSnapshot,
 ) -> Result<PathBuf, DeviceError> {
     match try_write(dir, tokens, payload) {
         // Between making a part and locking it, another process may take it for a dead writer's.
@@ -67,7 +67,7 @@ pub fn write(
 fn try_write(
     dir: &Path,
     tokens: &[TokenId],
-    payload: &mut dyn Parcel,
+    payload: &mut dyn DetachedSnapshot,
 ) -> Result<PathBuf, DeviceError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -89,7 +89,7 @@ fn try_write(
 fn write_part(
     part: &Path,
     tokens: &[TokenId],
-    payload: &mut dyn Parcel,
+    payload: &mut dyn DetachedSnapshot,
 ) -> Result<File, DeviceError> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use contract::snapshot::InOrder;
+use contract::snapshot::SequentialReader;
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn put(dir: &Path, budget: u64, states: &[(Vec<TokenId>, Vec<u8>)]) {
 fn found(store: &mut DiskStore, prompt: &[TokenId], more_than: usize) -> Option<(usize, Vec<u8>)> {
     let found = store.find(prompt, more_than, prompt.len())?;
     let mut bytes = Vec::new();
-    InOrder::new(&*found.source)
+    SequentialReader::new(&*found.source)
         .read_to_end(&mut bytes)
         .unwrap();
     Some((found.position, bytes))

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use contract::{Parcel, TokenId};
+use contract::{DetachedSnapshot, TokenId};
 
 use super::last_uses::LastUses;
 
 /// A state to be written.
 pub(super) struct Order {
     pub(super) tokens: Arc<[TokenId]>,
-    pub(super) parcel: Box<dyn Parcel>,
+    pub(super) parcel: Box<dyn DetachedSnapshot>,
     /// Bytes of the parcel.
     pub(super) size: u64,
 }

@@ -12,7 +12,8 @@
 use std::time::Instant;
 
 use contract::{
-    Ask, Backend, CommitItem, DraftItem, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree,
+    VerifyItem,
 };
 use cuda::{CudaBackend, Options, Sums, compile};
 use decode::{
@@ -63,7 +64,7 @@ fn card_that_sums(sums: Option<Sums>) -> Option<CudaBackend> {
 fn open(card: &CudaBackend, exact: bool) -> Box<dyn Runner> {
     let mut plan = plan_with_draft(None, FAST);
     plan.limits.sequences = 4;
-    plan.exact = exact;
+    plan.batch_invariant = exact;
     card.open(plan, &mut |_| {}).unwrap()
 }
 
@@ -71,8 +72,8 @@ fn open(card: &CudaBackend, exact: bool) -> Box<dyn Runner> {
 fn must_ask(card: &CudaBackend) -> bool {
     let info = open(card, false).info().clone();
     let hopper = info.device.features.iter().any(|f| f == "sm_90");
-    assert!(info.exact_trees || !hopper, "{info:?}");
-    !info.exact_trees
+    assert!(info.batch_invariant || !hopper, "{info:?}");
+    !info.batch_invariant
 }
 
 /// What is said after each prompt, greedily, by trees of 22 nodes or one token at a time; and tokens a step.
@@ -132,11 +133,11 @@ fn texts(
 fn plain_rows(runner: &mut dyn Runner, seq: SeqId, text: &[TokenId]) -> Vec<Vec<f32>> {
     let one = |token: &TokenId| {
         let tree = Tree::root(*token);
-        let asks = [Ask::full()];
+        let requests = [LogitsRequest::full()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         let row = runner.verify(&[item]).unwrap().remove(0).remove(0);
         let path = tree.path_to(NodeIdx::ROOT);
@@ -175,11 +176,11 @@ fn tree_rows(runner: &mut dyn Runner, seq: SeqId, text: &[TokenId]) -> Vec<Vec<f
             }
             path.push(tree.push(parent, token).unwrap());
         }
-        let asks = vec![Ask::full(); tree.len()];
+        let requests = vec![LogitsRequest::full(); tree.len()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         let mut found = runner.verify(&[item]).unwrap().remove(0);
         let kept = tree.path_to(path[keep - 1]);
@@ -246,8 +247,12 @@ fn teacher_forced(
 fn lead(card: &CudaBackend, prompt: &[TokenId], text: &[TokenId], other: TokenId) -> f32 {
     let mut runner = open(card, false);
     let seq = runner.open(1024).unwrap();
-    let asks = [(prompt.len() - 1, Ask::full())];
-    let first = runner.prefill(seq, prompt, &asks).unwrap().remove(0).raw;
+    let requests = [(prompt.len() - 1, LogitsRequest::full())];
+    let first = runner
+        .prefill(seq, prompt, &requests)
+        .unwrap()
+        .remove(0)
+        .raw;
     let row = match text {
         [] => first,
         [before @ .., last] => {

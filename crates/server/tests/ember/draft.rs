@@ -2,10 +2,10 @@
 //! as root, for the draft as shipped and read with sliding windows, causal in the block.
 
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DraftItem, DraftLoad, DraftPlan, KvFormat, NodeIdx,
-    OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat, LogitsRequest,
+    NodeIdx, OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
-use cpu::{CpuBackend, Options};
+use cpu::{CpuBackend, CpuOptions};
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
 use model::DraftOptions;
@@ -20,7 +20,7 @@ const STRIDE: usize = 6;
 /// Window of the sliding variant.
 const WINDOW: usize = 64;
 
-pub(crate) fn plan_with_draft(window: Option<usize>, options: Options) -> OpenPlan {
+pub(crate) fn plan_with_draft(window: Option<usize>, options: CpuOptions) -> OpenPlan {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let path = ember("ember-draft.gguf");
     let draft = model::load_draft(&path, &loaded.spec, DraftOptions { window }).unwrap();
@@ -41,11 +41,11 @@ pub(crate) fn plan_with_draft(window: Option<usize>, options: Options) -> OpenPl
 /// Commits one token as plain decoding does.
 pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
     let tree = Tree::root(token);
-    let asks = [Ask::NOTHING];
+    let requests = [LogitsRequest::NONE];
     let item = VerifyItem {
         seq,
         tree: &tree,
-        asks: &asks,
+        requests: &requests,
     };
     runner.verify(&[item]).unwrap();
     let path = tree.path_to(NodeIdx::ROOT);
@@ -57,7 +57,7 @@ fn drafts(
     (plan, backend): (&OpenPlan, &dyn Backend),
     name: &str,
     (k, stride): (usize, usize),
-    see: &mut dyn FnMut(usize, Candidates),
+    see: &mut dyn FnMut(usize, DraftCandidates),
 ) {
     let cases = cases();
     let case = cases.iter().find(|case| case["name"] == name).unwrap();
@@ -78,7 +78,7 @@ fn drafts(
 }
 
 /// The worst distance of a log-probability from the golden one, over the three cases that have them.
-fn worst(window: Option<usize>, options: Options) -> f32 {
+fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
     let golden = tensors();
     let plan = plan_with_draft(window, options);
     let backend = CpuBackend::new(options);

@@ -3,10 +3,10 @@
 #![allow(clippy::print_stderr, reason = "figures are printed")]
 
 use conformance::golden::load_as_floats;
-use contract::snapshot::{Owner, SectionKind, read_header, read_section};
+use contract::snapshot::{SectionKind, SnapshotIdentity, read_header, read_section};
 use contract::{
-    Ask, Backend, CommitItem, DraftItem, KvFormat, KvFormats, NodeIdx, Place, Runner, SeqId,
-    TokenId, VerifyItem,
+    Backend, CommitItem, DraftItem, KvFormat, KvFormats, LogitsRequest, NodeIdx, Runner, SeqId,
+    SnapshotLocation, TokenId, VerifyItem,
 };
 use cpu::CpuBackend;
 use decode::Seed;
@@ -43,11 +43,11 @@ fn tree_text(
             seed: Seed::None,
         };
         let tree = grow(soil, shape).tree;
-        let asks = vec![Ask::top(1); tree.len()];
+        let requests = vec![LogitsRequest::top_k(1); tree.len()];
         let item = VerifyItem {
             seq,
             tree: &tree,
-            asks: &asks,
+            requests: &requests,
         };
         let rows = runner.verify(&[item]).unwrap().remove(0);
         let mut at = NodeIdx::ROOT;
@@ -63,13 +63,13 @@ fn tree_text(
 }
 
 /// The delta states of a sequence, layer by layer.
-fn states(runner: &mut dyn Runner, seq: SeqId, owner: Owner) -> Vec<Vec<f32>> {
-    let saved = runner.snapshot(seq, Place::Host).unwrap();
+fn states(runner: &mut dyn Runner, seq: SeqId, identity: SnapshotIdentity) -> Vec<Vec<f32>> {
+    let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let mut bytes = Vec::new();
     runner.export(saved.id, &mut bytes).unwrap();
     runner.free_snapshot(saved.id);
     let mut source = &bytes[..];
-    let header = read_header(&mut source, owner).unwrap();
+    let header = read_header(&mut source, identity).unwrap();
     let mut states = Vec::new();
     for _ in 0..header.sections {
         // Kind and layer come first, then the length, which is what it is told to expect.
@@ -87,7 +87,7 @@ fn states(runner: &mut dyn Runner, seq: SeqId, owner: Owner) -> Vec<Vec<f32>> {
 /// A runner for one text, whom its snapshots belong to, and its sequence after the prompt with the next token.
 struct Desk {
     runner: Box<dyn Runner>,
-    owner: Owner,
+    identity: SnapshotIdentity,
     prompt: Vec<TokenId>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) enum Held {
 impl Desk {
     fn new(backend: &dyn Backend, exact: bool, held: Held) -> Desk {
         let mut plan = plan_with_draft(None, FAST);
-        plan.exact = exact;
+        plan.batch_invariant = exact;
         if held != Held::AsShipped {
             let loaded = load_as_floats(&ember("ember.gguf")).unwrap();
             (plan.target, plan.weights) = (loaded.spec, loaded.weights);
@@ -119,28 +119,28 @@ impl Desk {
         plan.limits.context = CONTEXT;
         plan.limits.sequences = 2;
         let draft = plan.draft.as_ref().unwrap();
-        let owner = Owner {
+        let identity = SnapshotIdentity {
             model: plan.target.hash,
             kv: plan.kv,
-            turned: false,
+            rotated: false,
             draft: Some((draft.spec.hash, draft.kv)),
         };
         Desk {
             runner: backend.open(plan, &mut |_| {}).unwrap(),
-            owner,
+            identity,
             prompt: prompts().remove(0),
         }
     }
 
     fn begin(&mut self) -> (SeqId, TokenId) {
         let seq = self.runner.open(CONTEXT).unwrap();
-        let asks = [(self.prompt.len() - 1, Ask::top(1))];
-        let rows = self.runner.prefill(seq, &self.prompt, &asks).unwrap();
+        let requests = [(self.prompt.len() - 1, LogitsRequest::top_k(1))];
+        let rows = self.runner.prefill(seq, &self.prompt, &requests).unwrap();
         (seq, rows[0].ids[0])
     }
 
     fn states(&mut self, seq: SeqId) -> Vec<Vec<f32>> {
-        states(&mut *self.runner, seq, self.owner)
+        states(&mut *self.runner, seq, self.identity)
     }
 
     /// The states after each part of a text, token by token.

@@ -5,14 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use contract::TokenId;
-use cpu::Options;
+use cpu::CpuOptions;
 use serde_json::Value;
 
-pub(crate) const ORACLE: Options = Options {
+pub(crate) const ORACLE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
-pub(crate) const FAST: Options = Options {
+pub(crate) const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };

@@ -100,7 +100,7 @@ impl World {
     ) -> World {
         let mut plan = plan_with_draft(None, FAST);
         plan.limits.sequences = 5;
-        plan.exact = exact;
+        plan.batch_invariant = exact;
         let loaded = model::load(&ember("ember.gguf")).unwrap();
         let config = SchedulerConfig {
             max_sequences: sequences,

@@ -16,23 +16,25 @@ use std::sync::Arc;
 use chat::Tokenizer;
 use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
 use chat::template::ChatTemplate;
-use contract::{Ask, Backend, KvFormat, KvFormats, Limits, OpenPlan, Row, TokenId};
-use cpu::{CpuBackend, Options};
+use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, OpenPlan, TokenId};
+use cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 
 use golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};
 
 /// What a device says after each token of a case: the prompt and the greedy tokens together.
-fn rows(loaded: &model::Loaded, options: Options, tokens: &[TokenId]) -> Vec<Row> {
-    let asks: Vec<_> = (0..tokens.len()).map(|i| (i, Ask::full())).collect();
+fn rows(loaded: &model::LoadedModel, options: CpuOptions, tokens: &[TokenId]) -> Vec<LogitsRow> {
+    let requests: Vec<_> = (0..tokens.len())
+        .map(|i| (i, LogitsRequest::full()))
+        .collect();
     let mut runner = CpuBackend::new(options)
         .open(plan(loaded, options), &mut |_| {})
         .unwrap();
     let seq = runner.open(tokens.len()).unwrap();
-    runner.prefill(seq, tokens, &asks).unwrap()
+    runner.prefill(seq, tokens, &requests).unwrap()
 }
 
-fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
+fn plan(loaded: &model::LoadedModel, options: CpuOptions) -> OpenPlan {
     let format = if options.reference {
         KvFormat::F32
     } else {
@@ -42,7 +44,7 @@ fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: None,
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats {
             k: format,
             v: format,
@@ -59,7 +61,7 @@ fn plan(loaded: &model::Loaded, options: Options) -> OpenPlan {
 
 /// Mean and worst distance from the golden logits over all cases, and greedy tokens that differ although the
 /// judge led by more than `sure`.
-fn distance(options: Options, sure: f64) -> (f64, f64) {
+fn distance(options: CpuOptions, sure: f64) -> (f64, f64) {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let golden = tensors();
     let (mut sum, mut count, mut worst) = (0.0, 0_usize, 0.0_f64);

@@ -19,7 +19,7 @@ fn scheduler(
     slots: usize,
 ) -> Scheduler {
     let mut plan = plan_with_draft(None, FAST);
-    plan.exact = exact;
+    plan.batch_invariant = exact;
     plan.limits.sequences = 4;
     plan.limits.context = 1000;
     plan.limits.pool = pool;

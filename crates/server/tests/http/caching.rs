@@ -1,6 +1,6 @@
 //! What is kept of prompts, as clients see it: in the usage of every dialect, in the properties, in the metrics.
 
-use conformance::fake::Call;
+use conformance::fake::RunnerMethod;
 use contract::Limits;
 use decode::{Boundaries, PrefixConfig};
 use serde_json::{Value, json};
@@ -314,7 +314,7 @@ async fn a_request_that_comes_while_something_is_read_ahead_waits_for_one_chunk(
     let before = chunks(&house.watch);
     house.watch.gate.hold();
     // The chunk that is read ahead, at the second place, stands at the gate; the request comes; then it has the device.
-    let begins = |watch: &crate::script::Watch| watch.fake.record().count(Call::Open) == 2;
+    let begins = |watch: &crate::script::Watch| watch.fake.record().count(RunnerMethod::Open) == 2;
     house.eventually("something is read ahead", begins).await;
     let other = vec![json!({"role": "user", "content": "Something else."})];
     let (no_fields, no_headers) = (json!({"max_tokens": 4}), []);

@@ -199,7 +199,7 @@ impl House {
                 },
             };
             Ok(Loaded {
-                runner: Box::new(contract::checked::Checked::new(runner)),
+                runner: Box::new(contract::checked::CheckedRunner::new(runner)),
                 scheduler: SchedulerConfig {
                     max_sequences: sequences,
                     prefix,

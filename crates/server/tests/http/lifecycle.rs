@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conformance::fake::{Call, Fault, FaultKind, When};
+use conformance::fake::{FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::Limits;
 use serde_json::{Value, json};
 use server::error::ServeError;
@@ -107,10 +107,10 @@ async fn stopping_while_loading_does_not_wait_for_the_load() {
 
 async fn check_lost(house: House) {
     let mut stream = begun(&house).await;
-    house.watch.fake.fail(Fault {
-        call: Call::Verify,
-        when: When::From(0),
-        kind: FaultKind::Lost,
+    house.watch.fake.fail(InjectedFault {
+        call: RunnerMethod::Verify,
+        when: FaultTrigger::From(0),
+        kind: FaultKind::DeviceLost,
     });
     let mut last = String::new();
     while let Some(event) = stream.event().await {
@@ -153,10 +153,10 @@ async fn a_panic_on_the_engine_thread_is_told_and_ends_the_server() {
 #[tokio::test]
 async fn a_whole_answer_that_is_lost_is_an_error_500() {
     let house = steady(&"x".repeat(100_000)).open().await;
-    house.watch.fake.fail(Fault {
-        call: Call::Verify,
-        when: When::Nth(3),
-        kind: FaultKind::Lost,
+    house.watch.fake.fail(InjectedFault {
+        call: RunnerMethod::Verify,
+        when: FaultTrigger::Nth(3),
+        kind: FaultKind::DeviceLost,
     });
     let answer = house.chat(json!({})).await;
     assert_eq!(answer.status, 500);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conformance::fake::Call;
+use conformance::fake::RunnerMethod;
 use contract::Limits;
 use serde_json::json;
 
@@ -40,7 +40,7 @@ async fn idle(house: &House) {
     house
         .eventually("the device is empty", |w| w.open_now() == 0)
         .await;
-    assert!(house.watch.count(Call::Open) > 0);
+    assert!(house.watch.count(RunnerMethod::Open) > 0);
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn leaving_while_waiting_for_a_whole_answer_frees_the_device() {
         crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await
     });
     house
-        .eventually("it runs", |w| w.count(Call::Verify) > 3)
+        .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 3)
         .await;
     asked.abort();
     idle(&house).await;
@@ -109,8 +109,8 @@ async fn leaving_during_prefill_stops_it_before_its_end() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     house.watch.gate.release();
     idle(&house).await;
-    assert!(house.watch.count(Call::Prefill) < 10);
-    assert_eq!(house.watch.count(Call::Verify), 0);
+    assert!(house.watch.count(RunnerMethod::Prefill) < 10);
+    assert_eq!(house.watch.count(RunnerMethod::Verify), 0);
 }
 
 #[tokio::test]
@@ -281,7 +281,7 @@ async fn a_reader_that_takes_nothing_is_given_up() {
     let stream = house.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     house
-        .eventually("it runs", |w| w.count(Call::Verify) > 0)
+        .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 0)
         .await;
     idle(&house).await;
     let text = house.get("/metrics").await.text().await;

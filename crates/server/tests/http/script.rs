@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use conformance::fake::{Call, FakeRunner, FakeSpec, Handle, Language, answer};
+use conformance::fake::{FakeHandle, FakeRunner, FakeSpec, Language, RunnerMethod, answer};
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, Limits, Place, Pool, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvPool, Limits, LogitsRequest,
+    LogitsRow, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
+    VerifyItem,
 };
 
 /// The next token, given how many were generated so far.
@@ -55,18 +56,18 @@ impl Gate {
 #[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) gate: Arc<Gate>,
-    pub(crate) fake: Handle,
+    pub(crate) fake: FakeHandle,
 }
 
 impl Watch {
     /// How often a method was called.
-    pub(crate) fn count(&self, call: Call) -> u64 {
+    pub(crate) fn count(&self, call: RunnerMethod) -> u64 {
         self.fake.record().count(call)
     }
 
     /// Sequences open on the device.
     pub(crate) fn open_now(&self) -> u64 {
-        self.count(Call::Open) - self.count(Call::Close)
+        self.count(RunnerMethod::Open) - self.count(RunnerMethod::Close)
     }
 }
 
@@ -96,11 +97,11 @@ impl ScriptRunner {
                 salt: 7,
             },
             limits,
-            pool_tokens: Pool::of(limits, 1).tokens(),
+            pool_tokens: KvPool::for_limits(limits, 1).tokens(),
             ..FakeSpec::default()
         };
         let inner = FakeRunner::new(spec).with_hook(move |call| {
-            if matches!(call, Call::Prefill | Call::Verify) {
+            if matches!(call, RunnerMethod::Prefill | RunnerMethod::Verify) {
                 std::thread::sleep(step);
                 at_gate.pass();
             }
@@ -118,7 +119,7 @@ impl ScriptRunner {
         (runner, watch)
     }
 
-    fn row(&self, script: &Script, generated: usize, ask: &Ask) -> Row {
+    fn row(&self, script: &Script, generated: usize, ask: &LogitsRequest) -> LogitsRow {
         let vocab = self.inner.info().vocab;
         let mut raw: Vec<f32> = (0..vocab).map(|i| -20.0 - i as f32 * 1e-3).collect();
         raw[script(generated).index()] = 0.0;
@@ -131,8 +132,8 @@ impl Runner for ScriptRunner {
         self.inner.info()
     }
 
-    fn room(&self) -> Room {
-        self.inner.room()
+    fn capacity(&self) -> Capacity {
+        self.inner.capacity()
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -148,12 +149,12 @@ impl Runner for ScriptRunner {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        let rows = self.inner.prefill(seq, tokens, asks)?;
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        let rows = self.inner.prefill(seq, tokens, requests)?;
         Ok(match &self.script {
             None => rows,
-            Some(script) => asks
+            Some(script) => requests
                 .iter()
                 .map(|(_, ask)| self.row(script, 0, ask))
                 .collect(),
@@ -165,18 +166,18 @@ impl Runner for ScriptRunner {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.inner.draft(items, depth, k)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let rows = self.inner.verify(items)?;
         let Some(script) = &self.script else {
             return Ok(rows);
         };
         let scripted = items.iter().map(|item| {
             let before = self.generated.get(&item.seq).copied().unwrap_or(0);
-            let nodes = item.tree.nodes().zip(item.asks);
+            let nodes = item.tree.nodes().zip(item.requests);
             nodes
                 .map(|(node, ask)| self.row(script, before + 1 + item.tree.depth(node), ask))
                 .collect()
@@ -195,7 +196,11 @@ impl Runner for ScriptRunner {
         self.inner.discard(seq)
     }
 
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         let info = self.inner.snapshot(seq, place)?;
         let generated = self.generated.get(&seq).copied().unwrap_or(0);
         self.saved.insert(info.id, generated);

@@ -1,13 +1,13 @@
 //! Attention of trees that see through windows, against the reference over the keys that are left.
 
-use conformance::specimen::{Layout, Specimen};
-use contract::{KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree, Window};
+use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use contract::{AttentionWindow, KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree};
 
 use super::*;
 use crate::forward::TreePlan;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 use crate::reference;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchPool;
 
 /// Deterministic values between -1 and 1.
 fn noise(n: usize, seed: u64) -> Vec<f32> {
@@ -47,9 +47,9 @@ fn expected(
                 kv_head: head / group,
                 committed,
                 path: plan.path(node.index()),
-                window: Window::FULL,
+                window: AttentionWindow::FULL,
             };
-            let hidden = plan.tree.window().hidden(keys.n() - 1);
+            let hidden = plan.tree.window().masked(keys.n() - 1);
             let seen = (0..keys.n()).filter(|at| !hidden.contains(at));
             let slots: Vec<usize> = seen.map(|at| keys.slot(at)).collect();
             let mut k = vec![0.0; slots.len() * dim];
@@ -73,13 +73,13 @@ fn expected(
 
 #[test]
 fn trees_see_through_windows_as_the_reference_says() {
-    let specimen = Specimen::new(Layout::HybridGrouped, QuantType::F32, 1);
+    let specimen = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::F32, 1);
     let spec = specimen.spec.attention_layers().next().unwrap();
     let kv = KvFormats {
         k: KvFormat::F32,
         v: KvFormat::F32,
     };
-    let scratch = Scratch::default();
+    let scratch = ScratchPool::default();
     for committed in [70, 300] {
         let mut cache = KvCache::new(spec, (kv, false), committed + 12);
         for (rows, seed) in [(&mut cache.keys, 1), (&mut cache.values, 2)] {
@@ -89,28 +89,28 @@ fn trees_see_through_windows_as_the_reference_says() {
         }
         let q = noise(12 * spec.n_heads * q_stride(spec), 3);
         for window in [
-            Window::FULL,
-            Window::new(64, 0),
-            Window::new(65, 3),
-            Window::new(100, 64),
-            Window::new(66, 70),
-            Window::new(250, 1),
+            AttentionWindow::FULL,
+            AttentionWindow::new(64, 0),
+            AttentionWindow::new(65, 3),
+            AttentionWindow::new(100, 64),
+            AttentionWindow::new(66, 70),
+            AttentionWindow::new(250, 1),
         ] {
-            let plan = TreePlan::new(&tree().seen_through(window));
+            let plan = TreePlan::new(&tree().with_window(window));
             let wanted = expected(spec, &cache, &plan, (committed, &q));
             // Few threads take nodes together, many take heads one by one.
             for threads in [2, 40] {
-                let pool = Pool::new(threads);
-                let compute = Compute {
+                let pool = ThreadPool::new(threads);
+                let compute = ExecContext {
                     pool: &pool,
                     kernels: &Kernels::scalar(),
                     scratch: &scratch,
                     norm_eps: 1e-6,
                 };
                 let mut out = vec![f32::NAN; wanted.len()];
-                let shares = [Share {
+                let shares = [LayerSegment {
                     state: &mut cache,
-                    work: Work::Tree(&plan),
+                    work: SegmentKind::Tree(&plan),
                     first_row: 0,
                     n_rows: plan.tree.len(),
                     position: committed,

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx2;
-use super::unpack::{Block, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
+use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
 use super::unpack::{UnpackS8W, UnpackU8M};
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
@@ -112,7 +112,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
         let minus_32 = acts.minus_32.as_ptr().add(2 * first * blocks);
         for block in 0..blocks {
             let group = bytes.as_ptr().add(block / U::BLOCKS * U::BYTES);
-            let Block {
+            let UnpackedBlock {
                 lines,
                 scale,
                 extra,

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use crate::simd::offset::Offset;
 
 /// One block of eight rows.
-pub(super) struct Block {
+pub(super) struct UnpackedBlock {
     /// Codes.
     pub(super) lines: [__m256i; 8],
     /// Scale of each row; of its first half block with two scales.
@@ -25,11 +25,11 @@ pub(super) trait Unpack {
     const TWO_SCALES: bool = false;
     const MINIMUM: bool = false;
 
-    /// Block `j < BLOCKS` of rows `8 * half..` of the group.
+    /// UnpackedBlock `j < BLOCKS` of rows `8 * half..` of the group.
     ///
     /// # Safety
     /// AVX2 and F16C; `group` points at a whole group, `half < 2`.
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block;
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock;
 }
 
 #[inline(always)]
@@ -130,12 +130,12 @@ impl Unpack for UnpackQ4K {
     const MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; nibble lines begin at 256.
         unsafe {
             let (scale, extra) = six_bits(group, half, j);
             let lines = nibbles(group.add(256 + 256 * j + 32 * half));
-            Block {
+            UnpackedBlock {
                 lines,
                 scale,
                 extra,
@@ -153,7 +153,7 @@ impl Unpack for UnpackQ5K {
     const MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; nibble lines begin at 256, fifth bits at 2304.
         unsafe {
             let (scale, extra) = six_bits(group, half, j);
@@ -172,7 +172,7 @@ impl Unpack for UnpackQ5K {
             for (line, bits) in lines.iter_mut().zip(shifted) {
                 *line = or_masked(*line, bits, _mm256_set1_epi8(16));
             }
-            Block {
+            UnpackedBlock {
                 lines,
                 scale,
                 extra,
@@ -190,7 +190,7 @@ impl Unpack for UnpackQ6K {
     const TWO_SCALES: bool = true;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 64, nibble lines at 320, bit pairs at 2368.
         unsafe {
             let d = halves(group.add(16 * half));
@@ -213,7 +213,7 @@ impl Unpack for UnpackQ6K {
                     *line = or_masked(*line, bits, _mm256_set1_epi8(0x30));
                 }
             }
-            Block {
+            UnpackedBlock {
                 lines,
                 scale: scale(0),
                 extra: scale(1),
@@ -230,11 +230,11 @@ impl Unpack for UnpackQ4 {
     const OFFSET: Offset = Offset::Minus8;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, nibble lines at 64.
         unsafe {
             let scale = halves(group.add(32 * j + 16 * half));
-            Block {
+            UnpackedBlock {
                 lines: nibbles(group.add(64 + 256 * j + 32 * half)),
                 scale,
                 extra: scale,
@@ -251,11 +251,11 @@ impl Unpack for UnpackS8 {
     const OFFSET: Offset = Offset::Minus128;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, j: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, lines at 64.
         unsafe {
             let scale = halves(group.add(32 * j + 16 * half));
-            Block {
+            UnpackedBlock {
                 lines: bytes::<true>(group.add(64 + 512 * j + 32 * half)),
                 scale,
                 extra: scale,
@@ -272,11 +272,11 @@ impl Unpack for UnpackS8W {
     const OFFSET: Offset = Offset::Minus128;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, _: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, lines at 64.
         unsafe {
             let scale = _mm256_loadu_ps(group.add(32 * half).cast());
-            Block {
+            UnpackedBlock {
                 lines: bytes::<true>(group.add(64 + 32 * half)),
                 scale,
                 extra: scale,
@@ -294,12 +294,12 @@ impl Unpack for UnpackU8M {
     const MINIMUM: bool = true;
 
     #[inline(always)]
-    unsafe fn block(group: *const u8, half: usize, _: usize) -> Block {
+    unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
         unsafe {
             // A minimum is added, the K-quants' is taken away: turn its sign.
             let minimum = halves(group.add(32 + 16 * half));
-            Block {
+            UnpackedBlock {
                 lines: bytes::<false>(group.add(64 + 32 * half)),
                 scale: halves(group.add(16 * half)),
                 extra: _mm256_xor_ps(minimum, _mm256_set1_ps(-0.0)),

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Avx512;
-use super::unpack::{Block, Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8};
+use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
 use super::unpack::{UnpackS8W, UnpackU8M};
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::{BLOCK, Format, Packed};
@@ -95,7 +95,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
             let unpack = U::open(group);
             let in_group = U::BLOCKS.min(blocks - block);
             for j in 0..in_group {
-                let Block {
+                let UnpackedBlock {
                     lines,
                     scale,
                     extra,

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use crate::simd::offset::Offset;
 
 /// One block of sixteen rows.
-pub(super) struct Block {
+pub(super) struct UnpackedBlock {
     /// Unsigned codes.
     pub(super) lines: [__m512i; 8],
     /// Scale of each row; of its first half block with two scales.
@@ -28,11 +28,11 @@ pub(super) trait Unpack {
     /// AVX-512 F, BW, VL and DQ; `group` points at a whole group.
     unsafe fn open(group: *const u8) -> Self;
 
-    /// Block `j < BLOCKS` of the group.
+    /// UnpackedBlock `j < BLOCKS` of the group.
     ///
     /// # Safety
     /// As [`Unpack::open`], which was given the same group.
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block;
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock;
 
     /// Asks for the lines `ahead` bytes after those of block `j`.
     ///
@@ -161,12 +161,12 @@ impl Unpack for UnpackQ4K {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; nibble lines begin at 256.
         unsafe {
             let (scale, extra) = self.0.of(j);
             let lines = nibbles(group.add(256 + 256 * j));
-            Block {
+            UnpackedBlock {
                 lines,
                 scale,
                 extra,
@@ -190,7 +190,7 @@ impl Unpack for UnpackQ5K {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; nibble lines begin at 256, fifth bits at 2304.
         unsafe {
             let (scale, extra) = self.0.of(j);
@@ -210,7 +210,7 @@ impl Unpack for UnpackQ5K {
             for (line, bits) in lines.iter_mut().zip(shifted) {
                 *line = or_masked(*line, bits, sixteen);
             }
-            Block {
+            UnpackedBlock {
                 lines,
                 scale,
                 extra,
@@ -244,7 +244,7 @@ impl Unpack for UnpackQ6K {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 64, nibble lines at 320, bit pairs at 2368.
         unsafe {
             let scale = |half: usize| {
@@ -267,7 +267,7 @@ impl Unpack for UnpackQ6K {
                     *line = or_masked(*line, bits, pairs);
                 }
             }
-            Block {
+            UnpackedBlock {
                 lines,
                 scale: scale(0),
                 extra: scale(1),
@@ -289,11 +289,11 @@ impl Unpack for UnpackQ4 {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, nibble lines at 64.
         unsafe {
             let scale = halves(group.add(32 * j));
-            Block {
+            UnpackedBlock {
                 lines: nibbles(group.add(64 + 256 * j)),
                 scale,
                 extra: scale,
@@ -315,11 +315,11 @@ impl Unpack for UnpackS8 {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, j: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, lines at 64.
         unsafe {
             let scale = halves(group.add(32 * j));
-            Block {
+            UnpackedBlock {
                 lines: bytes(group.add(64 + 512 * j)),
                 scale,
                 extra: scale,
@@ -341,11 +341,11 @@ impl Unpack for UnpackS8W {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, _: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, lines at 64.
         unsafe {
             let scale = _mm512_loadu_ps(group.cast());
-            Block {
+            UnpackedBlock {
                 lines: bytes(group.add(64)),
                 scale,
                 extra: scale,
@@ -368,12 +368,12 @@ impl Unpack for UnpackU8M {
     }
 
     #[inline(always)]
-    unsafe fn block(&self, group: *const u8, _: usize) -> Block {
+    unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
         unsafe {
             // A minimum is added, the K-quants' is taken away: turn its sign.
             let minimum = halves(group.add(32));
-            Block {
+            UnpackedBlock {
                 lines: bytes(group.add(64)),
                 scale: halves(group),
                 extra: _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0)),

@@ -1,12 +1,12 @@
 //! Twins of [`crate::reference::delta`].
 //!
-//! `look` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part as
-//! `o = e^g (S^T q) + (q . k) u`. `resume` and `follow` do the same while they bring the state forward, so that
+//! `read_out` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part as
+//! `o = e^g (S^T q) + (q . k) u`. `update_columns` and `update_read_out` do the same while they bring the state forward, so that
 //! a step reads and writes it once.
 
 use std::ptr::{null, null_mut};
 
-use crate::reference::delta::{self, Columns, Token, Waiting};
+use crate::reference::delta::{self, Columns, PendingUpdate, Token};
 use crate::simd::lanes::{Lanes, put, take};
 
 /// Vectors of columns handled together, where there are as many; half of them else.
@@ -15,7 +15,7 @@ const WIDE: usize = 4;
 /// # Safety
 /// The instruction set of `L`; so for every function here.
 #[inline(always)]
-pub(in crate::simd) unsafe fn look<L: Lanes>(
+pub(in crate::simd) unsafe fn read_out<L: Lanes>(
     state: &[f32],
     token: Token<'_>,
     u: &mut [f32],
@@ -31,15 +31,15 @@ pub(in crate::simd) unsafe fn look<L: Lanes>(
         } else if v_dim.is_multiple_of(WIDE / 2 * L::N) {
             look_at::<L, { WIDE / 2 }>(state, token, u, o);
         } else {
-            delta::look(state, token, u, o);
+            delta::read_out(state, token, u, o);
         }
     }
 }
 
-/// [`look`] by groups of `W` vectors of columns; what a column gives does not depend on `W`.
+/// [`read_out`] by groups of `W` vectors of columns; what a column gives does not depend on `W`.
 ///
 /// # Safety
-/// As [`look`], whose assertions hold; `v_dim` is a multiple of `W * L::N`.
+/// As [`read_out`], whose assertions hold; `v_dim` is a multiple of `W * L::N`.
 #[inline(always)]
 unsafe fn look_at<L: Lanes, const W: usize>(
     state: &[f32],
@@ -47,20 +47,20 @@ unsafe fn look_at<L: Lanes, const W: usize>(
     u: &mut [f32],
     o: &mut [f32],
 ) {
-    let way = Way {
+    let way = ColumnPointers {
         from: (state.as_ptr(), token.v.len()),
-        ..Way::NOWHERE
+        ..ColumnPointers::NULL
     };
     // SAFETY: the caller's; nothing is written but `u` and `o`.
     unsafe { pass::<L, W, 0, false>(way, &[], token, u, o) }
 }
 
 /// # Safety
-/// As [`look`].
+/// As [`read_out`].
 #[inline(always)]
-pub(in crate::simd) unsafe fn resume<L: Lanes>(
+pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
     state: Columns<'_>,
-    waiting: &[Waiting<'_>],
+    waiting: &[PendingUpdate<'_>],
     copy: &mut [f32],
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
@@ -75,16 +75,16 @@ pub(in crate::simd) unsafe fn resume<L: Lanes>(
         if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
             let mut dense = delta::gather(&Columns { values, stride }, v_dim);
             for waiting in waiting {
-                fold::<L>(&mut dense, waiting.k, waiting.u, waiting.decay);
+                update_state::<L>(&mut dense, waiting.k, waiting.u, waiting.decay);
             }
             let rows = values.chunks_mut(stride).zip(dense.chunks_exact(v_dim));
             rows.for_each(|(row, from)| row[..v_dim].copy_from_slice(from));
             if !copy.is_empty() {
                 copy.copy_from_slice(&dense);
             }
-            return delta::look(&dense, token, u, o);
+            return delta::read_out(&dense, token, u, o);
         }
-        let way = Way {
+        let way = ColumnPointers {
             from: (values.as_ptr(), stride),
             to: match waiting {
                 [] => (null_mut(), 0),
@@ -108,12 +108,12 @@ pub(in crate::simd) unsafe fn resume<L: Lanes>(
 }
 
 /// # Safety
-/// As [`look`].
+/// As [`read_out`].
 #[inline(always)]
-pub(in crate::simd) unsafe fn follow<L: Lanes>(
+pub(in crate::simd) unsafe fn update_read_out<L: Lanes>(
     from: Option<&[f32]>,
     state: &mut [f32],
-    waiting: Waiting<'_>,
+    waiting: PendingUpdate<'_>,
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
@@ -126,14 +126,14 @@ pub(in crate::simd) unsafe fn follow<L: Lanes>(
             if let Some(from) = from {
                 state.copy_from_slice(from);
             }
-            fold::<L>(state, waiting.k, waiting.u, waiting.decay);
-            return delta::look(state, token, u, o);
+            update_state::<L>(state, waiting.k, waiting.u, waiting.decay);
+            return delta::read_out(state, token, u, o);
         }
         let to = state.as_mut_ptr();
-        let way = Way {
+        let way = ColumnPointers {
             from: (from.map_or(to.cast_const(), <[f32]>::as_ptr), v_dim),
             to: (to, v_dim),
-            ..Way::NOWHERE
+            ..ColumnPointers::NULL
         };
         if v_dim.is_multiple_of(WIDE * L::N) {
             pass::<L, WIDE, 1, false>(way, &[waiting], token, u, o);
@@ -143,11 +143,11 @@ pub(in crate::simd) unsafe fn follow<L: Lanes>(
     }
 }
 
-fn check(waiting: &[Waiting<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
+fn check(waiting: &[PendingUpdate<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     assert!(token.q.len() == k_dim && k_dim > 0 && v_dim > 0);
     assert!(u.len() == v_dim && o.len() == v_dim);
-    let fits = |w: &Waiting<'_>| w.k.len() == k_dim && w.u.len() == v_dim;
+    let fits = |w: &PendingUpdate<'_>| w.k.len() == k_dim && w.u.len() == v_dim;
     assert!(waiting.iter().all(fits));
 }
 
@@ -158,14 +158,14 @@ const LINE: usize = 16;
 
 /// Where a pass reads columns of a state and where it leaves them, each a place and the distance between rows;
 /// null for nowhere.
-struct Way {
+struct ColumnPointers {
     from: (*const f32, usize),
     to: (*mut f32, usize),
     copy: (*mut f32, usize),
 }
 
-impl Way {
-    const NOWHERE: Way = Way {
+impl ColumnPointers {
+    const NULL: ColumnPointers = ColumnPointers {
         from: (null(), 0),
         to: (null_mut(), 0),
         copy: (null_mut(), 0),
@@ -182,8 +182,8 @@ impl Way {
 /// one place, with one distance; else no two of the places, `u` and `o` overlap.
 #[inline(always)]
 unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
-    way: Way,
-    waiting: &[Waiting<'_>],
+    way: ColumnPointers,
+    waiting: &[PendingUpdate<'_>],
     token: Token<'_>,
     u: &mut [f32],
     o: &mut [f32],
@@ -276,9 +276,14 @@ unsafe fn dot<L: Lanes>(a: *const f32, b: *const f32, n: usize) -> f32 {
 }
 
 /// # Safety
-/// As [`look`].
+/// As [`read_out`].
 #[inline(always)]
-pub(in crate::simd) unsafe fn fold<L: Lanes>(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
+pub(in crate::simd) unsafe fn update_state<L: Lanes>(
+    state: &mut [f32],
+    k: &[f32],
+    u: &[f32],
+    decay: f32,
+) {
     let v_dim = u.len();
     assert_eq!(state.len(), k.len() * v_dim);
     // SAFETY: the caller's instruction set; rows of `v_dim` values, as many as `k` has.

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    Ask, CommitItem, DraftItem, NodeIdx, OpenPlan, Place, Row, Runner, SeqId, SnapshotId, TokenId,
-    Tree, VerifyItem, Window,
+    AttentionWindow, CommitItem, DraftItem, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner,
+    SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use super::args::Form;
@@ -36,7 +36,7 @@ pub(super) struct Bench {
     /// Milliseconds of reading so far, and the tokens that were read or decoded.
     reading: (f64, usize),
     /// What of the text the trees of all cases see.
-    window: Window,
+    window: AttentionWindow,
 }
 
 impl Bench {
@@ -63,7 +63,7 @@ impl Bench {
             random: 0x9e37_79b9_7f4a_7c15,
             along: false,
             reading: (0.0, 0),
-            window: Window::FULL,
+            window: AttentionWindow::FULL,
         }
     }
 
@@ -74,7 +74,7 @@ impl Bench {
     }
 
     /// Lets the trees of the cases that follow see the text through `window`.
-    pub(super) fn see_through(&mut self, window: Window) {
+    pub(super) fn see_through(&mut self, window: AttentionWindow) {
         self.window = window;
     }
 
@@ -124,13 +124,16 @@ impl Bench {
 
     /// `tg`: one token after the other, the best and then the whole row on the host.
     pub(super) fn decode(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
-        for (name, ask) in [("tg", Ask::top(1)), ("tg, full row", Ask::full())] {
+        for (name, ask) in [
+            ("tg", LogitsRequest::top_k(1)),
+            ("tg, full row", LogitsRequest::full()),
+        ] {
             let first = self.token();
             let case = self.named(format!("{name} {tokens}"));
             let line = self.runs(case, depth, 1, |bench, seqs| {
                 let mut next = first;
                 for _ in 0..tokens {
-                    let tree = Tree::root(next).seen_through(bench.window);
+                    let tree = Tree::root(next).with_window(bench.window);
                     let row = bench.verified(&[(seqs[0], &tree)], &ask)?;
                     next = best(&row)?;
                     let path = tree.path_to(NodeIdx::ROOT);
@@ -165,7 +168,7 @@ impl Bench {
         };
         let bytes = self.cost.step_bytes(form.trees, self.seen(depth));
         let tokens = form.trees * form.nodes;
-        let ask = Ask::top(CANDIDATES);
+        let ask = LogitsRequest::top_k(CANDIDATES);
         let line = self.runs(
             self.named(format!("verify {name}")),
             depth,
@@ -280,7 +283,7 @@ impl Bench {
             self.sequences.push(seq);
             let prompt = self.tokens(depth);
             self.read(seq, &prompt)?;
-            let info = self.runner.snapshot(seq, Place::Device)?;
+            let info = self.runner.snapshot(seq, SnapshotLocation::Device)?;
             self.start = Some((depth, info.id));
         }
         while self.sequences.len() > sequences {
@@ -316,36 +319,40 @@ impl Bench {
     }
 
     /// Feeds a prompt in chunks; the row after it, if it is not empty.
-    fn read(&mut self, seq: SeqId, prompt: &[TokenId]) -> anyhow::Result<Option<Row>> {
+    fn read(&mut self, seq: SeqId, prompt: &[TokenId]) -> anyhow::Result<Option<LogitsRow>> {
         let mut last = None;
         let chunks = prompt.len().div_ceil(self.chunk.max(1));
         for (index, tokens) in prompt.chunks(self.chunk.max(1)).enumerate() {
-            let asks: &[_] = match index + 1 == chunks {
-                true => &[(tokens.len() - 1, Ask::top(1))],
+            let requests: &[_] = match index + 1 == chunks {
+                true => &[(tokens.len() - 1, LogitsRequest::top_k(1))],
                 false => &[],
             };
-            last = self.runner.prefill(seq, tokens, asks)?.pop();
+            last = self.runner.prefill(seq, tokens, requests)?.pop();
         }
         Ok(last)
     }
 
     /// One token of one sequence, waited for and taken back.
     fn one(&mut self, seq: SeqId) -> anyhow::Result<()> {
-        let tree = Tree::root(TokenId(1)).seen_through(self.window);
-        self.verified(&[(seq, &tree)], &Ask::top(1))?;
+        let tree = Tree::root(TokenId(1)).with_window(self.window);
+        self.verified(&[(seq, &tree)], &LogitsRequest::top_k(1))?;
         Ok(self.runner.discard(seq)?)
     }
 
     /// Verifies trees with one ask for every node; the last row.
-    fn verified(&mut self, items: &[(SeqId, &Tree)], ask: &Ask) -> anyhow::Result<Row> {
+    fn verified(
+        &mut self,
+        items: &[(SeqId, &Tree)],
+        ask: &LogitsRequest,
+    ) -> anyhow::Result<LogitsRow> {
         let nodes = items.iter().map(|(_, tree)| tree.len()).max().unwrap_or(0);
-        let asks = vec![ask.clone(); nodes];
+        let requests = vec![ask.clone(); nodes];
         let items: Vec<_> = items
             .iter()
             .map(|(seq, tree)| VerifyItem {
                 seq: *seq,
                 tree,
-                asks: &asks[..tree.len()],
+                requests: &requests[..tree.len()],
             })
             .collect();
         let rows = self.runner.verify(&items)?;
@@ -355,7 +362,7 @@ impl Bench {
 
     /// A tree as a draft would make it: a spine, and siblings beside its first nodes.
     fn tree(&mut self, nodes: usize) -> anyhow::Result<Tree> {
-        let mut tree = Tree::root(self.token()).seen_through(self.window);
+        let mut tree = Tree::root(self.token()).with_window(self.window);
         let mut spine = vec![NodeIdx::ROOT];
         while tree.len() < nodes && spine.len() <= SPINE.min(nodes.div_ceil(2)) {
             let end = spine[spine.len() - 1];
@@ -371,7 +378,7 @@ impl Bench {
 
     /// Tokens that a row at `depth` sees.
     fn seen(&self, depth: usize) -> usize {
-        depth - self.window.hidden(depth).len()
+        depth - self.window.masked(depth).len()
     }
 
     /// The name of a case, with the window that it looks through.
@@ -397,7 +404,7 @@ impl Bench {
 }
 
 /// The path down the first branch.
-fn longest(tree: &Tree) -> contract::Path {
+fn longest(tree: &Tree) -> contract::TreePath {
     let deepest = tree
         .nodes()
         .max_by_key(|&node| (tree.depth(node), std::cmp::Reverse(node)))
@@ -405,7 +412,7 @@ fn longest(tree: &Tree) -> contract::Path {
     tree.path_to(deepest)
 }
 
-fn best(row: &Row) -> anyhow::Result<TokenId> {
+fn best(row: &LogitsRow) -> anyhow::Result<TokenId> {
     let best = row
         .ids
         .iter()

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use contract::{KvFormat, Window};
+use contract::{AttentionWindow, KvFormat};
 
 use super::args::forms;
 use super::cases::Bench;
@@ -115,9 +115,9 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         let windows = args
             .fa_window
             .iter()
-            .map(|&tokens| Window::new(tokens, 0))
+            .map(|&tokens| AttentionWindow::new(tokens, 0))
             .filter(|window| !window.is_full());
-        for window in std::iter::once(Window::FULL).chain(windows) {
+        for window in std::iter::once(AttentionWindow::FULL).chain(windows) {
             bench.see_through(window);
             if args.tg > 0 {
                 bench.decode(depth, args.tg)?;
@@ -126,7 +126,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
                 bench.verify(depth, form)?;
             }
         }
-        bench.see_through(Window::FULL);
+        bench.see_through(AttentionWindow::FULL);
         if has_draft {
             bench.draft(depth)?;
         }

@@ -12,8 +12,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use contract::{
-    Ask, Candidates, CommitItem, DeviceError, DraftItem, NodeIdx, Place, Room, Row, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRequest, LogitsRow,
+    NodeIdx, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree,
+    VerifyItem,
 };
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
@@ -135,7 +136,7 @@ impl MadeUp {
 
     /// Tokens that the best tree of `budget` nodes keeps in the mean.
     fn tokens(&self, budget: usize, depth: usize) -> f64 {
-        let mut candidates = Candidates {
+        let mut candidates = DraftCandidates {
             ids: (0..(depth * RANKS) as u32).map(TokenId).collect(),
             log_probs: vec![0.0; depth * RANKS],
             lse: vec![0.0; depth],
@@ -165,7 +166,7 @@ impl MadeUp {
     }
 
     /// Gives drafted positions their log-probabilities.
-    fn rate(&self, candidates: &mut Candidates) {
+    fn rate(&self, candidates: &mut DraftCandidates) {
         for row in candidates.log_probs.chunks_mut(candidates.k.max(1)) {
             for (rank, log_prob) in row.iter_mut().enumerate() {
                 *log_prob = self.chance(rank).max(1e-30).ln() as f32;
@@ -173,7 +174,7 @@ impl MadeUp {
         }
     }
 
-    fn draft(&mut self, seq: SeqId, candidates: &mut Candidates) {
+    fn draft(&mut self, seq: SeqId, candidates: &mut DraftCandidates) {
         self.rate(candidates);
         let mut luck = self.draw();
         let mut coming = Vec::with_capacity(candidates.lse.len());
@@ -208,7 +209,7 @@ impl MadeUp {
     }
 
     /// Makes the rows say what comes; tokens that the tree keeps in the mean.
-    fn verify(&mut self, seq: SeqId, tree: &Tree, rows: &mut [Row]) -> f64 {
+    fn verify(&mut self, seq: SeqId, tree: &Tree, rows: &mut [LogitsRow]) -> f64 {
         let coming = self.coming.remove(&seq).unwrap_or_default();
         let mean = self.mean_tokens(tree, &coming);
         let mut at = NodeIdx::ROOT;
@@ -249,7 +250,7 @@ impl MadeUp {
 }
 
 /// Puts a token in the place of a row's best.
-fn say(row: &mut Row, token: TokenId) {
+fn say(row: &mut LogitsRow, token: TokenId) {
     let place = row.ids.iter().position(|id| *id == token);
     if let Some(best) = row.ids.first().copied() {
         if let Some(place) = place {
@@ -264,8 +265,8 @@ impl Runner for Lent {
         &self.info
     }
 
-    fn room(&self) -> Room {
-        self.shared.borrow().runner.room()
+    fn capacity(&self) -> Capacity {
+        self.shared.borrow().runner.capacity()
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -280,9 +281,12 @@ impl Runner for Lent {
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
-        self.shared.borrow_mut().runner.prefill(seq, tokens, asks)
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
+        self.shared
+            .borrow_mut()
+            .runner
+            .prefill(seq, tokens, requests)
     }
 
     fn draft(
@@ -290,7 +294,7 @@ impl Runner for Lent {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         let Shared {
             runner,
             calls,
@@ -307,7 +311,7 @@ impl Runner for Lent {
         Ok(drafted)
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let Shared {
             runner,
             calls,
@@ -337,7 +341,11 @@ impl Runner for Lent {
         self.shared.borrow_mut().runner.discard(seq)
     }
 
-    fn snapshot(&mut self, seq: SeqId, place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        seq: SeqId,
+        place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         self.shared.borrow_mut().runner.snapshot(seq, place)
     }
 
@@ -370,8 +378,8 @@ impl Runner for Lent {
 mod tests {
     use super::*;
 
-    fn row(id: u32) -> Row {
-        Row {
+    fn row(id: u32) -> LogitsRow {
+        LogitsRow {
             ids: vec![TokenId(id)],
             logits: vec![1.0],
             raw: vec![1.0],
@@ -384,7 +392,7 @@ mod tests {
     fn mean(made_up: &mut MadeUp, budget: usize, steps: usize) -> (f64, f64) {
         let (mut sum, mut said) = (0, 0.0);
         for _ in 0..steps {
-            let mut candidates = Candidates {
+            let mut candidates = DraftCandidates {
                 ids: (100..100 + 15 * RANKS as u32).map(TokenId).collect(),
                 log_probs: vec![0.0; 15 * RANKS],
                 lse: vec![0.0; 15],
@@ -403,7 +411,7 @@ mod tests {
                 seed: Seed::None,
             };
             let tree = grow(soil, shape).tree;
-            let mut rows: Vec<Row> = (0..tree.len()).map(|_| row(0)).collect();
+            let mut rows: Vec<LogitsRow> = (0..tree.len()).map(|_| row(0)).collect();
             said += made_up.verify(SeqId(1), &tree, &mut rows);
             let mut at = NodeIdx::ROOT;
             sum += 1;
@@ -446,7 +454,7 @@ mod tests {
     #[test]
     fn made_up_candidates_fall_with_their_rank() {
         let mut made_up = MadeUp::of(8.3, 22, 15);
-        let mut candidates = Candidates {
+        let mut candidates = DraftCandidates {
             ids: (0..8).map(TokenId).collect(),
             log_probs: vec![0.0; 8],
             lse: vec![0.0; 2],

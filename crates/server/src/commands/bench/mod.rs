@@ -130,7 +130,7 @@ impl Source<'_> {
 }
 
 /// The model of a file, a made-up one, or the bundled one.
-fn model(source: &Source<'_>) -> anyhow::Result<model::Loaded> {
+fn model(source: &Source<'_>) -> anyhow::Result<model::LoadedModel> {
     if let Some(bundled) = source.stand_in() {
         return open::load_or(None, bundled);
     }
@@ -153,7 +153,7 @@ fn model(source: &Source<'_>) -> anyhow::Result<model::Loaded> {
 
 /// A draft for the target: from a file, made up of one type, or the bundled one.
 fn draft(
-    target: &model::Loaded,
+    target: &model::LoadedModel,
     what: Option<&str>,
     source: &Source<'_>,
     kv: contract::KvFormat,
@@ -161,7 +161,7 @@ fn draft(
     let options = drafting::options(0);
     let (spec, weights) = match (what, source.stand_in()) {
         (None, Some(bundled)) => {
-            let bytes = gguf::Mapped::embedded(bundled.draft);
+            let bytes = gguf::FileBytes::embedded(bundled.draft);
             let loaded = model::load_draft_bytes(bundled.name, bytes, &target.spec, options)?;
             (loaded.spec, loaded.weights)
         }

@@ -82,7 +82,7 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
     let Some(costs) = costs else {
         bail!("nothing was measured: the device has no draft");
     };
-    let exact = runner.info().exact_trees;
+    let exact = runner.info().batch_invariant;
     let scheduler = |runner, speculation| {
         let config = SchedulerConfig {
             max_sequences: 1,

@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use chat::Special;
 use contract::{
-    Ask, Backend, Candidates, CommitItem, DeviceError, DraftItem, KvFormat, KvFormats, Limits,
-    NodeIdx, OpenPlan, Place, Room, Row, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
-    TokenId, Tree, VerifyItem,
+    Backend, Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats,
+    Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use decode::{
@@ -98,9 +98,9 @@ struct Told {
     /// The greedy answer.
     tokens: Vec<TokenId>,
     /// The row that each token of it was chosen from.
-    rows: Vec<Row>,
+    rows: Vec<LogitsRow>,
     /// What the draft says with each token but the last as root.
-    drafts: Vec<Candidates>,
+    drafts: Vec<DraftCandidates>,
 }
 
 fn ember(name: &str) -> PathBuf {
@@ -132,7 +132,7 @@ fn told() -> (RunnerInfo, Vec<Told>) {
         target: loaded.spec.clone(),
         weights: loaded.weights.clone(),
         draft: Some(draft(&loaded, beside.to_str(), &source, kv).unwrap()),
-        exact: false,
+        batch_invariant: false,
         kv: KvFormats { k: kv, v: kv },
         limits: Limits {
             sequences: 1,
@@ -142,7 +142,7 @@ fn told() -> (RunnerInfo, Vec<Told>) {
             pool: None,
         },
     };
-    let backend = CpuBackend::new(cpu::Options::default());
+    let backend = CpuBackend::new(cpu::CpuOptions::default());
     let mut runner = backend.open(plan, &mut |_| {}).unwrap();
     let eos = &loaded.vocab.eos;
     let told = all
@@ -156,8 +156,8 @@ fn told() -> (RunnerInfo, Vec<Told>) {
 fn tell(runner: &mut dyn Runner, prompt: Prompt, eos: &[TokenId]) -> Told {
     let depth = runner.info().draft_depth.unwrap();
     let seq = runner.open(prompt.tokens.len() + TOKENS).unwrap();
-    let asks = [(prompt.tokens.len() - 1, Ask::top(1))];
-    let mut rows = runner.prefill(seq, &prompt.tokens, &asks).unwrap();
+    let requests = [(prompt.tokens.len() - 1, LogitsRequest::top_k(1))];
+    let mut rows = runner.prefill(seq, &prompt.tokens, &requests).unwrap();
     let (mut tokens, mut drafts) = (vec![rows[0].ids[0]], Vec::new());
     while let Some(root) = tokens.last().copied()
         && tokens.len() < TOKENS
@@ -166,10 +166,14 @@ fn tell(runner: &mut dyn Runner, prompt: Prompt, eos: &[TokenId]) -> Told {
         let items = [DraftItem { seq, root }];
         drafts.append(&mut runner.draft(&items, depth, CANDIDATES).unwrap());
         let tree = Tree::root(root);
-        let asks = [Ask::top(1)];
+        let requests = [LogitsRequest::top_k(1)];
         let tree = &tree;
-        let asks = &asks;
-        let item = VerifyItem { seq, tree, asks };
+        let requests = &requests;
+        let item = VerifyItem {
+            seq,
+            tree,
+            requests,
+        };
         let row = runner.verify(&[item]).unwrap().remove(0).remove(0);
         let path = &tree.path_to(NodeIdx::ROOT);
         runner.commit(&[CommitItem { seq, path }]).unwrap();
@@ -237,7 +241,7 @@ struct Open {
 }
 
 impl Again {
-    fn row(&self, which: usize, token: usize) -> Row {
+    fn row(&self, which: usize, token: usize) -> LogitsRow {
         // Beyond the end nothing is walked, and any row will do.
         let rows = &self.told[which].rows;
         let mut row = rows[token.min(rows.len() - 1)].clone();
@@ -257,12 +261,12 @@ impl Runner for Again {
         &self.info
     }
 
-    fn room(&self) -> Room {
+    fn capacity(&self) -> Capacity {
         let used = self.open.as_ref().map_or(0, |open| open.max_len);
-        Room {
+        Capacity {
             sequences: usize::from(self.open.is_none()),
             tokens: self.info.pool.tokens() - used,
-            kept: 0,
+            evictable_tokens: 0,
             snapshot_bytes: 0,
         }
     }
@@ -288,12 +292,12 @@ impl Runner for Again {
         &mut self,
         _seq: SeqId,
         tokens: &[TokenId],
-        asks: &[(usize, Ask)],
-    ) -> Result<Vec<Row>, DeviceError> {
+        requests: &[(usize, LogitsRequest)],
+    ) -> Result<Vec<LogitsRow>, DeviceError> {
         let told = Rc::clone(&self.told);
         let open = self.opened();
         open.read.extend(tokens);
-        if asks.is_empty() {
+        if requests.is_empty() {
             return Ok(Vec::new());
         }
         let which = told.iter().position(|told| told.prompt == open.read);
@@ -307,7 +311,7 @@ impl Runner for Again {
         items: &[DraftItem],
         depth: usize,
         k: usize,
-    ) -> Result<Vec<Candidates>, DeviceError> {
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
         pass(self.costs.draft(items.len()));
         let told = Rc::clone(&self.told);
         let open = self.opened();
@@ -320,7 +324,7 @@ impl Runner for Again {
         Ok(vec![found])
     }
 
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<Row>>, DeviceError> {
+    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let tree = items[0].tree;
         pass(self.costs.verify(tree.len()));
         let open = self.open.as_ref().unwrap();
@@ -338,7 +342,11 @@ impl Runner for Again {
         Ok(())
     }
 
-    fn snapshot(&mut self, _seq: SeqId, _place: Place) -> Result<SnapshotInfo, DeviceError> {
+    fn snapshot(
+        &mut self,
+        _seq: SeqId,
+        _place: SnapshotLocation,
+    ) -> Result<SnapshotInfo, DeviceError> {
         Err(none("snapshot"))
     }
 
@@ -366,7 +374,7 @@ impl Runner for Again {
 }
 
 fn none(call: &'static str) -> DeviceError {
-    DeviceError::Misuse {
+    DeviceError::InvalidCall {
         call,
         detail: "nothing of the kind was kept".to_owned(),
     }

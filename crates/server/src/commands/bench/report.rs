@@ -69,7 +69,7 @@ impl Report {
     /// Opens the file of lines and prints the head of the table.
     pub(super) fn new(
         json: Option<&Path>,
-        loaded: &model::Loaded,
+        loaded: &model::LoadedModel,
         device: &DeviceInfo,
         instruments: Option<Instruments>,
     ) -> anyhow::Result<Report> {

@@ -83,11 +83,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         &source,
         fitted.plan.kv.k,
     )?);
-    fitted.plan.exact = args.exact;
+    fitted.plan.batch_invariant = args.exact;
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
     let runner = Lent::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
-    let exact = runner.info().exact_trees;
+    let exact = runner.info().batch_invariant;
     let costs = match args.cost_stop {
         OnOff::Off => None,
         OnOff::On => {

@@ -148,7 +148,10 @@ fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<Lent> {
 }
 
 /// The prompts of a file, or the built-in ones, as the model's template renders them.
-pub(super) fn prompts(file: Option<&Path>, loaded: &model::Loaded) -> anyhow::Result<Vec<Prompt>> {
+pub(super) fn prompts(
+    file: Option<&Path>,
+    loaded: &model::LoadedModel,
+) -> anyhow::Result<Vec<Prompt>> {
     let (text, name) = match file {
         Some(path) => {
             let text = fs::read_to_string(path);
@@ -188,7 +191,7 @@ pub(super) fn prompts(file: Option<&Path>, loaded: &model::Loaded) -> anyhow::Re
 /// Answers a prompt; the time is from the first token to the last.
 fn answer(
     runner: &Lent,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     (prompt, most): (&Prompt, usize),
     speculation: Speculation,
 ) -> anyhow::Result<Took> {
@@ -268,7 +271,7 @@ type Measured<'a> = (&'a [Way], &'a [Prompt], &'a [Vec<Option<Took>>]);
 
 fn report(
     args: &TuneArgs,
-    loaded: &model::Loaded,
+    loaded: &model::LoadedModel,
     device: &str,
     (ways, prompts, best): Measured<'_>,
 ) -> anyhow::Result<()> {
