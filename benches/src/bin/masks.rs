@@ -20,8 +20,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use chat::Tokenizer;
 use chat::openai::request::ChatRequest;
-use chat::shape::CallMarkup;
-use chat::template::CallFormat;
+use chat::shape::ToolCallMarkup;
+use chat::template::ToolCallFormat;
 use contract::{TokenId, TokenKind, TokenMask, Vocab};
 use decode::Constraint;
 use serde_json::{Value, json};
@@ -186,12 +186,12 @@ fn measure(
     let mut body = case.request.clone();
     body["messages"] = json!([{"role": "user", "content": "x"}]);
     let request = ChatRequest::from_json(body.to_string().as_bytes())?;
-    let markup = CallMarkup {
+    let markup = ToolCallMarkup {
         tokenizer,
-        format: CallFormat::XmlParameters,
+        format: ToolCallFormat::XmlParameters,
     };
     let shape = request
-        .shape(markup)?
+        .output_grammar(markup)?
         .context("the request asks for no shape")?;
     let mut times = Times::default();
     let begun = Instant::now();

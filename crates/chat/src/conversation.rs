@@ -117,7 +117,7 @@ pub struct Conversation {
     /// Whether the model should think; undefined leaves it to the template.
     pub enable_thinking: Option<bool>,
     /// How hard, for templates that ask.
-    pub effort: Option<Effort>,
+    pub effort: Option<ReasoningEffort>,
     /// Whether the prompt ends with the opening of an assistant turn.
     pub add_generation_prompt: bool,
     /// Whether the last message is an assistant's that the model continues.
@@ -128,7 +128,7 @@ pub struct Conversation {
 
 /// How hard to think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Effort {
+pub enum ReasoningEffort {
     /// Also `minimal`.
     Low,
     /// The middle tier.
@@ -141,24 +141,24 @@ pub enum Effort {
     Max,
 }
 
-impl Effort {
+impl ReasoningEffort {
     /// The tier of a name; an unknown name is `High`. `none` is not a tier.
-    pub fn parse(name: &str) -> Effort {
+    pub fn parse(name: &str) -> ReasoningEffort {
         match name {
-            "minimal" | "low" => Effort::Low,
-            "medium" => Effort::Medium,
-            "xhigh" | "x-high" => Effort::XHigh,
-            "max" => Effort::Max,
-            _ => Effort::High,
+            "minimal" | "low" => ReasoningEffort::Low,
+            "medium" => ReasoningEffort::Medium,
+            "xhigh" | "x-high" => ReasoningEffort::XHigh,
+            "max" => ReasoningEffort::Max,
+            _ => ReasoningEffort::High,
         }
     }
 
     /// The name a Qwen template accepts: `low`, `medium` or `xhigh`.
     pub(crate) fn template_name(self) -> &'static str {
         match self {
-            Effort::Low => "low",
-            Effort::Medium => "medium",
-            Effort::High | Effort::XHigh | Effort::Max => "xhigh",
+            ReasoningEffort::Low => "low",
+            ReasoningEffort::Medium => "medium",
+            ReasoningEffort::High | ReasoningEffort::XHigh | ReasoningEffort::Max => "xhigh",
         }
     }
 }

@@ -76,12 +76,12 @@ fn take_certain(bytes: &mut Vec<u8>, text: &mut String) {
                 done = bytes.len();
                 break;
             }
-            Err(fault) => {
-                let valid_end = done + fault.valid_up_to();
+            Err(err) => {
+                let valid_end = done + err.valid_up_to();
                 // The prefix was just found valid, so nothing is replaced here.
                 text.push_str(&String::from_utf8_lossy(&bytes[done..valid_end]));
                 done = valid_end;
-                match fault.error_len() {
+                match err.error_len() {
                     Some(bad_bytes) => {
                         text.push(char::REPLACEMENT_CHARACTER);
                         done += bad_bytes;

@@ -22,7 +22,7 @@ pub enum ErrorKind {
     /// The chat template itself refused these messages; the message is the template's own text.
     TemplateRefused,
     /// The chat template is broken on well-formed input: a fault of the model file.
-    TemplateFault,
+    TemplateFailed,
     /// The vocabulary or the template cannot be used at all; found at start.
     Setup,
 }
@@ -56,9 +56,9 @@ impl ChatError {
         }
     }
 
-    pub(crate) fn template_fault(message: impl Into<String>) -> ChatError {
+    pub(crate) fn template_failed(message: impl Into<String>) -> ChatError {
         ChatError {
-            kind: ErrorKind::TemplateFault,
+            kind: ErrorKind::TemplateFailed,
             message: message.into(),
             param: None,
         }

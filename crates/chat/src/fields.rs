@@ -25,8 +25,8 @@ pub(crate) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
             "the body must be a JSON object, not {}",
             kind_of(&other)
         ))),
-        Err(fault) => Err(ChatError::invalid(format!(
-            "the body is not valid JSON: {fault}"
+        Err(err) => Err(ChatError::invalid(format!(
+            "the body is not valid JSON: {err}"
         ))),
     }
 }

@@ -34,4 +34,4 @@ pub mod tools;
 
 pub use error::{ChatError, ErrorKind};
 pub use normalise::LATE_SYSTEM_MARKER;
-pub use tokenizer::{Normaliser, Special, Tokenizer};
+pub use tokenizer::{SpecialTokens, Tokenizer, UnicodeNormalizer};

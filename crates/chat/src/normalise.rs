@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn leading_system_messages_become_one() {
+    fn leading_system_messages_are_merged() {
         check(
             &[
                 said(Role::System, "a"),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_system_message_keeps_its_place_as_a_user_message() {
+    fn late_system_message_becomes_a_user_message_in_place() {
         check(
             &[
                 said(Role::System, "a"),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_system_message_is_hoisted_when_asked() {
+    fn late_system_message_is_hoisted_by_policy() {
         check(
             &[said(Role::User, "hi"), said(Role::System, "note")],
             LateSystem::Hoist,
@@ -158,17 +158,17 @@ mod tests {
     }
 
     #[test]
-    fn a_late_system_message_is_refused_when_asked() {
-        let fault = normalise(
+    fn late_system_message_is_refused_by_policy() {
+        let err = normalise(
             &[said(Role::User, "hi"), said(Role::System, "note")],
             LateSystem::Refuse,
         )
         .unwrap_err();
-        assert_eq!(fault.param.as_deref(), Some("messages[1].role"));
+        assert_eq!(err.param.as_deref(), Some("messages[1].role"));
     }
 
     #[test]
-    fn billing_lines_leave_system_text_and_only_system_text() {
+    fn billing_lines_are_removed_from_system_text_only() {
         let line = "x-anthropic-billing-header: cc_version=1; cch=77;";
         check(
             &[
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_results_without_a_user_get_an_empty_user_message() {
+    fn tool_results_without_user_get_an_empty_user_message() {
         check(
             &[
                 said(Role::System, "s"),
@@ -201,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_system_message_is_first_or_nowhere(
+        fn system_message_is_first_or_absent(
             roles in prop::collection::vec(0usize..4, 1..12),
             hoist in any::<bool>(),
         ) {

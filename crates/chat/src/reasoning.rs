@@ -1,6 +1,6 @@
 //! Telling thinking from the reply.
 
-use crate::stop::held_back;
+use crate::stop::partial_match_len;
 
 /// Opens thinking.
 pub const OPEN: &str = "<think>";
@@ -9,36 +9,36 @@ pub const CLOSE: &str = "</think>";
 
 /// What a reply whose prompt left no thinking open begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beginning {
-    /// Thinking, behind so many bytes of blanks and tag.
+pub(crate) enum ReplyStart {
+    /// Reasoning, behind so many bytes of blanks and tag.
     Thinking {
         /// Length of what is dropped.
         tag: usize,
     },
     /// The reply itself.
-    Reply,
+    Content,
     /// The text is too short to say.
-    TooShort,
+    Undecided,
 }
 
 /// Judges the beginning of a reply; blanks before the tag do not count.
-pub(crate) fn beginning(text: &str) -> Beginning {
+pub(crate) fn classify_start(text: &str) -> ReplyStart {
     let blank = text.len() - text.trim_start().len();
     let rest = &text[blank..];
     if rest.starts_with(OPEN) {
-        Beginning::Thinking {
+        ReplyStart::Thinking {
             tag: blank + OPEN.len(),
         }
     } else if OPEN.starts_with(rest) {
-        Beginning::TooShort
+        ReplyStart::Undecided
     } else {
-        Beginning::Reply
+        ReplyStart::Content
     }
 }
 
 /// Length of the one line break that is dropped at the beginning of thinking, or `None` if more text is
 /// needed to say.
-pub(crate) fn first_break(text: &str) -> Option<usize> {
+pub(crate) fn leading_newline_len(text: &str) -> Option<usize> {
     match text {
         "" | "\r" => None,
         text if text.starts_with("\r\n") => Some(2),
@@ -49,7 +49,7 @@ pub(crate) fn first_break(text: &str) -> Option<usize> {
 
 /// Length of the blank lines that are dropped behind thinking, or `None` while there is nothing else.
 /// The indentation of the first line with text stays.
-pub(crate) fn blank_lines(text: &str) -> Option<usize> {
+pub(crate) fn leading_blank_lines_len(text: &str) -> Option<usize> {
     let blank = text.len() - text.trim_start().len();
     if blank == text.len() {
         return None;
@@ -58,13 +58,13 @@ pub(crate) fn blank_lines(text: &str) -> Option<usize> {
 }
 
 /// Length of `text` without the line breaks at its end.
-pub(crate) fn without_last_breaks(text: &str) -> usize {
+pub(crate) fn len_without_trailing_newlines(text: &str) -> usize {
     text.trim_end_matches(['\n', '\r']).len()
 }
 
 /// Length of the end of `text` that may become the closing tag.
-pub(crate) fn possible_close(text: &str) -> usize {
-    held_back(text, &[CLOSE])
+pub(crate) fn partial_close_len(text: &str) -> usize {
+    partial_match_len(text, &[CLOSE])
 }
 
 #[cfg(test)]
@@ -72,23 +72,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_may_begin_with_thinking_behind_blanks() {
-        assert_eq!(beginning("\n <think>x"), Beginning::Thinking { tag: 9 });
+    fn reasoning_tag_after_blanks_starts_reasoning() {
+        assert_eq!(
+            classify_start("\n <think>x"),
+            ReplyStart::Thinking { tag: 9 }
+        );
         for short in ["", " \n", "<", "\n<thin"] {
-            assert_eq!(beginning(short), Beginning::TooShort, "{short:?}");
+            assert_eq!(classify_start(short), ReplyStart::Undecided, "{short:?}");
         }
         for reply in ["x", "<b>", "<thinking>", " </think>"] {
-            assert_eq!(beginning(reply), Beginning::Reply, "{reply:?}");
+            assert_eq!(classify_start(reply), ReplyStart::Content, "{reply:?}");
         }
     }
 
     #[test]
-    fn one_break_goes_in_front_and_blank_lines_behind() {
-        assert_eq!(first_break("\n\nx"), Some(1));
-        assert_eq!(first_break("x"), Some(0));
-        assert_eq!(first_break("\r"), None);
-        assert_eq!(blank_lines("\n \n  x"), Some(3));
-        assert_eq!(blank_lines(" x"), Some(0));
-        assert_eq!(blank_lines(" \n "), None);
+    fn newline_before_and_blank_lines_after_reasoning_are_dropped() {
+        assert_eq!(leading_newline_len("\n\nx"), Some(1));
+        assert_eq!(leading_newline_len("x"), Some(0));
+        assert_eq!(leading_newline_len("\r"), None);
+        assert_eq!(leading_blank_lines_len("\n \n  x"), Some(3));
+        assert_eq!(leading_blank_lines_len(" x"), Some(0));
+        assert_eq!(leading_blank_lines_len(" \n "), None);
     }
 }

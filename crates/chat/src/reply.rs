@@ -10,21 +10,21 @@ use std::sync::Arc;
 
 use contract::{TokenId, TokenKind};
 
-use self::ledger::Ledger;
-pub use self::ledger::Place;
-use self::machine::Machine;
+use self::ledger::TokenAttribution;
+pub use self::ledger::TokenPart;
+use self::machine::ReplyStateMachine;
 use crate::conversation::{Message, Role, ToolCall};
 use crate::detokenize::{Detokenizer, is_visible};
 use crate::openai::request::parse_arguments;
 use crate::openai::response::{FinishReason, FunctionOut, ToolCallOut};
 use crate::reasoning;
 use crate::tokenizer::Tokenizer;
-pub use crate::tools::End;
+pub use crate::tools::ReplyEnd;
 use crate::tools::ToolSet;
 
 /// A part of a reply, in the order in which it became certain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum ReplyDelta {
     /// More thinking.
     Reasoning(String),
     /// More text.
@@ -69,7 +69,7 @@ pub struct ReplyConfig {
 
 /// Why the reply is over although the model would go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stop {
+pub enum EarlyStop {
     /// This stop string came up.
     StopString(String),
     /// A call is complete, and only one was wanted.
@@ -78,7 +78,7 @@ pub enum Stop {
 
 /// What a reply came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Summary {
+pub struct ReplyStats {
     /// Tokens taken in, hidden ones included; none behind a stop.
     pub tokens: usize,
     /// Tokens of thinking.
@@ -87,19 +87,19 @@ pub struct Summary {
     pub content_tokens: usize,
     /// Complete calls.
     pub calls: usize,
-    /// Calls that had to be mended, and text that was no call after all though it began like one.
+    /// Calls that had to be repaired, and text that was no call after all though it began like one.
     pub malformed: usize,
     /// The text ended inside a call.
     pub open_call: bool,
 }
 
-impl Summary {
+impl ReplyStats {
     /// Why the choice ended, given how its tokens ended. A complete call outranks everything.
-    pub fn finish_reason(&self, end: End) -> FinishReason {
+    pub fn finish_reason(&self, end: ReplyEnd) -> FinishReason {
         match end {
             _ if self.calls > 0 => FinishReason::ToolCalls,
-            End::Eos | End::Stopped => FinishReason::Stop,
-            End::Length => FinishReason::Length,
+            ReplyEnd::Eos | ReplyEnd::Stopped => FinishReason::Stop,
+            ReplyEnd::Length => FinishReason::Length,
         }
     }
 }
@@ -115,13 +115,13 @@ pub struct ReplyParser {
     detokenizer: Detokenizer,
     /// Control tokens whose text is a tag we look for.
     tags: HashSet<TokenId>,
-    machine: Machine,
-    ledger: Ledger,
+    machine: ReplyStateMachine,
+    attribution: TokenAttribution,
     /// Bytes of visible text so far.
-    n_bytes: usize,
-    summary: Summary,
+    visible_bytes: usize,
+    summary: ReplyStats,
     /// Settled tokens that were not asked for yet.
-    placed: Vec<(usize, Place)>,
+    attributed: Vec<(usize, TokenPart)>,
     is_finished: bool,
 }
 
@@ -144,18 +144,18 @@ impl ReplyParser {
             detokenizer: Detokenizer::new(tokenizer.clone()),
             tokenizer,
             tags,
-            machine: Machine::new(config),
-            ledger: Ledger::default(),
-            n_bytes: 0,
-            summary: Summary::default(),
-            placed: Vec::new(),
+            machine: ReplyStateMachine::new(config),
+            attribution: TokenAttribution::default(),
+            visible_bytes: 0,
+            summary: ReplyStats::default(),
+            attributed: Vec::new(),
             is_finished: false,
         }
     }
 
     /// Takes the next tokens. After a stop, or after [`finish`](ReplyParser::finish), nothing comes.
-    pub fn push(&mut self, tokens: &[TokenId]) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    pub fn push(&mut self, tokens: &[TokenId]) -> Vec<ReplyDelta> {
+        let mut deltas = Vec::new();
         for token in tokens {
             if self.stopped().is_some() || self.is_finished {
                 break;
@@ -167,51 +167,59 @@ impl ReplyParser {
             } else if is_visible(&self.tokenizer, *token) {
                 text = self.detokenizer.push(&[*token]);
             }
-            let start = self.n_bytes;
-            self.n_bytes += text.len();
-            self.ledger
-                .enter(start, self.n_bytes, !self.detokenizer.is_waiting());
-            self.machine
-                .take(&text, self.summary.tokens, &mut self.ledger, &mut pieces);
+            let start = self.visible_bytes;
+            self.visible_bytes += text.len();
+            self.attribution
+                .record(start, self.visible_bytes, !self.detokenizer.is_waiting());
+            self.machine.take(
+                &text,
+                self.summary.tokens,
+                &mut self.attribution,
+                &mut deltas,
+            );
         }
         self.settle();
-        merge(pieces)
+        merge(deltas)
     }
 
     /// Why the reply is over, if it is over before its tokens are: the choice is to be cancelled and then
-    /// finished with [`End::Stopped`].
-    pub fn stopped(&self) -> Option<&Stop> {
+    /// finished with [`ReplyEnd::Stopped`].
+    pub fn stopped(&self) -> Option<&EarlyStop> {
         self.machine.stopped()
     }
 
     /// Gives what was held back. Calls after the first give nothing.
-    pub fn finish(&mut self, end: End) -> Vec<Piece> {
+    pub fn finish(&mut self, end: ReplyEnd) -> Vec<ReplyDelta> {
         if self.is_finished {
             return Vec::new();
         }
         self.is_finished = true;
-        let mut pieces = Vec::new();
+        let mut deltas = Vec::new();
         let text = self.detokenizer.finish();
-        self.n_bytes += text.len();
-        self.ledger.complete(self.n_bytes);
-        self.machine
-            .take(&text, self.summary.tokens, &mut self.ledger, &mut pieces);
-        self.machine.finish(end, &mut self.ledger, &mut pieces);
-        self.ledger.finish();
+        self.visible_bytes += text.len();
+        self.attribution.complete(self.visible_bytes);
+        self.machine.take(
+            &text,
+            self.summary.tokens,
+            &mut self.attribution,
+            &mut deltas,
+        );
+        self.machine.finish(end, &mut self.attribution, &mut deltas);
+        self.attribution.finish();
         self.settle();
-        merge(pieces)
+        merge(deltas)
     }
 
     /// Where tokens went, by their ordinal in this choice, in order; each token once, as soon as all of its
     /// text is settled.
-    pub fn take_placed(&mut self) -> Vec<(usize, Place)> {
-        std::mem::take(&mut self.placed)
+    pub fn take_token_parts(&mut self) -> Vec<(usize, TokenPart)> {
+        std::mem::take(&mut self.attributed)
     }
 
     /// What the reply has come to so far.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> ReplyStats {
         let machine = &self.machine;
-        Summary {
+        ReplyStats {
             calls: machine.calls(),
             malformed: machine.malformed(),
             open_call: machine.is_inside_call(),
@@ -220,44 +228,46 @@ impl ReplyParser {
     }
 
     fn settle(&mut self) {
-        let placed = self.ledger.take();
-        for (_, place) in &placed {
+        let attributed = self.attribution.take();
+        for (_, place) in &attributed {
             match place {
-                Place::Reasoning => self.summary.reasoning_tokens += 1,
-                Place::Content => self.summary.content_tokens += 1,
-                Place::Hidden | Place::Call => {}
+                TokenPart::Reasoning => self.summary.reasoning_tokens += 1,
+                TokenPart::Content => self.summary.content_tokens += 1,
+                TokenPart::Hidden | TokenPart::Call => {}
             }
         }
-        self.placed.extend(placed);
+        self.attributed.extend(attributed);
     }
 }
 
 /// Joins neighbours of one kind.
-fn merge(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        match (merged.last_mut(), &piece) {
-            (Some(Piece::Content(text)), Piece::Content(more))
-            | (Some(Piece::Reasoning(text)), Piece::Reasoning(more)) => text.push_str(more),
+fn merge(deltas: Vec<ReplyDelta>) -> Vec<ReplyDelta> {
+    let mut merged: Vec<ReplyDelta> = Vec::with_capacity(deltas.len());
+    for delta in deltas {
+        match (merged.last_mut(), &delta) {
+            (Some(ReplyDelta::Content(text)), ReplyDelta::Content(more))
+            | (Some(ReplyDelta::Reasoning(text)), ReplyDelta::Reasoning(more)) => {
+                text.push_str(more)
+            }
             (
-                Some(Piece::ToolArguments { index, fragment }),
-                Piece::ToolArguments {
+                Some(ReplyDelta::ToolArguments { index, fragment }),
+                ReplyDelta::ToolArguments {
                     index: other,
                     fragment: more,
                 },
             ) if index == other => fragment.push_str(more),
-            _ => merged.push(piece),
+            _ => merged.push(delta),
         }
     }
     merged
 }
 
 /// The token that opens a call, if the vocabulary has one: banning it keeps a model from calling.
-pub fn call_opening_token(tokenizer: &Tokenizer) -> Option<TokenId> {
+pub fn tool_call_start_token(tokenizer: &Tokenizer) -> Option<TokenId> {
     tokenizer.id_of("<tool_call>")
 }
 
-/// A whole reply, for answers in one piece.
+/// A whole reply, for answers in one delta.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reply {
     /// All thinking.
@@ -269,12 +279,12 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Adds the next piece.
-    pub fn push(&mut self, piece: Piece) {
-        match piece {
-            Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Content(text) => self.content.push_str(&text),
-            Piece::ToolCall { id, name, .. } => self.tool_calls.push(ToolCallOut {
+    /// Adds the next delta.
+    pub fn push(&mut self, delta: ReplyDelta) {
+        match delta {
+            ReplyDelta::Reasoning(text) => self.reasoning.push_str(&text),
+            ReplyDelta::Content(text) => self.content.push_str(&text),
+            ReplyDelta::ToolCall { id, name, .. } => self.tool_calls.push(ToolCallOut {
                 id,
                 kind: "function",
                 function: FunctionOut {
@@ -282,7 +292,7 @@ impl Reply {
                     arguments: String::new(),
                 },
             }),
-            Piece::ToolArguments { index, fragment } => {
+            ReplyDelta::ToolArguments { index, fragment } => {
                 if let Some(call) = self.tool_calls.get_mut(index) {
                     call.function.arguments.push_str(&fragment);
                 }
@@ -292,24 +302,25 @@ impl Reply {
 }
 
 impl Reply {
-    /// The message that a client sends back for this reply; with its thoughts where `thoughts` says so and there are any.
-    pub fn message(&self, thoughts: bool) -> Message {
+    /// The message that a client sends back for this reply; with its reasoning where `keep_reasoning` says so and there are any.
+    pub fn to_message(&self, keep_reasoning: bool) -> Message {
         let call = |call: &ToolCallOut| ToolCall {
             id: Some(call.id.clone()),
             name: call.function.name.clone(),
             arguments: parse_arguments(&call.function.arguments, &call.function.name),
         };
         Message {
-            reasoning: (thoughts && !self.reasoning.is_empty()).then(|| self.reasoning.clone()),
+            reasoning: (keep_reasoning && !self.reasoning.is_empty())
+                .then(|| self.reasoning.clone()),
             tool_calls: self.tool_calls.iter().map(call).collect(),
             ..Message::new(Role::Assistant, self.content.as_str())
         }
     }
 }
 
-impl Extend<Piece> for Reply {
-    fn extend<T: IntoIterator<Item = Piece>>(&mut self, pieces: T) {
-        pieces.into_iter().for_each(|piece| self.push(piece));
+impl Extend<ReplyDelta> for Reply {
+    fn extend<T: IntoIterator<Item = ReplyDelta>>(&mut self, deltas: T) {
+        deltas.into_iter().for_each(|delta| self.push(delta));
     }
 }
 

@@ -6,8 +6,8 @@ pub mod response;
 pub mod stream;
 mod tools;
 
-pub use self::request::{Echo, ResponsesRequest};
-pub use self::tools::{Spoken, ToolNames};
+pub use self::request::{EchoedFields, ResponsesRequest};
+pub use self::tools::{ClientToolName, ToolNames};
 
 #[cfg(test)]
 mod tests;

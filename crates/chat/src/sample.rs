@@ -81,7 +81,7 @@ pub(crate) fn fixture(path: &str) -> String {
         "{}/../conformance/fixtures/{path}",
         env!("CARGO_MANIFEST_DIR")
     );
-    std::fs::read_to_string(&file).unwrap_or_else(|fault| panic!("{file}: {fault}"))
+    std::fs::read_to_string(&file).unwrap_or_else(|err| panic!("{file}: {err}"))
 }
 
 pub(crate) fn fixture_json(path: &str) -> Value {

@@ -1,6 +1,6 @@
 //! The language a reply must be in, as a grammar: a JSON shape, a pattern, or calls of tools.
 //!
-//! A [`Shape`] is text in Lark's notation, with JSON schemas inline and special tokens by their ids. Who decodes
+//! A [`OutputGrammar`] is text in Lark's notation, with JSON schemas inline and special tokens by their ids. Who decodes
 //! compiles it; this module only says what a request means by it, and refuses by name what cannot be kept.
 
 mod json;
@@ -8,38 +8,41 @@ mod markup;
 
 use serde_json::Value;
 
-pub use self::json::JsonRules;
+pub use self::json::SchemaStrictness;
 use crate::error::ChatError;
 use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
-use crate::template::CallFormat;
+use crate::template::ToolCallFormat;
 use crate::tokenizer::Tokenizer;
 
 /// A grammar and where in the request it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
+pub struct OutputGrammar {
     /// In Lark's notation; the rule `start` is the reply.
     pub lark: String,
     /// A wider language, for where the grammar cannot be compiled although the request did not ask for all of it
     /// to be kept.
-    pub wider: Option<String>,
+    pub fallback: Option<String>,
     /// The request's field that asks for it.
     pub field: String,
 }
 
 /// How calls are written by a model.
 #[derive(Debug, Clone, Copy)]
-pub struct CallMarkup<'a> {
+pub struct ToolCallMarkup<'a> {
     /// Tells which marks are tokens of their own.
     pub tokenizer: &'a Tokenizer,
     /// What stands between them.
-    pub format: CallFormat,
+    pub format: ToolCallFormat,
 }
 
 impl ChatRequest {
     /// The language the reply must be in, if it may not be in any.
     ///
     /// Fails where the request asks for what cannot be kept, naming it.
-    pub fn shape(&self, markup: CallMarkup<'_>) -> Result<Option<Shape>, ChatError> {
+    pub fn output_grammar(
+        &self,
+        markup: ToolCallMarkup<'_>,
+    ) -> Result<Option<OutputGrammar>, ChatError> {
         let tools = self.callable_tools();
         let forced = match &self.tool_choice {
             ToolChoice::Required => Some(None),
@@ -48,19 +51,21 @@ impl ChatRequest {
         };
         if let Some(only) = forced {
             let several = only.is_none() && self.parallel_tool_calls;
-            return markup::calls(markup, &tools, only, several).map(Some);
+            return markup::tool_calls(markup, &tools, only, several).map(Some);
         }
         let strict = tools.iter().any(|tool| tool.is_strict());
         match &self.response_format {
-            ResponseFormat::Text if strict => markup::text_with_calls(markup, &tools).map(Some),
+            ResponseFormat::Text if strict => {
+                markup::text_with_tool_calls(markup, &tools).map(Some)
+            }
             ResponseFormat::Text => Ok(None),
             format => {
-                let shape = format.shape()?;
+                let shape = format.output_grammar()?;
                 if tools.is_empty() || !format.is_json() {
                     return Ok(shape);
                 }
-                let calls = markup::calls(markup, &tools, None, self.parallel_tool_calls)?;
-                Ok(shape.map(|shape| either(shape, &calls)))
+                let calls = markup::tool_calls(markup, &tools, None, self.parallel_tool_calls)?;
+                Ok(shape.map(|shape| union(shape, &calls)))
             }
         }
     }
@@ -76,17 +81,18 @@ impl ResponseFormat {
     }
 
     /// The language of a reply in this form; `None` for free text.
-    pub fn shape(&self) -> Result<Option<Shape>, ChatError> {
-        let plain = |lark: String, field: &str| Shape {
+    pub fn output_grammar(&self) -> Result<Option<OutputGrammar>, ChatError> {
+        let plain = |lark: String, field: &str| OutputGrammar {
             lark,
-            wider: None,
+            fallback: None,
             field: field.to_owned(),
         };
         Ok(Some(match self {
             ResponseFormat::Text => return Ok(None),
             ResponseFormat::JsonObject => {
                 let object = serde_json::json!({"type": "object"});
-                let schema = json::prepare(&object, JsonRules::Kept, "response_format")?;
+                let schema =
+                    json::prepare_schema(&object, SchemaStrictness::Strict, "response_format")?;
                 plain(format!("start: %json {schema}\n"), "response_format")
             }
             ResponseFormat::JsonSchema {
@@ -94,7 +100,7 @@ impl ResponseFormat {
                 rules,
                 field,
             } => {
-                let schema = json::prepare(schema, *rules, field)?;
+                let schema = json::prepare_schema(schema, *rules, field)?;
                 plain(format!("start: %json {schema}\n"), field)
             }
             ResponseFormat::Pattern { pattern, field } => {
@@ -110,14 +116,17 @@ impl ResponseFormat {
 }
 
 /// Either language, told apart by how they begin.
-fn either(shape: Shape, calls: &Shape) -> Shape {
+fn union(shape: OutputGrammar, calls: &OutputGrammar) -> OutputGrammar {
     let join = |one: &str, other: &str| {
         let one = one.replacen("start:", "text_reply:", 1);
         let other = other.replacen("start:", "call_reply:", 1);
         format!("start: text_reply | call_reply\n{one}{other}")
     };
-    Shape {
-        wider: calls.wider.as_ref().map(|wider| join(&shape.lark, wider)),
+    OutputGrammar {
+        fallback: calls
+            .fallback
+            .as_ref()
+            .map(|fallback| join(&shape.lark, fallback)),
         lark: join(&shape.lark, &calls.lark),
         field: shape.field,
     }

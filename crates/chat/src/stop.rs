@@ -6,56 +6,59 @@
 /// The stop string that is complete first wins; of those complete at the same place, the longest. So
 /// the outcome does not depend on how the text is cut into tokens.
 #[derive(Debug, Clone)]
-pub struct StopMatcher {
+pub struct StopStringMatcher {
     stops: Vec<String>,
     /// Text held back.
-    held: String,
-    hit: Option<usize>,
+    pending: String,
+    matched: Option<usize>,
 }
 
-impl StopMatcher {
+impl StopStringMatcher {
     /// A matcher at the start of a text. Empty strings are left out.
-    pub fn new(stops: impl IntoIterator<Item = String>) -> StopMatcher {
+    pub fn new(stops: impl IntoIterator<Item = String>) -> StopStringMatcher {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        StopMatcher {
+        StopStringMatcher {
             stops,
-            held: String::new(),
-            hit: None,
+            pending: String::new(),
+            matched: None,
         }
     }
 
     /// The text that may go out now. After a hit nothing does.
     pub fn push(&mut self, text: &str) -> String {
-        if self.hit.is_some() {
+        if self.matched.is_some() {
             return String::new();
         }
         if self.stops.is_empty() {
             return text.to_owned();
         }
-        self.held.push_str(text);
-        if let Some((start, which)) = find_first(&self.held, &self.stops) {
-            self.hit = Some(which);
-            self.held.truncate(start);
-            return std::mem::take(&mut self.held);
+        self.pending.push_str(text);
+        if let Some((start, which)) = find_earliest_match(&self.pending, &self.stops) {
+            self.matched = Some(which);
+            self.pending.truncate(start);
+            return std::mem::take(&mut self.pending);
         }
-        let keep_from = self.held.len() - held_back(&self.held, &self.stops);
-        let kept = self.held.split_off(keep_from);
-        std::mem::replace(&mut self.held, kept)
+        let keep_from = self.pending.len() - partial_match_len(&self.pending, &self.stops);
+        let kept = self.pending.split_off(keep_from);
+        std::mem::replace(&mut self.pending, kept)
     }
 
     /// The stop string that ended the text.
-    pub fn hit(&self) -> Option<&str> {
-        self.hit.map(|which| self.stops[which].as_str())
+    pub fn matched(&self) -> Option<&str> {
+        self.matched.map(|which| self.stops[which].as_str())
     }
 
     /// The text still held back, when the text ended for another reason.
     pub fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.pending)
     }
 }
 
 /// Where the word that is complete first begins in `text`, and which it is.
-pub(crate) fn find_first<S: AsRef<str>>(text: &str, words: &[S]) -> Option<(usize, usize)> {
+pub(crate) fn find_earliest_match<S: AsRef<str>>(
+    text: &str,
+    words: &[S],
+) -> Option<(usize, usize)> {
     let found = words.iter().enumerate().filter_map(|(which, word)| {
         let start = text.find(word.as_ref())?;
         Some((start + word.as_ref().len(), start, which))
@@ -64,7 +67,7 @@ pub(crate) fn find_first<S: AsRef<str>>(text: &str, words: &[S]) -> Option<(usiz
 }
 
 /// Length in bytes of the longest end of `text` that is a proper beginning of one of `words`.
-pub(crate) fn held_back<S: AsRef<str>>(text: &str, words: &[S]) -> usize {
+pub(crate) fn partial_match_len<S: AsRef<str>>(text: &str, words: &[S]) -> usize {
     words
         .iter()
         .map(|word| {
@@ -87,21 +90,24 @@ mod tests {
     use super::*;
 
     fn run(parts: &[&str], stops: &[&str]) -> (String, Option<String>) {
-        let mut matcher = StopMatcher::new(stops.iter().map(|stop| (*stop).to_owned()));
+        let mut matcher = StopStringMatcher::new(stops.iter().map(|stop| (*stop).to_owned()));
         let mut out = String::new();
         for part in parts {
             out.push_str(&matcher.push(part));
         }
         out.push_str(&matcher.finish());
-        (out, matcher.hit().map(str::to_owned))
+        (out, matcher.matched().map(str::to_owned))
     }
 
-    fn check(parts: &[&str], stops: &[&str], text: &str, hit: Option<&str>) {
-        assert_eq!(run(parts, stops), (text.to_owned(), hit.map(str::to_owned)));
+    fn check(parts: &[&str], stops: &[&str], text: &str, matched: Option<&str>) {
+        assert_eq!(
+            run(parts, stops),
+            (text.to_owned(), matched.map(str::to_owned))
+        );
     }
 
     #[test]
-    fn a_stop_string_over_three_tokens_is_found_and_not_shown() {
+    fn stop_string_across_tokens_is_found_and_hidden() {
         check(
             &["one ", "ST", "O", "P two"],
             &["STOP"],
@@ -111,33 +117,33 @@ mod tests {
     }
 
     #[test]
-    fn text_that_only_began_like_a_stop_string_is_released() {
+    fn partial_stop_string_is_released() {
         check(&["ab", "ab", "ac"], &["abac"], "ab", Some("abac"));
         check(&["aba", "d"], &["abac"], "abad", None);
     }
 
     #[test]
-    fn the_stop_string_that_is_complete_first_wins() {
+    fn earliest_complete_stop_string_wins() {
         check(&["x one two"], &["two", "one"], "x ", Some("one"));
         check(&["abc"], &["abc", "b"], "a", Some("b"));
         check(&["abc"], &["bc", "abc"], "", Some("abc"));
     }
 
     #[test]
-    fn nothing_goes_out_after_a_hit() {
+    fn no_text_follows_a_stop_string() {
         check(&["a.", "b", "c"], &["."], "a", Some("."));
     }
 
     #[test]
-    fn only_what_could_match_is_held_back() {
-        let mut matcher = StopMatcher::new(["\n\n\n".to_owned()]);
+    fn only_a_possible_match_is_held_back() {
+        let mut matcher = StopStringMatcher::new(["\n\n\n".to_owned()]);
         assert_eq!(matcher.push("line\n\n"), "line");
         assert_eq!(matcher.push("next"), "\n\nnext");
     }
 
     proptest! {
         #[test]
-        fn how_the_text_is_split_does_not_matter(
+        fn stop_match_ignores_chunking(
             text in "[ab\u{e9}]{0,24}",
             stops in prop::collection::vec("[ab\u{e9}]{1,4}", 0..3),
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),

@@ -1,7 +1,7 @@
 //! From a conversation to a prompt, through the chat template the model came with.
 //!
 //! A template is somebody else's program over somebody else's data: it runs with bounded fuel and
-//! depth, and control strings inside the data stay data (see [`Rendered::literals`]).
+//! depth, and control strings inside the data stay data (see [`RenderedPrompt::literals`]).
 
 mod builtin;
 mod clock;
@@ -16,22 +16,22 @@ use std::ops::Range;
 use contract::Vocab;
 use serde_json::{Map, Value};
 
-use self::engine::{Program, Variables};
-use self::mask::{Mask, SpecialWords};
-pub use self::probe::{CallFormat, Capabilities};
+use self::engine::{CompiledTemplate, RenderContext};
+use self::mask::{SpecialStringMask, SpecialStringTable};
+pub use self::probe::{Capabilities, ToolCallFormat};
 use crate::conversation::{Conversation, Role};
 use crate::error::ChatError;
 
 /// A prompt, and which parts of it only look like control strings.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     /// The prompt.
     pub text: String,
     /// Byte ranges, in order, of special strings that came with a client's text and mean nothing.
     pub literals: Vec<Range<usize>>,
 }
 
-impl Rendered {
+impl RenderedPrompt {
     /// Whether the prompt leaves a thinking block open, so that the reply begins inside it.
     pub fn opens_reasoning(&self) -> bool {
         self.text.trim_end().ends_with("<think>")
@@ -46,10 +46,10 @@ impl Rendered {
 /// A compiled chat template with what it is able to express. Share by `Arc`.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    program: Program,
+    program: CompiledTemplate,
     /// Used instead when tools are declared, if the file has one for that.
-    tool_program: Option<Program>,
-    words: SpecialWords,
+    tool_program: Option<CompiledTemplate>,
+    words: SpecialStringTable,
     bos_token: String,
     eos_token: String,
     capabilities: Capabilities,
@@ -90,9 +90,9 @@ impl ChatTemplate {
                 .unwrap_or_default()
         };
         let mut template = ChatTemplate {
-            program: Program::compile(source)?,
-            tool_program: tool_source.map(Program::compile).transpose()?,
-            words: SpecialWords::new(vocab),
+            program: CompiledTemplate::compile(source)?,
+            tool_program: tool_source.map(CompiledTemplate::compile).transpose()?,
+            words: SpecialStringTable::new(vocab),
             bos_token: token(vocab.bos_token),
             eos_token: token(vocab.eos_token),
             capabilities: Capabilities::default(),
@@ -124,19 +124,20 @@ impl ChatTemplate {
     /// Writes the prompt of `conversation`.
     ///
     /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) when the template
-    /// itself raises, and with [`ErrorKind::TemplateFault`](crate::ErrorKind::TemplateFault) when it
+    /// itself raises, and with [`ErrorKind::TemplateFailed`](crate::ErrorKind::TemplateFailed) when it
     /// breaks or runs out of its step budget.
-    pub fn render(&self, conversation: &Conversation) -> Result<Rendered, ChatError> {
-        let input = Input::new(self, conversation);
-        let mut mask = Mask::new(&self.words, &input, self.source())?;
-        let guarded = self.render_masked(conversation, &input, &mut mask, Depth::ControlOnly)?;
+    pub fn render(&self, conversation: &Conversation) -> Result<RenderedPrompt, ChatError> {
+        let input = TemplateInput::new(self, conversation);
+        let mut mask = SpecialStringMask::new(&self.words, &input, self.source())?;
+        let guarded =
+            self.render_masked(conversation, &input, &mut mask, MaskScope::ControlOnly)?;
         if !mask.has_user_defined(&input) {
             return Ok(guarded);
         }
         // Strings such as a result tag mean something to some templates, so hiding them in a
         // message's text is right only if the prompt stays the same.
-        match self.render_masked(conversation, &input, &mut mask, Depth::AllInContent) {
-            Ok(hidden) if hidden.text == guarded.text => Ok(hidden),
+        match self.render_masked(conversation, &input, &mut mask, MaskScope::AllInContent) {
+            Ok(masked) if masked.text == guarded.text => Ok(masked),
             _ => Ok(guarded),
         }
     }
@@ -144,16 +145,18 @@ impl ChatTemplate {
     fn render_masked(
         &self,
         conversation: &Conversation,
-        input: &Input,
-        mask: &mut Mask<'_>,
-        depth: Depth,
-    ) -> Result<Rendered, ChatError> {
+        input: &TemplateInput,
+        mask: &mut SpecialStringMask<'_>,
+        depth: MaskScope,
+    ) -> Result<RenderedPrompt, ChatError> {
         let mut messages: Vec<Value> = Vec::with_capacity(input.messages.len());
         for (role, message) in &input.messages {
-            let all = depth == Depth::AllInContent && *role != Role::Assistant;
-            messages.push(mask.hide_message(message, all));
+            let all = depth == MaskScope::AllInContent && *role != Role::Assistant;
+            messages.push(mask.mask_message(message, all));
         }
-        let end = conversation.continue_final_message.then(|| mask.end_mark());
+        let end = conversation
+            .continue_final_message
+            .then(|| mask.end_placeholder());
         if let Some(end) = end
             && let Some(Value::Object(last)) = messages.last_mut()
             && let Some(Value::String(content)) = last.get_mut("content")
@@ -162,18 +165,24 @@ impl ChatTemplate {
         }
         let has_tools = !input.tools.is_empty();
         let tools = match has_tools {
-            true => Value::Array(input.tools.iter().map(|tool| mask.hide(tool)).collect()),
+            true => Value::Array(
+                input
+                    .tools
+                    .iter()
+                    .map(|tool| mask.mask_value(tool))
+                    .collect(),
+            ),
             false => Value::Null,
         };
         let mut variables = Map::new();
         for (name, value) in &input.variables {
-            variables.insert(name.clone(), mask.hide(value));
+            variables.insert(name.clone(), mask.mask_value(value));
         }
         let program = match &self.tool_program {
             Some(program) if has_tools => program,
             _ => &self.program,
         };
-        let text = program.run(&Variables {
+        let text = program.run(&RenderContext {
             messages: &Value::Array(messages),
             tools: &tools,
             add_generation_prompt: conversation.add_generation_prompt,
@@ -186,16 +195,18 @@ impl ChatTemplate {
                 .split_once(end)
                 .map(|(before, _)| before)
                 .ok_or_else(|| {
-                    ChatError::template_fault("the chat template drops the message to be continued")
+                    ChatError::template_failed(
+                        "the chat template drops the message to be continued",
+                    )
                 })?,
         };
-        Ok(mask.reveal(text))
+        Ok(mask.unmask(text))
     }
 }
 
-/// How much of a client's text is hidden from the tokenizer's special matching.
+/// How much of a client's text is masked from the tokenizer's special matching.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Depth {
+enum MaskScope {
     /// Control strings, everywhere.
     ControlOnly,
     /// User-defined strings too, in the contents of system, user and tool messages.
@@ -203,14 +214,14 @@ enum Depth {
 }
 
 /// A conversation as JSON.
-struct Input {
+struct TemplateInput {
     messages: Vec<(Role, Value)>,
     tools: Vec<Value>,
     variables: Map<String, Value>,
 }
 
-impl Input {
-    fn new(template: &ChatTemplate, conversation: &Conversation) -> Input {
+impl TemplateInput {
+    fn new(template: &ChatTemplate, conversation: &Conversation) -> TemplateInput {
         let mut variables = Map::new();
         variables.insert("bos_token".to_owned(), template.bos_token.as_str().into());
         variables.insert("eos_token".to_owned(), template.eos_token.as_str().into());
@@ -226,7 +237,7 @@ impl Input {
         if let Some(enable) = conversation.enable_thinking {
             variables.insert("enable_thinking".to_owned(), enable.into());
         }
-        Input {
+        TemplateInput {
             messages: conversation
                 .messages
                 .iter()

@@ -1,6 +1,6 @@
 //! Text to token ids and back, rebuilt in memory from a [`Vocab`].
 //!
-//! Control strings are cut out first, then each stretch of ordinary text is composed (NFC), cut by
+//! Control strings are cut out first, then each segment of ordinary text is composed (NFC), cut by
 //! the vocabulary's regular expression, mapped to the byte alphabet and merged.
 //! Token bytes are kept in one table, so decoding is a copy and exact to the byte.
 
@@ -15,25 +15,25 @@ use contract::{TokenId, TokenKind, Vocab};
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
-use self::alphabet::Alphabet;
-use self::cut::Cutter;
-use self::recall::Recall;
+use self::alphabet::ByteAlphabet;
+use self::cut::PreTokenizerSplitter;
+use self::recall::EncodeCache;
 use self::special::SpecialStrings;
 use crate::error::ChatError;
-use crate::template::Rendered;
+use crate::template::RenderedPrompt;
 
 /// Whether control strings such as a turn marker keep their meaning inside a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Special {
+pub enum SpecialTokens {
     /// Control and user-defined strings become their own ids. For text we wrote ourselves.
-    Match,
+    Parse,
     /// They are ordinary text like any other. For text somebody else wrote.
-    Literal,
+    AsText,
 }
 
 /// Whether text is composed before it is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Normaliser {
+pub enum UnicodeNormalizer {
     /// Unicode NFC, as the models were trained on.
     Nfc,
     /// None, as llama.cpp's runtime does; for comparing with its vectors.
@@ -43,11 +43,11 @@ pub enum Normaliser {
 /// A byte-level BPE tokenizer. Build once and share by `Arc`; encoding takes `&self`.
 pub struct Tokenizer {
     bpe: BPE,
-    cutter: Cutter,
-    alphabet: Alphabet,
+    splitter: PreTokenizerSplitter,
+    alphabet: ByteAlphabet,
     specials: SpecialStrings,
-    recall: Recall,
-    normaliser: Normaliser,
+    encode_cache: EncodeCache,
+    normalizer: UnicodeNormalizer,
     /// Bytes of all tokens, one after another.
     bytes: Vec<u8>,
     /// Where each token's bytes lie in `bytes`.
@@ -73,11 +73,14 @@ impl Tokenizer {
     /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) when the tables disagree: lengths, a
     /// token that occurs twice, a byte without a token, a merge whose parts or result are missing.
     pub fn new(vocab: &Vocab) -> Result<Tokenizer, ChatError> {
-        Tokenizer::with_normaliser(vocab, Normaliser::Nfc)
+        Tokenizer::with_normalizer(vocab, UnicodeNormalizer::Nfc)
     }
 
-    /// Builds the tokenizer with the normaliser chosen; errors as [`Tokenizer::new`].
-    pub fn with_normaliser(vocab: &Vocab, normaliser: Normaliser) -> Result<Tokenizer, ChatError> {
+    /// Builds the tokenizer with the normalizer chosen; errors as [`Tokenizer::new`].
+    pub fn with_normalizer(
+        vocab: &Vocab,
+        normalizer: UnicodeNormalizer,
+    ) -> Result<Tokenizer, ChatError> {
         let n_tokens = vocab.tokens.len();
         if n_tokens != vocab.kinds.len() {
             return Err(ChatError::setup(format!(
@@ -85,7 +88,7 @@ impl Tokenizer {
                 vocab.kinds.len()
             )));
         }
-        let alphabet = Alphabet::new();
+        let alphabet = ByteAlphabet::new();
         let bpe = build_bpe(vocab, &alphabet)?;
         let specials = SpecialStrings::new(vocab)?;
         let (bytes, spans) = token_bytes(vocab, &alphabet)?;
@@ -100,11 +103,11 @@ impl Tokenizer {
         Ok(Tokenizer {
             longest_bytes,
             bpe,
-            cutter: Cutter::new(vocab.pre)?,
+            splitter: PreTokenizerSplitter::new(vocab.pre)?,
             alphabet,
             specials,
-            recall: Recall::default(),
-            normaliser,
+            encode_cache: EncodeCache::default(),
+            normalizer,
             bytes,
             spans,
             kinds: vocab.kinds.clone(),
@@ -114,17 +117,17 @@ impl Tokenizer {
     }
 
     /// The ids of `text`. Nothing is added at either end.
-    pub fn encode(&self, text: &str, special: Special) -> Result<Vec<TokenId>, ChatError> {
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, ChatError> {
         let everything = 0..text.len();
         match special {
-            Special::Match => self.encode_masked(text, &[]),
-            Special::Literal => self.encode_masked(text, std::slice::from_ref(&everything)),
+            SpecialTokens::Parse => self.encode_masked(text, &[]),
+            SpecialTokens::AsText => self.encode_masked(text, std::slice::from_ref(&everything)),
         }
     }
 
     /// The ids of a rendered prompt: control strings written by the template match, those that came
     /// with a client's text do not. The file's own prefix token is put in front if it asks for one.
-    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<TokenId>, ChatError> {
+    pub fn encode_rendered(&self, rendered: &RenderedPrompt) -> Result<Vec<TokenId>, ChatError> {
         let ids = self.encode_masked(&rendered.text, &rendered.literals)?;
         Ok(match self.prefix {
             Some(prefix) if ids.first() != Some(&prefix) => {
@@ -159,32 +162,32 @@ impl Tokenizer {
         if text.is_empty() {
             return Ok(());
         }
-        if let Some(tokens) = self.recall.find(text) {
+        if let Some(tokens) = self.encode_cache.find(text) {
             ids.extend_from_slice(&tokens);
             return Ok(());
         }
         let begin = ids.len();
-        let stretch = text;
-        let composed = match self.normaliser {
-            Normaliser::Nfc if !text.is_ascii() => Some(compose(text)),
+        let segment = text;
+        let composed = match self.normalizer {
+            UnicodeNormalizer::Nfc if !text.is_ascii() => Some(compose(text)),
             _ => None,
         };
         let text = composed.as_deref().unwrap_or(text);
         let mut mapped = String::new();
-        for piece in self.cutter.cut(text)? {
+        for piece in self.splitter.split(text)? {
             self.alphabet.map(piece, &mut mapped);
-            let tokens = self.bpe.tokenize(&mapped).map_err(|fault| {
-                ChatError::invalid(format!("the text could not be tokenised: {fault}"))
+            let tokens = self.bpe.tokenize(&mapped).map_err(|err| {
+                ChatError::invalid(format!("the text could not be tokenised: {err}"))
             })?;
             ids.extend(tokens.iter().map(|token| TokenId(token.id)));
         }
-        self.recall.keep(stretch, &ids[begin..]);
+        self.encode_cache.keep(segment, &ids[begin..]);
         Ok(())
     }
 
     /// A bound below the number of tokens `text` has, without encoding it: enough to refuse a text that
     /// is far too long at once.
-    pub fn fewest_tokens(&self, text: &str) -> usize {
+    pub fn min_token_count(&self, text: &str) -> usize {
         // Composing may shorten text, by a factor of three at most.
         let shortest = if text.is_ascii() {
             text.len()
@@ -230,7 +233,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[TokenId]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| self.bytes(*id)).copied().collect();
         String::from_utf8(bytes)
-            .unwrap_or_else(|fault| String::from_utf8_lossy(fault.as_bytes()).into_owned())
+            .unwrap_or_else(|err| String::from_utf8_lossy(err.as_bytes()).into_owned())
     }
 }
 
@@ -240,7 +243,7 @@ fn compose(text: &str) -> String {
     normalised.get().to_owned()
 }
 
-fn build_bpe(vocab: &Vocab, alphabet: &Alphabet) -> Result<BPE, ChatError> {
+fn build_bpe(vocab: &Vocab, alphabet: &ByteAlphabet) -> Result<BPE, ChatError> {
     let mut table = BpeVocab::with_capacity(vocab.tokens.len());
     let mut longest_bytes = 0;
     for (index, (token, kind)) in vocab.tokens.iter().zip(&vocab.kinds).enumerate() {
@@ -282,13 +285,13 @@ fn build_bpe(vocab: &Vocab, alphabet: &Alphabet) -> Result<BPE, ChatError> {
     BPE::builder()
         .vocab_and_merges(table, vocab.merges.clone())
         .build()
-        .map_err(|fault| ChatError::setup(format!("the vocabulary cannot be used: {fault}")))
+        .map_err(|err| ChatError::setup(format!("the vocabulary cannot be used: {err}")))
 }
 
 /// All tokens' bytes and where each token's lie.
 fn token_bytes(
     vocab: &Vocab,
-    alphabet: &Alphabet,
+    alphabet: &ByteAlphabet,
 ) -> Result<(Vec<u8>, Vec<Range<u32>>), ChatError> {
     let mut bytes = Vec::with_capacity(vocab.tokens.iter().map(String::len).sum());
     let mut spans = Vec::with_capacity(vocab.tokens.len());

@@ -11,9 +11,9 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-pub use self::call::End;
-pub(crate) use self::call::{CallEvent, CallParser, Opening, Outcome};
-pub(crate) use self::schema::{percent_decoded, target};
+pub use self::call::ReplyEnd;
+pub(crate) use self::call::{CallEvent, CallParser, CallStart, CallStatus};
+pub(crate) use self::schema::{percent_decoded, resolve_pointer};
 
 /// A declared tool.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,7 +12,7 @@ use chat::ChatError;
 use chat::conversation::{Message, Role};
 use chat::openai::request::{ChatRequest, ConversationPolicy};
 use chat::openai::response::FinishReason;
-use chat::reply::{Piece, Reply};
+use chat::reply::{Reply, ReplyDelta};
 use contract::TokenId;
 use decode::Foreseen;
 
@@ -47,7 +47,7 @@ impl Foresight {
     }
 
     /// Takes the next piece of the reply.
-    pub fn push(&mut self, piece: &Piece) {
+    pub fn push(&mut self, piece: &ReplyDelta) {
         self.reply.push(piece.clone());
     }
 
@@ -88,7 +88,7 @@ impl Foresight {
         let mut request = self.request.clone();
         // Who sends thoughts back has done so before.
         let echoes = request.messages.iter().any(|m| m.reasoning.is_some());
-        let reply = self.reply.message(echoes);
+        let reply = self.reply.to_message(echoes);
         let calls: Vec<Option<String>> = reply.tool_calls.iter().map(|c| c.id.clone()).collect();
         request.messages.push(reply);
         if next == Role::Tool {
@@ -130,14 +130,14 @@ mod tests {
 
     fn said(content: &str, thoughts: &str, call: Option<&str>) -> Reply {
         let mut reply = Reply::default();
-        reply.push(Piece::Reasoning(thoughts.to_owned()));
-        reply.push(Piece::Content(content.to_owned()));
+        reply.push(ReplyDelta::Reasoning(thoughts.to_owned()));
+        reply.push(ReplyDelta::Content(content.to_owned()));
         if let Some(arguments) = call {
             let (id, name) = ("call_1".to_owned(), "add".to_owned());
             let index = 0;
-            reply.push(Piece::ToolCall { index, id, name });
+            reply.push(ReplyDelta::ToolCall { index, id, name });
             let fragment = arguments.to_owned();
-            reply.push(Piece::ToolArguments { index, fragment });
+            reply.push(ReplyDelta::ToolArguments { index, fragment });
         }
         reply
     }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use chat::shape::Shape;
-use chat::{Special, Tokenizer};
+use chat::shape::OutputGrammar;
+use chat::{SpecialTokens, Tokenizer};
 use contract::{TokenId, TokenKind, TokenMask};
 use decode::{
     Budget, Constraint, Constraints, Course, CoursePlan, Grammar, GrammarError, Grammars, Opening,
@@ -45,7 +45,11 @@ impl Constrain {
     ) -> Constrain {
         let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
         let tags = pair("<think>", "</think>").map(|(open, close)| ThinkTags { open, close });
-        let encode = |text: &str| tokenizer.encode(text, Special::Match).unwrap_or_default();
+        let encode = |text: &str| {
+            tokenizer
+                .encode(text, SpecialTokens::Parse)
+                .unwrap_or_default()
+        };
         let mut closing = encode(&reasoning.close_text);
         if let Some(tags) = tags
             && !closing.contains(&tags.close)
@@ -68,11 +72,11 @@ impl Constrain {
     }
 
     /// The grammar of a shape. Takes up to a second; errors name the request's field.
-    pub fn compile(&self, shape: &Shape) -> Result<Grammar, ApiError> {
+    pub fn compile(&self, shape: &OutputGrammar) -> Result<Grammar, ApiError> {
         let refused = |error: &GrammarError| {
             ApiError::invalid_param(&shape.field, format!("{}: {error}", shape.field))
         };
-        match (self.grammar(&shape.lark), &shape.wider) {
+        match (self.grammar(&shape.lark), &shape.fallback) {
             (Ok(grammar), _) => Ok(grammar),
             (Err(error), None) => Err(refused(&error)),
             (Err(error), Some(wider)) => {
@@ -119,7 +123,9 @@ impl Constrain {
         let tokenizer = Arc::clone(&self.tokenizer);
         let encode = move |text: &str| {
             // What cannot be encoded does not give the text back, and is spelled another way then.
-            tokenizer.encode(text, Special::Literal).unwrap_or_default()
+            tokenizer
+                .encode(text, SpecialTokens::AsText)
+                .unwrap_or_default()
         };
         Grammars::new(&words, self.vocab, &self.eos, Arc::new(encode))
     }

@@ -264,7 +264,7 @@ impl From<ChatError> for ApiError {
                 message: error.message,
                 param: error.param,
             },
-            ErrorKind::TemplateFault | ErrorKind::Setup => ApiError::internal(error.message),
+            ErrorKind::TemplateFailed | ErrorKind::Setup => ApiError::internal(error.message),
         }
     }
 }

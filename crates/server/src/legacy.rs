@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::{LegacyLogprobs, TokenChance, TopByText};
+use chat::openai::response::{CompletionLogprobs, TopLogprob, TopLogprobsByText};
 use contract::TokenId;
 use decode::Logprobs;
 
@@ -13,7 +13,7 @@ use crate::logprobs::Shown;
 pub struct Columns {
     tokenizer: Arc<Tokenizer>,
     /// Rows not yet taken.
-    rows: LegacyLogprobs,
+    rows: CompletionLogprobs,
     /// Characters of the text so far.
     characters: usize,
 }
@@ -23,7 +23,7 @@ impl Columns {
     pub fn new(tokenizer: Arc<Tokenizer>) -> Columns {
         Columns {
             tokenizer,
-            rows: LegacyLogprobs::default(),
+            rows: CompletionLogprobs::default(),
             characters: 0,
         }
     }
@@ -45,14 +45,14 @@ impl Columns {
 
     fn row(&mut self, bytes: &[u8], row: Option<&Logprobs>) {
         let chance = |id: &TokenId, logprob: f32| {
-            let chance = TokenChance::new(self.tokenizer.bytes(*id), logprob);
+            let chance = TopLogprob::new(self.tokenizer.bytes(*id), logprob);
             (chance.token, chance.logprob)
         };
         let top = row.map(|row| {
             let rivals = row.top.iter().map(|(id, logprob)| chance(id, *logprob));
-            TopByText(rivals.collect())
+            TopLogprobsByText(rivals.collect())
         });
-        let own = row.map(|row| TokenChance::new(bytes, row.logprob).logprob);
+        let own = row.map(|row| TopLogprob::new(bytes, row.logprob).logprob);
         self.rows
             .tokens
             .push(String::from_utf8_lossy(bytes).into_owned());
@@ -63,7 +63,7 @@ impl Columns {
     }
 
     /// The rows added since the last call.
-    pub fn take(&mut self) -> LegacyLogprobs {
+    pub fn take(&mut self) -> CompletionLogprobs {
         std::mem::take(&mut self.rows)
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::{TokenChance, TokenLogprob};
+use chat::openai::response::{TokenLogprob, TopLogprob};
 use contract::TokenId;
 use decode::{Logprobs, OutToken};
 
@@ -100,9 +100,9 @@ impl Pending {
         let one = |token: &Shown| {
             let rivals = token.logprobs.top.iter();
             TokenLogprob {
-                token: TokenChance::new(&token.bytes, token.logprobs.logprob),
+                token: TopLogprob::new(&token.bytes, token.logprobs.logprob),
                 top_logprobs: rivals
-                    .map(|(id, logprob)| TokenChance::new(self.tokenizer.bytes(*id), *logprob))
+                    .map(|(id, logprob)| TopLogprob::new(self.tokenizer.bytes(*id), *logprob))
                     .collect(),
             }
         };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chat::openai::response::{RoundTimings, Timings, Usage};
+use chat::openai::response::{SpeculationTimings, Timings, Usage};
 use contract::AttentionWindow;
 use decode::{ChoiceStats, DraftDepths, RoundTimes};
 
@@ -69,7 +69,7 @@ impl Rounds {
         self.times.commit += stats.times.commit;
     }
 
-    fn timings(&self) -> RoundTimings {
+    fn timings(&self) -> SpeculationTimings {
         let share = |part: f64, whole: f64| match whole > 0.0 {
             true => part / whole,
             false => 0.0,
@@ -86,7 +86,7 @@ impl Rounds {
         while by_depth.last() == Some(&0.0) {
             by_depth.pop();
         }
-        RoundTimings {
+        SpeculationTimings {
             steps: self.passes,
             tokens_per_step: round(share(self.tokens as f64, self.passes as f64), 100.0),
             draft_n: self.drafted,

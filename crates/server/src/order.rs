@@ -1,6 +1,6 @@
 //! From the fields of a request to what the scheduler is told.
 
-use chat::openai::request::{RepWindow, SamplingFields};
+use chat::openai::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
 use decode::{Sampling, Settings};
 
@@ -33,7 +33,7 @@ pub fn room(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
 /// `max_tokens` is what was asked for, or the route's default, cut to `room`: asking for more than fits is
 /// what clients do, and never a reason to refuse.
 pub fn settings(
-    fields: &SamplingFields,
+    fields: &SamplingParams,
     defaults: &GenerationDefaults,
     max_tokens: usize,
     vocab: usize,
@@ -46,8 +46,8 @@ pub fn settings(
     }
     let window = match fields.rep_window {
         None => Some(REPETITION_WINDOW),
-        Some(RepWindow::Last(tokens)) => Some(tokens),
-        Some(RepWindow::All) => None,
+        Some(RepetitionWindow::Last(tokens)) => Some(tokens),
+        Some(RepetitionWindow::All) => None,
     };
     let mut bias = fields.logit_bias.clone();
     bias.sort_by_key(|(token, _)| *token);
@@ -73,7 +73,7 @@ pub fn settings(
         ignore_eos: fields.ignore_eos,
         logprobs: None,
         prompt_logprobs: None,
-        speculate: !fields.plain,
+        speculate: !fields.disable_speculation,
         window: AttentionWindow::FULL,
         constraints: None,
         session: None,
@@ -95,7 +95,7 @@ fn known(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
 mod tests {
     use super::*;
 
-    fn check(fields: SamplingFields) -> Settings {
+    fn check(fields: SamplingParams) -> Settings {
         settings(&fields, &GenerationDefaults::default(), 100, 1000).unwrap()
     }
 
@@ -107,9 +107,9 @@ mod tests {
             min_p: 0.1,
             ..GenerationDefaults::default()
         };
-        let fields = SamplingFields {
+        let fields = SamplingParams {
             top_k: Some(0),
-            ..SamplingFields::default()
+            ..SamplingParams::default()
         };
         let settings = settings(&fields, &defaults, 100, 1000).unwrap();
         assert_eq!(settings.sampling.temperature, 0.6);
@@ -120,30 +120,30 @@ mod tests {
 
     #[test]
     fn a_least_length_never_exceeds_the_greatest() {
-        let fields = SamplingFields {
+        let fields = SamplingParams {
             min_tokens: 500,
-            ..SamplingFields::default()
+            ..SamplingParams::default()
         };
         assert_eq!(check(fields).min_tokens, 100);
     }
 
     #[test]
     fn a_seed_is_random_unless_given() {
-        let one = check(SamplingFields::default()).sampling.seed;
-        let two = check(SamplingFields::default()).sampling.seed;
+        let one = check(SamplingParams::default()).sampling.seed;
+        let two = check(SamplingParams::default()).sampling.seed;
         assert_ne!(one, two);
-        let fields = SamplingFields {
+        let fields = SamplingParams {
             seed: Some(7),
-            ..SamplingFields::default()
+            ..SamplingParams::default()
         };
         assert_eq!(check(fields).sampling.seed, 7);
     }
 
     #[test]
     fn tokens_outside_the_vocabulary_are_refused_by_field() {
-        let fields = SamplingFields {
+        let fields = SamplingParams {
             stop_token_ids: vec![TokenId(1000)],
-            ..SamplingFields::default()
+            ..SamplingParams::default()
         };
         let error = settings(&fields, &GenerationDefaults::default(), 1, 1000).unwrap_err();
         assert!(matches!(error, ApiError::Invalid { param: Some(p), .. } if p == "stop_token_ids"));

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use chat::conversation::Conversation;
 use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
-use chat::reply::call_opening_token;
-use chat::shape::CallMarkup;
-use chat::template::{CallFormat, Rendered};
+use chat::reply::tool_call_start_token;
+use chat::shape::ToolCallMarkup;
+use chat::template::{RenderedPrompt, ToolCallFormat};
 use contract::TokenId;
 use decode::Opening;
 
@@ -79,11 +79,11 @@ fn prompt(
 }
 
 /// Where the reply to a prompt begins.
-fn opening(model: &ServedModel, rendered: &Rendered, conversation: &Conversation) -> Opening {
+fn opening(model: &ServedModel, rendered: &RenderedPrompt, conversation: &Conversation) -> Opening {
     let left_open = !rendered.closes_reasoning() && !conversation.continue_final_message;
     if rendered.opens_reasoning() {
         Opening::Thinking
-    } else if left_open && model.template.capabilities().model_opens {
+    } else if left_open && model.template.capabilities().model_opens_reasoning {
         Opening::Either
     } else {
         Opening::Text
@@ -103,15 +103,15 @@ pub fn most_tokens(model: &ServedModel, request: &ChatRequest, room: usize) -> u
 pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
     let barred = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
     barred
-        .then(|| call_opening_token(&model.tokenizer))
+        .then(|| tool_call_start_token(&model.tokenizer))
         .flatten()
 }
 
 /// How the model writes calls.
-pub fn call_markup(model: &ServedModel) -> CallMarkup<'_> {
+pub fn call_markup(model: &ServedModel) -> ToolCallMarkup<'_> {
     let format = model.template.capabilities().call_format;
-    CallMarkup {
+    ToolCallMarkup {
         tokenizer: &model.tokenizer,
-        format: format.unwrap_or(CallFormat::JsonInTags),
+        format: format.unwrap_or(ToolCallFormat::JsonInTags),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chat::Tokenizer;
 use chat::openai::response::{ChatLogprobs, FinishReason};
-use chat::reply::{End, Piece, Reply, ReplyConfig, ReplyParser, Stop, Summary};
+use chat::reply::{EarlyStop, Reply, ReplyConfig, ReplyDelta, ReplyEnd, ReplyParser, ReplyStats};
 use contract::TokenId;
 use decode::{Close, FinishReason as Ended, OutToken, Reins};
 
@@ -29,7 +29,7 @@ pub struct ChoicePlan {
 #[derive(Debug, Clone)]
 pub struct Part {
     /// The stretch.
-    pub piece: Piece,
+    pub piece: ReplyDelta,
     /// The tokens it shows, if logprobs were asked for.
     pub shown: Vec<Shown>,
 }
@@ -111,7 +111,7 @@ impl Choice {
     /// The stop string that ended the text, if one did.
     pub fn stop_string(&self) -> Option<&str> {
         match self.parser.stopped() {
-            Some(Stop::StopString(text)) => Some(text),
+            Some(EarlyStop::StopString(text)) => Some(text),
             _ => None,
         }
     }
@@ -122,7 +122,7 @@ impl Choice {
     }
 
     /// What it has come to.
-    pub fn summary(&self) -> Summary {
+    pub fn summary(&self) -> ReplyStats {
         self.parser.summary()
     }
 
@@ -164,11 +164,11 @@ impl Choice {
     pub fn finish(&mut self, ended: Ended) -> (Vec<Part>, FinishReason) {
         self.over = true;
         let end = match ended {
-            _ if self.went_round => End::Length,
-            _ if self.wants_no_more() => End::Stopped,
-            Ended::Eos => End::Eos,
-            Ended::Length | Ended::ContextFull => End::Length,
-            Ended::Cancelled => End::Stopped,
+            _ if self.went_round => ReplyEnd::Length,
+            _ if self.wants_no_more() => ReplyEnd::Stopped,
+            Ended::Eos => ReplyEnd::Eos,
+            Ended::Length | Ended::ContextFull => ReplyEnd::Length,
+            Ended::Cancelled => ReplyEnd::Stopped,
         };
         let pieces = self.parser.finish(end);
         let mut parts = Vec::new();
@@ -176,10 +176,10 @@ impl Choice {
         (parts, self.parser.summary().finish_reason(end))
     }
 
-    fn attribute(&mut self, pieces: Vec<Piece>, parts: &mut Vec<Part>) {
+    fn attribute(&mut self, pieces: Vec<ReplyDelta>, parts: &mut Vec<Part>) {
         for piece in pieces {
             let shown = match (&mut self.pending, &piece) {
-                (Some(pending), Piece::Content(text) | Piece::Reasoning(text)) => {
+                (Some(pending), ReplyDelta::Content(text) | ReplyDelta::Reasoning(text)) => {
                     pending.show(text)
                 }
                 _ => Vec::new(),
@@ -193,9 +193,9 @@ impl Choice {
         let listed = self.pending.as_ref()?.listed(&part.shown);
         let mut logprobs = ChatLogprobs::default();
         match part.piece {
-            Piece::Content(_) => logprobs.content = listed,
-            Piece::Reasoning(_) => logprobs.reasoning_content = listed,
-            Piece::ToolCall { .. } | Piece::ToolArguments { .. } => return None,
+            ReplyDelta::Content(_) => logprobs.content = listed,
+            ReplyDelta::Reasoning(_) => logprobs.reasoning_content = listed,
+            ReplyDelta::ToolCall { .. } | ReplyDelta::ToolArguments { .. } => return None,
         }
         Some(logprobs)
     }

@@ -79,7 +79,7 @@ impl<T: Send + 'static> Talk<T> {
     /// What the reply must be, if it may not be anything.
     async fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
         let markup = prepare::call_markup(&self.ready.model);
-        let Some(shape) = self.request.shape(markup)? else {
+        let Some(shape) = self.request.output_grammar(markup)? else {
             return Ok(None);
         };
         let ready = Arc::clone(&self.ready);

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use chat::conversation::Effort;
-use chat::openai::request::Thinking;
+use chat::conversation::ReasoningEffort;
+use chat::openai::request::ReasoningOptions;
 use model::ModelCard;
 
 /// Thinking that would have to be shorter is left out: closing it costs about half as much.
@@ -102,7 +102,7 @@ impl ReasoningDefaults {
     }
 
     /// How many tokens of thinking a reply of at most `max_tokens` may have; `None` for no limit.
-    pub fn budget(&self, asked: &Thinking, max_tokens: usize) -> Option<usize> {
+    pub fn budget(&self, asked: &ReasoningOptions, max_tokens: usize) -> Option<usize> {
         if self.reply_budget == 0 {
             return None;
         }
@@ -127,13 +127,13 @@ fn rounded(tokens: usize, parts: usize) -> usize {
     (tokens + parts / 2) / parts
 }
 
-fn tier(effort: Effort) -> usize {
+fn tier(effort: ReasoningEffort) -> usize {
     match effort {
-        Effort::Low => 0,
-        Effort::Medium => 1,
-        Effort::High => 2,
-        Effort::XHigh => 3,
-        Effort::Max => 4,
+        ReasoningEffort::Low => 0,
+        ReasoningEffort::Medium => 1,
+        ReasoningEffort::High => 2,
+        ReasoningEffort::XHigh => 3,
+        ReasoningEffort::Max => 4,
     }
 }
 
@@ -192,25 +192,25 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(asked: Thinking, max_tokens: usize, expected: Option<usize>) {
+    fn check(asked: ReasoningOptions, max_tokens: usize, expected: Option<usize>) {
         assert_eq!(large().budget(&asked, max_tokens), expected, "{asked:?}");
     }
 
     #[test]
     fn a_budget_leaves_room_for_the_reply() {
-        let effort = |effort| Thinking {
+        let effort = |effort| ReasoningOptions {
             effort: Some(effort),
-            ..Thinking::default()
+            ..ReasoningOptions::default()
         };
-        let tokens = |tokens, reply_budget| Thinking {
+        let tokens = |tokens, reply_budget| ReasoningOptions {
             budget_tokens: Some(tokens),
             reply_budget,
-            ..Thinking::default()
+            ..ReasoningOptions::default()
         };
-        check(Thinking::default(), 32768, Some(28672));
-        check(effort(Effort::Low), 32768, Some(3584));
-        check(effort(Effort::Max), 81920, Some(77824));
-        check(effort(Effort::Low), 32, Some(16));
+        check(ReasoningOptions::default(), 32768, Some(28672));
+        check(effort(ReasoningEffort::Low), 32768, Some(3584));
+        check(effort(ReasoningEffort::Max), 81920, Some(77824));
+        check(effort(ReasoningEffort::Low), 32, Some(16));
         check(tokens(1000, None), 32768, Some(1000));
         check(tokens(99_999, None), 6000, Some(3000));
         check(tokens(99_999, Some(500)), 6000, Some(5500));
@@ -219,7 +219,7 @@ mod tests {
             reply_budget: 0,
             ..large()
         };
-        assert_eq!(never.budget(&Thinking::default(), 100), None);
+        assert_eq!(never.budget(&ReasoningOptions::default(), 100), None);
     }
 
     #[test]

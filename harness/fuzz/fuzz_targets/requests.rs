@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use chat::Tokenizer;
 use chat::openai::request::{ChatRequest, CompletionRequest, ConversationPolicy, LateSystem};
-use chat::template::{ChatTemplate, Rendered};
+use chat::template::{ChatTemplate, RenderedPrompt};
 use contract::{TokenId, TokenKind};
 use gguf::Mapped;
 use libfuzzer_sys::fuzz_target;
@@ -77,7 +77,7 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// No control token comes from a client's text: each one stands where the template wrote its string.
-fn check_control(rendered: &Rendered, ids: &[TokenId]) {
+fn check_control(rendered: &RenderedPrompt, ids: &[TokenId]) {
     let is_control = |id: &&TokenId| MODEL.tokenizer.kind(**id) == TokenKind::Control;
     let mut written = rendered.text.clone();
     for literal in rendered.literals.iter().rev() {

@@ -10,7 +10,7 @@ use crate::openai::request::parse_arguments;
 
 /// What the blocks of one message hold.
 #[derive(Debug, Default)]
-pub(super) struct Content {
+pub(super) struct MessageContent {
     /// All text, blocks joined by a line break; `None` if there was no text block.
     pub(super) text: Option<String>,
     /// All thinking, if there was any.
@@ -21,15 +21,15 @@ pub(super) struct Content {
     pub(super) results: Vec<Message>,
 }
 
-impl Content {
+impl MessageContent {
     /// Reads the field `key`: a string or an array of blocks; absent is empty.
-    pub(super) fn read(fields: &Fields<'_>, key: &str) -> Result<Content, ChatError> {
-        Content::read_kept(fields, key, |_| true)
+    pub(super) fn read(fields: &Fields<'_>, key: &str) -> Result<MessageContent, ChatError> {
+        MessageContent::read_kept(fields, key, |_| true)
     }
 
     /// System text: blocks that are there for billing alone are dropped.
     pub(super) fn system(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
-        let content = Content::read_kept(
+        let content = MessageContent::read_kept(
             fields,
             key,
             |block| !matches!(block.get("text"), Some(Value::String(text)) if is_billing(text)),
@@ -41,8 +41,8 @@ impl Content {
         fields: &Fields<'_>,
         key: &str,
         keep: impl Fn(&Fields<'_>) -> bool,
-    ) -> Result<Content, ChatError> {
-        let mut content = Content::default();
+    ) -> Result<MessageContent, ChatError> {
+        let mut content = MessageContent::default();
         match fields.get(key) {
             None => {}
             Some(Value::String(text)) => content.text = Some(text.clone()),
@@ -130,7 +130,7 @@ fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ChatError> {
 }
 
 fn tool_result(block: &Fields<'_>) -> Result<Message, ChatError> {
-    let content = Content::read(block, "content")?;
+    let content = MessageContent::read(block, "content")?;
     let mut message = Message::new(Role::Tool, content.text.unwrap_or_default());
     message.tool_call_id = block.string("tool_use_id")?.map(str::to_owned);
     Ok(message)

@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::content::Content;
+use super::content::MessageContent;
 use crate::conversation::{Message, Role};
 use crate::error::ChatError;
 use crate::fields::{Fields, parse_body};
 use crate::openai::request::{
-    ChatRequest, MAX_MESSAGES, Own, ResponseFormat, SamplingFields, ToolChoice, ToolFields, hint,
-    tool_items,
+    ChatRequest, DialectFields, MAX_MESSAGES, ResponseFormat, SamplingParams, ToolChoice,
+    ToolFields, cache_hint, tool_items,
 };
 use crate::tools::Tool;
 
@@ -24,23 +24,23 @@ pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
             "the last message has tool_use blocks without tool_result blocks after it",
         ));
     }
-    let own = Own {
+    let dialect = DialectFields {
         messages,
-        sampling: SamplingFields {
+        sampling: SamplingParams {
             n: 1,
-            ..SamplingFields::read(&body, "stop_sequences")?
+            ..SamplingParams::read(&body, "stop_sequences")?
         },
         logprobs: None,
         tools: tools(&body)?,
         response_format: response_format(&body)?,
         continue_final_message: continues,
     };
-    let mut request = ChatRequest::assemble(&body, own)?;
+    let mut request = ChatRequest::from_dialect(&body, dialect)?;
     if request.cache.group.is_none()
         && let Some(metadata) = body.object("metadata")?
     {
         let user = metadata.string("user_id")?;
-        request.cache.group = user.map(hint);
+        request.cache.group = user.map(cache_hint);
     }
     Ok(request)
 }
@@ -60,7 +60,7 @@ fn messages(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
         ));
     }
     let mut messages = Vec::with_capacity(items.len() + 1);
-    if let Some(text) = Content::system(body, "system")? {
+    if let Some(text) = MessageContent::system(body, "system")? {
         messages.push(Message::new(Role::System, text));
     }
     for (index, item) in items.iter().enumerate() {
@@ -73,7 +73,7 @@ fn messages(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
 fn message(fields: &Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ChatError> {
     match fields.string("role")? {
         Some("user") => {
-            let content = Content::read(fields, "content")?;
+            let content = MessageContent::read(fields, "content")?;
             let only_results = content.text.is_none() && !content.results.is_empty();
             messages.extend(content.results);
             if !only_results {
@@ -82,14 +82,14 @@ fn message(fields: &Fields<'_>, messages: &mut Vec<Message>) -> Result<(), ChatE
             }
         }
         Some("assistant") => {
-            let content = Content::read(fields, "content")?;
+            let content = MessageContent::read(fields, "content")?;
             let mut message = Message::new(Role::Assistant, content.text.unwrap_or_default());
             message.reasoning = content.thinking.filter(|text| !text.is_empty());
             message.tool_calls = content.calls;
             messages.push(message);
         }
         Some("system") => {
-            if let Some(text) = Content::system(fields, "content")? {
+            if let Some(text) = MessageContent::system(fields, "content")? {
                 messages.push(Message::new(Role::System, text));
             }
         }

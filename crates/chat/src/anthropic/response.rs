@@ -8,7 +8,7 @@ use crate::reply::Reply;
 
 /// A message of the model: the whole answer, or the beginning of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Message {
+pub struct MessageResponse {
     /// `msg_` and random characters.
     pub id: String,
     /// Always `message`.
@@ -18,8 +18,8 @@ pub struct Message {
     pub role: &'static str,
     /// The model as the client named it.
     pub model: String,
-    /// Thinking, text and tool uses, in this order; empty at the beginning of a stream.
-    pub content: Vec<Block>,
+    /// Reasoning, text and tool uses, in this order; empty at the beginning of a stream.
+    pub content: Vec<ContentBlock>,
     /// `null` at the beginning of a stream.
     pub stop_reason: Option<StopReason>,
     /// The stop string that ended the text.
@@ -28,10 +28,10 @@ pub struct Message {
     pub usage: MessageUsage,
 }
 
-impl Message {
+impl MessageResponse {
     /// A message that has said nothing yet.
-    pub fn new(id: String, model: String, usage: MessageUsage) -> Message {
-        Message {
+    pub fn new(id: String, model: String, usage: MessageUsage) -> MessageResponse {
+        MessageResponse {
             id,
             kind: "message",
             role: "assistant",
@@ -47,7 +47,7 @@ impl Message {
 /// A block of a message.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Block {
+pub enum ContentBlock {
     /// Thinking. Clients drop a turn whose thinking carries no signature.
     Thinking {
         /// What was thought.
@@ -72,10 +72,10 @@ pub enum Block {
 }
 
 /// Blocks of a whole reply; with `omits_thinking` the block of thinking is empty. A call that the token limit cut off has no arguments to show, and is left out.
-pub fn blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<Block> {
+pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<ContentBlock> {
     let mut blocks = Vec::new();
     if !reply.reasoning.is_empty() {
-        blocks.push(Block::Thinking {
+        blocks.push(ContentBlock::Thinking {
             thinking: match omits_thinking {
                 true => String::new(),
                 false => reply.reasoning,
@@ -84,13 +84,13 @@ pub fn blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<Block>
         });
     }
     if !reply.content.is_empty() {
-        blocks.push(Block::Text {
+        blocks.push(ContentBlock::Text {
             text: reply.content,
         });
     }
     for call in reply.tool_calls {
         if let Ok(Value::Object(input)) = serde_json::from_str(&call.function.arguments) {
-            blocks.push(Block::ToolUse {
+            blocks.push(ContentBlock::ToolUse {
                 id: tool_use_id(&call.id),
                 name: call.function.name,
                 input,

@@ -3,17 +3,17 @@
 use serde::Serialize;
 use serde_json::Map;
 
-use super::response::{Block, Message, MessageUsage, StopReason, tool_use_id};
-use crate::reply::Piece;
+use super::response::{ContentBlock, MessageResponse, MessageUsage, StopReason, tool_use_id};
+use crate::reply::ReplyDelta;
 
 /// One event; its name is the value of its field `type`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Event {
+pub enum MessagesEvent {
     /// The first event.
     MessageStart {
         /// Without content.
-        message: Message,
+        message: MessageResponse,
     },
     /// Nothing; keeps the connection awake.
     Ping {},
@@ -22,7 +22,7 @@ pub enum Event {
         /// Which block, from 0.
         index: usize,
         /// Its kind.
-        content_block: Block,
+        content_block: ContentBlock,
     },
     /// A block grows.
     ContentBlockDelta {
@@ -39,7 +39,7 @@ pub enum Event {
     /// How the message ended.
     MessageDelta {
         /// Why it ended.
-        delta: Ending,
+        delta: MessageDelta,
         /// Final counts.
         usage: MessageUsage,
     },
@@ -47,17 +47,17 @@ pub enum Event {
     MessageStop {},
 }
 
-impl Event {
+impl MessagesEvent {
     /// The event's name.
     pub fn name(&self) -> &'static str {
         match self {
-            Event::MessageStart { .. } => "message_start",
-            Event::Ping {} => "ping",
-            Event::ContentBlockStart { .. } => "content_block_start",
-            Event::ContentBlockDelta { .. } => "content_block_delta",
-            Event::ContentBlockStop { .. } => "content_block_stop",
-            Event::MessageDelta { .. } => "message_delta",
-            Event::MessageStop {} => "message_stop",
+            MessagesEvent::MessageStart { .. } => "message_start",
+            MessagesEvent::Ping {} => "ping",
+            MessagesEvent::ContentBlockStart { .. } => "content_block_start",
+            MessagesEvent::ContentBlockDelta { .. } => "content_block_delta",
+            MessagesEvent::ContentBlockStop { .. } => "content_block_stop",
+            MessagesEvent::MessageDelta { .. } => "message_delta",
+            MessagesEvent::MessageStop {} => "message_stop",
         }
     }
 }
@@ -90,7 +90,7 @@ pub enum BlockDelta {
 
 /// Why a message ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Ending {
+pub struct MessageDelta {
     /// The reason.
     pub stop_reason: StopReason,
     /// The stop string that ended the text.
@@ -99,7 +99,7 @@ pub struct Ending {
 
 /// The block that is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
+enum OpenBlock {
     Thinking,
     Text,
     Tool,
@@ -107,8 +107,8 @@ enum Open {
 
 /// Turns pieces of a reply into events of blocks.
 #[derive(Debug)]
-pub struct Blocks {
-    open: Option<Open>,
+pub struct ContentBlockStream {
+    open: Option<OpenBlock>,
     /// Index of the open block, or of the next one.
     index: usize,
     signature: String,
@@ -116,10 +116,10 @@ pub struct Blocks {
     omits_thinking: bool,
 }
 
-impl Blocks {
+impl ContentBlockStream {
     /// No block yet; thinking will be signed with `signature`.
-    pub fn new(signature: String) -> Blocks {
-        Blocks {
+    pub fn new(signature: String) -> ContentBlockStream {
+        ContentBlockStream {
             open: None,
             index: 0,
             signature,
@@ -128,85 +128,90 @@ impl Blocks {
     }
 
     /// The same, with the text of thinking left out.
-    pub fn omitting_thinking(self, omits_thinking: bool) -> Blocks {
-        Blocks {
+    pub fn with_thinking_omitted(self, omits_thinking: bool) -> ContentBlockStream {
+        ContentBlockStream {
             omits_thinking,
             ..self
         }
     }
 
     /// Takes the next piece.
-    pub fn push(&mut self, piece: Piece) -> Vec<Event> {
+    pub fn push(&mut self, piece: ReplyDelta) -> Vec<MessagesEvent> {
         let mut events = Vec::new();
         let delta = match piece {
-            Piece::Reasoning(thinking) => {
-                if self.open != Some(Open::Thinking) {
-                    let empty = Block::Thinking {
+            ReplyDelta::Reasoning(thinking) => {
+                if self.open != Some(OpenBlock::Thinking) {
+                    let empty = ContentBlock::Thinking {
                         thinking: String::new(),
                         signature: String::new(),
                     };
-                    self.begin(Open::Thinking, empty, &mut events);
+                    self.begin(OpenBlock::Thinking, empty, &mut events);
                 }
                 if self.omits_thinking {
                     return events;
                 }
                 BlockDelta::ThinkingDelta { thinking }
             }
-            Piece::Content(text) => {
-                if self.open != Some(Open::Text) {
-                    let empty = Block::Text {
+            ReplyDelta::Content(text) => {
+                if self.open != Some(OpenBlock::Text) {
+                    let empty = ContentBlock::Text {
                         text: String::new(),
                     };
-                    self.begin(Open::Text, empty, &mut events);
+                    self.begin(OpenBlock::Text, empty, &mut events);
                 }
                 BlockDelta::TextDelta { text }
             }
-            Piece::ToolCall { id, name, .. } => {
-                let empty = Block::ToolUse {
+            ReplyDelta::ToolCall { id, name, .. } => {
+                let empty = ContentBlock::ToolUse {
                     id: tool_use_id(&id),
                     name,
                     input: Map::new(),
                 };
-                self.begin(Open::Tool, empty, &mut events);
+                self.begin(OpenBlock::Tool, empty, &mut events);
                 return events;
             }
-            Piece::ToolArguments { fragment, .. } => BlockDelta::InputJsonDelta {
+            ReplyDelta::ToolArguments { fragment, .. } => BlockDelta::InputJsonDelta {
                 partial_json: fragment,
             },
         };
         let index = self.index;
-        events.push(Event::ContentBlockDelta { index, delta });
+        events.push(MessagesEvent::ContentBlockDelta { index, delta });
         events
     }
 
     /// Closes what is open.
-    pub fn finish(&mut self) -> Vec<Event> {
+    pub fn finish(&mut self) -> Vec<MessagesEvent> {
         let mut events = Vec::new();
         self.close(&mut events);
         events
     }
 
-    fn begin(&mut self, kind: Open, content_block: Block, events: &mut Vec<Event>) {
+    fn begin(
+        &mut self,
+        kind: OpenBlock,
+        content_block: ContentBlock,
+        events: &mut Vec<MessagesEvent>,
+    ) {
         self.close(events);
         self.open = Some(kind);
         let index = self.index;
-        events.push(Event::ContentBlockStart {
+        events.push(MessagesEvent::ContentBlockStart {
             index,
             content_block,
         });
     }
 
-    fn close(&mut self, events: &mut Vec<Event>) {
+    fn close(&mut self, events: &mut Vec<MessagesEvent>) {
         let Some(kind) = self.open.take() else {
             return;
         };
         let index = self.index;
-        if kind == Open::Thinking {
+        if kind == OpenBlock::Thinking {
             let signature = self.signature.clone();
             let delta = BlockDelta::SignatureDelta { signature };
-            events.push(Event::ContentBlockDelta { index, delta });
+            events.push(MessagesEvent::ContentBlockDelta { index, delta });
         }
-        events.push(Event::ContentBlockStop { index });
+        events.push(MessagesEvent::ContentBlockStop { index });
         self.index += 1;
     }
 }

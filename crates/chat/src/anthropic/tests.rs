@@ -1,15 +1,15 @@
 use serde_json::{Value, json};
 
 use super::request;
-use super::response::{StopReason, blocks};
-use super::stream::Blocks;
+use super::response::{StopReason, content_blocks};
+use super::stream::ContentBlockStream;
 use crate::conversation::{Message, Role};
 use crate::error::{ChatError, ErrorKind};
 use crate::openai::request::{
     ChatRequest, ConversationPolicy, LateSystem, ResponseFormat, ToolChoice,
 };
 use crate::openai::response::FinishReason;
-use crate::reply::{Piece, Reply};
+use crate::reply::{Reply, ReplyDelta};
 
 fn read(fields: Value) -> Result<ChatRequest, ChatError> {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
@@ -20,9 +20,9 @@ fn read(fields: Value) -> Result<ChatRequest, ChatError> {
 }
 
 fn refused(fields: Value, param: &str) {
-    let fault = read(fields.clone()).expect_err(&fields.to_string());
-    assert_eq!(fault.kind, ErrorKind::InvalidRequest);
-    assert_eq!(fault.param.as_deref(), Some(param), "{fields}: {fault}");
+    let err = read(fields.clone()).expect_err(&fields.to_string());
+    assert_eq!(err.kind, ErrorKind::InvalidRequest);
+    assert_eq!(err.param.as_deref(), Some(param), "{fields}: {err}");
 }
 
 fn roles(messages: &[Message]) -> Vec<(Role, &str)> {
@@ -33,7 +33,7 @@ fn roles(messages: &[Message]) -> Vec<(Role, &str)> {
 }
 
 #[test]
-fn results_of_calls_become_messages_before_the_text_they_came_with() {
+fn tool_results_precede_the_text_of_their_message() {
     let read = read(json!({"system": "be short", "messages": [
         {"role": "user", "content": "read a and b"},
         {"role": "assistant", "content": [
@@ -72,7 +72,7 @@ fn results_of_calls_become_messages_before_the_text_they_came_with() {
 }
 
 #[test]
-fn a_turn_of_results_alone_adds_no_empty_user_message() {
+fn tool_results_alone_add_no_user_message() {
     let read = read(json!({"messages": [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "x", "input": {}}]},
@@ -84,7 +84,7 @@ fn a_turn_of_results_alone_adds_no_empty_user_message() {
 }
 
 #[test]
-fn billing_blocks_leave_the_system_text_and_nothing_else() {
+fn billing_blocks_are_removed_from_system_text_only() {
     let line = "x-anthropic-billing-header: cc_version=2; cch=1a;";
     let read = read(json!({"system": [
         {"type": "text", "text": format!(" {line}\nrest of the block")},
@@ -112,7 +112,7 @@ fn billing_blocks_leave_the_system_text_and_nothing_else() {
 }
 
 #[test]
-fn tools_are_declared_as_functions_and_the_providers_own_are_left_out() {
+fn client_tools_become_functions_and_server_tools_are_skipped() {
     let read = read(json!({"tools": [
         {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
         {"name": "Read", "description": "Reads.", "defer_loading": true,
@@ -132,7 +132,7 @@ fn tools_are_declared_as_functions_and_the_providers_own_are_left_out() {
 }
 
 #[test]
-fn choices_and_shapes_keep_their_meaning() {
+fn tool_choice_and_format_are_translated() {
     let tools = json!([{"name": "Read", "input_schema": {"type": "object"}}]);
     let choice = |choice: Value| {
         let fields = json!({"tools": tools, "tool_choice": choice});
@@ -154,7 +154,7 @@ fn choices_and_shapes_keep_their_meaning() {
 }
 
 #[test]
-fn what_clients_send_beside_the_documented_fields_is_let_through() {
+fn undocumented_fields_are_accepted() {
     let read = read(json!({
         "model": "claude-x", "max_tokens": 32000, "stop_sequences": ["END"], "temperature": null,
         "thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"effort": "high"},
@@ -170,7 +170,7 @@ fn what_clients_send_beside_the_documented_fields_is_let_through() {
 }
 
 #[test]
-fn thinking_is_shown_unless_it_is_to_be_omitted() {
+fn thinking_is_returned_unless_omitted() {
     for (display, omitted) in [
         ("omitted", true),
         ("summarized", false),
@@ -187,7 +187,7 @@ fn thinking_is_shown_unless_it_is_to_be_omitted() {
 }
 
 #[test]
-fn a_last_assistant_message_is_continued() {
+fn final_assistant_message_is_continued() {
     let turns = |last: Value| json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": last}]});
     assert!(read(turns(json!("I say"))).unwrap().continue_final_message);
     let call = json!([{"type": "tool_use", "id": "t", "name": "x", "input": {}}]);
@@ -195,7 +195,7 @@ fn a_last_assistant_message_is_continued() {
 }
 
 #[test]
-fn wrong_requests_are_refused_by_field() {
+fn invalid_requests_name_the_field() {
     let user = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
     refused(json!({"messages": []}), "messages");
     refused(json!({"messages": null}), "messages");
@@ -220,8 +220,8 @@ fn wrong_requests_are_refused_by_field() {
     refused(json!({"stop_sequences": [""]}), "stop_sequences[0]");
 }
 
-fn events(pieces: Vec<Piece>) -> Vec<Value> {
-    let mut stream = Blocks::new("sig".to_owned());
+fn events(pieces: Vec<ReplyDelta>) -> Vec<Value> {
+    let mut stream = ContentBlockStream::new("sig".to_owned());
     let mut events: Vec<_> = pieces
         .into_iter()
         .flat_map(|piece| stream.push(piece))
@@ -237,22 +237,22 @@ fn events(pieces: Vec<Piece>) -> Vec<Value> {
         .collect()
 }
 
-fn call(index: usize, id: &str, name: &str) -> Piece {
+fn call(index: usize, id: &str, name: &str) -> ReplyDelta {
     let (id, name) = (id.to_owned(), name.to_owned());
-    Piece::ToolCall { index, id, name }
+    ReplyDelta::ToolCall { index, id, name }
 }
 
-fn arguments(index: usize, fragment: &str) -> Piece {
+fn arguments(index: usize, fragment: &str) -> ReplyDelta {
     let fragment = fragment.to_owned();
-    Piece::ToolArguments { index, fragment }
+    ReplyDelta::ToolArguments { index, fragment }
 }
 
 #[test]
-fn blocks_open_late_close_once_and_count_up() {
+fn blocks_open_late_close_once_and_are_numbered() {
     let events = events(vec![
-        Piece::Reasoning("hm".to_owned()),
-        Piece::Content("a".to_owned()),
-        Piece::Content("b".to_owned()),
+        ReplyDelta::Reasoning("hm".to_owned()),
+        ReplyDelta::Content("a".to_owned()),
+        ReplyDelta::Content("b".to_owned()),
         call(0, "call_12", "Read"),
         arguments(0, "{\"path\": "),
         arguments(0, "\"a\"}"),
@@ -307,23 +307,23 @@ fn blocks_open_late_close_once_and_count_up() {
 }
 
 #[test]
-fn a_reply_that_says_nothing_has_no_blocks() {
+fn empty_reply_has_no_blocks() {
     assert_eq!(events(Vec::new()), Vec::<Value>::new());
-    assert!(blocks(Reply::default(), "s", false).is_empty());
+    assert!(content_blocks(Reply::default(), "s", false).is_empty());
 }
 
 #[test]
-fn a_whole_reply_lists_what_its_stream_would() {
+fn whole_reply_equals_its_stream() {
     let mut reply = Reply::default();
     reply.extend([
-        Piece::Reasoning("hm".to_owned()),
-        Piece::Content("a".to_owned()),
+        ReplyDelta::Reasoning("hm".to_owned()),
+        ReplyDelta::Content("a".to_owned()),
         call(0, "call_12", "Read"),
         arguments(0, "{\"path\": \"a\"}"),
         call(1, "call_34", "Read"),
         arguments(1, "{\"pa"),
     ]);
-    let blocks = serde_json::to_value(blocks(reply, "sig", false)).unwrap();
+    let blocks = serde_json::to_value(content_blocks(reply, "sig", false)).unwrap();
     assert_eq!(
         blocks,
         json!([
@@ -335,7 +335,7 @@ fn a_whole_reply_lists_what_its_stream_would() {
 }
 
 #[test]
-fn reasons_are_told_in_the_dialects_words() {
+fn stop_reasons_are_translated() {
     for (reason, stop, expected) in [
         (FinishReason::Stop, None, StopReason::EndTurn),
         (FinishReason::Stop, Some("x"), StopReason::StopSequence),

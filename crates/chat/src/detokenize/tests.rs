@@ -15,7 +15,7 @@ fn stream(ids: &[TokenId], cuts: &[usize]) -> String {
 }
 
 #[test]
-fn a_code_point_split_over_tokens_waits_for_its_last_byte() {
+fn split_code_point_waits_for_its_last_byte() {
     let mut detokenizer = Detokenizer::new(sample::tokenizer());
     let bytes: Vec<TokenId> = "\u{1f600}"
         .bytes()
@@ -57,7 +57,7 @@ fn streamed_text_equals_the_published_decoding() {
 
 proptest! {
     #[test]
-    fn how_tokens_are_grouped_does_not_matter(
+    fn detokenized_text_ignores_token_batching(
         bytes in prop::collection::vec(any::<u8>(), 0..40),
         cut in any::<prop::sample::Index>(),
     ) {

@@ -13,11 +13,11 @@ pub use self::chat::{CacheHints, ChatRequest, ConversationPolicy, ReasoningForma
 pub use self::completion::{CompletionRequest, DEFAULT_MAX_TOKENS, Prompt};
 pub use self::control::{ControlAction, ControlRequest};
 pub use self::format::ResponseFormat;
-pub use self::sampling::{RepWindow, SamplingFields};
-pub use self::thinking::Thinking;
+pub use self::sampling::{RepetitionWindow, SamplingParams};
+pub use self::thinking::ReasoningOptions;
 pub use self::tools::ToolChoice;
 pub(crate) use self::{
-    chat::{Own, hint},
+    chat::{DialectFields, cache_hint},
     messages::parse_arguments,
     tools::{ToolFields, choice as tool_choice, items as tool_items},
 };

@@ -66,7 +66,7 @@ pub struct AssistantMessage {
     pub role: &'static str,
     /// `null` when there were only tool calls.
     pub content: Option<String>,
-    /// Thinking; the same text under the two names clients read.
+    /// Reasoning; the same text under the two names clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The second name.
@@ -231,12 +231,12 @@ pub struct Timings {
     pub fa_window_full: Option<&'static str>,
     /// How the tokens came, once the answer is complete.
     #[serde(flatten)]
-    pub rounds: Option<RoundTimings>,
+    pub rounds: Option<SpeculationTimings>,
 }
 
 /// Passes over the model that an answer took, and what drafting did for it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct RoundTimings {
+pub struct SpeculationTimings {
     /// Verify passes.
     pub steps: usize,
     /// Tokens per pass after the first token, two decimals.
@@ -301,14 +301,14 @@ pub struct ChatLogprobs {
 pub struct TokenLogprob {
     /// The token itself.
     #[serde(flatten)]
-    pub token: TokenChance,
+    pub token: TopLogprob,
     /// Alternatives, best first.
-    pub top_logprobs: Vec<TokenChance>,
+    pub top_logprobs: Vec<TopLogprob>,
 }
 
 /// A token and how likely it was.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TokenChance {
+pub struct TopLogprob {
     /// Its text; bytes that are not UTF-8 by themselves show as U+FFFD.
     pub token: String,
     /// Natural logarithm; -9999 stands for impossible.
@@ -317,10 +317,10 @@ pub struct TokenChance {
     pub bytes: Vec<u8>,
 }
 
-impl TokenChance {
+impl TopLogprob {
     /// A token by its bytes. Minus infinity and NaN become -9999.
-    pub fn new(bytes: &[u8], logprob: f32) -> TokenChance {
-        TokenChance {
+    pub fn new(bytes: &[u8], logprob: f32) -> TopLogprob {
+        TopLogprob {
             token: String::from_utf8_lossy(bytes).into_owned(),
             logprob: if logprob.is_nan() {
                 -9999.0
@@ -368,29 +368,29 @@ pub struct TextChoice {
     /// The text.
     pub text: String,
     /// Present, possibly `null`, in every answer.
-    pub logprobs: Option<LegacyLogprobs>,
+    pub logprobs: Option<CompletionLogprobs>,
     /// `null` on all events but the last.
     pub finish_reason: Option<FinishReason>,
 }
 
 /// Log-probabilities in the layout of text completions: four columns of one table.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct LegacyLogprobs {
+pub struct CompletionLogprobs {
     /// Token texts.
     pub tokens: Vec<String>,
     /// `null` for the first token of an echoed prompt.
     pub token_logprobs: Vec<Option<f32>>,
     /// Alternatives by text, best first; `null` where there is no row.
-    pub top_logprobs: Vec<Option<TopByText>>,
+    pub top_logprobs: Vec<Option<TopLogprobsByText>>,
     /// Where each token begins in the text, in characters.
     pub text_offset: Vec<usize>,
 }
 
 /// Alternatives in order, written as one object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TopByText(pub Vec<(String, f32)>);
+pub struct TopLogprobsByText(pub Vec<(String, f32)>);
 
-impl Serialize for TopByText {
+impl Serialize for TopLogprobsByText {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
     }

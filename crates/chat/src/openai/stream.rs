@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use super::response::{ChatLogprobs, FinishDetails, FinishReason, Timings, Usage};
-use crate::reply::Piece;
+use crate::reply::ReplyDelta;
 
 /// One event of a chat completion.
 #[derive(Debug, Clone, Serialize)]
@@ -102,7 +102,7 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Thinking; the same text under the two names clients read.
+    /// Reasoning; the same text under the two names clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The second name.
@@ -115,7 +115,7 @@ pub struct Delta {
 
 impl Delta {
     /// The first event of a choice.
-    pub fn opening() -> Delta {
+    pub fn first() -> Delta {
         Delta {
             role: Some("assistant"),
             content: Some(String::new()),
@@ -124,19 +124,19 @@ impl Delta {
     }
 }
 
-impl From<Piece> for Delta {
-    fn from(piece: Piece) -> Delta {
+impl From<ReplyDelta> for Delta {
+    fn from(piece: ReplyDelta) -> Delta {
         match piece {
-            Piece::Content(text) => Delta {
+            ReplyDelta::Content(text) => Delta {
                 content: Some(text),
                 ..Delta::default()
             },
-            Piece::Reasoning(text) => Delta {
+            ReplyDelta::Reasoning(text) => Delta {
                 reasoning_content: Some(text.clone()),
                 reasoning: Some(text),
                 ..Delta::default()
             },
-            Piece::ToolCall { index, id, name } => Delta {
+            ReplyDelta::ToolCall { index, id, name } => Delta {
                 tool_calls: vec![ToolCallDelta {
                     index,
                     id: Some(id),
@@ -148,7 +148,7 @@ impl From<Piece> for Delta {
                 }],
                 ..Delta::default()
             },
-            Piece::ToolArguments { index, fragment } => Delta {
+            ReplyDelta::ToolArguments { index, fragment } => Delta {
                 tool_calls: vec![ToolCallDelta {
                     index,
                     id: None,

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_differ_and_have_the_protocols_form() {
+    fn call_ids_are_unique_and_well_formed() {
         let mut ids = CallIds::new(1);
         let (one, two) = (ids.next(), ids.next());
         assert_ne!(one, two);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Where a token's text went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum TokenPart {
     /// Nowhere: tags, blanks around them, control tokens, text behind a stop string.
     Hidden,
     /// Into a tool call.
@@ -15,37 +15,37 @@ pub enum Place {
     Content,
 }
 
-/// Tokens whose text is not settled yet, by the byte ranges they cover in the visible text.
+/// Tokens whose text is not consumed yet, by the byte ranges they cover in the visible text.
 ///
 /// A token that covers several places counts for the greatest of them: content before thinking, thinking
 /// before calls.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
-    waiting: VecDeque<Entry>,
-    placed: Vec<(usize, Place)>,
+pub(super) struct TokenAttribution {
+    pending: VecDeque<PendingToken>,
+    attributed: Vec<(usize, TokenPart)>,
     next_ordinal: usize,
-    /// Visible bytes settled so far.
-    settled: usize,
+    /// Visible bytes consumed so far.
+    consumed: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PendingToken {
     ordinal: usize,
     start: usize,
     /// `None` while the token's last bytes wait for the rest of a code point.
     end: Option<usize>,
-    place: Place,
+    place: TokenPart,
 }
 
-impl Ledger {
+impl TokenAttribution {
     /// Enters the next token. `is_whole` says that its text ends at `end`, and with it that of the tokens
     /// before it.
-    pub(super) fn enter(&mut self, start: usize, end: usize, is_whole: bool) {
-        self.waiting.push_back(Entry {
+    pub(super) fn record(&mut self, start: usize, end: usize, is_whole: bool) {
+        self.pending.push_back(PendingToken {
             ordinal: self.next_ordinal,
             start,
             end: None,
-            place: Place::Hidden,
+            place: TokenPart::Hidden,
         });
         self.next_ordinal += 1;
         if is_whole {
@@ -55,48 +55,48 @@ impl Ledger {
 
     /// All texts entered so far end at `end`.
     pub(super) fn complete(&mut self, end: usize) {
-        for entry in self.waiting.iter_mut().rev() {
-            if entry.end.is_some() {
+        for token in self.pending.iter_mut().rev() {
+            if token.end.is_some() {
                 break;
             }
-            entry.end = Some(end);
+            token.end = Some(end);
         }
         self.settle();
     }
 
     /// The next bytes, up to `end`, went to `place`.
-    pub(super) fn advance(&mut self, end: usize, place: Place) {
-        for entry in &mut self.waiting {
-            if entry.start >= end {
+    pub(super) fn advance(&mut self, end: usize, place: TokenPart) {
+        for token in &mut self.pending {
+            if token.start >= end {
                 break;
             }
-            entry.place = entry.place.max(place);
+            token.place = token.place.max(place);
         }
-        self.settled = end;
+        self.consumed = end;
         self.settle();
     }
 
     fn settle(&mut self) {
-        while let Some(entry) = self.waiting.front()
-            && entry.end.is_some_and(|end| end <= self.settled)
+        while let Some(token) = self.pending.front()
+            && token.end.is_some_and(|end| end <= self.consumed)
         {
-            self.placed.push((entry.ordinal, entry.place));
-            self.waiting.pop_front();
+            self.attributed.push((token.ordinal, token.place));
+            self.pending.pop_front();
         }
     }
 
     /// Settles everything that is left as hidden.
     pub(super) fn finish(&mut self) {
-        self.placed.extend(
-            self.waiting
+        self.attributed.extend(
+            self.pending
                 .drain(..)
-                .map(|entry| (entry.ordinal, entry.place)),
+                .map(|token| (token.ordinal, token.place)),
         );
     }
 
-    /// Tokens settled since the last call, in order.
-    pub(super) fn take(&mut self) -> Vec<(usize, Place)> {
-        std::mem::take(&mut self.placed)
+    /// Tokens consumed since the last call, in order.
+    pub(super) fn take(&mut self) -> Vec<(usize, TokenPart)> {
+        std::mem::take(&mut self.attributed)
     }
 }
 
@@ -105,37 +105,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_settled_when_its_last_byte_is() {
-        let mut ledger = Ledger::default();
-        ledger.enter(0, 2, true);
-        ledger.enter(2, 6, true);
-        ledger.advance(3, Place::Content);
-        assert_eq!(ledger.take(), [(0, Place::Content)]);
-        ledger.advance(6, Place::Hidden);
-        assert_eq!(ledger.take(), [(1, Place::Content)]);
+    fn token_is_attributed_with_its_last_byte() {
+        let mut attribution = TokenAttribution::default();
+        attribution.record(0, 2, true);
+        attribution.record(2, 6, true);
+        attribution.advance(3, TokenPart::Content);
+        assert_eq!(attribution.take(), [(0, TokenPart::Content)]);
+        attribution.advance(6, TokenPart::Hidden);
+        assert_eq!(attribution.take(), [(1, TokenPart::Content)]);
     }
 
     #[test]
-    fn parts_of_a_code_point_are_settled_together() {
-        let mut ledger = Ledger::default();
-        ledger.enter(0, 1, false);
-        ledger.advance(1, Place::Content);
-        ledger.enter(1, 1, false);
-        assert_eq!(ledger.take(), []);
-        ledger.enter(1, 5, true);
-        ledger.advance(5, Place::Content);
+    fn tokens_of_one_code_point_are_attributed_together() {
+        let mut attribution = TokenAttribution::default();
+        attribution.record(0, 1, false);
+        attribution.advance(1, TokenPart::Content);
+        attribution.record(1, 1, false);
+        assert_eq!(attribution.take(), []);
+        attribution.record(1, 5, true);
+        attribution.advance(5, TokenPart::Content);
         let all = [
-            (0, Place::Content),
-            (1, Place::Content),
-            (2, Place::Content),
+            (0, TokenPart::Content),
+            (1, TokenPart::Content),
+            (2, TokenPart::Content),
         ];
-        assert_eq!(ledger.take(), all);
+        assert_eq!(attribution.take(), all);
     }
 
     #[test]
-    fn a_token_without_text_is_hidden() {
-        let mut ledger = Ledger::default();
-        ledger.enter(0, 0, true);
-        assert_eq!(ledger.take(), [(0, Place::Hidden)]);
+    fn token_without_text_is_hidden() {
+        let mut attribution = TokenAttribution::default();
+        attribution.record(0, 0, true);
+        assert_eq!(attribution.take(), [(0, TokenPart::Hidden)]);
     }
 }

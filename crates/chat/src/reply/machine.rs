@@ -6,40 +6,40 @@
 mod content;
 
 use super::ids::CallIds;
-use super::ledger::{Ledger, Place};
-use super::markdown::Markdown;
-use super::{Piece, ReplyConfig, Stop};
-use crate::reasoning::{self, Beginning, CLOSE};
-use crate::stop::held_back;
-use crate::tools::{CallEvent, CallParser, End, Opening, Outcome};
+use super::ledger::{TokenAttribution, TokenPart};
+use super::markdown::MarkdownTracker;
+use super::{EarlyStop, ReplyConfig, ReplyDelta};
+use crate::reasoning::{self, CLOSE, ReplyStart};
+use crate::stop::partial_match_len;
+use crate::tools::{CallEvent, CallParser, CallStart, CallStatus, ReplyEnd};
 
 const CALL_TAG: &str = "<tool_call>";
 
 /// Where the reply stands, and the text that is not certain yet.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct ReplyStateMachine {
     config: ReplyConfig,
     /// How calls may begin, with the text each begins with.
-    openings: Vec<(String, Opening)>,
+    call_starts: Vec<(String, CallStart)>,
     state: State,
     text: String,
-    /// Place of `text` in the visible text.
+    /// Offset of `text` in the visible text.
     base: usize,
     /// Openings before this place turned out to be text.
     ignore_before: usize,
     /// No closing tag of thinking begins before this place.
-    close_from: usize,
+    close_search_from: usize,
     /// No stop string begins before this place.
-    stop_from: usize,
-    markdown: Markdown,
+    stop_search_from: usize,
+    markdown: MarkdownTracker,
     /// Some text was given out already.
-    content_begun: bool,
+    has_content: bool,
     n_tokens: usize,
     ids: CallIds,
-    begun_calls: usize,
+    started_calls: usize,
     complete_calls: usize,
     malformed: usize,
-    stopped: Option<Stop>,
+    stopped: Option<EarlyStop>,
 }
 
 #[derive(Debug)]
@@ -58,63 +58,63 @@ enum State {
     /// Behind the tag that closes thinking.
     AfterReasoning,
     Content,
-    /// Inside a call, or what may be one; `lead` bytes of blanks stand before it.
+    /// Inside a call, or what may be one; `leading_blanks` bytes of blanks stand before it.
     Call {
         parser: CallParser,
-        lead: usize,
-        is_certain: bool,
+        leading_blanks: usize,
+        is_confirmed: bool,
     },
     /// Behind a call.
     AfterCall,
     /// Nothing comes any more.
-    Over,
+    Finished,
 }
 
 /// Whether the machine got anywhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    Moved,
-    Stuck,
+    Advanced,
+    NeedsText,
 }
 
-impl Machine {
-    pub(super) fn new(config: ReplyConfig) -> Machine {
+impl ReplyStateMachine {
+    pub(super) fn new(config: ReplyConfig) -> ReplyStateMachine {
         let state = match (config.split_reasoning, config.starts_in_reasoning) {
             (true, true) => State::ReasoningStart,
             (true, false) => State::Start,
             (false, _) => State::Content,
         };
-        let mut openings = Vec::new();
+        let mut call_starts = Vec::new();
         if !config.tools.is_empty() {
-            openings.extend([
-                Opening::CallTag,
-                Opening::CodeTag,
-                Opening::Function,
-                Opening::Bare,
+            call_starts.extend([
+                CallStart::CallTag,
+                CallStart::CodeTag,
+                CallStart::Function,
+                CallStart::Bare,
             ]);
-            openings.extend(
+            call_starts.extend(
                 config
                     .tools
                     .iter()
-                    .map(|tool| Opening::Named(tool.name.clone())),
+                    .map(|tool| CallStart::Named(tool.name.clone())),
             );
         }
-        Machine {
-            openings: openings
+        ReplyStateMachine {
+            call_starts: call_starts
                 .into_iter()
-                .map(|opening| (opening.text(), opening))
+                .map(|call_start| (call_start.text(), call_start))
                 .collect(),
             state,
             text: String::new(),
             base: 0,
             ignore_before: 0,
-            close_from: 0,
-            stop_from: 0,
-            markdown: Markdown::default(),
-            content_begun: false,
+            close_search_from: 0,
+            stop_search_from: 0,
+            markdown: MarkdownTracker::default(),
+            has_content: false,
             n_tokens: 0,
             ids: CallIds::new(config.call_id_seed),
-            begun_calls: 0,
+            started_calls: 0,
             complete_calls: 0,
             malformed: 0,
             stopped: None,
@@ -122,7 +122,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn stopped(&self) -> Option<&Stop> {
+    pub(super) fn stopped(&self) -> Option<&EarlyStop> {
         self.stopped.as_ref()
     }
 
@@ -135,7 +135,7 @@ impl Machine {
     }
 
     pub(super) fn is_inside_call(&self) -> bool {
-        self.begun_calls > self.complete_calls
+        self.started_calls > self.complete_calls
     }
 
     /// Takes more text, `n_tokens` tokens into the reply.
@@ -143,143 +143,164 @@ impl Machine {
         &mut self,
         text: &str,
         n_tokens: usize,
-        ledger: &mut Ledger,
-        pieces: &mut Vec<Piece>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
     ) {
         self.n_tokens = n_tokens;
         if text.is_empty() {
             return;
         }
         self.text.push_str(text);
-        while self.step(None, ledger, pieces) == Progress::Moved {}
+        while self.step(None, attribution, deltas) == Progress::Advanced {}
     }
 
     /// Decides about everything that is left.
-    pub(super) fn finish(&mut self, end: End, ledger: &mut Ledger, pieces: &mut Vec<Piece>) {
-        while self.step(Some(end), ledger, pieces) == Progress::Moved {}
-        self.drop_text(self.text.len(), Place::Hidden, ledger);
+    pub(super) fn finish(
+        &mut self,
+        end: ReplyEnd,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
+    ) {
+        while self.step(Some(end), attribution, deltas) == Progress::Advanced {}
+        self.consume(self.text.len(), TokenPart::Hidden, attribution);
     }
 
-    fn step(&mut self, end: Option<End>, ledger: &mut Ledger, pieces: &mut Vec<Piece>) -> Progress {
+    fn step(
+        &mut self,
+        end: Option<ReplyEnd>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
+    ) -> Progress {
         if self.text.is_empty() && !matches!(self.state, State::Call { .. }) {
-            return Progress::Stuck;
+            return Progress::NeedsText;
         }
         match self.state {
-            State::Start => self.start(end, ledger),
-            State::ReasoningStart => match (reasoning::first_break(&self.text), end) {
-                (None, None) => Progress::Stuck,
+            State::Start => self.start(end, attribution),
+            State::ReasoningStart => match (reasoning::leading_newline_len(&self.text), end) {
+                (None, None) => Progress::NeedsText,
                 (length, _) => {
-                    self.drop_text(length.unwrap_or(0), Place::Hidden, ledger);
-                    self.go(State::Reasoning)
+                    self.consume(length.unwrap_or(0), TokenPart::Hidden, attribution);
+                    self.transition(State::Reasoning)
                 }
             },
-            State::Reasoning => self.reasoning(end, ledger, pieces),
-            State::ReasoningCall { .. } => self.reasoning_call(end, ledger, pieces),
-            State::AfterReasoning => match (reasoning::blank_lines(&self.text), end) {
-                (None, None) => Progress::Stuck,
+            State::Reasoning => self.reasoning(end, attribution, deltas),
+            State::ReasoningCall { .. } => self.reasoning_call(end, attribution, deltas),
+            State::AfterReasoning => match (reasoning::leading_blank_lines_len(&self.text), end) {
+                (None, None) => Progress::NeedsText,
                 (length, _) => {
-                    self.drop_text(length.unwrap_or(self.text.len()), Place::Hidden, ledger);
-                    self.go(State::Content)
+                    self.consume(
+                        length.unwrap_or(self.text.len()),
+                        TokenPart::Hidden,
+                        attribution,
+                    );
+                    self.transition(State::Content)
                 }
             },
-            State::Content => self.content(end, ledger, pieces),
-            State::Call { .. } => self.call(end, ledger, pieces),
+            State::Content => self.content(end, attribution, deltas),
+            State::Call { .. } => self.call(end, attribution, deltas),
             State::AfterCall => {
                 let blank = self.text.len() - self.text.trim_start().len();
-                self.drop_text(blank, Place::Hidden, ledger);
+                self.consume(blank, TokenPart::Hidden, attribution);
                 if self.text.is_empty() {
-                    Progress::Stuck
+                    Progress::NeedsText
                 } else {
-                    self.go(State::Content)
+                    self.transition(State::Content)
                 }
             }
-            State::Over => {
-                self.drop_text(self.text.len(), Place::Hidden, ledger);
-                Progress::Stuck
+            State::Finished => {
+                self.consume(self.text.len(), TokenPart::Hidden, attribution);
+                Progress::NeedsText
             }
         }
     }
 
-    fn go(&mut self, state: State) -> Progress {
+    fn transition(&mut self, state: State) -> Progress {
         self.state = state;
-        Progress::Moved
+        Progress::Advanced
     }
 
     /// Takes `n_bytes` from the front of the text; they went to `place`.
-    fn drop_text(&mut self, n_bytes: usize, place: Place, ledger: &mut Ledger) {
+    fn consume(&mut self, n_bytes: usize, place: TokenPart, attribution: &mut TokenAttribution) {
         self.base += n_bytes;
         self.text.drain(..n_bytes);
-        ledger.advance(self.base, place);
+        attribution.advance(self.base, place);
     }
 
-    fn give_reasoning(&mut self, n_bytes: usize, ledger: &mut Ledger, pieces: &mut Vec<Piece>) {
+    fn emit_reasoning(
+        &mut self,
+        n_bytes: usize,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
+    ) {
         if n_bytes > 0 {
             let text = self.text[..n_bytes].to_owned();
             self.markdown.advance(&text);
-            pieces.push(Piece::Reasoning(text));
-            self.drop_text(n_bytes, Place::Reasoning, ledger);
+            deltas.push(ReplyDelta::Reasoning(text));
+            self.consume(n_bytes, TokenPart::Reasoning, attribution);
         }
     }
 
-    fn start(&mut self, end: Option<End>, ledger: &mut Ledger) -> Progress {
-        match reasoning::beginning(&self.text) {
-            Beginning::Thinking { tag } => {
-                self.drop_text(tag, Place::Hidden, ledger);
-                self.go(State::ReasoningStart)
+    fn start(&mut self, end: Option<ReplyEnd>, attribution: &mut TokenAttribution) -> Progress {
+        match reasoning::classify_start(&self.text) {
+            ReplyStart::Thinking { tag } => {
+                self.consume(tag, TokenPart::Hidden, attribution);
+                self.transition(State::ReasoningStart)
             }
             // A stop string made of blanks must not wait for what comes behind them.
-            Beginning::TooShort if end.is_none() && self.stop_hit().is_none() => Progress::Stuck,
-            _ => self.go(State::Content),
+            ReplyStart::Undecided if end.is_none() && self.stop_hit().is_none() => {
+                Progress::NeedsText
+            }
+            _ => self.transition(State::Content),
         }
     }
 
     fn reasoning(
         &mut self,
-        end: Option<End>,
-        ledger: &mut Ledger,
-        pieces: &mut Vec<Piece>,
+        end: Option<ReplyEnd>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
     ) -> Progress {
         let close = self.find_close();
         let call = self.call_in_reasoning();
         if let Some(at) = call
             && close.is_none_or(|close| at + CALL_TAG.len() < close + CLOSE.len())
         {
-            self.give_reasoning(at, ledger, pieces);
-            let parser = CallParser::new(Opening::CallTag);
-            return self.go(State::ReasoningCall {
+            self.emit_reasoning(at, attribution, deltas);
+            let parser = CallParser::new(CallStart::CallTag);
+            return self.transition(State::ReasoningCall {
                 parser,
                 read: 0,
                 events: Vec::new(),
             });
         }
         if let Some(at) = close {
-            let thought = reasoning::without_last_breaks(&self.text[..at]);
-            self.give_reasoning(thought, ledger, pieces);
-            self.drop_text(at - thought + CLOSE.len(), Place::Hidden, ledger);
-            self.markdown = Markdown::default();
-            return self.go(State::AfterReasoning);
+            let thought = reasoning::len_without_trailing_newlines(&self.text[..at]);
+            self.emit_reasoning(thought, attribution, deltas);
+            self.consume(at - thought + CLOSE.len(), TokenPart::Hidden, attribution);
+            self.markdown = MarkdownTracker::default();
+            return self.transition(State::AfterReasoning);
         }
         let held = match end {
             Some(_) => 0,
-            None if self.config.tools.is_empty() => reasoning::possible_close(&self.text),
-            None => held_back(&self.text, &[CLOSE, CALL_TAG]),
+            None if self.config.tools.is_empty() => reasoning::partial_close_len(&self.text),
+            None => partial_match_len(&self.text, &[CLOSE, CALL_TAG]),
         };
         let certain = self.text.len() - held;
         let certain = match end {
             Some(_) => certain,
             // Line breaks before the closing tag are not part of the thought.
-            None => reasoning::without_last_breaks(&self.text[..certain]),
+            None => reasoning::len_without_trailing_newlines(&self.text[..certain]),
         };
-        self.give_reasoning(certain, ledger, pieces);
-        Progress::Stuck
+        self.emit_reasoning(certain, attribution, deltas);
+        Progress::NeedsText
     }
 
     /// Where thinking is closed. What was searched once is not searched again.
     fn find_close(&mut self) -> Option<usize> {
-        let from = self.close_from.saturating_sub(self.base);
+        let from = self.close_search_from.saturating_sub(self.base);
         let found = self.text[from..].find(CLOSE).map(|at| from + at);
-        let next = found.unwrap_or(self.text.len() - reasoning::possible_close(&self.text));
-        self.close_from = self.base + next;
+        let next = found.unwrap_or(self.text.len() - reasoning::partial_close_len(&self.text));
+        self.close_search_from = self.base + next;
         found
     }
 
@@ -304,9 +325,9 @@ impl Machine {
     /// A call in the middle of thinking is believed only when it is complete, before thinking is closed.
     fn reasoning_call(
         &mut self,
-        end: Option<End>,
-        ledger: &mut Ledger,
-        pieces: &mut Vec<Piece>,
+        end: Option<ReplyEnd>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
     ) -> Progress {
         let close = self.find_close();
         let State::ReasoningCall {
@@ -315,95 +336,104 @@ impl Machine {
             events,
         } = &mut self.state
         else {
-            return Progress::Stuck;
+            return Progress::NeedsText;
         };
         let limit = match (close, end) {
             (Some(close), _) => close,
             (None, Some(_)) => self.text.len(),
-            (None, None) => self.text.len() - reasoning::possible_close(&self.text),
+            (None, None) => self.text.len() - reasoning::partial_close_len(&self.text),
         };
         let call_end = end.filter(|_| close.is_none());
         let within = self.text.get(*read..limit).unwrap_or_default();
-        let (consumed, outcome) = parser.feed(within, call_end, &self.config.tools, events);
+        let (consumed, status) = parser.feed(within, call_end, &self.config.tools, events);
         *read += consumed;
-        match outcome {
-            Outcome::More if close.is_none() => Progress::Stuck,
-            Outcome::Complete { mended } => {
+        match status {
+            CallStatus::NeedsText if close.is_none() => Progress::NeedsText,
+            CallStatus::Complete { repaired } => {
                 let (read, events) = (*read, std::mem::take(events));
-                self.give_events(events, pieces);
-                self.drop_text(read, Place::Call, ledger);
-                self.end_call(mended)
+                self.emit_call_events(events, deltas);
+                self.consume(read, TokenPart::Call, attribution);
+                self.end_call(repaired)
             }
-            Outcome::More | Outcome::NotACall | Outcome::Unfinished => {
+            CallStatus::NeedsText | CallStatus::NotACall | CallStatus::Truncated => {
                 self.ignore_before = self.base + 1;
                 self.malformed += 1;
                 tracing::debug!("what began like a tool call in thinking is thinking");
-                self.go(State::Reasoning)
+                self.transition(State::Reasoning)
             }
         }
     }
 
-    fn call(&mut self, end: Option<End>, ledger: &mut Ledger, pieces: &mut Vec<Piece>) -> Progress {
+    fn call(
+        &mut self,
+        end: Option<ReplyEnd>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
+    ) -> Progress {
         let State::Call {
             parser,
-            lead,
-            is_certain,
+            leading_blanks,
+            is_confirmed,
         } = &mut self.state
         else {
-            return Progress::Stuck;
+            return Progress::NeedsText;
         };
         let mut events = Vec::new();
-        let (consumed, outcome) =
-            parser.feed(&self.text[*lead..], end, &self.config.tools, &mut events);
-        if outcome == Outcome::NotACall {
-            self.ignore_before = self.base + *lead + 1;
+        let (consumed, status) = parser.feed(
+            &self.text[*leading_blanks..],
+            end,
+            &self.config.tools,
+            &mut events,
+        );
+        if status == CallStatus::NotACall {
+            self.ignore_before = self.base + *leading_blanks + 1;
             self.malformed += 1;
             tracing::debug!("what began like a tool call is text");
-            return self.go(State::Content);
+            return self.transition(State::Content);
         }
-        if !events.is_empty() || *is_certain {
-            let lead = std::mem::take(lead);
-            *is_certain = true;
-            self.drop_text(lead, Place::Hidden, ledger);
-            self.give_events(events, pieces);
-            self.drop_text(consumed, Place::Call, ledger);
+        if !events.is_empty() || *is_confirmed {
+            let leading_blanks = std::mem::take(leading_blanks);
+            *is_confirmed = true;
+            self.consume(leading_blanks, TokenPart::Hidden, attribution);
+            self.emit_call_events(events, deltas);
+            self.consume(consumed, TokenPart::Call, attribution);
         }
-        match outcome {
-            Outcome::Complete { mended } => self.end_call(mended),
-            Outcome::Unfinished => self.go(State::Over),
-            Outcome::More | Outcome::NotACall => Progress::Stuck,
+        match status {
+            CallStatus::Complete { repaired } => self.end_call(repaired),
+            CallStatus::Truncated => self.transition(State::Finished),
+            CallStatus::NeedsText | CallStatus::NotACall => Progress::NeedsText,
         }
     }
 
-    fn give_events(&mut self, events: Vec<CallEvent>, pieces: &mut Vec<Piece>) {
+    fn emit_call_events(&mut self, events: Vec<CallEvent>, deltas: &mut Vec<ReplyDelta>) {
         for event in events {
             match event {
                 CallEvent::Name(name) => {
                     let id = self.ids.next();
-                    pieces.push(Piece::ToolCall {
-                        index: self.begun_calls,
+                    deltas.push(ReplyDelta::ToolCall {
+                        index: self.started_calls,
                         id,
                         name,
                     });
-                    self.begun_calls += 1;
+                    self.started_calls += 1;
                 }
                 CallEvent::Arguments(fragment) => {
-                    let index = self.begun_calls.saturating_sub(1);
-                    pieces.push(Piece::ToolArguments { index, fragment });
+                    let index = self.started_calls.saturating_sub(1);
+                    deltas.push(ReplyDelta::ToolArguments { index, fragment });
                 }
             }
         }
     }
 
-    fn end_call(&mut self, mended: bool) -> Progress {
+    fn end_call(&mut self, repaired: bool) -> Progress {
         self.complete_calls += 1;
-        self.malformed += usize::from(mended);
-        self.content_begun = true;
+        self.malformed += usize::from(repaired);
+        self.has_content = true;
         self.markdown.begin_block();
         if self.config.parallel_tool_calls {
-            return self.go(State::AfterCall);
+            return self.transition(State::AfterCall);
         }
-        self.stopped = Some(Stop::AfterCall);
-        self.go(State::Over)
+        self.stopped = Some(EarlyStop::AfterCall);
+        self.transition(State::Finished)
     }
 }

@@ -2,7 +2,7 @@
 
 /// Follows Markdown code fences and inline code as text goes by.
 #[derive(Debug, Clone)]
-pub(super) struct Markdown {
+pub(super) struct MarkdownTracker {
     /// The mark and length of the fence that is open.
     fence: Option<(char, usize)>,
     /// Only blanks on this line so far.
@@ -17,9 +17,9 @@ pub(super) struct Markdown {
     n_ticks: usize,
 }
 
-impl Default for Markdown {
-    fn default() -> Markdown {
-        Markdown {
+impl Default for MarkdownTracker {
+    fn default() -> MarkdownTracker {
+        MarkdownTracker {
             fence: None,
             line_is_blank: true,
             run: None,
@@ -30,7 +30,7 @@ impl Default for Markdown {
     }
 }
 
-impl Markdown {
+impl MarkdownTracker {
     pub(super) fn advance(&mut self, text: &str) {
         for letter in text.chars() {
             if letter == '\n' {
@@ -66,17 +66,17 @@ impl Markdown {
                 unchanged => unchanged,
             };
         }
-        *self = Markdown {
+        *self = MarkdownTracker {
             fence: self.fence,
-            ..Markdown::default()
+            ..MarkdownTracker::default()
         };
     }
 
     /// A new block begins here, whatever the line held.
     pub(super) fn begin_block(&mut self) {
-        *self = Markdown {
+        *self = MarkdownTracker {
             fence: self.fence,
-            ..Markdown::default()
+            ..MarkdownTracker::default()
         };
     }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn check(text: &str, is_code: bool, begins_line: bool) {
-        let mut markdown = Markdown::default();
+        let mut markdown = MarkdownTracker::default();
         markdown.advance(text);
         assert_eq!(
             (markdown.is_code(), markdown.begins_line()),
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn pieces_count_as_the_whole() {
-        let mut markdown = Markdown::default();
-        for piece in ["`", "`", "`\nco", "de\n``", "`", "\n"] {
-            markdown.advance(piece);
+    fn markdown_state_ignores_chunking() {
+        let mut markdown = MarkdownTracker::default();
+        for delta in ["`", "`", "`\nco", "de\n``", "`", "\n"] {
+            markdown.advance(delta);
         }
         assert!(!markdown.is_code());
     }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::machine::Machine;
+use super::machine::ReplyStateMachine;
 use super::*;
 use crate::sample;
 use crate::tools::Tool;
@@ -41,27 +41,27 @@ fn config() -> ReplyConfig {
 #[derive(Debug, Clone, PartialEq)]
 struct Got {
     reply: Reply,
-    summary: Summary,
-    stopped: Option<Stop>,
+    summary: ReplyStats,
+    stopped: Option<EarlyStop>,
     n_pieces: usize,
 }
 
-fn run(config: &ReplyConfig, parts: &[&str], end: End) -> Got {
-    let mut machine = Machine::new(config.clone());
-    let mut ledger = Ledger::default();
-    let mut pieces = Vec::new();
+fn run(config: &ReplyConfig, parts: &[&str], end: ReplyEnd) -> Got {
+    let mut machine = ReplyStateMachine::new(config.clone());
+    let mut attribution = TokenAttribution::default();
+    let mut deltas = Vec::new();
     for part in parts {
-        machine.take(part, usize::MAX, &mut ledger, &mut pieces);
+        machine.take(part, usize::MAX, &mut attribution, &mut deltas);
     }
-    machine.finish(end, &mut ledger, &mut pieces);
+    machine.finish(end, &mut attribution, &mut deltas);
     let mut reply = Reply::default();
-    let n_pieces = pieces.len();
-    reply.extend(pieces);
-    let summary = Summary {
+    let n_pieces = deltas.len();
+    reply.extend(deltas);
+    let summary = ReplyStats {
         calls: machine.calls(),
         malformed: machine.malformed(),
         open_call: machine.is_inside_call(),
-        ..Summary::default()
+        ..ReplyStats::default()
     };
     Got {
         reply,
@@ -73,10 +73,14 @@ fn run(config: &ReplyConfig, parts: &[&str], end: End) -> Got {
 
 /// The reply of a whole text, which must also be that of its letters one by one.
 fn whole(text: &str) -> Reply {
-    let reply = run(&config(), &[text], End::Eos).reply;
+    let reply = run(&config(), &[text], ReplyEnd::Eos).reply;
     let letters: Vec<String> = text.chars().map(String::from).collect();
     let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
-    assert_eq!(run(&config(), &letters, End::Eos).reply, reply, "{text}");
+    assert_eq!(
+        run(&config(), &letters, ReplyEnd::Eos).reply,
+        reply,
+        "{text}"
+    );
     reply
 }
 
@@ -84,15 +88,15 @@ fn whole(text: &str) -> Reply {
 fn calls(reply: &Reply) -> Vec<(String, Value)> {
     let call = |call: &ToolCallOut| {
         let arguments = &call.function.arguments;
-        let value = serde_json::from_str(arguments)
-            .unwrap_or_else(|fault| panic!("{arguments:?}: {fault}"));
+        let value =
+            serde_json::from_str(arguments).unwrap_or_else(|err| panic!("{arguments:?}: {err}"));
         (call.function.name.clone(), value)
     };
     reply.tool_calls.iter().map(call).collect()
 }
 
 #[test]
-fn thinking_is_told_from_text() {
+fn reasoning_is_split_from_content() {
     for (text, starts_in_reasoning, reasoning, content) in [
         ("\n<think>\nhm\n</think>\n\nhi", false, "hm", "hi"),
         ("hm</think>\n\nhi", true, "hm", "hi"),
@@ -110,7 +114,7 @@ fn thinking_is_told_from_text() {
             tools: ToolSet::default(),
             ..config()
         };
-        let reply = run(&config, &[text], End::Eos).reply;
+        let reply = run(&config, &[text], ReplyEnd::Eos).reply;
         assert_eq!(
             (reply.reasoning.as_str(), reply.content.as_str()),
             (reasoning, content),
@@ -120,17 +124,17 @@ fn thinking_is_told_from_text() {
 }
 
 #[test]
-fn without_the_split_tags_are_text() {
+fn tags_are_content_when_split_reasoning_is_off() {
     let config = ReplyConfig {
         starts_in_reasoning: true,
         ..ReplyConfig::default()
     };
     let text = "<think>a</think> b</think> <tool_call>";
-    assert_eq!(run(&config, &[text], End::Eos).reply.content, text);
+    assert_eq!(run(&config, &[text], ReplyEnd::Eos).reply.content, text);
 }
 
 #[test]
-fn stop_strings_end_text_and_not_thinking() {
+fn stop_strings_end_content_and_not_reasoning() {
     let config = ReplyConfig {
         starts_in_reasoning: true,
         stop: vec!["END".to_owned(), "\n\n\n".to_owned()],
@@ -139,22 +143,25 @@ fn stop_strings_end_text_and_not_thinking() {
     let got = run(
         &config,
         &["so END not", " yet</thi", "nk>text E", "ND more"],
-        End::Stopped,
+        ReplyEnd::Stopped,
     );
     assert_eq!(got.reply.reasoning, "so END not yet");
     assert_eq!(got.reply.content, "text ");
-    assert_eq!(got.stopped, Some(Stop::StopString("END".to_owned())));
-    assert_eq!(got.summary.finish_reason(End::Stopped), FinishReason::Stop);
+    assert_eq!(got.stopped, Some(EarlyStop::StopString("END".to_owned())));
+    assert_eq!(
+        got.summary.finish_reason(ReplyEnd::Stopped),
+        FinishReason::Stop
+    );
 }
 
 #[test]
-fn a_stop_string_of_blanks_does_not_wait_for_text() {
+fn blank_stop_string_matches_before_text_arrives() {
     let config = ReplyConfig {
         stop: vec!["\n\n".to_owned()],
         ..config()
     };
-    let got = run(&config, &["\n", "\n"], End::Stopped);
-    assert_eq!(got.stopped, Some(Stop::StopString("\n\n".to_owned())));
+    let got = run(&config, &["\n", "\n"], ReplyEnd::Stopped);
+    assert_eq!(got.stopped, Some(EarlyStop::StopString("\n\n".to_owned())));
     assert_eq!(got.reply.content, "");
 }
 
@@ -232,13 +239,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn cuts_in_the_text_do_not_show(
+    fn text_chunking_does_not_change_the_reply(
         text in any_text(),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         starts_in_reasoning in any::<bool>(),
         parallel_tool_calls in any::<bool>(),
         has_tools in any::<bool>(),
-        end in prop::sample::select(vec![End::Eos, End::Length, End::Stopped]),
+        end in prop::sample::select(vec![ReplyEnd::Eos, ReplyEnd::Length, ReplyEnd::Stopped]),
     ) {
         let config = ReplyConfig {
             starts_in_reasoning,
@@ -266,21 +273,21 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_lost_but_tags_and_blanks_beside_them(text in any_text(), inside in any::<bool>()) {
+    fn reply_loses_only_tags_and_adjacent_blanks(text in any_text(), inside in any::<bool>()) {
         let config = ReplyConfig { starts_in_reasoning: inside, tools: ToolSet::default(), ..config() };
-        let reply = run(&config, &[&text], End::Eos).reply;
+        let reply = run(&config, &[&text], ReplyEnd::Eos).reply;
         let bare = |text: &str| -> String {
             text.replace("</think>", "").split_whitespace().collect::<String>().replace("<think>", "")
         };
         prop_assert_eq!(bare(&(reply.reasoning + &reply.content)), bare(&text));
-        let raw = run(&ReplyConfig::default(), &[&text], End::Eos).reply;
+        let raw = run(&ReplyConfig::default(), &[&text], ReplyEnd::Eos).reply;
         prop_assert_eq!(raw.content, text);
     }
 
     #[test]
-    fn text_that_is_no_call_comes_back_whole(text in "[a-z <>{}\"/_=\n]{0,60}") {
+    fn text_without_a_call_is_returned_whole(text in "[a-z <>{}\"/_=\n]{0,60}") {
         let config = ReplyConfig { split_reasoning: false, ..config() };
-        let got = run(&config, &[&text], End::Eos);
+        let got = run(&config, &[&text], ReplyEnd::Eos);
         prop_assume!(got.summary.calls == 0 && !got.summary.open_call);
         prop_assert_eq!(got.reply.content, text);
     }

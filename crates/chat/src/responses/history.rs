@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::tools::flat_name;
+use super::tools::qualified_name;
 use crate::conversation::{Message, Role, ToolCall};
 use crate::error::ChatError;
 use crate::fields::{Fields, must_be};
@@ -10,7 +10,7 @@ use crate::openai::request::{MAX_MESSAGES, parse_arguments};
 
 /// Reads `input`: a string, or items. Absent is no message at all.
 pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
-    let mut history = History::default();
+    let mut history = InputHistory::default();
     match body.get("input") {
         None => {}
         Some(Value::String(text)) => history.messages.push(Message::new(Role::User, text)),
@@ -32,13 +32,13 @@ pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
 }
 
 #[derive(Default)]
-struct History {
+struct InputHistory {
     messages: Vec<Message>,
     /// Thinking whose turn has not come yet.
     reasoning: Option<String>,
 }
 
-impl History {
+impl InputHistory {
     fn item(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
         match item.string("type")?.unwrap_or("message") {
             "message" => self.message(item),
@@ -96,7 +96,7 @@ impl History {
             self.messages.push(Message::new(role, text));
             return Ok(());
         }
-        let turn = self.turn();
+        let turn = self.assistant_message();
         if turn.content.is_empty() {
             turn.content = text;
         } else {
@@ -124,7 +124,7 @@ impl History {
     ) -> Result<(), ChatError> {
         let id = item.string("call_id")?.or(item.string("id")?);
         let id = id.map(str::to_owned);
-        self.turn().tool_calls.push(ToolCall {
+        self.assistant_message().tool_calls.push(ToolCall {
             id,
             name,
             arguments,
@@ -148,7 +148,7 @@ impl History {
     }
 
     /// The assistant's turn that the next item belongs to. Thinking begins a new one.
-    fn turn(&mut self) -> &mut Message {
+    fn assistant_message(&mut self) -> &mut Message {
         let goes_on = self.reasoning.is_none()
             && matches!(self.messages.last(), Some(last) if last.role == Role::Assistant);
         if !goes_on {
@@ -165,7 +165,7 @@ fn name(item: &Fields<'_>) -> Result<String, ChatError> {
     let name = item.string("name")?;
     let name = name.ok_or_else(|| item.error("name", "is missing"))?;
     Ok(match item.string("namespace")? {
-        Some(space) if !space.is_empty() => flat_name(space, name),
+        Some(space) if !space.is_empty() => qualified_name(space, name),
         _ => name.to_owned(),
     })
 }

@@ -9,7 +9,9 @@ use super::{history, tools};
 use crate::conversation::{Message, Role};
 use crate::error::ChatError;
 use crate::fields::{Fields, parse_body};
-use crate::openai::request::{ChatRequest, MAX_TOP_LOGPROBS, Own, ResponseFormat, SamplingFields};
+use crate::openai::request::{
+    ChatRequest, DialectFields, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams,
+};
 
 /// What only this dialect knows of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,21 +21,21 @@ pub struct ResponsesRequest {
     /// Whether thinking is to be told as a summary.
     pub summary: bool,
     /// Fields that the answer repeats.
-    pub echo: Echo,
+    pub echo: EchoedFields,
 }
 
 /// Fields of the request that the answer repeats, as the client sent them or with their defaults.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Echo {
+pub struct EchoedFields {
     pub(super) fields: Vec<(&'static str, Value)>,
 }
 
-impl Echo {
-    fn read(body: &Fields<'_>) -> Result<Echo, ChatError> {
+impl EchoedFields {
+    fn read(body: &Fields<'_>) -> Result<EchoedFields, ChatError> {
         let or = |key: &str, default: Value| body.get(key).cloned().unwrap_or(default);
         let reasoning = body.object("reasoning")?;
         let said = |key: &str| reasoning.as_ref().and_then(|fields| fields.get(key));
-        Ok(Echo {
+        Ok(EchoedFields {
             fields: vec![
                 ("instructions", or("instructions", Value::Null)),
                 ("max_output_tokens", or("max_output_tokens", Value::Null)),
@@ -69,18 +71,18 @@ impl ResponsesRequest {
         let body = Fields::body(&map);
         refuse_state(&body)?;
         let (tools, names) = tools::read(&body)?;
-        let own = Own {
+        let dialect = DialectFields {
             messages: messages(&body)?,
-            sampling: SamplingFields {
+            sampling: SamplingParams {
                 n: 1,
-                ..SamplingFields::read(&body, "stop")?
+                ..SamplingParams::read(&body, "stop")?
             },
             logprobs: logprobs(&body)?,
             tools,
             response_format: response_format(&body)?,
             continue_final_message: false,
         };
-        let request = ChatRequest::assemble(&body, own)?;
+        let request = ChatRequest::from_dialect(&body, dialect)?;
         let summary = match body.object("reasoning")? {
             Some(reasoning) => !matches!(reasoning.string("summary")?, None | Some("none")),
             None => false,
@@ -88,7 +90,7 @@ impl ResponsesRequest {
         let own = ResponsesRequest {
             names: Arc::new(names),
             summary,
-            echo: Echo::read(&body)?,
+            echo: EchoedFields::read(&body)?,
         };
         Ok((request, own))
     }

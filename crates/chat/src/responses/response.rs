@@ -3,13 +3,13 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Echo;
+use super::EchoedFields;
 use crate::openai::response::{Timings, Usage};
 
 /// How far an answer or an item has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum ItemStatus {
     /// More will come.
     InProgress,
     /// Whole.
@@ -23,30 +23,30 @@ pub enum Status {
 /// One item of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Item {
-    /// Thinking; as a summary if the request asked for one, else as content.
+pub enum OutputItem {
+    /// Reasoning; as a summary if the request asked for one, else as content.
     Reasoning {
         /// `rs_` and random characters.
         id: String,
         /// As a summary.
-        summary: Vec<Part>,
+        summary: Vec<ContentPart>,
         /// As it was thought.
-        content: Vec<Part>,
+        content: Vec<ContentPart>,
         /// Always `null`: nothing is hidden.
         encrypted_content: Option<String>,
         /// How far it has come.
-        status: Status,
+        status: ItemStatus,
     },
     /// Text.
     Message {
         /// `msg_` and random characters.
         id: String,
         /// How far it has come.
-        status: Status,
+        status: ItemStatus,
         /// Always `assistant`.
         role: &'static str,
         /// Empty at first, then one part.
-        content: Vec<Part>,
+        content: Vec<ContentPart>,
     },
     /// A call.
     FunctionCall {
@@ -62,7 +62,7 @@ pub enum Item {
         /// A JSON object, as text.
         arguments: String,
         /// How far it has come.
-        status: Status,
+        status: ItemStatus,
     },
     /// A call with free text.
     CustomToolCall {
@@ -75,14 +75,14 @@ pub enum Item {
         /// The text.
         input: String,
         /// How far it has come.
-        status: Status,
+        status: ItemStatus,
     },
 }
 
 /// A part of an item's content.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Part {
+pub enum ContentPart {
     /// Text of the reply.
     OutputText {
         /// The text.
@@ -97,17 +97,17 @@ pub enum Part {
         /// The thinking.
         text: String,
     },
-    /// Thinking, told as a summary.
+    /// Reasoning, told as a summary.
     SummaryText {
         /// The thinking.
         text: String,
     },
 }
 
-impl Part {
+impl ContentPart {
     /// Text of the reply.
-    pub(super) fn output(text: &str, logprobs: &[Value]) -> Part {
-        Part::OutputText {
+    pub(super) fn output(text: &str, logprobs: &[Value]) -> ContentPart {
+        ContentPart::OutputText {
             text: text.to_owned(),
             annotations: Vec::new(),
             logprobs: logprobs.to_vec(),
@@ -117,7 +117,7 @@ impl Part {
 
 /// What stays the same in all states of one answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ResponseObject {
     /// `resp_` and random characters.
     pub id: String,
     /// Seconds since 1970-01-01 UTC.
@@ -125,47 +125,47 @@ pub struct Answer {
     /// The model as the client named it.
     pub model: String,
     /// Fields of the request that are repeated.
-    pub echo: Echo,
+    pub echo: EchoedFields,
 }
 
-impl Answer {
+impl ResponseObject {
     /// The answer before anything was said.
-    pub fn begun(&self) -> Value {
-        self.body(Status::InProgress, &[], None, None)
+    pub fn in_progress(&self) -> Value {
+        self.body(ItemStatus::InProgress, &[], None, None)
     }
 
-    /// The answer at its end; `is_cut` says whether a token limit ended it.
+    /// The answer at its end; `hit_token_limit` says whether a token limit ended it.
     ///
     /// `timings` stands beside `usage`, as in the other dialects of OpenAI; no client of Responses minds a field more.
-    pub fn finished(
+    pub fn completed(
         &self,
-        is_cut: bool,
-        output: &[Item],
+        hit_token_limit: bool,
+        output: &[OutputItem],
         (usage, timings): (Usage, Timings),
     ) -> Value {
-        let status = match is_cut {
-            true => Status::Incomplete,
-            false => Status::Completed,
+        let status = match hit_token_limit {
+            true => ItemStatus::Incomplete,
+            false => ItemStatus::Completed,
         };
         self.body(status, output, Some((usage, timings)), None)
     }
 
     /// The answer when it broke off.
-    pub fn failed(&self, output: &[Item], code: &str, message: &str) -> Value {
+    pub fn failed(&self, output: &[OutputItem], code: &str, message: &str) -> Value {
         let error = json!({"code": code, "message": message});
-        self.body(Status::Failed, output, None, Some(error))
+        self.body(ItemStatus::Failed, output, None, Some(error))
     }
 
     fn body(
         &self,
-        status: Status,
-        output: &[Item],
+        status: ItemStatus,
+        output: &[OutputItem],
         took: Option<(Usage, Timings)>,
         error: Option<Value>,
     ) -> Value {
         let (usage, timings) = took.unzip();
         let incomplete = match status {
-            Status::Incomplete => json!({"reason": "max_output_tokens"}),
+            ItemStatus::Incomplete => json!({"reason": "max_output_tokens"}),
             _ => Value::Null,
         };
         let mut body = Map::new();

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::response::{Item, Part, Status};
-use super::tools::{Spoken, ToolNames};
+use super::response::{ContentPart, ItemStatus, OutputItem};
+use super::tools::{ClientToolName, ToolNames};
 use crate::openai::response::TokenLogprob;
-use crate::reply::Piece;
+use crate::reply::ReplyDelta;
 
 /// One event; its data repeats the name under `type` and carries its number.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Event {
+pub struct ResponsesEvent {
     /// The event's name.
     pub name: &'static str,
     /// One JSON object.
@@ -20,21 +20,21 @@ pub struct Event {
 
 /// Turns pieces of a reply into items and the events about them.
 #[derive(Debug)]
-pub struct Items {
+pub struct OutputItemStream {
     names: Arc<ToolNames>,
     summary: bool,
     /// Ids of items are made from this.
     stem: String,
     sequence: u64,
-    done: Vec<Item>,
-    open: Option<Open>,
+    done: Vec<OutputItem>,
+    open: Option<OpenItem>,
 }
 
 /// The item that is open.
 #[derive(Debug)]
-struct Open {
+struct OpenItem {
     id: String,
-    kind: Kind,
+    kind: OpenItemKind,
     /// What it holds so far: text, thinking, or arguments.
     text: String,
     /// Logprobs of its text, if they are told.
@@ -42,16 +42,19 @@ struct Open {
 }
 
 #[derive(Debug)]
-enum Kind {
+enum OpenItemKind {
     Reasoning,
     Message,
-    Call { call_id: String, spoken: Spoken },
+    Call {
+        call_id: String,
+        client_name: ClientToolName,
+    },
 }
 
-impl Items {
+impl OutputItemStream {
     /// No items yet. `stem` makes ids differ between answers; `summary` tells thinking as a summary.
-    pub fn new(names: Arc<ToolNames>, summary: bool, stem: String) -> Items {
-        Items {
+    pub fn new(names: Arc<ToolNames>, summary: bool, stem: String) -> OutputItemStream {
+        OutputItemStream {
             names,
             summary,
             stem,
@@ -62,210 +65,234 @@ impl Items {
     }
 
     /// The next event of the stream, with these fields.
-    pub fn event(&mut self, name: &'static str, fields: Value) -> Event {
+    pub fn next_event(&mut self, name: &'static str, fields: Value) -> ResponsesEvent {
         let mut data = json!({"type": name, "sequence_number": self.sequence});
         self.sequence += 1;
         if let (Value::Object(data), Value::Object(fields)) = (&mut data, fields) {
             data.extend(fields);
         }
-        Event { name, data }
+        ResponsesEvent { name, data }
     }
 
     /// The items that are done.
-    pub fn done(&self) -> &[Item] {
+    pub fn done(&self) -> &[OutputItem] {
         &self.done
     }
 
     /// Takes the next piece.
-    pub fn push(&mut self, piece: Piece) -> Vec<Event> {
+    pub fn push(&mut self, piece: ReplyDelta) -> Vec<ResponsesEvent> {
         self.push_with(piece, Vec::new())
     }
 
     /// Takes the next piece with the logprobs of its tokens; those of anything but text are not told.
-    pub fn push_with(&mut self, piece: Piece, logprobs: Vec<TokenLogprob>) -> Vec<Event> {
+    pub fn push_with(
+        &mut self,
+        piece: ReplyDelta,
+        logprobs: Vec<TokenLogprob>,
+    ) -> Vec<ResponsesEvent> {
         let logprobs: Vec<Value> = logprobs.iter().map(|token| json!(token)).collect();
         let mut events = Vec::new();
         match piece {
-            Piece::Reasoning(text) => {
-                if !matches!(&self.open, Some(open) if matches!(open.kind, Kind::Reasoning)) {
-                    self.begin(Kind::Reasoning, "rs", &mut events);
+            ReplyDelta::Reasoning(text) => {
+                if !matches!(&self.open, Some(open) if matches!(open.kind, OpenItemKind::Reasoning))
+                {
+                    self.begin(OpenItemKind::Reasoning, "rs", &mut events);
                 }
-                self.grow(&text, Vec::new(), &mut events);
+                self.append(&text, Vec::new(), &mut events);
             }
-            Piece::Content(text) => {
-                if !matches!(&self.open, Some(open) if matches!(open.kind, Kind::Message)) {
-                    self.begin(Kind::Message, "msg", &mut events);
+            ReplyDelta::Content(text) => {
+                if !matches!(&self.open, Some(open) if matches!(open.kind, OpenItemKind::Message)) {
+                    self.begin(OpenItemKind::Message, "msg", &mut events);
                 }
-                self.grow(&text, logprobs, &mut events);
+                self.append(&text, logprobs, &mut events);
             }
-            Piece::ToolCall { id, name, .. } => {
-                let spoken = self.names.spoken(&name);
-                let prefix = match spoken {
-                    Spoken::Function { .. } => "fc",
-                    Spoken::Custom { .. } => "ctc",
+            ReplyDelta::ToolCall { id, name, .. } => {
+                let client_name = self.names.client_name(&name);
+                let prefix = match client_name {
+                    ClientToolName::Function { .. } => "fc",
+                    ClientToolName::Custom { .. } => "ctc",
                 };
                 let call_id = id;
-                self.begin(Kind::Call { call_id, spoken }, prefix, &mut events);
+                self.begin(
+                    OpenItemKind::Call {
+                        call_id,
+                        client_name,
+                    },
+                    prefix,
+                    &mut events,
+                );
             }
-            Piece::ToolArguments { fragment, .. } => self.grow(&fragment, Vec::new(), &mut events),
+            ReplyDelta::ToolArguments { fragment, .. } => {
+                self.append(&fragment, Vec::new(), &mut events)
+            }
         }
         events
     }
 
-    /// Closes what is open; `is_cut` says whether a token limit ended it.
-    pub fn finish(&mut self, is_cut: bool) -> Vec<Event> {
+    /// Closes what is open; `hit_token_limit` says whether a token limit ended it.
+    pub fn finish(&mut self, hit_token_limit: bool) -> Vec<ResponsesEvent> {
         let mut events = Vec::new();
-        let status = match is_cut {
-            true => Status::Incomplete,
-            false => Status::Completed,
+        let status = match hit_token_limit {
+            true => ItemStatus::Incomplete,
+            false => ItemStatus::Completed,
         };
         self.close(status, &mut events);
         events
     }
 
-    fn begin(&mut self, kind: Kind, prefix: &str, events: &mut Vec<Event>) {
-        self.close(Status::Completed, events);
+    fn begin(&mut self, kind: OpenItemKind, prefix: &str, events: &mut Vec<ResponsesEvent>) {
+        self.close(ItemStatus::Completed, events);
         let index = self.done.len();
-        let open = Open {
+        let open = OpenItem {
             id: format!("{prefix}_{}{index:02x}", self.stem),
             kind,
             text: String::new(),
             logprobs: Vec::new(),
         };
-        let item = self.item(&open, Status::InProgress);
+        let item = self.item(&open, ItemStatus::InProgress);
         let added = json!({"output_index": index, "item": item});
-        events.push(self.event("response.output_item.added", added));
-        if let Some((name, key)) = self.part_event(&open.kind, Edge::Added) {
+        events.push(self.next_event("response.output_item.added", added));
+        if let Some((name, key)) = self.part_event(&open.kind, PartEdge::Added) {
             let fields = at(&open, index, key, json!({"part": self.part(&open)}));
-            events.push(self.event(name, fields));
+            events.push(self.next_event(name, fields));
         }
         self.open = Some(open);
     }
 
-    fn grow(&mut self, text: &str, logprobs: Vec<Value>, events: &mut Vec<Event>) {
+    fn append(&mut self, text: &str, logprobs: Vec<Value>, events: &mut Vec<ResponsesEvent>) {
         let Some(mut open) = self.open.take() else {
             return;
         };
         open.text.push_str(text);
         let index = self.done.len();
         let named = match &open.kind {
-            Kind::Reasoning if self.summary => Some((
+            OpenItemKind::Reasoning if self.summary => Some((
                 "response.reasoning_summary_text.delta",
                 Some("summary_index"),
             )),
-            Kind::Reasoning => Some(("response.reasoning_text.delta", Some("content_index"))),
-            Kind::Message => Some(("response.output_text.delta", Some("content_index"))),
-            Kind::Call { spoken, .. } => match spoken {
-                Spoken::Function { .. } => Some(("response.function_call_arguments.delta", None)),
+            OpenItemKind::Reasoning => {
+                Some(("response.reasoning_text.delta", Some("content_index")))
+            }
+            OpenItemKind::Message => Some(("response.output_text.delta", Some("content_index"))),
+            OpenItemKind::Call { client_name, .. } => match client_name {
+                ClientToolName::Function { .. } => {
+                    Some(("response.function_call_arguments.delta", None))
+                }
                 // The free text is inside the arguments; it is told once they are complete.
-                Spoken::Custom { .. } => None,
+                ClientToolName::Custom { .. } => None,
             },
         };
         if let Some((name, key)) = named {
             let mut fields = json!({"delta": text});
-            if matches!(open.kind, Kind::Message) {
+            if matches!(open.kind, OpenItemKind::Message) {
                 fields["logprobs"] = json!(logprobs);
             }
             let fields = at(&open, index, key, fields);
-            events.push(self.event(name, fields));
+            events.push(self.next_event(name, fields));
         }
         open.logprobs.extend(logprobs);
         self.open = Some(open);
     }
 
-    fn close(&mut self, status: Status, events: &mut Vec<Event>) {
+    fn close(&mut self, status: ItemStatus, events: &mut Vec<ResponsesEvent>) {
         let Some(open) = self.open.take() else {
             return;
         };
         let index = self.done.len();
         let item = self.item(&open, status);
         match (&open.kind, &item) {
-            (_, Item::CustomToolCall { input, .. }) => {
+            (_, OutputItem::CustomToolCall { input, .. }) => {
                 let delta = at(&open, index, None, json!({"delta": input}));
-                events.push(self.event("response.custom_tool_call_input.delta", delta));
+                events.push(self.next_event("response.custom_tool_call_input.delta", delta));
                 let done = at(&open, index, None, json!({"input": input}));
-                events.push(self.event("response.custom_tool_call_input.done", done));
+                events.push(self.next_event("response.custom_tool_call_input.done", done));
             }
             (
-                Kind::Call { .. },
-                Item::FunctionCall {
+                OpenItemKind::Call { .. },
+                OutputItem::FunctionCall {
                     name, arguments, ..
                 },
             ) => {
                 let fields = json!({"name": name, "arguments": arguments});
                 let done = at(&open, index, None, fields);
-                events.push(self.event("response.function_call_arguments.done", done));
+                events.push(self.next_event("response.function_call_arguments.done", done));
             }
             (kind, _) => {
                 let (name, key) = match kind {
-                    Kind::Reasoning if self.summary => {
+                    OpenItemKind::Reasoning if self.summary => {
                         ("response.reasoning_summary_text.done", "summary_index")
                     }
-                    Kind::Reasoning => ("response.reasoning_text.done", "content_index"),
+                    OpenItemKind::Reasoning => ("response.reasoning_text.done", "content_index"),
                     _ => ("response.output_text.done", "content_index"),
                 };
                 let mut fields = json!({"text": open.text});
-                if matches!(kind, Kind::Message) {
+                if matches!(kind, OpenItemKind::Message) {
                     fields["logprobs"] = json!(open.logprobs);
                 }
                 let done = at(&open, index, Some(key), fields);
-                events.push(self.event(name, done));
+                events.push(self.next_event(name, done));
             }
         }
-        if let Some((name, key)) = self.part_event(&open.kind, Edge::Done) {
+        if let Some((name, key)) = self.part_event(&open.kind, PartEdge::Done) {
             let fields = at(&open, index, key, json!({"part": self.part(&open)}));
-            events.push(self.event(name, fields));
+            events.push(self.next_event(name, fields));
         }
         let done = json!({"output_index": index, "item": item});
-        events.push(self.event("response.output_item.done", done));
+        events.push(self.next_event("response.output_item.done", done));
         self.done.push(item);
     }
 
     /// The event that begins or ends the part of an item that has parts.
-    fn part_event(&self, kind: &Kind, edge: Edge) -> Option<(&'static str, Option<&'static str>)> {
+    fn part_event(
+        &self,
+        kind: &OpenItemKind,
+        edge: PartEdge,
+    ) -> Option<(&'static str, Option<&'static str>)> {
         let is_summary = match kind {
-            Kind::Call { .. } => return None,
-            Kind::Reasoning => self.summary,
-            Kind::Message => false,
+            OpenItemKind::Call { .. } => return None,
+            OpenItemKind::Reasoning => self.summary,
+            OpenItemKind::Message => false,
         };
         Some(match (is_summary, edge) {
-            (true, Edge::Added) => (
+            (true, PartEdge::Added) => (
                 "response.reasoning_summary_part.added",
                 Some("summary_index"),
             ),
-            (true, Edge::Done) => (
+            (true, PartEdge::Done) => (
                 "response.reasoning_summary_part.done",
                 Some("summary_index"),
             ),
-            (false, Edge::Added) => ("response.content_part.added", Some("content_index")),
-            (false, Edge::Done) => ("response.content_part.done", Some("content_index")),
+            (false, PartEdge::Added) => ("response.content_part.added", Some("content_index")),
+            (false, PartEdge::Done) => ("response.content_part.done", Some("content_index")),
         })
     }
 
-    fn part(&self, open: &Open) -> Part {
+    fn part(&self, open: &OpenItem) -> ContentPart {
         match open.kind {
-            Kind::Reasoning if self.summary => Part::SummaryText {
+            OpenItemKind::Reasoning if self.summary => ContentPart::SummaryText {
                 text: open.text.clone(),
             },
-            Kind::Reasoning => Part::ReasoningText {
+            OpenItemKind::Reasoning => ContentPart::ReasoningText {
                 text: open.text.clone(),
             },
-            Kind::Message | Kind::Call { .. } => Part::output(&open.text, &open.logprobs),
+            OpenItemKind::Message | OpenItemKind::Call { .. } => {
+                ContentPart::output(&open.text, &open.logprobs)
+            }
         }
     }
 
     /// The item as it stands; one that has only begun holds no parts.
-    fn item(&self, open: &Open, status: Status) -> Item {
+    fn item(&self, open: &OpenItem, status: ItemStatus) -> OutputItem {
         let id = open.id.clone();
-        let has_begun = status != Status::InProgress;
+        let has_begun = status != ItemStatus::InProgress;
         let parts = || has_begun.then(|| self.part(open)).into_iter().collect();
         match &open.kind {
-            Kind::Reasoning => {
+            OpenItemKind::Reasoning => {
                 let (summary, content) = match self.summary {
                     true => (parts(), Vec::new()),
                     false => (Vec::new(), parts()),
                 };
-                Item::Reasoning {
+                OutputItem::Reasoning {
                     id,
                     summary,
                     content,
@@ -273,14 +300,17 @@ impl Items {
                     status,
                 }
             }
-            Kind::Message => Item::Message {
+            OpenItemKind::Message => OutputItem::Message {
                 id,
                 status,
                 role: "assistant",
                 content: parts(),
             },
-            Kind::Call { call_id, spoken } => match spoken {
-                Spoken::Function { name, namespace } => Item::FunctionCall {
+            OpenItemKind::Call {
+                call_id,
+                client_name,
+            } => match client_name {
+                ClientToolName::Function { name, namespace } => OutputItem::FunctionCall {
                     id,
                     call_id: call_id.clone(),
                     name: name.clone(),
@@ -288,7 +318,7 @@ impl Items {
                     arguments: open.text.clone(),
                     status,
                 },
-                Spoken::Custom { name } => Item::CustomToolCall {
+                ClientToolName::Custom { name } => OutputItem::CustomToolCall {
                     id,
                     call_id: call_id.clone(),
                     name: name.clone(),
@@ -301,13 +331,13 @@ impl Items {
 }
 
 #[derive(Clone, Copy)]
-enum Edge {
+enum PartEdge {
     Added,
     Done,
 }
 
 /// Where an event belongs, and its own fields behind that. `key` names the index of its part, which is 0.
-fn at(open: &Open, output_index: usize, key: Option<&str>, own: Value) -> Value {
+fn at(open: &OpenItem, output_index: usize, key: Option<&str>, own: Value) -> Value {
     let mut fields = json!({"item_id": open.id, "output_index": output_index});
     if let Some(key) = key {
         fields[key] = json!(0);

@@ -1,26 +1,26 @@
 use serde_json::{Value, json};
 
-use super::response::Answer;
-use super::stream::{Event, Items};
-use super::{ResponsesRequest, Spoken};
+use super::response::ResponseObject;
+use super::stream::{OutputItemStream, ResponsesEvent};
+use super::{ClientToolName, ResponsesRequest};
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
 use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
 use crate::openai::response::{Timings, Usage};
-use crate::reply::Piece;
+use crate::reply::ReplyDelta;
 
 fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
     ResponsesRequest::from_json(body.to_string().as_bytes())
 }
 
 fn refused(body: Value, param: &str) {
-    let fault = read(body.clone()).expect_err(&body.to_string());
-    assert_eq!(fault.kind, ErrorKind::InvalidRequest);
-    assert_eq!(fault.param.as_deref(), Some(param), "{body}: {fault}");
+    let err = read(body.clone()).expect_err(&body.to_string());
+    assert_eq!(err.kind, ErrorKind::InvalidRequest);
+    assert_eq!(err.param.as_deref(), Some(param), "{body}: {err}");
 }
 
 #[test]
-fn what_one_turn_of_the_model_left_behind_becomes_one_message() {
+fn items_of_one_turn_become_one_message() {
     let (request, _) = read(json!({"instructions": "be short", "input": [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"role": "user", "content": "read both"},
@@ -68,7 +68,7 @@ fn what_one_turn_of_the_model_left_behind_becomes_one_message() {
 }
 
 #[test]
-fn two_replies_in_a_row_stay_two_messages() {
+fn consecutive_replies_stay_separate() {
     let (request, _) = read(json!({"input": [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "one"},
@@ -80,7 +80,7 @@ fn two_replies_in_a_row_stay_two_messages() {
 }
 
 #[test]
-fn instructions_alone_are_a_request() {
+fn instructions_without_input_are_accepted() {
     let (request, _) = read(json!({"instructions": "x", "max_output_tokens": 1})).unwrap();
     assert_eq!(request.messages.last().unwrap().role, Role::User);
     assert_eq!(request.sampling.max_tokens, Some(1));
@@ -88,7 +88,7 @@ fn instructions_alone_are_a_request() {
 }
 
 #[test]
-fn every_kind_of_tool_is_a_function_or_is_left_out() {
+fn tools_become_functions_or_are_skipped() {
     let (request, own) = read(json!({"input": "x", "tool_choice": "auto", "tools": [
         {"type": "function", "name": "shell", "description": "Runs.", "strict": false,
          "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
@@ -111,18 +111,21 @@ fn every_kind_of_tool_is_a_function_or_is_left_out() {
     assert!(description.starts_with("Edits.") && description.contains("start: x"));
     assert_eq!(patch["parameters"]["required"], json!(["input"]));
     assert_eq!(
-        own.names.spoken("mcp__fs__read"),
-        Spoken::Function {
+        own.names.client_name("mcp__fs__read"),
+        ClientToolName::Function {
             name: "read".to_owned(),
             namespace: Some("mcp__fs".to_owned()),
         }
     );
     let patch = "patch".to_owned();
-    assert_eq!(own.names.spoken("patch"), Spoken::Custom { name: patch });
+    assert_eq!(
+        own.names.client_name("patch"),
+        ClientToolName::Custom { name: patch }
+    );
 }
 
 #[test]
-fn choices_efforts_and_shapes_keep_their_meaning() {
+fn tool_choice_effort_and_format_are_translated() {
     let tools = json!([{"type": "function", "name": "shell"}]);
     let choice = json!({"type": "function", "name": "shell"});
     let schema = json!({"type": "object"});
@@ -151,7 +154,7 @@ fn choices_efforts_and_shapes_keep_their_meaning() {
 }
 
 #[test]
-fn what_would_need_memory_or_eyes_is_refused_by_field() {
+fn stateful_and_image_requests_name_the_field() {
     refused(
         json!({"input": "x", "previous_response_id": "resp_1"}),
         "previous_response_id",
@@ -177,18 +180,22 @@ fn what_would_need_memory_or_eyes_is_refused_by_field() {
 }
 
 /// Events of a reply to a request with these tools, checked for what holds of every stream.
-fn events(fields: Value, pieces: Vec<Piece>, is_cut: bool) -> (Vec<Event>, Value) {
+fn events(
+    fields: Value,
+    pieces: Vec<ReplyDelta>,
+    hit_token_limit: bool,
+) -> (Vec<ResponsesEvent>, Value) {
     let mut body = json!({"input": "x"});
     for (key, value) in fields.as_object().unwrap() {
         body[key] = value.clone();
     }
     let (_, own) = read(body).unwrap();
-    let mut items = Items::new(own.names, own.summary, "stem".to_owned());
-    let mut events: Vec<Event> = pieces
+    let mut items = OutputItemStream::new(own.names, own.summary, "stem".to_owned());
+    let mut events: Vec<ResponsesEvent> = pieces
         .into_iter()
         .flat_map(|piece| items.push(piece))
         .collect();
-    events.extend(items.finish(is_cut));
+    events.extend(items.finish(hit_token_limit));
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event.data["type"], event.name);
         assert_eq!(event.data["sequence_number"], number);
@@ -201,32 +208,32 @@ fn events(fields: Value, pieces: Vec<Piece>, is_cut: bool) -> (Vec<Event>, Value
     let added = of("response.output_item.added");
     assert_eq!(added, of("response.output_item.done"));
     assert_eq!(added, (0..added.len() as u64).collect::<Vec<u64>>());
-    let answer = Answer {
+    let answer = ResponseObject {
         id: "resp_1".to_owned(),
         created_at: 0,
         model: "m".to_owned(),
         echo: own.echo,
     };
-    assert_eq!(answer.begun().get("timings"), None);
+    assert_eq!(answer.in_progress().get("timings"), None);
     let took = (Usage::new(5, 2, 7, 3), Timings::new(12.34, 500.0, 6));
-    let whole = answer.finished(is_cut, items.done(), took);
+    let whole = answer.completed(hit_token_limit, items.done(), took);
     (events, whole)
 }
 
-fn names(events: &[Event]) -> Vec<&str> {
+fn names(events: &[ResponsesEvent]) -> Vec<&str> {
     events
         .iter()
         .map(|event| event.name.strip_prefix("response.").unwrap())
         .collect()
 }
 
-fn call(index: usize, name: &str, fragments: &[&str]) -> Vec<Piece> {
-    let mut pieces = vec![Piece::ToolCall {
+fn call(index: usize, name: &str, fragments: &[&str]) -> Vec<ReplyDelta> {
+    let mut pieces = vec![ReplyDelta::ToolCall {
         index,
         id: format!("call_{index}"),
         name: name.to_owned(),
     }];
-    pieces.extend(fragments.iter().map(|fragment| Piece::ToolArguments {
+    pieces.extend(fragments.iter().map(|fragment| ReplyDelta::ToolArguments {
         index,
         fragment: (*fragment).to_owned(),
     }));
@@ -234,11 +241,11 @@ fn call(index: usize, name: &str, fragments: &[&str]) -> Vec<Piece> {
 }
 
 #[test]
-fn thinking_text_and_calls_are_items_in_turn() {
+fn reasoning_text_and_calls_become_items_in_order() {
     let mut pieces = vec![
-        Piece::Reasoning("hm".to_owned()),
-        Piece::Content("a".to_owned()),
-        Piece::Content("b".to_owned()),
+        ReplyDelta::Reasoning("hm".to_owned()),
+        ReplyDelta::Content("a".to_owned()),
+        ReplyDelta::Content("b".to_owned()),
     ];
     pieces.extend(call(0, "ns__f", &["{\"x\":", "1}"]));
     let tools =
@@ -294,9 +301,9 @@ fn thinking_text_and_calls_are_items_in_turn() {
 }
 
 #[test]
-fn thinking_is_a_summary_when_one_was_asked_for() {
+fn reasoning_is_a_summary_when_requested() {
     let fields = json!({"reasoning": {"summary": "auto"}});
-    let (events, whole) = events(fields, vec![Piece::Reasoning("hm".to_owned())], false);
+    let (events, whole) = events(fields, vec![ReplyDelta::Reasoning("hm".to_owned())], false);
     assert_eq!(
         names(&events),
         [
@@ -314,7 +321,7 @@ fn thinking_is_a_summary_when_one_was_asked_for() {
 }
 
 #[test]
-fn free_text_comes_out_of_its_arguments() {
+fn custom_tool_input_is_unwrapped() {
     let tools = json!([{"type": "custom", "name": "patch"}]);
     let pieces = call(0, "patch", &["{\"input\": \"a\\n", "b\"}"]);
     let (events, whole) = events(json!({ "tools": tools }), pieces, false);
@@ -332,8 +339,8 @@ fn free_text_comes_out_of_its_arguments() {
 }
 
 #[test]
-fn what_the_limit_cut_off_is_incomplete() {
-    let (_, whole) = events(json!({}), vec![Piece::Content("a".to_owned())], true);
+fn reply_at_the_token_limit_is_incomplete() {
+    let (_, whole) = events(json!({}), vec![ReplyDelta::Content("a".to_owned())], true);
     assert_eq!(whole["status"], "incomplete");
     assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(whole["output"][0]["status"], "incomplete");

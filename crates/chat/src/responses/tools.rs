@@ -11,7 +11,7 @@ use crate::tools::Tool;
 
 /// How the client calls what the model knows under one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Spoken {
+pub enum ClientToolName {
     /// A function.
     Function {
         /// Its name in its namespace.
@@ -29,14 +29,14 @@ pub enum Spoken {
 /// The client's names of tools, by the names the model knows. A function without a namespace needs no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ToolNames {
-    by_flat_name: HashMap<String, Spoken>,
+    by_qualified_name: HashMap<String, ClientToolName>,
 }
 
 impl ToolNames {
     /// What the client calls the tool that the model calls `name`.
-    pub fn spoken(&self, name: &str) -> Spoken {
-        let known = self.by_flat_name.get(name).cloned();
-        known.unwrap_or_else(|| Spoken::Function {
+    pub fn client_name(&self, name: &str) -> ClientToolName {
+        let known = self.by_qualified_name.get(name).cloned();
+        known.unwrap_or_else(|| ClientToolName::Function {
             name: name.to_owned(),
             namespace: None,
         })
@@ -44,7 +44,7 @@ impl ToolNames {
 }
 
 /// The one name under which a model knows a tool of a namespace.
-pub(super) fn flat_name(namespace: &str, name: &str) -> String {
+pub(super) fn qualified_name(namespace: &str, name: &str) -> String {
     match namespace.ends_with("__") {
         true => format!("{namespace}{name}"),
         false => format!("{namespace}__{name}"),
@@ -53,7 +53,7 @@ pub(super) fn flat_name(namespace: &str, name: &str) -> String {
 
 /// Reads the declared tools and the choice among them. Kinds that run on the provider's side are left out.
 pub(super) fn read(body: &Fields<'_>) -> Result<(ToolFields, ToolNames), ChatError> {
-    let mut found = Found::default();
+    let mut found = ToolCollector::default();
     for (index, value) in tool_items(body, "tools")?.iter().enumerate() {
         found.tool(&Fields::of(value, format!("tools[{index}]"))?, None)?;
     }
@@ -77,12 +77,12 @@ pub(super) fn read(body: &Fields<'_>) -> Result<(ToolFields, ToolNames), ChatErr
 }
 
 #[derive(Default)]
-struct Found {
+struct ToolCollector {
     tools: Vec<Tool>,
     names: ToolNames,
 }
 
-impl Found {
+impl ToolCollector {
     fn tool(&mut self, fields: &Fields<'_>, namespace: Option<&str>) -> Result<(), ChatError> {
         match fields.string("type")?.unwrap_or("function") {
             "function" => self.function(fields, namespace),
@@ -114,12 +114,14 @@ impl Found {
         let flat = match space {
             None => name.to_owned(),
             Some(space) => {
-                let flat = flat_name(space, name);
-                let spoken = Spoken::Function {
+                let flat = qualified_name(space, name);
+                let client_name = ClientToolName::Function {
                     name: name.to_owned(),
                     namespace: Some(space.to_owned()),
                 };
-                self.names.by_flat_name.insert(flat.clone(), spoken);
+                self.names
+                    .by_qualified_name
+                    .insert(flat.clone(), client_name);
                 flat
             }
         };
@@ -145,11 +147,13 @@ impl Found {
             "properties": {"input": {"type": "string", "description": "The whole input, as plain text."}},
             "required": ["input"],
         });
-        let flat = space.map_or_else(|| name.to_owned(), |space| flat_name(space, name));
-        let spoken = Spoken::Custom {
+        let flat = space.map_or_else(|| name.to_owned(), |space| qualified_name(space, name));
+        let client_name = ClientToolName::Custom {
             name: name.to_owned(),
         };
-        self.names.by_flat_name.insert(flat.clone(), spoken);
+        self.names
+            .by_qualified_name
+            .insert(flat.clone(), client_name);
         let description = description.trim();
         self.tools
             .push(Tool::declare(&flat, Some(description), Some(&parameters)));

@@ -8,15 +8,15 @@ use crate::tools::percent_decoded;
 
 /// How much of a schema has to be kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JsonRules {
+pub enum SchemaStrictness {
     /// All of it; what cannot be kept is an error.
-    Kept,
+    Strict,
     /// As much as is possible.
     BestEffort,
 }
 
 /// Keywords that say something about values and that the matcher does not know.
-const UNKNOWN: [&str; 18] = [
+const UNSUPPORTED_KEYWORDS: [&str; 18] = [
     "not",
     "if",
     "then",
@@ -37,44 +37,48 @@ const UNKNOWN: [&str; 18] = [
     "$recursiveAnchor",
 ];
 /// Keywords whose value is a schema.
-const ONE: [&str; 3] = ["items", "additionalProperties", "additionalItems"];
+const SCHEMA_KEYWORDS: [&str; 3] = ["items", "additionalProperties", "additionalItems"];
 /// Keywords whose value is an array of schemas.
-const SEVERAL: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
+const SCHEMA_ARRAY_KEYWORDS: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
 /// Keywords whose value is an object of schemas.
-const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+const SCHEMA_MAP_KEYWORDS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 /// What may stand between the parts of a value: nothing, a space, or a line break with some indentation. Without
 /// a bound a model can go on with blanks for ever.
-const BLANKS: &str = r" |\r?\n( {0,48}|\t{0,12})";
+const WHITESPACE_PATTERN: &str = r" |\r?\n( {0,48}|\t{0,12})";
 /// Schemas nested deeper are refused.
 const MAX_DEPTH: usize = 96;
 
 /// The schema to compile, or what of it cannot be kept. `field` is where it stands in the request.
-pub(super) fn prepare(schema: &Value, rules: JsonRules, field: &str) -> Result<Value, ChatError> {
-    prepared(schema, None, rules, field)
+pub(super) fn prepare_schema(
+    schema: &Value,
+    rules: SchemaStrictness,
+    field: &str,
+) -> Result<Value, ChatError> {
+    rewrite(schema, None, rules, field)
 }
 
 /// The same of a part of `root`, in which its references lead.
-pub(super) fn prepare_part(
+pub(super) fn prepare_subschema(
     part: &Value,
     root: &Value,
-    rules: JsonRules,
+    rules: SchemaStrictness,
     field: &str,
 ) -> Result<Value, ChatError> {
-    prepared(part, Some(root), rules, field)
+    rewrite(part, Some(root), rules, field)
 }
 
-fn prepared(
+fn rewrite(
     schema: &Value,
     around: Option<&Value>,
-    rules: JsonRules,
+    rules: SchemaStrictness,
     field: &str,
 ) -> Result<Value, ChatError> {
     let root = around.unwrap_or(schema);
-    let mut walk = Walk {
+    let mut rewriter = SchemaRewriter {
         rules,
         field,
-        closes: !uses(root, "allOf", 0),
-        moved: Vec::new(),
+        closes_objects: !uses(root, "allOf", 0),
+        hoisted: Vec::new(),
         is_part: around.is_some(),
         root: root.clone(),
     };
@@ -83,31 +87,31 @@ fn prepared(
         Value::Object(_) => schema.clone(),
         _ => return Err(ChatError::field(field, "a schema must be an object")),
     };
-    walk.schema(&mut schema, "#", 0)?;
+    rewriter.schema(&mut schema, "#", 0)?;
     // What a reference names in a way the matcher cannot follow is put where it can; that may name more.
     let mut next = 0;
-    while let Some(target) = walk.moved.get(next).cloned() {
-        let mut copy = walk
+    while let Some(target) = rewriter.hoisted.get(next).cloned() {
+        let mut copy = rewriter
             .root
             .pointer(&target)
             .cloned()
             .unwrap_or(Value::Bool(true));
-        walk.schema(&mut copy, &format!("#{target}"), 0)?;
+        rewriter.schema(&mut copy, &format!("#{target}"), 0)?;
         let definitions = schema.as_object_mut().map(|map| {
             map.entry("$defs")
                 .or_insert_with(|| Value::Object(Map::new()))
         });
         if let Some(Value::Object(definitions)) = definitions {
-            definitions.insert(moved_name(next), copy);
+            definitions.insert(hoisted_name(next), copy);
         }
         next += 1;
     }
     if let Value::Object(map) = &mut schema {
-        let lenient = rules == JsonRules::BestEffort;
+        let lenient = rules == SchemaStrictness::BestEffort;
         map.insert(
             "x-guidance".to_owned(),
             json!({
-                "whitespace_pattern": BLANKS,
+                "whitespace_pattern": WHITESPACE_PATTERN,
                 "lenient": lenient,
                 "coerce_one_of": lenient,
             }),
@@ -116,8 +120,8 @@ fn prepared(
     Ok(schema)
 }
 
-fn moved_name(index: usize) -> String {
-    format!("moved-{index}")
+fn hoisted_name(index: usize) -> String {
+    format!("hoisted-{index}")
 }
 
 /// Whether a keyword stands anywhere in a schema, in a place of a keyword or not.
@@ -134,22 +138,22 @@ fn uses(value: &Value, keyword: &str, depth: usize) -> bool {
     }
 }
 
-struct Walk<'a> {
-    rules: JsonRules,
+struct SchemaRewriter<'a> {
+    rules: SchemaStrictness,
     field: &'a str,
     /// Whether objects that list their properties have no others. A reply is one of many that would do, and
     /// nobody wants properties that nobody asked for; but what is required of one value in several places
     /// cannot be closed in each.
-    closes: bool,
-    /// Pointers of what was moved, by their number.
-    moved: Vec<String>,
-    /// Where references lead, and whether only a part of it is compiled, so that all they lead to is moved.
+    closes_objects: bool,
+    /// Pointers of what was hoisted, by their number.
+    hoisted: Vec<String>,
+    /// Where references lead, and whether only a part of it is compiled, so that all they lead to is hoisted.
     root: Value,
     is_part: bool,
 }
 
-impl Walk<'_> {
-    fn refuse(&self, path: &str, message: &str) -> ChatError {
+impl SchemaRewriter<'_> {
+    fn error_at(&self, path: &str, message: &str) -> ChatError {
         ChatError::field(self.field, format!("the schema's {message} at {path}"))
     }
 
@@ -157,20 +161,20 @@ impl Walk<'_> {
         let Value::Object(map) = schema else {
             return match schema {
                 Value::Bool(_) => Ok(()),
-                _ => Err(self.refuse(path, "part that is no schema stands")),
+                _ => Err(self.error_at(path, "part that is no schema stands")),
             };
         };
         if depth > MAX_DEPTH {
-            return Err(self.refuse(path, "parts are nested too deep"));
+            return Err(self.error_at(path, "parts are nested too deep"));
         }
-        for keyword in UNKNOWN {
+        for keyword in UNSUPPORTED_KEYWORDS {
             if map
                 .get(keyword)
-                .is_some_and(|value| says_something(keyword, value))
+                .is_some_and(|value| constrains_values(keyword, value))
             {
-                if self.rules == JsonRules::Kept {
+                if self.rules == SchemaStrictness::Strict {
                     let message = format!("keyword '{keyword}' is not supported; it stands");
-                    return Err(self.refuse(path, &message));
+                    return Err(self.error_at(path, &message));
                 }
                 tracing::info!(keyword, path, "a schema's keyword is not kept");
             }
@@ -188,7 +192,7 @@ impl Walk<'_> {
                 map.insert("type".to_owned(), "array".into());
             }
         }
-        if self.closes
+        if self.closes_objects
             && map.contains_key("properties")
             && ![
                 "additionalProperties",
@@ -202,7 +206,7 @@ impl Walk<'_> {
         {
             map.insert("additionalProperties".to_owned(), false.into());
         }
-        for keyword in ONE {
+        for keyword in SCHEMA_KEYWORDS {
             match map.get_mut(keyword) {
                 // An older spelling of `prefixItems`.
                 Some(Value::Array(items)) => {
@@ -214,14 +218,14 @@ impl Walk<'_> {
                 None => {}
             }
         }
-        for keyword in SEVERAL {
+        for keyword in SCHEMA_ARRAY_KEYWORDS {
             if let Some(Value::Array(items)) = map.get_mut(keyword) {
                 for (i, item) in items.iter_mut().enumerate() {
                     self.schema(item, &format!("{path}/{keyword}/{i}"), depth + 1)?;
                 }
             }
         }
-        for keyword in NAMED {
+        for keyword in SCHEMA_MAP_KEYWORDS {
             if let Some(Value::Object(items)) = map.get_mut(keyword) {
                 for (name, item) in items {
                     self.schema(item, &format!("{path}/{keyword}/{name}"), depth + 1)?;
@@ -235,28 +239,28 @@ impl Walk<'_> {
     fn reference(&mut self, reference: &str, path: &str) -> Result<String, ChatError> {
         let Some(pointer) = reference.strip_prefix('#') else {
             let message = format!("reference {reference:?} leads out of it; it stands");
-            return Err(self.refuse(path, &message));
+            return Err(self.error_at(path, &message));
         };
         let pointer = percent_decoded(pointer);
         if self.root.pointer(&pointer).is_none() {
             let message = format!("reference {reference:?} leads nowhere; it stands");
-            return Err(self.refuse(path, &message));
+            return Err(self.error_at(path, &message));
         }
         let is_plain = pointer.is_empty() || !(pointer.contains('~') || reference.contains('%'));
         if is_plain && !self.is_part {
             return Ok(format!("#{pointer}"));
         }
-        let known = self.moved.iter().position(|other| *other == pointer);
+        let known = self.hoisted.iter().position(|other| *other == pointer);
         let index = known.unwrap_or_else(|| {
-            self.moved.push(pointer);
-            self.moved.len() - 1
+            self.hoisted.push(pointer);
+            self.hoisted.len() - 1
         });
-        Ok(format!("#/$defs/{}", moved_name(index)))
+        Ok(format!("#/$defs/{}", hoisted_name(index)))
     }
 }
 
 /// Whether a keyword that is not known says anything here: `uniqueItems: false` does not.
-fn says_something(keyword: &str, value: &Value) -> bool {
+fn constrains_values(keyword: &str, value: &Value) -> bool {
     match (keyword, value) {
         ("uniqueItems", Value::Bool(unique)) => *unique,
         ("unevaluatedProperties" | "unevaluatedItems" | "propertyNames", Value::Bool(true)) => {

@@ -4,24 +4,24 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::json::{JsonRules, prepare, prepare_part};
-use super::{CallMarkup, Shape, literal, pattern_literal};
+use super::json::{SchemaStrictness, prepare_schema, prepare_subschema};
+use super::{OutputGrammar, ToolCallMarkup, literal, pattern_literal};
 use crate::error::ChatError;
-use crate::template::CallFormat;
-use crate::tools::{Tool, ToolSet, target};
+use crate::template::ToolCallFormat;
+use crate::tools::{Tool, ToolSet, resolve_pointer};
 
 /// What a request's calls stand under, in errors.
 const FIELD: &str = "tools";
 /// Ends a parameter's value in markup.
-const VALUE_END: &str = "\n</parameter>\n";
+const PARAMETER_CLOSE: &str = "\n</parameter>\n";
 
 /// A reply of nothing but calls: of the tool named `only`, or of any; more than one where `several` may come.
-pub(super) fn calls(
-    markup: CallMarkup<'_>,
+pub(super) fn tool_calls(
+    markup: ToolCallMarkup<'_>,
     tools: &ToolSet,
     only: Option<&str>,
     several: bool,
-) -> Result<Shape, ChatError> {
+) -> Result<OutputGrammar, ChatError> {
     let listed = || {
         tools
             .iter()
@@ -29,44 +29,47 @@ pub(super) fn calls(
     };
     let write = |typing: Typing| {
         let more = if several { " (\"\\n\" call)*" } else { "" };
-        let mut rules = Rules::new(format!("start: call{more}\n"), typing);
+        let mut rules = GrammarWriter::new(format!("start: call{more}\n"), typing);
         rules.call(markup, listed())?;
         Ok(rules.text)
     };
-    shape(write, listed().any(Tool::is_strict))
+    with_fallback(write, listed().any(Tool::is_strict))
 }
 
 /// Text with calls in it wherever the model likes, each of them typed.
-pub(super) fn text_with_calls(markup: CallMarkup<'_>, tools: &ToolSet) -> Result<Shape, ChatError> {
+pub(super) fn text_with_tool_calls(
+    markup: ToolCallMarkup<'_>,
+    tools: &ToolSet,
+) -> Result<OutputGrammar, ChatError> {
     let write = |typing: Typing| {
         let start = "start: TEXT? (call TEXT?)*\nTEXT: /(?s:.+)/\n";
-        let mut rules = Rules::new(start.to_owned(), typing);
+        let mut rules = GrammarWriter::new(start.to_owned(), typing);
         rules.call(markup, tools.iter())?;
         Ok(rules.text)
     };
-    shape(write, true)
+    with_fallback(write, true)
 }
 
 /// The grammar that `write` writes, and a wider one beside it if not all has to be kept.
-fn shape(
+fn with_fallback(
     write: impl Fn(Typing) -> Result<String, ChatError>,
     strict: bool,
-) -> Result<Shape, ChatError> {
+) -> Result<OutputGrammar, ChatError> {
     let lark = match (write(Typing::BySchema), strict) {
-        (Err(_), false) => return shape_of(write(Typing::Loose)?, None),
+        (Err(_), false) => return grammar_from(write(Typing::Loose)?, None),
         (lark, _) => lark?,
     };
-    let wider = match strict {
+    let fallback = match strict {
         true => None,
         false => Some(write(Typing::Loose)?),
     };
-    shape_of(lark, wider)
+    grammar_from(lark, fallback)
 }
 
-fn shape_of(lark: String, wider: Option<String>) -> Result<Shape, ChatError> {
-    Ok(Shape {
+fn grammar_from(lark: String, fallback: Option<String>) -> Result<OutputGrammar, ChatError> {
+    Ok(OutputGrammar {
         lark,
-        wider,
+        fallback,
         field: FIELD.to_owned(),
     })
 }
@@ -83,7 +86,7 @@ enum Typing {
 }
 
 /// A grammar as it is written, rule by rule.
-struct Rules {
+struct GrammarWriter {
     text: String,
     typing: Typing,
     n_values: usize,
@@ -91,9 +94,9 @@ struct Rules {
     has_any_text: bool,
 }
 
-impl Rules {
-    fn new(start: String, typing: Typing) -> Rules {
-        Rules {
+impl GrammarWriter {
+    fn new(start: String, typing: Typing) -> GrammarWriter {
+        GrammarWriter {
             text: start,
             typing,
             n_values: 0,
@@ -109,7 +112,7 @@ impl Rules {
     /// The rule `call`, of any of `tools`.
     fn call<'t>(
         &mut self,
-        markup: CallMarkup<'_>,
+        markup: ToolCallMarkup<'_>,
         tools: impl Iterator<Item = &'t Tool>,
     ) -> Result<(), ChatError> {
         let mark = |text: &str| match markup.tokenizer.id_of(text) {
@@ -120,8 +123,8 @@ impl Rules {
         for (i, tool) in tools.enumerate() {
             let name = format!("tool_{i}");
             let body = match markup.format {
-                CallFormat::JsonInTags => self.json_call(tool)?,
-                CallFormat::XmlParameters => self.xml_call(i, tool)?,
+                ToolCallFormat::JsonInTags => self.json_call(tool)?,
+                ToolCallFormat::XmlParameters => self.xml_call(i, tool)?,
             };
             self.rule(&name, &body);
             names.push(name);
@@ -132,10 +135,10 @@ impl Rules {
         Ok(())
     }
 
-    fn rules_of(tool: &Tool) -> JsonRules {
+    fn strictness_of(tool: &Tool) -> SchemaStrictness {
         match tool.is_strict() {
-            true => JsonRules::Kept,
-            false => JsonRules::BestEffort,
+            true => SchemaStrictness::Strict,
+            false => SchemaStrictness::BestEffort,
         }
     }
 
@@ -146,9 +149,13 @@ impl Rules {
                 if let Value::Object(map) = &mut schema {
                     map.insert("type".to_owned(), "object".into());
                 }
-                prepare(&schema, Rules::rules_of(tool), FIELD)?
+                prepare_schema(&schema, GrammarWriter::strictness_of(tool), FIELD)?
             }
-            _ => prepare(&json!({"type": "object"}), JsonRules::BestEffort, FIELD)?,
+            _ => prepare_schema(
+                &json!({"type": "object"}),
+                SchemaStrictness::BestEffort,
+                FIELD,
+            )?,
         };
         let head = format!("{{\"name\": {}, \"arguments\": ", Value::from(&*tool.name));
         Ok(format!("{} %json {schema} \"}}\"", literal(&head)))
@@ -166,7 +173,7 @@ impl Rules {
         let mut body = literal(&format!("<function={}>\n", tool.name));
         for (i, (key, schema)) in properties.into_iter().flatten().enumerate() {
             let name = format!("value_{index}_{i}");
-            let value = self.value(&name, schema, root, Rules::rules_of(tool))?;
+            let value = self.value(&name, schema, root, GrammarWriter::strictness_of(tool))?;
             self.rule(
                 &name,
                 &format!("{} {value}", literal(&format!("<parameter={key}>\n"))),
@@ -200,15 +207,15 @@ impl Rules {
         name: &str,
         schema: &Value,
         root: &Value,
-        rules: JsonRules,
+        rules: SchemaStrictness,
     ) -> Result<String, ChatError> {
-        let schema = followed(schema, root);
-        let end = literal(VALUE_END);
-        if let Some(texts) = listed_texts(schema) {
+        let schema = resolve_ref(schema, root);
+        let end = literal(PARAMETER_CLOSE);
+        if let Some(texts) = enum_strings(schema) {
             let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
             return Ok(format!("({}) {end}", texts.join(" | ")));
         }
-        if may_be_text(schema, root, 0) {
+        if may_be_string(schema, root, 0) {
             let body = match self.typing {
                 Typing::BySchema => text_pattern(schema),
                 Typing::Loose => ANY_TEXT.to_owned(),
@@ -216,8 +223,8 @@ impl Rules {
             return Ok(self.text_value(&format!("{name}_text"), &body));
         }
         let schema = match self.typing {
-            Typing::BySchema => prepare_part(schema, root, rules, FIELD)?,
-            Typing::Loose => prepare(&json!({}), rules, FIELD)?,
+            Typing::BySchema => prepare_subschema(schema, root, rules, FIELD)?,
+            Typing::Loose => prepare_schema(&json!({}), rules, FIELD)?,
         };
         Ok(format!("%json {schema} {end}"))
     }
@@ -230,7 +237,7 @@ impl Rules {
         self.n_values += 1;
         let terminal = format!("TEXT_{}", self.n_values);
         self.rule(&terminal, &format!("/{pattern}/"));
-        let head = format!("{name}[suffix={}]", literal(VALUE_END));
+        let head = format!("{name}[suffix={}]", literal(PARAMETER_CLOSE));
         self.rule(&head, &terminal);
         name.to_owned()
     }
@@ -243,10 +250,10 @@ impl Rules {
         const NAME: &str = "any_text";
         if !self.has_any_text {
             self.has_any_text = true;
-            let tag = pattern_literal(VALUE_END.trim_end());
+            let tag = pattern_literal(PARAMETER_CLOSE.trim_end());
             self.rule("FIRST_LINE", r"/[^\n]+/");
             self.rule("NEXT_LINE", &format!(r"/\n[^\n]*/ & ~/{tag}/"));
-            let end = literal(VALUE_END);
+            let end = literal(PARAMETER_CLOSE);
             self.rule(NAME, &format!("FIRST_LINE? NEXT_LINE* {end}"));
         }
         NAME.to_owned()
@@ -254,10 +261,10 @@ impl Rules {
 }
 
 /// The schema that a reference stands for.
-fn followed<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
+fn resolve_ref<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
     for _ in 0..8 {
         let reference = schema.get("$ref").and_then(Value::as_str);
-        match reference.and_then(|reference| target(root, reference)) {
+        match reference.and_then(|reference| resolve_pointer(root, reference)) {
             Some(led_to) => schema = led_to,
             None => break,
         }
@@ -266,7 +273,7 @@ fn followed<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
 }
 
 /// The only texts a value may be, if it can be nothing else.
-fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
+fn enum_strings(schema: &Value) -> Option<Vec<&str>> {
     let values = match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => std::slice::from_ref(value),
         (None, Some(Value::Array(values))) => values,
@@ -277,8 +284,8 @@ fn listed_texts(schema: &Value) -> Option<Vec<&str>> {
 }
 
 /// Whether a value may be text, so that any text will do.
-fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
-    let schema = followed(schema, root);
+fn may_be_string(schema: &Value, root: &Value, depth: usize) -> bool {
+    let schema = resolve_ref(schema, root);
     let is_text = |name: &Value| name == "string";
     match schema.get("type") {
         Some(name @ Value::String(_)) => return is_text(name),
@@ -297,7 +304,7 @@ fn may_be_text(schema: &Value, root: &Value, depth: usize) -> bool {
     match alternatives.and_then(Value::as_array) {
         Some(alternatives) if depth < 8 => alternatives
             .iter()
-            .any(|schema| may_be_text(schema, root, depth + 1)),
+            .any(|schema| may_be_string(schema, root, depth + 1)),
         Some(_) => true,
         None => schema.get("properties").is_none() && schema.get("items").is_none(),
     }

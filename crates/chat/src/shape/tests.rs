@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::json::prepare;
+use super::json::prepare_schema;
 use super::*;
 use crate::sample::tokenizer;
 
@@ -12,13 +12,13 @@ fn chat(fields: Value) -> ChatRequest {
     ChatRequest::from_json(body.to_string().as_bytes()).unwrap()
 }
 
-fn shape(format: CallFormat, fields: Value) -> Option<Shape> {
+fn output_grammar(format: ToolCallFormat, fields: Value) -> Option<OutputGrammar> {
     let tokenizer = tokenizer();
-    let markup = CallMarkup {
+    let markup = ToolCallMarkup {
         tokenizer: &tokenizer,
         format,
     };
-    chat(fields).shape(markup).unwrap()
+    chat(fields).output_grammar(markup).unwrap()
 }
 
 fn tools(strict: bool) -> Value {
@@ -28,57 +28,58 @@ fn tools(strict: bool) -> Value {
 }
 
 #[track_caller]
-fn refused(schema: Value, rules: JsonRules, expected: &[&str]) {
-    let fault = prepare(&schema, rules, "field").unwrap_err();
-    assert_eq!(fault.param.as_deref(), Some("field"));
+fn refused(schema: Value, rules: SchemaStrictness, expected: &[&str]) {
+    let err = prepare_schema(&schema, rules, "field").unwrap_err();
+    assert_eq!(err.param.as_deref(), Some("field"));
     for part in expected {
-        assert!(fault.message.contains(part), "{}", fault.message);
+        assert!(err.message.contains(part), "{}", err.message);
     }
 }
 
 #[test]
-fn a_keyword_that_cannot_be_kept_is_refused_by_name_and_place() {
+fn unsupported_keyword_is_refused_with_its_path() {
     let schema =
         json!({"type": "object", "properties": {"a": {"items": {"not": {"type": "null"}}}}});
     refused(
         schema.clone(),
-        JsonRules::Kept,
+        SchemaStrictness::Strict,
         &["'not'", "#/properties/a/items"],
     );
-    let prepared = prepare(&schema, JsonRules::BestEffort, "field").unwrap();
+    let prepared = prepare_schema(&schema, SchemaStrictness::BestEffort, "field").unwrap();
     assert_eq!(
         prepared["properties"]["a"],
         json!({"items": {}, "type": "array"})
     );
     refused(
         json!({"uniqueItems": true}),
-        JsonRules::Kept,
+        SchemaStrictness::Strict,
         &["'uniqueItems'"],
     );
     refused(
         json!({"$ref": "https://a/b"}),
-        JsonRules::Kept,
+        SchemaStrictness::Strict,
         &["https://a/b"],
     );
     refused(
         json!({"$ref": "#/$defs/no"}),
-        JsonRules::BestEffort,
+        SchemaStrictness::BestEffort,
         &["#/$defs/no", "nowhere"],
     );
-    refused(json!([1]), JsonRules::BestEffort, &["object"]);
+    refused(json!([1]), SchemaStrictness::BestEffort, &["object"]);
 }
 
 #[test]
-fn names_and_values_are_no_keywords() {
+fn property_names_and_enum_values_are_not_keywords() {
     let schema = json!({"type": "object", "properties": {"not": {"const": {"if": 1}}, "if": {"enum": [{"not": 1}]}},
         "default": {"contains": 1}, "uniqueItems": false, "propertyNames": {"type": "string"}});
-    prepare(&schema, JsonRules::Kept, "field").unwrap();
+    prepare_schema(&schema, SchemaStrictness::Strict, "field").unwrap();
 }
 
 #[test]
-fn objects_are_closed_where_that_cannot_bar_what_is_required() {
+fn objects_are_closed_unless_all_of_requires_more() {
     let closed = |schema: Value| {
-        prepare(&schema, JsonRules::Kept, "f").unwrap()["additionalProperties"].clone()
+        prepare_schema(&schema, SchemaStrictness::Strict, "f").unwrap()["additionalProperties"]
+            .clone()
     };
     assert_eq!(closed(json!({"properties": {"a": {}}})), json!(false));
     assert_eq!(
@@ -93,10 +94,10 @@ fn objects_are_closed_where_that_cannot_bar_what_is_required() {
 }
 
 #[test]
-fn references_lead_where_the_matcher_can_follow() {
+fn escaped_references_are_hoisted_into_defs() {
     let schema =
         json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"items": {"$ref": "#/%24defs/a~1b"}}}});
-    let prepared = prepare(&schema, JsonRules::Kept, "f").unwrap();
+    let prepared = prepare_schema(&schema, SchemaStrictness::Strict, "f").unwrap();
     assert_eq!(prepared["$ref"], "#/$defs/moved-0");
     assert_eq!(
         prepared["$defs"]["moved-0"]["items"]["$ref"],
@@ -105,7 +106,7 @@ fn references_lead_where_the_matcher_can_follow() {
 }
 
 #[test]
-fn a_pattern_stands_between_slashes_without_its_anchors() {
+fn pattern_literal_drops_anchors_and_escapes_slashes() {
     let check = |pattern: &str, expected: &str| assert_eq!(pattern_literal(pattern), expected);
     check("^a/b$", "a\\/b");
     check("a\\$", "a\\$");
@@ -115,9 +116,9 @@ fn a_pattern_stands_between_slashes_without_its_anchors() {
 }
 
 #[test]
-fn a_forced_call_is_typed_in_the_models_own_markup() {
+fn forced_call_grammar_uses_the_models_tags() {
     let fields = |choice: &str| json!({"tools": tools(false), "tool_choice": choice});
-    let xml = shape(CallFormat::XmlParameters, fields("required")).unwrap();
+    let xml = output_grammar(ToolCallFormat::XmlParameters, fields("required")).unwrap();
     let open = tokenizer().id_of("<tool_call>").unwrap();
     for part in [
         "start: call (\"\\n\" call)*\n",
@@ -130,11 +131,11 @@ fn a_forced_call_is_typed_in_the_models_own_markup() {
     ] {
         assert!(xml.lark.contains(part), "{part}\n{}", xml.lark);
     }
-    assert!(xml.wider.is_some());
+    assert!(xml.fallback.is_some());
     let bounded = json!([{"type": "function", "function": {"name": "f", "parameters": {
         "type": "object", "properties": {"s": {"type": "string", "maxLength": 9}}}}}]);
-    let xml = shape(
-        CallFormat::XmlParameters,
+    let xml = output_grammar(
+        ToolCallFormat::XmlParameters,
         json!({"tools": bounded, "tool_choice": "required"}),
     )
     .unwrap();
@@ -144,24 +145,24 @@ fn a_forced_call_is_typed_in_the_models_own_markup() {
     ] {
         assert!(xml.lark.contains(part), "{part}\n{}", xml.lark);
     }
-    let json = shape(CallFormat::JsonInTags, fields("required")).unwrap();
+    let json = output_grammar(ToolCallFormat::JsonInTags, fields("required")).unwrap();
     let head =
         r#"tool_0: "{\"name\": \"f\", \"arguments\": " %json {"type":"object","required":["n"]"#;
     assert!(json.lark.contains(head), "{}", json.lark);
     let named = json!({"tools": tools(true), "tool_choice": {"type": "function", "function": {"name": "f"}}});
-    let one = shape(CallFormat::JsonInTags, named).unwrap();
+    let one = output_grammar(ToolCallFormat::JsonInTags, named).unwrap();
     assert!(one.lark.starts_with("start: call\n"));
-    assert_eq!(one.wider, None, "what is strict is kept");
+    assert_eq!(one.fallback, None, "what is strict is kept");
 }
 
 #[test]
-fn references_in_a_parameter_lead_into_the_tools_whole_schema() {
+fn parameter_references_resolve_in_the_tool_schema() {
     let parameters = json!({"type": "object", "$defs": {"a/b": {"type": "integer"}}, "properties": {
         "n": {"$ref": "#/$defs/a~1b"}, "m": {"$ref": "#/%24defs/a~1b"},
         "inner": {"type": "array", "items": {"$ref": "#"}}, "like": {"$ref": "#/properties/inner"}}});
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
-    let asked = shape(
-        CallFormat::XmlParameters,
+    let asked = output_grammar(
+        ToolCallFormat::XmlParameters,
         json!({"tools": tools, "tool_choice": "required"}),
     );
     let lark = asked.unwrap().lark;
@@ -177,14 +178,14 @@ fn references_in_a_parameter_lead_into_the_tools_whole_schema() {
 }
 
 #[test]
-fn only_what_asks_for_a_shape_has_one() {
-    let xml = CallFormat::XmlParameters;
-    assert_eq!(shape(xml, json!({})), None);
-    assert_eq!(shape(xml, json!({"tools": tools(false)})), None);
-    let strict = shape(xml, json!({"tools": tools(true)})).unwrap();
+fn unconstrained_request_has_no_grammar() {
+    let xml = ToolCallFormat::XmlParameters;
+    assert_eq!(output_grammar(xml, json!({})), None);
+    assert_eq!(output_grammar(xml, json!({"tools": tools(false)})), None);
+    let strict = output_grammar(xml, json!({"tools": tools(true)})).unwrap();
     assert!(strict.lark.starts_with("start: TEXT?"), "{}", strict.lark);
     let object = json!({"response_format": {"type": "json_object"}, "tools": tools(false)});
-    let either = shape(xml, object).unwrap();
+    let either = output_grammar(xml, object).unwrap();
     assert!(
         either
             .lark
@@ -193,5 +194,5 @@ fn only_what_asks_for_a_shape_has_one() {
         either.lark
     );
     let none = json!({"guided_choice": ["a"], "tools": tools(false), "tool_choice": "none"});
-    assert_eq!(shape(xml, none).unwrap().lark, "start: \"a\"\n");
+    assert_eq!(output_grammar(xml, none).unwrap().lark, "start: \"a\"\n");
 }

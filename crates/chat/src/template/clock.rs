@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_of_known_moments() {
+    fn known_times_are_formatted() {
         for (unix, format, text) in [
             (0, "%Y-%m-%d %H:%M:%S %A", "1970-01-01 00:00:00 Thursday"),
             (951_782_400, "%d %b %Y, day %j", "29 Feb 2000, day 060"),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_moments_do_not_overflow() {
+    fn extreme_times_do_not_overflow() {
         for unix in [i64::MIN, i64::MAX] {
             assert!(!strftime(unix, "%F %T %j %A").is_empty());
         }

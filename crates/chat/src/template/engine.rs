@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 200;
 const NAME: &str = "chat";
 
 /// What a template sees.
-pub(super) struct Variables<'a> {
+pub(super) struct RenderContext<'a> {
     pub(super) messages: &'a Value,
     pub(super) tools: &'a Value,
     pub(super) add_generation_prompt: bool,
@@ -29,7 +29,7 @@ pub(super) struct Variables<'a> {
 
 /// A compiled template.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
     source: String,
 }
@@ -39,15 +39,15 @@ pub(super) struct Program {
 #[error("{0}")]
 struct Raised(String);
 
-impl Program {
-    pub(super) fn compile(source: &str) -> Result<Program, ChatError> {
+impl CompiledTemplate {
+    pub(super) fn compile(source: &str) -> Result<CompiledTemplate, ChatError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
-        environment.set_syntax(syntax.map_err(|fault| {
-            ChatError::setup(format!("the template syntax cannot be set up: {fault}"))
+        environment.set_syntax(syntax.map_err(|err| {
+            ChatError::setup(format!("the template syntax cannot be set up: {err}"))
         })?);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_DEPTH);
@@ -59,7 +59,7 @@ impl Program {
         environment.add_filter("tojson", tojson::filter);
         environment.add_filter("string", |value: &Jinja| python::str(value).into_owned());
         environment.add_filter("trim", |value: &Jinja, set: Option<Cow<'_, str>>| {
-            python::strip(&python::str(value), set.as_deref(), python::Ends::Both).to_owned()
+            python::strip(&python::str(value), set.as_deref(), python::StripSide::Both).to_owned()
         });
         // Python cannot iterate over None; the engine can.
         environment.add_test("iterable", |value: &Jinja| {
@@ -68,10 +68,10 @@ impl Program {
         environment.add_function("raise_exception", raise_exception);
         environment
             .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|fault| {
-                ChatError::setup(format!("the chat template does not compile: {fault}"))
+            .map_err(|err| {
+                ChatError::setup(format!("the chat template does not compile: {err}"))
             })?;
-        Ok(Program {
+        Ok(CompiledTemplate {
             environment,
             source: source.to_owned(),
         })
@@ -81,7 +81,7 @@ impl Program {
         &self.source
     }
 
-    pub(super) fn run(&self, variables: &Variables<'_>) -> Result<String, ChatError> {
+    pub(super) fn run(&self, variables: &RenderContext<'_>) -> Result<String, ChatError> {
         let now_unix = variables.now_unix;
         let strftime_now =
             Jinja::from_function(move |format: Cow<'_, str>| clock::strftime(now_unix, &format));
@@ -103,8 +103,8 @@ impl Program {
         let template = self
             .environment
             .get_template(NAME)
-            .map_err(|fault| error(&fault))?;
-        template.render(context).map_err(|fault| error(&fault))
+            .map_err(|err| error(&err))?;
+        template.render(context).map_err(|err| error(&err))
     }
 }
 
@@ -114,20 +114,20 @@ fn raise_exception(message: Cow<'_, str>) -> Result<Jinja, Error> {
 }
 
 /// A refusal keeps the template's words; anything else is the template's fault.
-fn error(fault: &Error) -> ChatError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(fault);
+fn error(err: &Error) -> ChatError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(err);
     while let Some(current) = cause {
         if let Some(Raised(message)) = current.downcast_ref() {
             return ChatError::template_refused(message.clone());
         }
         cause = current.source();
     }
-    if fault.kind() == ErrorKind::OutOfFuel {
-        return ChatError::template_fault(format!(
+    if err.kind() == ErrorKind::OutOfFuel {
+        return ChatError::template_failed(format!(
             "the chat template took more than {FUEL} steps on these messages"
         ));
     }
-    ChatError::template_fault(format!("the chat template failed: {fault}"))
+    ChatError::template_failed(format!("the chat template failed: {err}"))
 }
 
 /// Python's own blank characters for the strip family; the rest as the compatibility layer has it.
@@ -138,9 +138,9 @@ fn python_method(
     arguments: &[Jinja],
 ) -> Result<Jinja, Error> {
     let ends = match method {
-        "strip" => python::Ends::Both,
-        "lstrip" => python::Ends::Left,
-        "rstrip" => python::Ends::Right,
+        "strip" => python::StripSide::Both,
+        "lstrip" => python::StripSide::Left,
+        "rstrip" => python::StripSide::Right,
         _ => return pycompat::unknown_method_callback(state, value, method, arguments),
     };
     match (value.kind(), value.as_str()) {

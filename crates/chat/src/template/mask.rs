@@ -11,19 +11,19 @@ use std::ops::Range;
 use contract::{TokenKind, Vocab};
 use serde_json::{Map, Value};
 
-use super::{Input, Rendered};
+use super::{RenderedPrompt, TemplateInput};
 use crate::conversation::Role;
 use crate::error::ChatError;
 
 /// The special strings of a vocabulary.
 #[derive(Debug)]
-pub(super) struct SpecialWords {
+pub(super) struct SpecialStringTable {
     control: Vec<String>,
     user_defined: Vec<String>,
 }
 
-impl SpecialWords {
-    pub(super) fn new(vocab: &Vocab) -> SpecialWords {
+impl SpecialStringTable {
+    pub(super) fn new(vocab: &Vocab) -> SpecialStringTable {
         let of_kind = |wanted: TokenKind| {
             let mut words: Vec<String> = vocab
                 .tokens
@@ -36,7 +36,7 @@ impl SpecialWords {
             words.sort_by_key(|word| std::cmp::Reverse(word.len()));
             words
         };
-        SpecialWords {
+        SpecialStringTable {
             control: of_kind(TokenKind::Control),
             user_defined: of_kind(TokenKind::UserDefined),
         }
@@ -44,26 +44,26 @@ impl SpecialWords {
 }
 
 /// The replacement characters of one request.
-pub(super) struct Mask<'a> {
-    words: &'a SpecialWords,
+pub(super) struct SpecialStringMask<'a> {
+    words: &'a SpecialStringTable,
     /// Private-use characters that occur in the request or the template.
     taken: HashSet<char>,
     /// Which string each replacement stands for.
-    given: Vec<(char, &'a str)>,
+    assigned: Vec<(char, &'a str)>,
     next: u32,
 }
 
 /// Plane 15 is for private use as a whole; its last two code points are no characters.
 const PRIVATE: Range<u32> = 0xf_0000..0xf_fffe;
 
-impl<'a> Mask<'a> {
+impl<'a> SpecialStringMask<'a> {
     /// Refuses a request that uses up the private characters, since nothing would be left to tell its
     /// control strings by.
     pub(super) fn new(
-        words: &'a SpecialWords,
-        input: &Input,
+        words: &'a SpecialStringTable,
+        input: &TemplateInput,
         template: &str,
-    ) -> Result<Mask<'a>, ChatError> {
+    ) -> Result<SpecialStringMask<'a>, ChatError> {
         let mut taken = HashSet::new();
         let mut note = |text: &str| {
             taken.extend(
@@ -73,10 +73,10 @@ impl<'a> Mask<'a> {
         };
         note(template);
         for (_, message) in &input.messages {
-            each_text(message, &mut note);
+            for_each_string(message, &mut note);
         }
         for value in input.tools.iter().chain(input.variables.values()) {
-            each_text(value, &mut note);
+            for_each_string(value, &mut note);
         }
         let needed = words.control.len() + words.user_defined.len() + 1;
         if taken.len() + needed > PRIVATE.len() {
@@ -85,16 +85,16 @@ impl<'a> Mask<'a> {
                 "the text uses nearly every private-use character of plane 15; leave some unused",
             ));
         }
-        Ok(Mask {
+        Ok(SpecialStringMask {
             words,
             taken,
-            given: Vec::new(),
+            assigned: Vec::new(),
             next: PRIVATE.start,
         })
     }
 
     /// Whether any message other than the assistant's holds a user-defined string in its content.
-    pub(super) fn has_user_defined(&self, input: &Input) -> bool {
+    pub(super) fn has_user_defined(&self, input: &TemplateInput) -> bool {
         input
             .messages
             .iter()
@@ -109,66 +109,68 @@ impl<'a> Mask<'a> {
     }
 
     /// A character to mark the end of something.
-    pub(super) fn end_mark(&mut self) -> char {
-        self.fresh()
+    pub(super) fn end_placeholder(&mut self) -> char {
+        self.next_unused()
     }
 
     /// The value with control strings replaced, in keys too.
-    pub(super) fn hide(&mut self, value: &Value) -> Value {
+    pub(super) fn mask_value(&mut self, value: &Value) -> Value {
         match value {
-            Value::String(text) => Value::String(self.hide_text(text, false)),
-            Value::Array(items) => Value::Array(items.iter().map(|item| self.hide(item)).collect()),
+            Value::String(text) => Value::String(self.mask_text(text, false)),
+            Value::Array(items) => {
+                Value::Array(items.iter().map(|item| self.mask_value(item)).collect())
+            }
             Value::Object(map) => {
-                let mut hidden = Map::new();
+                let mut masked = Map::new();
                 for (key, item) in map {
-                    let item = self.hide(item);
-                    hidden.insert(self.hide_text(key, false), item);
+                    let item = self.mask_value(item);
+                    masked.insert(self.mask_text(key, false), item);
                 }
-                Value::Object(hidden)
+                Value::Object(masked)
             }
             other => other.clone(),
         }
     }
 
     /// A message with control strings replaced, and in its content user-defined ones if `all`.
-    pub(super) fn hide_message(&mut self, message: &Value, all: bool) -> Value {
-        let mut hidden = self.hide(message);
+    pub(super) fn mask_message(&mut self, message: &Value, all: bool) -> Value {
+        let mut masked = self.mask_value(message);
         if all
-            && let Value::Object(map) = &mut hidden
+            && let Value::Object(map) = &mut masked
             && let Some(Value::String(content)) = map.get_mut("content")
         {
-            *content = self.hide_text(content, true);
+            *content = self.mask_text(content, true);
         }
-        hidden
+        masked
     }
 
-    fn hide_text(&mut self, text: &str, user_defined: bool) -> String {
+    fn mask_text(&mut self, text: &str, user_defined: bool) -> String {
         let words = if user_defined {
             &self.words.user_defined
         } else {
             &self.words.control
         };
-        let mut hidden = text.to_owned();
+        let mut masked = text.to_owned();
         for word in words {
-            if hidden.contains(word) {
-                let letter = self.letter_of(word);
-                hidden = hidden.replace(word, letter.encode_utf8(&mut [0; 4]));
+            if masked.contains(word) {
+                let letter = self.placeholder_for(word);
+                masked = masked.replace(word, letter.encode_utf8(&mut [0; 4]));
             }
         }
-        hidden
+        masked
     }
 
-    fn letter_of(&mut self, word: &'a str) -> char {
-        if let Some((letter, _)) = self.given.iter().find(|(_, known)| *known == word) {
+    fn placeholder_for(&mut self, word: &'a str) -> char {
+        if let Some((letter, _)) = self.assigned.iter().find(|(_, known)| *known == word) {
             return *letter;
         }
-        let letter = self.fresh();
-        self.given.push((letter, word));
+        let letter = self.next_unused();
+        self.assigned.push((letter, word));
         letter
     }
 
     /// A private-use character nobody uses.
-    fn fresh(&mut self) -> char {
+    fn next_unused(&mut self) -> char {
         loop {
             let letter = char::from_u32(self.next).expect("the plane was checked to have room");
             self.next += 1;
@@ -179,16 +181,16 @@ impl<'a> Mask<'a> {
     }
 
     /// The text with the strings back in place, and where they stand.
-    pub(super) fn reveal(&self, text: &str) -> Rendered {
-        if self.given.is_empty() {
-            return Rendered {
+    pub(super) fn unmask(&self, text: &str) -> RenderedPrompt {
+        if self.assigned.is_empty() {
+            return RenderedPrompt {
                 text: text.to_owned(),
                 literals: Vec::new(),
             };
         }
-        let mut rendered = Rendered::default();
+        let mut rendered = RenderedPrompt::default();
         for letter in text.chars() {
-            match self.given.iter().find(|(known, _)| *known == letter) {
+            match self.assigned.iter().find(|(known, _)| *known == letter) {
                 Some((_, word)) => {
                     let start = rendered.text.len();
                     rendered.text.push_str(word);
@@ -201,14 +203,14 @@ impl<'a> Mask<'a> {
     }
 }
 
-fn each_text(value: &Value, note: &mut impl FnMut(&str)) {
+fn for_each_string(value: &Value, note: &mut impl FnMut(&str)) {
     match value {
         Value::String(text) => note(text),
-        Value::Array(items) => items.iter().for_each(|item| each_text(item, note)),
+        Value::Array(items) => items.iter().for_each(|item| for_each_string(item, note)),
         Value::Object(map) => {
             for (key, item) in map {
                 note(key);
-                each_text(item, note);
+                for_each_string(item, note);
             }
         }
         _ => {}

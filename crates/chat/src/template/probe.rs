@@ -15,20 +15,20 @@ pub struct Capabilities {
     /// Calls of earlier turns and their results appear in the prompt.
     pub tool_results: bool,
     /// How calls of earlier turns are written.
-    pub call_format: Option<CallFormat>,
+    pub call_format: Option<ToolCallFormat>,
     /// `enable_thinking` changes the prompt.
     pub thinking_switch: bool,
     /// By default the prompt leaves a thinking block open.
     pub opens_reasoning: bool,
     /// By default the model opens a thinking block itself: only when told not to does the prompt close one.
-    pub model_opens: bool,
+    pub model_opens_reasoning: bool,
     /// The template asks for an effort.
     pub effort: bool,
 }
 
 /// How a template writes a call of an earlier turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CallFormat {
+pub enum ToolCallFormat {
     /// JSON between call tags.
     JsonInTags,
     /// A function tag with parameter tags.
@@ -44,21 +44,21 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
     let user = || Message::new(Role::User, QUESTION);
     let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
         Ok(rendered) => Some(rendered),
-        Err(fault) => {
-            tracing::warn!(what, %fault, "the chat template cannot express this");
+        Err(err) => {
+            tracing::warn!(what, %err, "the chat template cannot express this");
             None
         }
     };
-    let says = |rendered: &Option<super::Rendered>, word: &str| {
+    let says = |rendered: &Option<super::RenderedPrompt>, word: &str| {
         rendered
             .as_ref()
             .is_some_and(|rendered| rendered.text.contains(word))
     };
 
-    let plain = render("a question", ask(vec![user()]));
+    let plain = render("a question", conversation_of(vec![user()]));
     let system = render(
         "a system message",
-        ask(vec![Message::new(Role::System, SYSTEM), user()]),
+        conversation_of(vec![Message::new(Role::System, SYSTEM), user()]),
     );
     let declared = json!({
         "type": "function",
@@ -72,7 +72,7 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
         "tools",
         Conversation {
             tools: vec![declared.clone()],
-            ..ask(vec![user()])
+            ..conversation_of(vec![user()])
         },
     );
     let mut call = Message::new(Role::Assistant, "");
@@ -88,13 +88,13 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
         "a call and its result",
         Conversation {
             tools: vec![declared],
-            ..ask(vec![user(), call, result])
+            ..conversation_of(vec![user(), call, result])
         },
     );
     let thinking = |enable: bool| {
         let conversation = Conversation {
             enable_thinking: Some(enable),
-            ..ask(vec![user()])
+            ..conversation_of(vec![user()])
         };
         render("the thinking switch", conversation)
     };
@@ -107,14 +107,14 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
             // Only the part behind the tool list: the list itself shows the format too.
             let tail = rendered.text.get(without_result.saturating_sub(64)..)?;
             if tail.contains("<parameter=x>") {
-                Some(CallFormat::XmlParameters)
+                Some(ToolCallFormat::XmlParameters)
             } else {
                 tail.contains("\"probe-value\"")
-                    .then_some(CallFormat::JsonInTags)
+                    .then_some(ToolCallFormat::JsonInTags)
             }
         }),
         thinking_switch: thinking(true) != thinking(false),
-        model_opens: thinking(false).is_some_and(|rendered| rendered.closes_reasoning())
+        model_opens_reasoning: thinking(false).is_some_and(|rendered| rendered.closes_reasoning())
             && plain.as_ref().is_some_and(|rendered| {
                 !rendered.opens_reasoning() && !rendered.closes_reasoning()
             }),
@@ -123,7 +123,7 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
     }
 }
 
-fn ask(messages: Vec<Message>) -> Conversation {
+fn conversation_of(messages: Vec<Message>) -> Conversation {
     Conversation {
         messages,
         add_generation_prompt: true,

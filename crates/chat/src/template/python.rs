@@ -6,22 +6,22 @@ use minijinja::value::{Value, ValueKind};
 
 /// Which ends of a text to strip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(super) enum StripSide {
     Left,
     Right,
     Both,
 }
 
 /// `text` without the characters of `set`, or without blanks, at the ends.
-pub(super) fn strip<'t>(text: &'t str, set: Option<&str>, ends: Ends) -> &'t str {
+pub(super) fn strip<'t>(text: &'t str, set: Option<&str>, ends: StripSide) -> &'t str {
     let drop = |letter: char| match set {
         Some(set) => set.contains(letter),
         None => is_space(letter),
     };
     match ends {
-        Ends::Left => text.trim_start_matches(drop),
-        Ends::Right => text.trim_end_matches(drop),
-        Ends::Both => text.trim_matches(drop),
+        StripSide::Left => text.trim_start_matches(drop),
+        StripSide::Right => text.trim_end_matches(drop),
+        StripSide::Both => text.trim_matches(drop),
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_spelled_as_python_spells_them() {
+    fn floats_are_formatted_like_python() {
         for (number, text) in [
             (1.0, "1.0"),
             (-0.0, "-0.0"),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_spelled_as_python_spells_them() {
+    fn containers_are_formatted_like_python() {
         let value = Value::from_pairs([
             (
                 "a",

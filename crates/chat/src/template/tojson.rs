@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind};
 use super::python;
 
 /// How to lay the JSON out.
-struct Layout {
+struct JsonLayout {
     ensure_ascii: bool,
     /// What one level of nesting is indented by; none puts everything on one line.
     indent: Option<String>,
@@ -39,7 +39,7 @@ pub(super) fn filter(
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
-    let layout = Layout {
+    let layout = JsonLayout {
         ensure_ascii: ensure_ascii.or(by_name).unwrap_or(false),
         indent,
         item_separator,
@@ -65,7 +65,7 @@ fn invalid(message: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
-impl Layout {
+impl JsonLayout {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => out.push_str("null"),

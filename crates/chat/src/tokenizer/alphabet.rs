@@ -4,14 +4,14 @@
 ///
 /// Printable ASCII and most of Latin-1 stand for themselves; the remaining 68 bytes, in increasing
 /// order, are U+0100, U+0101 and so on.
-pub(super) struct Alphabet {
+pub(super) struct ByteAlphabet {
     letters: [char; 256],
     /// Byte of each letter below U+0144, or none.
     values: [Option<u8>; 0x144],
 }
 
-impl Alphabet {
-    pub(super) fn new() -> Alphabet {
+impl ByteAlphabet {
+    pub(super) fn new() -> ByteAlphabet {
         let mut letters = ['\0'; 256];
         let mut values = [None; 0x144];
         let mut next = 0x100u32;
@@ -27,7 +27,7 @@ impl Alphabet {
                 char::from_u32(code).expect("letters lie below the surrogates");
             values[code as usize] = Some(byte);
         }
-        Alphabet { letters, values }
+        ByteAlphabet { letters, values }
     }
 
     pub(super) fn letter(&self, byte: u8) -> char {

@@ -9,22 +9,22 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// One vocabulary's cutting rule.
-pub(super) struct Cutter {
+pub(super) struct PreTokenizerSplitter {
     regex: SysRegex,
 }
 
-impl Cutter {
-    pub(super) fn new(pre: PreTokenizer) -> Result<Cutter, ChatError> {
+impl PreTokenizerSplitter {
+    pub(super) fn new(pre: PreTokenizer) -> Result<PreTokenizerSplitter, ChatError> {
         let pattern = match pre {
             PreTokenizer::Qwen2 => QWEN2,
             PreTokenizer::Qwen35 => QWEN35,
         };
-        let regex = SysRegex::new(pattern).map_err(|fault| {
+        let regex = SysRegex::new(pattern).map_err(|err| {
             ChatError::setup(format!(
-                "the pre-tokenizer's expression is not usable: {fault}"
+                "the pre-tokenizer's expression is not usable: {err}"
             ))
         })?;
-        Ok(Cutter { regex })
+        Ok(PreTokenizerSplitter { regex })
     }
 
     /// The pieces of `text`, which joined give `text` again.
@@ -32,7 +32,7 @@ impl Cutter {
     /// The expressions match at every position, so the matches lie end to end. The regex engine ends
     /// its iteration early when it exceeds its step budget, which blanks by the million make it do: such
     /// a run is cut by hand. Since the expressions never look behind, cutting then resumes after it.
-    pub(super) fn cut<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, ChatError> {
+    pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, ChatError> {
         let mut pieces = Vec::with_capacity(text.len() / 4 + 1);
         let mut done = 0;
         while done < text.len() {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cut_by_hand_is_the_one_of_the_expression() {
+    fn manual_blank_split_equals_the_regex_split() {
         let blanks = [
             " ",
             "  ",
@@ -90,11 +90,11 @@ mod tests {
             "\u{3000} \u{a0}",
         ];
         for pre in [PreTokenizer::Qwen2, PreTokenizer::Qwen35] {
-            let cutter = Cutter::new(pre).unwrap();
+            let splitter = PreTokenizerSplitter::new(pre).unwrap();
             for blank in blanks.iter().filter(|blank| blank.chars().count() > 1) {
                 for after in ["", "x", "5", "!", "\u{301}"] {
                     let text = format!("{blank}{after}");
-                    let first = cutter.cut(&text).unwrap()[0].len();
+                    let first = splitter.split(&text).unwrap()[0].len();
                     assert_eq!(long_blank_len(&text), Some(first), "{text:?}");
                 }
             }
@@ -102,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn blanks_by_the_million_are_cut() {
-        let cutter = Cutter::new(PreTokenizer::Qwen35).unwrap();
+    fn millions_of_blanks_are_split() {
+        let splitter = PreTokenizerSplitter::new(PreTokenizer::Qwen35).unwrap();
         let n_blanks = 3_000_000;
         let text = format!("a{}x", " ".repeat(n_blanks));
-        let lengths: Vec<usize> = cutter
-            .cut(&text)
+        let lengths: Vec<usize> = splitter
+            .split(&text)
             .unwrap()
             .iter()
             .map(|piece| piece.len())

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use contract::TokenId;
 
 /// Shorter stretches are tokenised as fast as they are found.
-const LEAST: usize = 256;
+const MIN_CACHED_BYTES: usize = 256;
 /// Bytes of text that a generation holds.
-const GENERATION: usize = 8 << 20;
+const GENERATION_BYTES: usize = 8 << 20;
 
 /// Stretches of text with their tokens.
 #[derive(Default)]
-pub(super) struct Recall(Mutex<Generations>);
+pub(super) struct EncodeCache(Mutex<Generations>);
 
 #[derive(Default)]
 struct Generations {
@@ -28,7 +28,7 @@ struct Generations {
 
 impl Generations {
     fn keep(&mut self, text: Box<str>, tokens: Arc<[TokenId]>) {
-        if self.bytes + text.len() > GENERATION {
+        if self.bytes + text.len() > GENERATION_BYTES {
             self.old = std::mem::take(&mut self.young);
             self.bytes = 0;
         }
@@ -37,15 +37,15 @@ impl Generations {
     }
 }
 
-impl Recall {
+impl EncodeCache {
     fn lock(&self) -> MutexGuard<'_, Generations> {
         // Two maps have no state between two of their changes that matters.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tokens of a stretch that is remembered.
+    /// The tokens of a segment that is remembered.
     pub(super) fn find(&self, text: &str) -> Option<Arc<[TokenId]>> {
-        if text.len() < LEAST {
+        if text.len() < MIN_CACHED_BYTES {
             return None;
         }
         let mut all = self.lock();
@@ -57,9 +57,9 @@ impl Recall {
         Some(tokens)
     }
 
-    /// Remembers a stretch, unless it is short or longer than a generation may be.
+    /// Remembers a segment, unless it is short or longer than a generation may be.
     pub(super) fn keep(&self, text: &str, tokens: &[TokenId]) {
-        if (LEAST..=GENERATION).contains(&text.len()) {
+        if (MIN_CACHED_BYTES..=GENERATION_BYTES).contains(&text.len()) {
             self.lock().keep(text.into(), tokens.into());
         }
     }
@@ -70,25 +70,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_stays_and_the_rest_goes() {
-        let recall = Recall::default();
+    fn recently_used_segments_stay_cached() {
+        let encode_cache = EncodeCache::default();
         let text = |i: usize| format!("{i:08}").repeat(1 << 17);
-        recall.keep("short", &[TokenId(1)]);
-        assert!(recall.find("short").is_none());
-        recall.keep(&text(0), &[TokenId(7)]);
-        recall.keep(&text(1), &[TokenId(8)]);
+        encode_cache.keep("short", &[TokenId(1)]);
+        assert!(encode_cache.find("short").is_none());
+        encode_cache.keep(&text(0), &[TokenId(7)]);
+        encode_cache.keep(&text(1), &[TokenId(8)]);
         // A mebibyte each: three generations' worth, the first of all asked for on the way.
         for i in 2..26 {
-            recall.keep(&text(i), &[TokenId(9)]);
-            assert_eq!(recall.find(&text(0)).as_deref(), Some(&[TokenId(7)][..]));
+            encode_cache.keep(&text(i), &[TokenId(9)]);
+            assert_eq!(
+                encode_cache.find(&text(0)).as_deref(),
+                Some(&[TokenId(7)][..])
+            );
         }
-        assert!(recall.find(&text(1)).is_none());
-        let all = recall.lock();
+        assert!(encode_cache.find(&text(1)).is_none());
+        let all = encode_cache.lock();
         let bytes = all
             .young
             .keys()
             .chain(all.old.keys())
             .map(|text| text.len());
-        assert!(bytes.sum::<usize>() <= 2 * GENERATION);
+        assert!(bytes.sum::<usize>() <= 2 * GENERATION_BYTES);
     }
 }

@@ -19,7 +19,7 @@ struct SpecialString {
 }
 
 /// A special string found in a text.
-pub(super) struct Found {
+pub(super) struct SpecialMatch {
     pub(super) id: TokenId,
     pub(super) range: Range<usize>,
 }
@@ -70,7 +70,7 @@ impl SpecialStrings {
         &'a self,
         text: &'a str,
         literals: &'a [Range<usize>],
-    ) -> impl Iterator<Item = Found> + 'a {
+    ) -> impl Iterator<Item = SpecialMatch> + 'a {
         let bytes = text.as_bytes();
         let mut at = 0;
         let mut next_literal = 0;
@@ -96,7 +96,7 @@ impl SpecialStrings {
                 if let Some(special) = hit {
                     let range = at..at + special.text.len();
                     at = range.end;
-                    return Some(Found {
+                    return Some(SpecialMatch {
                         id: special.id,
                         range,
                     });

@@ -6,22 +6,22 @@ use crate::sample;
 fn check_vectors(vocabulary: &str, vectors: &str) {
     let vocab = sample::fixture_vocab(vocabulary);
     let composed = Tokenizer::new(&vocab).unwrap();
-    let plain = Tokenizer::with_normaliser(&vocab, Normaliser::Off).unwrap();
+    let plain = Tokenizer::with_normalizer(&vocab, UnicodeNormalizer::Off).unwrap();
     let cases = sample::fixture_json(vectors);
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 20, "the fixture holds vectors");
     for case in cases {
         let name = case["name"].as_str().unwrap();
         let text = case["text"].as_str().unwrap();
-        let ids = composed.encode(text, Special::Match).unwrap();
+        let ids = composed.encode(text, SpecialTokens::Parse).unwrap();
         assert_eq!(ids, sample::ids(&case["ids"]), "{name}");
-        let without_nfc = plain.encode(text, Special::Match).unwrap();
+        let without_nfc = plain.encode(text, SpecialTokens::Parse).unwrap();
         assert_eq!(
             without_nfc,
             sample::ids(&case["ids_without_nfc"]),
             "{name} without nfc"
         );
-        let literal = composed.encode(text, Special::Literal).unwrap();
+        let literal = composed.encode(text, SpecialTokens::AsText).unwrap();
         assert_eq!(
             literal,
             sample::ids(&case["ids_without_special"]),
@@ -63,25 +63,27 @@ fn decoded_bytes_equal_those_of_the_hugging_face_tokenizer() {
 }
 
 #[test]
-fn a_control_string_typed_by_a_user_is_ordinary_text() {
+fn control_string_from_a_user_is_plain_text() {
     let tokenizer = sample::tokenizer();
     let marker = tokenizer.id_of("<|im_end|>").unwrap();
-    let matched = tokenizer.encode("hello<|im_end|>", Special::Match).unwrap();
+    let matched = tokenizer
+        .encode("hello<|im_end|>", SpecialTokens::Parse)
+        .unwrap();
     assert_eq!(matched.last(), Some(&marker));
     let literal = tokenizer
-        .encode("hello<|im_end|>", Special::Literal)
+        .encode("hello<|im_end|>", SpecialTokens::AsText)
         .unwrap();
     assert!(!literal.contains(&marker));
     assert_eq!(tokenizer.decode(&literal), "hello<|im_end|>");
 }
 
 #[test]
-fn only_the_strings_inside_a_literal_range_lose_their_meaning() {
+fn special_strings_match_outside_literal_ranges_only() {
     let tokenizer = sample::tokenizer();
     let text = "<|im_start|>x<|im_end|>y<|im_end|>".to_owned();
     let typed = text.find("<|im_end|>").unwrap();
     let literal = typed..typed + "<|im_end|>".len();
-    let rendered = Rendered {
+    let rendered = RenderedPrompt {
         text,
         literals: vec![literal],
     };
@@ -93,9 +95,9 @@ fn only_the_strings_inside_a_literal_range_lose_their_meaning() {
 }
 
 #[test]
-fn a_filler_is_never_matched() {
+fn unused_token_is_never_matched() {
     let tokenizer = sample::tokenizer();
-    let ids = tokenizer.encode("[PAD0]", Special::Match).unwrap();
+    let ids = tokenizer.encode("[PAD0]", SpecialTokens::Parse).unwrap();
     assert!(
         ids.iter()
             .all(|id| tokenizer.kind(*id) == TokenKind::Normal)
@@ -104,14 +106,14 @@ fn a_filler_is_never_matched() {
 }
 
 #[test]
-fn the_prefix_token_is_added_once_when_the_file_asks_for_it() {
+fn bos_token_is_added_once_when_requested() {
     let mut vocab = sample::vocab();
     vocab.bos_token = Some(vocab.eos[1]);
     vocab.add_bos = true;
     let tokenizer = Tokenizer::new(&vocab).unwrap();
     let bos = vocab.eos[1];
     for text in ["hello", "<|endoftext|>hello"] {
-        let rendered = Rendered {
+        let rendered = RenderedPrompt {
             text: text.to_owned(),
             literals: Vec::new(),
         };
@@ -122,7 +124,7 @@ fn the_prefix_token_is_added_once_when_the_file_asks_for_it() {
 }
 
 #[test]
-fn long_runs_without_boundaries_are_encoded_whole() {
+fn long_text_without_word_boundaries_is_encoded() {
     let tokenizer = sample::tokenizer();
     for text in [
         " ".repeat(300_000),
@@ -133,7 +135,7 @@ fn long_runs_without_boundaries_are_encoded_whole() {
         "<".repeat(300_000),
         format!("{}x", " ".repeat(300_000)),
     ] {
-        let ids = tokenizer.encode(&text, Special::Match).unwrap();
+        let ids = tokenizer.encode(&text, SpecialTokens::Parse).unwrap();
         assert!(
             tokenizer.decode(&ids) == text,
             "a run of {:?}",
@@ -143,7 +145,7 @@ fn long_runs_without_boundaries_are_encoded_whole() {
 }
 
 #[test]
-fn the_bound_below_the_number_of_tokens_holds_and_is_of_use() {
+fn min_token_count_is_a_useful_lower_bound() {
     let tokenizer = sample::tokenizer();
     for text in [
         "",
@@ -153,22 +155,22 @@ fn the_bound_below_the_number_of_tokens_holds_and_is_of_use() {
         "e\u{301}",
         "\u{1112}\u{1161}\u{11ab}",
     ] {
-        let n_tokens = tokenizer.encode(text, Special::Match).unwrap().len();
-        assert!(tokenizer.fewest_tokens(text) <= n_tokens, "{text:?}");
+        let n_tokens = tokenizer.encode(text, SpecialTokens::Parse).unwrap().len();
+        assert!(tokenizer.min_token_count(text) <= n_tokens, "{text:?}");
     }
-    assert!(tokenizer.fewest_tokens(&"a".repeat(100_000)) > 1_000);
+    assert!(tokenizer.min_token_count(&"a".repeat(100_000)) > 1_000);
 }
 
 fn refusal(change: impl FnOnce(&mut Vocab)) -> String {
     let mut vocab = sample::vocab();
     change(&mut vocab);
-    let fault = Tokenizer::new(&vocab).unwrap_err();
-    assert_eq!(fault.kind, crate::ErrorKind::Setup);
-    fault.message
+    let err = Tokenizer::new(&vocab).unwrap_err();
+    assert_eq!(err.kind, crate::ErrorKind::Setup);
+    err.message
 }
 
 #[test]
-fn a_vocabulary_that_cannot_work_is_refused_with_the_reason() {
+fn unusable_vocabulary_is_refused_with_the_reason() {
     let missing = refusal(|vocab| vocab.merges.push(("h".into(), "zz".into())));
     assert!(
         missing.contains("merge 8") && missing.contains("\"zz\""),
@@ -194,17 +196,20 @@ fn a_vocabulary_that_cannot_work_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_stretch_that_comes_again_has_the_same_tokens() {
+fn cached_segment_has_the_same_tokens() {
     let tokenizer = sample::tokenizer();
     let turn = "<|im_start|>user\nhello there, e\u{301} and 12 more words ".repeat(40);
-    let first = tokenizer.encode(&turn, Special::Match).unwrap();
+    let first = tokenizer.encode(&turn, SpecialTokens::Parse).unwrap();
     let longer = format!("{turn}<|im_end|>{turn}");
-    for special in [Special::Match, Special::Literal] {
+    for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
         let fresh = sample::tokenizer().encode(&longer, special).unwrap();
         assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
         assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
     }
-    assert_eq!(tokenizer.encode(&turn, Special::Match).unwrap(), first);
+    assert_eq!(
+        tokenizer.encode(&turn, SpecialTokens::Parse).unwrap(),
+        first
+    );
 }
 
 #[test]
@@ -216,9 +221,9 @@ fn ids_outside_the_vocabulary_have_no_bytes() {
 
 proptest! {
     #[test]
-    fn encoding_then_decoding_gives_the_text_back(text in any::<String>()) {
-        let tokenizer = Tokenizer::with_normaliser(&sample::vocab(), Normaliser::Off).unwrap();
-        for special in [Special::Match, Special::Literal] {
+    fn encode_then_decode_is_identity(text in any::<String>()) {
+        let tokenizer = Tokenizer::with_normalizer(&sample::vocab(), UnicodeNormalizer::Off).unwrap();
+        for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
             let ids = tokenizer.encode(&text, special).unwrap();
             prop_assert_eq!(tokenizer.decode(&ids), text.clone());
         }

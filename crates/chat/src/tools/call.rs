@@ -1,12 +1,12 @@
 //! One tool call, from its opening tag to its end, in whichever form the model writes it.
 
 use super::ToolSet;
-use super::json_call::JsonCall;
-use super::xml_call::XmlCall;
+use super::json_call::JsonCallParser;
+use super::xml_call::XmlCallParser;
 
 /// Why no more text will come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum End {
+pub enum ReplyEnd {
     /// The model ended its turn.
     Eos,
     /// The token limit or the end of the context.
@@ -26,23 +26,23 @@ pub(crate) enum CallEvent {
 
 /// Where a call stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CallStatus {
     /// More text is needed.
-    More,
+    NeedsText,
     /// This is text that only looks like a call. Only before a name was given; nothing was consumed.
     NotACall,
     /// The call ended, and its arguments are a JSON object.
     Complete {
-        /// Whether it had to be mended to be one.
-        mended: bool,
+        /// Whether it had to be repaired to be one.
+        repaired: bool,
     },
     /// The text ended inside the call, and its arguments end where the text did.
-    Unfinished,
+    Truncated,
 }
 
 /// How a call begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Opening {
+pub(crate) enum CallStart {
     /// `<tool_call>`, with either form inside.
     CallTag,
     /// `<tool_code>`, with JSON inside.
@@ -55,98 +55,100 @@ pub(crate) enum Opening {
     Bare,
 }
 
-impl Opening {
+impl CallStart {
     /// The text this opening begins with.
     pub(crate) fn text(&self) -> String {
         match self {
-            Opening::CallTag => "<tool_call>".to_owned(),
-            Opening::CodeTag => "<tool_code>".to_owned(),
-            Opening::Function => "<function=".to_owned(),
-            Opening::Named(name) => format!("<{name}>"),
-            Opening::Bare => "{".to_owned(),
+            CallStart::CallTag => "<tool_call>".to_owned(),
+            CallStart::CodeTag => "<tool_code>".to_owned(),
+            CallStart::Function => "<function=".to_owned(),
+            CallStart::Named(name) => format!("<{name}>"),
+            CallStart::Bare => "{".to_owned(),
         }
     }
 
     /// Whether it counts only at the beginning of a line.
     pub(crate) fn needs_line_start(&self) -> bool {
-        !matches!(self, Opening::CallTag | Opening::CodeTag)
+        !matches!(self, CallStart::CallTag | CallStart::CodeTag)
     }
 }
 
 /// A call that is being read.
 #[derive(Debug)]
 pub(crate) struct CallParser {
-    opening: Opening,
-    form: Form,
+    call_start: CallStart,
+    form: CallForm,
 }
 
 #[derive(Debug)]
-enum Form {
+enum CallForm {
     Unknown,
-    Json(JsonCall),
-    Xml(XmlCall),
+    Json(JsonCallParser),
+    Xml(XmlCallParser),
 }
 
 impl CallParser {
-    pub(crate) fn new(opening: Opening) -> CallParser {
+    pub(crate) fn new(call_start: CallStart) -> CallParser {
         CallParser {
-            opening,
-            form: Form::Unknown,
+            call_start,
+            form: CallForm::Unknown,
         }
     }
 
     /// Reads on in `text`, which begins where the last call to this function stopped consuming: at
-    /// first at the opening itself. Gives the bytes consumed. With an `end`, the outcome is final.
+    /// first at the opening itself. Gives the bytes consumed. With an `end`, the status is final.
     pub(crate) fn feed(
         &mut self,
         text: &str,
-        end: Option<End>,
+        end: Option<ReplyEnd>,
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
-    ) -> (usize, Outcome) {
-        if let Form::Unknown = self.form {
-            match self.choose(text) {
+    ) -> (usize, CallStatus) {
+        if let CallForm::Unknown = self.form {
+            match self.detect_form(text) {
                 Some(form) => self.form = form,
-                None if end.is_some() => return (0, Outcome::NotACall),
-                None => return (0, Outcome::More),
+                None if end.is_some() => return (0, CallStatus::NotACall),
+                None => return (0, CallStatus::NeedsText),
             }
         }
         match &mut self.form {
-            Form::Unknown => (0, Outcome::NotACall),
-            Form::Json(call) => call.feed(text, end, tools, events),
-            Form::Xml(call) => call.feed(text, end, tools, events),
+            CallForm::Unknown => (0, CallStatus::NotACall),
+            CallForm::Json(call) => call.feed(text, end, tools, events),
+            CallForm::Xml(call) => call.feed(text, end, tools, events),
         }
     }
 
     /// The form, once the text behind the opening shows it; `Unknown` if it is none.
-    fn choose(&self, text: &str) -> Option<Form> {
-        let opening = self.opening.text();
-        let inside = text.get(opening.len()..)?;
-        match &self.opening {
-            Opening::Function => Some(Form::Xml(XmlCall::function(0))),
-            Opening::Bare => Some(Form::Json(JsonCall::new(0, None))),
-            Opening::Named(name) => {
-                let start = opening.len() + blank_len(inside);
-                match starts(&text[start..], "<parameter=") {
-                    Starts::Yes => Some(Form::Xml(XmlCall::named(name.clone(), start))),
-                    Starts::Perhaps => None,
-                    Starts::No => Some(Form::Unknown),
+    fn detect_form(&self, text: &str) -> Option<CallForm> {
+        let call_start = self.call_start.text();
+        let inside = text.get(call_start.len()..)?;
+        match &self.call_start {
+            CallStart::Function => Some(CallForm::Xml(XmlCallParser::function(0))),
+            CallStart::Bare => Some(CallForm::Json(JsonCallParser::new(0, None))),
+            CallStart::Named(name) => {
+                let start = call_start.len() + leading_blank_len(inside);
+                match match_prefix(&text[start..], "<parameter=") {
+                    PrefixMatch::Yes => {
+                        Some(CallForm::Xml(XmlCallParser::named(name.clone(), start)))
+                    }
+                    PrefixMatch::Partial => None,
+                    PrefixMatch::No => Some(CallForm::Unknown),
                 }
             }
-            Opening::CallTag | Opening::CodeTag => {
-                let start = opening.len() + blank_len(inside);
+            CallStart::CallTag | CallStart::CodeTag => {
+                let start = call_start.len() + leading_blank_len(inside);
                 let rest = &text[start..];
-                let closing = match self.opening {
-                    Opening::CodeTag => "</tool_code>",
+                let closing = match self.call_start {
+                    CallStart::CodeTag => "</tool_code>",
                     _ => "</tool_call>",
                 };
                 if rest.starts_with('{') {
-                    return Some(Form::Json(JsonCall::new(start, Some(closing))));
+                    return Some(CallForm::Json(JsonCallParser::new(start, Some(closing))));
                 }
-                match starts(rest, "<function=") {
-                    Starts::Yes => Some(Form::Xml(XmlCall::function(start))),
-                    Starts::Perhaps => None,
-                    Starts::No => Some(Form::Unknown),
+                match match_prefix(rest, "<function=") {
+                    PrefixMatch::Yes => Some(CallForm::Xml(XmlCallParser::function(start))),
+                    PrefixMatch::Partial => None,
+                    PrefixMatch::No => Some(CallForm::Unknown),
                 }
             }
         }
@@ -155,37 +157,37 @@ impl CallParser {
 
 /// Whether a text begins with a word, as far as the text goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Starts {
+pub(super) enum PrefixMatch {
     Yes,
     /// The text is too short to say.
-    Perhaps,
+    Partial,
     No,
 }
 
-pub(super) fn starts(text: &str, word: &str) -> Starts {
+pub(super) fn match_prefix(text: &str, word: &str) -> PrefixMatch {
     if text.starts_with(word) {
-        Starts::Yes
+        PrefixMatch::Yes
     } else if word.starts_with(text) {
-        Starts::Perhaps
+        PrefixMatch::Partial
     } else {
-        Starts::No
+        PrefixMatch::No
     }
 }
 
 /// The best answer over several words.
-pub(super) fn starts_any(text: &str, words: &[&str]) -> Starts {
-    let mut best = Starts::No;
+pub(super) fn match_any_prefix(text: &str, words: &[&str]) -> PrefixMatch {
+    let mut best = PrefixMatch::No;
     for word in words {
-        match starts(text, word) {
-            Starts::Yes => return Starts::Yes,
-            Starts::Perhaps => best = Starts::Perhaps,
-            Starts::No => {}
+        match match_prefix(text, word) {
+            PrefixMatch::Yes => return PrefixMatch::Yes,
+            PrefixMatch::Partial => best = PrefixMatch::Partial,
+            PrefixMatch::No => {}
         }
     }
     best
 }
 
 /// Bytes of blanks at the beginning of `text`.
-pub(super) fn blank_len(text: &str) -> usize {
+pub(super) fn leading_blank_len(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }

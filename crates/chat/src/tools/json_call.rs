@@ -3,8 +3,10 @@
 use serde_json::Value;
 
 use super::ToolSet;
-use super::call::{CallEvent, End, Outcome, Starts, blank_len, starts, starts_any};
-use super::relaxed::{BrokenAt, RelaxedJson};
+use super::call::{
+    CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix, match_prefix,
+};
+use super::relaxed::{JsonRepair, UnrepairableAt};
 
 /// Names longer than this are not names.
 const MAX_NAME_BYTES: usize = 256;
@@ -14,11 +16,11 @@ const MAX_NAME_BYTES: usize = 256;
 /// In that order the arguments stream as they come. In any other, or with arguments as a string or a
 /// wrapper around both, the object is read to its end first.
 #[derive(Debug)]
-pub(super) struct JsonCall {
+pub(super) struct JsonCallParser {
     /// The tag that ends the call, if there was one to begin it.
     closing: Option<&'static str>,
     phase: Phase,
-    mended: bool,
+    repaired: bool,
 }
 
 #[derive(Debug)]
@@ -27,14 +29,14 @@ enum Phase {
     Head { start: usize },
     /// The object's parts come in another order; read up to `scanned`.
     Whole {
-        json: RelaxedJson,
+        json: JsonRepair,
         out: String,
         scanned: usize,
     },
     /// Inside the arguments.
-    Arguments(RelaxedJson),
+    Arguments(JsonRepair),
     /// Behind the arguments, before the end of the object.
-    Rest(Option<RelaxedJson>),
+    Rest(Option<JsonRepair>),
     /// Behind the object.
     Closing,
     /// Behind broken arguments: everything up to the closing tag is dropped.
@@ -42,50 +44,52 @@ enum Phase {
 }
 
 /// What the beginning of an object shows.
-enum Head {
+enum ObjectHead {
     /// Name and arguments in the usual order; where the arguments begin.
-    Usual {
+    NameFirst {
         name: String,
         arguments: usize,
     },
     TooShort,
-    Unusual,
+    OtherOrder,
 }
 
-impl JsonCall {
+impl JsonCallParser {
     /// A call whose object begins at byte `start`. Without a `closing` tag only the usual order counts.
-    pub(super) fn new(start: usize, closing: Option<&'static str>) -> JsonCall {
-        JsonCall {
+    pub(super) fn new(start: usize, closing: Option<&'static str>) -> JsonCallParser {
+        JsonCallParser {
             closing,
             phase: Phase::Head { start },
-            mended: false,
+            repaired: false,
         }
     }
 
     pub(super) fn feed(
         &mut self,
         text: &str,
-        end: Option<End>,
+        end: Option<ReplyEnd>,
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
-    ) -> (usize, Outcome) {
+    ) -> (usize, CallStatus) {
         let mut at = 0;
         loop {
             let rest = &text[at..];
             match &mut self.phase {
                 Phase::Head { start } => match read_head(&text[*start..]) {
-                    Head::Usual { name, arguments } => match tools.find(&name) {
+                    ObjectHead::NameFirst { name, arguments } => match tools.find(&name) {
                         Some(tool) => {
                             events.push(CallEvent::Name(tool.name.clone()));
                             at = *start + arguments;
-                            self.phase = Phase::Arguments(RelaxedJson::default());
+                            self.phase = Phase::Arguments(JsonRepair::default());
                         }
-                        None => return (0, Outcome::NotACall),
+                        None => return (0, CallStatus::NotACall),
                     },
-                    Head::TooShort if end.is_none() => return (0, Outcome::More),
-                    Head::TooShort => return (0, Outcome::NotACall),
-                    Head::Unusual if self.closing.is_none() => return (0, Outcome::NotACall),
-                    Head::Unusual => {
+                    ObjectHead::TooShort if end.is_none() => return (0, CallStatus::NeedsText),
+                    ObjectHead::TooShort => return (0, CallStatus::NotACall),
+                    ObjectHead::OtherOrder if self.closing.is_none() => {
+                        return (0, CallStatus::NotACall);
+                    }
+                    ObjectHead::OtherOrder => {
                         let (json, out) = Default::default();
                         self.phase = Phase::Whole {
                             json,
@@ -97,21 +101,21 @@ impl JsonCall {
                 Phase::Whole { json, out, scanned } => {
                     match json.push(&text[*scanned..], out) {
                         Ok(n_bytes) => *scanned += n_bytes,
-                        Err(_) => return (0, Outcome::NotACall),
+                        Err(_) => return (0, CallStatus::NotACall),
                     }
                     if !json.is_done() {
-                        let outcome = if end.is_none() {
-                            Outcome::More
+                        let status = if end.is_none() {
+                            CallStatus::NeedsText
                         } else {
-                            Outcome::NotACall
+                            CallStatus::NotACall
                         };
-                        return (0, outcome);
+                        return (0, status);
                     }
                     let Some((name, arguments)) = read_whole(out) else {
-                        return (0, Outcome::NotACall);
+                        return (0, CallStatus::NotACall);
                     };
                     let Some(tool) = tools.find(&name) else {
-                        return (0, Outcome::NotACall);
+                        return (0, CallStatus::NotACall);
                     };
                     events.push(CallEvent::Name(tool.name.clone()));
                     events.push(CallEvent::Arguments(arguments));
@@ -125,16 +129,16 @@ impl JsonCall {
                             at += n_bytes;
                             if json.is_done() {
                                 self.phase = Phase::Rest(None);
-                            } else if end == Some(End::Eos) {
+                            } else if end == Some(ReplyEnd::Eos) {
                                 json.close(&mut out);
-                                self.mended = true;
+                                self.repaired = true;
                                 self.phase = Phase::Closing;
                             }
                         }
-                        Err(BrokenAt(read)) => {
+                        Err(UnrepairableAt(read)) => {
                             at += read;
                             json.close(&mut out);
-                            self.mended = true;
+                            self.repaired = true;
                             self.phase = Phase::Skip;
                         }
                     }
@@ -142,12 +146,12 @@ impl JsonCall {
                         events.push(CallEvent::Arguments(out));
                     }
                     if let Phase::Arguments(_) = self.phase {
-                        let outcome = if end.is_none() {
-                            Outcome::More
+                        let status = if end.is_none() {
+                            CallStatus::NeedsText
                         } else {
-                            Outcome::Unfinished
+                            CallStatus::Truncated
                         };
-                        return (at, outcome);
+                        return (at, status);
                     }
                 }
                 Phase::Rest(further) => match read_rest(rest, further) {
@@ -156,7 +160,7 @@ impl JsonCall {
                         self.phase = Phase::Closing;
                     }
                     None if end.is_some() => return (text.len(), self.complete()),
-                    None => return (text.len(), Outcome::More),
+                    None => return (text.len(), CallStatus::NeedsText),
                 },
                 Phase::Closing => return self.read_closing(text, at, end),
                 Phase::Skip => return self.skip(text, at, end),
@@ -164,101 +168,106 @@ impl JsonCall {
         }
     }
 
-    fn complete(&self) -> Outcome {
-        Outcome::Complete {
-            mended: self.mended,
+    fn complete(&self) -> CallStatus {
+        CallStatus::Complete {
+            repaired: self.repaired,
         }
     }
 
-    fn read_closing(&mut self, text: &str, at: usize, end: Option<End>) -> (usize, Outcome) {
+    fn read_closing(
+        &mut self,
+        text: &str,
+        at: usize,
+        end: Option<ReplyEnd>,
+    ) -> (usize, CallStatus) {
         let Some(closing) = self.closing else {
             return (at, self.complete());
         };
         // A brace too many is a frequent slip.
-        let mut behind = at + blank_len(&text[at..]);
+        let mut behind = at + leading_blank_len(&text[at..]);
         while text[behind..].starts_with('}') {
             behind += 1;
-            behind += blank_len(&text[behind..]);
+            behind += leading_blank_len(&text[behind..]);
         }
-        match starts(&text[behind..], closing) {
-            Starts::Yes => (behind + closing.len(), self.complete()),
-            Starts::Perhaps if end.is_none() => (at, Outcome::More),
-            Starts::Perhaps => (text.len(), self.complete()),
-            Starts::No => (at, self.complete()),
+        match match_prefix(&text[behind..], closing) {
+            PrefixMatch::Yes => (behind + closing.len(), self.complete()),
+            PrefixMatch::Partial if end.is_none() => (at, CallStatus::NeedsText),
+            PrefixMatch::Partial => (text.len(), self.complete()),
+            PrefixMatch::No => (at, self.complete()),
         }
     }
 
-    fn skip(&mut self, text: &str, at: usize, end: Option<End>) -> (usize, Outcome) {
+    fn skip(&mut self, text: &str, at: usize, end: Option<ReplyEnd>) -> (usize, CallStatus) {
         let Some(closing) = self.closing else {
             return (at, self.complete());
         };
         for (offset, _) in text[at..].match_indices('<') {
             let here = at + offset;
             match (
-                starts(&text[here..], closing),
-                starts(&text[here..], "<tool_call>"),
+                match_prefix(&text[here..], closing),
+                match_prefix(&text[here..], "<tool_call>"),
             ) {
-                (Starts::Yes, _) => return (here + closing.len(), self.complete()),
-                (_, Starts::Yes) => return (here, self.complete()),
-                (Starts::No, Starts::No) => {}
-                _ if end.is_none() => return (here, Outcome::More),
+                (PrefixMatch::Yes, _) => return (here + closing.len(), self.complete()),
+                (_, PrefixMatch::Yes) => return (here, self.complete()),
+                (PrefixMatch::No, PrefixMatch::No) => {}
+                _ if end.is_none() => return (here, CallStatus::NeedsText),
                 _ => {}
             }
         }
-        let outcome = if end.is_none() {
-            Outcome::More
+        let status = if end.is_none() {
+            CallStatus::NeedsText
         } else {
             self.complete()
         };
-        (text.len(), outcome)
+        (text.len(), status)
     }
 }
 
 /// Reads `{"name": "..", "arguments": ` up to the brace that opens the arguments.
-fn read_head(text: &str) -> Head {
-    read_usual_head(text).unwrap_or_else(|other| other)
+fn read_head(text: &str) -> ObjectHead {
+    read_name_first(text).unwrap_or_else(|other| other)
 }
 
-fn read_usual_head(text: &str) -> Result<Head, Head> {
+fn read_name_first(text: &str) -> Result<ObjectHead, ObjectHead> {
     let mut at = 0;
     for word in ["{", "\"name\"", ":", "\""] {
         expect(text, &mut at, &[word])?;
     }
     let name_end = match text[at..].find(['"', '\\', '\n']) {
         Some(length) => at + length,
-        None if text.len() - at > MAX_NAME_BYTES => return Err(Head::Unusual),
-        None => return Err(Head::TooShort),
+        None if text.len() - at > MAX_NAME_BYTES => return Err(ObjectHead::OtherOrder),
+        None => return Err(ObjectHead::TooShort),
     };
     if !text[name_end..].starts_with('"') {
-        return Err(Head::Unusual);
+        return Err(ObjectHead::OtherOrder);
     }
     let name = text[at..name_end].to_owned();
     at = name_end + 1;
     expect(text, &mut at, &[","])?;
     expect(text, &mut at, &["\"arguments\"", "\"parameters\""])?;
     expect(text, &mut at, &[":"])?;
-    at += blank_len(&text[at..]);
+    at += leading_blank_len(&text[at..]);
     match text[at..].chars().next() {
-        None => Err(Head::TooShort),
-        Some('{') => Ok(Head::Usual {
+        None => Err(ObjectHead::TooShort),
+        Some('{') => Ok(ObjectHead::NameFirst {
             name,
             arguments: at,
         }),
-        Some(_) => Err(Head::Unusual),
+        Some(_) => Err(ObjectHead::OtherOrder),
     }
 }
 
 /// Skips blanks and one of `words` at `at`.
-fn expect(text: &str, at: &mut usize, words: &[&str]) -> Result<(), Head> {
-    *at += blank_len(&text[*at..]);
+fn expect(text: &str, at: &mut usize, words: &[&str]) -> Result<(), ObjectHead> {
+    *at += leading_blank_len(&text[*at..]);
     let rest = &text[*at..];
     match words.iter().find(|word| rest.starts_with(**word)) {
         Some(word) => {
             *at += word.len();
             Ok(())
         }
-        None if starts_any(rest, words) == Starts::Perhaps => Err(Head::TooShort),
-        None => Err(Head::Unusual),
+        None if match_any_prefix(rest, words) == PrefixMatch::Partial => Err(ObjectHead::TooShort),
+        None => Err(ObjectHead::OtherOrder),
     }
 }
 
@@ -280,11 +289,11 @@ fn read_whole(json: &str) -> Option<(String, String)> {
         Some(Value::Object(_)) => arguments?.to_string(),
         Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
         Some(Value::String(text)) => {
-            let mended = super::relaxed::mend(text)?;
-            serde_json::from_str::<Value>(&mended)
+            let repaired = super::relaxed::repair(text)?;
+            serde_json::from_str::<Value>(&repaired)
                 .ok()?
                 .is_object()
-                .then_some(mended)?
+                .then_some(repaired)?
         }
         Some(_) => return None,
     };
@@ -293,16 +302,16 @@ fn read_whole(json: &str) -> Option<(String, String)> {
 
 /// Bytes up to and including the brace that ends the object, or `None` if it has not come yet. What
 /// cannot be the end of the object leaves it at once.
-fn read_rest(text: &str, further: &mut Option<RelaxedJson>) -> Option<usize> {
+fn read_rest(text: &str, further: &mut Option<JsonRepair>) -> Option<usize> {
     let mut at = 0;
     if further.is_none() {
-        at = blank_len(text);
+        at = leading_blank_len(text);
         match text[at..].chars().next() {
             None => return None,
             Some('}') => return Some(at + 1),
             Some(',') => {
                 // More fields follow: read them as an object of their own and drop them.
-                let mut json = RelaxedJson::default();
+                let mut json = JsonRepair::default();
                 json.push("{", &mut String::new()).ok()?;
                 *further = Some(json);
                 at += 1;
@@ -314,6 +323,6 @@ fn read_rest(text: &str, further: &mut Option<RelaxedJson>) -> Option<usize> {
     match json.push(&text[at..], &mut String::new()) {
         Ok(n_bytes) if json.is_done() => Some(at + n_bytes),
         Ok(_) => None,
-        Err(BrokenAt(read)) => Some(at + read),
+        Err(UnrepairableAt(read)) => Some(at + read),
     }
 }

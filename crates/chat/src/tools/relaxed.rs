@@ -9,7 +9,7 @@ const MAX_DEPTH: usize = 120;
 
 /// A value that is being read. What has been written so far is always the beginning of valid JSON.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RelaxedJson {
+pub(crate) struct JsonRepair {
     stack: Vec<Frame>,
     state: State,
     /// A comma and the blanks after it, until it is known that another item follows.
@@ -59,15 +59,15 @@ enum State {
     Done,
 }
 
-/// The text cannot be mended.
+/// The text cannot be repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Broken;
+struct Unrepairable;
 
-/// The text cannot be mended from this byte on; what stands before it was read.
+/// The text cannot be repaired from this byte on; what stands before it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BrokenAt(pub(crate) usize);
+pub(crate) struct UnrepairableAt(pub(crate) usize);
 
-impl RelaxedJson {
+impl JsonRepair {
     /// Whether the value is complete.
     pub(crate) fn is_done(&self) -> bool {
         self.state == State::Done
@@ -75,16 +75,18 @@ impl RelaxedJson {
 
     /// Reads `text` up to the end of the value and writes strict JSON to `out`; gives the bytes read.
     /// A number or word at the top ends only with the letter behind it, which is not read.
-    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Result<usize, BrokenAt> {
+    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Result<usize, UnrepairableAt> {
         for (at, letter) in text.char_indices() {
             // A number or word ends at a letter that then counts for what surrounds it.
             if self.ends_before(letter) {
-                self.end_partial(out).map_err(|Broken| BrokenAt(at))?;
+                self.end_partial(out)
+                    .map_err(|Unrepairable| UnrepairableAt(at))?;
             }
             if self.is_done() {
                 return Ok(at);
             }
-            self.step(letter, out).map_err(|Broken| BrokenAt(at))?;
+            self.step(letter, out)
+                .map_err(|Unrepairable| UnrepairableAt(at))?;
             if self.is_done() {
                 return Ok(at + letter.len_utf8());
             }
@@ -126,7 +128,7 @@ impl RelaxedJson {
         }
     }
 
-    fn step(&mut self, letter: char, out: &mut String) -> Result<(), Broken> {
+    fn step(&mut self, letter: char, out: &mut String) -> Result<(), Unrepairable> {
         match self.state {
             State::Text { quote, is_key } => self.text(letter, quote, is_key, out),
             State::Escape { quote, is_key } => self.escape(letter, quote, is_key, out),
@@ -147,11 +149,11 @@ impl RelaxedJson {
                     self.partial.push(letter);
                     self.state = State::Word { is_key: true };
                 }
-                _ => return Err(Broken),
+                _ => return Err(Unrepairable),
             },
             State::Colon => {
                 if letter != ':' {
-                    return Err(Broken);
+                    return Err(Unrepairable);
                 }
                 out.push(':');
                 self.state = State::Value;
@@ -166,18 +168,18 @@ impl RelaxedJson {
                 }
                 '}' => self.end_container(Frame::Object, '}', out)?,
                 ']' => self.end_container(Frame::Array, ']', out)?,
-                _ => return Err(Broken),
+                _ => return Err(Unrepairable),
             },
             State::Done => {}
         }
         Ok(())
     }
 
-    fn value(&mut self, letter: char, out: &mut String) -> Result<(), Broken> {
+    fn value(&mut self, letter: char, out: &mut String) -> Result<(), Unrepairable> {
         match letter {
             '{' | '[' => {
                 if self.stack.len() >= MAX_DEPTH {
-                    return Err(Broken);
+                    return Err(Unrepairable);
                 }
                 self.write_comma(out);
                 out.push(letter);
@@ -200,7 +202,7 @@ impl RelaxedJson {
                 self.partial.push(letter);
                 self.state = State::Word { is_key: false };
             }
-            _ => return Err(Broken),
+            _ => return Err(Unrepairable),
         }
         Ok(())
     }
@@ -300,7 +302,7 @@ impl RelaxedJson {
     }
 
     /// Ends a number or a word.
-    fn end_partial(&mut self, out: &mut String) -> Result<(), Broken> {
+    fn end_partial(&mut self, out: &mut String) -> Result<(), Unrepairable> {
         let partial = std::mem::take(&mut self.partial);
         match self.state {
             State::Word { is_key: true } => {
@@ -315,14 +317,14 @@ impl RelaxedJson {
                     "true" | "True" => "true",
                     "false" | "False" => "false",
                     "null" | "None" => "null",
-                    _ => return Err(Broken),
+                    _ => return Err(Unrepairable),
                 };
                 self.write_comma(out);
                 out.push_str(word);
                 self.end_value();
             }
             State::Number => {
-                let number = strict_number(&partial).ok_or(Broken)?;
+                let number = strict_number(&partial).ok_or(Unrepairable)?;
                 self.write_comma(out);
                 out.push_str(&number);
                 self.end_value();
@@ -332,9 +334,14 @@ impl RelaxedJson {
         Ok(())
     }
 
-    fn end_container(&mut self, frame: Frame, close: char, out: &mut String) -> Result<(), Broken> {
+    fn end_container(
+        &mut self,
+        frame: Frame,
+        close: char,
+        out: &mut String,
+    ) -> Result<(), Unrepairable> {
         if self.stack.last() != Some(&frame) {
-            return Err(Broken);
+            return Err(Unrepairable);
         }
         self.stack.pop();
         self.comma.clear();
@@ -357,10 +364,10 @@ impl RelaxedJson {
     }
 }
 
-/// The whole of `text` as strict JSON, if it is one value that can be mended.
-pub(crate) fn mend(text: &str) -> Option<String> {
+/// The whole of `text` as strict JSON, if it is one value that can be repaired.
+pub(crate) fn repair(text: &str) -> Option<String> {
     let text = text.trim();
-    let mut json = RelaxedJson::default();
+    let mut json = JsonRepair::default();
     let mut out = String::with_capacity(text.len());
     // A blank behind it ends a number at the top.
     let read = json.push(&format!("{text} "), &mut out).ok()?;
@@ -397,7 +404,7 @@ pub(crate) fn write_escaped(letter: char, out: &mut String) {
 }
 
 /// `text` as it stands inside a JSON string.
-pub(crate) fn write_text(text: &str, out: &mut String) {
+pub(crate) fn write_json_string_body(text: &str, out: &mut String) {
     for letter in text.chars() {
         match letter {
             '"' => out.push_str("\\\""),
@@ -415,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_models_write_becomes_json() {
+    fn common_model_json_mistakes_are_repaired() {
         for (text, json) in [
             (
                 r#"{"a": [1, 2.5, -3e2], "b": null}"#,
@@ -437,13 +444,13 @@ mod tests {
             ("7", "7"),
             ("True", "true"),
         ] {
-            assert_eq!(mend(text).as_deref(), Some(json), "{text}");
+            assert_eq!(repair(text).as_deref(), Some(json), "{text}");
             serde_json::from_str::<Value>(json).unwrap();
         }
     }
 
     #[test]
-    fn what_cannot_be_mended_is_said_to_be_broken() {
+    fn unrepairable_json_is_rejected() {
         let deep = "[".repeat(500);
         for text in [
             "",
@@ -458,13 +465,13 @@ mod tests {
             "1e999",
             &deep,
         ] {
-            assert_eq!(mend(text), None, "{text}");
+            assert_eq!(repair(text), None, "{text}");
         }
     }
 
     proptest! {
         #[test]
-        fn strict_json_passes_unchanged_however_it_is_split(
+        fn strict_json_is_unchanged_by_chunking(
             value in "[ -~\u{e9}\n\"\\\\]{0,12}",
             number in any::<i64>(),
             cut in any::<prop::sample::Index>(),
@@ -472,7 +479,7 @@ mod tests {
             let json = serde_json::json!({"k": [value, number, {"n": null, "f": 1.5}]}).to_string();
             let at = cut.index(json.len() + 1);
             prop_assume!(json.is_char_boundary(at));
-            let mut reader = RelaxedJson::default();
+            let mut reader = JsonRepair::default();
             let mut out = String::new();
             let first = reader.push(&json[..at], &mut out).unwrap();
             prop_assert_eq!(first, at);
@@ -482,8 +489,8 @@ mod tests {
         }
 
         #[test]
-        fn closing_early_always_gives_json(text in "[\\[\\]{}:,\"'a\\\\u0-9.\\- tT]{0,20}") {
-            let mut reader = RelaxedJson::default();
+        fn early_close_always_yields_valid_json(text in "[\\[\\]{}:,\"'a\\\\u0-9.\\- tT]{0,20}") {
+            let mut reader = JsonRepair::default();
             let mut out = String::new();
             // Whether it broke or not, what was written must be a beginning that can be closed.
             let _ = reader.push(&format!("{{{text}"), &mut out);

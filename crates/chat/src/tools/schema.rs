@@ -9,7 +9,7 @@ const MAX_DEPTH: usize = 16;
 
 /// A JSON type, as schemas name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Type {
+enum JsonType {
     Text,
     Integer,
     Number,
@@ -21,14 +21,14 @@ enum Type {
 
 /// The parameters of one tool.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Parameters {
+pub(crate) struct ParameterSchemas {
     /// The whole schema; references point into it.
     root: Value,
 }
 
-impl Parameters {
-    pub(crate) fn new(schema: Option<&Value>) -> Parameters {
-        Parameters {
+impl ParameterSchemas {
+    pub(crate) fn new(schema: Option<&Value>) -> ParameterSchemas {
+        ParameterSchemas {
             root: schema.cloned().unwrap_or_default(),
         }
     }
@@ -52,7 +52,7 @@ impl Parameters {
         };
         let mut types = Vec::new();
         collect_types(schema, &self.root, 0, &mut types);
-        !types.is_empty() && types.iter().all(|kind| *kind == Type::Text)
+        !types.is_empty() && types.iter().all(|kind| *kind == JsonType::Text)
     }
 
     /// The text of a parameter as JSON.
@@ -71,7 +71,7 @@ impl Parameters {
                 Err(_) => quoted(text),
             };
         }
-        if types.contains(&Type::Null) && matches!(trimmed, "null" | "None") {
+        if types.contains(&JsonType::Null) && matches!(trimmed, "null" | "None") {
             return "null".to_owned();
         }
         types
@@ -81,29 +81,29 @@ impl Parameters {
     }
 }
 
-impl Type {
-    fn of(name: &str) -> Option<Type> {
+impl JsonType {
+    fn of(name: &str) -> Option<JsonType> {
         Some(match name {
-            "string" => Type::Text,
-            "integer" => Type::Integer,
-            "number" => Type::Number,
-            "boolean" => Type::Boolean,
-            "null" => Type::Null,
-            "object" => Type::Object,
-            "array" => Type::Array,
+            "string" => JsonType::Text,
+            "integer" => JsonType::Integer,
+            "number" => JsonType::Number,
+            "boolean" => JsonType::Boolean,
+            "null" => JsonType::Null,
+            "object" => JsonType::Object,
+            "array" => JsonType::Array,
             _ => return None,
         })
     }
 
-    fn of_value(value: &Value) -> Type {
+    fn of_value(value: &Value) -> JsonType {
         match value {
-            Value::Null => Type::Null,
-            Value::Bool(_) => Type::Boolean,
-            Value::Number(number) if number.is_f64() => Type::Number,
-            Value::Number(_) => Type::Integer,
-            Value::String(_) => Type::Text,
-            Value::Array(_) => Type::Array,
-            Value::Object(_) => Type::Object,
+            Value::Null => JsonType::Null,
+            Value::Bool(_) => JsonType::Boolean,
+            Value::Number(number) if number.is_f64() => JsonType::Number,
+            Value::Number(_) => JsonType::Integer,
+            Value::String(_) => JsonType::Text,
+            Value::Array(_) => JsonType::Array,
+            Value::Object(_) => JsonType::Object,
         }
     }
 
@@ -112,8 +112,8 @@ impl Type {
         let trimmed = text.trim();
         let json = || serde_json::from_str::<Value>(trimmed).ok();
         match self {
-            Type::Text => Some(quoted(text)),
-            Type::Integer => match json()? {
+            JsonType::Text => Some(quoted(text)),
+            JsonType::Integer => match json()? {
                 Value::Number(number) if !number.is_f64() => Some(trimmed.to_owned()),
                 Value::Number(number) => {
                     let whole = number.as_f64()?;
@@ -123,21 +123,21 @@ impl Type {
                 }
                 _ => None,
             },
-            Type::Number => json()?.is_number().then(|| trimmed.to_owned()),
-            Type::Boolean => match trimmed {
+            JsonType::Number => json()?.is_number().then(|| trimmed.to_owned()),
+            JsonType::Boolean => match trimmed {
                 "true" | "True" | "1" => Some("true".to_owned()),
                 "false" | "False" | "0" => Some("false".to_owned()),
                 _ => None,
             },
-            Type::Null => None,
-            Type::Object | Type::Array => {
-                let open = if self == Type::Object { '{' } else { '[' };
+            JsonType::Null => None,
+            JsonType::Object | JsonType::Array => {
+                let open = if self == JsonType::Object { '{' } else { '[' };
                 if !trimmed.starts_with(open) {
                     return None;
                 }
                 match json() {
                     Some(_) => Some(trimmed.to_owned()),
-                    None => relaxed::mend(trimmed),
+                    None => relaxed::repair(trimmed),
                 }
             }
         }
@@ -147,13 +147,13 @@ impl Type {
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
-    relaxed::write_text(text, &mut out);
+    relaxed::write_json_string_body(text, &mut out);
     out.push('"');
     out
 }
 
 /// The part of a schema that a reference in it leads to.
-pub(crate) fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+pub(crate) fn resolve_pointer<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(&percent_decoded(reference.strip_prefix('#')?))
 }
 
@@ -183,19 +183,19 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a V
     match schema.get("$ref").and_then(Value::as_str) {
         None => Some(schema),
         Some(_) if depth >= MAX_DEPTH => None,
-        Some(reference) => resolve(target(root, reference)?, root, depth + 1),
+        Some(reference) => resolve(resolve_pointer(root, reference)?, root, depth + 1),
     }
 }
 
 /// Adds the types `schema` allows, in its order, each once.
-fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<Type>) {
+fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<JsonType>) {
     let Some(schema) = resolve(schema, root, depth) else {
         return;
     };
     if depth >= MAX_DEPTH {
         return;
     }
-    let mut add = |kind: Option<Type>| {
+    let mut add = |kind: Option<JsonType>| {
         if let Some(kind) = kind
             && !types.contains(&kind)
         {
@@ -203,24 +203,24 @@ fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<Typ
         }
     };
     match schema.get("type") {
-        Some(Value::String(name)) => return add(Type::of(name)),
+        Some(Value::String(name)) => return add(JsonType::of(name)),
         Some(Value::Array(names)) => {
             return names
                 .iter()
                 .filter_map(Value::as_str)
-                .for_each(|name| add(Type::of(name)));
+                .for_each(|name| add(JsonType::of(name)));
         }
         _ => {}
     }
     if let Some(value) = schema.get("const") {
-        return add(Some(Type::of_value(value)));
+        return add(Some(JsonType::of_value(value)));
     }
     if let Some(Value::Array(values)) = schema.get("enum") {
         // Text would swallow every other type, so it is tried last.
-        let (texts, others): (Vec<Type>, Vec<Type>) = values
+        let (texts, others): (Vec<JsonType>, Vec<JsonType>) = values
             .iter()
-            .map(Type::of_value)
-            .partition(|kind| *kind == Type::Text);
+            .map(JsonType::of_value)
+            .partition(|kind| *kind == JsonType::Text);
         return others
             .into_iter()
             .chain(texts)
@@ -242,8 +242,8 @@ fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<Typ
         return;
     }
     let implied = match schema {
-        Value::Object(map) if map.contains_key("properties") => Some(Type::Object),
-        Value::Object(map) if map.contains_key("items") => Some(Type::Array),
+        Value::Object(map) if map.contains_key("properties") => Some(JsonType::Object),
+        Value::Object(map) if map.contains_key("items") => Some(JsonType::Array),
         _ => None,
     };
     if let Some(kind) = implied
@@ -265,19 +265,19 @@ mod tests {
             "properties": {"p": schema},
             "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}},
         });
-        let parameters = Parameters::new(Some(&root));
+        let parameters = ParameterSchemas::new(Some(&root));
         assert_eq!(parameters.value("p", text), expected, "{root} {text}");
     }
 
     #[test]
-    fn text_stays_as_it_is() {
+    fn string_parameter_is_unchanged() {
         check(json!({"type": "string"}), " 5\n", "\" 5\\n\"");
         check(json!({"type": "string"}), "null", "\"null\"");
         check(json!({"type": "string"}), "a \"b\" \\", r#""a \"b\" \\""#);
     }
 
     #[test]
-    fn values_take_the_type_of_their_schema() {
+    fn values_are_coerced_to_their_schema_type() {
         check(json!({"type": "integer"}), "42", "42");
         check(json!({"type": "integer"}), "42.0", "42");
         check(json!({"type": "integer"}), "4.5", "\"4.5\"");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn null_needs_a_schema_that_permits_it() {
+    fn null_requires_a_nullable_schema() {
         check(json!({"type": ["string", "null"]}), "null", "null");
         check(json!({"type": "integer"}), "null", "\"null\"");
         check(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn alternatives_are_tried_in_order() {
+    fn alternative_types_are_tried_in_order() {
         check(json!({"type": ["integer", "string"]}), "5", "5");
         check(json!({"type": ["string", "integer"]}), "5", "\"5\"");
         check(
@@ -318,15 +318,15 @@ mod tests {
     }
 
     #[test]
-    fn references_are_followed_and_circles_end() {
+    fn cyclic_references_terminate() {
         check(json!({"$ref": "#/$defs/count"}), "7", "7");
         check(json!({"$ref": "#/$defs/loop"}), "7", "7");
         check(json!({"$ref": "http://elsewhere"}), "x", "\"x\"");
     }
 
     #[test]
-    fn without_a_schema_json_is_json_and_the_rest_is_text() {
-        let parameters = Parameters::new(None);
+    fn value_without_schema_is_json_if_valid_else_string() {
+        let parameters = ParameterSchemas::new(None);
         assert_eq!(parameters.value("p", "5"), "5");
         assert_eq!(parameters.value("p", "five"), "\"five\"");
         assert!(!parameters.is_text("p"));

@@ -1,11 +1,13 @@
 //! A call written as a function tag with a tag for each parameter.
 
 use super::ToolSet;
-use super::call::{CallEvent, End, Outcome, Starts, blank_len, starts_any};
-use super::relaxed::{RelaxedJson, write_text};
-use super::schema::Parameters;
+use super::call::{
+    CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix,
+};
+use super::relaxed::{JsonRepair, write_json_string_body};
+use super::schema::ParameterSchemas;
 use super::xml_value::{
-    Place, ValueEnd, find_end, line_is_blank, without_first_break, without_last_break,
+    ValueEnd, ValueScan, find_end, line_is_blank, without_first_break, without_last_break,
 };
 
 /// Names and keys longer than this are not names and keys.
@@ -18,14 +20,14 @@ const MAX_INLINE_BYTES: usize = 65_536;
 /// Parameters that are text by their schema stream as they come; others are read to their end and
 /// given the type their schema asks for.
 #[derive(Debug)]
-pub(super) struct XmlCall {
+pub(super) struct XmlCallParser {
     phase: Phase,
-    parameters: Parameters,
+    parameters: ParameterSchemas,
     /// A tag that ends the call besides `</function>`.
-    own_closing: Option<String>,
+    named_close: Option<String>,
     /// Parameters given so far.
     keys: Vec<String>,
-    mended: bool,
+    repaired: bool,
 }
 
 #[derive(Debug)]
@@ -36,52 +38,52 @@ enum Phase {
     Body,
     /// Behind a parameter's tag.
     ValueStart,
-    /// Inside a parameter. Tags before byte `judged` are part of the value; `begins_line` says whether
+    /// Inside a parameter. Tags before byte `scanned` are part of the value; `begins_line` says whether
     /// only blanks were consumed of its current line.
-    Value { judged: usize, begins_line: bool },
+    Value { scanned: usize, begins_line: bool },
     /// Behind the end of the function.
     Tail,
 }
 
-impl XmlCall {
+impl XmlCallParser {
     /// A call whose function tag begins at byte `start`.
-    pub(super) fn function(start: usize) -> XmlCall {
-        XmlCall::new(Phase::Head { start, named: None }, None)
+    pub(super) fn function(start: usize) -> XmlCallParser {
+        XmlCallParser::new(Phase::Head { start, named: None }, None)
     }
 
     /// A call whose tag is the tool's name; its parameters begin at byte `start`.
-    pub(super) fn named(name: String, start: usize) -> XmlCall {
-        let own_closing = Some(format!("</{name}>"));
-        XmlCall::new(
+    pub(super) fn named(name: String, start: usize) -> XmlCallParser {
+        let named_close = Some(format!("</{name}>"));
+        XmlCallParser::new(
             Phase::Head {
                 start,
                 named: Some(name),
             },
-            own_closing,
+            named_close,
         )
     }
 
-    fn new(phase: Phase, own_closing: Option<String>) -> XmlCall {
-        let parameters = Parameters::default();
-        XmlCall {
+    fn new(phase: Phase, named_close: Option<String>) -> XmlCallParser {
+        let parameters = ParameterSchemas::default();
+        XmlCallParser {
             phase,
             parameters,
-            own_closing,
+            named_close,
             keys: Vec::new(),
-            mended: false,
+            repaired: false,
         }
     }
 
     pub(super) fn feed(
         &mut self,
         text: &str,
-        end: Option<End>,
+        end: Option<ReplyEnd>,
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
-    ) -> (usize, Outcome) {
+    ) -> (usize, CallStatus) {
         let mut at = 0;
         let mut out = String::new();
-        let outcome = loop {
+        let status = loop {
             let step = match &self.phase {
                 Phase::Head { .. } => self.head(text, end, tools, events, &mut out),
                 Phase::Body => self.body(&text[at..], end, &mut out),
@@ -90,21 +92,21 @@ impl XmlCall {
                 Phase::Tail => self.tail(&text[at..], end),
             };
             at += step.0;
-            if let Some(outcome) = step.1 {
-                break outcome;
+            if let Some(status) = step.1 {
+                break status;
             }
         };
         if !out.is_empty() {
             events.push(CallEvent::Arguments(out));
         }
-        (at, outcome)
+        (at, status)
     }
 
     /// Reads the tag with the function's name.
     fn head(
         &mut self,
         text: &str,
-        end: Option<End>,
+        end: Option<ReplyEnd>,
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
         out: &mut String,
@@ -118,7 +120,7 @@ impl XmlCall {
             None => {
                 let inside = *start + "<function=".len();
                 let Some(rest) = text.get(inside..) else {
-                    return (0, unsure(end));
+                    return (0, undecided(end));
                 };
                 let Some(close) = rest.find('>') else {
                     let most = if rest.contains('(') {
@@ -130,9 +132,9 @@ impl XmlCall {
                     return (
                         0,
                         if hopeless {
-                            Some(Outcome::NotACall)
+                            Some(CallStatus::NotACall)
                         } else {
-                            unsure(end)
+                            undecided(end)
                         },
                     );
                 };
@@ -143,14 +145,14 @@ impl XmlCall {
                             return (
                                 0,
                                 if hopeless {
-                                    Some(Outcome::NotACall)
+                                    Some(CallStatus::NotACall)
                                 } else {
-                                    unsure(end)
+                                    undecided(end)
                                 },
                             );
                         };
                         let Some(fields) = inline_fields(&rest[open + 1..close]) else {
-                            return (0, Some(Outcome::NotACall));
+                            return (0, Some(CallStatus::NotACall));
                         };
                         inline = Some(fields);
                         (rest[..open].to_owned(), inside + close + 2)
@@ -161,10 +163,10 @@ impl XmlCall {
         };
         let name = name.trim().trim_matches(['"', '\'']);
         let Some(tool) = tools.find(name) else {
-            return (0, Some(Outcome::NotACall));
+            return (0, Some(CallStatus::NotACall));
         };
         events.push(CallEvent::Name(tool.name.clone()));
-        self.parameters = Parameters::new(tool.parameters.as_ref());
+        self.parameters = ParameterSchemas::new(tool.parameters.as_ref());
         out.push('{');
         for (key, json) in inline.into_iter().flatten() {
             self.write_key(&key, out);
@@ -179,14 +181,14 @@ impl XmlCall {
             out.push_str(", ");
         }
         out.push('"');
-        write_text(key, out);
+        write_json_string_body(key, out);
         out.push_str("\": ");
         self.keys.push(key.to_owned());
     }
 
     /// Between parameters: the next one, or the end; stray closing tags and other text are dropped.
-    fn body(&mut self, text: &str, end: Option<End>, out: &mut String) -> Step {
-        let at = blank_len(text);
+    fn body(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
+        let at = leading_blank_len(text);
         let rest = &text[at..];
         if let Some(inside) = rest.strip_prefix("<parameter=") {
             let Some(close) = inside.find(['>', '\n']) else {
@@ -217,14 +219,14 @@ impl XmlCall {
         }
         if rest.starts_with("<tool_call>") || rest.starts_with("<function=") {
             out.push('}');
-            self.mended = true;
+            self.repaired = true;
             return (at, Some(self.complete()));
         }
         if rest.starts_with("</parameter>") {
-            self.mended = true;
+            self.repaired = true;
             return (at + "</parameter>".len(), None);
         }
-        let own = self.own_closing.as_deref().unwrap_or("</function>");
+        let own = self.named_close.as_deref().unwrap_or("</function>");
         let tags = [
             "<parameter=",
             "</function>",
@@ -234,7 +236,7 @@ impl XmlCall {
             "<function=",
             "</parameter>",
         ];
-        if starts_any(rest, &tags) == Starts::Perhaps {
+        if match_any_prefix(rest, &tags) == PrefixMatch::Partial {
             return self.wait(at, end, out);
         }
         // Text between parameters means nothing: go to the next tag.
@@ -252,7 +254,7 @@ impl XmlCall {
     }
 
     fn closing_len(&self, text: &str) -> Option<usize> {
-        let tags = [Some("</function>"), self.own_closing.as_deref()];
+        let tags = [Some("</function>"), self.named_close.as_deref()];
         tags.into_iter()
             .flatten()
             .find(|tag| text.starts_with(tag))
@@ -260,59 +262,59 @@ impl XmlCall {
     }
 
     /// The text ran out between parameters.
-    fn wait(&mut self, at: usize, end: Option<End>, out: &mut String) -> Step {
+    fn wait(&mut self, at: usize, end: Option<ReplyEnd>, out: &mut String) -> Step {
         match end {
-            None => (at, Some(Outcome::More)),
-            Some(End::Eos) => {
+            None => (at, Some(CallStatus::NeedsText)),
+            Some(ReplyEnd::Eos) => {
                 out.push('}');
-                self.mended = true;
+                self.repaired = true;
                 (at, Some(self.complete()))
             }
-            Some(_) => (at, Some(Outcome::Unfinished)),
+            Some(_) => (at, Some(CallStatus::Truncated)),
         }
     }
 
     /// Drops the line break behind a parameter's tag.
-    fn value_start(&mut self, text: &str, end: Option<End>) -> Step {
+    fn value_start(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
         if end.is_none() && (text.is_empty() || text == "\r") {
-            return (0, Some(Outcome::More));
+            return (0, Some(CallStatus::NeedsText));
         }
         self.phase = Phase::Value {
-            judged: 0,
+            scanned: 0,
             begins_line: true,
         };
         (text.len() - without_first_break(text).len(), None)
     }
 
-    fn value(&mut self, text: &str, end: Option<End>, out: &mut String) -> Step {
+    fn value(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
         let Phase::Value {
-            judged,
+            scanned,
             begins_line,
         } = self.phase
         else {
             return (0, None);
         };
-        let place = Place {
+        let scan = ValueScan {
             text,
-            judged,
+            scanned,
             begins_line,
-            own_closing: self.own_closing.as_deref(),
-            at_end: end == Some(End::Eos),
+            named_close: self.named_close.as_deref(),
+            at_end: end == Some(ReplyEnd::Eos),
         };
         let may_follow = |key: &str| {
             let key = key.trim().trim_matches(['"', '\'']);
             self.parameters.declares(key) && !self.keys.iter().any(|given| given == key)
         };
-        match find_end(&place, may_follow) {
+        match find_end(&scan, may_follow) {
             ValueEnd::Found {
                 value,
                 next,
                 implied,
             } => {
                 let value = without_last_break(&text[..value]);
-                self.mended |= implied;
+                self.repaired |= implied;
                 if self.is_text() {
-                    write_text(value, out);
+                    write_json_string_body(value, out);
                     out.push('"');
                 } else {
                     let key = self.keys.last().map_or("", String::as_str);
@@ -321,29 +323,29 @@ impl XmlCall {
                 self.phase = Phase::Body;
                 (next, None)
             }
-            ValueEnd::Open { safe, judged } => {
-                let outcome = if end.is_none() {
-                    Outcome::More
+            ValueEnd::Open { safe, scanned } => {
+                let status = if end.is_none() {
+                    CallStatus::NeedsText
                 } else {
-                    Outcome::Unfinished
+                    CallStatus::Truncated
                 };
                 // Only text can be passed on before its end is known.
                 let safe = if self.is_text() { safe } else { 0 };
-                write_text(&text[..safe], out);
+                write_json_string_body(&text[..safe], out);
                 self.phase = Phase::Value {
-                    judged: judged.saturating_sub(safe),
+                    scanned: scanned.saturating_sub(safe),
                     begins_line: line_is_blank(begins_line, &text[..safe]),
                 };
-                (safe, Some(outcome))
+                (safe, Some(status))
             }
         }
     }
 
     /// Behind the function: closing tags that belong to it.
-    fn tail(&mut self, text: &str, end: Option<End>) -> Step {
+    fn tail(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
         let mut at = 0;
         loop {
-            let here = at + blank_len(&text[at..]);
+            let here = at + leading_blank_len(&text[at..]);
             let rest = &text[here..];
             if rest.starts_with("</tool_call>") {
                 return (here + "</tool_call>".len(), Some(self.complete()));
@@ -351,14 +353,14 @@ impl XmlCall {
             let stray = ["</function>", "</parameter>"];
             match stray.iter().find(|tag| rest.starts_with(**tag)) {
                 Some(tag) => {
-                    self.mended = true;
+                    self.repaired = true;
                     at = here + tag.len();
                 }
                 None => {
-                    let perhaps = starts_any(rest, &["</tool_call>", stray[0], stray[1]]);
+                    let perhaps = match_any_prefix(rest, &["</tool_call>", stray[0], stray[1]]);
                     return match (perhaps, end) {
-                        (Starts::Perhaps, None) => (at, Some(Outcome::More)),
-                        (Starts::Perhaps, Some(_)) => (text.len(), Some(self.complete())),
+                        (PrefixMatch::Partial, None) => (at, Some(CallStatus::NeedsText)),
+                        (PrefixMatch::Partial, Some(_)) => (text.len(), Some(self.complete())),
                         _ => (at, Some(self.complete())),
                     };
                 }
@@ -366,21 +368,21 @@ impl XmlCall {
         }
     }
 
-    fn complete(&self) -> Outcome {
-        Outcome::Complete {
-            mended: self.mended,
+    fn complete(&self) -> CallStatus {
+        CallStatus::Complete {
+            repaired: self.repaired,
         }
     }
 }
 
-/// Bytes consumed, and the outcome if the text has to be left.
-type Step = (usize, Option<Outcome>);
+/// Bytes consumed, and the status if the text has to be left.
+type Step = (usize, Option<CallStatus>);
 
-fn unsure(end: Option<End>) -> Option<Outcome> {
+fn undecided(end: Option<ReplyEnd>) -> Option<CallStatus> {
     Some(if end.is_none() {
-        Outcome::More
+        CallStatus::NeedsText
     } else {
-        Outcome::NotACall
+        CallStatus::NotACall
     })
 }
 
@@ -398,7 +400,7 @@ fn inline_fields(text: &str) -> Option<Vec<(String, String)>> {
         {
             return None;
         }
-        let mut value = RelaxedJson::default();
+        let mut value = JsonRepair::default();
         let mut json = String::new();
         // A blank behind it ends a number.
         let after = format!("{} ", after.trim_start());

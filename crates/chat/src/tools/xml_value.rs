@@ -3,7 +3,7 @@
 //! A value may itself hold the tags that delimit it, when the model writes about them. So a tag counts
 //! only where what follows it makes sense as the rest of the call.
 
-use super::call::{Starts, blank_len, starts, starts_any};
+use super::call::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
 /// Keys longer than this are not keys.
 const MAX_KEY_BYTES: usize = 256;
@@ -18,21 +18,21 @@ pub(super) enum ValueEnd {
         /// The closing tag was missing.
         implied: bool,
     },
-    /// No end yet: `text[..safe]` is certainly value, and tags before `judged` are part of it.
-    Open { safe: usize, judged: usize },
+    /// No end yet: `text[..safe]` is certainly value, and tags before `scanned` are part of it.
+    Open { safe: usize, scanned: usize },
 }
 
 /// A value, or what is left of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct ValueScan<'a> {
     /// The text from there on.
     pub(super) text: &'a str,
     /// Tags before this byte are part of the value.
-    pub(super) judged: usize,
+    pub(super) scanned: usize,
     /// Whether only blanks stand before `text` on its line.
     pub(super) begins_line: bool,
     /// A tag that ends the call besides `</function>`.
-    pub(super) own_closing: Option<&'a str>,
+    pub(super) named_close: Option<&'a str>,
     /// No more text will come.
     pub(super) at_end: bool,
 }
@@ -42,30 +42,30 @@ pub(super) struct Place<'a> {
 /// `</parameter>` ends it if the next thing is another tag of the call, or the end of the text; a
 /// missing one is implied by `</function>` at the end of the call, and by a line that opens a parameter
 /// which `may_follow`.
-pub(super) fn find_end(place: &Place<'_>, may_follow: impl Fn(&str) -> bool) -> ValueEnd {
-    let Place {
+pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) -> ValueEnd {
+    let ValueScan {
         text,
-        judged,
+        scanned,
         at_end,
         ..
-    } = *place;
-    for (offset, _) in text[judged..].match_indices('<') {
-        let at = judged + offset;
-        match judge(place, at, &may_follow) {
-            Verdict::End { next, implied } => {
+    } = *scan;
+    for (offset, _) in text[scanned..].match_indices('<') {
+        let at = scanned + offset;
+        match classify_tag(scan, at, &may_follow) {
+            TagMeaning::EndsValue { next, implied } => {
                 return ValueEnd::Found {
                     value: at,
                     next,
                     implied,
                 };
             }
-            Verdict::Wait => {
+            TagMeaning::NeedsText => {
                 return ValueEnd::Open {
                     safe: without_last_break(&text[..at]).len(),
-                    judged: at,
+                    scanned: at,
                 };
             }
-            Verdict::Value => {}
+            TagMeaning::PartOfValue => {}
         }
     }
     if at_end {
@@ -79,29 +79,29 @@ pub(super) fn find_end(place: &Place<'_>, may_follow: impl Fn(&str) -> bool) -> 
     let safe = text.strip_suffix('\r').unwrap_or(text);
     ValueEnd::Open {
         safe: without_last_break(safe).len(),
-        judged: text.len(),
+        scanned: text.len(),
     }
 }
 
-/// What the tag at one place is.
-enum Verdict {
-    End { next: usize, implied: bool },
-    Wait,
-    Value,
+/// What the tag at one scan is.
+enum TagMeaning {
+    EndsValue { next: usize, implied: bool },
+    NeedsText,
+    PartOfValue,
 }
 
-fn judge(place: &Place<'_>, at: usize, may_follow: &impl Fn(&str) -> bool) -> Verdict {
-    let Place {
+fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> bool) -> TagMeaning {
+    let ValueScan {
         text,
-        own_closing,
+        named_close,
         at_end,
         ..
-    } = *place;
+    } = *scan;
     let rest = &text[at..];
-    let own = own_closing.unwrap_or("</function>");
+    let own = named_close.unwrap_or("</function>");
     if let Some(after) = rest.strip_prefix("</parameter>") {
         let next = at + "</parameter>".len();
-        let after = &after[blank_len(after)..];
+        let after = &after[leading_blank_len(after)..];
         let tags = [
             "<parameter=",
             "</function>",
@@ -109,56 +109,60 @@ fn judge(place: &Place<'_>, at: usize, may_follow: &impl Fn(&str) -> bool) -> Ve
             "</tool_call>",
             "</parameter>",
         ];
-        return match starts_any(after, &tags) {
-            Starts::Yes => Verdict::End {
+        return match match_any_prefix(after, &tags) {
+            PrefixMatch::Yes => TagMeaning::EndsValue {
                 next,
                 implied: false,
             },
-            Starts::Perhaps if at_end => Verdict::End {
+            PrefixMatch::Partial if at_end => TagMeaning::EndsValue {
                 next,
                 implied: false,
             },
-            Starts::Perhaps => Verdict::Wait,
-            Starts::No => Verdict::Value,
+            PrefixMatch::Partial => TagMeaning::NeedsText,
+            PrefixMatch::No => TagMeaning::PartOfValue,
         };
     }
     for closing in ["</function>", own] {
         if let Some(after) = rest.strip_prefix(closing) {
-            let after = &after[blank_len(after)..];
-            return match starts_any(after, &["</tool_call>", "<tool_call>"]) {
-                Starts::Yes => Verdict::End {
+            let after = &after[leading_blank_len(after)..];
+            return match match_any_prefix(after, &["</tool_call>", "<tool_call>"]) {
+                PrefixMatch::Yes => TagMeaning::EndsValue {
                     next: at,
                     implied: true,
                 },
-                Starts::Perhaps if at_end => Verdict::End {
+                PrefixMatch::Partial if at_end => TagMeaning::EndsValue {
                     next: at,
                     implied: true,
                 },
-                Starts::Perhaps => Verdict::Wait,
-                Starts::No => Verdict::Value,
+                PrefixMatch::Partial => TagMeaning::NeedsText,
+                PrefixMatch::No => TagMeaning::PartOfValue,
             };
         }
     }
     if let Some(after) = rest.strip_prefix("<parameter=") {
-        if !line_is_blank(place.begins_line, &text[..at]) {
-            return Verdict::Value;
+        if !line_is_blank(scan.begins_line, &text[..at]) {
+            return TagMeaning::PartOfValue;
         }
         return match after.find(['>', '\n']) {
             Some(close) if after[close..].starts_with('>') && may_follow(&after[..close]) => {
-                Verdict::End {
+                TagMeaning::EndsValue {
                     next: at,
                     implied: true,
                 }
             }
-            None if !at_end && after.len() <= MAX_KEY_BYTES => Verdict::Wait,
-            _ => Verdict::Value,
+            None if !at_end && after.len() <= MAX_KEY_BYTES => TagMeaning::NeedsText,
+            _ => TagMeaning::PartOfValue,
         };
     }
     let tags = ["</parameter>", "</function>", own, "<parameter="];
-    if !at_end && tags.iter().any(|tag| starts(rest, tag) == Starts::Perhaps) {
-        return Verdict::Wait;
+    if !at_end
+        && tags
+            .iter()
+            .any(|tag| match_prefix(rest, tag) == PrefixMatch::Partial)
+    {
+        return TagMeaning::NeedsText;
     }
-    Verdict::Value
+    TagMeaning::PartOfValue
 }
 
 /// Whether only blanks stand on the line that `text` ends in; `before` says so of what came before it.

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use chat::conversation::{Conversation, Message};
-use chat::openai::request::SamplingFields;
+use chat::openai::request::SamplingParams;
 use chat::openai::response::FinishReason;
-use chat::reply::{Piece, Reply, ReplyConfig};
+use chat::reply::{Reply, ReplyConfig, ReplyDelta};
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 
@@ -82,7 +82,7 @@ impl Answerer {
     pub(super) fn answer(
         &mut self,
         messages: &[Message],
-        say: &mut dyn FnMut(&Piece) -> std::io::Result<()>,
+        say: &mut dyn FnMut(&ReplyDelta) -> std::io::Result<()>,
         cut: &dyn Fn() -> bool,
     ) -> anyhow::Result<Answer> {
         let rendered = self.model.template.render(&Conversation {
@@ -173,10 +173,10 @@ impl Answerer {
     fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::Settings> {
         let info = self.scheduler.info();
         let room = order::room(n_prompt, info.limits.context)?;
-        let fields = SamplingFields {
+        let fields = SamplingParams {
             temperature: self.wanted.temperature,
             seed: self.wanted.seed,
-            ..SamplingFields::default()
+            ..SamplingParams::default()
         };
         let usual = self.model.defaults.max_tokens.unwrap_or(room);
         let most = self.wanted.max_tokens.unwrap_or(usual).min(room);
@@ -242,7 +242,7 @@ pub(super) mod tests {
         };
         let mut answerer = answerer(wanted);
         let mut said = Reply::default();
-        let mut say = |piece: &Piece| {
+        let mut say = |piece: &ReplyDelta| {
             said.push(piece.clone());
             Ok(())
         };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-use chat::reply::Piece;
+use chat::reply::ReplyDelta;
 
 use crate::commands::INTERRUPTED;
 
@@ -159,12 +159,12 @@ impl<W: Write> Screen<W> {
     }
 
     /// Shows the next piece at once.
-    pub(super) fn show(&mut self, piece: &Piece) -> io::Result<()> {
+    pub(super) fn show(&mut self, piece: &ReplyDelta) -> io::Result<()> {
         let (text, thinks) = match piece {
-            Piece::Reasoning(text) => (text, true),
-            Piece::Content(text) => (text, false),
+            ReplyDelta::Reasoning(text) => (text, true),
+            ReplyDelta::Content(text) => (text, false),
             // No tools are declared, so no call is ever recognised.
-            Piece::ToolCall { .. } | Piece::ToolArguments { .. } => return Ok(()),
+            ReplyDelta::ToolCall { .. } | ReplyDelta::ToolArguments { .. } => return Ok(()),
         };
         if thinks != self.is_thinking {
             self.is_thinking = thinks;
@@ -218,7 +218,7 @@ fn harmless(text: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    fn shown(surface: Surface, pieces: &[Piece]) -> String {
+    fn shown(surface: Surface, pieces: &[ReplyDelta]) -> String {
         let mut bytes = Vec::new();
         let mut screen = Screen::new(&mut bytes, surface);
         for piece in pieces {
@@ -228,12 +228,12 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    fn thought(text: &str) -> Piece {
-        Piece::Reasoning(text.to_owned())
+    fn thought(text: &str) -> ReplyDelta {
+        ReplyDelta::Reasoning(text.to_owned())
     }
 
-    fn said(text: &str) -> Piece {
-        Piece::Content(text.to_owned())
+    fn said(text: &str) -> ReplyDelta {
+        ReplyDelta::Content(text.to_owned())
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use anyhow::Context;
-use chat::{Special, Tokenizer};
+use chat::{SpecialTokens, Tokenizer};
 
 use crate::cli::TokenizeArgs;
 
@@ -16,9 +16,9 @@ pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
         .context("cannot read standard input")?;
     let text = String::from_utf8(bytes).context("standard input is not UTF-8")?;
     let special = if args.no_special {
-        Special::Literal
+        SpecialTokens::AsText
     } else {
-        Special::Match
+        SpecialTokens::Parse
     };
     let ids: Vec<u32> = tokenizer
         .encode(&text, special)?

@@ -1,8 +1,8 @@
 use std::path::Path;
 
 use chat::openai::request::ChatRequest;
-use chat::shape::CallMarkup;
-use chat::template::CallFormat;
+use chat::shape::ToolCallMarkup;
+use chat::template::ToolCallFormat;
 use serde_json::{Value, json};
 
 use super::*;
@@ -20,11 +20,11 @@ fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "parallel_tool_calls": false,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]});
     let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
-    let markup = CallMarkup {
+    let markup = ToolCallMarkup {
         tokenizer: &tokenizer,
-        format: CallFormat::XmlParameters,
+        format: ToolCallFormat::XmlParameters,
     };
-    let shape = request.shape(markup).unwrap().unwrap();
+    let shape = request.output_grammar(markup).unwrap().unwrap();
     let grammar = constrain.compile(&shape).unwrap();
     (tokenizer, constrain.text(grammar))
 }

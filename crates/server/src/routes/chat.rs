@@ -168,7 +168,7 @@ impl Voice for Envelope {
 
     fn begin(&mut self, out: &mut Encoder, run: &Run) {
         for index in 0..self.n {
-            let opening = ChunkChoice::new(index, Delta::opening());
+            let opening = ChunkChoice::new(index, Delta::first());
             out.data(&self.chunk(run, vec![opening]));
         }
     }

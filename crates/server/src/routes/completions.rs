@@ -8,8 +8,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::CompletionRequest;
-use chat::openai::response::{FinishReason, LegacyLogprobs, TextChoice, TextCompletion, Usage};
-use chat::reply::{Piece, ReplyConfig};
+use chat::openai::response::{CompletionLogprobs, FinishReason, TextChoice, TextCompletion, Usage};
+use chat::reply::{ReplyConfig, ReplyDelta};
 use contract::TokenId;
 use decode::Grammar;
 use futures::{Stream, StreamExt, stream};
@@ -44,7 +44,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     })
     .await?;
     app.check_model(request.model.as_deref())?;
-    let grammar = match request.response_format.shape()? {
+    let grammar = match request.response_format.output_grammar()? {
         None => None,
         Some(shape) => {
             let model = Arc::clone(&ready);
@@ -268,7 +268,7 @@ impl Line {
             columns.shown(&part.shown);
         }
         let text = match &part.piece {
-            Piece::Content(text) => text.as_str(),
+            ReplyDelta::Content(text) => text.as_str(),
             _ => "",
         };
         self.step(job, choice, text, None)
@@ -285,7 +285,7 @@ impl Line {
             true => format!("{}{text}", job.echoed(self.prompt)),
             false => text.to_owned(),
         };
-        let logprobs: Option<LegacyLogprobs> = self.columns[choice].as_mut().map(Columns::take);
+        let logprobs: Option<CompletionLogprobs> = self.columns[choice].as_mut().map(Columns::take);
         Step {
             choice: TextChoice {
                 index: self.prompt * job.request.sampling.n + choice,
@@ -339,7 +339,7 @@ async fn whole(job: Job, first: Line) -> Result<Json<TextCompletion>, ApiError> 
         .map(|index| TextChoice {
             index,
             text: String::new(),
-            logprobs: with_logprobs.then(LegacyLogprobs::default),
+            logprobs: with_logprobs.then(CompletionLogprobs::default),
             finish_reason: None,
         })
         .collect();

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use chat::ChatError;
 use chat::anthropic;
-use chat::anthropic::response::{Message, MessageUsage, StopReason, blocks};
-use chat::anthropic::stream::{Blocks, Ending, Event};
+use chat::anthropic::response::{MessageResponse, MessageUsage, StopReason, content_blocks};
+use chat::anthropic::stream::{ContentBlockStream, MessageDelta, MessagesEvent};
 use chat::openai::request::ChatRequest;
 use chat::openai::response::FinishReason;
 use serde_json::{Value, json};
@@ -31,12 +31,12 @@ pub(super) async fn messages(
     let talk = Talk::read(&app, &headers, body, parse).await?;
     let mut run = talk.start(&app).await?;
     let usage = MessageUsage::new(run.meter().usage(), None);
-    let mut message = Message::new(ids::random("msg_"), talk.model_name(&app), usage);
+    let mut message = MessageResponse::new(ids::random("msg_"), talk.model_name(&app), usage);
     let omits = talk.request.thinking.omitted;
     if talk.request.stream {
         let voice = MessageVoice {
             message,
-            blocks: Blocks::new(ids::random("")).omitting_thinking(omits),
+            blocks: ContentBlockStream::new(ids::random("")).with_thinking_omitted(omits),
             reason: FinishReason::Stop,
             request_id,
         };
@@ -47,7 +47,7 @@ pub(super) async fn messages(
         let ending = ending(&run, reason);
         message.stop_reason = Some(ending.stop_reason);
         message.stop_sequence = ending.stop_sequence;
-        message.content = blocks(whole.reply, &ids::random(""), omits);
+        message.content = content_blocks(whole.reply, &ids::random(""), omits);
     }
     message.usage = final_usage(&run);
     Ok(Json(message).into_response())
@@ -72,10 +72,10 @@ fn final_usage(run: &Run) -> MessageUsage {
     MessageUsage::new(meter.usage(), Some(meter.timings()))
 }
 
-fn ending(run: &Run, reason: FinishReason) -> Ending {
+fn ending(run: &Run, reason: FinishReason) -> MessageDelta {
     let stop_string = run.choice(0).stop_string();
     let stop_reason = StopReason::new(reason, stop_string);
-    Ending {
+    MessageDelta {
         stop_sequence: match stop_reason {
             StopReason::StopSequence => stop_string.map(str::to_owned),
             _ => None,
@@ -86,13 +86,13 @@ fn ending(run: &Run, reason: FinishReason) -> Ending {
 
 /// One streamed message.
 struct MessageVoice {
-    message: Message,
-    blocks: Blocks,
+    message: MessageResponse,
+    blocks: ContentBlockStream,
     reason: FinishReason,
     request_id: RequestId,
 }
 
-fn write(out: &mut Encoder, event: &Event) {
+fn write(out: &mut Encoder, event: &MessagesEvent) {
     out.event(event.name(), event);
 }
 
@@ -103,8 +103,8 @@ impl Voice for MessageVoice {
         let mut message = self.message.clone();
         // As the protocol has it: the first token is counted before it is there.
         message.usage.output_tokens = 1;
-        write(out, &Event::MessageStart { message });
-        write(out, &Event::Ping {});
+        write(out, &MessagesEvent::MessageStart { message });
+        write(out, &MessagesEvent::Ping {});
     }
 
     fn news(&mut self, out: &mut Encoder, _run: &Run, news: News) {
@@ -126,8 +126,8 @@ impl Voice for MessageVoice {
             write(out, &event);
         }
         let (delta, usage) = (ending(run, self.reason), final_usage(run));
-        write(out, &Event::MessageDelta { delta, usage });
-        write(out, &Event::MessageStop {});
+        write(out, &MessagesEvent::MessageDelta { delta, usage });
+        write(out, &MessagesEvent::MessageStop {});
     }
 
     fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {

@@ -7,8 +7,8 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::openai::response::FinishReason;
 use chat::responses::ResponsesRequest;
-use chat::responses::response::Answer;
-use chat::responses::stream::{Event, Items};
+use chat::responses::response::ResponseObject;
+use chat::responses::stream::{OutputItemStream, ResponsesEvent};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -36,10 +36,12 @@ pub(super) async fn responses(
             voice.take(&run, item);
         }
     }
-    let is_cut = voice.is_cut();
-    voice.items.finish(is_cut);
+    let hit_token_limit = voice.hit_token_limit();
+    voice.items.finish(hit_token_limit);
     let took = (run.meter().usage(), run.meter().timings());
-    let whole = voice.answer.finished(is_cut, voice.items.done(), took);
+    let whole = voice
+        .answer
+        .completed(hit_token_limit, voice.items.done(), took);
     Ok(Json(whole).into_response())
 }
 
@@ -58,8 +60,8 @@ pub(super) async fn input_tokens(
 
 /// One answer on its way.
 struct ResponsesVoice {
-    answer: Answer,
-    items: Items,
+    answer: ResponseObject,
+    items: OutputItemStream,
     reason: FinishReason,
 }
 
@@ -67,19 +69,19 @@ impl ResponsesVoice {
     fn new(app: &App, talk: &Talk<ResponsesRequest>) -> ResponsesVoice {
         let own = &talk.own;
         ResponsesVoice {
-            answer: Answer {
+            answer: ResponseObject {
                 id: ids::random("resp_"),
                 created_at: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
                 model: talk.model_name(app),
                 echo: own.echo.clone(),
             },
-            items: Items::new(own.names.clone(), own.summary, ids::random("")),
+            items: OutputItemStream::new(own.names.clone(), own.summary, ids::random("")),
             reason: FinishReason::Stop,
         }
     }
 
     /// Takes news, and gives the events they make.
-    fn take(&mut self, run: &Run, news: News) -> Vec<Event> {
+    fn take(&mut self, run: &Run, news: News) -> Vec<ResponsesEvent> {
         match news {
             News::Parts { choice, parts } => {
                 let choice = run.choice(choice);
@@ -98,13 +100,13 @@ impl ResponsesVoice {
         }
     }
 
-    fn is_cut(&self) -> bool {
+    fn hit_token_limit(&self) -> bool {
         self.reason == FinishReason::Length
     }
 
     /// An event about the answer as a whole.
     fn tell(&mut self, out: &mut Encoder, name: &'static str, answer: Value) {
-        let event = self.items.event(name, json!({ "response": answer }));
+        let event = self.items.next_event(name, json!({ "response": answer }));
         out.event(event.name, &event.data);
     }
 }
@@ -113,7 +115,7 @@ impl Voice for ResponsesVoice {
     const SILENCE: Silence = Silence::Comment;
 
     fn begin(&mut self, out: &mut Encoder, _run: &Run) {
-        let begun = self.answer.begun();
+        let begun = self.answer.in_progress();
         self.tell(out, "response.created", begun.clone());
         self.tell(out, "response.in_progress", begun);
     }
@@ -125,16 +127,18 @@ impl Voice for ResponsesVoice {
     }
 
     fn end(&mut self, out: &mut Encoder, run: &Run) {
-        let is_cut = self.is_cut();
-        for event in self.items.finish(is_cut) {
+        let hit_token_limit = self.hit_token_limit();
+        for event in self.items.finish(hit_token_limit) {
             out.event(event.name, &event.data);
         }
-        let name = match is_cut {
+        let name = match hit_token_limit {
             true => "response.incomplete",
             false => "response.completed",
         };
         let took = (run.meter().usage(), run.meter().timings());
-        let whole = self.answer.finished(is_cut, self.items.done(), took);
+        let whole = self
+            .answer
+            .completed(hit_token_limit, self.items.done(), took);
         self.tell(out, name, whole);
     }
 

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
-use chat::Special;
+use chat::SpecialTokens;
 use chat::openai::request::ChatRequest;
 use contract::TokenId;
 use serde_json::{Map, Value, json};
@@ -30,8 +30,8 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
         } else {
             let text = string(&map, &["content", "prompt"])?;
             let special = match flag(&map, "parse_special", true)? {
-                true => Special::Match,
-                false => Special::Literal,
+                true => SpecialTokens::Parse,
+                false => SpecialTokens::AsText,
             };
             model.tokenizer.encode(text, special)?
         };

@@ -1,6 +1,6 @@
 //! One reply as tokens, and how far a text has come in it.
 
-use chat::{Special, Tokenizer};
+use chat::{SpecialTokens, Tokenizer};
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenKind};
 
 /// Logit of what comes next; far above what any penalty takes away.
@@ -29,7 +29,7 @@ pub(super) struct Place(usize);
 impl Reply {
     /// The reply as the tokenizer cuts it; a text that cannot be cut is said as nothing.
     pub(super) fn new(text: &str, tokenizer: &Tokenizer) -> Reply {
-        let tokens = match tokenizer.encode(text, Special::Match) {
+        let tokens = match tokenizer.encode(text, SpecialTokens::Parse) {
             Ok(tokens) => tokens,
             Err(error) => {
                 tracing::warn!(%error, "a reply of the script has no tokens");

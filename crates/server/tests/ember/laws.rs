@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use chat::{Special, Tokenizer};
+use chat::{SpecialTokens, Tokenizer};
 use contract::{Backend, TokenId};
 use cpu::CpuBackend;
 use decode::{
@@ -42,7 +42,7 @@ pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
             let turn = format!(
                 "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
             );
-            tokenizer.encode(&turn, Special::Match).unwrap()
+            tokenizer.encode(&turn, SpecialTokens::Parse).unwrap()
         })
         .collect()
 }

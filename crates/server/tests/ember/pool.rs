@@ -1,7 +1,7 @@
 //! Few pages for many on the bundled pair: who waited for pages, or gave them up in the middle of a text, says bit for
 //! bit what he says alone.
 
-use chat::{Special, Tokenizer};
+use chat::{SpecialTokens, Tokenizer};
 use contract::Backend;
 use cpu::CpuBackend;
 use decode::{
@@ -57,7 +57,10 @@ fn jobs() -> Vec<Job> {
         };
         Job {
             id: JobId(i as u64),
-            prompt: tokenizer.encode(&text, Special::Match).unwrap().into(),
+            prompt: tokenizer
+                .encode(&text, SpecialTokens::Parse)
+                .unwrap()
+                .into(),
             choices: 1,
             settings: Settings {
                 sampling,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use chat::{Special, Tokenizer};
+use chat::{SpecialTokens, Tokenizer};
 use contract::{Backend, KvFormat, TokenId};
 use cpu::CpuBackend;
 use decode::{
@@ -77,7 +77,7 @@ fn prompts(turns: usize) -> Vec<Vec<TokenId>> {
                 "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
             ));
             let asked = format!("{talk}<think>\n");
-            prompts.push(tokenizer.encode(&asked, Special::Match).unwrap());
+            prompts.push(tokenizer.encode(&asked, SpecialTokens::Parse).unwrap());
             talk.push_str(&format!("There are {turn} stones, or {who}.<|im_end|>\n"));
         }
     }

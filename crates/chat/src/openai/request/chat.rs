@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::format::ResponseFormat;
-use super::sampling::SamplingFields;
-use super::thinking::Thinking;
+use super::sampling::SamplingParams;
+use super::thinking::ReasoningOptions;
 use super::tools::{ToolChoice, ToolFields};
 use super::{MAX_TOP_LOGPROBS, messages};
 use crate::conversation::{Conversation, Message, Role};
@@ -25,7 +25,7 @@ pub struct ChatRequest {
     /// What the events carry besides text.
     pub stream_options: StreamOptions,
     /// Sampling, lengths, stops and choices.
-    pub sampling: SamplingFields,
+    pub sampling: SamplingParams,
     /// Asked for: how many alternatives per token, 0..=20.
     pub logprobs: Option<usize>,
     /// Declared tools, all of which appear in the prompt.
@@ -39,7 +39,7 @@ pub struct ChatRequest {
     /// The shape the reply must have.
     pub response_format: ResponseFormat,
     /// Whether and how hard to think.
-    pub thinking: Thinking,
+    pub thinking: ReasoningOptions,
     /// Further template variables (`chat_template_kwargs`).
     pub template_variables: Map<String, Value>,
     /// Whether thinking is told apart from the reply.
@@ -59,9 +59,9 @@ pub struct ChatRequest {
 }
 
 /// What each dialect reads in its own way; all else is read alike in all of them.
-pub(crate) struct Own {
+pub(crate) struct DialectFields {
     pub(crate) messages: Vec<Message>,
-    pub(crate) sampling: SamplingFields,
+    pub(crate) sampling: SamplingParams,
     pub(crate) logprobs: Option<usize>,
     pub(crate) tools: ToolFields,
     pub(crate) response_format: ResponseFormat,
@@ -145,15 +145,15 @@ impl ChatRequest {
                 "needs an assistant message at the end of messages",
             ));
         }
-        let own = Own {
+        let dialect = DialectFields {
             messages,
-            sampling: SamplingFields::read(&body, "stop")?,
+            sampling: SamplingParams::read(&body, "stop")?,
             logprobs: logprobs(&body)?,
             tools: ToolFields::read(&body)?,
             response_format: ResponseFormat::read(&body)?,
             continue_final_message,
         };
-        let mut request = ChatRequest::assemble(&body, own)?;
+        let mut request = ChatRequest::from_dialect(&body, dialect)?;
         request.stream_options = StreamOptions::read(&body)?;
         request.reasoning_format = reasoning_format(&body)?;
         request.add_generation_prompt = body.flag("add_generation_prompt", true)?;
@@ -163,25 +163,28 @@ impl ChatRequest {
     }
 
     /// A request of any dialect: what the dialect reads in its own way, and the rest from `body`.
-    pub(crate) fn assemble(body: &Fields<'_>, own: Own) -> Result<ChatRequest, ChatError> {
+    pub(crate) fn from_dialect(
+        body: &Fields<'_>,
+        dialect: DialectFields,
+    ) -> Result<ChatRequest, ChatError> {
         let template_variables = template_variables(body)?;
         Ok(ChatRequest {
             model: body.string("model")?.map(str::to_owned),
-            messages: own.messages,
+            messages: dialect.messages,
             stream: body.flag("stream", false)?,
             stream_options: StreamOptions::default(),
-            sampling: own.sampling,
-            logprobs: own.logprobs,
-            tools: own.tools.tools,
-            tool_choice: own.tools.choice,
-            allowed_tools: own.tools.allowed,
-            parallel_tool_calls: own.tools.parallel,
-            response_format: own.response_format,
-            thinking: Thinking::read(body, &template_variables)?,
+            sampling: dialect.sampling,
+            logprobs: dialect.logprobs,
+            tools: dialect.tools.tools,
+            tool_choice: dialect.tools.choice,
+            allowed_tools: dialect.tools.allowed,
+            parallel_tool_calls: dialect.tools.parallel,
+            response_format: dialect.response_format,
+            thinking: ReasoningOptions::read(body, &template_variables)?,
             template_variables,
             reasoning_format: ReasoningFormat::default(),
             add_generation_prompt: true,
-            continue_final_message: own.continue_final_message,
+            continue_final_message: dialect.continue_final_message,
             cache: cache_hints(body)?,
             priority: priority(body)?,
             return_progress: false,
@@ -256,8 +259,8 @@ fn reasoning_format(body: &Fields<'_>) -> Result<ReasoningFormat, ChatError> {
     }
 }
 
-/// As much of a hint as is looked at.
-pub(crate) fn hint(text: &str) -> String {
+/// As much of a cache_hint as is looked at.
+pub(crate) fn cache_hint(text: &str) -> String {
     text.chars().take(256).collect()
 }
 
@@ -283,8 +286,8 @@ fn cache_hints(body: &Fields<'_>) -> Result<CacheHints, ChatError> {
         .is_some_and(|cache| matches!(cache.string("scope"), Ok(Some("off"))));
     Ok(CacheHints {
         enabled: body.flag("cache_prompt", true)? && !off,
-        session: session.map(hint),
-        group: body.string("prompt_cache_key")?.map(hint),
+        session: session.map(cache_hint),
+        group: body.string("prompt_cache_key")?.map(cache_hint),
     })
 }
 

@@ -4,11 +4,11 @@ use contract::TokenId;
 use serde_json::Value;
 
 use super::format::ResponseFormat;
-use super::sampling::{SamplingFields, token_id};
+use super::sampling::{SamplingParams, token_id};
 use super::{MAX_PROMPTS, MAX_TOP_LOGPROBS, StreamOptions};
 use crate::error::ChatError;
 use crate::fields::{Fields, must_be, parse_body};
-use crate::tokenizer::{Special, Tokenizer};
+use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Tokens generated when the request does not say, as the protocol has it.
 pub const DEFAULT_MAX_TOKENS: usize = 16;
@@ -29,7 +29,7 @@ pub struct CompletionRequest {
     /// What the events carry besides text.
     pub stream_options: StreamOptions,
     /// Sampling, lengths, stops and choices.
-    pub sampling: SamplingFields,
+    pub sampling: SamplingParams,
     /// Asked for: how many alternatives per token, 0..=20.
     pub logprobs: Option<usize>,
     /// The shape the text must have.
@@ -52,7 +52,7 @@ impl CompletionRequest {
     pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
-        let sampling = SamplingFields::read(&body, "stop")?;
+        let sampling = SamplingParams::read(&body, "stop")?;
         if let Some(best_of) = body.count("best_of", usize::MAX)?
             && best_of != sampling.n
         {
@@ -85,7 +85,7 @@ impl CompletionRequest {
         tokenizer: &Tokenizer,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
-            Prompt::Text(text) => tokenizer.encode(text, Special::Match)?,
+            Prompt::Text(text) => tokenizer.encode(text, SpecialTokens::Parse)?,
             Prompt::Tokens(ids) => {
                 if let Some(id) = ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
                     return Err(ChatError::field(
@@ -113,7 +113,7 @@ impl CompletionRequest {
         let mut filled = vec![marker("<|fim_prefix|>")?];
         filled.extend(ids);
         filled.push(marker("<|fim_suffix|>")?);
-        filled.extend(tokenizer.encode(suffix, Special::Literal)?);
+        filled.extend(tokenizer.encode(suffix, SpecialTokens::AsText)?);
         filled.push(marker("<|fim_middle|>")?);
         Ok(filled)
     }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::error::ChatError;
 use crate::fields::{Fields, must_be};
-use crate::shape::JsonRules;
+use crate::shape::SchemaStrictness;
 
 /// Most texts a reply may be chosen from.
 const MAX_CHOICES: usize = 4_096;
@@ -22,7 +22,7 @@ pub enum ResponseFormat {
         /// The schema.
         schema: Value,
         /// How much of it has to be kept.
-        rules: JsonRules,
+        rules: SchemaStrictness,
         /// Where it stands.
         field: String,
     },
@@ -51,33 +51,33 @@ pub enum ResponseFormat {
 
 /// What a field beside `response_format` holds.
 #[derive(Clone, Copy)]
-enum Kind {
+enum FormatField {
     Schema,
     Pattern,
     Choice,
     Grammar,
     AnyObject,
-    Several,
+    Nested,
 }
 
 /// Fields of other servers' protocols that ask for a shape.
-const EXTENSIONS: [(&str, Kind); 8] = [
-    ("json_schema", Kind::Schema),
-    ("grammar", Kind::Grammar),
-    ("guided_json", Kind::Schema),
-    ("guided_regex", Kind::Pattern),
-    ("guided_choice", Kind::Choice),
-    ("guided_grammar", Kind::Grammar),
-    ("structured_outputs", Kind::Several),
-    ("regex", Kind::Pattern),
+const EXTENSIONS: [(&str, FormatField); 8] = [
+    ("json_schema", FormatField::Schema),
+    ("grammar", FormatField::Grammar),
+    ("guided_json", FormatField::Schema),
+    ("guided_regex", FormatField::Pattern),
+    ("guided_choice", FormatField::Choice),
+    ("guided_grammar", FormatField::Grammar),
+    ("structured_outputs", FormatField::Nested),
+    ("regex", FormatField::Pattern),
 ];
 /// The same inside `structured_outputs`.
-const INNER: [(&str, Kind); 5] = [
-    ("json", Kind::Schema),
-    ("regex", Kind::Pattern),
-    ("choice", Kind::Choice),
-    ("grammar", Kind::Grammar),
-    ("json_object", Kind::AnyObject),
+const INNER: [(&str, FormatField); 5] = [
+    ("json", FormatField::Schema),
+    ("regex", FormatField::Pattern),
+    ("choice", FormatField::Choice),
+    ("grammar", FormatField::Grammar),
+    ("json_object", FormatField::AnyObject),
 ];
 
 impl ResponseFormat {
@@ -99,7 +99,7 @@ impl ResponseFormat {
                 // An older spelling of some servers.
                 Some(schema) => Ok(ResponseFormat::JsonSchema {
                     schema: schema.clone(),
-                    rules: JsonRules::Kept,
+                    rules: SchemaStrictness::Strict,
                     field: format.path("schema"),
                 }),
                 None => Ok(ResponseFormat::JsonObject),
@@ -113,8 +113,8 @@ impl ResponseFormat {
                     .ok_or_else(|| format.error("json_schema", "must hold a field 'schema'"))?;
                 // Whoever says nothing wants the schema kept; whoever says no wants what can be had.
                 let rules = match holder.flag("strict", true)? {
-                    true => JsonRules::Kept,
-                    false => JsonRules::BestEffort,
+                    true => SchemaStrictness::Strict,
+                    false => SchemaStrictness::BestEffort,
                 };
                 Ok(ResponseFormat::JsonSchema {
                     schema,
@@ -122,8 +122,12 @@ impl ResponseFormat {
                     field: holder.path("schema"),
                 })
             }
-            Some("regex") => read(format, first(format, &["regex", "pattern"])?, Kind::Pattern),
-            Some("grammar") => read(format, first(format, &["grammar"])?, Kind::Grammar),
+            Some("regex") => read(
+                format,
+                first(format, &["regex", "pattern"])?,
+                FormatField::Pattern,
+            ),
+            Some("grammar") => read(format, first(format, &["grammar"])?, FormatField::Grammar),
             Some(other) => Err(format.error(
                 "type",
                 format!("must be text, json_object, json_schema, regex or grammar, not {other:?}"),
@@ -141,7 +145,7 @@ fn first<'k>(format: &Fields<'_>, keys: &[&'k str]) -> Result<&'k str, ChatError
 
 fn extension(
     body: &Fields<'_>,
-    fields: &[(&str, Kind)],
+    fields: &[(&str, FormatField)],
 ) -> Result<Option<ResponseFormat>, ChatError> {
     let mut given = fields.iter().filter(|(key, _)| body.get(key).is_some());
     let Some((key, kind)) = given.next() else {
@@ -156,18 +160,18 @@ fn extension(
     read(body, key, *kind).map(Some)
 }
 
-fn read(body: &Fields<'_>, key: &str, kind: Kind) -> Result<ResponseFormat, ChatError> {
+fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseFormat, ChatError> {
     let field = body.path(key);
     let text = || -> Result<String, ChatError> {
         let text = body.string(key)?.unwrap_or_default();
         Ok(text.to_owned())
     };
     Ok(match kind {
-        Kind::Pattern => ResponseFormat::Pattern {
+        FormatField::Pattern => ResponseFormat::Pattern {
             pattern: text()?,
             field,
         },
-        Kind::Grammar => {
+        FormatField::Grammar => {
             let lark = text()?;
             if lark.contains("::=") {
                 return Err(body.error(
@@ -177,20 +181,20 @@ fn read(body: &Fields<'_>, key: &str, kind: Kind) -> Result<ResponseFormat, Chat
             }
             ResponseFormat::Grammar { lark, field }
         }
-        Kind::Schema => ResponseFormat::JsonSchema {
+        FormatField::Schema => ResponseFormat::JsonSchema {
             schema: schema(body, key)?,
-            rules: JsonRules::Kept,
+            rules: SchemaStrictness::Strict,
             field,
         },
-        Kind::Choice => ResponseFormat::Choice {
+        FormatField::Choice => ResponseFormat::Choice {
             texts: choice(body, key)?,
             field,
         },
-        Kind::AnyObject => match body.flag(key, false)? {
+        FormatField::AnyObject => match body.flag(key, false)? {
             true => ResponseFormat::JsonObject,
             false => ResponseFormat::Text,
         },
-        Kind::Several => match body.object(key)? {
+        FormatField::Nested => match body.object(key)? {
             Some(inner) => extension(&inner, &INNER)?.unwrap_or_default(),
             None => ResponseFormat::Text,
         },
@@ -201,7 +205,7 @@ fn read(body: &Fields<'_>, key: &str, kind: Kind) -> Result<ResponseFormat, Chat
 fn schema(body: &Fields<'_>, key: &str) -> Result<Value, ChatError> {
     match body.get(key) {
         Some(Value::String(text)) => serde_json::from_str(text)
-            .map_err(|fault| body.error(key, format!("is not valid JSON: {fault}"))),
+            .map_err(|err| body.error(key, format!("is not valid JSON: {err}"))),
         Some(wrapper @ Value::Object(map))
             if map.contains_key("schema") && !map.contains_key("type") =>
         {

@@ -9,7 +9,7 @@ use crate::fields::{Fields, integer, must_be};
 
 /// How to choose tokens and when to end. `None` means that the model's card or the server decides.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct SamplingFields {
+pub struct SamplingParams {
     /// From `max_completion_tokens`, `max_tokens` or `max_output_tokens`, the first that is given; thinking included.
     pub max_tokens: Option<usize>,
     /// 0..=2; 0 is greedy.
@@ -27,7 +27,7 @@ pub struct SamplingFields {
     /// Above 0.
     pub repetition_penalty: Option<f32>,
     /// How far penalties look back.
-    pub rep_window: Option<RepWindow>,
+    pub rep_window: Option<RepetitionWindow>,
     /// `None` asks for a random seed.
     pub seed: Option<u64>,
     /// Added to logits, by token: -100..=100.
@@ -43,22 +43,22 @@ pub struct SamplingFields {
     /// Choices per prompt, 1..=8.
     pub n: usize,
     /// From `speculative: false`: no token of this request is drafted.
-    pub plain: bool,
+    pub disable_speculation: bool,
 }
 
 /// How far penalties look back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RepWindow {
+pub enum RepetitionWindow {
     /// The whole text.
     All,
     /// The last so many tokens.
     Last(usize),
 }
 
-impl SamplingFields {
+impl SamplingParams {
     /// Reads the fields; stop strings go by the name `stop_key`.
-    pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingFields, ChatError> {
-        Ok(SamplingFields {
+    pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingParams, ChatError> {
+        Ok(SamplingParams {
             max_tokens: max_tokens(body)?,
             temperature: body
                 .number("temperature", 0.0..=2.0)?
@@ -81,7 +81,7 @@ impl SamplingFields {
             stop: stop(body, stop_key)?,
             stop_token_ids: stop_token_ids(body)?,
             n: choices(body)?,
-            plain: !body.flag("speculative", true)?,
+            disable_speculation: !body.flag("speculative", true)?,
         })
     }
 }
@@ -130,14 +130,14 @@ fn repetition_penalty(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
     }
 }
 
-fn rep_window(body: &Fields<'_>) -> Result<Option<RepWindow>, ChatError> {
+fn rep_window(body: &Fields<'_>) -> Result<Option<RepetitionWindow>, ChatError> {
     let Some(key) = body.first(&["rep_window", "repeat_last_n"]) else {
         return Ok(None);
     };
     let window = body.int(key, -1..=i64::from(u32::MAX))?;
     Ok(window.map(|window| match usize::try_from(window) {
-        Ok(last) => RepWindow::Last(last),
-        Err(_) => RepWindow::All,
+        Ok(last) => RepetitionWindow::Last(last),
+        Err(_) => RepetitionWindow::All,
     }))
 }
 

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
-use crate::shape::JsonRules;
+use crate::shape::SchemaStrictness;
 
 mod completion;
 mod hostile;
@@ -19,10 +19,10 @@ fn chat(fields: Value) -> Result<ChatRequest, ChatError> {
 /// The request must be refused, naming `param`, with `words` in the message.
 fn refused(fields: Value, param: &str, words: &str) {
     let shown = fields.to_string();
-    let fault = chat(fields).expect_err(&shown);
-    assert_eq!(fault.kind, ErrorKind::InvalidRequest, "{shown}");
-    assert_eq!(fault.param.as_deref(), Some(param), "{shown}: {fault}");
-    assert!(fault.message.contains(words), "{shown}: {fault}");
+    let err = chat(fields).expect_err(&shown);
+    assert_eq!(err.kind, ErrorKind::InvalidRequest, "{shown}");
+    assert_eq!(err.param.as_deref(), Some(param), "{shown}: {err}");
+    assert!(err.message.contains(words), "{shown}: {err}");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn integral_floats_are_integers_and_strings_are_not_numbers() {
 }
 
 #[test]
-fn ranges_are_kept_and_named() {
+fn out_of_range_values_name_the_field() {
     for (key, good, bad) in [
         ("temperature", json!([0, 2, 0.5]), json!([-0.1, 2.1, 1e300])),
         ("top_p", json!([1, 0.01]), json!([0, 1.1, -1])),
@@ -138,17 +138,17 @@ fn ranges_are_kept_and_named() {
         ),
     ] {
         for value in good.as_array().unwrap() {
-            chat(json!({key: value})).unwrap_or_else(|fault| panic!("{key} {value}: {fault}"));
+            chat(json!({key: value})).unwrap_or_else(|err| panic!("{key} {value}: {err}"));
         }
         for value in bad.as_array().unwrap() {
-            let fault = chat(json!({key: value})).expect_err(&format!("{key} {value}"));
-            assert!(fault.param.unwrap().starts_with(key), "{key} {value}");
+            let err = chat(json!({key: value})).expect_err(&format!("{key} {value}"));
+            assert!(err.param.unwrap().starts_with(key), "{key} {value}");
         }
     }
 }
 
 #[test]
-fn the_first_given_length_alias_counts_and_zero_asks_for_the_default() {
+fn first_length_alias_wins_and_zero_means_default() {
     let length = |fields| chat(fields).unwrap().sampling.max_tokens;
     assert_eq!(
         length(json!({"max_completion_tokens": 5, "max_tokens": 7})),
@@ -165,13 +165,13 @@ fn the_first_given_length_alias_counts_and_zero_asks_for_the_default() {
 }
 
 #[test]
-fn a_negative_seed_is_random_and_a_seed_is_kept() {
+fn negative_seed_means_random() {
     assert_eq!(chat(json!({"seed": -1})).unwrap().sampling.seed, None);
     assert_eq!(chat(json!({"seed": 7.0})).unwrap().sampling.seed, Some(7));
 }
 
 #[test]
-fn stop_takes_one_string_or_up_to_sixteen() {
+fn stop_accepts_one_to_sixteen_strings() {
     assert_eq!(chat(json!({"stop": "a"})).unwrap().sampling.stop, ["a"]);
     assert_eq!(
         chat(json!({"stop": ["a", "b"]})).unwrap().sampling.stop,
@@ -184,7 +184,7 @@ fn stop_takes_one_string_or_up_to_sixteen() {
 }
 
 #[test]
-fn alternatives_need_logprobs() {
+fn top_logprobs_requires_logprobs() {
     assert_eq!(chat(json!({"logprobs": true})).unwrap().logprobs, Some(0));
     assert_eq!(
         chat(json!({"logprobs": true, "top_logprobs": 20}))
@@ -205,7 +205,7 @@ fn with_messages(messages: Value) -> Result<ChatRequest, ChatError> {
 }
 
 #[test]
-fn bad_messages_are_refused_by_name() {
+fn invalid_messages_name_the_field() {
     for (messages, param, words) in [
         (json!([]), "messages", "at least one"),
         (json!("hi"), "messages", "an array"),
@@ -236,16 +236,16 @@ fn bad_messages_are_refused_by_name() {
             "missing",
         ),
     ] {
-        let fault = with_messages(messages.clone()).expect_err(&messages.to_string());
-        assert_eq!(fault.param.as_deref(), Some(param), "{messages}: {fault}");
-        assert!(fault.message.contains(words), "{messages}: {fault}");
+        let err = with_messages(messages.clone()).expect_err(&messages.to_string());
+        assert_eq!(err.param.as_deref(), Some(param), "{messages}: {err}");
+        assert!(err.message.contains(words), "{messages}: {err}");
     }
-    let fault = ChatRequest::from_json(b"{}").unwrap_err();
-    assert_eq!(fault.param.as_deref(), Some("messages"));
+    let err = ChatRequest::from_json(b"{}").unwrap_err();
+    assert_eq!(err.param.as_deref(), Some("messages"));
 }
 
 #[test]
-fn message_forms_of_all_clients_become_one_form() {
+fn message_variants_become_one_form() {
     let request = with_messages(json!([
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"]},
@@ -292,7 +292,7 @@ fn message_forms_of_all_clients_become_one_form() {
 }
 
 #[test]
-fn tools_keep_the_clients_key_order_and_legacy_functions_are_wrapped() {
+fn tools_keep_key_order_and_legacy_functions_are_wrapped() {
     let request = chat(json!({"tools": [
         {"type": "function", "function": {"parameters": {"z": 1, "a": 2}, "name": "f"}},
     ]}))
@@ -324,7 +324,7 @@ fn tools_keep_the_clients_key_order_and_legacy_functions_are_wrapped() {
 }
 
 #[test]
-fn tool_choice_is_read_in_every_spelling() {
+fn tool_choice_accepts_every_spelling() {
     let tool = json!([{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]);
     let choice = |value: Value| chat(json!({"tools": tool, "tool_choice": value})).unwrap();
     assert_eq!(choice(json!("none")).tool_choice, ToolChoice::None);
@@ -357,12 +357,12 @@ fn tool_choice_is_read_in_every_spelling() {
 }
 
 #[test]
-fn a_shape_is_read_in_every_spelling_and_refused_by_name() {
+fn response_format_accepts_every_spelling() {
     let format = |fields: Value| chat(fields).unwrap().response_format;
     let schema = json!({"type": "integer"});
     let kept = |field: &str| ResponseFormat::JsonSchema {
         schema: schema.clone(),
-        rules: JsonRules::Kept,
+        rules: SchemaStrictness::Strict,
         field: field.to_owned(),
     };
     let object = json!({"response_format": {"type": "json_object"}});
@@ -376,7 +376,7 @@ fn a_shape_is_read_in_every_spelling_and_refused_by_name() {
     assert!(matches!(
         format(of(json!({"schema": schema, "strict": false}))),
         ResponseFormat::JsonSchema {
-            rules: JsonRules::BestEffort,
+            rules: SchemaStrictness::BestEffort,
             ..
         }
     ));
@@ -423,7 +423,7 @@ fn a_shape_is_read_in_every_spelling_and_refused_by_name() {
 }
 
 #[test]
-fn the_highest_source_decides_about_thinking() {
+fn highest_precedence_source_enables_reasoning() {
     let enable = |fields| chat(fields).unwrap().thinking.enable;
     assert_eq!(enable(json!({})), None);
     assert_eq!(enable(json!({"reasoning": {}})), Some(true));
@@ -450,7 +450,10 @@ fn the_highest_source_decides_about_thinking() {
     let thinking = chat(json!({"reasoning": {"effort": "x-high"}, "thinking_budget": 100}))
         .unwrap()
         .thinking;
-    assert_eq!(thinking.effort, Some(crate::conversation::Effort::XHigh));
+    assert_eq!(
+        thinking.effort,
+        Some(crate::conversation::ReasoningEffort::XHigh)
+    );
     assert_eq!(thinking.budget_tokens, Some(100));
     refused(
         json!({"thinking": {"type": "loud"}}),
@@ -465,7 +468,7 @@ fn the_highest_source_decides_about_thinking() {
 }
 
 #[test]
-fn continuing_needs_an_assistant_message_at_the_end() {
+fn continue_final_message_requires_an_assistant_message() {
     refused(
         json!({"continue_final_message": true}),
         "continue_final_message",

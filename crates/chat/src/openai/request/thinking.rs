@@ -2,17 +2,17 @@
 
 use serde_json::{Map, Value};
 
-use crate::conversation::Effort;
+use crate::conversation::ReasoningEffort;
 use crate::error::ChatError;
 use crate::fields::Fields;
 
 /// What a request says about thinking.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Thinking {
+pub struct ReasoningOptions {
     /// On, off, or left to the server's default and then to the template.
     pub enable: Option<bool>,
     /// The tier asked for.
-    pub effort: Option<Effort>,
+    pub effort: Option<ReasoningEffort>,
     /// Most thinking tokens asked for.
     pub budget_tokens: Option<usize>,
     /// Tokens to keep free for the reply.
@@ -21,7 +21,7 @@ pub struct Thinking {
     pub omitted: bool,
 }
 
-impl Thinking {
+impl ReasoningOptions {
     /// Whether the request itself turned thinking on, which asks for `finish_details`.
     pub fn opted_in(&self) -> bool {
         self.enable == Some(true)
@@ -34,7 +34,7 @@ impl Thinking {
     pub(crate) fn read(
         body: &Fields<'_>,
         kwargs: &Map<String, Value>,
-    ) -> Result<Thinking, ChatError> {
+    ) -> Result<ReasoningOptions, ChatError> {
         let reasoning = body.object("reasoning")?;
         let effort_name = effort_name(body, reasoning.as_ref())?;
         let thinking = body.object("thinking")?;
@@ -83,8 +83,8 @@ impl Thinking {
         };
         let effort = effort_name
             .filter(|name| *name != "none")
-            .map(Effort::parse);
-        Ok(Thinking {
+            .map(ReasoningEffort::parse);
+        Ok(ReasoningOptions {
             enable,
             effort,
             budget_tokens,

@@ -1,27 +1,27 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::openai::response::{AssistantMessage, TokenChance, TokenLogprob};
+use crate::openai::response::{AssistantMessage, TokenLogprob, TopLogprob};
 use crate::reply::Reply;
 
 fn json_of(value: impl Serialize) -> Value {
     serde_json::to_value(value).unwrap()
 }
 
-fn pieces() -> Vec<Piece> {
+fn pieces() -> Vec<ReplyDelta> {
     vec![
-        Piece::Reasoning("hm".into()),
-        Piece::Content("so".into()),
-        Piece::ToolCall {
+        ReplyDelta::Reasoning("hm".into()),
+        ReplyDelta::Content("so".into()),
+        ReplyDelta::ToolCall {
             index: 0,
             id: "call_1".into(),
             name: "f".into(),
         },
-        Piece::ToolArguments {
+        ReplyDelta::ToolArguments {
             index: 0,
             fragment: "{\"x\":".into(),
         },
-        Piece::ToolArguments {
+        ReplyDelta::ToolArguments {
             index: 0,
             fragment: " 1}".into(),
         },
@@ -29,7 +29,7 @@ fn pieces() -> Vec<Piece> {
 }
 
 #[test]
-fn deltas_have_the_protocols_shapes() {
+fn deltas_match_the_protocol() {
     let deltas: Vec<Value> = pieces()
         .into_iter()
         .map(|piece| json_of(Delta::from(piece)))
@@ -46,14 +46,14 @@ fn deltas_have_the_protocols_shapes() {
         ]
     );
     assert_eq!(
-        json_of(Delta::opening()),
+        json_of(Delta::first()),
         json!({"role": "assistant", "content": ""})
     );
     assert_eq!(json_of(Delta::default()), json!({}));
 }
 
 #[test]
-fn usage_is_absent_null_or_counts() {
+fn usage_is_absent_null_or_present() {
     let mut chunk = ChatChunk {
         id: "chatcmpl-1",
         object: ChatChunk::OBJECT,
@@ -80,7 +80,7 @@ fn usage_is_absent_null_or_counts() {
 }
 
 #[test]
-fn a_message_has_no_empty_lists_and_null_content_beside_calls_alone() {
+fn message_omits_empty_lists_and_has_null_content_beside_calls() {
     let mut reply = Reply::default();
     reply.extend(pieces());
     assert_eq!(
@@ -107,8 +107,8 @@ fn a_message_has_no_empty_lists_and_null_content_beside_calls_alone() {
 #[test]
 fn logprobs_are_finite_and_carry_bytes() {
     let token = TokenLogprob {
-        token: TokenChance::new(&[0xc3], f32::NEG_INFINITY),
-        top_logprobs: vec![TokenChance::new(b"a", -0.5)],
+        token: TopLogprob::new(&[0xc3], f32::NEG_INFINITY),
+        top_logprobs: vec![TopLogprob::new(b"a", -0.5)],
     };
     assert_eq!(
         json_of(token),

@@ -1,72 +1,77 @@
 //! Text: stop strings, stray tags, and where calls begin.
 
-use super::{Machine, Progress, State};
+use super::{Progress, ReplyStateMachine, State};
 use crate::reasoning::CLOSE;
-use crate::reply::ledger::{Ledger, Place};
-use crate::reply::{Piece, Stop};
-use crate::stop::{find_first, held_back};
-use crate::tools::{CallParser, End, Opening};
+use crate::reply::ledger::{TokenAttribution, TokenPart};
+use crate::reply::{EarlyStop, ReplyDelta};
+use crate::stop::{find_earliest_match, partial_match_len};
+use crate::tools::{CallParser, CallStart, ReplyEnd};
 
 /// Something in the text that is not text. Of several, the one whose last byte comes first counts, since
 /// that is the first to be certain.
-enum Mark {
+enum ContentMark {
     /// A stop string begins here.
     Stop { start: usize, which: usize },
     /// A closing tag of thinking that nobody opened.
-    Stray { start: usize },
+    StrayClose { start: usize },
     /// A call may begin here.
-    Call { start: usize, opening: Opening },
+    Call { start: usize, call_start: CallStart },
 }
 
-impl Machine {
+impl ReplyStateMachine {
     pub(super) fn content(
         &mut self,
-        end: Option<End>,
-        ledger: &mut Ledger,
-        pieces: &mut Vec<Piece>,
+        end: Option<ReplyEnd>,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
     ) -> Progress {
         match self.first_mark() {
-            Some(Mark::Stop { start, which }) => {
-                self.give_content(start, ledger, pieces);
+            Some(ContentMark::Stop { start, which }) => {
+                self.emit_content(start, attribution, deltas);
                 let stop = self.config.stop.get(which).cloned().unwrap_or_default();
-                self.stopped = Some(Stop::StopString(stop));
-                self.go(State::Over)
+                self.stopped = Some(EarlyStop::StopString(stop));
+                self.transition(State::Finished)
             }
-            Some(Mark::Stray { start }) => {
-                self.give_content(start, ledger, pieces);
-                self.drop_text(CLOSE.len(), Place::Hidden, ledger);
-                Progress::Moved
+            Some(ContentMark::StrayClose { start }) => {
+                self.emit_content(start, attribution, deltas);
+                self.consume(CLOSE.len(), TokenPart::Hidden, attribution);
+                Progress::Advanced
             }
-            Some(Mark::Call { start, opening }) => {
+            Some(ContentMark::Call { start, call_start }) => {
                 // Blanks before a call go with it, should it be one.
                 let text = self.text[..start].trim_end().len();
-                self.give_content(text, ledger, pieces);
-                let parser = CallParser::new(opening);
-                self.go(State::Call {
+                self.emit_content(text, attribution, deltas);
+                let parser = CallParser::new(call_start);
+                self.transition(State::Call {
                     parser,
-                    lead: start - text,
-                    is_certain: false,
+                    leading_blanks: start - text,
+                    is_confirmed: false,
                 })
             }
             None => {
                 let certain = if end.is_some() {
                     self.text.len()
                 } else {
-                    self.certain_len()
+                    self.decided_len()
                 };
-                self.give_content(certain, ledger, pieces);
-                Progress::Stuck
+                self.emit_content(certain, attribution, deltas);
+                Progress::NeedsText
             }
         }
     }
 
-    fn give_content(&mut self, n_bytes: usize, ledger: &mut Ledger, pieces: &mut Vec<Piece>) {
+    fn emit_content(
+        &mut self,
+        n_bytes: usize,
+        attribution: &mut TokenAttribution,
+        deltas: &mut Vec<ReplyDelta>,
+    ) {
         if n_bytes > 0 {
             let text = self.text[..n_bytes].to_owned();
             self.markdown.advance(&text);
-            self.content_begun |= !text.trim().is_empty();
-            pieces.push(Piece::Content(text));
-            self.drop_text(n_bytes, Place::Content, ledger);
+            self.has_content |= !text.trim().is_empty();
+            deltas.push(ReplyDelta::Content(text));
+            self.consume(n_bytes, TokenPart::Content, attribution);
         }
     }
 
@@ -75,21 +80,21 @@ impl Machine {
         if self.n_tokens < self.config.min_tokens || self.config.stop.is_empty() {
             return None;
         }
-        let from = self.stop_from.saturating_sub(self.base);
-        let found = find_first(&self.text[from..], &self.config.stop);
+        let from = self.stop_search_from.saturating_sub(self.base);
+        let found = find_earliest_match(&self.text[from..], &self.config.stop);
         if found.is_none() {
-            let held = held_back(&self.text[from..], &self.config.stop);
-            self.stop_from = self.base + self.text.len() - held;
+            let held = partial_match_len(&self.text[from..], &self.config.stop);
+            self.stop_search_from = self.base + self.text.len() - held;
         }
         found.map(|(start, which)| (from + start, which))
     }
 
-    fn first_mark(&mut self) -> Option<Mark> {
-        let mut best: Option<(usize, Mark)> = None;
+    fn first_mark(&mut self) -> Option<ContentMark> {
+        let mut best: Option<(usize, ContentMark)> = None;
         if let Some((start, which)) = self.stop_hit() {
             best = Some((
                 start + self.config.stop[which].len(),
-                Mark::Stop { start, which },
+                ContentMark::Stop { start, which },
             ));
         }
         if self.config.split_reasoning
@@ -97,14 +102,14 @@ impl Machine {
         {
             let end = start + CLOSE.len();
             if best.as_ref().is_none_or(|(other, _)| end < *other) {
-                best = Some((end, Mark::Stray { start }));
+                best = Some((end, ContentMark::StrayClose { start }));
             }
         }
         let limit = best.as_ref().map_or(self.text.len() + 1, |(end, _)| *end);
-        match self.first_opening(limit) {
-            Some((start, opening)) => Some(Mark::Call {
+        match self.first_call_start(limit) {
+            Some((start, call_start)) => Some(ContentMark::Call {
                 start,
-                opening: opening.clone(),
+                call_start: call_start.clone(),
             }),
             None => best.map(|(_, mark)| mark),
         }
@@ -112,8 +117,8 @@ impl Machine {
 
     /// The opening that is complete first, of those that stand where a call may begin, if it is complete
     /// before byte `limit`.
-    fn first_opening(&self, mut limit: usize) -> Option<(usize, &Opening)> {
-        if self.openings.is_empty() {
+    fn first_call_start(&self, mut limit: usize) -> Option<(usize, &CallStart)> {
+        if self.call_starts.is_empty() {
             return None;
         }
         let mut best = None;
@@ -130,14 +135,14 @@ impl Machine {
                 continue;
             }
             let rest = &self.text[start..];
-            for (text, opening) in &self.openings {
-                let fits = match opening {
-                    Opening::Bare => !self.content_begun && self.text[..start].trim().is_empty(),
-                    opening => !opening.needs_line_start() || markdown.begins_line(),
+            for (text, call_start) in &self.call_starts {
+                let fits = match call_start {
+                    CallStart::Bare => !self.has_content && self.text[..start].trim().is_empty(),
+                    call_start => !call_start.needs_line_start() || markdown.begins_line(),
                 };
                 if fits && rest.starts_with(text.as_str()) && start + text.len() < limit {
                     limit = start + text.len();
-                    best = Some((start, opening));
+                    best = Some((start, call_start));
                 }
             }
         }
@@ -145,23 +150,23 @@ impl Machine {
     }
 
     /// Bytes of text that can be nothing else any more.
-    fn certain_len(&self) -> usize {
+    fn decided_len(&self) -> usize {
         let text = &self.text;
         let mut held = 0;
         if self.n_tokens >= self.config.min_tokens {
-            held = held_back(text, &self.config.stop);
+            held = partial_match_len(text, &self.config.stop);
         }
         if self.config.split_reasoning {
-            held = held.max(held_back(text, &[CLOSE]));
+            held = held.max(partial_match_len(text, &[CLOSE]));
         }
-        // All openings that are longer than one letter begin with this one.
+        // All call_starts that are longer than one letter begin with this one.
         if text.contains('<') {
-            for (opening, _) in &self.openings {
-                held = held.max(held_back(text, &[opening]));
+            for (call_start, _) in &self.call_starts {
+                held = held.max(partial_match_len(text, &[call_start]));
             }
         }
         let certain = text.len() - held;
-        if self.openings.is_empty() {
+        if self.call_starts.is_empty() {
             return certain;
         }
         // Blanks wait for what follows: before a call they go.

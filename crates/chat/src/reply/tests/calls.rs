@@ -78,7 +78,7 @@ fn tagged_parameters_are_a_call() {
 }
 
 #[test]
-fn several_calls_and_the_text_around_them() {
+fn several_calls_keep_the_text_around_them() {
     let text = "Let me look.\n\n<tool_call>\n<function=get>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n{\"name\": \"get\", \"arguments\": {\"n\": 2}}\n</tool_call>\n\nDone.";
     check(
         text,
@@ -91,50 +91,52 @@ fn several_calls_and_the_text_around_them() {
         parallel_tool_calls: false,
         ..config()
     };
-    let got = run(&single, &[text], End::Stopped);
+    let got = run(&single, &[text], ReplyEnd::Stopped);
     assert_eq!(got.reply.tool_calls.len(), 1);
-    assert_eq!(got.stopped, Some(Stop::AfterCall));
+    assert_eq!(got.stopped, Some(EarlyStop::AfterCall));
     assert_eq!(got.reply.content, "Let me look.");
     assert_eq!(
-        got.summary.finish_reason(End::Stopped),
+        got.summary.finish_reason(ReplyEnd::Stopped),
         FinishReason::ToolCalls
     );
 }
 
 #[test]
 fn text_parameters_stream_before_the_call_ends() {
-    let mut machine = Machine::new(config());
-    let mut ledger = Ledger::default();
-    let mut pieces = Vec::new();
+    let mut machine = ReplyStateMachine::new(config());
+    let mut attribution = TokenAttribution::default();
+    let mut deltas = Vec::new();
     let begin = "<tool_call>\n<function=put_file>\n<parameter=content>\n";
-    machine.take(begin, 1, &mut ledger, &mut pieces);
-    assert!(matches!(&pieces[0], Piece::ToolCall { index: 0, name, .. } if name == "put_file"));
-    pieces.clear();
-    machine.take("first \"line\"\nsecond", 2, &mut ledger, &mut pieces);
+    machine.take(begin, 1, &mut attribution, &mut deltas);
+    assert!(
+        matches!(&deltas[0], ReplyDelta::ToolCall { index: 0, name, .. } if name == "put_file")
+    );
+    deltas.clear();
+    machine.take("first \"line\"\nsecond", 2, &mut attribution, &mut deltas);
     let fragment = "first \\\"line\\\"\\nsecond".to_owned();
-    assert_eq!(pieces, [Piece::ToolArguments { index: 0, fragment }]);
+    assert_eq!(deltas, [ReplyDelta::ToolArguments { index: 0, fragment }]);
 }
 
 #[test]
 fn json_arguments_stream_before_the_call_ends() {
-    let mut machine = Machine::new(config());
-    let mut ledger = Ledger::default();
-    let mut pieces = Vec::new();
+    let mut machine = ReplyStateMachine::new(config());
+    let mut attribution = TokenAttribution::default();
+    let mut deltas = Vec::new();
     machine.take(
         "<tool_call>{\"name\": \"put_file\", \"arguments\": {\"content\": \"abc",
         1,
-        &mut ledger,
-        &mut pieces,
+        &mut attribution,
+        &mut deltas,
     );
     let fragment = "{\"content\": \"abc".to_owned();
     assert_eq!(
-        pieces.last(),
-        Some(&Piece::ToolArguments { index: 0, fragment })
+        deltas.last(),
+        Some(&ReplyDelta::ToolArguments { index: 0, fragment })
     );
 }
 
 #[test]
-fn a_value_may_hold_the_tags_that_delimit_it() {
+fn value_may_contain_its_own_delimiter_tags() {
     let value = "see <parameter=x>\nand </parameter> and </function> in prose\n<function=get>";
     let text = format!(
         "<tool_call>\n<function=put_file>\n<parameter=content>\n{value}\n</parameter>\n<parameter=path>\n/a\n</parameter>\n</function>\n</tool_call>"
@@ -147,7 +149,7 @@ fn a_value_may_hold_the_tags_that_delimit_it() {
 }
 
 #[test]
-fn only_one_line_break_goes_at_each_end_of_a_value() {
+fn value_loses_one_newline_at_each_end() {
     let text = "<function=get>\n<parameter=s>\n\n x \n\n</parameter>\n</function>";
     check(text, json!([["get", {"s": "\n x \n"}]]), "");
     let text = "<function=get>\r\n<parameter=s>\r\nx\r\n</parameter>\r\n</function>";
@@ -155,7 +157,7 @@ fn only_one_line_break_goes_at_each_end_of_a_value() {
 }
 
 #[test]
-fn a_missing_closing_tag_is_implied() {
+fn missing_closing_tag_is_implied() {
     check(
         "<tool_call>\n<function=get>\n<parameter=s>\na\n<parameter=n>\n3\n</function>\n</tool_call>",
         json!([["get", {"s": "a", "n": 3}]]),
@@ -169,7 +171,7 @@ fn a_missing_closing_tag_is_implied() {
 }
 
 #[test]
-fn doubled_and_stray_closing_tags_are_swallowed() {
+fn duplicate_and_stray_closing_tags_are_dropped() {
     check(
         "<tool_call>\n<function=get>\n<parameter=n>\n3\n</parameter>\n</parameter>\n</function>\n</function>\n</tool_call>",
         json!([["get", {"n": 3}]]),
@@ -178,13 +180,16 @@ fn doubled_and_stray_closing_tags_are_swallowed() {
 }
 
 #[test]
-fn a_turn_that_ends_inside_a_call_closes_it_and_a_limit_does_not() {
+fn eos_inside_a_call_closes_it_and_length_does_not() {
     let text = "<tool_call>\n<function=get>\n<parameter=s>\nabc";
     check(text, json!([["get", {"s": "abc"}]]), "");
-    let got = run(&config(), &[text], End::Length);
+    let got = run(&config(), &[text], ReplyEnd::Length);
     assert_eq!(got.reply.tool_calls[0].function.arguments, "{\"s\": \"abc");
     assert!(got.summary.open_call);
-    assert_eq!(got.summary.finish_reason(End::Length), FinishReason::Length);
+    assert_eq!(
+        got.summary.finish_reason(ReplyEnd::Length),
+        FinishReason::Length
+    );
     check(
         "<tool_call>{\"name\": \"get\", \"arguments\": {\"s\": \"abc",
         json!([["get", {"s": "abc"}]]),
@@ -193,7 +198,7 @@ fn a_turn_that_ends_inside_a_call_closes_it_and_a_limit_does_not() {
 }
 
 #[test]
-fn the_last_of_two_equal_parameters_wins() {
+fn duplicate_parameter_last_value_wins() {
     check(
         "<function=get>\n<parameter=n>\n1\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>",
         json!([["get", {"n": 2}]]),
@@ -202,7 +207,7 @@ fn the_last_of_two_equal_parameters_wins() {
 }
 
 #[test]
-fn what_names_no_declared_tool_is_text() {
+fn undeclared_tool_name_is_text() {
     for text in [
         "<tool_call>\n<function=other>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
         "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
@@ -217,14 +222,14 @@ fn what_names_no_declared_tool_is_text() {
         "{\"answer\": 42}",
         "{\"name\": \"get\", \"age\": 3}",
     ] {
-        let got = run(&config(), &[text], End::Eos);
+        let got = run(&config(), &[text], ReplyEnd::Eos);
         assert_eq!(got.reply.content, text);
         assert!(got.reply.tool_calls.is_empty(), "{text}");
     }
 }
 
 #[test]
-fn a_name_may_differ_in_case_and_dashes() {
+fn tool_name_matches_ignoring_case_and_dashes() {
     check(
         "<function=Put-File></function>",
         json!([["put_file", {}]]),
@@ -240,7 +245,7 @@ fn a_name_may_differ_in_case_and_dashes() {
 }
 
 #[test]
-fn quoted_calls_are_text() {
+fn calls_in_code_are_text() {
     let call = "<tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call>";
     for text in [
         format!("Like this:\n```\n{call}\n```\nSee?"),
@@ -254,7 +259,7 @@ fn quoted_calls_are_text() {
 }
 
 #[test]
-fn broken_arguments_are_mended_or_closed() {
+fn malformed_arguments_are_repaired_or_closed() {
     check(
         "<tool_call>{\"name\": \"get\", \"arguments\": {'s': 'a\nb', n: 1,}}</tool_call>",
         json!([["get", {"s": "a\nb", "n": 1}]]),
@@ -263,11 +268,11 @@ fn broken_arguments_are_mended_or_closed() {
     let text =
         "<tool_call>{\"name\": \"get\", \"arguments\": {\"s\": \"a\" oops}}</tool_call> tail";
     check(text, json!([["get", {"s": "a"}]]), "tail");
-    assert_eq!(run(&config(), &[text], End::Eos).summary.malformed, 1);
+    assert_eq!(run(&config(), &[text], ReplyEnd::Eos).summary.malformed, 1);
 }
 
 #[test]
-fn text_behind_broken_arguments_does_not_depend_on_cuts() {
+fn text_after_malformed_arguments_ignores_chunking() {
     check(
         "{\"name\": \"get\", \"arguments\": {\"s\": \"a\" oops",
         json!([["get", {"s": "a"}]]),
@@ -281,14 +286,18 @@ fn text_behind_broken_arguments_does_not_depend_on_cuts() {
 }
 
 #[test]
-fn a_complete_call_inside_thinking_ends_it() {
+fn complete_call_inside_reasoning_ends_it() {
     let config = ReplyConfig {
         starts_in_reasoning: true,
         ..config()
     };
     let call =
         "<tool_call>\n<function=get>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>";
-    let got = run(&config, &[&format!("I should look.\n{call}")], End::Eos);
+    let got = run(
+        &config,
+        &[&format!("I should look.\n{call}")],
+        ReplyEnd::Eos,
+    );
     assert_eq!(got.reply.reasoning, "I should look.\n");
     assert_eq!(calls(&got.reply), [("get".to_owned(), json!({"s": "x"}))]);
     assert_eq!(got.reply.content, "");
@@ -298,7 +307,7 @@ fn a_complete_call_inside_thinking_ends_it() {
         "I could write\n<tool_call> or not",
         "inline <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call> is no call",
     ] {
-        let got = run(&config, &[&format!("{text}</think>\n\nNo.")], End::Eos);
+        let got = run(&config, &[&format!("{text}</think>\n\nNo.")], ReplyEnd::Eos);
         assert_eq!(got.reply.reasoning, text);
         assert_eq!(got.reply.content, "No.");
         assert!(got.reply.tool_calls.is_empty());
@@ -306,11 +315,11 @@ fn a_complete_call_inside_thinking_ends_it() {
 }
 
 #[test]
-fn without_tools_call_tags_are_text() {
+fn call_tags_are_text_without_tools() {
     let config = ReplyConfig {
         tools: ToolSet::default(),
         ..config()
     };
     let text = "<tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call>";
-    assert_eq!(run(&config, &[text], End::Eos).reply.content, text);
+    assert_eq!(run(&config, &[text], ReplyEnd::Eos).reply.content, text);
 }

@@ -1,7 +1,7 @@
 //! The parser over tokens: hidden tokens, code points, and where each token went.
 
 use super::*;
-use crate::tokenizer::Special;
+use crate::tokenizer::SpecialTokens;
 
 fn parser(config: ReplyConfig) -> (Arc<Tokenizer>, ReplyParser) {
     let tokenizer = sample::tokenizer();
@@ -9,23 +9,27 @@ fn parser(config: ReplyConfig) -> (Arc<Tokenizer>, ReplyParser) {
 }
 
 /// The text's tokens, each with where it went.
-fn places(config: ReplyConfig, text: &str, end: End) -> (Vec<(String, Place)>, Summary) {
+fn places(
+    config: ReplyConfig,
+    text: &str,
+    end: ReplyEnd,
+) -> (Vec<(String, TokenPart)>, ReplyStats) {
     let (tokenizer, mut parser) = parser(config);
-    let ids = tokenizer.encode(text, Special::Match).unwrap();
-    let mut placed = Vec::new();
+    let ids = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
+    let mut attributed = Vec::new();
     for id in &ids {
         parser.push(&[*id]);
-        placed.extend(parser.take_placed());
+        attributed.extend(parser.take_token_parts());
     }
     parser.finish(end);
-    placed.extend(parser.take_placed());
-    let ordinals: Vec<usize> = placed.iter().map(|(ordinal, _)| *ordinal).collect();
+    attributed.extend(parser.take_token_parts());
+    let ordinals: Vec<usize> = attributed.iter().map(|(ordinal, _)| *ordinal).collect();
     assert_eq!(
         ordinals,
         (0..parser.summary().tokens).collect::<Vec<_>>(),
         "each token once"
     );
-    let named = placed
+    let named = attributed
         .iter()
         .map(|(ordinal, place)| (tokenizer.decode(&ids[*ordinal..=*ordinal]), *place))
         .collect();
@@ -33,24 +37,24 @@ fn places(config: ReplyConfig, text: &str, end: End) -> (Vec<(String, Place)>, S
 }
 
 #[test]
-fn every_token_is_placed_once_and_in_order() {
+fn every_token_is_attributed_once_in_order() {
     let config = ReplyConfig {
         starts_in_reasoning: true,
         ..config()
     };
     let text = "hello</think>\n\nhello<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call><|im_end|>";
-    let (placed, summary) = places(config, text, End::Eos);
-    let of = |wanted: Place| -> String {
-        placed
+    let (attributed, summary) = places(config, text, ReplyEnd::Eos);
+    let of = |wanted: TokenPart| -> String {
+        attributed
             .iter()
             .filter(|(_, place)| *place == wanted)
             .map(|(text, _)| text.as_str())
             .collect()
     };
-    assert_eq!(of(Place::Reasoning), "hello");
-    assert_eq!(of(Place::Content), "hello");
-    assert_eq!(of(Place::Hidden), "</think>\n\n<|im_end|>");
-    assert!(of(Place::Call).starts_with("<tool_call>{"));
+    assert_eq!(of(TokenPart::Reasoning), "hello");
+    assert_eq!(of(TokenPart::Content), "hello");
+    assert_eq!(of(TokenPart::Hidden), "</think>\n\n<|im_end|>");
+    assert!(of(TokenPart::Call).starts_with("<tool_call>{"));
     assert_eq!(
         (
             summary.reasoning_tokens,
@@ -59,18 +63,22 @@ fn every_token_is_placed_once_and_in_order() {
         ),
         (1, 1, 1)
     );
-    assert_eq!(summary.tokens, placed.len());
+    assert_eq!(summary.tokens, attributed.len());
 }
 
 #[test]
-fn the_bytes_of_content_tokens_are_the_content() {
+fn content_tokens_join_to_the_content() {
     let text = "h\u{e9}llo \u{1f600} world";
-    let (placed, _) = places(config(), text, End::Eos);
-    assert!(placed.iter().all(|(_, place)| *place == Place::Content));
+    let (attributed, _) = places(config(), text, ReplyEnd::Eos);
+    assert!(
+        attributed
+            .iter()
+            .all(|(_, place)| *place == TokenPart::Content)
+    );
 }
 
 #[test]
-fn tokens_behind_a_stop_are_not_counted() {
+fn tokens_after_a_stop_are_not_counted() {
     let (tokenizer, mut parser) = parser(ReplyConfig {
         stop: vec!["lo".to_owned()],
         ..config()
@@ -82,15 +90,18 @@ fn tokens_behind_a_stop_are_not_counted() {
     let mut reply = Reply::default();
     reply.extend(parser.push(&ids));
     reply.extend(parser.push(&ids));
-    assert_eq!(parser.stopped(), Some(&Stop::StopString("lo".to_owned())));
-    reply.extend(parser.finish(End::Stopped));
+    assert_eq!(
+        parser.stopped(),
+        Some(&EarlyStop::StopString("lo".to_owned()))
+    );
+    reply.extend(parser.finish(ReplyEnd::Stopped));
     assert_eq!(reply.content, "hel");
     assert_eq!(parser.summary().tokens, 5);
     assert!(tokenizer.n_tokens() > 256);
 }
 
 #[test]
-fn stop_strings_wait_for_the_least_number_of_tokens() {
+fn stop_strings_are_ignored_before_min_tokens() {
     let config = ReplyConfig {
         stop: vec!["b".to_owned()],
         min_tokens: 4,
@@ -103,12 +114,12 @@ fn stop_strings_wait_for_the_least_number_of_tokens() {
         .collect();
     let mut reply = Reply::default();
     reply.extend(parser.push(&ids));
-    reply.extend(parser.finish(End::Stopped));
+    reply.extend(parser.finish(ReplyEnd::Stopped));
     assert_eq!(reply.content, "abc");
 }
 
 #[test]
-fn a_tag_that_is_a_control_token_is_still_seen() {
+fn control_token_tags_are_recognised() {
     let mut vocab = sample::vocab();
     for (token, kind) in vocab.tokens.iter().zip(&mut vocab.kinds) {
         if token.contains("think>") || token.contains("tool_call>") {
@@ -119,8 +130,8 @@ fn a_tag_that_is_a_control_token_is_still_seen() {
     let mut parser = ReplyParser::new(tokenizer.clone(), config());
     let text = "<think>a</think>b<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
     let mut reply = Reply::default();
-    reply.extend(parser.push(&tokenizer.encode(text, Special::Match).unwrap()));
-    reply.extend(parser.finish(End::Eos));
+    reply.extend(parser.push(&tokenizer.encode(text, SpecialTokens::Parse).unwrap()));
+    reply.extend(parser.finish(ReplyEnd::Eos));
     assert_eq!(
         (reply.reasoning.as_str(), reply.content.as_str()),
         ("a", "b")
@@ -129,33 +140,33 @@ fn a_tag_that_is_a_control_token_is_still_seen() {
 }
 
 #[test]
-fn an_unfinished_code_point_at_the_end_is_one_replacement() {
+fn incomplete_final_code_point_becomes_one_replacement() {
     let (_, mut parser) = parser(config());
     let mut reply = Reply::default();
     reply.extend(parser.push(&[TokenId(0x61), TokenId(0xf0), TokenId(0x9f)]));
     assert_eq!(reply.content, "a");
-    reply.extend(parser.finish(End::Length));
+    reply.extend(parser.finish(ReplyEnd::Length));
     assert_eq!(reply.content, "a\u{fffd}");
     assert_eq!(parser.summary().content_tokens, 3);
     assert_eq!(parser.push(&[TokenId(0x61)]), []);
-    assert_eq!(parser.finish(End::Length), []);
+    assert_eq!(parser.finish(ReplyEnd::Length), []);
 }
 
 proptest! {
     #[test]
-    fn grouping_of_tokens_does_not_show(text in any_text(), size in 1usize..9) {
+    fn token_batching_does_not_change_the_reply(text in any_text(), size in 1usize..9) {
         let run = |size: usize| {
             let (tokenizer, mut parser) = parser(config());
-            let ids = tokenizer.encode(&text, Special::Match).unwrap();
+            let ids = tokenizer.encode(&text, SpecialTokens::Parse).unwrap();
             let mut reply = Reply::default();
-            let mut placed = Vec::new();
+            let mut attributed = Vec::new();
             for group in ids.chunks(size) {
                 reply.extend(parser.push(group));
-                placed.extend(parser.take_placed());
+                attributed.extend(parser.take_token_parts());
             }
-            reply.extend(parser.finish(End::Eos));
-            placed.extend(parser.take_placed());
-            (reply, placed, parser.summary())
+            reply.extend(parser.finish(ReplyEnd::Eos));
+            attributed.extend(parser.take_token_parts());
+            (reply, attributed, parser.summary())
         };
         let single = run(1);
         prop_assert_eq!(&run(size), &single);

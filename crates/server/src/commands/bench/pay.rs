@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use chat::Special;
+use chat::SpecialTokens;
 use contract::TokenId;
 use decode::{
     Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
@@ -60,7 +60,7 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.prompts.is_none() {
         let side = open::text_side(&loaded, None, None, GenerationDefaults::default())?;
         for text in SOURCES {
-            let mut tokens = side.tokenizer.encode(text, Special::Literal)?;
+            let mut tokens = side.tokenizer.encode(text, SpecialTokens::AsText)?;
             tokens.truncate(OF_SOURCE);
             let class = "source".to_owned();
             prompts.push(Prompt { class, tokens });

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use chat::Special;
+use chat::SpecialTokens;
 use contract::{
     Backend, Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats,
     Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner, RunnerInfo, SeqId, SnapshotId,
@@ -121,7 +121,7 @@ fn told() -> (RunnerInfo, Vec<Told>) {
     let mut all = prompts(None, &loaded).unwrap();
     let side = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
     for text in SOURCES.into_iter().take(OF_SOURCES) {
-        let mut tokens = side.tokenizer.encode(text, Special::Literal).unwrap();
+        let mut tokens = side.tokenizer.encode(text, SpecialTokens::AsText).unwrap();
         tokens.truncate(OF_SOURCE);
         let class = "source".to_owned();
         all.push(Prompt { class, tokens });

@@ -7,7 +7,7 @@ fn completion(fields: Value) -> Result<CompletionRequest, ChatError> {
 }
 
 #[test]
-fn prompts_come_in_four_forms() {
+fn prompts_accept_four_forms() {
     let prompts = |value: Value| completion(json!({"prompt": value})).unwrap().prompts;
     let ids = |ids: &[u32]| Prompt::Tokens(ids.iter().copied().map(contract::TokenId).collect());
     assert_eq!(prompts(json!("a")), [Prompt::Text("a".into())]);
@@ -25,8 +25,8 @@ fn prompts_come_in_four_forms() {
         (json!([[1.5]]), "prompt[0][0]"),
         (json!(vec!["a"; 129]), "prompt"),
     ] {
-        let fault = completion(json!({"prompt": bad})).unwrap_err();
-        assert_eq!(fault.param.as_deref(), Some(param), "{bad}");
+        let err = completion(json!({"prompt": bad})).unwrap_err();
+        assert_eq!(err.param.as_deref(), Some(param), "{bad}");
     }
     assert!(completion(json!({"prompt": "a", "best_of": 2})).is_err());
     assert_eq!(
@@ -41,13 +41,13 @@ fn prompts_come_in_four_forms() {
 fn token_ids_outside_the_vocabulary_are_refused() {
     let tokenizer = crate::sample::tokenizer();
     let request = completion(json!({"prompt": [1, 99999]})).unwrap();
-    let fault = request
+    let err = request
         .token_ids(&request.prompts[0], &tokenizer)
         .unwrap_err();
-    assert!(fault.message.contains("99999"));
+    assert!(err.message.contains("99999"));
     let request = completion(json!({"prompt": "a", "suffix": "b"})).unwrap();
-    let fault = request
+    let err = request
         .token_ids(&request.prompts[0], &tokenizer)
         .unwrap_err();
-    assert_eq!(fault.param.as_deref(), Some("suffix"));
+    assert_eq!(err.param.as_deref(), Some("suffix"));
 }

@@ -1,13 +1,13 @@
 //! Bodies nobody would send in good faith.
 
-use crate::shape::CallMarkup;
-use crate::template::CallFormat;
+use crate::shape::ToolCallMarkup;
+use crate::template::ToolCallFormat;
 use proptest::prelude::*;
 
 use super::*;
 
 #[test]
-fn hostile_bodies_are_ordinary_errors() {
+fn hostile_bodies_are_request_errors() {
     let deep = format!(
         "{{\"messages\":{}1{}}}",
         "[".repeat(10_000),
@@ -22,12 +22,12 @@ fn hostile_bodies_are_ordinary_errors() {
         b"{\"messages\":\"\xff\xfe\"}",
         b"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}",
     ] {
-        for fault in [
+        for err in [
             ChatRequest::from_json(body).unwrap_err(),
             CompletionRequest::from_json(body).unwrap_err(),
         ] {
-            assert_eq!(fault.kind, ErrorKind::InvalidRequest);
-            assert!(!fault.message.is_empty());
+            assert_eq!(err.kind, ErrorKind::InvalidRequest);
+            assert!(!err.message.is_empty());
         }
     }
     let many = vec![json!({"role": "user", "content": ""}); MAX_MESSAGES + 1];
@@ -114,8 +114,8 @@ proptest! {
         let bytes = body.to_string().into_bytes();
         if let Ok(request) = ChatRequest::from_json(&bytes) {
             let tokenizer = crate::sample::tokenizer();
-            for format in [CallFormat::JsonInTags, CallFormat::XmlParameters] {
-                let _ = request.shape(CallMarkup { tokenizer: &tokenizer, format });
+            for format in [ToolCallFormat::JsonInTags, ToolCallFormat::XmlParameters] {
+                let _ = request.output_grammar(ToolCallMarkup { tokenizer: &tokenizer, format });
             }
             let _ = request.callable_tools();
             prop_assert!(request.conversation(&ConversationPolicy::default()).is_ok());
