@@ -33,7 +33,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         (131_072, F16, &[1, 24]),
         (131_072, Q4_0, &[1, 24]),
     ] {
-        World::new(bench, target(format), (context, context))?.run(bench, rows)?;
+        AttentionBench::new(bench, target(format), (context, context))?.run(bench, rows)?;
     }
     let mut shape = target(KvFormat::F16);
     shape.n_heads = 32;
@@ -44,7 +44,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     shape.mask = Mask::Full;
     for (window, context) in [(2048, 512), (2048, 4096), (8192, 8192)] {
         shape.window = window;
-        World::new(bench, shape, (context, context))?.run(bench, &[16])?;
+        AttentionBench::new(bench, shape, (context, context))?.run(bench, &[16])?;
     }
     Ok(())
 }
@@ -71,10 +71,10 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
         (DEEP, DEEP, Q4_0),
         (DEEP, DEEP, Tq3_0),
     ] {
-        worlds.push(World::new(bench, target(format), (context, room))?);
+        worlds.push(AttentionBench::new(bench, target(format), (context, room))?);
     }
     let mut layers = Vec::new();
-    for world in &mut worlds {
+    for data in &mut worlds {
         for (rows, growth) in [
             (1, Growth::Chain),
             (8, Growth::Chain),
@@ -83,18 +83,18 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
             (48, Growth::Chain),
         ] {
             let often = growth == Growth::Chain && (rows == 1 || rows == 24);
-            if world.shape.k != Q8_0 && !often {
+            if data.shape.k != Q8_0 && !often {
                 continue;
             }
-            world.growth = growth;
-            world.card.path_order = false;
-            layers.push((world.layer(bench, rows)?, world.name(rows, "")));
-            world.card.path_order = true;
-            layers.push((world.layer(bench, rows)?, world.name(rows, " by position")));
+            data.growth = growth;
+            data.card.path_order = false;
+            layers.push((data.layer(bench, rows)?, data.name(rows, "")));
+            data.card.path_order = true;
+            layers.push((data.layer(bench, rows)?, data.name(rows, " by position")));
             for (name, defines) in VARIANTS {
-                let mut layer = world.layer(bench, rows)?;
+                let mut layer = data.layer(bench, rows)?;
                 layer.vary(defines);
-                layers.push((layer, world.name(rows, name)));
+                layers.push((layer, data.name(rows, name)));
             }
         }
     }
@@ -143,7 +143,7 @@ fn target(format: KvFormat) -> Shape {
 }
 
 /// Caches of one shape and context, and the rows of a step.
-struct World {
+struct AttentionBench {
     shape: Shape,
     card: Card,
     growth: Growth,
@@ -172,9 +172,9 @@ fn halves(n: usize) -> Vec<u16> {
     (0..n).map(|_| 0x1c00 | (next() & 0x87ff)).collect()
 }
 
-impl World {
+impl AttentionBench {
     /// Sequences of `context` tokens that may grow to `room`.
-    fn new(bench: &Bench, shape: Shape, (context, room): (usize, usize)) -> Result<World> {
+    fn new(bench: &Bench, shape: Shape, (context, room): (usize, usize)) -> Result<AttentionBench> {
         let gpu = &bench.gpu;
         let pages = (context + 64).div_ceil(PAGE);
         let max_pages = (room + 64).div_ceil(PAGE);
@@ -220,7 +220,7 @@ impl World {
             piece.iter().cycle().take(n).map(|&h| half(h)).collect()
         };
         let width = shape.n_heads * shape.head_dim;
-        Ok(World {
+        Ok(AttentionBench {
             card: Card {
                 multiprocessors: gpu.multiprocessors() as usize,
                 shared_bytes: gpu.shared_per_block() as usize,
@@ -277,7 +277,7 @@ impl World {
     }
 }
 
-impl World {
+impl AttentionBench {
     /// Of a case of `rows` rows in one of the orders.
     fn name(&self, rows: usize, order: &str) -> String {
         let growth = match self.growth {
@@ -330,7 +330,7 @@ struct Layer {
     _scratch: Buffer<u8>,
 }
 
-impl World {
+impl AttentionBench {
     fn layer(&self, bench: &Bench, rows: usize) -> Result<Layer> {
         let (shape, card) = (&self.shape, self.card);
         let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
@@ -401,12 +401,12 @@ impl Layer {
         }
     }
 
-    fn time(&self, bench: &mut Bench, modules: &Modules, world: &World) -> Result<()> {
-        let shape = &world.shape;
+    fn time(&self, bench: &mut Bench, modules: &Modules, data: &AttentionBench) -> Result<()> {
+        let shape = &data.shape;
         let name = format!(
             "{} rows, {} keys, {}x{} {}",
             self.rows,
-            world.context,
+            data.context,
             shape.n_heads,
             shape.head_dim,
             shape.k.name(),

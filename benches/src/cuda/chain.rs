@@ -15,7 +15,7 @@ use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Pro
 use cuda::launch::matmul::{Card, Scratch, scratch_bytes};
 use cuda::launch::norm::{Out, Source, convert};
 use cuda::launch::{Launch, clocks};
-use cuda::pack::{self, Input, Kind};
+use cuda::pack::{self, ActivationFormat, WeightKind};
 
 use super::steps::Steps;
 use super::{Bench, Defines, Work};
@@ -62,7 +62,7 @@ struct Store<'a> {
 
 impl Store<'_> {
     fn matrix(&mut self, ty: QuantType, rows: usize, cols: usize) -> Result<Matrix> {
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         let bytes = kind.bytes(rows, cols);
         let memory = self.gpu.alloc::<u8>(bytes)?;
         let known = |p: &(QuantType, usize, Buffer<u8>)| (p.0, p.1) == (ty, cols);
@@ -170,7 +170,7 @@ impl Room {
         let scratch = gpu.filled(scratch_bytes(card, 2 * MOST_ROWS), 0)?;
         let own = gpu.filled(Own::bytes(HIDDEN, FFN), 0)?;
         let rest = [
-            Input::F16.bytes(MOST_ROWS, HIDDEN),
+            ActivationFormat::F16.bytes(MOST_ROWS, HIDDEN),
             4 * MOST_ROWS * HIDDEN,
             chain::squares_bytes(MOST_ROWS, HIDDEN),
             chain::squares_bytes(MOST_ROWS, HIDDEN),
@@ -196,7 +196,7 @@ impl Room {
             first,
             x,
             mixed,
-            halves: gpu.filled(Input::F16.bytes(MOST_ROWS, INNER), 0)?,
+            halves: gpu.filled(ActivationFormat::F16.bytes(MOST_ROWS, INNER), 0)?,
             scales,
             norm: gpu.upload(&norm)?,
             scratch,
@@ -284,7 +284,12 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         let layers = layers(&mut store, &outs)?;
         (layers, (store.bytes, store.params, store.memory))
     };
-    let kinds = [Kind::Q4K, Kind::Q5K, Kind::Q6K, Kind::F32];
+    let kinds = [
+        WeightKind::Q4K,
+        WeightKind::Q5K,
+        WeightKind::Q6K,
+        WeightKind::F32,
+    ];
     let Some(form) = Form::new(room.card, MOST_ROWS, &kinds) else {
         return Ok(());
     };

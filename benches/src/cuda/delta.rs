@@ -28,10 +28,10 @@ const PROMPT: usize = 2048;
 /// # Errors
 /// Those of the card.
 pub fn run(bench: &mut Bench) -> Result<()> {
-    let world = World::new(bench)?;
-    trees(bench, &world)?;
-    commits(bench, &world)?;
-    prompt(bench, &world)
+    let data = DeltaBench::new(bench)?;
+    trees(bench, &data)?;
+    commits(bench, &data)?;
+    prompt(bench, &data)
 }
 
 fn card(bench: &Bench) -> Card {
@@ -42,7 +42,7 @@ fn card(bench: &Bench) -> Card {
 }
 
 /// Memory of four slots of all layers and the inputs that layers share.
-struct World {
+struct DeltaBench {
     state: Buffer<f32>,
     window: Buffer<f32>,
     factors: Buffer<f32>,
@@ -66,8 +66,8 @@ fn noise(n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-impl World {
-    fn new(bench: &Bench) -> Result<World> {
+impl DeltaBench {
+    fn new(bench: &Bench) -> Result<DeltaBench> {
         let gpu = &bench.gpu;
         let repeated = |floats: usize, scale: f32| -> Result<Buffer<f32>> {
             let piece = noise((1 << 20) - 7, scale);
@@ -76,7 +76,7 @@ impl World {
         };
         let steps = verify_scratch_bytes(card(bench), SHAPE, NODES, 4, Exactness::Sequential);
         let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(steps);
-        Ok(World {
+        Ok(DeltaBench {
             state: repeated(4 * LAYERS * SHAPE.state_bytes() / 4, 0.1)?,
             window: repeated(4 * LAYERS * SHAPE.window_bytes() / 4, 1.0)?,
             factors: repeated(4 * LAYERS * SHAPE.factor_bytes(NODES) / 4, -0.1)?,
@@ -100,9 +100,9 @@ impl World {
         let weights = |floats: usize| self.weights.ptr() + 4 * floats as u64;
         let vectors = SHAPE.channels() * 4;
         Layer {
-            state: World::slots(self.state.ptr(), SHAPE.state_bytes(), layer),
-            window: World::slots(self.window.ptr(), SHAPE.window_bytes(), layer),
-            factors: World::slots(self.factors.ptr(), SHAPE.factor_bytes(NODES), layer),
+            state: DeltaBench::slots(self.state.ptr(), SHAPE.state_bytes(), layer),
+            window: DeltaBench::slots(self.window.ptr(), SHAPE.window_bytes(), layer),
+            factors: DeltaBench::slots(self.factors.ptr(), SHAPE.factor_bytes(NODES), layer),
             conv: weights(0),
             a: weights(vectors),
             dt: weights(vectors + 64),
@@ -211,7 +211,7 @@ struct Case {
 impl Case {
     fn new(
         bench: &Bench,
-        world: &World,
+        data: &DeltaBench,
         (count, nodes, form): (usize, usize, Form),
         exactness: Exactness,
     ) -> Result<Case> {
@@ -225,10 +225,10 @@ impl Case {
                 count,
                 exactness,
                 header.ptr(),
-                &world.layer(layer),
-                &world.inputs(),
-                world.scratch.ptr(),
-                &world.out(),
+                &data.layer(layer),
+                &data.inputs(),
+                data.scratch.ptr(),
+                &data.out(),
             )
         };
         Ok(Case {
@@ -242,16 +242,16 @@ impl Case {
     }
 }
 
-fn trees(bench: &mut Bench, world: &World) -> Result<()> {
+fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
     let state = SHAPE.state_bytes() as f64;
     let one = [1, 8, 16, 22, 24, 32, 48, 64].map(|nodes| (1, nodes, Form::BestFirst));
     let several = [(2, 24), (4, 8)].map(|(count, nodes)| (count, nodes, Form::BestFirst));
     let hard = [22, 64].map(|nodes| (1, nodes, Form::Chain));
     let mut cases = Vec::new();
     for size in one.into_iter().chain(several).chain(hard) {
-        cases.push(Case::new(bench, world, size, Exactness::Factors)?);
+        cases.push(Case::new(bench, data, size, Exactness::Factors)?);
         if size.1 > 1 {
-            cases.push(Case::new(bench, world, size, Exactness::Sequential)?);
+            cases.push(Case::new(bench, data, size, Exactness::Sequential)?);
         }
     }
     // One call, so that units are compiled side by side.
@@ -291,8 +291,8 @@ fn trees(bench: &mut Bench, world: &World) -> Result<()> {
     Ok(())
 }
 
-fn commits(bench: &mut Bench, world: &World) -> Result<()> {
-    let layer = world.layer(0);
+fn commits(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
+    let layer = data.layer(0);
     let group = Group {
         layers: LAYERS,
         state: layer.state,
@@ -324,7 +324,7 @@ fn commits(bench: &mut Bench, world: &World) -> Result<()> {
     Ok(())
 }
 
-fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
+fn prompt(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
     let mut words = vec![0_i32; 68];
     words[0] = PROMPT as i32;
     let header = bench.gpu.upload(&words)?;
@@ -334,22 +334,27 @@ fn prompt(bench: &mut Bench, world: &World) -> Result<()> {
         &[Products::Warp]
     };
     for &products in forms {
-        prompt_with(bench, world, products, header.ptr())?;
+        prompt_with(bench, data, products, header.ptr())?;
     }
     Ok(())
 }
 
-fn prompt_with(bench: &mut Bench, world: &World, products: Products, header: u64) -> Result<()> {
+fn prompt_with(
+    bench: &mut Bench,
+    data: &DeltaBench,
+    products: Products,
+    header: u64,
+) -> Result<()> {
     let make = |layer: usize| {
         prefill_on(
             products,
             SHAPE,
             PROMPT,
             header,
-            &world.layer(layer),
-            &world.inputs(),
-            world.scratch.ptr(),
-            &world.out(),
+            &data.layer(layer),
+            &data.inputs(),
+            data.scratch.ptr(),
+            &data.out(),
         )
     };
     let layers: Vec<_> = (0..8).map(make).collect();

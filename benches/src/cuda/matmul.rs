@@ -12,7 +12,7 @@ use cuda::launch::Launch;
 use cuda::launch::matmul::scratch_bytes;
 use cuda::launch::matmul::{Card, Inputs, Scratch, Segment, Write, launches};
 use cuda::launch::norm::{Out, Residual, Rms, Source, rms};
-use cuda::pack::{Input, Kind};
+use cuda::pack::{ActivationFormat, WeightKind};
 
 use super::{Bench, Work};
 
@@ -27,7 +27,7 @@ const PATTERN: usize = 64 << 20;
 const HEADER: usize = 532;
 
 /// One launch: input width, and kind and rows of each matrix.
-type Shape = (usize, Vec<(Kind, usize)>);
+type Shape = (usize, Vec<(WeightKind, usize)>);
 
 /// Launches and the weights they read.
 struct Plan {
@@ -127,7 +127,7 @@ impl Room {
             multiprocessors: gpu.multiprocessors(),
             shared: gpu.shared_per_block(),
         };
-        let x = gpu.alloc::<u8>(Input::F32.bytes(64, 25600))?;
+        let x = gpu.alloc::<u8>(ActivationFormat::F32.bytes(64, 25600))?;
         ensure!(x.bytes() < PATTERN);
         gpu.copy_bytes(x.ptr(), pattern.ptr(), x.bytes())?;
         let mut headers = vec![0; 65 * HEADER];
@@ -136,7 +136,7 @@ impl Room {
         }
         Ok(Room {
             headers: gpu.upload(&headers)?,
-            normed: gpu.alloc(Input::F16.bytes(64, HIDDEN))?,
+            normed: gpu.alloc(ActivationFormat::F16.bytes(64, HIDDEN))?,
             card,
             x,
             out: gpu.alloc(64 * VOCAB)?,
@@ -187,40 +187,52 @@ fn step() -> Vec<Shape> {
     let mut shapes = Vec::new();
     for layer in 0..64 {
         let more = !(8..56).contains(&layer) || (layer - 8) % 3 == 2;
-        let six = if more { Kind::Q6K } else { Kind::Q4K };
+        let six = if more {
+            WeightKind::Q6K
+        } else {
+            WeightKind::Q4K
+        };
         if layer % 4 == 3 {
-            let qkv = vec![(Kind::Q4K, 2 * INNER), (Kind::Q4K, 1024), (six, 1024)];
+            let qkv = vec![
+                (WeightKind::Q4K, 2 * INNER),
+                (WeightKind::Q4K, 1024),
+                (six, 1024),
+            ];
             shapes.push((HIDDEN, qkv));
         } else {
             let inputs = vec![
-                (Kind::Q5K, 10240),
-                (Kind::Q4K, INNER),
-                (Kind::F32, 48),
-                (Kind::F32, 48),
+                (WeightKind::Q5K, 10240),
+                (WeightKind::Q4K, INNER),
+                (WeightKind::F32, 48),
+                (WeightKind::F32, 48),
             ];
             shapes.push((HIDDEN, inputs));
         }
-        shapes.push((INNER, vec![(Kind::Q4K, HIDDEN)]));
-        shapes.push((HIDDEN, vec![(Kind::Q4K, FFN), (Kind::Q4K, FFN)]));
+        shapes.push((INNER, vec![(WeightKind::Q4K, HIDDEN)]));
+        shapes.push((HIDDEN, vec![(WeightKind::Q4K, FFN), (WeightKind::Q4K, FFN)]));
         shapes.push((FFN, vec![(six, HIDDEN)]));
     }
-    shapes.push((HIDDEN, vec![(Kind::Q6K, VOCAB)]));
+    shapes.push((HIDDEN, vec![(WeightKind::Q6K, VOCAB)]));
     shapes
 }
 
 /// All matmuls of a draft of five layers: features in, blocks, and the target's head.
 fn draft() -> Vec<Shape> {
-    let mut shapes = vec![(5 * HIDDEN, vec![(Kind::Q8, HIDDEN)])];
+    let mut shapes = vec![(5 * HIDDEN, vec![(WeightKind::Q8, HIDDEN)])];
     for _ in 0..5 {
         shapes.push((
             HIDDEN,
-            vec![(Kind::Q8, 4096), (Kind::Q8, 1024), (Kind::Q8, 1024)],
+            vec![
+                (WeightKind::Q8, 4096),
+                (WeightKind::Q8, 1024),
+                (WeightKind::Q8, 1024),
+            ],
         ));
-        shapes.push((4096, vec![(Kind::Q8, HIDDEN)]));
-        shapes.push((HIDDEN, vec![(Kind::Q8, FFN), (Kind::Q8, FFN)]));
-        shapes.push((FFN, vec![(Kind::Q8, HIDDEN)]));
+        shapes.push((4096, vec![(WeightKind::Q8, HIDDEN)]));
+        shapes.push((HIDDEN, vec![(WeightKind::Q8, FFN), (WeightKind::Q8, FFN)]));
+        shapes.push((FFN, vec![(WeightKind::Q8, HIDDEN)]));
     }
-    shapes.push((HIDDEN, vec![(Kind::Q6K, VOCAB)]));
+    shapes.push((HIDDEN, vec![(WeightKind::Q6K, VOCAB)]));
     shapes
 }
 
@@ -232,28 +244,43 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     let pattern = pattern(&bench.gpu)?;
     let room = Room::new(&bench.gpu, &pattern)?;
     let singles: [(&str, usize, Shape); 7] = [
-        ("out q4_k 5120x6144", 12, (INNER, vec![(Kind::Q4K, HIDDEN)])),
+        (
+            "out q4_k 5120x6144",
+            12,
+            (INNER, vec![(WeightKind::Q4K, HIDDEN)]),
+        ),
         (
             "qkvz q5_k+q4_k 16384x5120",
             5,
-            (HIDDEN, vec![(Kind::Q5K, 10240), (Kind::Q4K, INNER)]),
+            (
+                HIDDEN,
+                vec![(WeightKind::Q5K, 10240), (WeightKind::Q4K, INNER)],
+            ),
         ),
         (
             "gate+up q4_k 34816x5120",
             4,
-            (HIDDEN, vec![(Kind::Q4K, FFN), (Kind::Q4K, FFN)]),
+            (HIDDEN, vec![(WeightKind::Q4K, FFN), (WeightKind::Q4K, FFN)]),
         ),
-        ("down q4_k 5120x17408", 5, (FFN, vec![(Kind::Q4K, HIDDEN)])),
-        ("down q6_k 5120x17408", 4, (FFN, vec![(Kind::Q6K, HIDDEN)])),
+        (
+            "down q4_k 5120x17408",
+            5,
+            (FFN, vec![(WeightKind::Q4K, HIDDEN)]),
+        ),
+        (
+            "down q6_k 5120x17408",
+            4,
+            (FFN, vec![(WeightKind::Q6K, HIDDEN)]),
+        ),
         (
             "beta+alpha f32 96x5120",
             48,
-            (HIDDEN, vec![(Kind::F32, 48), (Kind::F32, 48)]),
+            (HIDDEN, vec![(WeightKind::F32, 48), (WeightKind::F32, 48)]),
         ),
         (
             "head q6_k 248320x5120",
             1,
-            (HIDDEN, vec![(Kind::Q6K, VOCAB)]),
+            (HIDDEN, vec![(WeightKind::Q6K, VOCAB)]),
         ),
     ];
     for (name, copies, shape) in singles {

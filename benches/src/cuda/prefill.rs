@@ -8,7 +8,7 @@ use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::product::{self, Inputs, Scratch};
 use cuda::launch::prefill::{self, Card, Out, Panels, rows};
 use cuda::launch::{Launch, Unit};
-use cuda::pack::Kind;
+use cuda::pack::WeightKind;
 
 use super::{Bench, Work};
 
@@ -105,7 +105,7 @@ fn forms(bench: &mut Bench) -> Result<()> {
 }
 
 /// Everything that products of one shape need.
-struct Stand {
+struct GemmBench {
     card: Card,
     header: Buffer<i32>,
     x: Buffer<f32>,
@@ -116,10 +116,10 @@ struct Stand {
     cols: usize,
 }
 
-impl Stand {
-    fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<Stand> {
+impl GemmBench {
+    fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<GemmBench> {
         let bytes = product::bytes_to_expand([n_out], cols);
-        let stand = Stand {
+        let data = GemmBench {
             card: Card {
                 multiprocessors: bench.gpu.multiprocessors() as usize,
                 warpgroups: bench.gpu.arch().to_string() == "sm_90a",
@@ -133,14 +133,14 @@ impl Stand {
             cols,
         };
         let to = Out {
-            panels: stand.panels.ptr(),
+            panels: data.panels.ptr(),
             f32: 0,
         };
-        let convert = rows::convert(cols, cols, ROWS, stand.header.ptr(), stand.x.ptr(), to);
+        let convert = rows::convert(cols, cols, ROWS, data.header.ptr(), data.x.ptr(), to);
         let modules = bench.modules(std::slice::from_ref(&convert.unit))?;
         bench.gpu.run(&modules, &convert)?;
         bench.gpu.sync()?;
-        Ok(stand)
+        Ok(data)
     }
 
     fn scratch(&self) -> Scratch {
@@ -160,7 +160,7 @@ fn work(n_out: usize, cols: usize) -> Work {
 }
 
 /// A name, the columns, rows and kind of each matrix, and what is done with the result.
-type Product = (&'static str, usize, &'static [(usize, Kind)], Write);
+type Product = (&'static str, usize, &'static [(usize, WeightKind)], Write);
 
 fn products(bench: &mut Bench) -> Result<()> {
     let cases: [Product; 6] = [
@@ -168,32 +168,36 @@ fn products(bench: &mut Bench) -> Result<()> {
             "qkv|z|beta|alpha of a delta layer",
             HIDDEN,
             &[
-                (10_240, Kind::Q5K),
-                (6144, Kind::Q4K),
-                (48, Kind::F32),
-                (48, Kind::F32),
+                (10_240, WeightKind::Q5K),
+                (6144, WeightKind::Q4K),
+                (48, WeightKind::F32),
+                (48, WeightKind::F32),
             ],
             Write::Store,
         ),
         (
             "out of a delta layer",
             6144,
-            &[(HIDDEN, Kind::Q4K)],
+            &[(HIDDEN, WeightKind::Q4K)],
             Write::Add,
         ),
         (
             "q|k|v of an attention layer",
             HIDDEN,
-            &[(12_288, Kind::Q4K), (1024, Kind::Q4K), (1024, Kind::Q6K)],
+            &[
+                (12_288, WeightKind::Q4K),
+                (1024, WeightKind::Q4K),
+                (1024, WeightKind::Q6K),
+            ],
             Write::Store,
         ),
-        ("down", FFN, &[(HIDDEN, Kind::Q4K)], Write::Add),
-        ("down", FFN, &[(HIDDEN, Kind::Q6K)], Write::Add),
-        ("down", FFN, &[(HIDDEN, Kind::F16)], Write::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::Q4K)], Write::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::Q6K)], Write::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::F16)], Write::Add),
     ];
     for (name, cols, matrices, write) in cases {
         let n_out: usize = matrices.iter().map(|m| m.0).sum();
-        let stand = Stand::new(bench, cols, n_out)?;
+        let data = GemmBench::new(bench, cols, n_out)?;
         let packed: Vec<Buffer<u8>> = matrices
             .iter()
             .map(|&(rows, kind)| weights(bench, kind.bytes(rows, cols)))
@@ -205,17 +209,17 @@ fn products(bench: &mut Bench) -> Result<()> {
                 kind,
                 rows,
                 weight: weight.ptr(),
-                out: stand.out.ptr(),
+                out: data.out.ptr(),
                 stride: n_out,
                 write,
             })
             .collect();
         let inputs = Inputs {
-            panels: stand.panels.ptr(),
-            f32: stand.x.ptr(),
+            panels: data.panels.ptr(),
+            f32: data.x.ptr(),
         };
-        let from = (stand.header.ptr(), inputs);
-        let launches = product::products(stand.card, ROWS, cols, &segments, from, stand.scratch());
+        let from = (data.header.ptr(), inputs);
+        let launches = product::products(data.card, ROWS, cols, &segments, from, data.scratch());
         parts(
             bench,
             &format!("{name}, {:?}", matrices[0].1),
@@ -223,17 +227,17 @@ fn products(bench: &mut Bench) -> Result<()> {
             work(n_out, cols),
         )?;
     }
-    let stand = Stand::new(bench, HIDDEN, 2 * FFN)?;
-    let packed = weights(bench, Kind::Q4K.bytes(FFN, HIDDEN))?;
+    let data = GemmBench::new(bench, HIDDEN, 2 * FFN)?;
+    let packed = weights(bench, WeightKind::Q4K.bytes(FFN, HIDDEN))?;
     let pair = product::Pair {
-        cols: stand.cols,
+        cols: data.cols,
         ffn: FFN,
-        gate: (Kind::Q4K, packed.ptr()),
-        up: (Kind::Q4K, packed.ptr()),
+        gate: (WeightKind::Q4K, packed.ptr()),
+        up: (WeightKind::Q4K, packed.ptr()),
     };
-    let from = (stand.header.ptr(), stand.panels.ptr());
-    let (scratch, h) = (stand.scratch(), stand.out.ptr());
-    let launches = product::gated(stand.card, ROWS, pair, from, scratch, h);
+    let from = (data.header.ptr(), data.panels.ptr());
+    let (scratch, h) = (data.scratch(), data.out.ptr());
+    let launches = product::gated(data.card, ROWS, pair, from, scratch, h);
     parts(
         bench,
         "gate and up, gated, Q4K",

@@ -13,14 +13,14 @@ use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
-use crate::lazy::LazyDraft;
-use crate::memory::{Allowance, CONTEXT_BYTES, Carver, DRIVER_BYTES, REGION_ALIGN};
+use crate::lazy::DeferredDraft;
+use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::plan::{Facts, Plans, Sums};
 use crate::probe::Card;
 use crate::runner::{CudaRunner, DraftFacts};
-use crate::state::{PAGE, State};
-use crate::weights::{Owner, Sources, Weights};
+use crate::state::{PAGE_SIZE, State};
+use crate::weights::{Sources, WeightSet, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
 const PREFILL_ALIGN: usize = 64;
@@ -77,10 +77,10 @@ struct Layout {
 }
 
 /// Whose weights are loaded with the model.
-fn at_open(lazy: bool) -> &'static [Owner] {
+fn at_open(lazy: bool) -> &'static [WeightSet] {
     match lazy {
-        true => &[Owner::Target],
-        false => &[Owner::Target, Owner::Draft],
+        true => &[WeightSet::Target],
+        false => &[WeightSet::Target, WeightSet::Draft],
     }
 }
 
@@ -93,7 +93,7 @@ impl Layout {
             mut scratch,
             mut draft,
             mut table,
-        ] = bases.map(Carver::new);
+        ] = bases.map(BumpAllocator::new);
         let spec = plan.draft.as_ref().map(|draft| &*draft.spec);
         let of_target = (&*plan.target, &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
@@ -115,7 +115,7 @@ impl Layout {
             plans,
             sums,
             sizes: [weights, kv, states, scratch, draft, table]
-                .map(|carver| carver.used() + REGION_ALIGN),
+                .map(|arena| arena.used() + REGION_ALIGN),
         }
     }
 
@@ -124,7 +124,7 @@ impl Layout {
         let loading = self.weights.staging_bytes(at_open(self.lazy));
         let mut running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
         if self.lazy {
-            running += LazyDraft::staging_bytes(&self.weights);
+            running += DeferredDraft::staging_bytes(&self.weights);
         }
         MemoryPlan {
             weights_bytes: weights,
@@ -205,9 +205,9 @@ impl CudaBackend {
                 instead: "the kernels need 8.0 or later, use --device cpu".to_owned(),
             });
         }
-        check::plan(plan, &self.name())?;
+        check::require_supported(plan, &self.name())?;
         let card = limits(&self.card, self.options.windows);
-        check::room_for_products(plan, card, &self.name())
+        check::check_shared_memory(plan, card, &self.name())
     }
 
     /// Everything that is compiled to run a plan, for filling a cache ahead of time.
@@ -230,7 +230,7 @@ impl CudaBackend {
         let memory = planned.memory();
         let gpu = Gpu::open(self.card.ordinal)?;
         let free = gpu.memory()?.0;
-        let allowance = Allowance {
+        let budget = MemoryBudget {
             free: free + CONTEXT_BYTES,
             limit: self.options.vram_limit,
         };
@@ -242,7 +242,7 @@ impl CudaBackend {
             self.layout(&other, [0; 6]).memory().total_bytes()
         };
         let context = plan.limits.context;
-        allowance.require(&memory, context, &self.name(), with_context)?;
+        budget.require(&memory, context, &self.name(), with_context)?;
         let started = Instant::now();
         let units = planned.plans.units();
         let modules = Modules::compile(&gpu, &units, &self.options.compile, &mut |at| {
@@ -257,8 +257,8 @@ impl CudaBackend {
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
         };
         let began = Instant::now();
-        let whose = at_open(layout.lazy);
-        layout.weights.load(&gpu, (sources, whose), progress)?;
+        let sets = at_open(layout.lazy);
+        layout.weights.load(&gpu, (sources, sets), progress)?;
         let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
         layout.weights.load_table(sources, table)?;
         let loaded = began.elapsed();
@@ -271,7 +271,7 @@ impl CudaBackend {
             device: self.info(gpu.memory()?.0),
             vocab: plan.target.vocab,
             limits: plan.limits,
-            pool: KvPool::for_limits(plan.limits, PAGE),
+            pool: KvPool::for_limits(plan.limits, PAGE_SIZE),
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
@@ -306,7 +306,7 @@ impl CudaBackend {
         let mut runner = CudaRunner::new(info, engine, draft, &self.options);
         if let Some(draft) = plan.draft.filter(|_| layout.lazy) {
             let (source, name) = (draft.weights, &draft.spec.name);
-            runner.load_later(LazyDraft::new(layout.weights, source, name));
+            runner.load_later(DeferredDraft::new(layout.weights, source, name));
         }
         Ok(runner)
     }

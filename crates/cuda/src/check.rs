@@ -10,22 +10,22 @@ use contract::{
 
 use crate::launch::attention::Card;
 use crate::launch::matmul;
-use crate::pack::Kind;
+use crate::pack::WeightKind;
 use crate::step;
 
 /// Values per scale in every block format of this device.
 const BLOCK: usize = 32;
 /// Head dimensions that the attention kernels are built for.
-const HEADS: [usize; 3] = [64, 128, 256];
+const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 /// Width of a delta head; the tree and chunk kernels are built on it.
-const DELTA_HEAD: usize = 128;
+const DELTA_HEAD_DIM: usize = 128;
 /// Taps of the convolution that the kernels unroll.
-const TAPS: usize = 4;
+const CONV_TAPS: usize = 4;
 /// Longest context: positions are 32-bit in the step header, with room for trees.
-const MOST_CONTEXT: usize = 1 << 30;
+const MAX_CONTEXT: usize = 1 << 30;
 
 /// Refuses, by name, a plan this device cannot run. `device` is its name.
-pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
+pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     let unsupported = |(what, instead): (String, &str)| DeviceError::Unsupported {
         what,
         device: device.to_owned(),
@@ -65,7 +65,7 @@ fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
 }
 
 /// Refuses weights whose products need more shared memory than the card has.
-pub(crate) fn room_for_products(
+pub(crate) fn check_shared_memory(
     plan: &OpenPlan,
     card: Card,
     device: &str,
@@ -78,7 +78,7 @@ pub(crate) fn room_for_products(
     let card = matmul::Card::of(card);
     let too_large = all.find(|weight| {
         let multiplied = !(looked_up && weight.name == target.embedding.name);
-        multiplied && !matmul::holds(card, Kind::of(weight.ty))
+        multiplied && !matmul::holds(card, WeightKind::of(weight.ty))
     });
     match too_large {
         None => Ok(()),
@@ -156,7 +156,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
     if tree_nodes > Tree::MAX_NODES.min(step::ROWS) {
         return Err((format!("a tree of {tree_nodes} nodes"), "use at most 64"));
     }
-    if context > MOST_CONTEXT {
+    if context > MAX_CONTEXT {
         return Err((
             format!("a context of {context} tokens"),
             "use at most 1073741824",
@@ -166,7 +166,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
 }
 
 fn head(a: &AttentionSpec) -> Result<(), (String, &'static str)> {
-    match HEADS.contains(&a.head_dim) {
+    match HEAD_DIMS.contains(&a.head_dim) {
         true => Ok(()),
         false => Err((
             format!("a head dimension of {}", a.head_dim),
@@ -187,13 +187,13 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
         head(a)?;
     }
     for d in spec.delta_layers() {
-        if (d.k_dim, d.v_dim) != (DELTA_HEAD, DELTA_HEAD) {
+        if (d.k_dim, d.v_dim) != (DELTA_HEAD_DIM, DELTA_HEAD_DIM) {
             return Err((
                 format!("delta heads of {} x {}", d.k_dim, d.v_dim),
                 "use --device cpu",
             ));
         }
-        if d.conv_taps != TAPS {
+        if d.conv_taps != CONV_TAPS {
             return Err((
                 format!("a convolution of {} taps", d.conv_taps),
                 "use --device cpu",

@@ -14,32 +14,32 @@ use std::time::{Duration, Instant};
 
 use contract::DeviceError;
 
-use crate::driver::{Courier, Gpu, Pinned};
+use crate::driver::{CopyEngine, Gpu, Pinned};
 
 /// Blocks of at least this many bytes are locked ahead of time, and have sizes that are multiples of it.
 const LARGE: usize = 16 << 20;
 /// Blocks of one size that wait to be wanted, once there was time: what the next turns of conversations save.
-const AHEAD: usize = 4;
+const PRELOCKED_BLOCKS: usize = 4;
 /// The card has a pause when nobody asked for it this long.
-const PAUSE: Duration = Duration::from_millis(150);
+const IDLE_AFTER: Duration = Duration::from_millis(150);
 /// Rows of a pass beside which memory may be locked.
-const LONG: usize = 1024;
+const LONG_PREFILL_ROWS: usize = 1024;
 
 /// Blocks that nobody uses just now, by their size.
 type Idle = Arc<Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>>;
 
 /// Gives out blocks. Must outlive the work queued on the card, since copies from and to blocks that came back may
 /// still be under way.
-pub(crate) struct HostPool {
+pub(crate) struct PinnedPool {
     idle: Idle,
-    courier: Courier,
+    copy_engine: CopyEngine,
     /// Sizes of which the thread shall have some ready; `None` until the first is wanted.
-    ahead: Mutex<Option<Ahead>>,
-    work: Arc<Work>,
+    ahead: Mutex<Option<Prelocker>>,
+    work: Arc<Activity>,
 }
 
 /// When the card was last asked for anything.
-struct Work {
+struct Activity {
     begun: Instant,
     /// Milliseconds after that.
     last: AtomicU64,
@@ -47,27 +47,27 @@ struct Work {
     long: AtomicBool,
     /// Who wants the driver for themselves just now.
     held: AtomicUsize,
-    over: AtomicBool,
+    stopping: AtomicBool,
 }
 
-impl Work {
+impl Activity {
     /// Whether nobody is kept waiting by a thread that holds the driver.
-    fn has_time(&self) -> bool {
+    fn may_lock(&self) -> bool {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-        self.long.load(Ordering::Relaxed) || self.begun.elapsed().saturating_sub(last) >= PAUSE
+        self.long.load(Ordering::Relaxed) || self.begun.elapsed().saturating_sub(last) >= IDLE_AFTER
     }
 }
 
 /// Keeps the thread that locks memory from doing so.
-pub(crate) struct Held(Arc<Work>);
+pub(crate) struct PrelockPause(Arc<Activity>);
 
-impl Drop for Held {
+impl Drop for PrelockPause {
     fn drop(&mut self) {
         self.0.held.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-struct Ahead {
+struct Prelocker {
     /// `None` once the pool is being dropped, which ends the thread.
     sizes: Option<Sender<usize>>,
     thread: Option<JoinHandle<()>>,
@@ -79,7 +79,7 @@ struct Ahead {
 /// back: so whoever gets a block next and queues a copy there comes after whatever its last owner queued. Reading or writing
 /// it on the host needs a wait before.
 #[derive(Debug)]
-pub(crate) struct HostBlock {
+pub(crate) struct PinnedBlock {
     /// `None` only while it is being dropped.
     memory: Option<Pinned<u8>>,
     idle: Idle,
@@ -90,25 +90,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl HostPool {
-    pub(crate) fn new(gpu: &Gpu) -> HostPool {
-        HostPool {
+impl PinnedPool {
+    pub(crate) fn new(gpu: &Gpu) -> PinnedPool {
+        PinnedPool {
             idle: Idle::default(),
-            courier: gpu.courier(),
+            copy_engine: gpu.copy_engine(),
             ahead: Mutex::new(None),
-            work: Arc::new(Work {
+            work: Arc::new(Activity {
                 begun: Instant::now(),
                 last: AtomicU64::new(0),
                 long: AtomicBool::new(false),
                 held: AtomicUsize::new(0),
-                over: AtomicBool::new(false),
+                stopping: AtomicBool::new(false),
             }),
         }
     }
 
     /// Tells that the card is at work on a pass of so many rows.
-    pub(crate) fn at_work(&self, rows: usize) {
-        self.work.long.store(rows >= LONG, Ordering::Relaxed);
+    pub(crate) fn note_pass(&self, rows: usize) {
+        self.work
+            .long
+            .store(rows >= LONG_PREFILL_ROWS, Ordering::Relaxed);
         let now = self.work.begun.elapsed().as_millis();
         self.work
             .last
@@ -116,16 +118,16 @@ impl HostPool {
     }
 
     /// Until what comes back is dropped, no memory is locked ahead of time.
-    pub(crate) fn hold(&self) -> Held {
+    pub(crate) fn pause_prelocking(&self) -> PrelockPause {
         self.work.held.fetch_add(1, Ordering::Relaxed);
-        Held(Arc::clone(&self.work))
+        PrelockPause(Arc::clone(&self.work))
     }
 
     /// A block of at least `bytes` bytes.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the system locks no more pages.
-    pub(crate) fn take(&self, bytes: usize) -> Result<HostBlock, DeviceError> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<PinnedBlock, DeviceError> {
         let large = bytes >= LARGE;
         let size = if large {
             bytes.next_multiple_of(LARGE)
@@ -135,39 +137,39 @@ impl HostPool {
         let again = lock(&self.idle).get_mut(&size).and_then(Vec::pop);
         let memory = match again {
             Some(memory) => memory,
-            None => self.courier.pinned(size)?,
+            None => self.copy_engine.pinned(size)?,
         };
         if large {
-            self.prepare(size);
+            self.prelock(size);
         }
-        Ok(HostBlock {
+        Ok(PinnedBlock {
             memory: Some(memory),
             idle: Arc::clone(&self.idle),
         })
     }
 
     /// Has blocks of `size` bytes locked on another thread. Where there is none, they are locked when wanted.
-    fn prepare(&self, size: usize) {
+    fn prelock(&self, size: usize) {
         let mut ahead = lock(&self.ahead);
         let ahead = ahead.get_or_insert_with(|| {
             let (sizes, wanted) = mpsc::channel::<usize>();
-            let (idle, courier) = (Arc::clone(&self.idle), self.courier.clone());
+            let (idle, copy_engine) = (Arc::clone(&self.idle), self.copy_engine.clone());
             let pauses = Arc::clone(&self.work);
             let work = move || {
                 for size in wanted {
                     loop {
                         let ready = lock(&idle).get(&size).map_or(0, Vec::len);
-                        let over = pauses.over.load(Ordering::Relaxed);
-                        if ready >= AHEAD || over {
+                        let stopping = pauses.stopping.load(Ordering::Relaxed);
+                        if ready >= PRELOCKED_BLOCKS || stopping {
                             break;
                         }
                         let held = pauses.held.load(Ordering::Relaxed) > 0;
-                        if held || (ready > 0 && !pauses.has_time()) {
-                            std::thread::sleep(PAUSE / 4);
+                        if held || (ready > 0 && !pauses.may_lock()) {
+                            std::thread::sleep(IDLE_AFTER / 4);
                             continue;
                         }
                         // What cannot be locked is told to whoever wants it.
-                        let Ok(memory) = courier.pinned(size) else {
+                        let Ok(memory) = copy_engine.pinned(size) else {
                             break;
                         };
                         lock(&idle).entry(size).or_default().push(memory);
@@ -175,7 +177,7 @@ impl HostPool {
                 }
             };
             let thread = std::thread::Builder::new().name("memory locker".to_owned());
-            Ahead {
+            Prelocker {
                 sizes: Some(sizes),
                 thread: thread.spawn(work).ok(),
             }
@@ -204,9 +206,9 @@ impl HostPool {
     }
 }
 
-impl Drop for HostPool {
+impl Drop for PinnedPool {
     fn drop(&mut self) {
-        self.work.over.store(true, Ordering::Relaxed);
+        self.work.stopping.store(true, Ordering::Relaxed);
         if let Some(mut ahead) = lock(&self.ahead).take() {
             ahead.sizes = None;
             if let Some(thread) = ahead.thread.take() {
@@ -217,7 +219,7 @@ impl Drop for HostPool {
     }
 }
 
-impl HostBlock {
+impl PinnedBlock {
     fn memory(&self) -> &Pinned<u8> {
         self.memory
             .as_ref()
@@ -248,7 +250,7 @@ impl HostBlock {
     }
 }
 
-impl Drop for HostBlock {
+impl Drop for PinnedBlock {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
             lock(&self.idle)

@@ -8,7 +8,7 @@ use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 use crate::backend::CudaBackend;
 use crate::runner::CudaRunner;
 use crate::snapshot::{append_neutral, neutral_bytes, neutral_states, runs};
-use crate::state::{KvGroup, Place, Rows};
+use crate::state::{KvArray, KvGroup, LayerState};
 
 /// A runner that can be looked into.
 pub trait InspectedRunner: Runner + Inspect {}
@@ -51,7 +51,7 @@ impl CudaRunner {
     fn rows(
         &self,
         (group, index): (&KvGroup, usize),
-        array: &Rows,
+        array: &KvArray,
         (places, position): (&[usize], usize),
     ) -> Result<Vec<f32>, DeviceError> {
         let mut stored = Vec::with_capacity(neutral_bytes(group, array, position));
@@ -99,7 +99,7 @@ impl Inspect for CudaRunner {
 
     fn delta_state(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError> {
         let (slot, _) = self.place(seq, layer)?;
-        let Place::Delta(group, index) = self.engine.state().layer(layer) else {
+        let LayerState::Delta(group, index) = self.engine.state().layer(layer) else {
             return Ok(Vec::new());
         };
         let bytes = group.state_bytes;
@@ -112,7 +112,7 @@ impl Inspect for CudaRunner {
 
     fn conv_window(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError> {
         let (slot, _) = self.place(seq, layer)?;
-        let Place::Delta(group, index) = self.engine.state().layer(layer) else {
+        let LayerState::Delta(group, index) = self.engine.state().layer(layer) else {
             return Ok(Vec::new());
         };
         let bytes = group.window_bytes;
@@ -124,7 +124,7 @@ impl Inspect for CudaRunner {
         let (_, position) = self.place(seq, layer)?;
         let places = self.places(self.sequence(seq)?);
         let place = (&places[..], position);
-        let Place::Kv(group, index) = self.engine.state().layer(layer) else {
+        let LayerState::Kv(group, index) = self.engine.state().layer(layer) else {
             return Ok((Vec::new(), Vec::new()));
         };
         Ok((

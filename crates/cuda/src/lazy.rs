@@ -1,4 +1,4 @@
-//! A draft whose memory is reserved at the start and whose weights come at their first use.
+//! A draft sets memory is reserved at the start and sets weights come at their first use.
 //!
 //! Committing a token appends to the draft's context, so the first use is the first prompt.
 
@@ -7,20 +7,24 @@ use std::sync::Arc;
 use contract::{DeviceError, WeightSource};
 
 use crate::driver::Gpu;
-use crate::weights::{Owner, Sources, Weights};
+use crate::weights::{Sources, WeightSet, Weights};
 
 /// Weights that are not on the card yet.
-pub(crate) struct LazyDraft {
+pub(crate) struct DeferredDraft {
     /// Where they go; the memory belongs to the engine.
     weights: Weights,
     source: Arc<dyn WeightSource>,
     name: String,
 }
 
-impl LazyDraft {
+impl DeferredDraft {
     /// The draft's part of `weights`, to be read from `source` later.
-    pub(crate) fn new(weights: Weights, source: Arc<dyn WeightSource>, name: &str) -> LazyDraft {
-        LazyDraft {
+    pub(crate) fn new(
+        weights: Weights,
+        source: Arc<dyn WeightSource>,
+        name: &str,
+    ) -> DeferredDraft {
+        DeferredDraft {
             weights,
             source,
             name: name.to_owned(),
@@ -29,7 +33,7 @@ impl LazyDraft {
 
     /// Bytes of page-locked memory that loading will take.
     pub(crate) fn staging_bytes(weights: &Weights) -> usize {
-        weights.staging_bytes(&[Owner::Draft])
+        weights.staging_bytes(&[WeightSet::Draft])
     }
 
     /// Brings the weights to their places. After a refusal it may be tried again.
@@ -38,8 +42,8 @@ impl LazyDraft {
             target: &*self.source,
             draft: Some(&*self.source),
         };
-        let (name, whose) = (&self.name, [Owner::Draft]);
-        match self.weights.load(gpu, (sources, &whose), &mut |_| {}) {
+        let (name, sets) = (&self.name, [WeightSet::Draft]);
+        match self.weights.load(gpu, (sources, &sets), &mut |_| {}) {
             Ok(()) => tracing::info!(draft = name, "draft loaded at its first use"),
             Err(error) => {
                 tracing::error!(draft = name, %error, "the draft could not be loaded at its first use");

@@ -12,15 +12,15 @@ pub(crate) const REGION_ALIGN: u64 = 1024;
 
 /// Hands out pieces of a region, one after another.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Carver {
+pub(crate) struct BumpAllocator {
     base: u64,
     at: u64,
 }
 
-impl Carver {
+impl BumpAllocator {
     /// Of a region that begins at address `base`, a multiple of [`REGION_ALIGN`].
-    pub(crate) fn new(base: u64) -> Carver {
-        Carver { base, at: 0 }
+    pub(crate) fn new(base: u64) -> BumpAllocator {
+        BumpAllocator { base, at: 0 }
     }
 
     /// The address of the next `bytes` bytes.
@@ -30,7 +30,7 @@ impl Carver {
         address
     }
 
-    /// As [`Carver::take`], at a multiple of `align`, a power of two that regions begin at multiples of.
+    /// As [`BumpAllocator::take`], at a multiple of `align`, a power of two that regions begin at multiples of.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: u64) -> u64 {
         self.at = self.at.next_multiple_of(align);
         self.take(bytes)
@@ -44,7 +44,7 @@ impl Carver {
 
 /// What may be taken of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Allowance {
+pub(crate) struct MemoryBudget {
     /// Free on the card before our context was made, in bytes.
     pub(crate) free: u64,
     /// The most the user lets us take, in bytes.
@@ -56,7 +56,7 @@ pub(crate) const CONTEXT_BYTES: u64 = 528 << 20;
 /// Left to the driver for the context, module code, graphs and local memory, in bytes; part of every plan.
 pub(crate) const DRIVER_BYTES: u64 = CONTEXT_BYTES + (256 << 20);
 
-impl Allowance {
+impl MemoryBudget {
     /// Bytes that a plan may take.
     pub(crate) fn bytes(self) -> u64 {
         self.limit.map_or(self.free, |limit| self.free.min(limit))
@@ -79,7 +79,7 @@ impl Allowance {
         let what = format!(
             "a context of {context} tokens, which takes {wanted} bytes of the {allowed} that may be used,"
         );
-        let instead = match longest(context, |n| estimate(n) <= allowed) {
+        let instead = match longest_context(context, |n| estimate(n) <= allowed) {
             Some(fits) => format!("a context of {fits} tokens fits"),
             None => "no context fits beside the weights: use a smaller model, fewer sequences or a higher \
                      --vram-limit"
@@ -94,7 +94,7 @@ impl Allowance {
 }
 
 /// The longest context below `context` that fits, in steps of 256; memory grows with the context.
-fn longest(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+fn longest_context(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     const STEP: usize = 256;
     let (mut low, mut high) = (0, context / STEP);
     while low < high {
@@ -112,17 +112,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_aligned_and_stand_apart() {
-        let mut carver = Carver::new(0x1000);
-        assert_eq!(carver.take(1), 0x1000);
-        assert_eq!(carver.take(256), 0x1100);
-        assert_eq!(carver.take(0), 0x1200);
-        assert_eq!(carver.used(), 512);
+    fn allocations_are_aligned_and_disjoint() {
+        let mut arena = BumpAllocator::new(0x1000);
+        assert_eq!(arena.take(1), 0x1000);
+        assert_eq!(arena.take(256), 0x1100);
+        assert_eq!(arena.take(0), 0x1200);
+        assert_eq!(arena.used(), 512);
     }
 
     #[test]
-    fn a_refusal_names_the_longest_context_that_fits() {
-        let allowance = Allowance {
+    fn budget_error_names_the_longest_context_that_fits() {
+        let budget = MemoryBudget {
             free: 10 << 30,
             limit: Some(1 << 20),
         };
@@ -131,14 +131,14 @@ mod tests {
             kv_bytes: plan(50_000),
             ..MemoryPlan::default()
         };
-        let refusal = allowance.require(&memory, 50_000, "cuda:0", plan);
+        let refusal = budget.require(&memory, 50_000, "cuda:0", plan);
         let text = refusal.unwrap_err().to_string();
         // 1 MiB / 100 bytes is 10,485 tokens; 40 steps of 256 below it.
         assert!(text.contains("a context of 10240 tokens fits"), "{text}");
-        assert!(allowance.require(&memory, 50_000, "cuda:0", plan).is_err());
+        assert!(budget.require(&memory, 50_000, "cuda:0", plan).is_err());
         let small = MemoryPlan::default();
-        assert!(allowance.require(&small, 50_000, "cuda:0", plan).is_ok());
-        let text = allowance.require(&memory, 50_000, "cuda:0", |_| u64::MAX);
+        assert!(budget.require(&small, 50_000, "cuda:0", plan).is_ok());
+        let text = budget.require(&memory, 50_000, "cuda:0", |_| u64::MAX);
         assert!(text.unwrap_err().to_string().contains("no context fits"));
     }
 }

@@ -8,33 +8,33 @@
 //! The places on the card are one pool for all sequences, of at least as many as the longest takes. What only
 //! snapshots hold lies in places that nobody needs just now, and moves to the host, the longest unused first, when a
 //! sequence needs them. A page that a sequence uses stays where it is, so where sequences use all places none of them
-//! can grow; whoever calls gives one of them up or waits. Nothing here touches the card: a [`Mover`] does.
+//! can grow; whoever calls gives one of them up or waits. Nothing here touches the card: a [`PageCopier`] does.
 
 use contract::{DeviceError, PAGES};
 
-use crate::state::PAGE;
+use crate::state::PAGE_SIZE;
 
 /// Names a page for as long as somebody holds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PageId(usize);
 
 /// Moves the bytes of pages. All of it happens in the order of the calls.
-pub(crate) trait Mover {
+pub(crate) trait PageCopier {
     /// A page off the card.
-    type Held;
+    type HostCopy;
 
     /// Copies the page at `place` off the card.
-    fn save(&mut self, place: usize) -> Result<Self::Held, DeviceError>;
+    fn save(&mut self, place: usize) -> Result<Self::HostCopy, DeviceError>;
 
     /// Copies a page back, to `place`.
-    fn load(&mut self, held: &Self::Held, place: usize) -> Result<(), DeviceError>;
+    fn load(&mut self, held: &Self::HostCopy, place: usize) -> Result<(), DeviceError>;
 
     /// Copies the page at place `from` to place `to`.
     fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError>;
 }
 
 /// All pages of a card.
-pub(crate) struct Pages<H> {
+pub(crate) struct PagePool<H> {
     pages: Vec<Option<Page<H>>>,
     /// Places that hold nothing; the last is given out next.
     free: Vec<usize>,
@@ -42,36 +42,36 @@ pub(crate) struct Pages<H> {
     tick: u64,
 }
 
-/// Pages by who holds them, each counted once.
+/// PagePool by who holds them, each counted once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Count {
+pub(crate) struct PageCounts {
     /// Those that sequences hold, all of them on the card.
-    pub(crate) live: usize,
+    pub(crate) in_use: usize,
     /// Those that snapshots hold, wherever they are.
-    pub(crate) kept: usize,
+    pub(crate) saved: usize,
     /// Those on the card that snapshots alone hold.
-    pub(crate) idle: usize,
+    pub(crate) evictable: usize,
 }
 
 struct Page<H> {
     /// Sequences that have it in their tables.
-    live: usize,
+    sequence_refs: usize,
     /// Snapshots that hold it.
-    kept: usize,
-    at: At<H>,
+    snapshot_refs: usize,
+    location: PageLocation<H>,
     /// The tick at which a sequence last had it.
-    used: u64,
+    last_used: u64,
 }
 
-enum At<H> {
-    Card(usize),
+enum PageLocation<H> {
+    Device(usize),
     Host(H),
 }
 
-impl<H> Pages<H> {
+impl<H> PagePool<H> {
     /// Nothing is held; places are given out in this order.
-    pub(crate) fn new(places: impl DoubleEndedIterator<Item = usize>) -> Pages<H> {
-        Pages {
+    pub(crate) fn new(places: impl DoubleEndedIterator<Item = usize>) -> PagePool<H> {
+        PagePool {
             pages: Vec::new(),
             free: places.rev().collect(),
             tick: 0,
@@ -79,12 +79,14 @@ impl<H> Pages<H> {
     }
 
     /// How many pages are held, and by whom.
-    pub(crate) fn count(&self) -> Count {
-        let mut count = Count::default();
+    pub(crate) fn count(&self) -> PageCounts {
+        let mut count = PageCounts::default();
         for page in self.pages.iter().flatten() {
-            count.live += usize::from(page.live > 0);
-            count.kept += usize::from(page.kept > 0);
-            count.idle += usize::from(page.live == 0 && matches!(page.at, At::Card(_)));
+            count.in_use += usize::from(page.sequence_refs > 0);
+            count.saved += usize::from(page.snapshot_refs > 0);
+            count.evictable += usize::from(
+                page.sequence_refs == 0 && matches!(page.location, PageLocation::Device(_)),
+            );
         }
         count
     }
@@ -93,40 +95,40 @@ impl<H> Pages<H> {
     ///
     /// # Panics
     /// If none does: only those are sure to be on the card.
-    pub(crate) fn place(&self, id: PageId) -> usize {
+    pub(crate) fn page_index(&self, id: PageId) -> usize {
         let page = self.page(id);
-        match page.at {
-            At::Card(place) if page.live > 0 => place,
+        match page.location {
+            PageLocation::Device(place) if page.sequence_refs > 0 => place,
             _ => panic!("a page that no sequence holds has no place of its own"),
         }
     }
 
     /// Where a page is that a snapshot holds: at a place, or off the card.
-    pub(crate) fn find(&self, id: PageId) -> Result<usize, &H> {
-        match &self.page(id).at {
-            At::Card(place) => Ok(*place),
-            At::Host(held) => Err(held),
+    pub(crate) fn locate(&self, id: PageId) -> Result<usize, &H> {
+        match &self.page(id).location {
+            PageLocation::Device(place) => Ok(*place),
+            PageLocation::Host(held) => Err(held),
         }
     }
 
     /// Takes fresh pages until `table` has `n`. If that fails, the table is as it was.
-    pub(crate) fn grow(
+    pub(crate) fn extend_table(
         &mut self,
         table: &mut Vec<PageId>,
         n: usize,
-        mover: &mut impl Mover<Held = H>,
+        copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<(), DeviceError> {
         let before = table.len();
         while table.len() < n {
-            match self.take_place(mover) {
+            match self.take_page(copier) {
                 Ok(place) => table.push(self.add(Page {
-                    live: 1,
-                    kept: 0,
-                    at: At::Card(place),
-                    used: 0,
+                    sequence_refs: 1,
+                    snapshot_refs: 0,
+                    location: PageLocation::Device(place),
+                    last_used: 0,
                 })),
                 Err(error) => {
-                    self.leave(table.drain(before..));
+                    self.release(table.drain(before..));
                     return Err(error);
                 }
             }
@@ -135,18 +137,18 @@ impl<H> Pages<H> {
     }
 
     /// Keeps the pages of the first `position` rows of a sequence.
-    pub(crate) fn keep(&mut self, table: &[PageId], position: usize) -> Vec<PageId> {
-        let held = table[..position.div_ceil(PAGE)].to_vec();
+    pub(crate) fn retain(&mut self, table: &[PageId], position: usize) -> Vec<PageId> {
+        let held = table[..position.div_ceil(PAGE_SIZE)].to_vec();
         for id in &held {
-            self.page_mut(*id).kept += 1;
+            self.page_mut(*id).snapshot_refs += 1;
         }
         held
     }
 
     /// Keeps pages that a snapshot keeps once more.
-    pub(crate) fn keep_again(&mut self, held: &[PageId]) -> Vec<PageId> {
+    pub(crate) fn retain_again(&mut self, held: &[PageId]) -> Vec<PageId> {
         for id in held {
-            self.page_mut(*id).kept += 1;
+            self.page_mut(*id).snapshot_refs += 1;
         }
         held.to_vec()
     }
@@ -154,21 +156,21 @@ impl<H> Pages<H> {
     /// Keeps a page that was never on the card.
     pub(crate) fn adopt(&mut self, held: H) -> PageId {
         self.add(Page {
-            live: 0,
-            kept: 1,
-            at: At::Host(held),
-            used: self.tick,
+            sequence_refs: 0,
+            snapshot_refs: 1,
+            location: PageLocation::Host(held),
+            last_used: self.tick,
         })
     }
 
     /// Keeps a page at a place that holds nothing, for somebody to fill; `None` where there is no such place.
-    pub(crate) fn adopt_place(&mut self) -> Option<(PageId, usize)> {
+    pub(crate) fn adopt_on_device(&mut self) -> Option<(PageId, usize)> {
         let place = self.free.pop()?;
         let id = self.add(Page {
-            live: 0,
-            kept: 1,
-            at: At::Card(place),
-            used: self.tick,
+            sequence_refs: 0,
+            snapshot_refs: 1,
+            location: PageLocation::Device(place),
+            last_used: self.tick,
         });
         Some((id, place))
     }
@@ -178,12 +180,12 @@ impl<H> Pages<H> {
         &mut self,
         held: &[PageId],
         position: usize,
-        mover: &mut impl Mover<Held = H>,
+        copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<Vec<PageId>, DeviceError> {
         let mut table = Vec::with_capacity(held.len());
-        let result = self.restore_into(&mut table, held, position / PAGE, mover);
+        let result = self.restore_into(&mut table, held, position / PAGE_SIZE, copier);
         if result.is_err() {
-            self.leave(table.drain(..));
+            self.release(table.drain(..));
         }
         result.map(|()| table)
     }
@@ -193,34 +195,34 @@ impl<H> Pages<H> {
         table: &mut Vec<PageId>,
         held: &[PageId],
         whole: usize,
-        mover: &mut impl Mover<Held = H>,
+        copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<(), DeviceError> {
         // First all that is on the card, so that it stays there while room is made for the rest.
         for id in &held[..whole] {
-            self.page_mut(*id).live += 1;
+            self.page_mut(*id).sequence_refs += 1;
             table.push(*id);
         }
         for id in &held[..whole] {
-            if matches!(self.page(*id).at, At::Host(_)) {
-                let place = self.take_place(mover)?;
-                let At::Host(saved) = &self.page(*id).at else {
+            if matches!(self.page(*id).location, PageLocation::Host(_)) {
+                let place = self.take_page(copier)?;
+                let PageLocation::Host(saved) = &self.page(*id).location else {
                     unreachable!("making room moves pages off the card only");
                 };
-                let loaded = mover.load(saved, place);
+                let loaded = copier.load(saved, place);
                 if loaded.is_err() {
                     self.free.push(place);
                     return loaded;
                 }
-                self.page_mut(*id).at = At::Card(place);
+                self.page_mut(*id).location = PageLocation::Device(place);
             }
         }
         if let Some(last) = held.get(whole) {
             // Nobody may move it away meanwhile.
-            self.page_mut(*last).live += 1;
-            let copied = self.take_place(mover).and_then(|place| {
-                let copied = match &self.page(*last).at {
-                    At::Card(from) => mover.copy(*from, place),
-                    At::Host(saved) => mover.load(saved, place),
+            self.page_mut(*last).sequence_refs += 1;
+            let copied = self.take_page(copier).and_then(|place| {
+                let copied = match &self.page(*last).location {
+                    PageLocation::Device(from) => copier.copy(*from, place),
+                    PageLocation::Host(saved) => copier.load(saved, place),
                 };
                 match copied {
                     Ok(()) => Ok(place),
@@ -230,12 +232,12 @@ impl<H> Pages<H> {
                     }
                 }
             });
-            self.leave([*last].into_iter());
+            self.release([*last].into_iter());
             let id = self.add(Page {
-                live: 1,
-                kept: 0,
-                at: At::Card(copied?),
-                used: 0,
+                sequence_refs: 1,
+                snapshot_refs: 0,
+                location: PageLocation::Device(copied?),
+                last_used: 0,
             });
             table.push(id);
         }
@@ -244,32 +246,32 @@ impl<H> Pages<H> {
 
     /// A sequence lets go of pages, in the order of its table. The first count as used last, since every state that
     /// needs a later one needs them.
-    pub(crate) fn leave(&mut self, table: impl DoubleEndedIterator<Item = PageId>) {
+    pub(crate) fn release(&mut self, table: impl DoubleEndedIterator<Item = PageId>) {
         for id in table.rev() {
             self.tick += 1;
             let tick = self.tick;
             let page = self.page_mut(id);
-            page.live -= 1;
-            page.used = tick;
-            self.settle(id);
+            page.sequence_refs -= 1;
+            page.last_used = tick;
+            self.free_if_unreferenced(id);
         }
     }
 
     /// A snapshot lets go of pages.
-    pub(crate) fn drop_kept(&mut self, held: impl IntoIterator<Item = PageId>) {
+    pub(crate) fn release_snapshot(&mut self, held: impl IntoIterator<Item = PageId>) {
         for id in held {
-            self.page_mut(id).kept -= 1;
-            self.settle(id);
+            self.page_mut(id).snapshot_refs -= 1;
+            self.free_if_unreferenced(id);
         }
     }
 
     /// Frees a page that nobody holds.
-    fn settle(&mut self, id: PageId) {
+    fn free_if_unreferenced(&mut self, id: PageId) {
         let page = self.page(id);
-        if page.live == 0
-            && page.kept == 0
+        if page.sequence_refs == 0
+            && page.snapshot_refs == 0
             && let Some(Page {
-                at: At::Card(place),
+                location: PageLocation::Device(place),
                 ..
             }) = self.pages[id.0].take()
         {
@@ -278,7 +280,10 @@ impl<H> Pages<H> {
     }
 
     /// A place that holds nothing, if need be after moving the page there to the host.
-    fn take_place(&mut self, mover: &mut impl Mover<Held = H>) -> Result<usize, DeviceError> {
+    fn take_page(
+        &mut self,
+        copier: &mut impl PageCopier<HostCopy = H>,
+    ) -> Result<usize, DeviceError> {
         if let Some(place) = self.free.pop() {
             return Ok(place);
         }
@@ -286,19 +291,19 @@ impl<H> Pages<H> {
             .pages
             .iter_mut()
             .flatten()
-            .filter(|page| page.live == 0);
-        let on_card = idle.filter_map(|page| match page.at {
-            At::Card(place) => Some((place, page)),
-            At::Host(_) => None,
+            .filter(|page| page.sequence_refs == 0);
+        let on_card = idle.filter_map(|page| match page.location {
+            PageLocation::Device(place) => Some((place, page)),
+            PageLocation::Host(_) => None,
         });
-        let Some((place, page)) = on_card.min_by_key(|(_, page)| page.used) else {
+        let Some((place, page)) = on_card.min_by_key(|(_, page)| page.last_used) else {
             return Err(DeviceError::OutOfMemory {
                 what: PAGES,
                 wanted: 1,
                 free: 0,
             });
         };
-        page.at = At::Host(mover.save(place)?);
+        page.location = PageLocation::Host(copier.save(place)?);
         Ok(place)
     }
 

@@ -21,10 +21,12 @@ use crate::backend::Options;
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::exec::answer::candidates;
-use crate::host::HostPool;
-use crate::lazy::LazyDraft;
-use crate::pages::{PageId, Pages};
-use crate::snapshot::{Book, CardMover, CardParcel, PageMap, Snapshot, Whose};
+use crate::host::PinnedPool;
+use crate::lazy::DeferredDraft;
+use crate::pages::{PageId, PagePool};
+use crate::snapshot::{
+    CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, SharedPagePool, Snapshot,
+};
 use crate::step::{self, ChunkHead, Commit, Step};
 
 /// Page-locked memory kept for the next states, in bytes, after those that had it were freed.
@@ -37,16 +39,16 @@ pub(crate) struct CudaRunner {
     /// The draft, if there is one.
     draft: Option<DraftFacts>,
     /// Its weights, while they are not on the card.
-    lazy: Option<LazyDraft>,
+    lazy: Option<DeferredDraft>,
     sequences: BTreeMap<SeqId, Sequence>,
     snapshots: BTreeMap<SnapshotId, Snapshot>,
-    /// Slots that no sequence owns; the last is given out next.
+    /// SlotPlan that no sequence owns; the last is given out next.
     free_slots: Vec<usize>,
     /// Who holds which page of keys and values; parcels read it on other threads.
-    book: Arc<Book>,
-    map: Arc<PageMap>,
-    /// Dropped after the engine, whose queue may copy from and to its blocks.
-    host: Arc<HostPool>,
+    page_pool: Arc<SharedPagePool>,
+    map: Arc<PageLayout>,
+    /// Dropped after the engine, context queue may copy from and to its blocks.
+    host: Arc<PinnedPool>,
     /// The next id of either kind; ids are never used twice.
     next_id: u64,
     /// Whether trees may have windows.
@@ -68,7 +70,7 @@ pub(crate) struct DraftFacts {
 pub(crate) struct Sequence {
     /// Where on the card its states live.
     pub(crate) slot: usize,
-    /// Pages of its committed rows and of those that were asked for.
+    /// PagePool of its committed rows and of those that were asked for.
     pub(crate) table: Vec<PageId>,
     /// Committed tokens it may grow to.
     pub(crate) max_len: usize,
@@ -93,7 +95,7 @@ impl SequenceState for Sequence {
 }
 
 impl CudaRunner {
-    /// A runner with nothing open. Pages are given out one after another, or scattered all over the cache.
+    /// A runner with nothing open. PagePool are given out one after another, or scattered all over the cache.
     pub(crate) fn new(
         info: RunnerInfo,
         engine: Engine,
@@ -111,11 +113,11 @@ impl CudaRunner {
         };
         CudaRunner {
             free_slots: (0..info.limits.sequences).rev().collect(),
-            book: Arc::new(Book::new(Pages::new(
+            page_pool: Arc::new(SharedPagePool::new(PagePool::new(
                 (0..n).map(|i| (i * step + usize::from(scattered)) % n),
             ))),
-            map: Arc::new(PageMap::new(engine.state())),
-            host: Arc::new(HostPool::new(engine.gpu())),
+            map: Arc::new(PageLayout::new(engine.state())),
+            host: Arc::new(PinnedPool::new(engine.gpu())),
             info,
             engine,
             draft,
@@ -129,7 +131,7 @@ impl CudaRunner {
     }
 
     /// Lets the first prompt load the draft's weights.
-    pub(crate) fn load_later(&mut self, draft: LazyDraft) {
+    pub(crate) fn load_later(&mut self, draft: DeferredDraft) {
         self.lazy = Some(draft);
     }
 
@@ -209,7 +211,7 @@ impl CudaRunner {
         for pass in passes {
             let asked = requests_within(requests, &pass);
             let mut head = ChunkHead::new(slot, position, pass.len());
-            self.host.at_work(pass.len());
+            self.host.note_pass(pass.len());
             let result = self.engine.chunk(&mut head, &tokens[pass.clone()], &asked);
             let result = result.and_then(|rows| {
                 seen(&mut self.engine, pass.len())?;
@@ -225,7 +227,7 @@ impl CudaRunner {
         Ok(place_rows(requests, &mut rows.into_iter()))
     }
 
-    /// Verifies items whose nodes fit one step.
+    /// Verifies items context nodes fit one step.
     fn verify_pass(
         &mut self,
         items: &[VerifyItem<'_>],
@@ -243,7 +245,7 @@ impl CudaRunner {
                 }
             }
         }
-        self.host.at_work(step::ROWS);
+        self.host.note_pass(step::ROWS);
         let rows = self.engine.step(&mut step, &requests);
         let mut rows = self.watched(rows)?.into_iter();
         for item in items {
@@ -264,14 +266,14 @@ fn told(call: &'static str, tokens: usize, begun: Instant) {
     tracing::debug!(call, tokens, us, "runner");
 }
 
-fn mover<'a>(gpu: &'a Gpu, map: &'a PageMap, host: &'a HostPool) -> CardMover<'a> {
-    CardMover { gpu, map, host }
+fn copier<'a>(gpu: &'a Gpu, map: &'a PageLayout, host: &'a PinnedPool) -> GpuPageCopier<'a> {
+    GpuPageCopier { gpu, map, host }
 }
 
 impl Drop for CudaRunner {
     fn drop(&mut self) {
         // They read memory that goes with the engine.
-        self.book.wait_for_parcels();
+        self.page_pool.wait_for_exports();
     }
 }
 
@@ -291,11 +293,11 @@ impl Runner for CudaRunner {
     }
 
     fn capacity(&self) -> Capacity {
-        let left: u64 = self.snapshots.values().map(Snapshot::left_bytes).sum();
-        let count = self.book.lock().count();
-        let pages = (count.kept * self.map.bytes) as u64;
+        let left: u64 = self.snapshots.values().map(Snapshot::non_paged_bytes).sum();
+        let count = self.page_pool.lock().count();
+        let pages = (count.saved * self.map.bytes) as u64;
         self.protocol()
-            .capacity((count.live, count.idle), left + pages)
+            .capacity((count.in_use, count.evictable), left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
@@ -324,7 +326,7 @@ impl Runner for CudaRunner {
         // Work under way on the slot ends before any work of its next owner begins: one stream.
         if let Some(sequence) = self.sequences.remove(&seq) {
             self.free_slots.push(sequence.slot);
-            self.book.lock().leave(sequence.table.into_iter());
+            self.page_pool.lock().release(sequence.table.into_iter());
         }
     }
 
@@ -442,10 +444,13 @@ impl Runner for CudaRunner {
         let settled = self.engine.give_context(&[at.0]);
         self.watched(settled)?;
         let state = self.engine.shared_state();
-        let saved = Snapshot::of_slot(self.engine.lane(), &self.host, &state, at, place);
+        let saved = Snapshot::save_slot(self.engine.lane(), &self.host, &state, at, place);
         let mut saved = self.watched(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
-            saved.pages = self.book.lock().keep(&sequence.table, sequence.position);
+            saved.pages = self
+                .page_pool
+                .lock()
+                .retain(&sequence.table, sequence.position);
         }
         told("snapshot", position, begun);
         Ok(self.keep_snapshot(saved))
@@ -464,17 +469,17 @@ impl Runner for CudaRunner {
             // Its own pages may be needed.
             sequence.position = 0;
             let table = std::mem::take(&mut sequence.table);
-            self.book.lock().leave(table.into_iter());
+            self.page_pool.lock().release(table.into_iter());
         }
         let restored = self.restore_into(seq, snapshot);
-        self.host.at_work(0);
+        self.host.note_pass(0);
         let result = self.watched(restored);
         if result.is_err() && self.fault.is_none() {
             // An empty sequence is left behind.
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position = 0;
                 let table = std::mem::take(&mut sequence.table);
-                self.book.lock().leave(table.into_iter());
+                self.page_pool.lock().release(table.into_iter());
             }
             let cleared = self.engine.clear_slot(slot);
             self.watched(cleared)?;
@@ -485,7 +490,9 @@ impl Runner for CudaRunner {
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         if let Some(saved) = self.snapshots.remove(&snapshot) {
-            self.book.lock().drop_kept(saved.pages.iter().copied());
+            self.page_pool
+                .lock()
+                .release_snapshot(saved.pages.iter().copied());
         }
         // Whoever gets its memory next comes behind its copies. A card that failed is told by the next call.
         let met = self.engine.meet_all().is_ok();
@@ -505,16 +512,16 @@ impl Runner for CudaRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        let whose = Whose {
-            book: Arc::clone(&self.book),
+        let context = ExportContext {
+            page_pool: Arc::clone(&self.page_pool),
             host: Arc::clone(&self.host),
             map: Arc::clone(&self.map),
             state: self.engine.shared_state(),
             spec: self.engine.shared_spec(),
-            courier: self.engine.gpu().courier(),
+            copy_engine: self.engine.gpu().copy_engine(),
             identity: self.identity(),
         };
-        Ok(Box::new(CardParcel::new(whose, saved)))
+        Ok(Box::new(CudaDetachedSnapshot::new(context, saved)))
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
@@ -528,9 +535,9 @@ impl Runner for CudaRunner {
         let begun = Instant::now();
         let to = (self.identity(), self.info.limits.context);
         let engine = &self.engine;
-        let mover = mover(engine.gpu(), &self.map, &self.host);
+        let copier = copier(engine.gpu(), &self.map, &self.host);
         let of = (engine.state(), engine.spec());
-        let snapshot = Snapshot::import(&mover, &mut self.book.lock(), of, to, source);
+        let snapshot = Snapshot::import(&copier, &mut self.page_pool.lock(), of, to, source);
         let snapshot = self.watched(snapshot)?;
         told("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))

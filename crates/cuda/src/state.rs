@@ -10,7 +10,7 @@
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
 //! draft rings       as keys and values, one layer each, page = page_table[slot][position / 256 % pages]
-//! draft features    [slot][FEATURES][taps * hidden] f32 of the pending tree and of tokens before it
+//! draft features    [slot][FEATURE_ROWS][taps * hidden] f32 of the pending tree and of tokens before it
 //! ```
 
 use contract::{
@@ -20,17 +20,17 @@ use contract::{
 use crate::launch::attention::rows;
 use crate::launch::delta;
 use crate::launch::draft::ring_pages;
-use crate::memory::{ALIGN, Carver};
+use crate::memory::{ALIGN, BumpAllocator};
 use crate::step::ROWS;
 
 /// Positions of a page.
-pub(crate) const PAGE: usize = 256;
-/// Rows of features that a slot has room for: the widest tree's, or committed tokens' that wait and a tree's.
-pub(crate) const FEATURES: usize = ROWS;
+pub(crate) const PAGE_SIZE: usize = 256;
+/// KvArray of features that a slot has room for: the widest tree's, or committed tokens' that wait and a tree's.
+pub(crate) const FEATURE_ROWS: usize = ROWS;
 
 /// Pages and slots of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slots {
+pub(crate) struct SlotPlan {
     /// Sequences open at once.
     pub(crate) n: usize,
     /// Pages of one sequence at most: the context and the nodes of a tree beyond it.
@@ -41,7 +41,7 @@ pub(crate) struct Slots {
 
 /// One array of cached rows, all layers of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct KvArray {
     pub(crate) format: KvFormat,
     /// Address of the group's first layer.
     pub(crate) values: u64,
@@ -58,8 +58,8 @@ pub(crate) struct Rows {
 pub(crate) struct KvGroup {
     pub(crate) n_kv_heads: usize,
     pub(crate) head_dim: usize,
-    pub(crate) k: Rows,
-    pub(crate) v: Rows,
+    pub(crate) k: KvArray,
+    pub(crate) v: KvArray,
     /// Indices of its layers in the model.
     pub(crate) layers: Vec<usize>,
     /// Pages of one layer, those of all slots.
@@ -83,7 +83,7 @@ pub(crate) struct DeltaGroup {
 
 /// Keys and values of one draft layer: the last positions of every slot.
 #[derive(Debug, Clone)]
-pub(crate) struct Ring {
+pub(crate) struct DraftRing {
     pub(crate) rows: KvGroup,
     /// Pages of one slot; positions begin again on the first.
     pub(crate) pages: usize,
@@ -96,7 +96,7 @@ pub(crate) struct Ring {
 /// What slots hold for a draft.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftState {
-    pub(crate) rings: Vec<Ring>,
+    pub(crate) rings: Vec<DraftRing>,
     pub(crate) features: u64,
     /// `taps * hidden`.
     pub(crate) width: usize,
@@ -105,7 +105,7 @@ pub(crate) struct DraftState {
 /// Everything that slots hold.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
-    pub(crate) slots: Slots,
+    pub(crate) slots: SlotPlan,
     pub(crate) kv: Vec<KvGroup>,
     pub(crate) delta: Vec<DeltaGroup>,
     /// `[slots][pages]` int32.
@@ -115,28 +115,28 @@ pub(crate) struct State {
 
 /// What one layer has of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place<'a> {
+pub(crate) enum LayerState<'a> {
     /// An attention layer: its group and its index there.
     Kv(&'a KvGroup, usize),
     /// A delta layer: its group and its index there.
     Delta(&'a DeltaGroup, usize),
 }
 
-impl Slots {
+impl SlotPlan {
     /// What limits ask for.
-    pub(crate) fn of(limits: Limits) -> Slots {
-        Slots {
+    pub(crate) fn of(limits: Limits) -> SlotPlan {
+        SlotPlan {
             n: limits.sequences,
-            pages: limits.max_pages_per_sequence(PAGE),
-            pool: KvPool::for_limits(limits, PAGE).pages,
+            pages: limits.max_pages_per_sequence(PAGE_SIZE),
+            pool: KvPool::for_limits(limits, PAGE_SIZE).pages,
         }
     }
 }
 
-impl Rows {
-    pub(crate) fn new(format: KvFormat, head_dim: usize) -> Rows {
+impl KvArray {
+    pub(crate) fn new(format: KvFormat, head_dim: usize) -> KvArray {
         let (value_bytes, scale_bytes) = rows::row_bytes(format, head_dim);
-        Rows {
+        KvArray {
             format,
             values: 0,
             scales: 0,
@@ -145,10 +145,10 @@ impl Rows {
         }
     }
 
-    fn carve(&mut self, carver: &mut Carver, rows: usize) {
-        self.values = carver.take(rows * self.value_bytes);
+    fn allocate(&mut self, arena: &mut BumpAllocator, rows: usize) {
+        self.values = arena.take(rows * self.value_bytes);
         if self.scale_bytes > 0 {
-            self.scales = carver.take(rows * self.scale_bytes);
+            self.scales = arena.take(rows * self.scale_bytes);
         }
     }
 }
@@ -158,16 +158,16 @@ impl KvGroup {
         KvGroup {
             n_kv_heads: a.n_kv_heads,
             head_dim: a.head_dim,
-            k: Rows::new(kv.k, a.head_dim),
-            v: Rows::new(kv.v, a.head_dim),
+            k: KvArray::new(kv.k, a.head_dim),
+            v: KvArray::new(kv.v, a.head_dim),
             layers: Vec::new(),
             pages,
         }
     }
 
-    /// Rows of one page: kv heads times positions.
+    /// KvArray of one page: kv heads times positions.
     pub(crate) fn page_rows(&self) -> usize {
-        self.n_kv_heads * PAGE
+        self.n_kv_heads * PAGE_SIZE
     }
 
     /// Bytes from one layer's values to the next layer's.
@@ -177,7 +177,7 @@ impl KvGroup {
 }
 
 impl DraftState {
-    fn new(draft: &DraftPlan, limits: Limits, carver: &mut Carver) -> DraftState {
+    fn new(draft: &DraftPlan, limits: Limits, arena: &mut BumpAllocator) -> DraftState {
         let (spec, slots) = (&draft.spec, limits.sequences);
         let kv = KvFormats {
             k: draft.kv,
@@ -185,25 +185,26 @@ impl DraftState {
         };
         let rings = spec.layers.iter().enumerate().map(|(i, layer)| {
             // The window and a tree beside it, or a chunk, whose rows are all written at once.
-            let needed = ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE));
-            let pages = needed.min(Slots::of(limits).pages + 1);
+            let needed =
+                ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE_SIZE));
+            let pages = needed.min(SlotPlan::of(limits).pages + 1);
             let mut rows = KvGroup::new(&layer.attention, kv, slots * pages);
             rows.layers.push(i);
             let n = rows.pages * rows.page_rows();
-            rows.k.carve(carver, n);
-            rows.v.carve(carver, n);
-            Ring {
+            rows.k.allocate(arena, n);
+            rows.v.allocate(arena, n);
+            DraftRing {
                 rows,
                 pages,
                 window: layer.window,
-                page_table: carver.take(4 * slots * pages),
+                page_table: arena.take(4 * slots * pages),
             }
         });
         let rings = rings.collect();
         let width = spec.fc.cols;
         DraftState {
             rings,
-            features: carver.take(4 * slots * FEATURES * width),
+            features: arena.take(4 * slots * FEATURE_ROWS * width),
             width,
         }
     }
@@ -240,10 +241,10 @@ impl State {
     /// tree factors from `scratch`, and what the draft needs from `draft_region`.
     pub(crate) fn new(
         plan: &OpenPlan,
-        [kv_region, state_region, scratch, draft_region]: [&mut Carver; 4],
+        [kv_region, state_region, scratch, draft_region]: [&mut BumpAllocator; 4],
     ) -> State {
         let (spec, kv, limits) = (&plan.target, plan.kv, plan.limits);
-        let slots = Slots::of(limits);
+        let slots = SlotPlan::of(limits);
         let (mut attention, mut delta): (Vec<KvGroup>, Vec<DeltaGroup>) = (Vec::new(), Vec::new());
         for (i, layer) in spec.layers.iter().enumerate() {
             match &layer.mixer {
@@ -268,8 +269,8 @@ impl State {
         }
         for group in &mut attention {
             let rows = group.layers.len() * group.pages * group.page_rows();
-            group.k.carve(kv_region, rows);
-            group.v.carve(kv_region, rows);
+            group.k.allocate(kv_region, rows);
+            group.v.allocate(kv_region, rows);
         }
         for group in &mut delta {
             let n = slots.n * group.layers.len();
@@ -293,16 +294,16 @@ impl State {
     ///
     /// # Panics
     /// If the model has no such layer.
-    pub(crate) fn layer(&self, layer: usize) -> Place<'_> {
+    pub(crate) fn layer(&self, layer: usize) -> LayerState<'_> {
         let index = |layers: &[usize]| layers.iter().position(|l| *l == layer);
         let kv = self
             .kv
             .iter()
-            .find_map(|g| Some(Place::Kv(g, index(&g.layers)?)));
+            .find_map(|g| Some(LayerState::Kv(g, index(&g.layers)?)));
         let delta = || {
             self.delta
                 .iter()
-                .find_map(|g| Some(Place::Delta(g, index(&g.layers)?)))
+                .find_map(|g| Some(LayerState::Delta(g, index(&g.layers)?)))
         };
         kv.or_else(delta)
             .expect("every layer of the model is in a group")
@@ -327,9 +328,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_take_at_most_what_they_say() {
+    fn kv_arrays_take_at_most_the_format_bytes() {
         for format in KvFormat::ALL {
-            let rows = Rows::new(format, 256);
+            let rows = KvArray::new(format, 256);
             let (found, most) = (rows.value_bytes + rows.scale_bytes, format.bytes(256));
             // The norms of TQ3_0 are kept once.
             assert!(found == most || format == KvFormat::Tq3_0 && found == 100);
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_page_has_room_for_a_tree() {
+    fn page_count_includes_the_tree_nodes() {
         let limits = Limits {
             sequences: 3,
             context: 256,
@@ -345,15 +346,15 @@ mod tests {
             prefill_chunk: 64,
             pool: None,
         };
-        let slots = |pool| Slots {
+        let slots = |pool| SlotPlan {
             n: 3,
             pages: 2,
             pool,
         };
-        assert_eq!(Slots::of(limits), slots(6));
+        assert_eq!(SlotPlan::of(limits), slots(6));
         for (tokens, pages) in [(0, 2), (512, 2), (513, 3), (1 << 40, 6)] {
             let pool = Some(tokens);
-            assert_eq!(Slots::of(Limits { pool, ..limits }), slots(pages));
+            assert_eq!(SlotPlan::of(Limits { pool, ..limits }), slots(pages));
         }
     }
 }

@@ -19,23 +19,23 @@ use contract::{
 };
 
 use crate::driver::{Event, Gpu, Pinned};
-use crate::memory::Carver;
-use crate::pack::{self, Kind};
+use crate::memory::BumpAllocator;
+use crate::pack::{self, WeightKind};
 
 /// Bytes of one page-locked buffer.
-const STAGE: usize = 16 << 20;
+const STAGING_BYTES: usize = 16 << 20;
 /// Copies under way at once; their buffers are not being filled.
-const COPIES: usize = 2;
+const COPIES_IN_FLIGHT: usize = 2;
 /// More threads do not read a file faster.
-const MOST_THREADS: usize = 16;
+const MAX_THREADS: usize = 16;
 /// A table stays on the host where all weights are at least so many times as large: rows from there come later by a
 /// microsecond or two, which is more of a small model's step.
-const LARGE: usize = 16;
+const HOST_TABLE_RATIO: usize = 16;
 
 /// A matrix `[rows, cols]` in the card's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Matrix {
-    pub(crate) kind: Kind,
+pub(crate) struct WeightMatrix {
+    pub(crate) kind: WeightKind,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) at: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Matrix {
 
 /// The embedding in the file's layout, on the card or on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Table {
+pub(crate) struct EmbeddingTable {
     pub(crate) ty: QuantType,
     pub(crate) at: u64,
 }
@@ -51,18 +51,18 @@ pub(crate) struct Table {
 /// Where everything lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
-    pub(crate) embedding: Table,
+    pub(crate) embedding: EmbeddingTable,
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: u64,
-    pub(crate) head: Matrix,
+    pub(crate) head: WeightMatrix,
     pub(crate) draft: Option<DraftWeights>,
-    items: Vec<Item>,
+    items: Vec<WeightEntry>,
 }
 
 /// Weights of a draft.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftWeights {
-    pub(crate) fc: Matrix,
+    pub(crate) fc: WeightMatrix,
     pub(crate) hidden_norm: u64,
     pub(crate) layers: Vec<DraftLayerWeights>,
     pub(crate) final_norm: u64,
@@ -80,9 +80,9 @@ pub(crate) struct DraftLayerWeights {
 #[derive(Debug, Clone)]
 pub(crate) struct FfnWeights {
     pub(crate) norm: u64,
-    pub(crate) gate: Matrix,
-    pub(crate) up: Matrix,
-    pub(crate) down: Matrix,
+    pub(crate) gate: WeightMatrix,
+    pub(crate) up: WeightMatrix,
+    pub(crate) down: WeightMatrix,
 }
 
 /// One layer. Vectors are addresses of f32 values.
@@ -102,15 +102,15 @@ pub(crate) enum MixerWeights {
 
 impl MixerWeights {
     /// The matrices that project its input, in the order that the mixer knows them by.
-    pub(crate) fn readers(&self) -> Vec<Matrix> {
+    pub(crate) fn input_projections(&self) -> Vec<WeightMatrix> {
         match self {
-            MixerWeights::Attention(w) => w.readers().to_vec(),
+            MixerWeights::Attention(w) => w.input_projections().to_vec(),
             MixerWeights::Delta(w) => vec![w.qkv, w.z, w.beta, w.alpha],
         }
     }
 
     /// The output projection.
-    pub(crate) fn out(&self) -> Matrix {
+    pub(crate) fn out(&self) -> WeightMatrix {
         match self {
             MixerWeights::Attention(w) => w.o,
             MixerWeights::Delta(w) => w.out,
@@ -123,15 +123,15 @@ impl MixerWeights {
 pub(crate) struct AttentionWeights {
     pub(crate) q_norm: u64,
     pub(crate) k_norm: u64,
-    pub(crate) q: Matrix,
-    pub(crate) k: Matrix,
-    pub(crate) v: Matrix,
-    pub(crate) o: Matrix,
+    pub(crate) q: WeightMatrix,
+    pub(crate) k: WeightMatrix,
+    pub(crate) v: WeightMatrix,
+    pub(crate) o: WeightMatrix,
 }
 
 impl AttentionWeights {
     /// The matrices that project its input.
-    pub(crate) fn readers(&self) -> [Matrix; 3] {
+    pub(crate) fn input_projections(&self) -> [WeightMatrix; 3] {
         [self.q, self.k, self.v]
     }
 }
@@ -139,11 +139,11 @@ impl AttentionWeights {
 /// Weights of a gated-delta mixer.
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaWeights {
-    pub(crate) qkv: Matrix,
-    pub(crate) z: Matrix,
-    pub(crate) beta: Matrix,
-    pub(crate) alpha: Matrix,
-    pub(crate) out: Matrix,
+    pub(crate) qkv: WeightMatrix,
+    pub(crate) z: WeightMatrix,
+    pub(crate) beta: WeightMatrix,
+    pub(crate) alpha: WeightMatrix,
+    pub(crate) out: WeightMatrix,
     pub(crate) a: u64,
     pub(crate) dt: u64,
     pub(crate) conv: u64,
@@ -152,52 +152,52 @@ pub(crate) struct DeltaWeights {
 
 /// One weight on its way to the card.
 #[derive(Debug, Clone)]
-struct Item {
-    of: Owner,
+struct WeightEntry {
+    of: WeightSet,
     weight: WeightRef,
     at: u64,
-    form: Form,
+    form: Encoding,
 }
 
 /// Whose file a weight is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum WeightSet {
     Target,
     Draft,
     /// The target's too, but it stays on the host.
-    Table,
+    HostTable,
 }
 
 /// What becomes of the file's bytes.
 #[derive(Debug, Clone, Copy)]
-enum Form {
-    Packed(Kind),
+enum Encoding {
+    Packed(WeightKind),
     Floats,
     Raw,
 }
 
-impl Form {
+impl Encoding {
     /// Bytes of `rows` rows on the card.
     fn bytes(self, weight: &WeightRef, rows: usize) -> usize {
         match self {
-            Form::Packed(kind) => kind.bytes(rows, weight.cols),
-            Form::Floats => 4 * rows * weight.cols,
-            Form::Raw => rows * weight.ty.row_bytes(weight.cols),
+            Encoding::Packed(kind) => kind.bytes(rows, weight.cols),
+            Encoding::Floats => 4 * rows * weight.cols,
+            Encoding::Raw => rows * weight.ty.row_bytes(weight.cols),
         }
     }
 }
 
 /// Lays weights out one after another.
-struct Plan<'a> {
-    of: Owner,
-    carver: &'a mut Carver,
-    items: Vec<Item>,
+struct LayoutBuilder<'a> {
+    of: WeightSet,
+    arena: &'a mut BumpAllocator,
+    items: Vec<WeightEntry>,
 }
 
-impl Plan<'_> {
-    fn item(&mut self, weight: &WeightRef, form: Form) -> u64 {
-        let at = self.carver.take(form.bytes(weight, weight.rows));
-        self.items.push(Item {
+impl LayoutBuilder<'_> {
+    fn item(&mut self, weight: &WeightRef, form: Encoding) -> u64 {
+        let at = self.arena.take(form.bytes(weight, weight.rows));
+        self.items.push(WeightEntry {
             of: self.of,
             weight: weight.clone(),
             at,
@@ -206,18 +206,18 @@ impl Plan<'_> {
         at
     }
 
-    fn matrix(&mut self, weight: &WeightRef) -> Matrix {
-        let kind = Kind::of(weight.ty);
-        Matrix {
+    fn matrix(&mut self, weight: &WeightRef) -> WeightMatrix {
+        let kind = WeightKind::of(weight.ty);
+        WeightMatrix {
             kind,
             rows: weight.rows,
             cols: weight.cols,
-            at: self.item(weight, Form::Packed(kind)),
+            at: self.item(weight, Encoding::Packed(kind)),
         }
     }
 
     fn vector(&mut self, weight: &WeightRef) -> u64 {
-        self.item(weight, Form::Floats)
+        self.item(weight, Encoding::Floats)
     }
 
     fn ffn(&mut self, norm: &WeightRef, ffn: &FeedForward) -> FfnWeights {
@@ -271,31 +271,31 @@ impl Plan<'_> {
 }
 
 impl Weights {
-    /// Lays out every weight of a plan that [`crate::check::plan`] has passed: the target's from `carver`, its table
-    /// from `table_carver` if it stays on the host, the draft's from `draft_carver`.
+    /// Lays out every weight of a plan that [`crate::check::require_supported`] has passed: the target's from `arena`, its table
+    /// from `table_arena` if it stays on the host, the draft's from `draft_arena`.
     pub(crate) fn new(
-        (spec, carver): (&ModelSpec, &mut Carver),
-        table_carver: &mut Carver,
-        (draft, draft_carver): (Option<&DraftSpec>, &mut Carver),
+        (spec, arena): (&ModelSpec, &mut BumpAllocator),
+        table_arena: &mut BumpAllocator,
+        (draft, draft_arena): (Option<&DraftSpec>, &mut BumpAllocator),
     ) -> Weights {
-        let mut table = Plan {
-            of: Owner::Table,
-            carver: table_carver,
+        let mut table = LayoutBuilder {
+            of: WeightSet::HostTable,
+            arena: table_arena,
             items: Vec::new(),
         };
-        let mut plan = Plan {
-            of: Owner::Target,
-            carver,
+        let mut plan = LayoutBuilder {
+            of: WeightSet::Target,
+            arena,
             items: Vec::new(),
         };
         let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
-        let keeper = match LARGE * spec.embedding.bytes() <= all {
+        let table_builder = match HOST_TABLE_RATIO * spec.embedding.bytes() <= all {
             true => &mut table,
             false => &mut plan,
         };
-        let embedding = Table {
+        let embedding = EmbeddingTable {
             ty: spec.embedding.ty,
-            at: keeper.item(&spec.embedding, Form::Raw),
+            at: table_builder.item(&spec.embedding, Encoding::Raw),
         };
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
@@ -309,9 +309,9 @@ impl Weights {
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
         let mut items = plan.items;
         items.append(&mut table.items);
-        let mut plan = Plan {
-            of: Owner::Draft,
-            carver: draft_carver,
+        let mut plan = LayoutBuilder {
+            of: WeightSet::Draft,
+            arena: draft_arena,
             items: Vec::new(),
         };
         let draft = draft.map(|draft| plan.draft(draft));
@@ -327,15 +327,15 @@ impl Weights {
     }
 
     /// The weights of some files, in the order of loading.
-    fn of<'a>(&'a self, whose: &'a [Owner]) -> impl Iterator<Item = &'a Item> {
-        self.items.iter().filter(|item| whose.contains(&item.of))
+    fn of<'a>(&'a self, sets: &'a [WeightSet]) -> impl Iterator<Item = &'a WeightEntry> {
+        self.items.iter().filter(|item| sets.contains(&item.of))
     }
 
     /// Bytes of page-locked memory that loading takes on this machine, given back at its end.
-    pub(crate) fn staging_bytes(&self, whose: &[Owner]) -> usize {
-        let pieces: Vec<Piece<'_>> = self.of(whose).flat_map(Item::pieces).collect();
-        let (threads, largest) = staging(&pieces);
-        (threads + COPIES) * largest
+    pub(crate) fn staging_bytes(&self, sets: &[WeightSet]) -> usize {
+        let chunks: Vec<LoadChunk<'_>> = self.of(sets).flat_map(WeightEntry::chunks).collect();
+        let (threads, largest) = staging(&chunks);
+        (threads + COPIES_IN_FLIGHT) * largest
     }
 
     /// Fills the host's memory with what stays there; `base` is its address.
@@ -344,29 +344,29 @@ impl Weights {
         sources: Sources<'_>,
         (base, table): (u64, &mut [u8]),
     ) -> Result<(), DeviceError> {
-        for item in self.of(&[Owner::Table]) {
+        for item in self.of(&[WeightSet::HostTable]) {
             let begin = usize::try_from(item.at - base).unwrap_or(usize::MAX);
             let table = &mut table[begin..][..item.form.bytes(&item.weight, item.weight.rows)];
-            let pieces: Vec<Piece<'_>> = item.pieces().collect();
-            let threads = staging(&pieces).0.max(1);
-            let each = pieces.len().div_ceil(threads).max(1);
+            let chunks: Vec<LoadChunk<'_>> = item.chunks().collect();
+            let threads = staging(&chunks).0.max(1);
+            let each = chunks.len().div_ceil(threads).max(1);
             let outcomes = thread::scope(|scope| {
                 let mut rest = table;
-                let mut hands = Vec::new();
-                for share in pieces.chunks(each) {
-                    let bytes = share.iter().map(|piece| piece.bytes).sum();
+                let mut workers = Vec::new();
+                for share in chunks.chunks(each) {
+                    let bytes = share.iter().map(|chunk| chunk.bytes).sum();
                     let (own, others) = rest.split_at_mut(bytes);
                     rest = others;
-                    hands.push(scope.spawn(move || {
+                    workers.push(scope.spawn(move || {
                         let mut rest = own;
-                        share.iter().try_for_each(|piece| {
-                            let (out, others) = std::mem::take(&mut rest).split_at_mut(piece.bytes);
+                        share.iter().try_for_each(|chunk| {
+                            let (out, others) = std::mem::take(&mut rest).split_at_mut(chunk.bytes);
                             rest = others;
-                            piece.fill(sources, out)
+                            chunk.fill(sources, out)
                         })
                     }));
                 }
-                let joined = hands.into_iter().map(|hand| hand.join());
+                let joined = workers.into_iter().map(|worker| worker.join());
                 joined.collect::<Vec<_>>()
             });
             for outcome in outcomes {
@@ -381,19 +381,19 @@ impl Weights {
     pub(crate) fn load(
         &self,
         gpu: &Gpu,
-        (sources, whose): (Sources<'_>, &[Owner]),
+        (sources, sets): (Sources<'_>, &[WeightSet]),
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(), DeviceError> {
-        let pieces: Vec<Piece<'_>> = self.of(whose).flat_map(Item::pieces).collect();
-        let (threads, largest) = staging(&pieces);
+        let chunks: Vec<LoadChunk<'_>> = self.of(sets).flat_map(WeightEntry::chunks).collect();
+        let (threads, largest) = staging(&chunks);
         let copies = gpu.new_stream()?;
-        let mut stages = Vec::with_capacity(threads + COPIES);
-        for _ in 0..threads + COPIES {
+        let mut stages = Vec::with_capacity(threads + COPIES_IN_FLIGHT);
+        for _ in 0..threads + COPIES_IN_FLIGHT {
             stages.push(gpu.pinned::<u8>(largest)?);
         }
         let mut at = LoadProgress {
             done_bytes: 0,
-            total_bytes: self.of(whose).map(|i| i.weight.bytes() as u64).sum(),
+            total_bytes: self.of(sets).map(|i| i.weight.bytes() as u64).sum(),
         };
         progress(at);
         let (free, stage) = mpsc::channel::<Pinned<u8>>();
@@ -402,11 +402,11 @@ impl Weights {
         let next = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..threads {
-                let (stage, done, next, pieces) =
-                    (Arc::clone(&stage), done.clone(), &next, &pieces);
+                let (stage, done, next, chunks) =
+                    (Arc::clone(&stage), done.clone(), &next, &chunks);
                 scope.spawn(move || {
                     loop {
-                        // A buffer first: who holds a piece must be able to fill it.
+                        // A buffer first: who holds a chunk must be able to fill it.
                         let Ok(buffer) = stage
                             .lock()
                             .map_err(drop)
@@ -414,12 +414,12 @@ impl Weights {
                         else {
                             return;
                         };
-                        let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                        let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) else {
                             return;
                         };
                         let mut buffer = buffer;
-                        let result = piece.fill(sources, buffer.as_mut_slice());
-                        if done.send((piece, buffer, result)).is_err() {
+                        let result = chunk.fill(sources, buffer.as_mut_slice());
+                        if done.send((chunk, buffer, result)).is_err() {
                             return;
                         }
                     }
@@ -431,14 +431,14 @@ impl Weights {
             }
             let mut under_way: VecDeque<(Event, Pinned<u8>)> = VecDeque::new();
             let mut outcome = Ok(());
-            for _ in 0..pieces.len() {
-                if under_way.len() == COPIES
+            for _ in 0..chunks.len() {
+                if under_way.len() == COPIES_IN_FLIGHT
                     && let Some((event, buffer)) = under_way.pop_front()
                 {
                     outcome = event.sync();
                     let _ = free.send(buffer);
                 }
-                let Ok((piece, buffer, result)) = filled.recv() else {
+                let Ok((chunk, buffer, result)) = filled.recv() else {
                     break;
                 };
                 outcome = outcome.and(result.map_err(DeviceError::from));
@@ -447,7 +447,7 @@ impl Weights {
                 }
                 // SAFETY: the buffer waits in `under_way` until its event has passed.
                 let copied =
-                    unsafe { gpu.copy_to_card(&copies, piece.at, &buffer, 0..piece.bytes) };
+                    unsafe { gpu.copy_to_device(&copies, chunk.at, &buffer, 0..chunk.bytes) };
                 outcome = copied.and_then(|()| {
                     let event = Event::new(gpu)?;
                     copies.record(&event)?;
@@ -457,7 +457,7 @@ impl Weights {
                 if outcome.is_err() {
                     break;
                 }
-                at.done_bytes += piece.source_bytes();
+                at.done_bytes += chunk.source_bytes();
                 progress(at);
             }
             // Ends the threads that wait for a buffer.
@@ -468,11 +468,11 @@ impl Weights {
     }
 }
 
-/// Threads that pack pieces, and bytes of the buffer each fills.
-fn staging(pieces: &[Piece<'_>]) -> (usize, usize) {
-    let largest = pieces.iter().map(|p| p.bytes).max().unwrap_or(0);
+/// Threads that pack chunks, and bytes of the buffer each fills.
+fn staging(chunks: &[LoadChunk<'_>]) -> (usize, usize) {
+    let largest = chunks.iter().map(|p| p.bytes).max().unwrap_or(0);
     let threads = thread::available_parallelism().map_or(1, usize::from);
-    (threads.min(MOST_THREADS).min(pieces.len().max(1)), largest)
+    (threads.min(MAX_THREADS).min(chunks.len().max(1)), largest)
 }
 
 /// Where the bytes are.
@@ -483,27 +483,27 @@ pub(crate) struct Sources<'a> {
 }
 
 /// Some rows of one weight: what one buffer takes.
-struct Piece<'a> {
-    item: &'a Item,
+struct LoadChunk<'a> {
+    item: &'a WeightEntry,
     first_row: usize,
     rows: usize,
     at: u64,
     bytes: usize,
 }
 
-impl Item {
-    /// Cuts the weight at whole row tiles so that each piece fits a buffer.
-    fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+impl WeightEntry {
+    /// Cuts the weight at whole row tiles so that each chunk fits a buffer.
+    fn chunks(&self) -> impl Iterator<Item = LoadChunk<'_>> {
         let (weight, form) = (&self.weight, self.form);
         let step = match form {
-            Form::Packed(kind) => kind.row_step(),
-            Form::Floats | Form::Raw => 1,
+            Encoding::Packed(kind) => kind.row_step(),
+            Encoding::Floats | Encoding::Raw => 1,
         };
         let step_bytes = form.bytes(weight, step).max(1);
-        let per_piece = (STAGE / step_bytes).max(1) * step;
-        (0..weight.rows).step_by(per_piece).map(move |first_row| {
-            let rows = per_piece.min(weight.rows - first_row);
-            Piece {
+        let per_chunk = (STAGING_BYTES / step_bytes).max(1) * step;
+        (0..weight.rows).step_by(per_chunk).map(move |first_row| {
+            let rows = per_chunk.min(weight.rows - first_row);
+            LoadChunk {
                 item: self,
                 first_row,
                 rows,
@@ -514,7 +514,7 @@ impl Item {
     }
 }
 
-impl Piece<'_> {
+impl LoadChunk<'_> {
     fn source_bytes(&self) -> u64 {
         let weight = &self.item.weight;
         (self.rows * weight.ty.row_bytes(weight.cols)) as u64
@@ -524,7 +524,7 @@ impl Piece<'_> {
     fn fill(&self, sources: Sources<'_>, out: &mut [u8]) -> Result<(), WeightError> {
         let weight = &self.item.weight;
         let source = match (self.item.of, sources.draft) {
-            (Owner::Draft, Some(draft)) => draft,
+            (WeightSet::Draft, Some(draft)) => draft,
             _ => sources.target,
         };
         let bytes = source.bytes(weight)?;
@@ -538,8 +538,8 @@ impl Piece<'_> {
         let bytes = &bytes[self.first_row * row_bytes..][..self.rows * row_bytes];
         let out = &mut out[..self.bytes];
         match self.item.form {
-            Form::Raw => out.copy_from_slice(bytes),
-            Form::Floats => {
+            Encoding::Raw => out.copy_from_slice(bytes),
+            Encoding::Floats => {
                 let mut row = vec![0.0; weight.cols];
                 let rows = bytes.chunks_exact(row_bytes);
                 for (bytes, out) in rows.zip(out.chunks_exact_mut(4 * weight.cols)) {
@@ -549,7 +549,7 @@ impl Piece<'_> {
                     }
                 }
             }
-            Form::Packed(_) => pack::pack(weight.ty, weight.cols, bytes, out),
+            Encoding::Packed(_) => pack::pack(weight.ty, weight.cols, bytes, out),
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod card;
 mod step_world;
 
 use attention_world::{
-    ALL, Inputs, World, codecs, codes_apart, join, kinds, on, pass, shape, split,
+    ALL, AttentionFixture, Inputs, codecs, join, kinds, max_code_distance, on, pass, shape, split,
 };
 use card::{Random, close, same_bits};
 use contract::AttentionWindow;
@@ -17,47 +17,53 @@ use cuda::launch::draft;
 use step_world::{Device, Placed, chain, chunk, commit, random_tree, star};
 
 /// The card as it is, with sums by position, and without warpgroup products, where it has them and they make a difference.
-fn cards(world: &World) -> Vec<Card> {
+fn cards(fixture: &AttentionFixture) -> Vec<Card> {
     let [plain, exact] = [(false, false), (true, true)].map(|(warpgroups, path_order)| Card {
         warpgroups,
         path_order,
-        ..world.card
+        ..fixture.card
     });
-    match world.card.warpgroups && world.shape.head_dim == 256 {
-        true if world.shape.wants_f16_queries(exact) => vec![world.card, exact, plain],
-        true => vec![world.card, plain],
+    match fixture.card.warpgroups && fixture.shape.head_dim == 256 {
+        true if fixture.shape.wants_f16_queries(exact) => vec![fixture.card, exact, plain],
+        true => vec![fixture.card, plain],
         false => vec![plain],
     }
 }
 
 /// Fails unless a stored row is what the codec makes of `row`. A group of TQ3_0 is scaled by its length, which is
 /// summed in another order here: there a code of 256 may be the next one.
-fn stored_as(world: &World, plane: usize, at: (usize, usize, usize), row: &[f32], what: &str) {
-    let codec = codecs(&world.shape)[plane / 2];
+fn assert_stored(
+    fixture: &AttentionFixture,
+    plane: usize,
+    at: (usize, usize, usize),
+    row: &[f32],
+    what: &str,
+) {
+    let codec = codecs(&fixture.shape)[plane / 2];
     let (values, scales) = split(codec, row);
     let (slot, position, head) = at;
     if codec.format() == Tq3_0 {
         let expected = join(Tq3_0, &values, &scales, row.len());
-        let found = world.load(plane, slot, position, head);
-        let apart = codes_apart(&found, &expected);
+        let found = fixture.load(plane, slot, position, head);
+        let apart = max_code_distance(&found, &expected);
         assert!(apart <= 1, "{what}: {apart} codes are others");
         return;
     }
     assert_eq!(
-        world.stored(plane, slot, position, head),
+        fixture.stored(plane, slot, position, head),
         values,
         "{what}: values"
     );
     assert_eq!(
-        world.stored(plane + 1, slot, position, head),
+        fixture.stored(plane + 1, slot, position, head),
         scales,
         "{what}: scales"
     );
 }
 
 /// How far attention may be from the reference: f16 products where the cache is not f32.
-fn allowed(world: &World) -> f64 {
-    if world.shape.wants_f16_queries(world.card) {
+fn allowed(fixture: &AttentionFixture) -> f64 {
+    if fixture.shape.wants_f16_queries(fixture.card) {
         2e-3
     } else {
         3e-6
@@ -66,34 +72,34 @@ fn allowed(world: &World) -> f64 {
 
 fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
     let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
-    let mut world = World::new(gpu, random, shape, 3, most);
+    let mut fixture = AttentionFixture::new(gpu, random, shape, 3, most);
     for placed in trees {
         let first = match shape.ring_pages {
             0 => 0,
             _ => placed.committed.saturating_sub(shape.window),
         };
-        world.commit_random(random, placed.slot, first..placed.committed);
+        fixture.commit_random(random, placed.slot, first..placed.committed);
     }
-    world.upload(gpu);
+    fixture.upload(gpu);
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let inputs = Inputs::random(gpu, random, &shape, rows);
-    for card in cards(&world) {
-        world.card = card;
-        check_on(gpu, &mut world, trees, &inputs);
+    for card in cards(&fixture) {
+        fixture.card = card;
+        check_on(gpu, &mut fixture, trees, &inputs);
     }
 }
 
 /// A pass over committed rows, and the rows it writes, against the reference.
-fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) {
-    let shape = world.shape;
+fn check_on(gpu: &Device, fixture: &mut AttentionFixture, trees: &[Placed], inputs: &Inputs) {
+    let shape = fixture.shape;
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
-    let found = pass(gpu, world, trees, inputs, rows.next_multiple_of(8));
-    world.download(gpu);
+    let found = pass(gpu, fixture, trees, inputs, rows.next_multiple_of(8));
+    fixture.download(gpu);
     let width = shape.n_heads * shape.head_dim;
     let mut row = 0;
     let (mut expected, mut queries, mut keys, mut card_keys) = (vec![], vec![], vec![], vec![]);
     for placed in trees {
-        let decoded = world.decode(placed);
+        let decoded = fixture.decode(placed);
         let (first, mut all_gates) = (row, vec![]);
         for node in 0..placed.tree.len() {
             let position = placed.committed + placed.tree.depths()[node] as usize;
@@ -102,8 +108,8 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
             for head in 0..shape.n_kv_heads {
                 let at = (placed.slot, placed.committed + node, head);
                 keys.extend(inputs.key(&shape, row, head, position));
-                card_keys.extend(world.load(0, at.0, at.1, at.2));
-                stored_as(world, 2, at, inputs.value(&shape, row, head), "a value");
+                card_keys.extend(fixture.load(0, at.0, at.1, at.2));
+                assert_stored(fixture, 2, at, inputs.value(&shape, row, head), "a value");
             }
             all_gates.extend(gates);
             row += 1;
@@ -115,7 +121,7 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
         expected.extend(decoded.attend(&shape, placed, own, &all_gates));
     }
     let name = format!("{shape:?} {trees:?}");
-    let narrow = if shape.wants_f16_queries(world.card) {
+    let narrow = if shape.wants_f16_queries(fixture.card) {
         4e-4
     } else {
         1e-6
@@ -140,12 +146,12 @@ fn check_on(gpu: &Device, world: &mut World, trees: &[Placed], inputs: &Inputs) 
         &format!("rows of {name}"),
         &found.out,
         &expected,
-        allowed(world),
+        allowed(fixture),
     );
 }
 
 /// Trees of every kind over every kind of heads, with a cache in these formats.
-fn trees_equal_the_reference(k: KvFormat, v: KvFormat) {
+fn check_trees_match_reference(k: KvFormat, v: KvFormat) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
     for (i, shape) in kinds(k, v).into_iter().enumerate() {
@@ -162,60 +168,60 @@ fn trees_equal_the_reference(k: KvFormat, v: KvFormat) {
 }
 
 #[test]
-fn trees_over_f32_equal_the_reference() {
-    trees_equal_the_reference(F32, F32);
+fn tree_attention_over_f32_matches_reference() {
+    check_trees_match_reference(F32, F32);
 }
 
 #[test]
-fn trees_over_f16_equal_the_reference() {
-    trees_equal_the_reference(F16, F16);
+fn tree_attention_over_f16_matches_reference() {
+    check_trees_match_reference(F16, F16);
 }
 
 #[test]
-fn trees_over_q8_0_equal_the_reference() {
-    trees_equal_the_reference(Q8_0, Q8_0);
+fn tree_attention_over_q8_0_matches_reference() {
+    check_trees_match_reference(Q8_0, Q8_0);
 }
 
 #[test]
-fn trees_over_q4_0_equal_the_reference() {
-    trees_equal_the_reference(Q4_0, Q4_0);
+fn tree_attention_over_q4_0_matches_reference() {
+    check_trees_match_reference(Q4_0, Q4_0);
 }
 
 #[test]
-fn trees_over_bf16_equal_the_reference() {
-    trees_equal_the_reference(Bf16, Bf16);
+fn tree_attention_over_bf16_matches_reference() {
+    check_trees_match_reference(Bf16, Bf16);
 }
 
 #[test]
-fn trees_over_q4_1_equal_the_reference() {
-    trees_equal_the_reference(Q4_1, Q4_1);
+fn tree_attention_over_q4_1_matches_reference() {
+    check_trees_match_reference(Q4_1, Q4_1);
 }
 
 #[test]
-fn trees_over_q5_0_equal_the_reference() {
-    trees_equal_the_reference(Q5_0, Q5_0);
+fn tree_attention_over_q5_0_matches_reference() {
+    check_trees_match_reference(Q5_0, Q5_0);
 }
 
 #[test]
-fn trees_over_q5_1_equal_the_reference() {
-    trees_equal_the_reference(Q5_1, Q5_1);
+fn tree_attention_over_q5_1_matches_reference() {
+    check_trees_match_reference(Q5_1, Q5_1);
 }
 
 #[test]
-fn trees_over_tq3_0_equal_the_reference() {
-    trees_equal_the_reference(Tq3_0, Tq3_0);
+fn tree_attention_over_tq3_0_matches_reference() {
+    check_trees_match_reference(Tq3_0, Tq3_0);
 }
 
 #[test]
-fn trees_over_mixed_equal_the_reference() {
+fn tree_attention_over_mixed_types_matches_reference() {
     for (k, v) in ALL.into_iter().filter(|(k, v)| k != v && *k != F32) {
-        trees_equal_the_reference(k, v);
+        check_trees_match_reference(k, v);
     }
 }
 
 #[test]
-fn trees_over_half_f32_equal_the_reference() {
-    trees_equal_the_reference(F32, Q8_0);
+fn tree_attention_over_f32_keys_or_values_matches_reference() {
+    check_trees_match_reference(F32, Q8_0);
 }
 
 /// Contexts of many splits; a test for some formats each, since what takes its time is compiling and the reference.
@@ -238,57 +244,57 @@ fn deep_contexts(format: KvFormat) {
 }
 
 #[test]
-fn long_contexts_of_halves_equal_the_reference() {
+fn long_context_attention_over_16_bit_types_matches_reference() {
     long_contexts(&[ALL[1], ALL[2]]);
 }
 
 #[test]
-fn long_contexts_of_eight_bits_equal_the_reference() {
+fn long_context_attention_over_q8_0_matches_reference() {
     long_contexts(&[ALL[3], ALL[9]]);
 }
 
 #[test]
-fn long_contexts_of_five_bits_equal_the_reference() {
+fn long_context_attention_over_5_bit_types_matches_reference() {
     long_contexts(&[ALL[4], ALL[5]]);
 }
 
 #[test]
-fn long_contexts_of_four_bits_equal_the_reference() {
+fn long_context_attention_over_4_bit_types_matches_reference() {
     long_contexts(&[ALL[6], ALL[7]]);
 }
 
 #[test]
-fn long_contexts_of_three_bits_equal_the_reference() {
+fn long_context_attention_over_tq3_0_matches_reference() {
     long_contexts(&[ALL[8], ALL[12]]);
 }
 
 #[test]
-fn long_contexts_of_two_formats_equal_the_reference() {
+fn long_context_attention_over_mixed_types_matches_reference() {
     long_contexts(&[ALL[11], ALL[13], ALL[14]]);
 }
 
 #[test]
-fn deep_contexts_of_f16_equal_the_reference() {
+fn very_long_context_attention_over_f16_matches_reference() {
     deep_contexts(F16);
 }
 
 #[test]
-fn deep_contexts_of_q8_0_equal_the_reference() {
+fn very_long_context_attention_over_q8_0_matches_reference() {
     deep_contexts(Q8_0);
 }
 
 #[test]
-fn deep_contexts_of_q4_0_equal_the_reference() {
+fn very_long_context_attention_over_q4_0_matches_reference() {
     deep_contexts(Q4_0);
 }
 
 #[test]
-fn deep_contexts_of_tq3_0_equal_the_reference() {
+fn very_long_context_attention_over_tq3_0_matches_reference() {
     deep_contexts(Tq3_0);
 }
 
 #[test]
-fn windows_and_blocks_equal_the_reference() {
+fn windowed_and_block_attention_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(3);
     for format in [F32, F16, Q8_0, Q5_0] {
@@ -306,7 +312,7 @@ fn windows_and_blocks_equal_the_reference() {
 }
 
 #[test]
-fn each_tree_sees_through_its_own_window() {
+fn each_tree_attends_through_its_own_window() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(7);
     for (format, heads) in [
@@ -323,16 +329,16 @@ fn each_tree_sees_through_its_own_window() {
                 on(2, 1200, chain(1)),
             ];
             let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
-            let mut world = World::new(&gpu, &mut random, shape, 3, most);
+            let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, most);
             for tree in &trees {
-                world.commit_random(&mut random, tree.slot, 0..tree.committed);
+                fixture.commit_random(&mut random, tree.slot, 0..tree.committed);
             }
-            world.upload(&gpu);
+            fixture.upload(&gpu);
             let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
-            for card in cards(&world) {
-                world.card = card;
-                let full = pass(&gpu, &world, &trees, &inputs, 64);
-                world.card.windows = true;
+            for card in cards(&fixture) {
+                fixture.card = card;
+                let full = pass(&gpu, &fixture, &trees, &inputs, 64);
+                fixture.card.windows = true;
                 for windows in [
                     [(64, 0), (64, 0), (64, 0)],
                     [(65, 5), (200, 64), (0, 0)],
@@ -343,7 +349,7 @@ fn each_tree_sees_through_its_own_window() {
                         let window = AttentionWindow::new(tokens, sinks);
                         tree.tree = tree.tree.clone().with_window(window);
                     }
-                    check_on(&gpu, &mut world, &trees, &inputs);
+                    check_on(&gpu, &mut fixture, &trees, &inputs);
                 }
                 // Windows that hide nothing are none, to the bit.
                 for wide in [
@@ -354,7 +360,7 @@ fn each_tree_sees_through_its_own_window() {
                     for tree in &mut trees {
                         tree.tree = tree.tree.clone().with_window(wide);
                     }
-                    let found = pass(&gpu, &world, &trees, &inputs, 64);
+                    let found = pass(&gpu, &fixture, &trees, &inputs, 64);
                     same_bits("rows", &found.out, &full.out);
                 }
             }
@@ -363,27 +369,27 @@ fn each_tree_sees_through_its_own_window() {
 }
 
 #[test]
-fn chunks_are_written_where_they_belong() {
+fn prefill_chunk_appends_keys_and_values_at_their_pages() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(5);
     for (k, v) in ALL {
         for shape in kinds(k, v) {
             let (rows, committed) = (37, 240);
-            let mut world = World::new(&gpu, &mut random, shape, 2, committed + rows);
+            let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 2, committed + rows);
             let inputs = Inputs::random(&gpu, &mut random, &shape, rows);
             let header = gpu
                 .upload(&chunk(1, committed, &vec![0; rows], &[]))
                 .unwrap();
-            let from = world.projections(&inputs);
+            let from = fixture.projections(&inputs);
             gpu.launch(&[prepare(
                 &shape,
                 40,
                 Positions::Chunk(header.ptr()),
                 from,
-                (world.cache(), 0),
+                (fixture.cache(), 0),
             )]);
             let q = inputs.q.download(&gpu).unwrap();
-            world.download(&gpu);
+            fixture.download(&gpu);
             for row in 0..rows {
                 let (expected, gates) = inputs.queries(&shape, row, committed + row);
                 let own = &q[row * shape.n_heads * shape.q_stride()..]
@@ -398,7 +404,7 @@ fn chunks_are_written_where_they_belong() {
                 same_bits("gates", &found, &gates);
                 for head in 0..shape.n_kv_heads {
                     let at = (1, committed + row, head);
-                    stored_as(&world, 2, at, inputs.value(&shape, row, head), "a value");
+                    assert_stored(&fixture, 2, at, inputs.value(&shape, row, head), "a value");
                 }
             }
         }
@@ -406,7 +412,7 @@ fn chunks_are_written_where_they_belong() {
 }
 
 #[test]
-fn hostile_rows_are_stored_as_the_codec_stores_them() {
+fn extreme_rows_are_stored_as_the_codec_stores_them() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(6);
     let plain = KvFormat::ALL.map(|format| (format, false));
@@ -415,7 +421,7 @@ fn hostile_rows_are_stored_as_the_codec_stores_them() {
         let mut shape = shape((1, 1, 256, 64), false, false, format, format);
         shape.turned = turned;
         let rows = 7;
-        let mut world = World::new(&gpu, &mut random, shape, 1, rows);
+        let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, rows);
         let mut inputs = Inputs::random(&gpu, &mut random, &shape, rows);
         let v = &mut inputs.host_v;
         v[..256].fill(0.0);
@@ -431,29 +437,35 @@ fn hostile_rows_are_stored_as_the_codec_stores_them() {
             .for_each(|(i, x)| *x = i as f32 - 128.0);
         inputs.v.upload(&gpu, &inputs.host_v).unwrap();
         let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();
-        let from = world.projections(&inputs);
+        let from = fixture.projections(&inputs);
         gpu.launch(&[prepare(
             &shape,
             rows,
             Positions::Chunk(header.ptr()),
             from,
-            (world.cache(), 0),
+            (fixture.cache(), 0),
         )]);
-        world.download(&gpu);
+        fixture.download(&gpu);
         for row in 0..rows {
             let what = format!("{} row {row}", format.name());
-            stored_as(&world, 2, (0, row, 0), inputs.value(&shape, row, 0), &what);
+            assert_stored(
+                &fixture,
+                2,
+                (0, row, 0),
+                inputs.value(&shape, row, 0),
+                &what,
+            );
         }
     }
 }
 
 #[test]
-fn compact_moves_bytes_verbatim() {
+fn compact_kv_moves_bytes_verbatim() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(7);
     for (k, v) in ALL {
         for shape in kinds(k, v) {
-            let mut world = World::new(&gpu, &mut random, shape, 3, 600);
+            let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 600);
             let paths = [
                 (
                     2,
@@ -464,34 +476,40 @@ fn compact_moves_bytes_verbatim() {
                 (1, 0, vec![0, 63]),
             ];
             for (slot, committed, _) in &paths {
-                world.commit_random(&mut random, *slot, 0..committed + 64);
+                fixture.commit_random(&mut random, *slot, 0..committed + 64);
             }
-            world.upload(&gpu);
+            fixture.upload(&gpu);
             let header = gpu.upload(&commit(&paths)).unwrap();
-            let table = gpu.upload(&world.table).unwrap();
-            let pages = (table.ptr(), world.max_pages);
-            gpu.launch(&[compact(&shape, 1, world.all_planes(), pages, header.ptr())]);
-            let before = world.planes.clone();
-            world.download(&gpu);
-            let after = std::mem::replace(&mut world.planes, before);
+            let table = gpu.upload(&fixture.table).unwrap();
+            let pages = (table.ptr(), fixture.max_pages);
+            gpu.launch(&[compact(
+                &shape,
+                1,
+                fixture.all_planes(),
+                pages,
+                header.ptr(),
+            )]);
+            let before = fixture.planes.clone();
+            fixture.download(&gpu);
+            let after = std::mem::replace(&mut fixture.planes, before);
             for (slot, committed, nodes) in &paths {
                 for plane in 0..4 {
                     for head in 0..shape.n_kv_heads {
                         let rows: Vec<Vec<u8>> = nodes
                             .iter()
-                            .map(|n| world.stored(plane, *slot, committed + n, head).to_vec())
+                            .map(|n| fixture.stored(plane, *slot, committed + n, head).to_vec())
                             .collect();
                         for (i, row) in rows.iter().enumerate() {
-                            let bytes = world.row_bytes(plane);
-                            let at = world.stored(plane, *slot, committed + i, head).as_ptr()
+                            let bytes = fixture.row_bytes(plane);
+                            let at = fixture.stored(plane, *slot, committed + i, head).as_ptr()
                                 as usize
-                                - world.planes[plane].as_ptr() as usize;
-                            world.planes[plane][at..at + bytes].copy_from_slice(row);
+                                - fixture.planes[plane].as_ptr() as usize;
+                            fixture.planes[plane][at..at + bytes].copy_from_slice(row);
                         }
                     }
                 }
             }
-            assert!(world.planes == after, "{shape:?}");
+            assert!(fixture.planes == after, "{shape:?}");
         }
     }
 }

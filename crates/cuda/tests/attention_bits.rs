@@ -6,14 +6,14 @@ mod attention_world;
 mod card;
 mod step_world;
 
-use attention_world::{ALL, Inputs, World, kinds, on, pass, shape};
+use attention_world::{ALL, AttentionFixture, Inputs, kinds, on, pass, shape};
 use card::{Random, same_bits};
 use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
 use step_world::{Device, Placed, chain, random_tree, star};
 
 #[test]
-fn a_row_has_the_same_bits_whoever_shares_the_call() {
+fn attention_row_is_batch_invariant() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(4);
     for (k, v) in ALL {
@@ -21,14 +21,20 @@ fn a_row_has_the_same_bits_whoever_shares_the_call() {
             let committed = 333;
             // What a block takes depends on how many tokens a sequence may hold, too.
             let room = [8_500, committed + 64][i.min(1)];
-            let mut world = World::new(&gpu, &mut random, shape, 2, room);
-            world.commit_random(&mut random, 0, 0..committed);
-            world.commit_random(&mut random, 1, 0..40);
-            world.upload(&gpu);
+            let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 2, room);
+            fixture.commit_random(&mut random, 0, 0..committed);
+            fixture.commit_random(&mut random, 1, 0..40);
+            fixture.upload(&gpu);
             let full = random_tree(&mut random, 48);
             let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
             let width = shape.n_heads * shape.head_dim;
-            let all = pass(&gpu, &world, &[on(0, committed, full.clone())], &inputs, 64);
+            let all = pass(
+                &gpu,
+                &fixture,
+                &[on(0, committed, full.clone())],
+                &inputs,
+                64,
+            );
             for nodes in [1, 2, 8, 24, 33] {
                 let parents: Vec<usize> = full
                     .nodes()
@@ -39,7 +45,7 @@ fn a_row_has_the_same_bits_whoever_shares_the_call() {
                 let part = on(0, committed, step_world::tree(&parents));
                 let other = on(1, 40, chain(9));
                 let bucket = (nodes + 9).next_multiple_of(8);
-                let found = pass(&gpu, &world, &[part, other], &inputs, bucket);
+                let found = pass(&gpu, &fixture, &[part, other], &inputs, bucket);
                 same_bits(
                     "rows",
                     &found.out[..nodes * width],
@@ -52,19 +58,19 @@ fn a_row_has_the_same_bits_whoever_shares_the_call() {
 
 /// Feeds nodes of trees one by one, each behind its ancestors, and fails unless their rows have the bits that all had
 /// together: of every tree the first, the deepest, the last and some more.
-fn equal_alone(
+fn check_equal_alone(
     gpu: &Device,
     random: &mut Random,
-    world: &mut World,
+    fixture: &mut AttentionFixture,
     trees: &[Placed],
     inputs: &Inputs,
 ) {
-    let width = world.shape.n_heads * world.shape.head_dim;
+    let width = fixture.shape.n_heads * fixture.shape.head_dim;
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let bucket = rows.next_multiple_of(8).max(24);
-    let together = pass(gpu, world, trees, inputs, bucket).out;
-    world.download(gpu);
-    let before = world.planes.clone();
+    let together = pass(gpu, fixture, trees, inputs, bucket).out;
+    fixture.download(gpu);
+    let before = fixture.planes.clone();
     let mut first = 0;
     for Placed {
         slot,
@@ -81,45 +87,45 @@ fn equal_alone(
             let path = tree.path_to(tree.nodes().nth(node).unwrap());
             for (depth, ancestor) in path.nodes().iter().enumerate() {
                 let (from, to) = (committed + ancestor.index(), committed + depth);
-                for head in 0..world.shape.n_kv_heads {
-                    world.copy((*slot, head), from, to, &before);
+                for head in 0..fixture.shape.n_kv_heads {
+                    fixture.copy((*slot, head), from, to, &before);
                 }
             }
-            world.upload(gpu);
+            fixture.upload(gpu);
             let window = tree.window();
             let alone = on(
                 *slot,
                 committed + path.len() - 1,
                 chain(1).with_window(window),
             );
-            let own = inputs.row(gpu, &world.shape, first + node);
-            let found = pass(gpu, world, &[alone], &own, 1).out;
+            let own = inputs.row(gpu, &fixture.shape, first + node);
+            let found = pass(gpu, fixture, &[alone], &own, 1).out;
             let row = &together[(first + node) * width..][..width];
-            let name = format!("{:?}: node {node} after {committed}", world.shape.k);
+            let name = format!("{:?}: node {node} after {committed}", fixture.shape.k);
             same_bits(&name, &found, row);
-            world.planes.clone_from(&before);
+            fixture.planes.clone_from(&before);
         }
         first += tree.len();
     }
 }
 
 /// Trees whose roots stand before and behind the bounds of tiles and spans, in caches of these formats.
-fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
+fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(8);
     let shape = shape((24, 4, 256, 64), true, true, k, v);
-    let mut world = World::new(&gpu, &mut random, shape, 3, 2500);
-    world.card.path_order = true;
-    world.card.windows = windows;
-    if !shape.wants_f16_queries(world.card) {
+    let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 2500);
+    fixture.card.path_order = true;
+    fixture.card.windows = windows;
+    if !shape.wants_f16_queries(fixture.card) {
         return;
     }
     for slot in 0..3 {
-        world.commit_random(&mut random, slot, 0..2430);
+        fixture.commit_random(&mut random, slot, 0..2430);
     }
     let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
     let mut of = |random: &mut Random, tree: Placed| {
-        equal_alone(&gpu, random, &mut world, &[tree], &inputs);
+        check_equal_alone(&gpu, random, &mut fixture, &[tree], &inputs);
     };
     if !windows {
         // With 132 multiprocessors spans are two tiles from position 2,240 on.
@@ -146,21 +152,21 @@ fn nodes_equal_their_tokens(k: KvFormat, v: KvFormat, windows: bool) {
         seen(on(1, 187, chain(24)), 64, 70),
         seen(on(2, 2175, star(20)), 2047, 0),
     ];
-    equal_alone(&gpu, &mut random, &mut world, &several, &inputs);
+    check_equal_alone(&gpu, &mut random, &mut fixture, &several, &inputs);
 }
 
 /// Plans for sequences of few tokens have blocks of their own (`plan::Depth`).
 #[test]
-fn rows_have_the_same_bits_however_many_tokens_there_is_room_for() {
+fn attention_row_bits_do_not_depend_on_the_context_limit() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(10);
     for format in [Q8_0, Tq3_0, F16] {
         let shape = shape((24, 4, 256, 64), true, true, format, format);
-        let mut world = World::new(&gpu, &mut random, shape, 1, 20_000);
-        world.card.path_order = true;
-        world.commit_random(&mut random, 0, 0..1024);
-        world.upload(&gpu);
-        let room = world.tokens;
+        let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 20_000);
+        fixture.card.path_order = true;
+        fixture.commit_random(&mut random, 0, 0..1024);
+        fixture.upload(&gpu);
+        let room = fixture.tokens;
         let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
         for (committed, tree) in [
             (0, chain(24)),
@@ -171,10 +177,10 @@ fn rows_have_the_same_bits_however_many_tokens_there_is_room_for() {
         ] {
             let bucket = tree.len().next_multiple_of(8);
             let mut found = [1088, 8192, room].map(|tokens| {
-                world.tokens = tokens;
+                fixture.tokens = tokens;
                 pass(
                     &gpu,
-                    &world,
+                    &fixture,
                     &[on(0, committed, tree.clone())],
                     &inputs,
                     bucket,
@@ -190,25 +196,25 @@ fn rows_have_the_same_bits_however_many_tokens_there_is_room_for() {
 }
 
 #[test]
-fn a_node_has_the_bits_of_its_token_alone() {
+fn tree_node_attention_equals_single_token_attention() {
     for (k, v) in [(Q8_0, Q8_0), (Tq3_0, Tq3_0), (F16, F16), (Q4_0, Q5_1)] {
-        nodes_equal_their_tokens(k, v, false);
+        check_nodes_equal_single_tokens(k, v, false);
     }
 }
 
 #[test]
-fn a_node_behind_a_window_has_the_bits_of_its_token_alone() {
-    nodes_equal_their_tokens(Q8_0, Q8_0, true);
+fn windowed_tree_node_attention_equals_single_token_attention() {
+    check_nodes_equal_single_tokens(Q8_0, Q8_0, true);
 }
 
 #[test]
-fn a_node_has_the_bits_of_its_token_alone_where_spans_become_longer() {
+fn tree_node_attention_equals_single_token_attention_where_splits_grow() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(9);
     let shape = shape((24, 4, 256, 64), true, true, Q8_0, Q8_0);
-    let mut world = World::new(&gpu, &mut random, shape, 1, 12_600);
-    world.card.path_order = true;
-    world.commit_random(&mut random, 0, 0..12_500);
+    let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 12_600);
+    fixture.card.path_order = true;
+    fixture.commit_random(&mut random, 0, 0..12_500);
     let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
     // With 132 multiprocessors at 10,688.
     for (committed, tree) in [
@@ -216,10 +222,10 @@ fn a_node_has_the_bits_of_its_token_alone_where_spans_become_longer() {
         (12_410, chain(24)),
         (12_470, random_tree(&mut random, 24)),
     ] {
-        equal_alone(
+        check_equal_alone(
             &gpu,
             &mut random,
-            &mut world,
+            &mut fixture,
             &[on(0, committed, tree)],
             &inputs,
         );

@@ -25,15 +25,15 @@ use contract::{
 use cuda::{Options, Sums};
 use model::synth::SynthSpec;
 
-use model_world::{Bench, LIMITS, bench_with, plan, text};
+use model_world::{Device, LIMITS, open_device_with, plan, text};
 
-const EIGHT: KvFormats = KvFormats {
+const Q8_0_KV: KvFormats = KvFormats {
     k: KvFormat::Q8_0,
     v: KvFormat::Q8_0,
 };
 
-fn bench(eager: bool) -> Option<Bench> {
-    bench_with(Options {
+fn open_device(eager: bool) -> Option<Device> {
+    open_device_with(Options {
         eager,
         as_large: true,
         sums: Some(Sums::ByPath),
@@ -42,18 +42,18 @@ fn bench(eager: bool) -> Option<Bench> {
 }
 
 /// A model, and the lengths of what its four sequences have read.
-struct Trial {
+struct ModelCase {
     plan: OpenPlan,
     read: [usize; 4],
     /// What is asked at every node: sums of a whole row are among it.
     ask: LogitsRequest,
 }
 
-impl Trial {
-    fn small(ty: QuantType, seed: u64) -> Trial {
+impl ModelCase {
+    fn small(ty: QuantType, seed: u64) -> ModelCase {
         let specimen = SyntheticModel::new(SyntheticLayout::HybridWide, ty, seed);
-        Trial {
-            plan: plan(&specimen, EIGHT, LIMITS),
+        ModelCase {
+            plan: plan(&specimen, Q8_0_KV, LIMITS),
             read: [70, 3, 190, 121],
             ask: LogitsRequest::full(),
         }
@@ -61,7 +61,7 @@ impl Trial {
 
     /// The first delta layers and the first attention layer of a large model, which has matrices of f32 in its chains,
     /// and longer texts, whose keys are shared out otherwise.
-    fn large() -> Trial {
+    fn large() -> ModelCase {
         let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = loaded.load().unwrap();
         let mut spec = (*loaded.spec).clone();
@@ -73,13 +73,13 @@ impl Trial {
             prefill_chunk: 1024,
             ..LIMITS
         };
-        Trial {
+        ModelCase {
             plan: OpenPlan {
                 target: Arc::new(spec),
                 weights: loaded.weights,
                 draft: None,
                 batch_invariant: false,
-                kv: EIGHT,
+                kv: Q8_0_KV,
                 limits,
             },
             read: [2040, 63, 1300, 300],
@@ -91,13 +91,13 @@ impl Trial {
         &self.plan.target.name
     }
 
-    fn open(&self, bench: &Bench) -> Box<dyn Runner> {
-        bench.backend.open(self.plan.clone(), &mut |_| {}).unwrap()
+    fn open(&self, device: &Device) -> Box<dyn Runner> {
+        device.backend.open(self.plan.clone(), &mut |_| {}).unwrap()
     }
 }
 
 /// A tree of `n` nodes, each below one of the last few before it, so that paths are long and branch.
-fn bush(random: &mut Random, vocab: usize, n: usize) -> Tree {
+fn random_tree(random: &mut Random, vocab: usize, n: usize) -> Tree {
     let mut tree = Tree::root(TokenId(random.below(vocab) as u32));
     while tree.len() < n {
         let back = 1 + random.below(tree.len().min(5));
@@ -140,7 +140,7 @@ fn same(what: &str, found: &LogitsRow, expected: &LogitsRow) {
 
 /// Fails unless every node's row is that of its path fed token by token from the saved state on. The tree is
 /// discarded first, and the sequence stands where it was saved in the end.
-fn nodes_are_their_tokens(
+fn check_nodes_equal_tokens(
     runner: &mut dyn Runner,
     (seq, saved): (SeqId, SnapshotId),
     (tree, ask, rows): (&Tree, &LogitsRequest, &[LogitsRow]),
@@ -159,19 +159,19 @@ fn nodes_are_their_tokens(
 }
 
 /// Batches of 1 to 4 sequences that have read prompts of all lengths, each with a tree of its own.
-fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
-    let mut runner = trial.open(bench);
+fn check_trees_equal_plain_steps(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
+    let mut runner = model_case.open(device);
     let runner = &mut *runner;
     assert!(runner.info().batch_invariant);
-    let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
+    let (vocab, ask) = (model_case.plan.target.vocab, &model_case.ask);
     let mut random = Random::new(21);
     let mut all = Vec::new();
-    let read = trial.read.into_iter().enumerate();
+    let read = model_case.read.into_iter().enumerate();
     let seqs: Vec<SeqId> = read
         .map(|(i, read)| {
             let seq = runner.open(read + 300).unwrap();
             let prompt = text(vocab, read, i);
-            for chunk in prompt.chunks(trial.plan.limits.prefill_chunk) {
+            for chunk in prompt.chunks(model_case.plan.limits.prefill_chunk) {
                 runner.prefill(seq, chunk, &[]).unwrap();
             }
             seq
@@ -180,7 +180,7 @@ fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
     for together in [1, 2, 3, 4, 4] {
         let some = &seqs[4 - together..];
         let trees: Vec<Tree> = (0..together)
-            .map(|i| bush(&mut random, vocab, 64 / together - 3 * i))
+            .map(|i| random_tree(&mut random, vocab, 64 / together - 3 * i))
             .collect();
         let saved: Vec<SnapshotId> = some
             .iter()
@@ -197,10 +197,10 @@ fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
             .collect();
         let rows = runner.verify(&items).unwrap();
         for i in 0..together {
-            let what = format!("{}, {together} together, the {i}th", trial.name());
+            let what = format!("{}, {together} together, the {i}th", model_case.name());
             runner.discard(some[i]).unwrap();
             let (at, told) = ((some[i], saved[i]), (&trees[i], ask, &rows[i][..]));
-            nodes_are_their_tokens(runner, at, told, &what);
+            check_nodes_equal_tokens(runner, at, told, &what);
         }
         // Then every one goes down its deepest path, and stands where feeding it would have brought it.
         let again = runner.verify(&items).unwrap();
@@ -232,26 +232,32 @@ fn trees_are_plain_steps(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
 }
 
 #[test]
-fn nodes_of_trees_have_the_bits_of_plain_steps() {
-    let Some(bench) = bench(false) else { return };
+fn tree_nodes_equal_plain_decode_steps() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let small = [QuantType::Q4_K, QuantType::Q6_K, QuantType::Q8_0];
     let small = small.into_iter().zip(1..);
-    let trials = small.map(|(ty, seed)| Trial::small(ty, seed));
-    for trial in trials.chain([Trial::large()]) {
+    let trials = small.map(|(ty, seed)| ModelCase::small(ty, seed));
+    for model_case in trials.chain([ModelCase::large()]) {
         let start = Instant::now();
-        let rows = trees_are_plain_steps(&bench, &trial).len();
-        eprintln!("  {}: {rows} rows, {:.1?}", trial.name(), start.elapsed());
+        let rows = check_trees_equal_plain_steps(&device, &model_case).len();
+        eprintln!(
+            "  {}: {rows} rows, {:.1?}",
+            model_case.name(),
+            start.elapsed()
+        );
     }
 }
 
 #[test]
-fn launch_by_launch_steps_have_the_bits_of_graphs() {
-    let (Some(eager), Some(graphs)) = (bench(true), bench(false)) else {
+fn eager_steps_equal_graph_replays() {
+    let (Some(eager), Some(graphs)) = (open_device(true), open_device(false)) else {
         return;
     };
-    let trial = Trial::small(QuantType::Q4_K, 4);
-    let found = trees_are_plain_steps(&eager, &trial);
-    let expected = trees_are_plain_steps(&graphs, &trial);
+    let model_case = ModelCase::small(QuantType::Q4_K, 4);
+    let found = check_trees_equal_plain_steps(&eager, &model_case);
+    let expected = check_trees_equal_plain_steps(&graphs, &model_case);
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
         same("launch by launch", found, expected);
@@ -259,31 +265,31 @@ fn launch_by_launch_steps_have_the_bits_of_graphs() {
 }
 
 /// Nodes of a tree and of every other that shares its step: together they come to all buckets, some with one to four trees.
-const COMPANY: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4), (32, 8), (34, 10)];
+const BATCHES: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4), (32, 8), (34, 10)];
 
 /// The rows of trees that are verified alone, after it was found that they are the same beside one, two and three others,
 /// wherever they stand in the step: every number of trees has a plan of its own.
-fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
-    let mut runner = trial.open(bench);
+fn check_batch_invariance(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
+    let mut runner = model_case.open(device);
     let runner = &mut *runner;
-    let (vocab, ask) = (trial.plan.target.vocab, &trial.ask);
+    let (vocab, ask) = (model_case.plan.target.vocab, &model_case.ask);
     let mut random = Random::new(22);
-    let read = trial.read.into_iter().enumerate();
+    let read = model_case.read.into_iter().enumerate();
     let seqs: Vec<SeqId> = read
         .map(|(i, read)| {
             let seq = runner.open(read + 100).unwrap();
             let prompt = text(vocab, read, i);
-            for chunk in prompt.chunks(trial.plan.limits.prefill_chunk) {
+            for chunk in prompt.chunks(model_case.plan.limits.prefill_chunk) {
                 runner.prefill(seq, chunk, &[]).unwrap();
             }
             seq
         })
         .collect();
     let mut all = Vec::new();
-    for (i, (nodes, others)) in COMPANY.into_iter().enumerate() {
+    for (i, (nodes, others)) in BATCHES.into_iter().enumerate() {
         let own = i % seqs.len();
         let trees: Vec<Tree> = (0..seqs.len())
-            .map(|seq| bush(&mut random, vocab, if seq == own { nodes } else { others }))
+            .map(|seq| random_tree(&mut random, vocab, if seq == own { nodes } else { others }))
             .collect();
         let alone = verify(runner, seqs[own], (&trees[own], ask));
         runner.discard(seqs[own]).unwrap();
@@ -305,7 +311,7 @@ fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
                 for i in step {
                     runner.discard(seqs[i]).unwrap();
                 }
-                let name = trial.name();
+                let name = model_case.name();
                 for (node, (found, expected)) in rows[place].iter().zip(&alone).enumerate() {
                     let what =
                         format!("{name}: node {node} of {nodes}, the {place}th of {together}");
@@ -319,32 +325,34 @@ fn company_changes_no_bit(bench: &Bench, trial: &Trial) -> Vec<LogitsRow> {
 }
 
 #[test]
-fn a_tree_has_the_same_bits_in_the_plans_of_all_numbers_of_trees() {
-    let (Some(eager), Some(graphs)) = (bench(true), bench(false)) else {
+fn tree_bits_do_not_depend_on_the_tree_count_of_the_plan() {
+    let (Some(eager), Some(graphs)) = (open_device(true), open_device(false)) else {
         return;
     };
-    for trial in [Trial::small(QuantType::Q4_K, 6), Trial::large()] {
+    for model_case in [ModelCase::small(QuantType::Q4_K, 6), ModelCase::large()] {
         let start = Instant::now();
-        let found = company_changes_no_bit(&eager, &trial);
-        let expected = company_changes_no_bit(&graphs, &trial);
+        let found = check_batch_invariance(&eager, &model_case);
+        let expected = check_batch_invariance(&graphs, &model_case);
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(&expected) {
             same("launch by launch", found, expected);
         }
-        let (name, rows) = (trial.name(), found.len());
+        let (name, rows) = (model_case.name(), found.len());
         eprintln!("  {name}: {rows} rows, {:.1?}", start.elapsed());
     }
 }
 
 /// A root and the last leaf of a star of 1 to 64 nodes: every number of rows, whatever bucket it is padded to.
 #[test]
-fn a_row_has_the_same_bits_at_every_width() {
-    let Some(bench) = bench(false) else { return };
-    for trial in [Trial::small(QuantType::Q4_K, 5), Trial::large()] {
-        let mut runner = trial.open(&bench);
+fn logits_row_bits_do_not_depend_on_the_batch_width() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    for model_case in [ModelCase::small(QuantType::Q4_K, 5), ModelCase::large()] {
+        let mut runner = model_case.open(&device);
         let runner = &mut *runner;
-        let (seq, ask) = (runner.open(300).unwrap(), &trial.ask);
-        let prompt = text(trial.plan.target.vocab, 70, 7);
+        let (seq, ask) = (runner.open(300).unwrap(), &model_case.ask);
+        let prompt = text(model_case.plan.target.vocab, 70, 7);
         runner.prefill(seq, &prompt, &[]).unwrap();
         let saved = runner.snapshot(seq, SnapshotLocation::Device).unwrap().id;
         let single = feed(runner, seq, (TokenId(3), ask));
@@ -356,7 +364,7 @@ fn a_row_has_the_same_bits_at_every_width() {
             let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();
             let rows = verify(runner, seq, (&star, ask));
             runner.discard(seq).unwrap();
-            let name = trial.name();
+            let name = model_case.name();
             same(&format!("{name}: the root of {n}"), &rows[0], &single);
             let leaf = &rows[n as usize - 1];
             same(&format!("{name}: the leaf of {n}"), leaf, &second);

@@ -15,7 +15,7 @@ use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Pro
 use cuda::launch::matmul::{self, Card, Scratch};
 use cuda::launch::norm::Out;
 use cuda::pack::activations::activations;
-use cuda::pack::{self, Input, Kind};
+use cuda::pack::{self, ActivationFormat, WeightKind};
 
 const EPS: f32 = 1e-6;
 
@@ -39,7 +39,7 @@ impl Weights {
             quantize_row(ty, &random.normals(cols, deviation), bytes);
             dequantize_row(ty, bytes, values);
         }
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
         let packed = gpu.upload(&packed).unwrap();
@@ -118,7 +118,7 @@ impl Layer {
         }
     }
 
-    fn kinds(&self) -> Vec<Kind> {
+    fn kinds(&self) -> Vec<WeightKind> {
         let own = [&self.out, &self.gate, &self.down];
         own.into_iter()
             .chain(&self.next)
@@ -149,7 +149,7 @@ impl Layer {
 }
 
 /// A card's memory for chains of one bucket.
-struct World {
+struct FusedLayerFixture {
     card: Card,
     bucket: usize,
     hidden: usize,
@@ -162,9 +162,9 @@ struct World {
     _rest: Vec<Buffer<u8>>,
 }
 
-impl World {
+impl FusedLayerFixture {
     /// Rows `x` and what their mixer gave, `y`.
-    fn new(gpu: &Gpu, shape: &Shape, layer: &Layer, (x, y): (&[f32], &[f32])) -> World {
+    fn new(gpu: &Gpu, shape: &Shape, layer: &Layer, (x, y): (&[f32], &[f32])) -> FusedLayerFixture {
         let hidden = shape.hidden;
         let bucket = x.len() / hidden;
         let card = card_of(gpu);
@@ -173,7 +173,7 @@ impl World {
             rest.push(card::poisoned::<u8>(gpu, bytes));
             rest.last().unwrap().ptr()
         };
-        let mut halves = |width| poisoned(Input::F16.bytes(bucket, width));
+        let mut halves = |width| poisoned(ActivationFormat::F16.bytes(bucket, width));
         let next = Out {
             f16: halves(hidden),
             f32: poisoned(4 * bucket * hidden),
@@ -194,7 +194,7 @@ impl World {
         let own_bytes = Own::bytes(hidden, shape.ffn);
         let own: Buffer<u8> = gpu.filled(own_bytes, 0).unwrap();
         let x = gpu.upload(x).unwrap();
-        let y = activations(Input::F16, y, shape.mixed, bucket).bytes;
+        let y = activations(ActivationFormat::F16, y, shape.mixed, bucket).bytes;
         let memory = Memory {
             residual: x.ptr(),
             own: Own::at(own.ptr(), hidden),
@@ -205,7 +205,7 @@ impl World {
         };
         rest.push(scales);
         let outs = layer.next.iter();
-        World {
+        FusedLayerFixture {
             card,
             bucket,
             hidden,
@@ -265,7 +265,7 @@ impl World {
 }
 
 /// A card that chains are written for.
-fn hopper() -> Option<Gpu> {
+fn open_sm90() -> Option<Gpu> {
     let gpu = card::gpu()?;
     if gpu.arch().number == 90 {
         return Some(gpu);
@@ -326,18 +326,18 @@ fn agrees(
     rows: usize,
 ) {
     let layer = Layer::new(gpu, random, shape, types);
-    layer_agrees(gpu, random, (what, shape, &layer), rows);
+    check_layer_close(gpu, random, (what, shape, &layer), rows);
 }
 
-fn layer_agrees(
+fn check_layer_close(
     gpu: &Gpu,
     random: &mut Random,
     (what, shape, layer): (&str, &Shape, &Layer),
     rows: usize,
 ) {
     let (x, y) = inputs(random, shape, rows);
-    let world = World::new(gpu, shape, layer, (&x, &y));
-    let (got, next) = world.run(gpu, form(gpu, layer), layer, 1);
+    let fixture = FusedLayerFixture::new(gpu, shape, layer, (&x, &y));
+    let (got, next) = fixture.run(gpu, form(gpu, layer), layer, 1);
     let (expected, expected_next) = layer.expected(&x, &y, shape.hidden);
     let what = format!("{what}, {rows} rows");
     card::close(&format!("{what}: residual"), &got, &expected, 1.5e-3);
@@ -357,8 +357,8 @@ fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> Types {
 }
 
 #[test]
-fn chains_of_k_quants_agree_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_of_k_quants_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(1);
     for rows in [1, 24, 32, 40, 64] {
         agrees(&gpu, &mut random, ("K-quants", &SMALL, &k_quants()), rows);
@@ -366,8 +366,8 @@ fn chains_of_k_quants_agree_with_the_reference() {
 }
 
 #[test]
-fn chains_of_bytes_agree_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_of_8_bit_weights_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let bytes = of(Q8_0, vec![(Q8_0, 300), (F32, 4)]);
     for rows in [1, 16, 40] {
         let mut random = Random::new(6);
@@ -376,8 +376,8 @@ fn chains_of_bytes_agree_with_the_reference() {
 }
 
 #[test]
-fn chains_of_halves_agree_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_of_16_bit_weights_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let halves = of(BF16, vec![(BF16, 33), (BF16, 257)]);
     for rows in [1, 16] {
         let mut random = Random::new(7);
@@ -386,8 +386,8 @@ fn chains_of_halves_agree_with_the_reference() {
 }
 
 #[test]
-fn the_last_chain_agrees_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn last_fused_layer_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(8);
     let last = of(Q4_K, Vec::new());
     agrees(&gpu, &mut random, ("the last", &SMALL, &last), 8);
@@ -395,8 +395,8 @@ fn the_last_chain_agrees_with_the_reference() {
 
 /// Shapes in which tiles lie in many blocks, and blocks have tiles of their own.
 #[test]
-fn a_chain_of_real_widths_agrees_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_of_real_widths_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(2);
     let shape = Shape {
         hidden: 5120,
@@ -411,7 +411,7 @@ fn a_chain_of_real_widths_agrees_with_the_reference() {
 }
 
 /// Shapes whose gate has `own` tiles for each block and four more, of which some blocks have a unit; `missing` rows of the last.
-fn of_whole_tiles(gpu: &Gpu, own: usize, missing: usize) -> Shape {
+fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> Shape {
     let blocks = card_of(gpu).multiprocessors as usize;
     Shape {
         hidden: 512 / own,
@@ -421,8 +421,8 @@ fn of_whole_tiles(gpu: &Gpu, own: usize, missing: usize) -> Shape {
 }
 
 #[test]
-fn chains_of_whole_tiles_agree_with_the_reference() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_of_private_tiles_matches_reference() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(12);
     let bytes = of(Q8_0, vec![(Q8_0, 300)]);
     for (types, own, missing, rows) in [
@@ -430,19 +430,19 @@ fn chains_of_whole_tiles_agree_with_the_reference() {
         (&k_quants(), 2, 0, [8, 64]),
         (&bytes, 1, 32, [1, 40]),
     ] {
-        let shape = of_whole_tiles(&gpu, own, missing);
+        let shape = private_tile_shape(&gpu, own, missing);
         let layer = Layer::new(&gpu, &mut random, &shape, types);
         for rows in rows {
             let what = format!("{own} tiles a block");
-            layer_agrees(&gpu, &mut random, (&what, &shape, &layer), rows);
+            check_layer_close(&gpu, &mut random, (&what, &shape, &layer), rows);
         }
     }
 }
 
 /// Blocks without units run through their stages as fast as these open, and are still to come to their end.
 #[test]
-fn chains_in_which_most_blocks_have_nothing_end() {
-    let Some(gpu) = hopper() else { return };
+fn fused_layer_with_idle_blocks_terminates() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(10);
     let shape = Shape {
         hidden: 256,
@@ -452,24 +452,24 @@ fn chains_in_which_most_blocks_have_nothing_end() {
     for types in [of(Q4_K, vec![(Q4_K, 256)]), of(Q4_K, Vec::new())] {
         let layer = Layer::new(&gpu, &mut random, &shape, &types);
         let (x, y) = inputs(&mut random, &shape, 1);
-        let world = World::new(&gpu, &shape, &layer, (&x, &y));
-        world.run(&gpu, form(&gpu, &layer), &layer, 3000);
+        let fixture = FusedLayerFixture::new(&gpu, &shape, &layer, (&x, &y));
+        fixture.run(&gpu, form(&gpu, &layer), &layer, 3000);
     }
 }
 
 #[test]
-fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
-    let Some(gpu) = hopper() else { return };
-    bits_of_rows(&gpu, &SMALL);
+fn row_bits_do_not_depend_on_the_other_rows() {
+    let Some(gpu) = open_sm90() else { return };
+    check_row_bits(&gpu, &SMALL);
 }
 
 #[test]
-fn a_row_of_whole_tiles_has_the_same_bits_whatever_rows_are_beside_it() {
-    let Some(gpu) = hopper() else { return };
-    bits_of_rows(&gpu, &of_whole_tiles(&gpu, 1, 0));
+fn row_bits_of_private_tiles_do_not_depend_on_the_other_rows() {
+    let Some(gpu) = open_sm90() else { return };
+    check_row_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
 }
 
-fn bits_of_rows(gpu: &Gpu, shape: &Shape) {
+fn check_row_bits(gpu: &Gpu, shape: &Shape) {
     let mut random = Random::new(3);
     let layer = Layer::new(gpu, &mut random, shape, &k_quants());
     let (x, y) = inputs(&mut random, shape, MOST_ROWS);
@@ -479,7 +479,7 @@ fn bits_of_rows(gpu: &Gpu, shape: &Shape) {
             &x[first * shape.hidden..][..rows * shape.hidden],
             &y[first * shape.mixed..][..rows * shape.mixed],
         );
-        World::new(gpu, shape, &layer, part).run(gpu, form, &layer, 2)
+        FusedLayerFixture::new(gpu, shape, &layer, part).run(gpu, form, &layer, 2)
     };
     let (together, next) = run(0, MOST_ROWS);
     for (first, rows) in [(31, 1), (16, 8), (8, 16), (8, 24), (3, 32), (16, 48)] {
@@ -495,26 +495,26 @@ fn bits_of_rows(gpu: &Gpu, shape: &Shape) {
 
 /// At one row and at 24, whose products are of other kinds; the first launches are what racecheck looks at (harness/card/card.sh).
 #[test]
-fn a_chain_gives_the_same_bits_every_time() {
-    let Some(gpu) = hopper() else { return };
-    bits_of_times(&gpu, &SMALL);
+fn fused_layer_is_deterministic() {
+    let Some(gpu) = open_sm90() else { return };
+    check_repeated_bits(&gpu, &SMALL);
 }
 
 #[test]
-fn a_chain_of_whole_tiles_gives_the_same_bits_every_time() {
-    let Some(gpu) = hopper() else { return };
-    bits_of_times(&gpu, &of_whole_tiles(&gpu, 1, 0));
+fn fused_layer_of_private_tiles_is_deterministic() {
+    let Some(gpu) = open_sm90() else { return };
+    check_repeated_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
 }
 
-fn bits_of_times(gpu: &Gpu, shape: &Shape) {
+fn check_repeated_bits(gpu: &Gpu, shape: &Shape) {
     let mut random = Random::new(11);
     let layer = Layer::new(gpu, &mut random, shape, &k_quants());
     let form = form(gpu, &layer);
     let inputs = [1, 24].map(|rows| inputs(&mut random, shape, rows));
     let run = || {
         inputs.each_ref().map(|(x, y)| {
-            let world = World::new(gpu, shape, &layer, (x, y));
-            world.run(gpu, form, &layer, 1)
+            let fixture = FusedLayerFixture::new(gpu, shape, &layer, (x, y));
+            fixture.run(gpu, form, &layer, 1)
         })
     };
     let first = run();
@@ -529,17 +529,18 @@ fn bits_of_times(gpu: &Gpu, shape: &Shape) {
 }
 
 #[test]
-fn a_row_that_is_not_finite_spoils_no_other() {
-    let Some(gpu) = hopper() else { return };
+fn non_finite_row_does_not_affect_other_rows() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(4);
     let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
     let (mut x, mut y) = inputs(&mut random, &SMALL, 8);
     let form = form(&gpu, &layer);
-    let clean = World::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
+    let clean = FusedLayerFixture::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
     x[2 * SMALL.hidden + 100] = f32::NAN;
     x[4 * SMALL.hidden] = f32::INFINITY;
     y[6 * SMALL.mixed + 3] = f32::NAN;
-    let (_, spoilt) = World::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
+    let (_, spoilt) =
+        FusedLayerFixture::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
     for (w, (clean, spoilt)) in layer.next.iter().zip(clean.1.iter().zip(&spoilt)) {
         let width = w.matrix.rows;
         for row in 0..8 {
@@ -557,16 +558,16 @@ fn a_row_that_is_not_finite_spoils_no_other() {
 
 /// The scale that halves are written with is the one before the product; a row may become much larger or smaller by it.
 #[test]
-fn a_row_that_jumps_keeps_its_precision() {
-    let Some(gpu) = hopper() else { return };
+fn row_with_outliers_keeps_its_precision() {
+    let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(5);
     let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
     for (before, mixed) in [(1e-3, 3.0), (1.0, 300.0), (1e3, 1e-3)] {
         let x = random.normals(8 * SMALL.hidden, before);
         let y = random.normals(8 * SMALL.mixed, mixed);
-        let world = World::new(&gpu, &SMALL, &layer, (&x, &y));
-        let (got, next) = world.run(&gpu, form(&gpu, &layer), &layer, 1);
-        let (expected, expected_next) = layer.expected(&x, &y, world.hidden);
+        let fixture = FusedLayerFixture::new(&gpu, &SMALL, &layer, (&x, &y));
+        let (got, next) = fixture.run(&gpu, form(&gpu, &layer), &layer, 1);
+        let (expected, expected_next) = layer.expected(&x, &y, fixture.hidden);
         let what = format!("from {before} by {mixed}");
         card::close(&what, &got, &expected, 1.5e-3);
         for (got, expected) in next.iter().zip(&expected_next) {

@@ -11,18 +11,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cuda::compile::{CompileError, Compiled, Library, Options, Search, compile};
+use cuda::compile::{CompileError, Compiled, Nvrtc, NvrtcSearch, Options, compile};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, bandwidth};
 
 /// Options with NVRTC, or `None` with a loud line.
 fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ci-tools/nvrtc");
-    let nvrtc = Search {
+    let nvrtc = NvrtcSearch {
         python: vec![tools],
-        ..Search::default()
+        ..NvrtcSearch::default()
     };
-    match Library::open(&nvrtc) {
+    match Nvrtc::open(&nvrtc) {
         Ok(_) => Some(Options {
             nvrtc,
             cache,
@@ -39,12 +39,12 @@ fn arch(text: &str) -> Arch {
     Arch::parse(text).unwrap()
 }
 
-fn quietly(units: &[Unit], options: &Options) -> Result<Vec<Compiled>, CompileError> {
+fn compile_units(units: &[Unit], options: &Options) -> Result<Vec<Compiled>, CompileError> {
     compile(arch("sm_86"), units, options, &mut |_| ())
 }
 
 #[test]
-fn a_unit_becomes_machine_code_with_its_resources() {
+fn unit_compiles_to_a_cubin_with_resource_usage() {
     let Some(options) = options("a_unit_becomes_machine_code", None) else {
         return;
     };
@@ -65,12 +65,12 @@ fn a_unit_becomes_machine_code_with_its_resources() {
 }
 
 #[test]
-fn a_mistake_is_told_with_file_and_line() {
+fn compile_error_names_file_and_line() {
     let Some(options) = options("a_mistake_is_told", None) else {
         return;
     };
     let unit = bandwidth::unit().define("sums", "7");
-    let error = quietly(&[unit], &options).unwrap_err().to_string();
+    let error = compile_units(&[unit], &options).unwrap_err().to_string();
     assert!(
         error.contains("common/bandwidth.cu(") && error.contains("sm_86"),
         "{error}"
@@ -78,16 +78,16 @@ fn a_mistake_is_told_with_file_and_line() {
 }
 
 #[test]
-fn the_cache_is_used_and_a_bad_entry_is_compiled_anew() {
+fn cache_hits_skip_compilation_and_corrupt_entries_recompile() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("kernels");
     let Some(options) = options("the_cache_is_used", Some(cache.clone())) else {
         return;
     };
     let units = [bandwidth::unit()];
-    let first = quietly(&units, &options).unwrap().remove(0);
+    let first = compile_units(&units, &options).unwrap().remove(0);
     assert_eq!(first.cached, None);
-    let second = quietly(&units, &options).unwrap().remove(0);
+    let second = compile_units(&units, &options).unwrap().remove(0);
     let file = second.cached.unwrap();
     assert_eq!(
         (&second.cubin, &second.entries),
@@ -104,19 +104,19 @@ fn the_cache_is_used_and_a_bad_entry_is_compiled_anew() {
     flipped[whole.len() / 2] ^= 4;
     for bad in [&flipped[..], &whole[..whole.len() / 3], &[]] {
         fs::write(&file, bad).unwrap();
-        let again = quietly(&units, &options).unwrap().remove(0);
+        let again = compile_units(&units, &options).unwrap().remove(0);
         assert_eq!(again.cached, None, "a damaged entry is not used");
         assert_eq!(again.cubin, first.cubin);
-        let third = quietly(&units, &options).unwrap().remove(0);
+        let third = compile_units(&units, &options).unwrap().remove(0);
         assert_eq!(third.cached.as_ref(), Some(&file), "and is replaced");
     }
     let other = [bandwidth::unit().define("UNUSED", 1)];
-    assert_eq!(quietly(&other, &options).unwrap()[0].cached, None);
+    assert_eq!(compile_units(&other, &options).unwrap()[0].cached, None);
     assert_eq!(fs::read_dir(&cache).unwrap().count(), 2);
 }
 
 #[test]
-fn many_at_once_share_a_cache() {
+fn concurrent_compilations_share_a_cache() {
     let folder = tempfile::tempdir().unwrap();
     let Some(options) = options("many_at_once", Some(folder.path().to_path_buf())) else {
         return;
@@ -126,16 +126,16 @@ fn many_at_once_share_a_cache() {
         .collect();
     std::thread::scope(|scope| {
         for _ in 0..3 {
-            scope.spawn(|| assert_eq!(quietly(&units, &options).unwrap().len(), 6));
+            scope.spawn(|| assert_eq!(compile_units(&units, &options).unwrap().len(), 6));
         }
     });
-    let cached = quietly(&units, &options).unwrap();
+    let cached = compile_units(&units, &options).unwrap();
     assert!(cached.iter().all(|unit| unit.cached.is_some()));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 6);
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_only_costs_the_cache() {
+fn unwritable_cache_folder_does_not_fail_compilation() {
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("taken");
     fs::write(&taken, "a file, not a folder").unwrap();
@@ -143,7 +143,7 @@ fn a_folder_that_cannot_be_written_only_costs_the_cache() {
         return;
     };
     assert_eq!(
-        quietly(&[bandwidth::unit()], &options).unwrap()[0].cached,
+        compile_units(&[bandwidth::unit()], &options).unwrap()[0].cached,
         None
     );
 }

@@ -17,7 +17,9 @@ use conformance::suite::{self, Case};
 use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
 
 use cuda::Options;
-use model_world::{Bench, HALF, LIMITS, against_the_oracle, bench, bench_with, plan, text, verify};
+use model_world::{
+    Device, F16_KV, LIMITS, open_device, open_device_with, plan, reference_tolerance, text, verify,
+};
 
 /// How far ways that must give the same may differ: sums in another order, rounded to half precision.
 fn tolerance(model: &SyntheticModel, kv: KvFormats) -> Tolerance {
@@ -43,9 +45,9 @@ enum Mode {
 }
 
 /// Tries every law, prints each breach and how long it took; gives how many laws did not hold.
-fn keep_laws(bench: &Bench, model: &SyntheticModel, kv: KvFormats, mode: Mode) -> usize {
+fn count_violations(device: &Device, model: &SyntheticModel, kv: KvFormats, mode: Mode) -> usize {
     let case = Case {
-        backend: &bench.backend,
+        backend: &device.backend,
         model,
         kv,
         precision: match mode {
@@ -55,7 +57,7 @@ fn keep_laws(bench: &Bench, model: &SyntheticModel, kv: KvFormats, mode: Mode) -
         // Prompts are read with f16 activations, whatever the weights are.
         prefill_tolerance: match model.ty {
             QuantType::F32 => Tolerance::NONE,
-            ty => against_the_oracle(ty).each,
+            ty => reference_tolerance(ty).each,
         },
         batch_invariant: mode == Mode::Exact,
     };
@@ -69,27 +71,29 @@ fn keep_laws(bench: &Bench, model: &SyntheticModel, kv: KvFormats, mode: Mode) -
     violations.len()
 }
 
-fn none_was_broken(violations: usize) {
+fn assert_no_violations(violations: usize) {
     assert_eq!(violations, 0, "{violations} times a law did not hold");
 }
 
 #[test]
-fn every_layout_keeps_every_law() {
-    let Some(bench) = bench(false) else { return };
+fn every_synthetic_layout_passes_the_suite() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let specimens =
         SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 1));
-    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Fast));
-    none_was_broken(violations.iter().sum());
+    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
+    assert_no_violations(violations.iter().sum());
 }
 
 /// Small models have launches of their own for one row; here they go as large ones do, where the card has chains in them.
 #[test]
-fn models_that_go_as_large_ones_keep_every_law() {
+fn models_on_large_model_paths_pass_the_suite() {
     let options = Options {
         as_large: true,
         ..Options::default()
     };
-    let Some(bench) = bench_with(options) else {
+    let Some(device) = open_device_with(options) else {
         return;
     };
     let layouts =
@@ -97,36 +101,42 @@ fn models_that_go_as_large_ones_keep_every_law() {
     let types = [QuantType::Q6_K, QuantType::BF16, QuantType::F32];
     let types = types.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 7));
     let specimens = layouts.iter().chain(&types);
-    none_was_broken(
+    assert_no_violations(
         specimens
-            .map(|model| keep_laws(&bench, model, HALF, Mode::Fast))
+            .map(|model| count_violations(&device, model, F16_KV, Mode::Fast))
             .sum(),
     );
 }
 
 #[test]
-fn launch_by_launch_keeps_every_law() {
-    let Some(bench) = bench(true) else { return };
+fn eager_launches_pass_the_suite() {
+    let Some(device) = open_device(true) else {
+        return;
+    };
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q5_K, 4);
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::F16,
     };
-    none_was_broken(keep_laws(&bench, &model, kv, Mode::Fast));
+    assert_no_violations(count_violations(&device, &model, kv, Mode::Fast));
 }
 
 #[test]
-fn every_weight_type_keeps_every_law() {
-    let Some(bench) = bench(false) else { return };
+fn every_weight_type_passes_the_suite() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let specimens =
         QuantType::ALL.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2));
-    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Fast));
-    none_was_broken(violations.iter().sum());
+    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
+    assert_no_violations(violations.iter().sum());
 }
 
 #[test]
-fn every_pair_of_cache_formats_keeps_every_law() {
-    let Some(bench) = bench(false) else { return };
+fn every_kv_type_pair_passes_the_suite() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     use KvFormat::{Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
     let same = KvFormat::ALL.into_iter().filter(|f| *f != Tq3_0);
     let mixed = [
@@ -146,33 +156,35 @@ fn every_pair_of_cache_formats_keeps_every_law() {
         .map(|pair| (&even, pair))
         .chain(wide.map(|pair| (&dense, pair)));
     let violations = all
-        .map(|(model, (k, v))| keep_laws(&bench, model, KvFormats { k, v }, Mode::Fast))
+        .map(|(model, (k, v))| count_violations(&device, model, KvFormats { k, v }, Mode::Fast))
         .sum();
-    none_was_broken(violations);
+    assert_no_violations(violations);
 }
 
 /// What `--exact` promises: a text is the same to the bit however it is verified.
 #[test]
-fn exact_models_keep_every_law_to_the_bit() {
-    let Some(bench) = bench(false) else { return };
+fn batch_invariant_models_pass_the_suite_bit_exactly() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let mut violations = 0;
     for layout in SyntheticLayout::ALL {
         let model = SyntheticModel::new(layout, QuantType::Q4_K, 5);
-        violations += keep_laws(&bench, &model, HALF, Mode::Exact);
+        violations += count_violations(&device, &model, F16_KV, Mode::Exact);
     }
     let model = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::F32, 5);
-    violations += keep_laws(&bench, &model, HALF, Mode::Exact);
-    none_was_broken(violations);
+    violations += count_violations(&device, &model, F16_KV, Mode::Exact);
+    assert_no_violations(violations);
 }
 
 /// The same of small models that go as large ones do, in chains where the card has them.
 #[test]
-fn exact_models_that_go_as_large_ones_keep_every_law_to_the_bit() {
+fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
     let options = Options {
         as_large: true,
         ..Options::default()
     };
-    let Some(bench) = bench_with(options) else {
+    let Some(device) = open_device_with(options) else {
         return;
     };
     let layouts = [
@@ -181,20 +193,22 @@ fn exact_models_that_go_as_large_ones_keep_every_law_to_the_bit() {
         SyntheticLayout::Odd,
     ];
     let specimens = layouts.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 8));
-    let violations = specimens.map(|model| keep_laws(&bench, &model, HALF, Mode::Exact));
-    none_was_broken(violations.iter().sum());
+    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Exact));
+    assert_no_violations(violations.iter().sum());
 }
 
 /// In exact mode a row is the same to the bit whatever stands beside it: the root of a star of 1 to 64 nodes, and
 /// its last leaf beside any number of others.
 #[test]
-fn a_row_has_the_same_bits_at_every_width() {
-    let Some(bench) = bench(false) else { return };
+fn logits_row_bits_do_not_depend_on_the_batch_width() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for ty in QuantType::ALL {
         let model = SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 6);
-        let mut plan = plan(&model, HALF, LIMITS);
+        let mut plan = plan(&model, F16_KV, LIMITS);
         plan.batch_invariant = true;
-        let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
+        let mut runner = device.backend.open(plan, &mut |_| {}).unwrap();
         let vocab = model.spec.vocab;
         let seq = runner.open(300).unwrap();
         runner.prefill(seq, &text(vocab, 70, 7), &[]).unwrap();

@@ -12,7 +12,9 @@ use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, TAPS, tree as steps,
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
-use delta_world::{Device, HeadRows, Parents, Projected, World, bush, chain, path, shapes, star};
+use delta_world::{
+    DeltaFixture, Device, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
+};
 
 const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 
@@ -43,19 +45,19 @@ fn forms() -> [Exactness; 2] {
 /// Runs one of the two forms on layer 0; gives `o`, before the norm, of all rows of the bucket.
 fn run_tree(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
     exactness: Exactness,
     bucket: usize,
 ) -> Vec<f32> {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let on_card = projected.upload(gpu, shape, bucket);
     let inputs = &on_card.inputs;
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let step = header.ptr();
     let o = card::poisoned::<f32>(gpu, bucket * shape.values());
-    let (layer, card, count) = (world.layer(0), own_card(gpu), trees.len());
+    let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
     let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
     let to = [o.ptr(), kept.ptr()];
     let launch = match exactness {
@@ -69,16 +71,16 @@ fn run_tree(
 /// `(mixed, u, o)` of one tree of rows `first..` of the reference.
 fn right(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     slot: usize,
     parents: &[Option<usize>],
     projected: &Projected,
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let shape = world.shape;
-    let window = world.window_of(gpu, slot, 0);
-    let mixed = delta_world::mixed(shape, &world.weights, &window, &projected.qkv, parents);
-    let gates = projected.gates(shape, &world.weights);
-    let states = world.state_of(gpu, slot, 0);
+    let shape = fixture.shape;
+    let window = fixture.window_of(gpu, slot, 0);
+    let mixed = delta_world::mixed(shape, &fixture.weights, &window, &projected.qkv, parents);
+    let gates = projected.gates(shape, &fixture.weights);
+    let states = fixture.state_of(gpu, slot, 0);
     let (u, o) = delta_world::tree(shape, &states, 0, parents, &mixed, &gates);
     (mixed, u, o)
 }
@@ -86,22 +88,22 @@ fn right(
 /// Runs a form and compares o and all factors of every node with the reference; gives the worst error of o and u.
 fn check_tree(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
     exactness: Exactness,
     most: f64,
 ) -> f64 {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let (channels, values) = (shape.channels(), shape.values());
     let rows = projected.rows;
-    let o = run_tree(gpu, world, trees, projected, exactness, bucket(rows));
+    let o = run_tree(gpu, fixture, trees, projected, exactness, bucket(rows));
     let (mut first, mut worst) = (0, 0.0_f64);
     for (slot, parents) in trees {
         let n = parents.len();
         let own = projected.part(shape, first..first + n);
-        let (mixed, u_right, o_right) = right(gpu, world, *slot, parents, &own);
-        let gates = own.gates(shape, &world.weights);
+        let (mixed, u_right, o_right) = right(gpu, fixture, *slot, parents, &own);
+        let gates = own.gates(shape, &fixture.weights);
         for node in 0..n {
             let what = format!("{exactness:?} {shape:?}, {n} nodes, node {node}");
             let at = node * values..(node + 1) * values;
@@ -112,7 +114,7 @@ fn check_tree(
                 &o_right[at.clone()],
                 most,
             ));
-            let [k, u, g, x] = world.factors_of(gpu, *slot, 0, node);
+            let [k, u, g, x] = fixture.factors_of(gpu, *slot, 0, node);
             worst = worst.max(close(&format!("{what}: u"), &u, &u_right[at], most));
             let k_right = &mixed[node * channels + shape.keys()..][..shape.keys()];
             close(&format!("{what}: k"), &k, k_right, 2e-6);
@@ -134,7 +136,7 @@ fn check_tree(
 }
 
 #[test]
-fn tree_every_path_equals_the_steps() {
+fn delta_tree_paths_equal_recurrent_steps() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(11);
     let mut worst = [0.0_f64; 2];
@@ -149,13 +151,13 @@ fn tree_every_path_equals_the_steps() {
         .collect();
     gpu.compile(&all);
     for shape in shapes() {
-        let world = World::new(&gpu, shape, [2, 1, 64], 5);
+        let fixture = DeltaFixture::new(&gpu, shape, [2, 1, 64], 5);
         for n in [1, 2, 7, 8, 9, 24, 40, 64] {
-            for parents in [chain(n), star(n), bush(&mut random, n)] {
+            for parents in [chain(n), star(n), random_tree(&mut random, n)] {
                 let projected = Projected::new(shape, n, &mut random);
                 for (form, worst) in forms().into_iter().zip(&mut worst) {
                     let trees = [(1, parents.clone())];
-                    *worst = worst.max(check_tree(&gpu, &world, &trees, &projected, form, 1e-5));
+                    *worst = worst.max(check_tree(&gpu, &fixture, &trees, &projected, form, 1e-5));
                 }
             }
         }
@@ -165,34 +167,34 @@ fn tree_every_path_equals_the_steps() {
 }
 
 #[test]
-fn tree_several_sequences_share_a_launch() {
+fn delta_trees_of_several_sequences_share_a_launch() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(12);
     let shape = shapes()[2];
-    let world = World::new(&gpu, shape, [5, 1, 64], 6);
+    let fixture = DeltaFixture::new(&gpu, shape, [5, 1, 64], 6);
     for sizes in [vec![8, 8, 8, 8], vec![1, 1, 1], vec![30, 3, 20, 11]] {
         let slots = [3, 0, 4, 1];
         let trees: Vec<(usize, Parents)> = sizes
             .iter()
             .zip(slots)
-            .map(|(&n, slot)| (slot, bush(&mut random, n)))
+            .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
             .collect();
         let projected = Projected::new(shape, sizes.iter().sum(), &mut random);
         for form in forms() {
-            check_tree(&gpu, &world, &trees, &projected, form, 1e-5);
+            check_tree(&gpu, &fixture, &trees, &projected, form, 1e-5);
         }
     }
 }
 
 #[test]
-fn tree_decays_from_nothing_to_all() {
+fn delta_tree_handles_all_decay_values() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(13);
     let shape = shapes()[0];
-    let mut world = World::new(&gpu, shape, [1, 1, 64], 7);
-    world.set_decay(&gpu, &[-1.0, -1.0], &[0.0, 0.0]);
+    let mut fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 7);
+    fixture.set_decay(&gpu, &[-1.0, -1.0], &[0.0, 0.0]);
     for n in [5, 24, 64] {
-        for parents in [chain(n), bush(&mut random, n)] {
+        for parents in [chain(n), random_tree(&mut random, n)] {
             let mut projected = Projected::new(shape, n, &mut random);
             for (alpha, beta) in projected.alpha.iter_mut().zip(&mut projected.beta) {
                 // g of about -50, 0, -0.7, -700 and -0.002; beta of 0, 1 and a half.
@@ -202,20 +204,20 @@ fn tree_decays_from_nothing_to_all() {
             for form in forms() {
                 // Where almost all is forgotten, what is left of o is small beside the terms it is made of.
                 let trees = [(0, parents.clone())];
-                check_tree(&gpu, &world, &trees, &projected, form, 3e-5);
+                check_tree(&gpu, &fixture, &trees, &projected, form, 3e-5);
             }
         }
     }
 }
 
 #[test]
-fn tree_a_poisoned_sibling_reaches_its_descendants_only() {
+fn delta_tree_nan_node_reaches_only_its_descendants() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(14);
     let shape = shapes()[1];
-    let world = World::new(&gpu, shape, [1, 1, 64], 8);
+    let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 8);
     for n in [6, 24, 64] {
-        let parents = bush(&mut random, n);
+        let parents = random_tree(&mut random, n);
         let clean = Projected::new(shape, n, &mut random);
         let mut dirty = clean.part(shape, 0..n);
         let bad = [n / 2, n - 1];
@@ -225,8 +227,8 @@ fn tree_a_poisoned_sibling_reaches_its_descendants_only() {
         }
         for form in forms() {
             let trees = [(0, parents.clone())];
-            let good = run_tree(&gpu, &world, &trees, &clean, form, bucket(n));
-            let mixed = run_tree(&gpu, &world, &trees, &dirty, form, bucket(n));
+            let good = run_tree(&gpu, &fixture, &trees, &clean, form, bucket(n));
+            let mixed = run_tree(&gpu, &fixture, &trees, &dirty, form, bucket(n));
             for node in 0..n {
                 let reached = path(&parents, node).iter().any(|j| bad.contains(j));
                 let row = node * shape.values()..(node + 1) * shape.values();
@@ -244,12 +246,12 @@ fn tree_a_poisoned_sibling_reaches_its_descendants_only() {
 }
 
 #[test]
-fn tree_what_overflows_is_never_finite() {
+fn delta_tree_overflow_is_never_finite() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(19);
     let shape = shapes()[3];
-    let mut world = World::new(&gpu, shape, [1, 1, 64], 12);
-    world.set_decay(&gpu, &[-1.0; 4], &[0.0; 4]);
+    let mut fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 12);
+    fixture.set_decay(&gpu, &[-1.0; 4], &[0.0; 4]);
     let (channels, keys) = (shape.channels(), shape.keys());
     for n in [7, 12, 32, 64] {
         // Neighbours' keys are opposite and nothing decays, so u_i = v_i + v_(i-1); v comes in pulses near the end of f32.
@@ -263,7 +265,7 @@ fn tree_what_overflows_is_never_finite() {
             }
             for (x, taps) in x[2 * keys..]
                 .iter_mut()
-                .zip(world.weights.conv[2 * keys * TAPS..].chunks(TAPS))
+                .zip(fixture.weights.conv[2 * keys * TAPS..].chunks(TAPS))
             {
                 let most = taps.iter().fold(0.0_f32, |most, w| most.max(w.abs()));
                 *x = if node % 5 == 4 {
@@ -274,19 +276,19 @@ fn tree_what_overflows_is_never_finite() {
             }
         }
         let parents = chain(n);
-        let (mixed, ..) = right(&gpu, &world, 0, &parents, &projected);
-        let gates = projected.gates(shape, &world.weights);
+        let (mixed, ..) = right(&gpu, &fixture, 0, &parents, &projected);
+        let gates = projected.gates(shape, &fixture.weights);
         for form in forms() {
             let o = run_tree(
                 &gpu,
-                &world,
+                &fixture,
                 &[(0, parents.clone())],
                 &projected,
                 form,
                 bucket(n),
             );
             let u: Vec<f32> = (0..n)
-                .flat_map(|node| world.factors_of(&gpu, 0, 0, node)[1].clone())
+                .flat_map(|node| fixture.factors_of(&gpu, 0, 0, node)[1].clone())
                 .collect();
             let (mut over, mut large) = (0, 0);
             for head in 0..shape.n_v_heads {
@@ -322,17 +324,17 @@ fn kernel(gpu: &Device, shape: Shape, form: Exactness, bucket: usize) -> &'stati
 }
 
 #[test]
-fn tree_rows_do_not_depend_on_how_many_there_are() {
+fn delta_tree_row_bits_do_not_depend_on_the_row_count() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(15);
     let shape = shapes()[3];
-    let world = World::new(&gpu, shape, [1, 1, 64], 9);
-    let parents = bush(&mut random, 64);
+    let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 9);
+    let parents = random_tree(&mut random, 64);
     let projected = Projected::new(shape, 64, &mut random);
     let run = |form, n: usize, bucket| {
         let trees = [(0, parents[..n].to_vec())];
         let some = projected.part(shape, 0..n);
-        run_tree(&gpu, &world, &trees, &some, form, bucket)
+        run_tree(&gpu, &fixture, &trees, &some, form, bucket)
     };
     for form in forms() {
         let all = [64, 32].map(|n| (kernel(&gpu, shape, form, n), run(form, n, n)));
@@ -359,39 +361,39 @@ fn tree_rows_do_not_depend_on_how_many_there_are() {
     }
 }
 
-fn run_commit(gpu: &Device, world: &World, paths: &[(usize, &[usize])]) {
+fn run_commit(gpu: &Device, fixture: &DeltaFixture, paths: &[(usize, &[usize])]) {
     let header = gpu.upload(&delta_world::commit(paths)).unwrap();
-    gpu.launch(&[commit(world.shape, &world.group(), 4, header.ptr())]);
+    gpu.launch(&[commit(fixture.shape, &fixture.group(), 4, header.ptr())]);
 }
 
-/// Random factors for all nodes of a world, decays included.
-fn random_factors(gpu: &Device, world: &mut World, random: &mut Random) {
-    let shape = world.shape;
-    let mut factors = random.normals(world.factors.len(), 0.1);
+/// Random factors for all nodes of a fixture, decays included.
+fn random_factors(gpu: &Device, fixture: &mut DeltaFixture, random: &mut Random) {
+    let shape = fixture.shape;
+    let mut factors = random.normals(fixture.factors.len(), 0.1);
     for node in factors.chunks_exact_mut(shape.factor_bytes(1) / 4) {
         for g in &mut node[shape.keys() + shape.values()..][..shape.n_v_heads] {
             *g = -g.abs();
         }
     }
-    world.factors.upload(gpu, &factors).unwrap();
+    fixture.factors.upload(gpu, &factors).unwrap();
 }
 
 #[test]
-fn commit_brings_states_and_windows_of_every_layer_past_the_path() {
+fn delta_commit_advances_states_and_windows_of_every_layer() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(16);
     for shape in shapes() {
-        let mut world = World::new(&gpu, shape, [3, 3, 8], 10);
-        random_factors(&gpu, &mut world, &mut random);
-        let before = world.state.download(&gpu).unwrap();
+        let mut fixture = DeltaFixture::new(&gpu, shape, [3, 3, 8], 10);
+        random_factors(&gpu, &mut fixture, &mut random);
+        let before = fixture.state.download(&gpu).unwrap();
         let paths: [(usize, &[usize]); 3] = [(2, &[0, 1, 4, 7]), (0, &[0]), (1, &[])];
         let mut right = Vec::new();
         for (slot, path) in paths {
             for layer in 0..3 {
-                let mut states = world.state_of(&gpu, slot, layer);
-                let mut window = world.window_of(&gpu, slot, layer);
+                let mut states = fixture.state_of(&gpu, slot, layer);
+                let mut window = fixture.window_of(&gpu, slot, layer);
                 for &node in path {
-                    let [k, u, g, x] = world.factors_of(&gpu, slot, layer, node);
+                    let [k, u, g, x] = fixture.factors_of(&gpu, slot, layer, node);
                     for (head, state) in states.iter_mut().enumerate() {
                         let map = shape.head_map;
                         let key = map.k_head(head, shape.n_k_heads, shape.n_v_heads);
@@ -404,14 +406,14 @@ fn commit_brings_states_and_windows_of_every_layer_past_the_path() {
                 right.push((slot, layer, states, window));
             }
         }
-        run_commit(&gpu, &world, &paths);
+        run_commit(&gpu, &fixture, &paths);
         for (slot, layer, states, window) in right {
             let what = format!("{shape:?} slot {slot} layer {layer}");
-            let got = world.state_of(&gpu, slot, layer).concat();
+            let got = fixture.state_of(&gpu, slot, layer).concat();
             close(&what, &got, &states.concat(), 1e-6);
-            same_bits(&what, &world.window_of(&gpu, slot, layer), &window);
+            same_bits(&what, &fixture.window_of(&gpu, slot, layer), &window);
         }
-        let after = world.state.download(&gpu).unwrap();
+        let after = fixture.state.download(&gpu).unwrap();
         let slot = 3 * shape.state_bytes() / 4;
         same_bits(
             "an empty path",
@@ -422,14 +424,14 @@ fn commit_brings_states_and_windows_of_every_layer_past_the_path() {
 }
 
 #[test]
-fn commit_of_a_path_equals_committing_its_nodes_one_by_one() {
+fn delta_commit_of_a_path_equals_single_node_commits() {
     let Some(gpu) = Device::open() else { return };
     let shape = shapes()[2];
-    let mut worlds: Vec<World> = (0..2)
-        .map(|_| World::new(&gpu, shape, [1, 2, 16], 11))
+    let mut worlds: Vec<DeltaFixture> = (0..2)
+        .map(|_| DeltaFixture::new(&gpu, shape, [1, 2, 16], 11))
         .collect();
-    for world in &mut worlds {
-        random_factors(&gpu, world, &mut Random::new(17));
+    for fixture in &mut worlds {
+        random_factors(&gpu, fixture, &mut Random::new(17));
     }
     let path = [0, 1, 3, 4, 9, 15];
     run_commit(&gpu, &worlds[0], &[(0, &path)]);
@@ -442,26 +444,26 @@ fn commit_of_a_path_equals_committing_its_nodes_one_by_one() {
     same_bits("windows", &whole, &single);
 }
 
-/// Runs a whole layer, the last of the world, and compares its rows with the references, chained.
+/// Runs a whole layer, the last of the fixture, and compares its rows with the references, chained.
 fn check_layer(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     card: Card,
     exactness: Exactness,
 ) {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let mut random = Random::new(19);
     let rows: usize = trees.iter().map(|(_, parents)| parents.len()).sum();
     let (bucket, values) = (bucket(rows), shape.values());
     let projected = Projected::new(shape, rows, &mut random);
     let on_card = projected.upload(gpu, shape, bucket);
-    let index = world.layers - 1;
+    let index = fixture.layers - 1;
     let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), exactness);
     let scratch = card::poisoned::<u8>(gpu, bytes);
     let header = gpu.upload(&delta_world::step(trees)).unwrap();
     let result = card::poisoned::<f32>(gpu, bucket * values);
-    let wide = pack::Input::F16.bytes(bucket, values);
+    let wide = pack::ActivationFormat::F16.bytes(bucket, values);
     let [halves, again] = [(); 2].map(|()| gpu.filled::<u8>(wide, 0).unwrap());
     let out = Out::of(Forms {
         f32: result.ptr(),
@@ -474,7 +476,7 @@ fn check_layer(
         trees.len(),
         exactness,
         header.ptr(),
-        &world.layer(index),
+        &fixture.layer(index),
         &on_card.inputs,
         scratch.ptr(),
         &out,
@@ -493,13 +495,13 @@ fn check_layer(
     for (slot, parents) in trees {
         let n = parents.len();
         let own = projected.part(shape, first..first + n);
-        let window = world.window_of(gpu, *slot, index);
-        let mixed = delta_world::mixed(shape, &world.weights, &window, &own.qkv, parents);
-        let gates = own.gates(shape, &world.weights);
-        let states = world.state_of(gpu, *slot, index);
+        let window = fixture.window_of(gpu, *slot, index);
+        let mixed = delta_world::mixed(shape, &fixture.weights, &window, &own.qkv, parents);
+        let gates = own.gates(shape, &fixture.weights);
+        let states = fixture.state_of(gpu, *slot, index);
         let (_, mut o) = delta_world::tree(shape, &states, 0, parents, &mixed, &gates);
         for (head, z) in o.chunks_exact_mut(DIM).zip(own.z.chunks_exact(DIM)) {
-            norm::gated_rms(head, &world.weights.norm, z, delta_world::EPS);
+            norm::gated_rms(head, &fixture.weights.norm, z, delta_world::EPS);
         }
         let got = &result[first * values..(first + n) * values];
         let what = format!("{exactness:?} {shape:?}, {n} rows of slot {slot}");
@@ -510,21 +512,21 @@ fn check_layer(
 }
 
 #[test]
-fn verify_equals_the_references_chained() {
+fn delta_layer_matches_composed_references() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(20);
     for shape in shapes() {
-        let world = World::new(&gpu, shape, [3, 2, 64], 13);
+        let fixture = DeltaFixture::new(&gpu, shape, [3, 2, 64], 13);
         for sizes in [vec![1], vec![24], vec![13, 2, 9]] {
             let slots = [2, 0, 1];
             let trees: Vec<(usize, Parents)> = sizes
                 .iter()
                 .zip(slots)
-                .map(|(&n, slot)| (slot, bush(&mut random, n)))
+                .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
                 .collect();
             for card in cards(&gpu) {
                 for form in forms() {
-                    check_layer(&gpu, &world, &trees, card, form);
+                    check_layer(&gpu, &fixture, &trees, card, form);
                 }
             }
         }
@@ -532,42 +534,42 @@ fn verify_equals_the_references_chained() {
 }
 
 #[test]
-fn verify_at_the_production_shape_equals_the_references() {
+fn delta_layer_of_production_shape_matches_references() {
     let Some(gpu) = Device::open() else { return };
     let shape = Shape {
         n_k_heads: 16,
         n_v_heads: 48,
         head_map: HeadMap::Tiled,
     };
-    let world = World::new(&gpu, shape, [1, 1, 64], 14);
+    let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 14);
     for n in [1, 24, 64] {
-        let trees = [(0, bush(&mut Random::new(21), n))];
+        let trees = [(0, random_tree(&mut Random::new(21), n))];
         for card in cards(&gpu) {
             for form in forms() {
-                check_layer(&gpu, &world, &trees, card, form);
+                check_layer(&gpu, &fixture, &trees, card, form);
             }
         }
     }
 }
 
 #[test]
-fn commit_and_tree_drift_little_in_500_steps() {
+fn delta_state_drift_stays_bounded_over_500_steps() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(22);
     let shape = shapes()[0];
-    let world = World::new(&gpu, shape, [1, 1, 64], 15);
-    let mut states = world.state_of(&gpu, 0, 0);
+    let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 15);
+    let mut states = fixture.state_of(&gpu, 0, 0);
     for step in 0..500 {
         let n = 1 + random.below(12);
-        let parents = bush(&mut random, n);
+        let parents = random_tree(&mut random, n);
         let projected = Projected::new(shape, n, &mut random);
-        let window = world.window_of(&gpu, 0, 0);
-        let mixed = delta_world::mixed(shape, &world.weights, &window, &projected.qkv, &parents);
-        let gates = projected.gates(shape, &world.weights);
+        let window = fixture.window_of(&gpu, 0, 0);
+        let mixed = delta_world::mixed(shape, &fixture.weights, &window, &projected.qkv, &parents);
+        let gates = projected.gates(shape, &fixture.weights);
         let trees = [(0, parents.clone())];
         let o = run_tree(
             &gpu,
-            &world,
+            &fixture,
             &trees,
             &projected,
             Exactness::Factors,
@@ -585,9 +587,9 @@ fn commit_and_tree_drift_little_in_500_steps() {
         }
         let got = &o[leaf * shape.values()..][..shape.values()];
         close(&format!("o of step {step}"), got, &right, 1e-4);
-        run_commit(&gpu, &world, &[(0, &line)]);
+        run_commit(&gpu, &fixture, &[(0, &line)]);
     }
-    let got = world.state_of(&gpu, 0, 0).concat();
+    let got = fixture.state_of(&gpu, 0, 0).concat();
     let error = close("the state after 500 steps", &got, &states.concat(), 1e-4);
     eprintln!("state drift after 500 steps: {error:.2e}");
 }

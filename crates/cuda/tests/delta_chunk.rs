@@ -10,7 +10,7 @@ use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
 use cuda::launch::norm::Out as Forms;
-use delta_world::{Device, HeadRows, Projected, World, chain, shapes};
+use delta_world::{DeltaFixture, Device, HeadRows, Projected, chain, shapes};
 
 /// The forms of the scan that this card can run.
 fn forms(gpu: &Device) -> Vec<Products> {
@@ -24,12 +24,12 @@ fn forms(gpu: &Device) -> Vec<Products> {
 /// Runs a layer over a chunk of a prompt; gives the normed output rows. `capacity` is what buffers hold.
 fn run(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     products: Products,
     [slot, committed, capacity]: [usize; 3],
     prompt: &Projected,
 ) -> Vec<f32> {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let on_card = prompt.upload(gpu, shape, capacity);
     let scratch = card::poisoned::<u8>(gpu, prefill_scratch_bytes(shape, capacity));
     let header = gpu
@@ -37,7 +37,7 @@ fn run(
         .unwrap();
     let result = card::poisoned::<f32>(gpu, capacity * shape.values());
     let out = Out::of(Forms::f32(result.ptr()));
-    let layer = world.layer(0);
+    let layer = fixture.layer(0);
     let header = header.ptr();
     gpu.launch(&prefill_on(
         products,
@@ -60,15 +60,15 @@ fn run(
 
 /// The reference, token by token in f32: output rows, states and window.
 fn right(
-    world: &World,
+    fixture: &DeltaFixture,
     mut states: Vec<Vec<f32>>,
     window: &[f32],
     prompt: &Projected,
 ) -> (Vec<f32>, Vec<Vec<f32>>, Vec<f32>) {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let rows = prompt.rows;
-    let mixed = delta_world::mixed(shape, &world.weights, window, &prompt.qkv, &chain(rows));
-    let gates = prompt.gates(shape, &world.weights);
+    let mixed = delta_world::mixed(shape, &fixture.weights, window, &prompt.qkv, &chain(rows));
+    let gates = prompt.gates(shape, &fixture.weights);
     let mut out = vec![0.0; rows * shape.values()];
     for (head, state) in states.iter_mut().enumerate() {
         let own = HeadRows::new(shape, head, 0..rows, &mixed, &gates);
@@ -80,7 +80,7 @@ fn right(
             reference::recurrent_step(state, tokens.token(row), &mut u, o);
             norm::gated_rms(
                 o,
-                &world.weights.norm,
+                &fixture.weights.norm,
                 &prompt.z[at..at + DIM],
                 delta_world::EPS,
             );
@@ -101,34 +101,34 @@ fn check(
     cuts: &[usize],
     most: f64,
 ) -> [f64; 2] {
-    let world = World::new(gpu, shape, [2, 1, 1], 31);
+    let fixture = DeltaFixture::new(gpu, shape, [2, 1, 1], 31);
     let mut random = Random::new(32);
     let rows: usize = cuts.iter().sum();
     let prompt = Projected::new(shape, rows, &mut random);
-    let (states, window) = (world.state_of(gpu, 1, 0), world.window_of(gpu, 1, 0));
-    let (out, states, window) = right(&world, states, &window, &prompt);
+    let (states, window) = (fixture.state_of(gpu, 1, 0), fixture.window_of(gpu, 1, 0));
+    let (out, states, window) = right(&fixture, states, &window, &prompt);
     let mut at = 0;
     let mut got = Vec::new();
     for &rows in cuts {
         let part = prompt.part(shape, at..at + rows);
         let place = [1, start + at, rows.next_multiple_of(128)];
-        got.extend(run(gpu, &world, products, place, &part));
+        got.extend(run(gpu, &fixture, products, place, &part));
         at += rows;
     }
     let what = format!("{products:?} {shape:?}, {cuts:?} rows from {start}");
     let output = close(&format!("{what}: rows"), &got, &out, most);
-    let kept = world.state_of(gpu, 1, 0).concat();
+    let kept = fixture.state_of(gpu, 1, 0).concat();
     let state = close(&format!("{what}: state"), &kept, &states.concat(), most);
     same_bits(
         &format!("{what}: window"),
-        &world.window_of(gpu, 1, 0),
+        &fixture.window_of(gpu, 1, 0),
         &window,
     );
     [output, state]
 }
 
 #[test]
-fn chunk_prefill_equals_the_steps() {
+fn delta_chunked_prefill_equals_recurrent_steps() {
     let Some(gpu) = Device::open() else { return };
     for shape in shapes() {
         for (start, cuts) in [
@@ -150,7 +150,7 @@ fn chunk_prefill_equals_the_steps() {
 }
 
 #[test]
-fn chunk_prefill_at_the_production_shape_equals_the_steps() {
+fn delta_chunked_prefill_of_production_shape_equals_recurrent_steps() {
     let Some(gpu) = Device::open() else { return };
     let shape = Shape {
         n_k_heads: 16,
@@ -164,7 +164,7 @@ fn chunk_prefill_at_the_production_shape_equals_the_steps() {
 }
 
 #[test]
-fn chunk_state_drifts_little_over_16384_positions() {
+fn delta_chunked_state_drift_stays_bounded_over_16384_positions() {
     let Some(gpu) = Device::open() else { return };
     let cuts = [2048; 8];
     for form in forms(&gpu) {
@@ -174,21 +174,21 @@ fn chunk_state_drifts_little_over_16384_positions() {
 }
 
 #[test]
-fn chunk_cuts_at_multiples_of_64_change_no_bit() {
+fn delta_chunk_boundaries_at_multiples_of_64_change_no_bit() {
     let Some(gpu) = Device::open() else { return };
     let shape = shapes()[2];
     let prompt = Projected::new(shape, 300, &mut Random::new(33));
     for form in forms(&gpu) {
         let mut results = Vec::new();
         for cuts in [vec![300], vec![64, 128, 108], vec![192, 108]] {
-            let world = World::new(&gpu, shape, [1, 1, 1], 34);
+            let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 1], 34);
             let (mut at, mut got) = (0, Vec::new());
             for rows in cuts {
                 let part = prompt.part(shape, at..at + rows);
-                got.extend(run(&gpu, &world, form, [0, 640 + at, 384], &part));
+                got.extend(run(&gpu, &fixture, form, [0, 640 + at, 384], &part));
                 at += rows;
             }
-            results.push((got, world.state_of(&gpu, 0, 0).concat()));
+            results.push((got, fixture.state_of(&gpu, 0, 0).concat()));
         }
         for other in &results[1..] {
             same_bits("rows", &other.0, &results[0].0);
@@ -198,7 +198,7 @@ fn chunk_cuts_at_multiples_of_64_change_no_bit() {
 }
 
 #[test]
-fn chunk_decays_from_nothing_to_all() {
+fn delta_chunk_handles_all_decay_values() {
     let Some(gpu) = Device::open() else { return };
     let shape = shapes()[0];
     let mut random = Random::new(36);
@@ -207,13 +207,13 @@ fn chunk_decays_from_nothing_to_all() {
         *alpha = [-80.0, 50.0, 0.0, 700.0, -6.0, -6.0, -6.0][random.below(7)];
     }
     for form in forms(&gpu) {
-        let mut world = World::new(&gpu, shape, [1, 1, 1], 35);
-        world.set_decay(&gpu, &[-1.0, -1.0], &[0.0, 0.0]);
-        let (states, window) = (world.state_of(&gpu, 0, 0), world.window_of(&gpu, 0, 0));
-        let (out, states, _) = right(&world, states, &window, &prompt);
-        let got = run(&gpu, &world, form, [0, 0, 256], &prompt);
+        let mut fixture = DeltaFixture::new(&gpu, shape, [1, 1, 1], 35);
+        fixture.set_decay(&gpu, &[-1.0, -1.0], &[0.0, 0.0]);
+        let (states, window) = (fixture.state_of(&gpu, 0, 0), fixture.window_of(&gpu, 0, 0));
+        let (out, states, _) = right(&fixture, states, &window, &prompt);
+        let got = run(&gpu, &fixture, form, [0, 0, 256], &prompt);
         close("rows", &got, &out, 5e-5);
-        let got = world.state_of(&gpu, 0, 0).concat();
+        let got = fixture.state_of(&gpu, 0, 0).concat();
         close("state", &got, &states.concat(), 5e-5);
     }
 }

@@ -15,7 +15,9 @@ use cuda::launch::delta::{
     verify_scratch_bytes, walk,
 };
 use cuda::launch::norm::Out as Forms;
-use delta_world::{Device, Parents, Projected, World, bush, chain, path, shapes, star};
+use delta_world::{
+    DeltaFixture, Device, Parents, Projected, chain, path, random_tree, shapes, star,
+};
 
 /// As little shared memory as some cards have.
 const SMALL: Card = Card {
@@ -32,7 +34,7 @@ fn own_card(gpu: &Device) -> Card {
 
 /// What a layer leaves: f32 rows, halves, and the factors of all slots.
 #[derive(Debug, PartialEq, Eq)]
-struct Left {
+struct FinalState {
     f32: Vec<u32>,
     f16: Vec<u8>,
     factors: Vec<u32>,
@@ -44,14 +46,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(one).collect()
 }
 
-/// Runs `launches` of the last layer of a fresh world on a step of one row in slot 1.
+/// Runs `launches` of the last layer of a fresh fixture on a step of one row in slot 1.
 fn run(
     gpu: &Device,
     shape: Shape,
     projected: &Projected,
     launches: impl Fn(u64, &Layer, &Inputs, &Out) -> Vec<Launch>,
-) -> Left {
-    let world = World::new(gpu, shape, [2, 2, 3], 31);
+) -> FinalState {
+    let fixture = DeltaFixture::new(gpu, shape, [2, 2, 3], 31);
     let on_card = projected.upload(gpu, shape, 1);
     let header = gpu.upload(&delta_world::step(&[(1, chain(1))])).unwrap();
     let result = card::poisoned::<f32>(gpu, shape.values());
@@ -64,18 +66,18 @@ fn run(
     });
     gpu.launch(&launches(
         header.ptr(),
-        &world.layer(1),
+        &fixture.layer(1),
         &on_card.inputs,
         &out,
     ));
-    Left {
+    FinalState {
         f32: bits(&result.download(gpu).unwrap()),
         f16: f16.download(gpu).unwrap(),
-        factors: bits(&world.factors.download(gpu).unwrap()),
+        factors: bits(&fixture.factors.download(gpu).unwrap()),
     }
 }
 
-fn by_parts(gpu: &Device, shape: Shape, projected: &Projected) -> Left {
+fn separate_launches(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState {
     let card = own_card(gpu);
     let o = card::poisoned::<f32>(gpu, shape.values());
     let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
@@ -93,7 +95,7 @@ fn by_parts(gpu: &Device, shape: Shape, projected: &Projected) -> Left {
     })
 }
 
-fn at_once(gpu: &Device, shape: Shape, projected: &Projected) -> Left {
+fn fused_launch(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState {
     run(gpu, shape, projected, |step, layer, inputs, out| {
         vec![steps::row(shape, step, layer, inputs, out)]
     })
@@ -110,19 +112,19 @@ fn all_shapes() -> Vec<Shape> {
 }
 
 #[test]
-fn row_gives_the_bits_of_its_parts() {
+fn fused_delta_row_equals_separate_launches() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(32);
     for shape in all_shapes() {
         for _ in 0..3 {
             let projected = Projected::new(shape, 1, &mut random);
-            let parts = by_parts(&gpu, shape, &projected);
+            let parts = separate_launches(&gpu, shape, &projected);
             assert!(
                 parts.f32.iter().all(|x| f32::from_bits(*x).is_finite()),
                 "{shape:?}"
             );
             assert!(
-                at_once(&gpu, shape, &projected) == parts,
+                fused_launch(&gpu, shape, &projected) == parts,
                 "{shape:?}: other bits than a walk over one node gives"
             );
         }
@@ -130,7 +132,7 @@ fn row_gives_the_bits_of_its_parts() {
 }
 
 #[test]
-fn row_of_hostile_values_gives_the_bits_of_its_parts() {
+fn fused_delta_row_of_extreme_values_equals_separate_launches() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(33);
     for shape in shapes() {
@@ -141,9 +143,9 @@ fn row_of_hostile_values_gives_the_bits_of_its_parts() {
             projected.beta[shape.n_v_heads - 1] = beta;
             projected.qkv[random.below(shape.channels())] = [f32::NAN, f32::INFINITY, 1e30, 0.0][i];
             projected.z[random.below(shape.values())] = [f32::INFINITY, -1e30, 1e30, 0.0][i];
-            let parts = by_parts(&gpu, shape, &projected);
+            let parts = separate_launches(&gpu, shape, &projected);
             assert!(
-                at_once(&gpu, shape, &projected) == parts,
+                fused_launch(&gpu, shape, &projected) == parts,
                 "{shape:?}, hostile values {i}"
             );
         }
@@ -151,7 +153,7 @@ fn row_of_hostile_values_gives_the_bits_of_its_parts() {
 }
 
 #[test]
-fn row_of_a_step_without_trees_writes_nothing() {
+fn fused_delta_row_without_trees_writes_nothing() {
     let Some(gpu) = Device::open() else { return };
     let shape = shapes()[1];
     let projected = Projected::new(shape, 1, &mut Random::new(34));
@@ -167,13 +169,13 @@ fn row_of_a_step_without_trees_writes_nothing() {
 /// Every launch of a layer for `trees`, all of slots of `world`: rows after the norm.
 fn layer_rows(
     gpu: &Device,
-    world: &World,
+    fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
     card: Card,
     without_clusters: bool,
 ) -> Vec<f32> {
-    let (shape, rows) = (world.shape, projected.rows);
+    let (shape, rows) = (fixture.shape, projected.rows);
     let bucket = [1, 8, 16, 24, 32, 48, 64];
     let bucket = bucket.into_iter().find(|b| *b >= rows).unwrap();
     let on_card = projected.upload(gpu, shape, bucket);
@@ -189,7 +191,7 @@ fn layer_rows(
         trees.len(),
         Exactness::Sequential,
         header.ptr(),
-        &world.layer(0),
+        &fixture.layer(0),
         &on_card.inputs,
         scratch.ptr(),
         &out,
@@ -211,29 +213,31 @@ fn layer_rows(
 fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Card, apart: bool) {
     let rows = trees.iter().map(|(_, parents)| parents.len()).sum();
     let projected = Projected::new(shape, rows, &mut Random::new(35));
-    let world = World::new(gpu, shape, [4, 1, 64], 36);
-    let all = layer_rows(gpu, &world, trees, &projected, card, apart);
+    let fixture = DeltaFixture::new(gpu, shape, [4, 1, 64], 36);
+    let all = layer_rows(gpu, &fixture, trees, &projected, card, apart);
     let mut first = 0;
     for (slot, parents) in trees {
         let n = parents.len();
-        let left: Vec<_> = (0..n).map(|i| world.factors_of(gpu, *slot, 0, i)).collect();
+        let left: Vec<_> = (0..n)
+            .map(|i| fixture.factors_of(gpu, *slot, 0, i))
+            .collect();
         for leaf in [n - 1, n / 2, n / 3] {
-            let world = World::new(gpu, shape, [4, 1, 64], 36);
+            let fixture = DeltaFixture::new(gpu, shape, [4, 1, 64], 36);
             for node in path(parents, leaf) {
                 let what = format!("{shape:?}, node {node} of {n}, {card:?}");
                 let alone = projected.part(shape, first + node..first + node + 1);
                 let own = [(*slot, chain(1))];
-                let row = layer_rows(gpu, &world, &own, &alone, card, false);
+                let row = layer_rows(gpu, &fixture, &own, &alone, card, false);
                 let right = &all[(first + node) * shape.values()..][..shape.values()];
                 assert!(bits(&row) == bits(right), "{what}: other rows");
-                let factors = world.factors_of(gpu, *slot, 0, 0);
+                let factors = fixture.factors_of(gpu, *slot, 0, 0);
                 for (mine, theirs) in factors.iter().zip(&left[node]) {
                     assert!(bits(mine) == bits(theirs), "{what}: other factors");
                 }
                 let path: &[usize] = &[0];
                 let header = delta_world::commit(&[(*slot, path)]);
                 let header = gpu.upload(&header).unwrap();
-                gpu.launch(&[commit(shape, &world.group(), 1, header.ptr())]);
+                gpu.launch(&[commit(shape, &fixture.group(), 1, header.ptr())]);
             }
         }
         first += n;
@@ -246,7 +250,7 @@ fn full(n: usize) -> Parents {
 }
 
 #[test]
-fn tree_nodes_have_the_bits_of_steps_of_one_row() {
+fn delta_tree_nodes_equal_single_row_steps() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(37);
     let mut units = Vec::new();
@@ -258,7 +262,7 @@ fn tree_nodes_have_the_bits_of_steps_of_one_row() {
     gpu.compile(&units);
     for (i, shape) in all_shapes().into_iter().enumerate() {
         for n in [2, 8, 23, 64] {
-            let mut trees = vec![bush(&mut random, n), full(n)];
+            let mut trees = vec![random_tree(&mut random, n), full(n)];
             if i == 2 {
                 trees.extend([chain(n), star(n)]);
             }
@@ -272,7 +276,7 @@ fn tree_nodes_have_the_bits_of_steps_of_one_row() {
 }
 
 #[test]
-fn tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row() {
+fn delta_tree_nodes_of_several_sequences_equal_single_row_steps() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(38);
     let shape = shapes()[2];
@@ -281,7 +285,7 @@ fn tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row() {
         let trees: Vec<_> = sizes
             .iter()
             .zip(slots)
-            .map(|(&n, slot)| (slot, bush(&mut random, n)))
+            .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
             .collect();
         for card in [own_card(&gpu), SMALL] {
             check_paths(&gpu, shape, &trees, card, false);
@@ -290,10 +294,10 @@ fn tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row() {
 }
 
 #[test]
-fn tree_without_clusters_has_the_same_bits() {
+fn delta_tree_without_clusters_has_the_same_bits() {
     let Some(gpu) = Device::open() else { return };
     for shape in all_shapes() {
-        for parents in [bush(&mut Random::new(39), 24), full(64)] {
+        for parents in [random_tree(&mut Random::new(39), 24), full(64)] {
             check_paths(&gpu, shape, &[(1, parents)], SMALL, true);
         }
     }

@@ -15,7 +15,7 @@ use conformance::compare::Tolerance;
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use contract::{KvFormat, QuantType};
 
-use model_world::{Bench, bench};
+use model_world::{Device, open_device};
 
 /// Anything but what is no number.
 const ANY: Tolerance = Tolerance {
@@ -44,7 +44,7 @@ fn half(draft: &RandomDraft) -> f32 {
 }
 
 fn logits(
-    bench: &Bench,
+    device: &Device,
     draft: &RandomDraft,
     (ty, kv, weights): (QuantType, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
@@ -57,16 +57,18 @@ fn logits(
     let loaded = draft
         .load((DraftFileFormat::C, quirks), &plan.target)
         .unwrap();
-    let device = &bench.backend;
+    let device = &device.backend;
     draft.logits(device, (plan, &ids), (loaded, kv)).unwrap()
 }
 
 #[test]
-fn where_nothing_is_rounded_draft_logits_are_those_of_the_publishers_module() {
-    let Some(bench) = bench(false) else { return };
+fn f32_draft_logits_match_the_published_module() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for draft in DRAFTS {
         let floats = (QuantType::F32, KvFormat::F32, WeightPrecision::Floats);
-        let found = logits(&bench, &draft, floats);
+        let found = logits(&device, &draft, floats);
         let off = draft.check(&found, ANY).unwrap();
         let spread = spread(&draft.expected().unwrap().values);
         eprintln!(
@@ -78,11 +80,13 @@ fn where_nothing_is_rounded_draft_logits_are_those_of_the_publishers_module() {
 }
 
 #[test]
-fn half_precision_costs_draft_logits_little() {
-    let Some(bench) = bench(false) else { return };
+fn f16_draft_logits_stay_within_half_precision_of_the_published_module() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for draft in DRAFTS {
         let stored = (QuantType::BF16, KvFormat::F16, WeightPrecision::AsStored);
-        let off = draft.check(&logits(&bench, &draft, stored), ANY).unwrap();
+        let off = draft.check(&logits(&device, &draft, stored), ANY).unwrap();
         let (worst, mean) = (off.worst, off.mean);
         eprintln!(
             "  {}: {worst:.1e} at most, {mean:.1e} in the mean",
@@ -93,8 +97,10 @@ fn half_precision_costs_draft_logits_little() {
 }
 
 #[test]
-fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
-    let Some(bench) = bench(false) else { return };
+fn draft_logits_do_not_depend_on_when_features_are_appended() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for draft in DRAFTS {
         let plan = draft
             .plan(KvFormat::F16, WeightPrecision::AsStored)
@@ -109,7 +115,7 @@ fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
                 .load((DraftFileFormat::C, quirks), &plan.target)
                 .unwrap();
             let told = (plan.clone(), &ids[..]);
-            let checked = draft.check_waiting(&bench.backend, told, (loaded, KvFormat::F16));
+            let checked = draft.check_waiting(&device.backend, told, (loaded, KvFormat::F16));
             checked.unwrap_or_else(|error| panic!("{ty:?}: {error}"));
         }
     }

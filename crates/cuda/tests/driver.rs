@@ -11,7 +11,7 @@ use card::Random;
 use cuda::launch::{Args, bandwidth, clocks};
 
 #[test]
-fn a_kernel_reads_and_copies_every_byte() {
+fn bandwidth_kernels_touch_every_byte() {
     let Some(gpu) = card::gpu() else { return };
     let modules = card::modules(&gpu, &[bandwidth::unit()]);
     let mut random = Random::new(1);
@@ -33,7 +33,7 @@ fn a_kernel_reads_and_copies_every_byte() {
 }
 
 #[test]
-fn a_captured_graph_does_what_the_launches_do() {
+fn captured_graph_equals_direct_launches() {
     let Some(gpu) = card::gpu() else { return };
     let modules = card::modules(&gpu, &[bandwidth::unit()]);
     let host = Random::new(2).normals(4096, 1.0);
@@ -67,7 +67,7 @@ fn a_captured_graph_does_what_the_launches_do() {
 }
 
 #[test]
-fn clocks_of_the_card_run_with_those_of_the_host() {
+fn device_clock_advances_with_the_host_clock() {
     let Some(gpu) = card::gpu() else { return };
     let modules = card::modules(&gpu, &[clocks::unit()]);
     let count = gpu.multiprocessors();
@@ -101,7 +101,7 @@ fn clocks_of_the_card_run_with_those_of_the_host() {
 }
 
 #[test]
-fn pinned_memory_goes_both_ways() {
+fn pinned_memory_copies_both_ways() {
     let Some(gpu) = card::gpu() else { return };
     let stream = gpu.new_stream().unwrap();
     let mut pinned = gpu.pinned::<u32>(1000).unwrap();
@@ -113,7 +113,7 @@ fn pinned_memory_goes_both_ways() {
     let mut back = gpu.pinned::<u32>(1000).unwrap();
     // SAFETY: both stay alive and untouched until the wait below.
     unsafe {
-        gpu.copy_to_card(&stream, buffer.ptr(), &pinned, 0..1000)
+        gpu.copy_to_device(&stream, buffer.ptr(), &pinned, 0..1000)
             .unwrap();
         gpu.copy_to_host(&stream, &mut back, 0..1000, buffer.ptr())
             .unwrap();
@@ -123,7 +123,7 @@ fn pinned_memory_goes_both_ways() {
 }
 
 #[test]
-fn wrong_arguments_are_refused_before_the_launch() {
+fn wrong_arguments_are_rejected_before_the_launch() {
     let Some(gpu) = card::gpu() else { return };
     let modules = card::modules(&gpu, &[bandwidth::unit()]);
     let mut launch = bandwidth::copy(0, 0, 16, 1);
@@ -147,7 +147,7 @@ fn wrong_arguments_are_refused_before_the_launch() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_refused_with_both_figures() {
+fn oversized_allocation_error_names_requested_and_free_bytes() {
     let Some(gpu) = card::gpu() else { return };
     let (free, total) = gpu.memory().unwrap();
     assert!(free <= total && total > 1 << 30);

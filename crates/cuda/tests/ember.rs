@@ -71,7 +71,7 @@ fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
     }
 }
 
-fn speak(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRow {
+fn decode_token(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRow {
     let tree = Tree::root(token);
     let requests = [LogitsRequest::top_k(4)];
     let item = VerifyItem {
@@ -122,7 +122,7 @@ fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> (f32, f32) {
 /// Trees of drafted tokens are verified and committed on the way, so that context comes by prompts, by paths
 /// with gaps, and round the ring.
 #[test]
-fn drafts_are_the_cpus_up_to_rounding() {
+fn draft_logits_match_the_cpu_up_to_rounding() {
     let Some(gpu) = card::gpu() else { return };
     let processor = CpuBackend::new(cpu::CpuOptions::default());
     let mut ours = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
@@ -199,7 +199,7 @@ fn drafts_are_the_cpus_up_to_rounding() {
 /// Large models read up to 256 tokens in short chunks, small ones in one long chunk: what the draft and the target make of
 /// the prompt is the same but for rounding.
 #[test]
-fn short_chunks_leave_what_long_ones_do() {
+fn prefill_chunk_length_does_not_change_the_result() {
     let Some(gpu) = card::gpu() else { return };
     let options = Options {
         as_large: true,
@@ -227,7 +227,7 @@ fn short_chunks_leave_what_long_ones_do() {
 }
 
 #[test]
-fn a_draft_can_be_loaded_at_its_first_use() {
+fn deferred_draft_loads_at_first_use() {
     let Some(gpu) = card::gpu() else { return };
     let card = on_the_card(gpu.card());
     conformance::lazy::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
@@ -283,7 +283,7 @@ fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn what_is_said_drifts_as_far_as_a_format_is_coarse() {
+fn kv_type_divergence_is_ordered_by_precision() {
     let Some(gpu) = card::gpu() else { return };
     let card = on_the_card(gpu.card());
     let half = logits(&card, KvFormat::F16);
@@ -303,7 +303,7 @@ fn what_is_said_drifts_as_far_as_a_format_is_coarse() {
 }
 
 #[test]
-fn greedy_text_is_the_cpus_up_to_near_ties() {
+fn greedy_text_matches_the_cpu_up_to_near_ties() {
     let Some(gpu) = card::gpu() else { return };
     let card = on_the_card(gpu.card());
     let processor = CpuBackend::new(cpu::CpuOptions::default()).turning();
@@ -352,8 +352,8 @@ fn greedy_text_is_the_cpus_up_to_near_ties() {
             }
             // Both go on with the judge's choice, so that every word is compared.
             let token = expected.ids[0];
-            found = speak(&mut *ours, a, token);
-            expected = speak(&mut *judge, b, token);
+            found = decode_token(&mut *ours, a, token);
+            expected = decode_token(&mut *judge, b, token);
         }
         eprintln!(
             "  prompt {prompt_len}, {}: {ties} near ties of {WORDS}, best logit at most {worst:.3} off",

@@ -27,7 +27,7 @@ fn backend() -> Option<CudaBackend> {
 }
 
 /// Log-probabilities of the next token at sixty places of a text of 800 tokens.
-fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
+fn decode_probabilities(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
     let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = spec.load().unwrap();
     let mut spec = (*loaded.spec).clone();
@@ -66,11 +66,11 @@ fn said(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn real_shapes_drift_as_far_as_a_format_is_coarse() {
+fn kv_type_divergence_on_real_shapes_is_ordered_by_precision() {
     let Some(backend) = backend() else { return };
-    let half = said(&backend, KvFormat::F16);
+    let half = decode_probabilities(&backend, KvFormat::F16);
     let drift = |format: KvFormat| {
-        let found = said(&backend, format);
+        let found = decode_probabilities(&backend, format);
         let of = |(p, q): (&Vec<f64>, &Vec<f64>)| -> f64 {
             p.iter().zip(q).map(|(p, q)| p.exp() * (p - q)).sum()
         };

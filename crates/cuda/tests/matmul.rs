@@ -13,8 +13,8 @@ use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
 use cuda::pack::activations::activations;
-use cuda::pack::value::Packed;
-use cuda::pack::{self, Input, Kind};
+use cuda::pack::value::PackedMatrix;
+use cuda::pack::{self, ActivationFormat, WeightKind};
 
 /// A matrix as stored, and on the card.
 struct Matrix {
@@ -33,7 +33,7 @@ impl Matrix {
         for bytes in stored.chunks_exact_mut(row_bytes) {
             quantize_row(ty, &random.normals(cols, 0.05), bytes);
         }
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
         Matrix {
@@ -62,11 +62,11 @@ impl Matrix {
 
     /// As kernels round them.
     fn rounded(&self) -> Vec<f32> {
-        let kind = Kind::of(self.ty);
-        if kind == Kind::F32 {
+        let kind = WeightKind::of(self.ty);
+        if kind == WeightKind::F32 {
             return self.values();
         }
-        let packed = Packed {
+        let packed = PackedMatrix {
             kind,
             rows: self.rows,
             cols: self.cols,
@@ -85,11 +85,11 @@ fn card_of(gpu: &Gpu) -> Card {
 }
 
 /// Scratch for any test here: zero, and left zero by every launch.
-struct Room(Buffer<u8>);
+struct ZeroedScratch(Buffer<u8>);
 
-impl Room {
-    fn new(gpu: &Gpu, card: Card) -> Room {
-        Room(gpu.filled(matmul::scratch_bytes(card, 64), 0).unwrap())
+impl ZeroedScratch {
+    fn new(gpu: &Gpu, card: Card) -> ZeroedScratch {
+        ZeroedScratch(gpu.filled(matmul::scratch_bytes(card, 64), 0).unwrap())
     }
 
     fn scratch(&self) -> Scratch {
@@ -104,12 +104,12 @@ impl Room {
 
 /// Rows in every form that some kind reads.
 struct X {
-    buffers: Vec<(Input, Buffer<u8>)>,
+    buffers: Vec<(ActivationFormat, Buffer<u8>)>,
 }
 
 impl X {
     fn new(gpu: &Gpu, x: &[f32], width: usize, bucket: usize) -> X {
-        let forms = [Input::F16, Input::F32];
+        let forms = [ActivationFormat::F16, ActivationFormat::F32];
         X {
             buffers: forms
                 .map(|form| {
@@ -134,7 +134,7 @@ const SUMMING: f64 = 5e-6;
 
 fn segment(matrix: &Matrix, out: u64, stride: usize, write: Write) -> Segment {
     Segment {
-        kind: Kind::of(matrix.ty),
+        kind: WeightKind::of(matrix.ty),
         rows: matrix.rows,
         weight: matrix.on_card.ptr(),
         out,
@@ -153,7 +153,14 @@ fn run(gpu: &Gpu, launches: &[Launch]) {
 }
 
 /// One matrix times the rows of `x`, in a bucket.
-fn product(gpu: &Gpu, room: &Room, card: Card, m: &Matrix, x: &[f32], bucket: usize) -> Vec<f32> {
+fn product(
+    gpu: &Gpu,
+    room: &ZeroedScratch,
+    card: Card,
+    m: &Matrix,
+    x: &[f32],
+    bucket: usize,
+) -> Vec<f32> {
     let out = card::poisoned::<f32>(gpu, bucket * m.rows);
     let x = X::new(gpu, x, m.cols, bucket);
     let segments = [segment(m, out.ptr(), m.rows, Write::Store)];
@@ -162,7 +169,7 @@ fn product(gpu: &Gpu, room: &Room, card: Card, m: &Matrix, x: &[f32], bucket: us
     out.download(gpu).unwrap()
 }
 
-fn products_in_f64(m: &Matrix, x: &[f32]) -> Vec<f32> {
+fn gemm_in_f64(m: &Matrix, x: &[f32]) -> Vec<f32> {
     let values = m.rounded();
     let mut out = Vec::new();
     for x in x.chunks_exact(m.cols) {
@@ -185,10 +192,10 @@ fn rows(random: &mut Random, n: usize, cols: usize) -> Vec<f32> {
 }
 
 #[test]
-fn every_format_agrees_with_the_reference() {
+fn every_weight_type_matches_reference() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
         let shapes: &[(usize, usize, usize)] = if ty.block_values() == 256 {
@@ -200,15 +207,15 @@ fn every_format_agrees_with_the_reference() {
             let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
             let x = rows(&mut random, bucket, cols);
             let out = product(&gpu, &room, card, &m, &x, bucket);
-            let input = Kind::of(ty).input();
+            let input = WeightKind::of(ty).input();
             let rounded = activations(input, &x, cols, bucket).rounded;
             let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
-            card::close(&what, &out, &products_in_f64(&m, &rounded), SUMMING);
+            card::close(&what, &out, &gemm_in_f64(&m, &rounded), SUMMING);
             let mut wanted = vec![0.0; bucket * n_out];
             reference::matmul::linear(&m.values(), &x, cols, &mut wanted);
-            let rounding = match Kind::of(ty) {
-                Kind::F32 => 2e-6,
-                Kind::F16 => 5e-4,
+            let rounding = match WeightKind::of(ty) {
+                WeightKind::F32 => 2e-6,
+                WeightKind::F16 => 5e-4,
                 _ => 1.5e-3,
             };
             card::close(&format!("{what}, reference"), &out, &wanted, rounding);
@@ -218,10 +225,10 @@ fn every_format_agrees_with_the_reference() {
 }
 
 #[test]
-fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
+fn row_bits_do_not_depend_on_the_other_rows() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(2);
     let types = [
         QuantType::Q4_K,
@@ -282,10 +289,10 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
 }
 
 #[test]
-fn matrices_that_share_an_input_go_together_and_may_add() {
+fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(4);
     let (cols, bucket) = (1024, 24);
     let x = rows(&mut random, bucket, cols);
@@ -328,8 +335,8 @@ fn matrices_that_share_an_input_go_together_and_may_add() {
     let got = out.download(&gpu).unwrap();
     let mut wanted = before.clone();
     for (i, m) in matrices.iter().enumerate() {
-        let rounded = activations(Kind::of(m.ty).input(), &x, cols, bucket).rounded;
-        let products = products_in_f64(m, &rounded);
+        let rounded = activations(WeightKind::of(m.ty).input(), &x, cols, bucket).rounded;
+        let products = gemm_in_f64(m, &rounded);
         for (row, products) in products.chunks_exact(m.rows).enumerate() {
             for (n, &v) in products.iter().enumerate() {
                 let to = &mut wanted[row * stride + places[i] + n];
@@ -346,10 +353,10 @@ fn matrices_that_share_an_input_go_together_and_may_add() {
 }
 
 #[test]
-fn a_row_that_is_not_finite_spoils_no_other() {
+fn non_finite_row_does_not_affect_other_rows() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(5);
     let (n_out, cols) = (160, 512);
     for ty in [
@@ -381,10 +388,10 @@ fn a_row_that_is_not_finite_spoils_no_other() {
 
 /// The longest sums and the widest fused launch of the shapes this is built for.
 #[test]
-fn real_shapes_agree_with_the_reference() {
+fn real_shapes_match_reference() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(6);
     for (ty, n_out, cols, bucket) in [
         (QuantType::Q4_K, 144, 17408, 24),
@@ -394,29 +401,29 @@ fn real_shapes_agree_with_the_reference() {
         let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
         let x = rows(&mut random, bucket, cols);
         let out = product(&gpu, &room, card, &m, &x, bucket);
-        let rounded = activations(Input::F16, &x, cols, bucket).rounded;
+        let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
         let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
-        card::close(&what, &out, &products_in_f64(&m, &rounded), 2e-5);
+        card::close(&what, &out, &gemm_in_f64(&m, &rounded), 2e-5);
     }
 }
 
 /// Cards with less shared memory hold every kind; where rows do not fit one launch they go in several, and a row's
 /// bits stay what they are.
 #[test]
-fn every_kind_fits_a_small_card_with_the_same_bits() {
+fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let Some(gpu) = card::gpu() else { return };
     let large = card_of(&gpu);
     let small = Card {
         shared: 99 << 10,
         ..large
     };
-    let room = Room::new(&gpu, large);
+    let room = ZeroedScratch::new(&gpu, large);
     let mut random = Random::new(7);
     let (n_out, cols) = (300, 768);
     let x = rows(&mut random, 64, cols);
     for ty in QuantType::ALL {
         let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
-        assert!(matmul::holds(small, Kind::of(ty)), "{}", ty.name());
+        assert!(matmul::holds(small, WeightKind::of(ty)), "{}", ty.name());
         for bucket in [1, 64] {
             let x = &x[..bucket * cols];
             let on_large = product(&gpu, &room, large, &m, x, bucket);
@@ -428,10 +435,10 @@ fn every_kind_fits_a_small_card_with_the_same_bits() {
 
 /// Values that neither f16 nor its scales could hold without the powers of two that rows have.
 #[test]
-fn rows_of_any_size_keep_their_precision() {
+fn rows_of_any_magnitude_keep_their_precision() {
     let Some(gpu) = card::gpu() else { return };
     let card = card_of(&gpu);
-    let room = Room::new(&gpu, card);
+    let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(8);
     let (n_out, cols, bucket) = (48, 512, 8);
     let x = rows(&mut random, bucket, cols);

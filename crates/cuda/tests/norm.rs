@@ -25,7 +25,7 @@ fn expected(x: &[f32], update: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn rms_equals_the_reference() {
+fn rms_norm_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
     for (width, nodes) in [
@@ -85,7 +85,7 @@ fn rms_equals_the_reference() {
 }
 
 #[test]
-fn every_form_of_a_norm_is_that_of_its_f32_rows() {
+fn every_norm_output_format_equals_its_f32_rows() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(2);
     for (width, rows) in [(5120, 9), (384, 8), (256, 64)] {
@@ -123,7 +123,7 @@ fn every_form_of_a_norm_is_that_of_its_f32_rows() {
                 .upload(&chunk(
                     0,
                     0,
-                    &tokens[..asked_rows(source, rows, &asked)],
+                    &tokens[..requested_rows(source, rows, &asked)],
                     &[],
                 ))
                 .unwrap();
@@ -139,7 +139,7 @@ fn every_form_of_a_norm_is_that_of_its_f32_rows() {
     }
 }
 
-fn asked_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
+fn requested_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
     match source {
         Source::Chunk(_) | Source::Step(_) => rows,
         _ => asked.len(),
@@ -147,7 +147,7 @@ fn asked_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
 }
 
 #[test]
-fn a_gathered_norm_takes_the_asked_rows() {
+fn gathered_norm_takes_the_requested_rows() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(3);
     let (width, nodes) = (512, 12);
@@ -183,7 +183,7 @@ fn a_gathered_norm_takes_the_asked_rows() {
 }
 
 #[test]
-fn swiglu_equals_the_reference() {
+fn swiglu_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(4);
     for (width, rows, packed) in [(17408, 24, true), (512, 3, false), (17408, 1, true)] {

@@ -13,14 +13,14 @@ use cuda::launch::ffn;
 use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
 use cuda::launch::norm::{self, Out, Residual, Rms, Source};
 use cuda::launch::one::{self, Input, Results};
-use cuda::pack::{self, Kind};
+use cuda::pack::{self, WeightKind};
 use step_world::{Device, Placed, chain, step};
 
 const EPS: f32 = 1e-6;
 
 /// A packed matrix on the card.
 struct Matrix {
-    kind: Kind,
+    kind: WeightKind,
     rows: usize,
     at: Buffer<u8>,
 }
@@ -32,7 +32,7 @@ impl Matrix {
         for bytes in stored.chunks_exact_mut(row_bytes) {
             quantize_row(ty, &random.normals(cols, 0.05), bytes);
         }
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
         let at = gpu.bytes(&packed);
@@ -52,15 +52,15 @@ impl Matrix {
 }
 
 /// What the launches of a test share.
-struct World {
+struct GemvFixture {
     gpu: Device,
     card: Card,
     scratch: Buffer<u8>,
     header: Buffer<i32>,
 }
 
-impl World {
-    fn open() -> Option<World> {
+impl GemvFixture {
+    fn open() -> Option<GemvFixture> {
         let gpu = Device::open()?;
         let card = Card {
             multiprocessors: gpu.multiprocessors(),
@@ -73,7 +73,7 @@ impl World {
             tree: chain(1),
         }];
         let header = gpu.upload(&step(&head, &[0])).unwrap();
-        Some(World {
+        Some(GemvFixture {
             gpu,
             card,
             scratch,
@@ -112,14 +112,16 @@ struct Input16;
 
 impl Input16 {
     fn bytes(width: usize) -> usize {
-        pack::Input::F16.bytes(1, width)
+        pack::ActivationFormat::F16.bytes(1, width)
     }
 }
 
 #[test]
-fn a_norm_in_front_of_products_changes_no_bit() {
-    let Some(world) = World::open() else { return };
-    let (gpu, mut random) = (&world.gpu, Random::new(1));
+fn gemv_with_fused_norm_equals_separate_launches() {
+    let Some(fixture) = GemvFixture::open() else {
+        return;
+    };
+    let (gpu, mut random) = (&fixture.gpu, Random::new(1));
     let cases: &[(usize, &[(QuantType, usize)])] = &[
         // The delta and the attention layers of a 0.8B shape.
         (
@@ -170,20 +172,20 @@ fn a_norm_in_front_of_products_changes_no_bit() {
                 .collect()
         };
         let (expected, found) = (outs(), outs());
-        let (_halves, _floats, x) = world.forms(cols);
+        let (_halves, _floats, x) = fixture.forms(cols);
         let shape = Rms {
             width: cols,
             eps: EPS,
         };
         let rows = Residual::of(row.ptr());
-        let mut launches = vec![norm::rms(shape, 1, world.source(), rows, weight.ptr(), x)];
-        launches.extend(world.products(cols, &segments(&expected), x));
+        let mut launches = vec![norm::rms(shape, 1, fixture.source(), rows, weight.ptr(), x)];
+        launches.extend(fixture.products(cols, &segments(&expected), x));
         let input = Input::Normed {
             row: row.ptr(),
             weight: weight.ptr(),
             eps: EPS,
         };
-        let one = one::launch(world.card, cols, &segments(&found), input, Results::Each);
+        let one = one::launch(fixture.card, cols, &segments(&found), input, Results::Each);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
@@ -195,9 +197,11 @@ fn a_norm_in_front_of_products_changes_no_bit() {
 }
 
 #[test]
-fn a_product_added_to_the_residual_stream_changes_no_bit() {
-    let Some(world) = World::open() else { return };
-    let (gpu, mut random) = (&world.gpu, Random::new(2));
+fn gemv_with_fused_residual_equals_separate_launches() {
+    let Some(fixture) = GemvFixture::open() else {
+        return;
+    };
+    let (gpu, mut random) = (&fixture.gpu, Random::new(2));
     for (ty, rows, cols) in [
         (QuantType::BF16, 1024, 2048),
         (QuantType::BF16, 1024, 3584),
@@ -208,12 +212,12 @@ fn a_product_added_to_the_residual_stream_changes_no_bit() {
         let row = gpu.upload(&random.normals(cols, 1.0)).unwrap();
         let before = random.normals(rows, 2.0);
         let streams = [(); 2].map(|()| gpu.upload(&before).unwrap());
-        let (_halves, _floats, x) = world.forms(cols);
+        let (_halves, _floats, x) = fixture.forms(cols);
         let segments = [0, 1].map(|i| [matrix.segment(streams[i].ptr(), Write::Add)]);
-        let mut launches = vec![norm::convert(cols, 1, world.source(), row.ptr(), x)];
-        launches.extend(world.products(cols, &segments[0], x));
+        let mut launches = vec![norm::convert(cols, 1, fixture.source(), row.ptr(), x)];
+        launches.extend(fixture.products(cols, &segments[0], x));
         let input = Input::Halves(x.f16);
-        let one = one::launch(world.card, cols, &segments[1], input, Results::Each);
+        let one = one::launch(fixture.card, cols, &segments[1], input, Results::Each);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
@@ -223,9 +227,11 @@ fn a_product_added_to_the_residual_stream_changes_no_bit() {
 }
 
 #[test]
-fn a_gated_unit_behind_products_changes_no_bit() {
-    let Some(world) = World::open() else { return };
-    let (gpu, mut random) = (&world.gpu, Random::new(3));
+fn gemv_with_fused_swiglu_equals_separate_launches() {
+    let Some(fixture) = GemvFixture::open() else {
+        return;
+    };
+    let (gpu, mut random) = (&fixture.gpu, Random::new(3));
     for (ty, width, cols) in [
         (QuantType::BF16, 3584, 1024),
         (QuantType::Q4_K, 1536, 2560),
@@ -234,7 +240,7 @@ fn a_gated_unit_behind_products_changes_no_bit() {
         let matrices = [(); 2].map(|()| Matrix::new(gpu, &mut random, ty, width, cols));
         let row = gpu.upload(&random.normals(cols, 3.0)).unwrap();
         let weight = gpu.upload(&random.between(cols, 0.5, 1.5)).unwrap();
-        let (_halves, _floats, x) = world.forms(cols);
+        let (_halves, _floats, x) = fixture.forms(cols);
         let projected = [(); 2].map(|()| poisoned::<f32>(gpu, width));
         let [expected, found] = [(); 2].map(|()| gpu.filled(Input16::bytes(width), 0).unwrap());
         let segments = [0, 1].map(|i| matrices[i].segment(projected[i].ptr(), Write::Store));
@@ -243,21 +249,21 @@ fn a_gated_unit_behind_products_changes_no_bit() {
             eps: EPS,
         };
         let rows = Residual::of(row.ptr());
-        let mut launches = vec![norm::rms(shape, 1, world.source(), rows, weight.ptr(), x)];
-        launches.extend(world.products(cols, &segments, x));
+        let mut launches = vec![norm::rms(shape, 1, fixture.source(), rows, weight.ptr(), x)];
+        launches.extend(fixture.products(cols, &segments, x));
         let out = Out {
             f16: expected.ptr(),
             ..Out::default()
         };
         let from = (projected[0].ptr(), projected[1].ptr(), width);
-        launches.push(ffn::swiglu(width, 1, world.source(), from, out));
+        launches.push(ffn::swiglu(width, 1, fixture.source(), from, out));
         let input = Input::Normed {
             row: row.ptr(),
             weight: weight.ptr(),
             eps: EPS,
         };
         let gated = Results::Gated(found.ptr());
-        let one = one::launch(world.card, cols, &segments, input, gated);
+        let one = one::launch(fixture.card, cols, &segments, input, gated);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b]: [Vec<u8>; 2] = [expected, found].map(|halves| halves.download(gpu).unwrap());
@@ -268,7 +274,7 @@ fn a_gated_unit_behind_products_changes_no_bit() {
 
 /// Shapes that are left to the launches of any other step.
 #[test]
-fn what_does_not_fit_a_block_is_refused() {
+fn oversized_gemv_is_rejected() {
     let card = Card {
         multiprocessors: 82,
         shared: 99 << 10,
@@ -292,19 +298,24 @@ fn what_does_not_fit_a_block_is_refused() {
     let fits = |cols, segments: &[Segment], input, results| {
         one::launch(card, cols, segments, input, results).is_some()
     };
-    let f16 = segment(Kind::F16, 1024);
+    let f16 = segment(WeightKind::F16, 1024);
     assert!(fits(2048, &[f16], halves, Results::Each));
     assert!(!fits(3584, &[f16], halves, Results::Each));
     assert!(!fits(1000, &[f16], halves, Results::Each));
-    let f32 = segment(Kind::F32, 16);
+    let f32 = segment(WeightKind::F32, 16);
     assert!(fits(1024, &[f16, f32], normed, Results::Each));
     assert!(!fits(1024, &[f16, f32], halves, Results::Each));
     assert!(!fits(1024, &[f32], normed, Results::Each));
     let gated = Results::Gated(256);
     assert!(fits(1024, &[f16, f16], normed, gated));
-    assert!(!fits(1024, &[f16, segment(Kind::F16, 768)], normed, gated));
+    assert!(!fits(
+        1024,
+        &[f16, segment(WeightKind::F16, 768)],
+        normed,
+        gated
+    ));
     assert!(!fits(1024, &[f16], normed, gated));
     // A warp would have 5,120 values to add up.
-    let large = segment(Kind::Q4K, 17408);
+    let large = segment(WeightKind::Q4K, 17408);
     assert!(!fits(5120, &[large, large], normed, gated));
 }

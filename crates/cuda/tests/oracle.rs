@@ -25,7 +25,7 @@ use model_world::*;
 struct Pair {
     /// What is tried, for messages.
     what: String,
-    allowance: Allowance,
+    tolerance: ReferenceTolerance,
     /// The largest difference seen, in units of what is allowed.
     worst: f32,
     /// The largest mean difference of a row.
@@ -35,11 +35,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(specimen: &SyntheticModel, kv: KvFormats, allowance: Allowance) -> Pair {
+    fn new(specimen: &SyntheticModel, kv: KvFormats, tolerance: ReferenceTolerance) -> Pair {
         let (k, v) = (kv.k.name(), kv.v.name());
         Pair {
             what: format!("{}, keys {k}, values {v}", specimen.spec.name),
-            allowance,
+            tolerance,
             worst: 0.0,
             worst_mean: 0.0,
             faults: Vec::new(),
@@ -57,7 +57,7 @@ impl Pair {
     fn values(&mut self, step: &str, found: &[f32], expected: &[f32]) {
         let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
         let mean = off.sum::<f32>() / found.len().max(1) as f32;
-        let most = self.allowance.mean;
+        let most = self.tolerance.mean;
         if mean > most {
             let fault = format!(
                 "{}, {step}: {mean:e} off in the mean, {most:e} allowed",
@@ -66,11 +66,11 @@ impl Pair {
             self.faults.push(fault);
         }
         self.worst_mean = self.worst_mean.max(mean);
-        match compare(found, expected, self.allowance.each) {
+        match compare(found, expected, self.tolerance.each) {
             Ok(agreement) => {
                 self.worst = self
                     .worst
-                    .max(agreement.worst / self.allowance.each.absolute)
+                    .max(agreement.worst / self.tolerance.each.absolute)
             }
             Err(difference) => self
                 .faults
@@ -98,24 +98,24 @@ impl Pair {
 /// Faults of one model that are shown.
 const FAULTS_SHOWN: usize = 6;
 
-fn none_was_faulty(faulty: usize) {
+fn assert_no_faults(faulty: usize) {
     assert_eq!(faulty, 0, "{faulty} models are further off than allowed");
 }
 
 /// Reads a prompt, verifies and commits trees of many shapes, and compares every row and state on the way.
-fn follows_the_oracle(
-    bench: &Bench,
+fn check_against_reference(
+    device: &Device,
     specimen: &SyntheticModel,
     (kv, limits): (KvFormats, Limits),
-    allowance: Allowance,
+    tolerance: ReferenceTolerance,
 ) -> usize {
     let vocab = specimen.spec.vocab;
-    let mut pair = Pair::new(specimen, kv, allowance);
-    let mut ours = bench
+    let mut pair = Pair::new(specimen, kv, tolerance);
+    let mut ours = device
         .backend
         .open_inspected(plan(specimen, kv, limits), &mut |_| {})
         .unwrap();
-    let mut judge = oracle()
+    let mut judge = cpu_reference()
         .open_inspected(plan(specimen, kv, limits), &mut |_| {})
         .unwrap();
     let prompt = text(vocab, 150, 1);
@@ -194,23 +194,25 @@ fn states(
 }
 
 #[test]
-fn every_layout_follows_the_oracle() {
+fn every_synthetic_layout_matches_the_cpu_reference() {
     let mut faulty = 0;
     for eager in [true, false] {
-        let Some(bench) = bench(eager) else { return };
+        let Some(device) = open_device(eager) else {
+            return;
+        };
         for layout in SyntheticLayout::ALL {
             let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
-            let allowance = against_the_oracle(QuantType::F32);
-            faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
+            let tolerance = reference_tolerance(QuantType::F32);
+            faulty += check_against_reference(&device, &specimen, (F32_KV, LIMITS), tolerance);
         }
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 #[test]
-fn prompts_read_as_chains_follow_the_oracle() {
+fn prompts_fed_as_trees_match_the_cpu_reference() {
     let mut faulty = 0;
-    let Some(bench) = bench_with(Options {
+    let Some(device) = open_device_with(Options {
         eager: true,
         chains: true,
         ..Options::default()
@@ -219,32 +221,36 @@ fn prompts_read_as_chains_follow_the_oracle() {
     };
     for layout in SyntheticLayout::ALL {
         let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
-        let allowance = against_the_oracle(QuantType::F32);
-        faulty += follows_the_oracle(&bench, &specimen, (WHOLE, LIMITS), allowance);
+        let tolerance = reference_tolerance(QuantType::F32);
+        faulty += check_against_reference(&device, &specimen, (F32_KV, LIMITS), tolerance);
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 #[test]
-fn every_weight_type_follows_the_oracle() {
+fn every_weight_type_matches_the_cpu_reference() {
     let mut faulty = 0;
-    let Some(bench) = bench(false) else { return };
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for ty in QuantType::ALL {
         let specimen = SyntheticModel::new(SyntheticLayout::HybridEven, ty, 7);
-        let allowance = against_the_oracle(ty).or_half();
-        faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), allowance);
+        let tolerance = reference_tolerance(ty).at_least_f16();
+        faulty += check_against_reference(&device, &specimen, (F16_KV, SMALL), tolerance);
         if SyntheticModel::stores_odd_widths(ty) {
             let specimen = SyntheticModel::new(SyntheticLayout::Odd, ty, 7);
-            faulty += follows_the_oracle(&bench, &specimen, (HALF, SMALL), allowance);
+            faulty += check_against_reference(&device, &specimen, (F16_KV, SMALL), tolerance);
         }
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 /// Trees of 1 to 64 nodes, so that every bucket is tried full, short by one and with one row in it.
 #[test]
-fn every_row_count_follows_the_oracle() {
-    let Some(bench) = bench(false) else { return };
+fn every_row_count_matches_the_cpu_reference() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let mut faulty = 0;
     for (layout, ty) in [
         (SyntheticLayout::HybridTiled, QuantType::F32),
@@ -253,10 +259,10 @@ fn every_row_count_follows_the_oracle() {
     ] {
         let specimen = SyntheticModel::new(layout, ty, 12);
         let vocab = specimen.spec.vocab;
-        let mut pair = Pair::new(&specimen, HALF, against_the_oracle(ty).or_half());
-        let plan = || plan(&specimen, HALF, LIMITS);
-        let mut ours = bench.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut judge = oracle().open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut pair = Pair::new(&specimen, F16_KV, reference_tolerance(ty).at_least_f16());
+        let plan = || plan(&specimen, F16_KV, LIMITS);
+        let mut ours = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut judge = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
         let (a, b) = (ours.open(300).unwrap(), judge.open(300).unwrap());
         let prompt = text(vocab, 77, 4);
         ours.prefill(a, &prompt, &[]).unwrap();
@@ -271,13 +277,15 @@ fn every_row_count_follows_the_oracle() {
         }
         faulty += pair.end();
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 #[test]
-fn every_cache_format_follows_the_oracle() {
+fn every_kv_type_matches_the_cpu_reference() {
     let mut faulty = 0;
-    let Some(bench) = bench(false) else { return };
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for format in KvFormat::ALL.into_iter().filter(|f| *f != KvFormat::F32) {
         // Groups of 128 values need heads of as many.
         let layouts = match format {
@@ -290,17 +298,19 @@ fn every_cache_format_follows_the_oracle() {
                 k: format,
                 v: format,
             };
-            let allowance = over_a_cache(format);
-            faulty += follows_the_oracle(&bench, &specimen, (kv, SMALL), allowance);
+            let tolerance = kv_tolerance(format);
+            faulty += check_against_reference(&device, &specimen, (kv, SMALL), tolerance);
         }
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 /// Four sequences of different lengths, each with a tree of its own, in one call: every row and every state.
 #[test]
-fn four_trees_at_once_follow_the_oracle() {
-    let Some(bench) = bench(false) else { return };
+fn four_trees_per_step_match_the_cpu_reference() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     let mut faulty = 0;
     for (layout, sizes) in [
         (SyntheticLayout::HybridEven, [8, 8, 8, 8]),
@@ -309,10 +319,10 @@ fn four_trees_at_once_follow_the_oracle() {
     ] {
         let specimen = SyntheticModel::new(layout, QuantType::F32, 10);
         let vocab = specimen.spec.vocab;
-        let mut pair = Pair::new(&specimen, WHOLE, against_the_oracle(QuantType::F32));
-        let plan = || plan(&specimen, WHOLE, LIMITS);
-        let mut ours = bench.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut judge = oracle().open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut pair = Pair::new(&specimen, F32_KV, reference_tolerance(QuantType::F32));
+        let plan = || plan(&specimen, F32_KV, LIMITS);
+        let mut ours = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut judge = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
         let mut seqs = Vec::new();
         for i in 0..sizes.len() {
             let prompt = text(vocab, [3, 64, 65, 190][i], i);
@@ -364,23 +374,25 @@ fn four_trees_at_once_follow_the_oracle() {
         }
         faulty += pair.end();
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 #[test]
-fn two_hundred_steps_do_not_drift() {
+fn decode_state_drift_stays_bounded_over_200_steps() {
     let mut faulty = 0;
-    let Some(bench) = bench(false) else { return };
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for layout in [SyntheticLayout::HybridEven, SyntheticLayout::HybridGrouped] {
         let specimen = SyntheticModel::new(layout, QuantType::F32, 9);
-        let mut ours = bench
+        let mut ours = device
             .backend
-            .open_inspected(plan(&specimen, WHOLE, SMALL), &mut |_| {})
+            .open_inspected(plan(&specimen, F32_KV, SMALL), &mut |_| {})
             .unwrap();
-        let mut judge = oracle()
-            .open_inspected(plan(&specimen, WHOLE, SMALL), &mut |_| {})
+        let mut judge = cpu_reference()
+            .open_inspected(plan(&specimen, F32_KV, SMALL), &mut |_| {})
             .unwrap();
-        let mut pair = Pair::new(&specimen, WHOLE, against_the_oracle(QuantType::F32));
+        let mut pair = Pair::new(&specimen, F32_KV, reference_tolerance(QuantType::F32));
         let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
         for (i, token) in text(specimen.spec.vocab, 200, 3).into_iter().enumerate() {
             let tree = Tree::root(token);
@@ -403,16 +415,16 @@ fn two_hundred_steps_do_not_drift() {
         states(&mut pair, (&mut *ours, a), (&mut *judge, b), &specimen);
         faulty += pair.end();
     }
-    none_was_faulty(faulty);
+    assert_no_faults(faulty);
 }
 
 /// Every kind of pass once, small enough for a memory checker.
-fn short_run(bench: &Bench, specimen: &SyntheticModel, kv: KvFormats) {
+fn short_run(device: &Device, specimen: &SyntheticModel, kv: KvFormats) {
     let limits = Limits {
         sequences: 2,
         ..SMALL
     };
-    let opened = bench
+    let opened = device
         .backend
         .open_inspected(plan(specimen, kv, limits), &mut |_| {});
     let mut runner = opened.unwrap();
@@ -452,19 +464,23 @@ fn short_run(bench: &Bench, specimen: &SyntheticModel, kv: KvFormats) {
 }
 
 #[test]
-fn a_short_run_of_every_pass() {
-    let Some(bench) = bench(true) else { return };
+fn short_run_covers_every_pass() {
+    let Some(device) = open_device(true) else {
+        return;
+    };
     let specimen = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q4_K, 11);
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::F16,
     };
-    short_run(&bench, &specimen, kv);
+    short_run(&device, &specimen, kv);
 }
 
 #[test]
-fn a_short_run_of_other_kinds() {
-    let Some(bench) = bench(true) else { return };
+fn short_run_covers_other_weight_kinds() {
+    let Some(device) = open_device(true) else {
+        return;
+    };
     for (layout, ty, k) in [
         (SyntheticLayout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
         (
@@ -476,6 +492,6 @@ fn a_short_run_of_other_kinds() {
         (SyntheticLayout::Plain, QuantType::F32, KvFormat::F32),
     ] {
         let specimen = SyntheticModel::new(layout, ty, 11);
-        short_run(&bench, &specimen, KvFormats { k, v: k });
+        short_run(&device, &specimen, KvFormats { k, v: k });
     }
 }

@@ -19,7 +19,7 @@ use contract::{
 };
 use cuda::Options;
 
-use model_world::{Bench, bench, bench_with, plan, text, verify};
+use model_world::{Device, open_device, open_device_with, plan, text, verify};
 
 /// Eight pages on the card: four for each of two sequences.
 const FEW: Limits = Limits {
@@ -34,13 +34,13 @@ fn specimen() -> SyntheticModel {
     SyntheticModel::new(SyntheticLayout::HybridEven, QuantType::Q4_K, 8)
 }
 
-fn open(bench: &Bench, kv: KvFormat) -> Box<dyn Runner> {
+fn open(device: &Device, kv: KvFormat) -> Box<dyn Runner> {
     let plan = plan(&specimen(), KvFormats { k: kv, v: kv }, FEW);
-    bench.backend.open(plan, &mut |_| {}).unwrap()
+    device.backend.open(plan, &mut |_| {}).unwrap()
 }
 
 /// Says eight tokens, a tree beside each of them, and gives all rows.
-fn speak(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<LogitsRow> {
+fn decode_token(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<LogitsRow> {
     let vocab = runner.info().vocab;
     let mut rows = Vec::new();
     for token in text(vocab, 8, salt) {
@@ -61,7 +61,7 @@ fn same(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
 }
 
 /// Reads a prompt in chunks that end where pages do not, with the row of the last token.
-fn read(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<LogitsRow> {
+fn prefill_tokens(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<LogitsRow> {
     let prompt = text(runner.info().vocab, n, salt);
     let mut rows = Vec::new();
     for chunk in prompt.chunks(192) {
@@ -74,10 +74,10 @@ fn read(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<Logit
 
 /// The same bits, whether pages stand one after another or anywhere.
 #[test]
-fn where_pages_are_does_not_show() {
+fn page_locations_do_not_affect_results() {
     let (Some(straight), Some(scattered)) = (
-        bench(false),
-        bench_with(Options {
+        open_device(false),
+        open_device_with(Options {
             scatter: true,
             ..Options::default()
         }),
@@ -85,16 +85,16 @@ fn where_pages_are_does_not_show() {
         return;
     };
     for kv in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
-        let said = [&straight, &scattered].map(|bench| {
-            let mut runner = open(bench, kv);
+        let said = [&straight, &scattered].map(|device| {
+            let mut runner = open(device, kv);
             let mut rows = Vec::new();
             let (a, b) = (runner.open(1000).unwrap(), runner.open(1000).unwrap());
             for (seq, n) in [(a, 700), (b, 513)] {
-                rows.extend(read(&mut *runner, seq, n, 3));
+                rows.extend(prefill_tokens(&mut *runner, seq, n, 3));
             }
             for _ in 0..3 {
-                rows.extend(speak(&mut *runner, a, 5));
-                rows.extend(speak(&mut *runner, b, 6));
+                rows.extend(decode_token(&mut *runner, a, 5));
+                rows.extend(decode_token(&mut *runner, b, 6));
             }
             rows
         });
@@ -105,20 +105,22 @@ fn where_pages_are_does_not_show() {
 /// Six conversations of three pages each on eight places: states move to the host and back while others speak, and
 /// each goes on as if it were alone, to the bit.
 #[test]
-fn states_beyond_the_card_move_to_the_host_and_back() {
-    let Some(bench) = bench(false) else { return };
+fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
     for kv in [KvFormat::F16, KvFormat::Q8_0] {
-        let mut runner = open(&bench, kv);
+        let mut runner = open(&device, kv);
         let runner = &mut *runner;
         let mut states: Vec<(SnapshotId, Vec<LogitsRow>)> = Vec::new();
         let other = runner.open(1000).unwrap();
-        read(runner, other, 600, 99);
+        prefill_tokens(runner, other, 600, 99);
         for i in 0..6 {
             let seq = runner.open(1000).unwrap();
-            read(runner, seq, 520 + 31 * i, i);
+            prefill_tokens(runner, seq, 520 + 31 * i, i);
             let place = [SnapshotLocation::Host, SnapshotLocation::Device][i % 2];
             let saved = runner.snapshot(seq, place).unwrap();
-            states.push((saved.id, speak(runner, seq, 7)));
+            states.push((saved.id, decode_token(runner, seq, 7)));
             runner.close(seq);
         }
         let held = runner.capacity().snapshot_bytes;
@@ -126,19 +128,19 @@ fn states_beyond_the_card_move_to_the_host_and_back() {
             for (i, (id, expected)) in states.iter().enumerate() {
                 let seq = runner.open(1000).unwrap();
                 runner.restore(seq, *id).unwrap();
-                let found = speak(runner, seq, 7);
+                let found = decode_token(runner, seq, 7);
                 same(&format!("{} {round}/{i}", kv.name()), &found, expected);
                 runner.close(seq);
                 // Somebody else writes on meanwhile.
-                speak(runner, other, i);
+                decode_token(runner, other, i);
             }
         }
         assert_eq!(runner.capacity().snapshot_bytes, held);
         // What was read from the beginning says the same.
-        let mut fresh = open(&bench, kv);
+        let mut fresh = open(&device, kv);
         let seq = fresh.open(1000).unwrap();
-        read(&mut *fresh, seq, 520 + 31 * 3, 3);
-        let found = speak(&mut *fresh, seq, 7);
+        prefill_tokens(&mut *fresh, seq, 520 + 31 * 3, 3);
+        let found = decode_token(&mut *fresh, seq, 7);
         same("read from its beginning", &found, &states[3].1);
         for (id, _) in states {
             runner.free_snapshot(id);
@@ -149,11 +151,13 @@ fn states_beyond_the_card_move_to_the_host_and_back() {
 
 /// States of one conversation hold its rows once.
 #[test]
-fn states_of_one_conversation_share_their_rows() {
-    let Some(bench) = bench(false) else { return };
-    let mut runner = open(&bench, KvFormat::F16);
+fn snapshots_of_one_sequence_share_their_pages() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let mut runner = open(&device, KvFormat::F16);
     let seq = runner.open(1000).unwrap();
-    read(&mut *runner, seq, 768, 1);
+    prefill_tokens(&mut *runner, seq, 768, 1);
     let first = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let alone = runner.capacity().snapshot_bytes;
     assert_eq!(first.bytes, alone);
@@ -170,16 +174,18 @@ fn states_of_one_conversation_share_their_rows() {
 
 /// A state that is on its way to the disk stays what it was while it is freed and its pages move and are written over.
 #[test]
-fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
-    let Some(bench) = bench(false) else { return };
-    let mut runner = open(&bench, KvFormat::Q8_0);
+fn detached_snapshot_keeps_the_saved_state() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let mut runner = open(&device, KvFormat::Q8_0);
     let runner = &mut *runner;
     let seq = runner.open(1000).unwrap();
-    read(runner, seq, 600, 1);
+    prefill_tokens(runner, seq, 600, 1);
     let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
     let mut exported = Vec::new();
     runner.export(saved.id, &mut exported).unwrap();
-    let expected = speak(runner, seq, 7);
+    let expected = decode_token(runner, seq, 7);
     let [mut early, mut late] = [(); 2].map(|()| runner.detach(saved.id).unwrap());
     assert_eq!(early.bytes(), exported.len() as u64);
     let writer = std::thread::spawn(move || {
@@ -193,7 +199,7 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
     for salt in 0..3 {
         let seqs = [(); 2].map(|()| runner.open(1000).unwrap());
         for seq in seqs {
-            read(runner, seq, 990, 20 + salt);
+            prefill_tokens(runner, seq, 990, 20 + salt);
         }
         seqs.into_iter().for_each(|seq| runner.close(seq));
     }
@@ -209,14 +215,14 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
     // Once into places that hold nothing, once where none is left.
     let other = runner.open(1000).unwrap();
     for n in [0, 990] {
-        read(runner, other, n, 40);
+        prefill_tokens(runner, other, n, 40);
         let full = (n > 0).then(|| runner.snapshot(other, SnapshotLocation::Host).unwrap());
         let imported = runner.import(&mut &exported[..]).unwrap();
         let again = runner.import(&mut &exported[..]).unwrap();
         let seq = runner.open(1000).unwrap();
         for id in [imported.id, again.id] {
             runner.restore(seq, id).unwrap();
-            let found = speak(runner, seq, 7);
+            let found = decode_token(runner, seq, 7);
             same("read from what was exported", &found, &expected);
         }
         runner.close(seq);
@@ -231,27 +237,29 @@ fn a_parcel_stays_what_was_saved_whatever_becomes_of_it() {
 
 /// States are copied beside the work: whatever comes next on their sequence, and whoever gets their memory, waits for them.
 #[test]
-fn states_are_saved_and_put_back_beside_the_work() {
-    let Some(bench) = bench(false) else { return };
-    let mut runner = open(&bench, KvFormat::F16);
+fn snapshots_are_saved_and_restored_while_steps_run() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let mut runner = open(&device, KvFormat::F16);
     let runner = &mut *runner;
     let seq = runner.open(1000).unwrap();
-    read(runner, seq, 320, 3);
+    prefill_tokens(runner, seq, 320, 3);
     let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap().id;
     // This writes every state while the one before is still on its way.
-    let rows = read(runner, seq, 256, 4);
+    let rows = prefill_tokens(runner, seq, 256, 4);
     runner.restore(seq, saved).unwrap();
-    let spoken = speak(runner, seq, 5);
+    let spoken = decode_token(runner, seq, 5);
     for place in [SnapshotLocation::Host, SnapshotLocation::Device].repeat(4) {
         runner.restore(seq, saved).unwrap();
         let again = runner.snapshot(seq, place).unwrap().id;
-        same("read on", &read(runner, seq, 256, 4), &rows);
+        same("read on", &prefill_tokens(runner, seq, 256, 4), &rows);
         runner.restore(seq, again).unwrap();
         runner.free_snapshot(again);
         // Gets the memory of the one before, and holds another state.
         let other = runner.open(1000).unwrap();
         let empty = runner.snapshot(other, place).unwrap().id;
-        same("spoken", &speak(runner, seq, 5), &spoken);
+        same("spoken", &decode_token(runner, seq, 5), &spoken);
         runner.free_snapshot(empty);
         runner.close(other);
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
-use cuda::compile::{self, Library, Search};
+use cuda::compile::{self, Nvrtc, NvrtcSearch};
 use cuda::driver::Arch;
 use cuda::{Card, CudaBackend, Options, Sums};
 use model::synth::SynthSpec;
@@ -51,7 +51,7 @@ fn card(number: u32) -> Card {
 }
 
 fn compiles(number: u32, plans: &[OpenPlan]) {
-    if let Err(error) = Library::open(&Search::default()) {
+    if let Err(error) = Nvrtc::open(&NvrtcSearch::default()) {
         eprintln!("SKIPPED: {error}");
         return;
     }
@@ -72,7 +72,7 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
 /// Steps of one row of small models have launches of their own, on every card; layers of large ones go in chains on
 /// Hopper, and small ones do where they are told to.
 #[test]
-fn small_models_have_chains_only_where_they_go_as_large_ones() {
+fn small_models_use_fused_layers_only_on_large_model_paths() {
     let plan = plan(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
     let has = |number, as_large, file| {
         let options = Options {
@@ -93,7 +93,7 @@ fn small_models_have_chains_only_where_they_go_as_large_ones() {
 
 /// Steps sum by path where nobody says and the card has forms for it, and where a plan promises it.
 #[test]
-fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
+fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
     let files = |layout, number, batch_invariant, sums| {
         let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
         plan.batch_invariant = batch_invariant;
@@ -126,7 +126,7 @@ fn steps_sum_by_path_where_there_are_forms_for_it_or_where_they_must() {
 
 /// What is compiled for more sequences is the delta rule over several trees, and nothing twice.
 #[test]
-fn room_for_more_sequences_adds_few_kernels() {
+fn more_sequences_add_few_kernels() {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = loaded.load().unwrap();
     let units = |number, batch_invariant, sequences| {
@@ -164,7 +164,7 @@ fn room_for_more_sequences_adds_few_kernels() {
 }
 
 #[test]
-fn every_unit_of_a_hybrid_compiles_for_the_home_card_and_for_hopper() {
+fn every_unit_of_a_hybrid_model_compiles_for_sm86_and_sm90() {
     let mut plans = [SyntheticLayout::HybridTiled, SyntheticLayout::HybridWide]
         .map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
     // Sums by path of wide heads, and of all on the home card.
@@ -184,7 +184,7 @@ fn every_unit_of_float_weights_compiles() {
 }
 
 #[test]
-fn every_weight_type_is_planned_for_every_card() {
+fn every_weight_type_is_planned_for_every_arch() {
     for ty in QuantType::ALL {
         let plan = plan(SyntheticLayout::HybridTiled, ty, KvFormat::F16);
         for number in [80, 86, 90] {
@@ -195,7 +195,7 @@ fn every_weight_type_is_planned_for_every_card() {
 }
 
 #[test]
-fn a_longer_context_takes_its_pages_and_nothing_else() {
+fn longer_context_adds_only_page_memory() {
     let backend = CudaBackend::new(card(86));
     let mut plan = plan(SyntheticLayout::Dense, QuantType::Q8_0, KvFormat::F16);
     let short = backend.estimate(&plan).unwrap();

@@ -12,10 +12,12 @@ use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
 use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::{Out, Panels, product, rows};
-use cuda::pack::Kind;
-use cuda::pack::value::Packed;
+use cuda::pack::WeightKind;
+use cuda::pack::value::PackedMatrix;
 use half::f16;
-use prefill_world::{Matrix, Room, World, cards, from_panels, header, rows_of, segment};
+use prefill_world::{
+    Matrix, PrefillFixture, ZeroedScratch, cards, from_panels, header, rows_of, segment,
+};
 
 const TYPES: [QuantType; 15] = [
     QuantType::Q4_K,
@@ -36,8 +38,8 @@ const TYPES: [QuantType; 15] = [
 ];
 
 #[test]
-fn rows_match_reference() {
-    let Some(gpu) = World::open(&[256, 5120, 17408, 128, 36, 384]) else {
+fn activation_formats_match_reference() {
+    let Some(gpu) = PrefillFixture::open(&[256, 5120, 17408, 128, 36, 384]) else {
         return;
     };
     let mut random = Random::new(1);
@@ -112,8 +114,8 @@ fn rows_match_reference() {
 }
 
 #[test]
-fn dequantised_panels_are_what_small_products_use() {
-    let Some(gpu) = World::open(&[512]) else {
+fn dequantized_panels_equal_small_batch_weights() {
+    let Some(gpu) = PrefillFixture::open(&[512]) else {
         return;
     };
     let mut random = Random::new(2);
@@ -122,7 +124,7 @@ fn dequantised_panels_are_what_small_products_use() {
         let cols = 512;
         let matrix = Matrix::random(&gpu, &mut random, ty, 263, cols);
         let bytes = matrix.weight.download(&gpu).unwrap();
-        let packed = Packed {
+        let packed = PackedMatrix {
             kind: matrix.kind,
             rows: 263,
             cols,
@@ -132,7 +134,7 @@ fn dequantised_panels_are_what_small_products_use() {
         x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
-        let room = Room::new(&gpu, product::bytes_to_expand([263], cols), cols);
+        let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([263], cols), cols);
         for card in cards(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, Write::Store);
@@ -168,8 +170,8 @@ fn dequantised_panels_are_what_small_products_use() {
 }
 
 #[test]
-fn products_match_reference() {
-    let Some(gpu) = World::open(&[256, 768, 5120, 17408, 2048, 512, 4352]) else {
+fn prefill_gemm_matches_reference() {
+    let Some(gpu) = PrefillFixture::open(&[256, 768, 5120, 17408, 2048, 512, 4352]) else {
         return;
     };
     let mut random = Random::new(3);
@@ -204,7 +206,7 @@ fn products_match_reference() {
             .map(|(i, &size)| Matrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
             .collect();
         let bytes = bytes.min(product::bytes_to_expand(sizes.iter().copied(), cols));
-        let room = Room::new(&gpu, bytes, cap);
+        let room = ZeroedScratch::new(&gpu, bytes, cap);
         for card in cards(&gpu) {
             for write in [Write::Store, Write::Add] {
                 let before: Vec<Vec<f32>> = sizes
@@ -244,8 +246,8 @@ fn products_match_reference() {
 }
 
 #[test]
-fn f32_products_match_reference() {
-    let Some(gpu) = World::open(&[256, 5120, 36]) else {
+fn prefill_f32_gemm_matches_reference() {
+    let Some(gpu) = PrefillFixture::open(&[256, 5120, 36]) else {
         return;
     };
     let mut random = Random::new(6);
@@ -257,7 +259,7 @@ fn f32_products_match_reference() {
         let header = header(&gpu, n);
         let x = random.normals(n * cols, 1.0);
         let rows = rows_of(&gpu, &x, n, n, &header);
-        let room = Room::new(&gpu, product::bytes_to_expand([256], cols), n);
+        let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([256], cols), n);
         let matrices =
             sizes.map(|size| Matrix::random(&gpu, &mut random, QuantType::F32, size, cols));
         let before = sizes.map(|size| random.normals(n * (size + 3), 1.0));
@@ -308,7 +310,7 @@ fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, wr
         right.extend_from_slice(&expected);
         all.extend_from_slice(&found[row * stride..][..size]);
     }
-    let most = if matrix.kind == Kind::F32 {
+    let most = if matrix.kind == WeightKind::F32 {
         1e-5
     } else {
         1.5e-3
@@ -336,8 +338,8 @@ fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, wr
 }
 
 #[test]
-fn a_row_of_a_product_is_the_same_in_any_chunk() {
-    let Some(gpu) = World::open(&[6144]) else {
+fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
+    let Some(gpu) = PrefillFixture::open(&[6144]) else {
         return;
     };
     let mut random = Random::new(4);
@@ -345,7 +347,7 @@ fn a_row_of_a_product_is_the_same_in_any_chunk() {
     let matrix = Matrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
     let plain = Matrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
-    let room = Room::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
+    let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
     for card in cards(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
@@ -385,8 +387,8 @@ fn a_row_of_a_product_is_the_same_in_any_chunk() {
 }
 
 #[test]
-fn gated_products_match_reference() {
-    let Some(gpu) = World::open(&[256, 1024, 768, 512]) else {
+fn prefill_gated_gemm_matches_reference() {
+    let Some(gpu) = PrefillFixture::open(&[256, 1024, 768, 512]) else {
         return;
     };
     let mut random = Random::new(5);
@@ -402,7 +404,7 @@ fn gated_products_match_reference() {
         let rows = rows_of(&gpu, &x, n, cap, &header);
         let gate = Matrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
         let up = Matrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
-        let room = Room::new(
+        let room = ZeroedScratch::new(
             &gpu,
             product::bytes_to_expand([ffn, ffn], cols) / pieces,
             cap,

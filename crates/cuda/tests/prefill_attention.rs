@@ -6,7 +6,7 @@ mod attention_world;
 mod card;
 mod step_world;
 
-use attention_world::{World, codecs, shape, shapes};
+use attention_world::{AttentionFixture, codecs, shape, shapes};
 use card::{Random, close, poisoned, same_bits};
 use contract::KvFormat;
 use contract::quant::turn::rotate_inverse;
@@ -31,7 +31,7 @@ fn cards(gpu: &Device) -> Vec<Card> {
 
 /// The kernels of some shapes, compiled together.
 fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
-    let cache = World::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
+    let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 1 };
     let launch = |(card, shape)| prefill::attend(card, shape, 1, (1, 1), cache, out);
     let every = cards(gpu)
@@ -51,12 +51,12 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 /// Attends to rows on the card; gives f32 rows and what the panels hold.
 fn on_card(
     (gpu, modules, card): (&Device, &Modules, Card),
-    world: &World,
+    fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
     q: &[f32],
 ) -> [Vec<f32>; 2] {
-    let shape = &world.shape;
+    let shape = &fixture.shape;
     let (q_width, width) = (
         shape.n_heads * shape.q_stride(),
         shape.n_heads * shape.head_dim,
@@ -75,7 +75,7 @@ fn on_card(
         f32: y.ptr(),
     };
     let from = (header.ptr(), queries.ptr());
-    let launch = prefill::attend(card, shape, cap, from, world.cache(), out);
+    let launch = prefill::attend(card, shape, cap, from, fixture.cache(), out);
     gpu.run(modules, &launch).unwrap();
     if let Err(error) = gpu.sync() {
         panic!("{n} rows at {committed} of {shape:?}, {card:?}: {error}");
@@ -99,15 +99,21 @@ fn on_card(
 }
 
 /// The reference's row `row`.
-fn expected(world: &World, slot: usize, committed: usize, q: &[f32], row: usize) -> Vec<f32> {
-    let shape = &world.shape;
+fn expected(
+    fixture: &AttentionFixture,
+    slot: usize,
+    committed: usize,
+    q: &[f32],
+    row: usize,
+) -> Vec<f32> {
+    let shape = &fixture.shape;
     let (dim, stride) = (shape.head_dim, shape.q_stride());
     let mut out = vec![0.0; shape.n_heads * dim];
     for (h, out) in out.chunks_mut(dim).enumerate() {
         let head = &q[(row * shape.n_heads + h) * stride..][..stride];
         let load = |plane: usize| -> Vec<f32> {
             (0..=committed + row)
-                .flat_map(|p| world.load(plane, slot, p, h * shape.n_kv_heads / shape.n_heads))
+                .flat_map(|p| fixture.load(plane, slot, p, h * shape.n_kv_heads / shape.n_heads))
                 .collect()
         };
         attention::attend(&head[..dim], &load(0), &load(2), shape.scale, out);
@@ -128,32 +134,32 @@ fn check(
     (rows, committed): (usize, usize),
 ) {
     let slot = 1;
-    let mut world = World::new(gpu, random, shape, 2, committed + rows);
-    world.commit_random(random, slot, 0..committed + rows);
-    world.upload(gpu);
+    let mut fixture = AttentionFixture::new(gpu, random, shape, 2, committed + rows);
+    fixture.commit_random(random, slot, 0..committed + rows);
+    fixture.upload(gpu);
     let q = queries(random, &shape, rows);
     for card in cards(gpu) {
-        check_on((gpu, modules, card), &world, slot, committed, &q);
+        check_on((gpu, modules, card), &fixture, slot, committed, &q);
     }
 }
 
 fn check_on(
     on: (&Device, &Modules, Card),
-    world: &World,
+    fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
     q: &[f32],
 ) {
-    let shape = world.shape;
+    let shape = fixture.shape;
     let rows = q.len() / (shape.n_heads * shape.q_stride());
-    let found = on_card(on, world, slot, committed, q);
+    let found = on_card(on, fixture, slot, committed, q);
     let width = shape.n_heads * shape.head_dim;
     let sample = (0..rows)
         .step_by((rows * (committed + rows) / 3000).max(1))
         .chain([rows - 1]);
     let exact = prefill::attention_is_exact(&shape);
     for row in sample {
-        let expected = expected(world, slot, committed, q, row);
+        let expected = expected(fixture, slot, committed, q, row);
         let what = format!("{rows} rows at {committed}, row {row}, of {shape:?}");
         let [plain, panels] = [0, 1].map(|i| &found[i][row * width..][..width]);
         // Queries, weights and values are f16: 2^-12 each where the cache does not bring more.
@@ -163,7 +169,7 @@ fn check_on(
 }
 
 #[test]
-fn attention_matches_reference() {
+fn prefill_attention_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(11);
     let of = |format| {
@@ -206,7 +212,7 @@ fn attention_matches_reference() {
 }
 
 #[test]
-fn attention_far_into_a_sequence_matches_reference() {
+fn prefill_attention_at_long_context_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(12);
     for format in [
@@ -223,7 +229,7 @@ fn attention_far_into_a_sequence_matches_reference() {
 }
 
 #[test]
-fn a_row_of_attention_is_the_same_in_any_chunk() {
+fn prefill_attention_row_bits_do_not_depend_on_the_chunk() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(13);
     let formats = [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q5_1, KvFormat::F32];
@@ -235,17 +241,17 @@ fn a_row_of_attention_is_the_same_in_any_chunk() {
     let modules = compiled(&gpu, &every);
     for shape in every {
         let (rows, committed) = (200, 64);
-        let mut world = World::new(&gpu, &mut random, shape, 1, committed + rows);
-        world.commit_random(&mut random, 0, 0..committed + rows);
-        world.upload(&gpu);
+        let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, committed + rows);
+        fixture.commit_random(&mut random, 0, 0..committed + rows);
+        fixture.upload(&gpu);
         let q = queries(&mut random, &shape, rows);
         let (q_width, width) = (q.len() / rows, shape.n_heads * shape.head_dim);
         for card in cards(&gpu) {
             let on = (&gpu, &modules, card);
-            let [whole, _] = on_card(on, &world, 0, committed, &q);
+            let [whole, _] = on_card(on, &fixture, 0, committed, &q);
             for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
                 let q = &q[first * q_width..end * q_width];
-                let [part, _] = on_card(on, &world, 0, committed + first, q);
+                let [part, _] = on_card(on, &fixture, 0, committed + first, q);
                 same_bits(
                     "a part of a chunk",
                     &part,
@@ -257,7 +263,7 @@ fn a_row_of_attention_is_the_same_in_any_chunk() {
 }
 
 #[test]
-fn a_key_without_a_number_has_no_weight() {
+fn nan_key_beyond_the_mask_has_no_effect() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(14);
     for (format, dim) in [
@@ -267,18 +273,18 @@ fn a_key_without_a_number_has_no_weight() {
     ] {
         let shape = shape((2, 2, dim, 16), false, false, format, format);
         let modules = compiled(&gpu, &[shape]);
-        let mut world = World::new(&gpu, &mut random, shape, 1, 300);
-        world.commit_random(&mut random, 0, 0..300);
+        let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 300);
+        fixture.commit_random(&mut random, 0, 0..300);
         for position in [0, 5, 130] {
-            world.store(0, (0, position, 1), &vec![f32::NAN; dim]);
+            fixture.store(0, (0, position, 1), &vec![f32::NAN; dim]);
         }
-        world.upload(&gpu);
+        fixture.upload(&gpu);
         let q = queries(&mut random, &shape, 300);
         for card in cards(&gpu) {
-            let [found, _] = on_card((&gpu, &modules, card), &world, 0, 0, &q);
+            let [found, _] = on_card((&gpu, &modules, card), &fixture, 0, 0, &q);
             for row in [0, 1, 5, 131, 299] {
                 let found = &found[row * 2 * dim..][..2 * dim];
-                close("row", found, &expected(&world, 0, 0, &q, row), 2e-3);
+                close("row", found, &expected(&fixture, 0, 0, &q, row), 2e-3);
             }
         }
     }

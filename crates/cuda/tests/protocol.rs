@@ -64,7 +64,7 @@ fn unsupported(plan: &OpenPlan, part: &str) {
 }
 
 #[test]
-fn what_the_card_cannot_run_is_refused_by_name_before_anything_is_loaded() {
+fn unsupported_plan_is_rejected_by_name_before_loading() {
     let mut wrong = plan();
     wrong.limits.sequences = 0;
     unsupported(&wrong, "a limit of 0");
@@ -74,7 +74,7 @@ fn what_the_card_cannot_run_is_refused_by_name_before_anything_is_loaded() {
 }
 
 #[test]
-fn a_plan_beyond_the_limit_is_refused_with_the_context_that_fits() {
+fn oversized_plan_error_names_the_context_that_fits() {
     let Some(gpu) = card::gpu() else { return };
     let limited = Options {
         vram_limit: Some(1 << 30),

@@ -28,7 +28,7 @@ use model::synth::SynthSpec;
 /// Root mean square difference over root mean square value in two layers and a head: the CPU rounds activations to
 /// eight bits, which makes the most of it; 0.014 was measured.
 const RELATIVE: f32 = 0.02;
-const HALF: KvFormats = KvFormats {
+const F16_KV: KvFormats = KvFormats {
     k: KvFormat::F16,
     v: KvFormat::F16,
 };
@@ -50,7 +50,7 @@ fn plan(limits: Limits) -> OpenPlan {
         weights: loaded.weights,
         draft: None,
         batch_invariant: false,
-        kv: HALF,
+        kv: F16_KV,
         limits,
     }
 }
@@ -88,7 +88,7 @@ fn rows(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
 }
 
 /// Verifies trees on both, comparing some rows of each, and commits a path of each.
-fn trees((ours, a): (&mut dyn Runner, SeqId), (judge, b): (&mut dyn Runner, SeqId)) {
+fn trees((ours, a): (&mut dyn Runner, SeqId), (cpu, b): (&mut dyn Runner, SeqId)) {
     for (n, salt) in [(1, 3), (24, 4), (64, 5), (1, 6)] {
         let parents: Vec<NodeIdx> = (1..n).map(|i| NodeIdx((i / 2) as u16)).collect();
         let tree = Tree::new(&tokens(n, salt), &parents).unwrap();
@@ -111,13 +111,13 @@ fn trees((ours, a): (&mut dyn Runner, SeqId), (judge, b): (&mut dyn Runner, SeqI
             all.extend(rows);
         };
         pass(ours, a);
-        pass(judge, b);
+        pass(cpu, b);
         rows(&format!("a tree of {n}"), &all[0], &all[1]);
     }
 }
 
 #[test]
-fn two_real_layers_are_the_cpus() {
+fn two_layers_of_real_shapes_match_the_cpu() {
     let Some(backend) = backend() else { return };
     let limits = Limits {
         sequences: 1,
@@ -128,29 +128,29 @@ fn two_real_layers_are_the_cpus() {
     };
     let mut ours = backend.open_inspected(plan(limits), &mut |_| {}).unwrap();
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let mut judge = processor.open_inspected(plan(limits), &mut |_| {}).unwrap();
+    let mut cpu = processor.open_inspected(plan(limits), &mut |_| {}).unwrap();
     let prompt = tokens(2048, 1);
     let found = ours.hidden_states(&prompt).unwrap();
-    let expected = judge.hidden_states(&prompt).unwrap();
+    let expected = cpu.hidden_states(&prompt).unwrap();
     for (layer, (found, expected)) in found.iter().zip(&expected).enumerate() {
         check(&format!("2,048 rows after layer {layer}"), found, expected);
     }
-    let (a, b) = (ours.open(4096).unwrap(), judge.open(4096).unwrap());
+    let (a, b) = (ours.open(4096).unwrap(), cpu.open(4096).unwrap());
     let prompt = tokens(300, 2);
     let requests = [(0, LogitsRequest::full()), (299, LogitsRequest::full())];
     let found = ours.prefill(a, &prompt, &requests).unwrap();
-    let expected = judge.prefill(b, &prompt, &requests).unwrap();
+    let expected = cpu.prefill(b, &prompt, &requests).unwrap();
     rows("a prompt of 300", &found, &expected);
-    trees((&mut *ours, a), (&mut *judge, b));
+    trees((&mut *ours, a), (&mut *cpu, b));
     check(
         "the delta state",
         &ours.delta_state(a, 0).unwrap(),
-        &judge.delta_state(b, 0).unwrap(),
+        &cpu.delta_state(b, 0).unwrap(),
     );
 }
 
 /// Neutral bytes of a made-up state at `position`.
-fn made_up(plan: &OpenPlan, position: usize) -> Vec<u8> {
+fn simulated_snapshot(plan: &OpenPlan, position: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = Vec::new();
     let identity = SnapshotIdentity {
@@ -194,7 +194,7 @@ fn made_up(plan: &OpenPlan, position: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
+fn kv_cache_at_position_131072_beyond_2_gib_matches_the_cpu() {
     const POSITION: usize = 131_072;
     const SLOTS: usize = 12;
     let Some(backend) = backend() else { return };
@@ -210,22 +210,22 @@ fn a_cache_at_position_131072_beyond_two_gibibytes_is_the_cpus() {
         .unwrap();
     let processor = CpuBackend::new(cpu::CpuOptions::default());
     let alone = plan(limits(1));
-    let bytes = made_up(&alone, POSITION);
-    let mut judge = processor.open_inspected(alone, &mut |_| {}).unwrap();
+    let bytes = simulated_snapshot(&alone, POSITION);
+    let mut cpu = processor.open_inspected(alone, &mut |_| {}).unwrap();
     let before: Vec<SeqId> = (1..SLOTS).map(|_| ours.open(64).unwrap()).collect();
     let (a, b) = (
         ours.open(POSITION + 512).unwrap(),
-        judge.open(POSITION + 512).unwrap(),
+        cpu.open(POSITION + 512).unwrap(),
     );
     let saved = ours.import(&mut &bytes[..]).unwrap();
     ours.restore(a, saved.id).unwrap();
-    let saved = judge.import(&mut &bytes[..]).unwrap();
-    judge.restore(b, saved.id).unwrap();
-    trees((&mut *ours, a), (&mut *judge, b));
+    let saved = cpu.import(&mut &bytes[..]).unwrap();
+    cpu.restore(b, saved.id).unwrap();
+    trees((&mut *ours, a), (&mut *cpu, b));
     let more = tokens(100, 8);
     let requests = [(99, LogitsRequest::full())];
     let found = ours.prefill(a, &more, &requests).unwrap();
-    let expected = judge.prefill(b, &more, &requests).unwrap();
+    let expected = cpu.prefill(b, &more, &requests).unwrap();
     rows("a prompt of 100 at the end", &found, &expected);
     drop(before);
 }

@@ -19,7 +19,7 @@ use cuda::launch::{draft, embed};
 use step_world::{Device, FEATURES, Placed, chain, chunk, commit, star, step};
 
 #[test]
-fn embedding_rows_equal_the_codec() {
+fn embedding_rows_match_the_codec() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
@@ -170,7 +170,7 @@ fn check_reduction(
 }
 
 #[test]
-fn reduction_equals_the_reference() {
+fn logits_reduction_matches_reference() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(5);
     for (vocab, k) in [
@@ -191,7 +191,7 @@ fn reduction_equals_the_reference() {
 }
 
 #[test]
-fn edits_equal_the_contract() {
+fn logit_edits_match_the_contract() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(6);
     for (vocab, k) in [(263, 8), (248_320, 20)] {
@@ -237,7 +237,7 @@ fn edits_equal_the_contract() {
 }
 
 #[test]
-fn a_tap_lands_beside_the_others() {
+fn captured_hidden_states_are_stored_side_by_side() {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(7);
     let (width, stride, nodes) = (256, 768, 16);

@@ -17,11 +17,11 @@ use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType
 use cuda::Options;
 
 use model_world::{
-    Bench, SMALL, against_the_oracle, bench_with, oracle, over_a_cache, plan, text, verify,
+    Device, SMALL, kv_tolerance, open_device_with, oracle, plan, reference_tolerance, text, verify,
 };
 
-fn bench() -> Option<Bench> {
-    bench_with(Options {
+fn open_device() -> Option<Device> {
+    open_device_with(Options {
         windows: true,
         ..Options::default()
     })
@@ -35,8 +35,8 @@ fn same(format: KvFormat) -> KvFormats {
 }
 
 #[test]
-fn the_laws_of_windows_hold_on_the_card() {
-    let Some(bench) = bench() else { return };
+fn window_properties_hold() {
+    let Some(device) = open_device() else { return };
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 1);
     let mut violations = 0;
     for (format, batch_invariant) in [
@@ -50,7 +50,7 @@ fn the_laws_of_windows_hold_on_the_card() {
             relative: 0.01,
         };
         let case = Case {
-            backend: &bench.backend,
+            backend: &device.backend,
             model: &model,
             kv: same(format),
             precision: match batch_invariant {
@@ -69,19 +69,19 @@ fn the_laws_of_windows_hold_on_the_card() {
 }
 
 #[test]
-fn rows_behind_a_window_follow_the_oracle() {
-    let Some(bench) = bench() else { return };
+fn windowed_rows_match_the_cpu_reference() {
+    let Some(device) = open_device() else { return };
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
     let vocab = model.spec.vocab;
     for format in [KvFormat::F16, KvFormat::Q8_0] {
         // What rounds beside the weights and what rounds in the cache add up here.
-        let (weights, cache) = (against_the_oracle(QuantType::Q4_K), over_a_cache(format));
+        let (weights, cache) = (reference_tolerance(QuantType::Q4_K), kv_tolerance(format));
         let each = Tolerance {
             absolute: weights.each.absolute + cache.each.absolute,
             relative: weights.each.relative + cache.each.relative,
         };
         let most = weights.mean + cache.mean;
-        let devices: [&dyn Backend; 2] = [&bench.backend, &oracle()];
+        let devices: [&dyn Backend; 2] = [&device.backend, &cpu_reference()];
         let runners = devices.map(|device| {
             let plan = plan(&model, same(format), SMALL);
             device.open(plan, &mut |_| {}).unwrap()
@@ -119,13 +119,13 @@ fn rows_behind_a_window_follow_the_oracle() {
 }
 
 #[test]
-fn a_card_opened_without_windows_refuses_them() {
-    let Some(bench) = bench_with(Options::default()) else {
+fn windows_are_rejected_unless_enabled_at_open() {
+    let Some(device) = open_device_with(Options::default()) else {
         return;
     };
     let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q8_0, 1);
     let plan = plan(&model, same(KvFormat::F16), SMALL);
-    let mut runner = bench.backend.open(plan, &mut |_| {}).unwrap();
+    let mut runner = device.backend.open(plan, &mut |_| {}).unwrap();
     let seq = runner.open(100).unwrap();
     let tree = Tree::root(contract::TokenId(3)).with_window(AttentionWindow::new(64, 0));
     let requests = [contract::LogitsRequest::full()];

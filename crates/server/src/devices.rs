@@ -196,7 +196,7 @@ fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
         );
         return None;
     }
-    match cuda::compile::Library::open(&choice.card.compile.nvrtc) {
+    match cuda::compile::Nvrtc::open(&choice.card.compile.nvrtc) {
         Ok(_) => Some(card),
         Err(error) => {
             tracing::warn!(card = %card.name, "the card is not used: {error}");

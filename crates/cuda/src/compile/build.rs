@@ -7,9 +7,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::cache::{Cache, Found};
+use super::cache::{Cache, CacheHit};
 use super::error::CompileError;
-use super::library::{Library, Search};
+use super::library::{Nvrtc, NvrtcSearch};
 use super::nvrtc;
 use super::report::{EntryReport, entry_reports};
 use super::source::expand;
@@ -20,7 +20,7 @@ use crate::launch::Unit;
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Where to look for libnvrtc.
-    pub nvrtc: Search,
+    pub nvrtc: NvrtcSearch,
     /// The folder of the CUBIN cache, made when needed; `None` compiles anew every time.
     pub cache: Option<PathBuf>,
     /// Threads; one program each.
@@ -34,7 +34,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         Options {
-            nvrtc: Search::default(),
+            nvrtc: NvrtcSearch::default(),
             cache: None,
             threads: thread::available_parallelism().map_or(1, usize::from),
             overlap: true,
@@ -45,7 +45,7 @@ impl Default for Options {
 
 /// How far compiling has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub struct CompileProgress {
     /// Units ready.
     pub done: usize,
     /// Units in all.
@@ -90,47 +90,47 @@ pub fn compile(
     arch: Arch,
     units: &[Unit],
     options: &Options,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(CompileProgress),
 ) -> Result<Vec<Compiled>, CompileError> {
-    let mut wanted: Vec<&Unit> = Vec::new();
+    let mut unique_units: Vec<&Unit> = Vec::new();
     for unit in units {
-        if !wanted.contains(&unit) {
-            wanted.push(unit);
+        if !unique_units.contains(&unit) {
+            unique_units.push(unit);
         }
     }
-    if wanted.is_empty() {
+    if unique_units.is_empty() {
         return Ok(Vec::new());
     }
-    let order = longest_first(&wanted);
+    let order = longest_first(&unique_units);
     // Without the library the cache may still have everything.
-    let library = Library::open(&options.nvrtc);
+    let library = Nvrtc::open(&options.nvrtc);
     let cache = Cache::new(options.cache.as_deref(), library.as_ref().ok().copied());
     if options.cache.is_none() {
         library.as_ref().map_err(CompileError::clone)?;
     }
     let library = library.map(|_| ());
     let mut slots: Vec<Option<Result<Compiled, CompileError>>> =
-        wanted.iter().map(|_| None).collect();
+        unique_units.iter().map(|_| None).collect();
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         let (sender, receiver) = mpsc::channel();
-        for _ in 0..options.threads.clamp(1, wanted.len()) {
+        for _ in 0..options.threads.clamp(1, unique_units.len()) {
             let (sender, next) = (sender.clone(), &next);
-            let (wanted, order) = (&wanted, &order);
+            let (unique_units, order) = (&unique_units, &order);
             let (cache, library) = (&cache, &library);
             scope.spawn(move || {
                 while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = one(arch, wanted[index], options, cache, library);
+                    let result = compile_unit(arch, unique_units[index], options, cache, library);
                     let _ = sender.send((index, result));
                 }
             });
         }
         drop(sender);
         for (done, (index, result)) in receiver.iter().enumerate() {
-            progress(Progress {
+            progress(CompileProgress {
                 done: done + 1,
-                total: wanted.len(),
-                unit: wanted[index].clone(),
+                total: unique_units.len(),
+                unit: unique_units[index].clone(),
             });
             slots[index] = Some(result);
         }
@@ -159,7 +159,7 @@ fn longest_first(units: &[&Unit]) -> Vec<usize> {
 }
 
 /// Reads one unit from the cache, or compiles it and puts it there.
-fn one(
+fn compile_unit(
     arch: Arch,
     unit: &Unit,
     options: &Options,
@@ -170,20 +170,20 @@ fn one(
     let source = expand(unit.file)?;
     let flags = flags(arch, unit, options);
     let key = cache.key(&source, &flags);
-    let made = |cubin, log: &str, cached| Compiled {
+    let compiled = |cubin, log: &str, cached| Compiled {
         unit: unit.clone(),
         cubin,
         entries: entry_reports(log),
         took: start.elapsed(),
         cached,
     };
-    if let Some(Found { cubin, log, file }) = cache.get(&key) {
-        return Ok(made(cubin, &log, Some(file)));
+    if let Some(CacheHit { cubin, log, file }) = cache.get(&key) {
+        return Ok(compiled(cubin, &log, Some(file)));
     }
     library.clone()?;
     let (cubin, log) = nvrtc::cubin(&source, &unit.to_string(), &arch.to_string(), &flags)?;
     cache.put(&key, &cubin, &log);
-    Ok(made(cubin, &log, None))
+    Ok(compiled(cubin, &log, None))
 }
 
 /// The compiler's options for a unit, defines in rising order of name.
@@ -200,7 +200,7 @@ fn flags(arch: Arch, unit: &Unit, options: &Options) -> Vec<String> {
         "-default-device".to_owned(),
         "--ptxas-options=-v".to_owned(),
     ];
-    if options.overlap && arch.overlaps() {
+    if options.overlap && arch.has_pdl() {
         flags.push("-DPDL=1".to_owned());
     }
     flags.extend(options.extra.iter().cloned());
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chains_are_begun_first_and_the_widest_before_all() {
+    fn slowest_units_are_compiled_first() {
         let units = [
             Unit::new("attn/combine.cu"),
             Unit::new("matmul/chain_sm90.cu").define("ROWS", 8),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn options_name_the_exact_target_and_sort_the_defines() {
+    fn flags_name_the_exact_target_and_sort_defines() {
         let unit = Unit::new("x.cu").define("ROWS", 8).define("COLS", 4);
         let arch = Arch { number: 90 };
         let flags = flags(arch, &unit, &Options::default());

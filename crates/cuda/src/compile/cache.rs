@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::library::Library;
+use super::library::Nvrtc;
 
 /// Another number makes every older file unknown.
-const LAYOUT: u32 = 1;
+const FORMAT_VERSION: u32 = 1;
 /// How a file begins.
 const MAGIC: &[u8; 8] = b"HEARTHCU";
 /// Bytes of the checksum at the end.
@@ -28,7 +28,7 @@ pub(super) struct Cache {
 }
 
 /// What the cache had.
-pub(super) struct Found {
+pub(super) struct CacheHit {
     pub(super) cubin: Vec<u8>,
     /// The compiler's log.
     pub(super) log: String,
@@ -37,7 +37,7 @@ pub(super) struct Found {
 
 impl Cache {
     /// A cache in `folder`, for what `library` compiles.
-    pub(super) fn new(folder: Option<&Path>, library: Option<&Library>) -> Cache {
+    pub(super) fn new(folder: Option<&Path>, library: Option<&Nvrtc>) -> Cache {
         Cache {
             folder: folder.map(Path::to_path_buf),
             version: library.map(|library| library.version),
@@ -47,7 +47,7 @@ impl Cache {
     /// The name of what `flags` make of `source`, without the compiler's version.
     pub(super) fn key(&self, source: &str, flags: &[String]) -> String {
         let mut hash = blake3::Hasher::new();
-        hash.update(&LAYOUT.to_le_bytes());
+        hash.update(&FORMAT_VERSION.to_le_bytes());
         for part in flags.iter().map(String::as_str).chain([source]) {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part.as_bytes());
@@ -56,7 +56,7 @@ impl Cache {
     }
 
     /// The entry of `key`, if it is there and whole.
-    pub(super) fn get(&self, key: &str) -> Option<Found> {
+    pub(super) fn get(&self, key: &str) -> Option<CacheHit> {
         let folder = self.folder.as_deref()?;
         let file = match self.version {
             Some(version) => folder.join(name(key, version)),
@@ -75,7 +75,7 @@ impl Cache {
             tracing::warn!(file = %file.display(), "a cached kernel is damaged; compiling it anew");
             return None;
         };
-        Some(Found { cubin, log, file })
+        Some(CacheHit { cubin, log, file })
     }
 
     /// Keeps an entry. A cache that cannot be written only costs time, so that is a warning.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_is_found_and_what_was_damaged_is_not() {
+    fn stored_entry_is_found_and_corrupt_entry_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let cache = cache(folder.path(), Some((13, 0)));
         let key = cache.key("int a;", &["-DN=1".to_owned()]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_decides_the_bytes_is_in_the_key() {
+    fn key_covers_source_and_flags() {
         let cache = cache(Path::new("nowhere"), None);
         let flags = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let key = cache.key("a", &flags("sm_90a -DN=1"));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn another_compiler_is_another_entry_and_none_takes_the_newest() {
+    fn entries_are_per_compiler_version_and_newest_wins_without_nvrtc() {
         let folder = tempfile::tempdir().unwrap();
         let of = |version| cache(folder.path(), version);
         let key = of(None).key("a", &[]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_never_see_half_an_entry() {
+    fn concurrent_readers_never_see_partial_entries() {
         let folder = tempfile::tempdir().unwrap();
         let cubin = vec![7_u8; 1 << 20];
         let writer = |_| {

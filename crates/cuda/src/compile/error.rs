@@ -9,15 +9,15 @@ pub enum CompileError {
     #[error(
         "libnvrtc (the CUDA run-time compiler, 12 or 13) was not found; looked at: {}; install it with \
          `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, or name the file with --nvrtc",
-        looked.join(", ")
+        searched.join(", ")
     )]
-    NoLibrary {
+    NvrtcNotFound {
         /// Everywhere it was looked for, in order.
-        looked: Vec<String>,
+        searched: Vec<String>,
     },
     /// A unit or an `#include` names no embedded file.
     #[error("{from} includes {name}, which is no file under kernels/")]
-    NoSource {
+    MissingSource {
         /// The file that asked.
         from: String,
         /// What it asked for.
@@ -25,7 +25,7 @@ pub enum CompileError {
     },
     /// The compiler refused the source.
     #[error("{unit} does not compile for {arch}:\n{log}")]
-    Refused {
+    Rejected {
         /// File and defines.
         unit: String,
         /// The target.
@@ -48,7 +48,7 @@ pub enum CompileError {
 impl From<CompileError> for DeviceError {
     fn from(error: CompileError) -> DeviceError {
         match error {
-            CompileError::NoLibrary { .. } => DeviceError::Unsupported {
+            CompileError::NvrtcNotFound { .. } => DeviceError::Unsupported {
                 what: "compiling CUDA kernels".to_owned(),
                 device: "this machine".to_owned(),
                 instead: format!("{error}, or use --device cpu"),

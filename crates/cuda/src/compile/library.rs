@@ -9,7 +9,7 @@ use super::error::CompileError;
 
 /// Where to look for libnvrtc, besides beside the executable and where the system looks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct NvrtcSearch {
     /// The file itself: the first to be tried.
     pub file: Option<PathBuf>,
     /// Folders of a CUDA toolkit, such as `/usr/local/cuda`, tried before the usual ones.
@@ -20,7 +20,7 @@ pub struct Search {
 
 /// An opened libnvrtc. It stays open until the process ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Library {
+pub struct Nvrtc {
     /// The file, or `None` when the system found it by name.
     pub path: Option<PathBuf>,
     /// Major and minor version.
@@ -28,38 +28,38 @@ pub struct Library {
 }
 
 /// The first library that was opened: a process has one.
-static OPENED: OnceLock<Library> = OnceLock::new();
+static OPENED: OnceLock<Nvrtc> = OnceLock::new();
 
-impl Library {
+impl Nvrtc {
     /// Opens libnvrtc: the file that was named, else beside the executable, by name, in a toolkit, in a
     /// Python environment.
     ///
     /// # Errors
-    /// [`CompileError::NoLibrary`] with every place that was looked at.
-    pub fn open(search: &Search) -> Result<&'static Library, CompileError> {
+    /// [`CompileError::NvrtcNotFound`] with every place that was searched at.
+    pub fn open(search: &NvrtcSearch) -> Result<&'static Nvrtc, CompileError> {
         if let Some(library) = OPENED.get() {
             return Ok(library);
         }
-        let mut looked = Vec::new();
+        let mut searched = Vec::new();
         let named: Vec<PathBuf> = search.file.iter().cloned().collect();
         let mut first = |files: Vec<PathBuf>| {
             files.into_iter().find(|file| {
-                looked.push(file.display().to_string());
-                file.is_file() && preload(file) && by_name()
+                searched.push(file.display().to_string());
+                file.is_file() && preload(file) && is_loadable()
             })
         };
         let mut found = first(named).or_else(|| first(in_folders(&beside_executable())));
-        if found.is_none() && !by_name() {
+        if found.is_none() && !is_loadable() {
             found =
                 first(in_folders(&toolkits(search))).or_else(|| first(in_folders(&wheels(search))));
             if found.is_none() {
                 // One line a folder is enough for a person.
-                looked.retain(|file| !file.ends_with(".so.12") && !file.ends_with(".so"));
-                looked.push("the system's library path".to_owned());
-                return Err(CompileError::NoLibrary { looked });
+                searched.retain(|file| !file.ends_with(".so.12") && !file.ends_with(".so"));
+                searched.push("the system's library path".to_owned());
+                return Err(CompileError::NvrtcNotFound { searched });
             }
         }
-        Ok(OPENED.get_or_init(|| Library {
+        Ok(OPENED.get_or_init(|| Nvrtc {
             path: found,
             version: version(),
         }))
@@ -84,7 +84,7 @@ fn beside_executable() -> Vec<PathBuf> {
 }
 
 /// The library folders of CUDA toolkits, the newest version first.
-fn toolkits(search: &Search) -> Vec<PathBuf> {
+fn toolkits(search: &NvrtcSearch) -> Vec<PathBuf> {
     let mut homes = search.toolkits.clone();
     homes.push(PathBuf::from("/usr/local/cuda"));
     let mut others = entries(Path::new("/usr/local"), |name| name.starts_with("cuda-"));
@@ -98,7 +98,7 @@ fn toolkits(search: &Search) -> Vec<PathBuf> {
 }
 
 /// The library folders of NVIDIA's Python packages.
-fn wheels(search: &Search) -> Vec<PathBuf> {
+fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
     let system = ["/usr", "/usr/local"].map(PathBuf::from);
     let mut folders = Vec::new();
     for prefix in search.python.iter().chain(&system) {
@@ -141,13 +141,13 @@ fn preload(file: &Path) -> bool {
         entries(folder, |name| name.starts_with("libnvrtc-builtins.so"))
     });
     for builtins in beside {
-        let _ = keep_open(&builtins);
+        let _ = open_permanently(&builtins);
     }
-    keep_open(file)
+    open_permanently(file)
 }
 
 /// Opens a shared library for good.
-fn keep_open(file: &Path) -> bool {
+fn open_permanently(file: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
     // SAFETY: runs the library's initialisers; NVIDIA's have none that depend on our state. The handle is
     // forgotten, so nothing it holds is ever unmapped.
@@ -164,7 +164,7 @@ fn keep_open(file: &Path) -> bool {
 }
 
 /// Whether the library answers to its usual names. Must come before any call, because cudarc panics without.
-fn by_name() -> bool {
+fn is_loadable() -> bool {
     // SAFETY: only tries to open the library by its well-known names.
     unsafe { sys::is_culib_present() }
 }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wheel_is_looked_for_in_an_environment_and_in_a_plain_folder() {
+    fn wheels_are_found_in_environments_and_plain_folders() {
         let root = tempfile::tempdir().unwrap();
         let plain = root.path().join("plain");
         let environment = root.path().join("venv");
@@ -189,18 +189,18 @@ mod tests {
         let in_environment = environment.join("lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib");
         std::fs::create_dir_all(&in_plain).unwrap();
         std::fs::create_dir_all(&in_environment).unwrap();
-        let found = wheels(&Search {
+        let found = wheels(&NvrtcSearch {
             python: vec![plain, environment],
-            ..Search::default()
+            ..NvrtcSearch::default()
         });
         assert_eq!(found[..2], [in_plain, in_environment]);
     }
 
     #[test]
-    fn a_toolkit_that_was_named_comes_first() {
-        let named = Search {
+    fn named_toolkit_is_searched_first() {
+        let named = NvrtcSearch {
             toolkits: vec![PathBuf::from("/named")],
-            ..Search::default()
+            ..NvrtcSearch::default()
         };
         assert_eq!(toolkits(&named)[0], Path::new("/named/lib64"));
     }

@@ -12,9 +12,9 @@ mod nvrtc;
 mod report;
 mod source;
 
-pub use build::{Compiled, Options, Progress, compile};
+pub use build::{CompileProgress, Compiled, Options, compile};
 pub use error::CompileError;
-pub use library::{Library, Search};
+pub use library::{Nvrtc, NvrtcSearch};
 pub use modules::Modules;
 pub use report::{EntryReport, entry_reports};
-pub use source::{expand, hot, lowest, sources};
+pub use source::{expand, forbids_spills, min_arch, sources};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use contract::DeviceError;
 
-use super::build::{Compiled, Options, Progress, compile};
+use super::build::{CompileProgress, Compiled, Options, compile};
 use crate::driver::{Function, Gpu, Module};
 use crate::launch::{Launch, Unit};
 
@@ -27,7 +27,7 @@ impl Modules {
         gpu: &Gpu,
         units: &[Unit],
         options: &Options,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(CompileProgress),
     ) -> Result<Modules, DeviceError> {
         let mut modules = HashMap::new();
         for compiled in compile(gpu.arch(), units, options, progress)? {
@@ -62,8 +62,8 @@ impl Modules {
                 function
             }
         };
-        function.accept(&launch.args.sizes())?;
-        function.allow_shared(gpu, launch.shared)?;
+        function.check_arguments(&launch.args.sizes())?;
+        function.enable_dynamic_shared(gpu, launch.shared)?;
         Ok(function)
     }
 }

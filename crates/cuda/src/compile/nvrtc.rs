@@ -19,10 +19,10 @@ impl Drop for Program {
 
 /// Compiles `source` with `options`; gives the CUBIN and the compiler's log.
 ///
-/// [`Library::open`](super::library::Library::open) must have succeeded before. `name` and `arch` are for messages.
+/// [`Nvrtc::open`](super::library::Nvrtc::open) must have succeeded before. `name` and `arch` are for messages.
 ///
 /// # Errors
-/// [`CompileError::Refused`] with the log, [`CompileError::Nvrtc`] when the library itself fails.
+/// [`CompileError::Rejected`] with the log, [`CompileError::Nvrtc`] when the library itself fails.
 pub(super) fn cubin(
     source: &str,
     name: &str,
@@ -51,7 +51,7 @@ pub(super) fn cubin(
     };
     let check = |call, result| match result {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        other => Err(failed(call, words(other))),
+        other => Err(failed(call, error_string(other))),
     };
     check("nvrtcCreateProgram", created)?;
     let program = Program(handle);
@@ -65,14 +65,14 @@ pub(super) fn cubin(
     let compiled = unsafe { sys::nvrtcCompileProgram(program.0, count, pointers.as_ptr()) };
     let log = log(&program);
     if compiled == sys::nvrtcResult::NVRTC_ERROR_COMPILATION {
-        return Err(CompileError::Refused {
+        return Err(CompileError::Rejected {
             unit: name.to_owned(),
             arch: arch.to_owned(),
             log,
         });
     }
     if compiled != sys::nvrtcResult::NVRTC_SUCCESS {
-        let detail = format!("{}; {log}", words(compiled));
+        let detail = format!("{}; {log}", error_string(compiled));
         return Err(failed("nvrtcCompileProgram", detail));
     }
     let mut size = 0_usize;
@@ -108,7 +108,7 @@ fn log(program: &Program) -> String {
         .to_owned()
 }
 
-fn words(result: sys::nvrtcResult) -> String {
+fn error_string(result: sys::nvrtcResult) -> String {
     // SAFETY: the library returns a static string for any code.
     unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) }
         .to_string_lossy()

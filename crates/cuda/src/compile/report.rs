@@ -19,7 +19,7 @@ pub struct EntryReport {
 pub fn entry_reports(log: &str) -> Vec<EntryReport> {
     let mut reports: Vec<EntryReport> = Vec::new();
     // Device functions that were not inlined have properties of their own, which belong to no entry.
-    let mut ours = false;
+    let mut is_entry = false;
     for line in log.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
             let entry = rest.split('\'').next().unwrap_or("").to_owned();
@@ -33,8 +33,8 @@ pub fn entry_reports(log: &str) -> Vec<EntryReport> {
             continue;
         };
         if let Some(name) = line.split("Function properties for ").nth(1) {
-            ours = name.trim() == report.entry;
-        } else if line.contains("bytes stack frame") && ours {
+            is_entry = name.trim() == report.entry;
+        } else if line.contains("bytes stack frame") && is_entry {
             report.stack_bytes = before(line, " bytes stack frame");
             report.spill_bytes =
                 before(line, " bytes spill stores") + before(line, " bytes spill loads");
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registers_spills_and_shared_memory_are_read() {
+    fn ptxas_log_yields_registers_spills_and_shared_memory() {
         let log = "ptxas info    : 0 bytes gmem\n\
             ptxas info    : Compiling entry function 'scale' for 'sm_90a'\n\
             ptxas info    : Function properties for scale\n\

@@ -18,12 +18,12 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
 }
 
 /// Whether a file says `// hot` on a line of its own, so that a spill in it fails the gate.
-pub fn hot(file: &str) -> bool {
+pub fn forbids_spills(file: &str) -> bool {
     text(file).is_some_and(|text| text.lines().any(|line| line.trim() == "// hot"))
 }
 
 /// The oldest architecture a file is written for: what it says as `// floor sm_75`, else sm_80.
-pub fn lowest(file: &str) -> Arch {
+pub fn min_arch(file: &str) -> Arch {
     let said = text(file).and_then(|text| {
         text.lines()
             .find_map(|line| Arch::parse(line.trim().strip_prefix("// floor ")?))
@@ -41,7 +41,7 @@ fn text(file: &str) -> Option<&'static str> {
 /// The text of `file` with everything it includes.
 ///
 /// # Errors
-/// [`CompileError::NoSource`] for a name that is not embedded.
+/// [`CompileError::MissingSource`] for a name that is not embedded.
 pub fn expand(file: &str) -> Result<String, CompileError> {
     let mut out = String::new();
     let mut seen = HashSet::from([file.to_owned()]);
@@ -57,7 +57,7 @@ fn append(
     seen: &mut HashSet<String>,
     out: &mut String,
 ) -> Result<(), CompileError> {
-    let text = find(file).ok_or_else(|| CompileError::NoSource {
+    let text = find(file).ok_or_else(|| CompileError::MissingSource {
         from: from.to_owned(),
         name: file.to_owned(),
     })?;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_include_stands_once_and_lines_keep_their_numbers() {
+    fn includes_expand_once_and_keep_line_numbers() {
         let find = |name: &str| match name {
             "a.cu" => Some("#include \"b.cuh\"\n#include \"c.cuh\"\nint a;\n"),
             "b.cuh" => Some("#pragma once\n#include \"c.cuh\"\nint b;\n"),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_include_names_both_files() {
+    fn missing_include_names_both_files() {
         let find = |name: &str| (name == "a.cu").then_some("#include \"gone.cuh\"\n");
         let mut out = String::new();
         let error = append("a.cu", "", &find, &mut HashSet::new(), &mut out).unwrap_err();
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_what_it_runs_on() {
-        assert_eq!(lowest("common/bandwidth.cu").number, 75);
-        assert_eq!(lowest("no such file").number, 80);
-        assert!(!hot("common/bandwidth.cu"));
+    fn min_arch_is_read_from_the_source() {
+        assert_eq!(min_arch("common/bandwidth.cu").number, 75);
+        assert_eq!(min_arch("no such file").number, 80);
+        assert!(!forbids_spills("common/bandwidth.cu"));
     }
 
     #[test]
-    fn every_embedded_file_expands() {
+    fn every_embedded_source_expands() {
         assert!(!sources().is_empty());
         for (file, _) in sources() {
             let text = expand(file).unwrap();

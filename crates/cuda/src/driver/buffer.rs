@@ -17,20 +17,20 @@ use super::stream::{Event, Stream};
 ///
 /// # Safety
 /// Implementors must be inhabited by every bit pattern and hold no pointers, references or padding.
-pub unsafe trait Plain: Copy + 'static {}
+pub unsafe trait Pod: Copy + 'static {}
 
-macro_rules! plain {
+macro_rules! pod {
     ($($ty:ty),*) => {$(
         // SAFETY: every bit pattern is a value, and there is no padding.
-        unsafe impl Plain for $ty {}
+        unsafe impl Pod for $ty {}
     )*};
 }
-plain!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
-plain!(half::f16, half::bf16);
+pod!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+pod!(half::f16, half::bf16);
 
 /// `len` values of device memory. Freed on drop; the free waits for the card to be done with it.
 #[derive(Debug)]
-pub struct Buffer<T: Plain> {
+pub struct Buffer<T: Pod> {
     ptr: sys::CUdeviceptr,
     len: usize,
     context: Arc<Context>,
@@ -38,9 +38,9 @@ pub struct Buffer<T: Plain> {
 }
 
 // SAFETY: a device address may be used from any thread.
-unsafe impl<T: Plain> Send for Buffer<T> {}
+unsafe impl<T: Pod> Send for Buffer<T> {}
 
-impl<T: Plain> Buffer<T> {
+impl<T: Pod> Buffer<T> {
     pub(super) fn new(gpu: &Gpu, len: usize) -> Result<Buffer<T>, DeviceError> {
         gpu.context.enter()?;
         let bytes = len * size_of::<T>();
@@ -174,7 +174,7 @@ impl<T: Plain> Buffer<T> {
     }
 }
 
-impl<T: Plain> Drop for Buffer<T> {
+impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
         if self.ptr != 0 && self.context.enter().is_ok() {
             // SAFETY: allocated in `new`, freed once. `cuMemFree` waits for work that uses it.
@@ -185,7 +185,7 @@ impl<T: Plain> Drop for Buffer<T> {
 
 /// `len` values of page-locked host memory, mapped for the card. Freed on drop.
 #[derive(Debug)]
-pub struct Pinned<T: Plain> {
+pub struct Pinned<T: Pod> {
     host: *mut T,
     device: sys::CUdeviceptr,
     len: usize,
@@ -193,11 +193,11 @@ pub struct Pinned<T: Plain> {
 }
 
 // SAFETY: it owns its memory, like a boxed slice.
-unsafe impl<T: Plain + Send> Send for Pinned<T> {}
+unsafe impl<T: Pod + Send> Send for Pinned<T> {}
 // SAFETY: as above; through a shared reference it is only read.
-unsafe impl<T: Plain + Sync> Sync for Pinned<T> {}
+unsafe impl<T: Pod + Sync> Sync for Pinned<T> {}
 
-impl<T: Plain> Pinned<T> {
+impl<T: Pod> Pinned<T> {
     pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Pinned<T>, DeviceError> {
         context.enter()?;
         let bytes = (len * size_of::<T>()).max(1);
@@ -259,7 +259,7 @@ impl<T: Plain> Pinned<T> {
     }
 }
 
-impl<T: Plain> Drop for Pinned<T> {
+impl<T: Pod> Drop for Pinned<T> {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             // SAFETY: allocated in `new`, freed once.
@@ -270,11 +270,11 @@ impl<T: Plain> Drop for Pinned<T> {
 
 /// What other threads may do with a card: lock host memory, and copy on streams of their own.
 #[derive(Debug, Clone)]
-pub struct Courier(pub(super) Arc<Context>);
+pub struct CopyEngine(pub(super) Arc<Context>);
 
-impl Courier {
+impl CopyEngine {
     /// As [`Gpu::pinned`].
-    pub fn pinned<T: Plain>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
+    pub fn pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
         Pinned::new(&self.0, len)
     }
 
@@ -298,7 +298,7 @@ impl Courier {
     ///
     /// # Safety
     /// As [`Gpu::copy_rows`].
-    pub unsafe fn carry(
+    pub unsafe fn copy(
         &self,
         stream: &Stream,
         to: u64,
@@ -324,13 +324,13 @@ unsafe fn copy_rows(
     n: usize,
 ) -> Result<(), DeviceError> {
     /// The longest pitch of a copy of rows that every card takes.
-    const MOST: usize = (1 << 31) - 1;
+    const MAX_PITCH: usize = (1 << 31) - 1;
     let raw = stream.raw();
-    let told = || format!("{n} rows of {width} bytes");
+    let description = || format!("{n} rows of {width} bytes");
     if width == 0 || n == 0 {
         return Ok(());
     }
-    if n == 1 || to_pitch.max(from_pitch) > MOST {
+    if n == 1 || to_pitch.max(from_pitch) > MAX_PITCH {
         for row in 0..n {
             let (to, from) = (
                 to + (row * to_pitch) as u64,
@@ -340,7 +340,7 @@ unsafe fn copy_rows(
             // caller's word, and a wrong address of the card is a fault reported at the next wait.
             unsafe { sys::cuMemcpyAsync(to, from, width, raw) }
                 .result()
-                .map_err(|e| failed("cuMemcpyAsync", &told(), e))?;
+                .map_err(|e| failed("cuMemcpyAsync", &description(), e))?;
         }
         return Ok(());
     }
@@ -366,13 +366,13 @@ unsafe fn copy_rows(
     // SAFETY: as above.
     unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, raw) }
         .result()
-        .map_err(|e| failed("cuMemcpy2DAsync", &told(), e))
+        .map_err(|e| failed("cuMemcpy2DAsync", &description(), e))
 }
 
 impl Gpu {
     /// What other threads may do.
-    pub fn courier(&self) -> Courier {
-        Courier(Arc::clone(&self.context))
+    pub fn copy_engine(&self) -> CopyEngine {
+        CopyEngine(Arc::clone(&self.context))
     }
 
     /// Copies within the card, in order with the main stream; does not wait.
@@ -418,7 +418,7 @@ impl Gpu {
     ///
     /// # Panics
     /// If the range runs past the end.
-    pub unsafe fn copy_to_card<T: Plain>(
+    pub unsafe fn copy_to_device<T: Pod>(
         &self,
         stream: &Stream,
         to: u64,
@@ -440,7 +440,7 @@ impl Gpu {
     ///
     /// # Panics
     /// If the range runs past the end.
-    pub unsafe fn copy_to_host<T: Plain>(
+    pub unsafe fn copy_to_host<T: Pod>(
         &self,
         stream: &Stream,
         to: &mut Pinned<T>,

@@ -17,12 +17,12 @@ pub fn failed(call: &'static str, about: &str, error: DriverError) -> DeviceErro
     };
     DeviceError::DeviceLost {
         during: call,
-        detail: format!("{about}{name}; {}", cure(error.0)),
+        detail: format!("{about}{name}; {}", remedy(error.0)),
     }
 }
 
 /// What a person can do about an error code.
-fn cure(code: CUresult) -> &'static str {
+fn remedy(code: CUresult) -> &'static str {
     use CUresult as R;
     match code {
         R::CUDA_ERROR_OUT_OF_MEMORY => {
@@ -72,9 +72,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_call_kernel_and_cure() {
+    fn error_remedy_depends_on_the_code() {
         let code = CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-        assert!(cure(code).contains("grid"), "{}", cure(code));
-        assert!(cure(CUresult::CUDA_ERROR_UNKNOWN).contains("nvidia-smi"));
+        assert!(remedy(code).contains("grid"), "{}", remedy(code));
+        assert!(remedy(CUresult::CUDA_ERROR_UNKNOWN).contains("nvidia-smi"));
     }
 }

@@ -10,11 +10,11 @@ use super::error::failed;
 use super::gpu::{Context, Gpu};
 
 /// Shared memory that a block gets without asking.
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// The share of a multiprocessor's memory that is to be shared memory, in percent.
-const ALL_SHARED: i32 = 100;
+const MAX_SHARED_CARVEOUT: i32 = 100;
 /// The driver from which on a function's parameter list can be read.
-const PARAMETERS_READABLE: i32 = 12_040;
+const MIN_DRIVER_WITH_PARAM_INFO: i32 = 12_040;
 
 /// A loaded CUBIN. Unloaded on drop.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub struct Function {
     name: &'static str,
     resources: Resources,
     /// Whether the driver tells the sizes of parameters.
-    readable: bool,
+    has_param_info: bool,
 }
 
 impl Function {
@@ -114,7 +114,7 @@ impl Function {
             _module: Arc::clone(module),
             name,
             resources,
-            readable: gpu.driver_version() >= PARAMETERS_READABLE,
+            has_param_info: gpu.driver_version() >= MIN_DRIVER_WITH_PARAM_INFO,
         })
     }
 
@@ -133,8 +133,8 @@ impl Function {
     ///
     /// # Errors
     /// [`DeviceError::InvalidCall`] with both sizes.
-    pub fn accept(&self, sizes: &[usize]) -> Result<(), DeviceError> {
-        if !self.readable {
+    pub fn check_arguments(&self, sizes: &[usize]) -> Result<(), DeviceError> {
+        if !self.has_param_info {
             return Ok(());
         }
         let refused = |index: usize, takes: Option<usize>| {
@@ -174,8 +174,8 @@ impl Function {
     ///
     /// # Errors
     /// [`DeviceError::InvalidCall`] beyond what the card has.
-    pub fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), DeviceError> {
-        if bytes + self.resources.shared_bytes <= SHARED_WITHOUT_ASKING {
+    pub fn enable_dynamic_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), DeviceError> {
+        if bytes + self.resources.shared_bytes <= DEFAULT_SHARED_BYTES {
             return Ok(());
         }
         let most = gpu
@@ -197,7 +197,7 @@ impl Function {
         // overlaps its predecessor finds no room until the predecessor has ended.
         let carveout =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        for (which, value) in [(which, value), (carveout, ALL_SHARED)] {
+        for (which, value) in [(which, value), (carveout, MAX_SHARED_CARVEOUT)] {
             // SAFETY: `raw` is a function of a loaded module.
             unsafe { result::function::set_function_attribute(self.raw, which, value) }
                 .map_err(|e| failed("cuFuncSetAttribute", self.name, e))?;

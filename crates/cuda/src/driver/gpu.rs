@@ -8,7 +8,7 @@ use std::sync::Arc;
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
-use super::buffer::{Buffer, Pinned, Plain};
+use super::buffer::{Buffer, Pinned, Pod};
 use super::error::failed;
 use super::function::Function;
 use super::stream::Stream;
@@ -44,7 +44,7 @@ impl Arch {
     }
 
     /// Whether a launch may begin before its predecessor ends (`griddepcontrol`).
-    pub fn overlaps(self) -> bool {
+    pub fn has_pdl(self) -> bool {
         self.number >= 90
     }
 }
@@ -98,7 +98,7 @@ pub struct Gpu {
     l2_bytes: u64,
     driver: i32,
     /// The entry launched last: a fault is noticed later, and this narrows it down.
-    last: Cell<&'static str>,
+    last_entry: Cell<&'static str>,
 }
 
 impl Gpu {
@@ -148,7 +148,7 @@ impl Gpu {
             l2_bytes: u64::from(l2),
             driver,
             card,
-            last: Cell::new("nothing"),
+            last_entry: Cell::new("nothing"),
         })
     }
 
@@ -207,26 +207,26 @@ impl Gpu {
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when the card has no such run of memory free.
-    pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
         Buffer::new(self, len)
     }
 
     /// The values of `host` on the card.
-    pub fn upload<T: Plain>(&self, host: &[T]) -> Result<Buffer<T>, DeviceError> {
+    pub fn upload<T: Pod>(&self, host: &[T]) -> Result<Buffer<T>, DeviceError> {
         let mut buffer = self.alloc(host.len())?;
         buffer.upload(self, host)?;
         Ok(buffer)
     }
 
     /// `len` values on the card, every byte `byte`: 0 for zeros, 0xff for NaNs of any float type.
-    pub fn filled<T: Plain>(&self, len: usize, byte: u8) -> Result<Buffer<T>, DeviceError> {
+    pub fn filled<T: Pod>(&self, len: usize, byte: u8) -> Result<Buffer<T>, DeviceError> {
         let mut buffer = self.alloc(len)?;
         buffer.fill(self, byte)?;
         Ok(buffer)
     }
 
     /// `len` values of page-locked host memory, zeroed, which the card can read and write at full speed.
-    pub fn pinned<T: Plain>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
+    pub fn pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
         Pinned::new(&self.context, len)
     }
 
@@ -250,7 +250,7 @@ impl Gpu {
         function: &Function,
         launch: &Launch,
     ) -> Result<(), DeviceError> {
-        self.last.set(launch.entry);
+        self.last_entry.set(launch.entry);
         let mut attributes = Vec::with_capacity(2);
         // SAFETY: an all-zero attribute is a valid value: id IGNORE and zero padding.
         let blank: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -260,7 +260,7 @@ impl Gpu {
             attribute.value.cooperative = 1;
             attributes.push(attribute);
         }
-        if launch.overlap && self.arch().overlaps() {
+        if launch.overlap && self.arch().has_pdl() {
             let mut attribute = blank;
             attribute.id =
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -300,7 +300,7 @@ impl Gpu {
     /// # Errors
     /// [`DeviceError::DeviceLost`] with the fault of any kernel since the last wait.
     pub fn sync(&self) -> Result<(), DeviceError> {
-        self.stream.sync_after(self.last.get())
+        self.stream.sync_after(self.last_entry.get())
     }
 }
 
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn architectures_are_named_exactly() {
+    fn arch_names_round_trip() {
         for (typed, meant) in [
             ("sm_90", "sm_90a"),
             ("90a", "sm_90a"),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_card_the_error_names_a_cure() {
+    fn missing_gpu_error_names_the_cpu_flag() {
         if let Err(error) = Gpu::open(0) {
             assert!(error.to_string().contains("--device cpu"), "{error}");
         }

@@ -14,7 +14,7 @@ mod graph;
 mod stream;
 mod timing;
 
-pub use buffer::{Buffer, Courier, Pinned, Plain};
+pub use buffer::{Buffer, CopyEngine, Pinned, Pod};
 pub use error::failed;
 pub use function::{Function, Module, Resources};
 pub use gpu::{Arch, Gpu};

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_ignores_a_slow_pass() {
+    fn median_ignores_a_slow_pass() {
         let timing = Timing::of(vec![3.0, 1.0, 2.0, 900.0, 2.5]);
         assert_eq!(timing.median_us, 2.5);
         assert_eq!(timing.low_us, 1.0);

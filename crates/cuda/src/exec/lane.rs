@@ -7,7 +7,7 @@
 use contract::DeviceError;
 
 use super::Engine;
-use crate::driver::{Courier, Event, Gpu, Stream};
+use crate::driver::{CopyEngine, Event, Gpu, Stream};
 
 /// The last copies of a slot, which are no layer's.
 pub(crate) const BEHIND_ALL: usize = usize::MAX;
@@ -15,7 +15,7 @@ pub(crate) const BEHIND_ALL: usize = usize::MAX;
 /// A stream of copies.
 pub(crate) struct Lane {
     stream: Stream,
-    courier: Courier,
+    copy_engine: CopyEngine,
     /// What the main stream had queued when copies were.
     begun: Event,
     /// The last copy of all.
@@ -35,7 +35,7 @@ impl Lane {
     pub(super) fn new(gpu: &Gpu, slots: usize) -> Result<Lane, DeviceError> {
         Ok(Lane {
             stream: gpu.new_stream()?,
-            courier: gpu.courier(),
+            copy_engine: gpu.copy_engine(),
             begun: Event::new(gpu)?,
             end: Event::new(gpu)?,
             slots: (0..slots).map(|_| Marks::default()).collect(),
@@ -56,7 +56,7 @@ impl Lane {
     /// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
         // SAFETY: the caller's word.
-        unsafe { self.courier.carry(&self.stream, to, from, bytes) }
+        unsafe { self.copy_engine.copy(&self.stream, to, from, bytes) }
     }
 
     /// Whoever touches `layer` of the slot, or one above, waits for what was queued up to here. Layers rise.

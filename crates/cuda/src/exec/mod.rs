@@ -252,7 +252,7 @@ impl Engine {
         // SAFETY: whoever writes the table next waits first, as `in_flight` tells.
         unsafe {
             self.gpu
-                .copy_to_card(self.gpu.stream(), to, &self.headers.up.table, range)
+                .copy_to_device(self.gpu.stream(), to, &self.headers.up.table, range)
         }
     }
 
@@ -454,7 +454,7 @@ impl Engine {
         // SAFETY: whoever writes the header next waits first, as `in_flight` tells.
         unsafe {
             self.gpu
-                .copy_to_card(self.gpu.stream(), to, &self.headers.up.chunk, range)
+                .copy_to_device(self.gpu.stream(), to, &self.headers.up.chunk, range)
         }
     }
 
@@ -477,7 +477,7 @@ impl Engine {
         self.headers.up.edits.as_mut_slice()[..blob.len()].copy_from_slice(&blob);
         let (gpu, to) = (&self.gpu, self.plans.addresses.edits);
         // SAFETY: written again only by the next pass, after this one's wait.
-        unsafe { gpu.copy_to_card(gpu.stream(), to, &self.headers.up.edits, 0..blob.len()) }?;
+        unsafe { gpu.copy_to_device(gpu.stream(), to, &self.headers.up.edits, 0..blob.len()) }?;
         self.queue(key)?;
         Ok(true)
     }
@@ -550,13 +550,13 @@ impl Uploads {
         };
         // SAFETY: the header is not written before the stream has passed the copy: a step waits at its end,
         // and writers of the others wait while `in_flight` is set.
-        unsafe { gpu.copy_to_card(gpu.stream(), to, from, 0..bytes) }
+        unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
     }
 
     /// Queues the copy of the header by which a short chunk is a chain of nodes.
     fn queue_nodes(&self, gpu: &Gpu, to: Addresses) -> Result<(), DeviceError> {
         // SAFETY: written with the chunk's header, whose writers wait while `in_flight` is set.
-        unsafe { gpu.copy_to_card(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }
+        unsafe { gpu.copy_to_device(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }
     }
 }
 

@@ -8,7 +8,7 @@ use contract::DeviceError;
 
 use super::Engine;
 use crate::plan::Key;
-use crate::state::FEATURES;
+use crate::state::FEATURE_ROWS;
 use crate::step::{self, Commit, ROWS, Step, StepPath, TREES};
 
 /// The features of every slot.
@@ -39,17 +39,17 @@ impl Waiting {
     /// Whether a tree of `nodes` nodes has no room behind the rows that wait.
     fn is_full(&self, slot: usize, nodes: usize) -> bool {
         let kept = self.slots.get(slot);
-        kept.is_some_and(|kept| kept.used + nodes > FEATURES)
+        kept.is_some_and(|kept| kept.used + nodes > FEATURE_ROWS)
     }
 
     /// Where the features of a tree go.
     fn place(&self, slot: usize) -> usize {
         let used = self.slots.get(slot).map_or(0, |kept| kept.used);
-        slot * FEATURES + used
+        slot * FEATURE_ROWS + used
     }
 
     /// The rows of a path of the tree last verified stay.
-    fn keep(&mut self, path: &StepPath) {
+    fn retain(&mut self, path: &StepPath) {
         let Some(kept) = self.slots.get_mut(path.slot as usize) else {
             return;
         };
@@ -119,7 +119,7 @@ impl Engine {
     /// The features of committed paths wait.
     pub(super) fn keep_features(&mut self, commit: &Commit) {
         for path in commit.path.iter().take(commit.paths as usize) {
-            self.waiting.keep(path);
+            self.waiting.retain(path);
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
         let mut commit = Commit::new();
         let nodes: Vec<NodeIdx> = nodes.iter().map(|node| NodeIdx(*node)).collect();
         commit.push(slot, committed, &nodes);
-        waiting.keep(&commit.path[0]);
+        waiting.retain(&commit.path[0]);
     }
 
     fn rows(path: &StepPath) -> &[i32] {
@@ -166,12 +166,12 @@ mod tests {
     #[test]
     fn trees_come_behind_rows_that_wait_and_their_paths_stay() {
         let mut waiting = Waiting::new(2);
-        assert_eq!(waiting.place(1), FEATURES);
+        assert_eq!(waiting.place(1), FEATURE_ROWS);
         kept(&mut waiting, 1, 30, &[0, 2, 5]);
-        assert_eq!(waiting.place(1), FEATURES + 6);
+        assert_eq!(waiting.place(1), FEATURE_ROWS + 6);
         kept(&mut waiting, 1, 33, &[0]);
         kept(&mut waiting, 0, 7, &[0, 1]);
-        assert_eq!((waiting.place(0), waiting.place(1)), (2, FEATURES + 7));
+        assert_eq!((waiting.place(0), waiting.place(1)), (2, FEATURE_ROWS + 7));
         let (header, n) = waiting.take(&[1, 0]).unwrap();
         assert_eq!((header.paths, n), (2, 6));
         let [one, other, ..] = &header.path;
@@ -184,7 +184,7 @@ mod tests {
             (0, 7, &[0, 1][..])
         );
         assert_eq!(waiting.take(&[1, 0]), None);
-        assert_eq!((waiting.place(0), waiting.place(1)), (0, FEATURES));
+        assert_eq!((waiting.place(0), waiting.place(1)), (0, FEATURE_ROWS));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::matmul::{
 use super::norm::Out;
 use super::{Args, Launch, Unit};
 use crate::pack::activations::A16_TILE;
-use crate::pack::{Input, Kind};
+use crate::pack::{ActivationFormat, WeightKind};
 
 /// Most matrices of one chain.
 const MAX_SEGMENTS: usize = 8;
@@ -42,7 +42,7 @@ const BARRIER_BYTES: usize = 256 + 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
     /// How it lies on the card.
-    pub kind: Kind,
+    pub kind: WeightKind,
     /// Values of a row of the output.
     pub rows: usize,
     /// Values of a row of the input.
@@ -84,7 +84,7 @@ pub struct Memory {
     pub residual: u64,
     /// The barrier and the inputs of two stages.
     pub own: Own,
-    /// Input of the next layer's projections, in the forms they read.
+    /// ActivationFormat of the next layer's projections, in the forms they read.
     pub next: Out,
     /// Two of [`squares_bytes`].
     pub squares: [u64; 2],
@@ -98,9 +98,9 @@ pub struct Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
     barrier: u64,
-    /// Input of gate and up, halves.
+    /// ActivationFormat of gate and up, halves.
     normed: u64,
-    /// Input of down, halves.
+    /// ActivationFormat of down, halves.
     gated: u64,
 }
 
@@ -111,13 +111,13 @@ impl Own {
         Own {
             barrier: address,
             normed,
-            gated: normed + Input::F16.bytes(MOST_ROWS, hidden) as u64,
+            gated: normed + ActivationFormat::F16.bytes(MOST_ROWS, hidden) as u64,
         }
     }
 
     /// Bytes for layers of `hidden` values and feed-forwards of at most `ffn`.
     pub fn bytes(hidden: usize, ffn: usize) -> usize {
-        let halves = [hidden, ffn].map(|width| Input::F16.bytes(MOST_ROWS, width));
+        let halves = [hidden, ffn].map(|width| ActivationFormat::F16.bytes(MOST_ROWS, width));
         BARRIER_BYTES + halves.iter().sum::<usize>()
     }
 }
@@ -143,7 +143,7 @@ pub struct Form {
 
 impl Form {
     /// For chains of matrices of these kinds on up to `most_rows` rows; `None` if the card has too little shared memory.
-    pub fn new(card: Card, most_rows: usize, kinds: &[Kind]) -> Option<Form> {
+    pub fn new(card: Card, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
         let (bits, plain) = kinds_of(kinds);
         let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
         let room = match card.shared as usize >= matmul::MOST_SHARED {
@@ -151,7 +151,7 @@ impl Form {
             false => card.shared as usize,
         };
         let ring = room.saturating_sub(own) / 128 * 128;
-        let packed = || kinds.iter().filter(|kind| **kind != Kind::F32);
+        let packed = || kinds.iter().filter(|kind| **kind != WeightKind::F32);
         let piece = packed().flat_map(|kind| kind.piece_bytes()).max()?;
         let chunks = packed().map(|kind| kind.pieces()).max()?;
         let largest = ROW_BLOCKS * TILES * piece + most_rows.div_ceil(8) * chunks * A16_TILE;
@@ -185,7 +185,7 @@ pub fn fits(products: &Products<'_>) -> bool {
         next,
     } = products;
     let of_next = || next.iter().map(|(matrix, _)| matrix);
-    let packed = |matrix: &Matrix| matrix.kind.input() == Input::F16;
+    let packed = |matrix: &Matrix| matrix.kind.input() == ActivationFormat::F16;
     let n_packed = of_next().filter(|m| packed(m)).count();
     let plain = of_next().filter(|m| !packed(m));
     [out, gate, up, down].into_iter().all(packed)
@@ -336,7 +336,7 @@ impl Stages {
 
     /// 16-byte words of halves that are to be made zero.
     fn quads(&self, (_, width): (u64, usize)) -> usize {
-        Input::F16.bytes(self.bucket, width) / 16
+        ActivationFormat::F16.bytes(self.bucket, width) / 16
     }
 
     /// `spent`: what is made zero when all stages are done.
@@ -443,7 +443,7 @@ pub fn launch(
         "shapes of {products:?}"
     );
     let of_next = next.iter().map(|(matrix, _)| matrix.kind);
-    let kinds: Vec<Kind> = of_next.chain([out.kind, gate.kind, down.kind]).collect();
+    let kinds: Vec<WeightKind> = of_next.chain([out.kind, gate.kind, down.kind]).collect();
     let (bits, has_plain) = kinds_of(&kinds);
     assert!(
         bits & !form.kinds == 0 && (form.plain || !has_plain),
@@ -487,7 +487,8 @@ pub fn launch(
     };
     let input = to_be_scaled(normed, 0, of_before);
     stages.stage(input, &pair_of, into_gated);
-    let (plain, packed): (Vec<_>, Vec<_>) = next.iter().partition(|(m, _)| m.kind == Kind::F32);
+    let (plain, packed): (Vec<_>, Vec<_>) =
+        next.iter().partition(|(m, _)| m.kind == WeightKind::F32);
     let forms = match (next.is_empty(), plain.is_empty()) {
         (true, _) => Out::default(),
         (false, true) => Out {
@@ -529,7 +530,7 @@ mod tests {
     fn cut(rows: &[usize], cols: usize) -> Option<(usize, usize)> {
         let of = |&rows: &usize| {
             let matrix = Matrix {
-                kind: Kind::Q4K,
+                kind: WeightKind::Q4K,
                 rows,
                 cols,
                 weight: 0,
@@ -557,7 +558,7 @@ mod tests {
     fn blocks_have_tiles_of_their_own_where_few_are_left_over() {
         let of = |rows, cols| {
             let matrix = Matrix {
-                kind: Kind::Q4K,
+                kind: WeightKind::Q4K,
                 rows,
                 cols,
                 weight: 0,

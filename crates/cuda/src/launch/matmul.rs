@@ -5,7 +5,7 @@
 
 use super::{Args, Launch, Unit};
 use crate::pack::activations::A16_TILE;
-use crate::pack::{Input, Kind};
+use crate::pack::{ActivationFormat, WeightKind};
 
 /// Most matrices of one launch.
 pub const MAX_SEGMENTS: usize = 6;
@@ -65,7 +65,7 @@ pub enum Write {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     /// How it lies on the card.
-    pub kind: Kind,
+    pub kind: WeightKind,
     /// Rows of the matrix: values of a row of the output.
     pub rows: usize,
     /// Packed weights, 256-byte aligned.
@@ -81,17 +81,17 @@ pub struct Segment {
 /// The rows all matrices are multiplied with, in the forms their kinds read; 0 where no kind reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Inputs {
-    /// Halves ([`Input::F16`]).
+    /// Halves ([`ActivationFormat::F16`]).
     pub f16: u64,
     /// f32 `[bucket][cols]`.
     pub f32: u64,
 }
 
 impl Inputs {
-    fn of(self, input: Input) -> u64 {
+    fn of(self, input: ActivationFormat) -> u64 {
         match input {
-            Input::F16 => self.f16,
-            Input::F32 => self.f32,
+            ActivationFormat::F16 => self.f16,
+            ActivationFormat::F32 => self.f32,
         }
     }
 }
@@ -157,14 +157,14 @@ impl Form {
 
     /// Bytes of a turn of the ring, as `SLOT` of the kernel.
     fn slot(self) -> usize {
-        let kinds = || Kind::ALL.into_iter().filter(|&kind| self.has(kind));
-        let piece = kinds().flat_map(Kind::piece_bytes).max().unwrap_or(0);
-        let chunks = kinds().map(Kind::pieces).max().unwrap_or(0);
+        let kinds = || WeightKind::ALL.into_iter().filter(|&kind| self.has(kind));
+        let piece = kinds().flat_map(WeightKind::piece_bytes).max().unwrap_or(0);
+        let chunks = kinds().map(WeightKind::pieces).max().unwrap_or(0);
         (ROW_BLOCKS * TILES * piece + self.tiles() * chunks * A16_TILE).max(16)
     }
 
-    fn has(self, kind: Kind) -> bool {
-        kind != Kind::F32 && self.kinds >> kind as u32 & 1 == 1
+    fn has(self, kind: WeightKind) -> bool {
+        kind != WeightKind::F32 && self.kinds >> kind as u32 & 1 == 1
     }
 
     fn unit(self) -> Unit {
@@ -205,7 +205,7 @@ pub fn launches(
         );
         assert!(segment.stride >= segment.rows, "{segment:?}");
         assert!(
-            segment.kind != Kind::F32 || cols.is_multiple_of(4),
+            segment.kind != WeightKind::F32 || cols.is_multiple_of(4),
             "an f32 matrix of {cols} columns: rows are read 16 bytes at a time"
         );
     }
@@ -229,21 +229,21 @@ struct Rows {
 }
 
 /// Whether a card has the shared memory that matrices of a kind need.
-pub fn holds(card: Card, kind: Kind) -> bool {
+pub fn holds(card: Card, kind: WeightKind) -> bool {
     let (kinds, plain) = kinds_of(&[kind]);
     Form::new(card, 8, kinds, plain).is_some()
 }
 
 /// The packed kinds as bits, and whether there are f32 matrices.
-pub(super) fn kinds_of(kinds: &[Kind]) -> (u32, bool) {
-    let packed = kinds.iter().filter(|kind| **kind != Kind::F32);
+pub(super) fn kinds_of(kinds: &[WeightKind]) -> (u32, bool) {
+    let packed = kinds.iter().filter(|kind| **kind != WeightKind::F32);
     let bits = packed.fold(0, |bits, &kind| bits | 1 << kind as u32);
-    (bits, kinds.contains(&Kind::F32))
+    (bits, kinds.contains(&WeightKind::F32))
 }
 
 /// The segments of each launch: all in one where the card has the room, else those of a kind.
 pub(super) fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
-    let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
+    let kinds: Vec<WeightKind> = segments.iter().map(|s| s.kind).collect();
     let (bits, plain) = kinds_of(&kinds);
     if Form::new(card, 8, bits, plain).is_some() {
         return vec![segments.to_vec()];
@@ -252,7 +252,7 @@ pub(super) fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
         let own = segments.iter().filter(move |s| s.kind == kind);
         own.copied().collect::<Vec<_>>()
     };
-    let parts = Kind::ALL.into_iter().map(of);
+    let parts = WeightKind::ALL.into_iter().map(of);
     parts.filter(|part| !part.is_empty()).collect()
 }
 
@@ -264,8 +264,8 @@ fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch)
         inputs,
     } = rows;
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
-        segments.iter().partition(|s| s.kind == Kind::F32);
-    let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
+        segments.iter().partition(|s| s.kind == WeightKind::F32);
+    let kinds: Vec<WeightKind> = segments.iter().map(|s| s.kind).collect();
     let (kinds, has_plain) = kinds_of(&kinds);
     let mut launches = Vec::new();
     let mut first = 0;

@@ -9,7 +9,7 @@ use super::matmul::{
 };
 use super::norm::{self, Out};
 use super::{Args, Launch, Unit};
-use crate::pack::Kind;
+use crate::pack::WeightKind;
 
 /// Rows of a tile, which a block has.
 const TILE_ROWS: usize = 16;
@@ -138,7 +138,7 @@ pub fn launch(
     input: Input,
     results: Results,
 ) -> Option<Launch> {
-    let kinds: Vec<Kind> = segments.iter().map(|s| s.kind).collect();
+    let kinds: Vec<WeightKind> = segments.iter().map(|s| s.kind).collect();
     let (bits, has_plain) = kinds_of(&kinds);
     let gated = matches!(results, Results::Gated(_));
     let normed = matches!(input, Input::Normed { .. });
@@ -159,7 +159,7 @@ pub fn launch(
         return None;
     }
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
-        segments.iter().partition(|s| s.kind == Kind::F32);
+        segments.iter().partition(|s| s.kind == WeightKind::F32);
     let groups: usize = plain.iter().map(|s| s.rows.div_ceil(PLAIN_ROWS)).sum();
     let line = Line::new(card, cols, &packed, groups, results);
     let weight_bytes = match has_plain {

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::Input;
+use super::ActivationFormat;
 
 /// Bytes of 8 rows and 64 values of halves.
 pub const A16_TILE: usize = 1024;
@@ -20,7 +20,7 @@ pub struct Activations {
 ///
 /// # Panics
 /// If `x` has more rows than the bucket.
-pub fn activations(input: Input, x: &[f32], width: usize, bucket: usize) -> Activations {
+pub fn activations(input: ActivationFormat, x: &[f32], width: usize, bucket: usize) -> Activations {
     let rows = x.len() / width;
     assert!(rows <= bucket && x.len() == rows * width);
     let mut bytes = vec![0; input.bytes(bucket, width)];
@@ -28,7 +28,7 @@ pub fn activations(input: Input, x: &[f32], width: usize, bucket: usize) -> Acti
     let tiles = bucket.div_ceil(8);
     for (row, x) in x.chunks_exact(width).enumerate() {
         match input {
-            Input::F16 => {
+            ActivationFormat::F16 => {
                 for (k, &v) in x.iter().enumerate() {
                     // Infinities stay, so that their row's outputs tell.
                     let v = if v.is_finite() {
@@ -46,7 +46,7 @@ pub fn activations(input: Input, x: &[f32], width: usize, bucket: usize) -> Acti
                     rounded.push(half.to_f32());
                 }
             }
-            Input::F32 => {
+            ActivationFormat::F32 => {
                 for (k, &v) in x.iter().enumerate() {
                     let at = (row * width + k) * 4;
                     bytes[at..at + 4].copy_from_slice(&v.to_le_bytes());

@@ -33,10 +33,10 @@ pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
     }
 }
 
-/// 32 values `scale * (code - raised) + offset`, scale and offset for each half.
+/// 32 values `scale * (code - bias) + offset`, scale and offset for each half.
 pub(super) struct Affine {
     pub(super) codes: [u8; 32],
-    pub(super) raised: u8,
+    pub(super) bias: u8,
     pub(super) scale: [f32; 2],
     pub(super) offset: [f32; 2],
 }
@@ -45,7 +45,7 @@ pub(super) struct Affine {
 pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
     let whole = |codes: [u8; 32]| Affine {
         codes,
-        raised: 0,
+        bias: 0,
         scale: [half_at(block, 0); 2],
         offset: [half_at(block, 2); 2],
     };
@@ -57,7 +57,7 @@ pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
             let byte = |half: usize| block[2 * run + half];
             Affine {
                 codes: std::array::from_fn(|l| block[16 + 32 * (run / 4) + l] >> (run % 4 * 2) & 3),
-                raised: 0,
+                bias: 0,
                 scale: [0, 1].map(|half| d * f32::from(byte(half) & 15)),
                 offset: [0, 1].map(|half| -(dmin * f32::from(byte(half) >> 4))),
             }
@@ -69,7 +69,7 @@ pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
             let codes = nibbles_32(&block[8 + 16 * run..24 + 16 * run], 0);
             Affine {
                 codes: codes.map(|q| IQ4_LEVELS[usize::from(q)].cast_unsigned() ^ 0x80),
-                raised: 128,
+                bias: 128,
                 scale: [half_at(block, 0) * f32::from(scale); 2],
                 offset: [0.0; 2],
             }

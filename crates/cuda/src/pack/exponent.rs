@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use super::codes;
 
 /// Largest magnitude of an exponent: its power and that of its negative are normal numbers.
-const MOST: i32 = 100;
+const MAX_EXPONENT: i32 = 100;
 
 /// `2^exponent`, for exponents of normal f32 numbers.
 pub(super) fn power(exponent: i32) -> f32 {
@@ -14,9 +14,9 @@ pub(super) fn power(exponent: i32) -> f32 {
 }
 
 /// Largest exponent found so far to suit every bound.
-struct Fit(Option<i32>);
+struct ExponentBound(Option<i32>);
 
-impl Fit {
+impl ExponentBound {
     /// `value * 2^exponent` is to be below `2^limit`. What is zero or not finite fits anywhere.
     fn below(&mut self, value: f32, limit: i32) {
         let value = value.abs();
@@ -33,15 +33,15 @@ impl Fit {
 
 /// For a row as stored. Bounds: a scale of K-quants is made from 256 times its factor (`d * 2^22`, of Q5_K `d * 2^23`, and `dmin`), one
 /// of Q6_K is 128 times it (`d * 2^23`), others stand as they are (`scale * 2^22`); f16 ends below `2^16`.
-pub(super) fn of(ty: QuantType, row: &[u8]) -> i32 {
+pub(super) fn of_row(ty: QuantType, row: &[u8]) -> i32 {
     let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-    let mut fit = Fit(None);
+    let mut fit = ExponentBound(None);
     let blocks = row.chunks_exact(ty.block_bytes());
     match ty {
         QuantType::Q4_K | QuantType::Q5_K => {
-            let worth = if ty == QuantType::Q5_K { 23 } else { 22 };
+            let log2_scale = if ty == QuantType::Q5_K { 23 } else { 22 };
             for block in blocks {
-                fit.below(half(block, 0), 8 - worth);
+                fit.below(half(block, 0), 8 - log2_scale);
                 fit.below(half(block, 2), 8);
             }
         }
@@ -80,5 +80,5 @@ pub(super) fn of(ty: QuantType, row: &[u8]) -> i32 {
         }
         QuantType::F16 | QuantType::F32 => {}
     }
-    fit.0.unwrap_or(0).clamp(-MOST, MOST)
+    fit.0.unwrap_or(0).clamp(-MAX_EXPONENT, MAX_EXPONENT)
 }

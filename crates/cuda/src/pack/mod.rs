@@ -1,6 +1,6 @@
 //! Weights as the matmul kernels read them: the same values as in the file, in another order.
 //!
-//! [`Kind::of`] says which kernel kind serves a stored format, [`pack`] rewrites whole rows, and
+//! [`WeightKind::of`] says which kernel kind serves a stored format, [`pack`] rewrites whole rows, and
 //! [`activations`] is the host twin of the activation forms. Every layout is described once, in
 //! `kernels/matmul/layout.cuh` and `kernels/matmul/a16.cuh`.
 
@@ -21,7 +21,7 @@ const FACTOR_BYTES: usize = 4 * TILE_ROWS;
 
 /// How a matrix lies on the card. The discriminants are the kernels' `KIND_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum WeightKind {
     /// Q4_K as stored, reordered.
     Q4K = 0,
     /// Q5_K as stored, reordered.
@@ -40,67 +40,71 @@ pub enum Kind {
 
 /// The form of activations a kind is multiplied with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Input {
+pub enum ActivationFormat {
     /// Halves, blocked for the matrix units.
     F16,
     /// Plain f32 rows.
     F32,
 }
 
-impl Input {
+impl ActivationFormat {
     /// Bytes of `rows` rows of `width` values; the buffer of a bucket holds the bucket's rows.
     pub fn bytes(self, rows: usize, width: usize) -> usize {
         let groups = width.div_ceil(256) * rows.div_ceil(8);
         match self {
-            Input::F16 => groups * 4 * activations::A16_TILE,
-            Input::F32 => 4 * rows * width,
+            ActivationFormat::F16 => groups * 4 * activations::A16_TILE,
+            ActivationFormat::F32 => 4 * rows * width,
         }
     }
 }
 
-impl Kind {
+impl WeightKind {
     /// Every kind, by discriminant.
-    pub const ALL: [Kind; 7] = [
-        Kind::Q4K,
-        Kind::Q5K,
-        Kind::Q6K,
-        Kind::Q8,
-        Kind::Wide,
-        Kind::F16,
-        Kind::F32,
+    pub const ALL: [WeightKind; 7] = [
+        WeightKind::Q4K,
+        WeightKind::Q5K,
+        WeightKind::Q6K,
+        WeightKind::Q8,
+        WeightKind::Wide,
+        WeightKind::F16,
+        WeightKind::F32,
     ];
 
     /// The kind that holds the values of `ty`.
-    pub fn of(ty: QuantType) -> Kind {
+    pub fn of(ty: QuantType) -> WeightKind {
         match ty {
-            QuantType::Q4_K => Kind::Q4K,
-            QuantType::Q5_K => Kind::Q5K,
-            QuantType::Q6_K | QuantType::Q3_K => Kind::Q6K,
-            QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => Kind::Q8,
-            QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => Kind::Wide,
-            QuantType::F16 | QuantType::BF16 => Kind::F16,
-            QuantType::F32 => Kind::F32,
+            QuantType::Q4_K => WeightKind::Q4K,
+            QuantType::Q5_K => WeightKind::Q5K,
+            QuantType::Q6_K | QuantType::Q3_K => WeightKind::Q6K,
+            QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+                WeightKind::Q8
+            }
+            QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
+                WeightKind::Wide
+            }
+            QuantType::F16 | QuantType::BF16 => WeightKind::F16,
+            QuantType::F32 => WeightKind::F32,
         }
     }
 
     /// What it is multiplied with.
-    pub fn input(self) -> Input {
+    pub fn input(self) -> ActivationFormat {
         match self {
-            Kind::F32 => Input::F32,
-            _ => Input::F16,
+            WeightKind::F32 => ActivationFormat::F32,
+            _ => ActivationFormat::F16,
         }
     }
 
     /// Bytes of a tile of [`TILE_ROWS`] rows in each piece of a unit; 0 where a unit has but one.
     pub fn piece_bytes(self) -> [usize; 2] {
         match self {
-            Kind::Q4K => [1280, 1024],
-            Kind::Q5K => [1536, 1280],
-            Kind::Q6K => [1696, 1664],
-            Kind::Q8 => [1088, 0],
-            Kind::Wide => [1280, 0],
-            Kind::F16 => [2048, 0],
-            Kind::F32 => [0, 0],
+            WeightKind::Q4K => [1280, 1024],
+            WeightKind::Q5K => [1536, 1280],
+            WeightKind::Q6K => [1696, 1664],
+            WeightKind::Q8 => [1088, 0],
+            WeightKind::Wide => [1280, 0],
+            WeightKind::F16 => [2048, 0],
+            WeightKind::F32 => [0, 0],
         }
     }
 
@@ -117,7 +121,7 @@ impl Kind {
     /// Values of a row in a unit.
     pub fn unit_values(self) -> usize {
         match self {
-            Kind::Q4K | Kind::Q5K | Kind::Q6K => 256,
+            WeightKind::Q4K | WeightKind::Q5K | WeightKind::Q6K => 256,
             _ => 64,
         }
     }
@@ -135,7 +139,7 @@ impl Kind {
     /// Bytes of `rows` rows of `cols` values. A matrix is the concatenation of its pieces.
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
         match self {
-            Kind::F32 => 4 * rows * cols,
+            WeightKind::F32 => 4 * rows * cols,
             _ => {
                 let tile = self.units(cols) * self.tile_bytes() + FACTOR_BYTES;
                 rows.div_ceil(TILE_ROWS) * tile
@@ -146,13 +150,13 @@ impl Kind {
 
 /// Writes whole rows of `cols` values of `ty` as its kind lies on the card; every byte of `to` is written.
 ///
-/// `from` is a matrix or a piece of one that begins at a multiple of [`Kind::row_step`].
+/// `from` is a matrix or a piece of one that begins at a multiple of [`WeightKind::row_step`].
 ///
 /// # Panics
-/// If `from` is not whole rows or `to` not [`Kind::bytes`] of them.
+/// If `from` is not whole rows or `to` not [`WeightKind::bytes`] of them.
 pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     let row_bytes = ty.row_bytes(cols);
-    let kind = Kind::of(ty);
+    let kind = WeightKind::of(ty);
     let rows = from.len() / row_bytes;
     assert!(
         cols.is_multiple_of(ty.block_values()) && from.len() == rows * row_bytes,
@@ -161,7 +165,7 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
         ty.name()
     );
     assert_eq!(to.len(), kind.bytes(rows, cols), "room for {rows} x {cols}");
-    if kind == Kind::F32 {
+    if kind == WeightKind::F32 {
         return to.copy_from_slice(from);
     }
     let blocks = from.chunks(BLOCK_ROWS * row_bytes);
@@ -172,10 +176,10 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
 
 /// Writes the rows of one row block.
 fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
-    let (kind, row_bytes) = (Kind::of(ty), ty.row_bytes(cols));
+    let (kind, row_bytes) = (WeightKind::of(ty), ty.row_bytes(cols));
     let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
     let tiles = rows.len().div_ceil(TILE_ROWS);
-    let exponents: Vec<i32> = rows.iter().map(|row| exponent::of(ty, row)).collect();
+    let exponents: Vec<i32> = rows.iter().map(|row| exponent::of_row(ty, row)).collect();
     let (factors, mut to) = to.split_at_mut(tiles * FACTOR_BYTES);
     factors.fill(0);
     for (factor, exponent) in factors.chunks_exact_mut(4).zip(&exponents) {
@@ -200,8 +204,8 @@ fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
                         exponent: *exponent,
                     };
                     match parts {
-                        1 => tile::put(ty, piece, row, stored, now),
-                        _ => tile::put_quarter(ty, unit % parts, row, stored, now),
+                        1 => tile::write_row(ty, piece, row, stored, now),
+                        _ => tile::write_quarter(ty, unit % parts, row, stored, now),
                     }
                 }
             }

@@ -3,8 +3,8 @@
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
 
-use super::value::Packed;
-use super::{Kind, pack};
+use super::value::PackedMatrix;
+use super::{WeightKind, pack};
 
 fn row_of(seed: usize, cols: usize) -> Vec<f32> {
     (0..cols)
@@ -18,7 +18,7 @@ fn scale_of(row: usize) -> f32 {
 }
 
 #[test]
-fn every_format_reads_back_as_it_was_stored() {
+fn packed_weights_dequantize_as_stored() {
     for ty in QuantType::ALL {
         let widths: &[usize] = if ty.block_values() == 256 {
             &[256, 768]
@@ -41,20 +41,24 @@ fn every_format_reads_back_as_it_was_stored() {
                 quantize_row(ty, &values, bytes);
                 dequantize_row(ty, bytes, &mut wanted[row * cols..][..cols]);
             }
-            let kind = Kind::of(ty);
+            let kind = WeightKind::of(ty);
             let mut bytes = vec![0xff; kind.bytes(rows, cols)];
             pack(ty, cols, &stored, &mut bytes);
-            if kind == Kind::F32 {
+            if kind == WeightKind::F32 {
                 assert_eq!(bytes, stored);
                 continue;
             }
-            let packed = |rows, cols| Packed {
+            let packed = |rows, cols| PackedMatrix {
                 kind,
                 rows,
                 cols,
                 bytes: &bytes,
             };
-            let most = if kind == Kind::F16 { 0.0 } else { 1.0 / 500.0 };
+            let most = if kind == WeightKind::F16 {
+                0.0
+            } else {
+                1.0 / 500.0
+            };
             for row in 0..rows {
                 let wanted = &wanted[row * cols..][..cols];
                 let top = wanted.iter().fold(0.0_f32, |top, v| top.max(v.abs()));
@@ -81,14 +85,14 @@ fn every_format_reads_back_as_it_was_stored() {
 
 /// Blocks of any bits: every code, scale and minimum lies where kernels look for it.
 #[test]
-fn random_blocks_read_back_as_they_were_stored() {
+fn random_blocks_dequantize_as_stored() {
     let mut state = 9_u64;
     let mut random = move || {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         (state >> 40) as u8
     };
     for ty in QuantType::ALL {
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         if matches!(ty, QuantType::F32 | QuantType::F16 | QuantType::BF16) {
             continue;
         }
@@ -109,7 +113,7 @@ fn random_blocks_read_back_as_they_were_stored() {
         }
         let mut bytes = vec![0xff; kind.bytes(rows, cols)];
         pack(ty, cols, &stored, &mut bytes);
-        let packed = Packed {
+        let packed = PackedMatrix {
             kind,
             rows,
             cols,
@@ -138,7 +142,7 @@ fn pieces_of_row_blocks_make_the_whole() {
     let stored: Vec<u8> = (0..rows * row_bytes)
         .map(|i| (i * 7 + i / 13) as u8)
         .collect();
-    let kind = Kind::of(ty);
+    let kind = WeightKind::of(ty);
     let mut whole = vec![0; kind.bytes(rows, cols)];
     pack(ty, cols, &stored, &mut whole);
     let mut joined = Vec::new();
@@ -161,7 +165,7 @@ fn packed_rows_are_a_factor_longer_than_stored_ones() {
         QuantType::BF16,
     ] {
         assert_eq!(
-            Kind::of(ty).bytes(5120, 6144),
+            WeightKind::of(ty).bytes(5120, 6144),
             5120 * (ty.row_bytes(6144) + 4),
             "{}",
             ty.name()

@@ -16,26 +16,26 @@ pub(super) struct Row {
 
 /// Writes a row's part of piece `piece` of a unit from the stored bytes of the unit, fewer at the end of a row.
 /// The tile was zero before.
-pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
+pub(super) fn write_row(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
     let blocks = stored.chunks_exact(ty.block_bytes());
     match ty {
         QuantType::Q4_K => {
             for block in blocks {
-                put_nibbles(row, &block[16 + 64 * piece..][..64], 2, tile);
-                put_header(row, piece, (1024, 22), &block[..16], tile);
+                write_nibbles(row, &block[16 + 64 * piece..][..64], 2, tile);
+                write_header(row, piece, (1024, 22), &block[..16], tile);
             }
         }
         QuantType::Q5_K => {
             for block in blocks {
-                put_five(row, piece, block, tile);
-                put_header(row, piece, (1280, 23), &block[..16], tile);
+                write_five_bit(row, piece, block, tile);
+                write_header(row, piece, (1280, 23), &block[..16], tile);
             }
         }
         QuantType::Q6_K => {
             for block in blocks {
                 let six = codes::six_bits(block, piece);
                 let scales = &block[192 + 8 * piece..][..8];
-                put_six(row, piece, &six, scales, half_at(block, 208), tile);
+                write_six_bit(row, piece, &six, scales, half_at(block, 208), tile);
             }
         }
         QuantType::Q3_K => {
@@ -43,27 +43,27 @@ pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &m
                 let three = codes::three_bits(block);
                 let six = &three.values[128 * piece..][..128];
                 let d = half_at(&three.d, 0);
-                put_six(row, piece, six, &three.scales[8 * piece..][..8], d, tile);
+                write_six_bit(row, piece, six, &three.scales[8 * piece..][..8], d, tile);
             }
         }
         QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
             for (run, block) in blocks.enumerate() {
                 let signed = codes::signed_32(ty, block);
-                put_bytes(row, run, &signed.map(|q| q.cast_unsigned() ^ 0x80), tile);
+                write_bytes(row, run, &signed.map(|q| q.cast_unsigned() ^ 0x80), tile);
                 let scale = half_at(block, 0) * power(22 + row.exponent);
-                put_half(tile, 1024 + row.index * 4 + run * 2, scale);
+                write_half(tile, 1024 + row.index * 4 + run * 2, scale);
             }
         }
         QuantType::Q4_1 | QuantType::Q5_1 => {
             for (run, block) in blocks.enumerate() {
-                put_affine(row, run, &codes::affine(ty, block, 0), tile);
+                write_affine(row, run, &codes::affine(ty, block, 0), tile);
             }
         }
         QuantType::Q2_K | QuantType::IQ4_XS => unreachable!("their units are a part of a block"),
         QuantType::F16 | QuantType::BF16 => {
             for (k, bytes) in stored.chunks_exact(2).enumerate() {
                 let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
-                let (lane, j) = place(row, k % 16 / 2 * 2);
+                let (lane, j) = lane_word(row, k % 16 / 2 * 2);
                 let at = k / 16 * 512 + lane * 16 + j * 4 + k % 2 * 2;
                 let half = match ty {
                     QuantType::F16 => bits,
@@ -77,16 +77,22 @@ pub(super) fn put(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &m
 }
 
 /// Quarter `quarter` (64 values) of a block of 256 of a format without a kind of its own.
-pub(super) fn put_quarter(ty: QuantType, quarter: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
+pub(super) fn write_quarter(
+    ty: QuantType,
+    quarter: usize,
+    row: Row,
+    stored: &[u8],
+    tile: &mut [u8],
+) {
     for block in stored.chunks_exact(ty.block_bytes()) {
         for run in 0..2 {
-            put_affine(row, run, &codes::affine(ty, block, 2 * quarter + run), tile);
+            write_affine(row, run, &codes::affine(ty, block, 2 * quarter + run), tile);
         }
     }
 }
 
 /// Where value `k` (0..16, even) of 16 and its neighbour lie: `(lane, word of the lane's 16 bytes)`.
-fn place(row: Row, k: usize) -> (usize, usize) {
+fn lane_word(row: Row, k: usize) -> (usize, usize) {
     (row.index % 8 * 4 + k % 8 / 2, row.index / 8 + 2 * (k / 8))
 }
 
@@ -98,11 +104,11 @@ fn scaled_half(value: f32) -> u16 {
     f16::from_f32(value).to_bits()
 }
 
-fn put_half(tile: &mut [u8], at: usize, value: f32) {
+fn write_half(tile: &mut [u8], at: usize, value: f32) {
     tile[at..at + 2].copy_from_slice(&scaled_half(value).to_le_bytes());
 }
 
-fn put_word(tile: &mut [u8], at: usize, bits: u32) {
+fn write_word(tile: &mut [u8], at: usize, bits: u32) {
     tile[at..at + 4].copy_from_slice(&bits.to_le_bytes());
 }
 
@@ -118,25 +124,31 @@ fn four(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// 64 bytes, 32 for each 64 values, whose low nibbles are a run of 32 values and whose high ones are the next;
-/// `turn` is where the lowest nibble comes to lie.
-fn put_nibbles(row: Row, nibbles: &[u8], turn: u32, tile: &mut [u8]) {
+/// `rotation` is where the lowest nibble comes to lie.
+fn write_nibbles(row: Row, nibbles: &[u8], rotation: u32, tile: &mut [u8]) {
     for (q, pair) in nibbles.chunks_exact(32).enumerate() {
         for k in (0..16).step_by(2) {
-            let (lane, j) = place(row, k);
-            let bits = four(pair, k).rotate_left(turn);
-            put_word(tile, q * 512 + lane * 16 + j * 4, bits);
+            let (lane, j) = lane_word(row, k);
+            let bits = four(pair, k).rotate_left(rotation);
+            write_word(tile, q * 512 + lane * 16 + j * 4, bits);
         }
     }
 }
 
-/// Scales and minimums of a K-quant's block, in the first piece from `at` on, the factor times `2^worth`.
-fn put_header(row: Row, piece: usize, (at, worth): (usize, i32), stored: &[u8], tile: &mut [u8]) {
+/// Scales and minimums of a K-quant's block, in the first piece from `at` on, the factor times `2^log2_scale`.
+fn write_header(
+    row: Row,
+    piece: usize,
+    (at, log2_scale): (usize, i32),
+    stored: &[u8],
+    tile: &mut [u8],
+) {
     if piece != 0 {
         return;
     }
     let to = &mut tile[at + row.index * 16..][..16];
-    put_half(to, 0, half_at(stored, 0) * power(worth + row.exponent));
-    put_half(to, 2, half_at(stored, 2) * power(row.exponent));
+    write_half(to, 0, half_at(stored, 0) * power(log2_scale + row.exponent));
+    write_half(to, 2, half_at(stored, 2) * power(row.exponent));
     let packed = stored[4..16].as_array().expect("twelve bytes");
     let (mut c, mut m) = ([0; 8], [0; 8]);
     for run in 0..8 {
@@ -150,7 +162,7 @@ fn put_header(row: Row, piece: usize, (at, worth): (usize, i32), stored: &[u8], 
 }
 
 /// A piece's 128 codes of a Q5_K block.
-fn put_five(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
+fn write_five_bit(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
     // Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
     let fifths = &block[16..48];
     let nibbles = &block[48 + 64 * piece..][..64];
@@ -183,7 +195,7 @@ fn put_five(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
                     codes(1, 0, 1) << 1 | codes(1, 1, 1) << 6,
                 ],
             };
-            let (lane, _) = place(row, k);
+            let (lane, _) = lane_word(row, k);
             for (i, bits) in words[..4].iter().enumerate() {
                 or_word(tile, q * 512 + lane * 16 + i * 4, *bits);
             }
@@ -193,7 +205,7 @@ fn put_five(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
 }
 
 /// A piece's 128 codes of six bits.
-fn put_six(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
+fn write_six_bit(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
     let i = row.index / 8;
     for (q, six) in six.chunks_exact(64).enumerate() {
         for k in (0..8).step_by(2) {
@@ -202,7 +214,7 @@ fn put_six(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut
                 let at = 32 * b + 16 * s + 8 * upper + k;
                 u32::from(six[at]) | u32::from(six[at + 1]) << 16
             };
-            let (lane, _) = place(row, k);
+            let (lane, _) = lane_word(row, k);
             let mut put = |word: usize, bits: u32| {
                 let at = match word {
                     0..4 => q * 512 + lane * 16 + word * 4,
@@ -228,31 +240,31 @@ fn put_six(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut
         *to = scale ^ 0x80;
     }
     if piece == 0 {
-        put_half(tile, 1664 + row.index * 2, d * power(23 + row.exponent));
+        write_half(tile, 1664 + row.index * 2, d * power(23 + row.exponent));
     }
 }
 
 /// 32 bytes of run `run` of 64 values.
-fn put_bytes(row: Row, run: usize, bytes: &[u8; 32], tile: &mut [u8]) {
+fn write_bytes(row: Row, run: usize, bytes: &[u8; 32], tile: &mut [u8]) {
     for k in (0..16).step_by(2) {
-        let (lane, j) = place(row, k);
+        let (lane, j) = lane_word(row, k);
         let bits = four(bytes, k).rotate_left(2);
-        put_word(tile, run * 512 + lane * 16 + j * 4, bits);
+        write_word(tile, run * 512 + lane * 16 + j * 4, bits);
     }
 }
 
-fn put_affine(row: Row, run: usize, affine: &codes::Affine, tile: &mut [u8]) {
-    put_bytes(row, run, &affine.codes, tile);
+fn write_affine(row: Row, run: usize, affine: &codes::Affine, tile: &mut [u8]) {
+    write_bytes(row, run, &affine.codes, tile);
     for half in 0..2 {
         let at = 1024 + row.index * 16 + (2 * run + half) * 4;
         let scale = f16::from_f32(affine.scale[half] * power(22 + row.exponent));
-        put_half(tile, at, scale.to_f32());
-        // As many of the rounded scale as the codes were raised by.
-        let raised = f32::from(affine.raised) * (scale.to_f32() * power(-22));
-        put_half(
+        write_half(tile, at, scale.to_f32());
+        // As many of the rounded scale as the codes were bias by.
+        let bias = f32::from(affine.bias) * (scale.to_f32() * power(-22));
+        write_half(
             tile,
             at + 2,
-            affine.offset[half] * power(row.exponent) - raised,
+            affine.offset[half] * power(row.exponent) - bias,
         );
     }
 }

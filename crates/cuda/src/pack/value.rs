@@ -2,13 +2,13 @@
 
 use half::f16;
 
-use super::{BLOCK_ROWS, FACTOR_BYTES, Kind, TILE_ROWS};
+use super::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
 
 /// A packed matrix of `rows` rows of `cols` values.
 #[derive(Debug, Clone, Copy)]
-pub struct Packed<'a> {
+pub struct PackedMatrix<'a> {
     /// How it lies.
-    pub kind: Kind,
+    pub kind: WeightKind,
     /// Its rows.
     pub rows: usize,
     /// Values of a row.
@@ -23,11 +23,11 @@ struct Tile<'a> {
     row: usize,
 }
 
-impl Packed<'_> {
+impl PackedMatrix<'_> {
     /// Value `k` of row `row` as the products of few rows and the expansion for prompts use it, rounded as they round.
     ///
     /// # Panics
-    /// If the matrix has no such value, or is of [`Kind::F32`].
+    /// If the matrix has no such value, or is of [`WeightKind::F32`].
     pub fn value(&self, row: usize, k: usize) -> f32 {
         let (kind, cols) = (self.kind, self.cols);
         let (block, r) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
@@ -51,20 +51,20 @@ impl Packed<'_> {
         let k = within % (kind.unit_values() / kind.pieces());
         factor
             * match kind {
-                Kind::Q4K => tile.four_bits(k, index, &piece(0), 1024),
-                Kind::Q5K => tile.five_bits(k, index, &piece(0), 1280),
-                Kind::Q6K => tile.six_bits(k, &piece(0)),
-                Kind::Q8 => {
+                WeightKind::Q4K => tile.four_bits(k, index, &piece(0), 1024),
+                WeightKind::Q5K => tile.five_bits(k, index, &piece(0), 1280),
+                WeightKind::Q6K => tile.six_bits(k, &piece(0)),
+                WeightKind::Q8 => {
                     let scale = tile.half(1024 + tile.row * 4 + k / 32 * 2);
                     rounded(tile.byte(k) * scale * 2.0_f64.powi(-22) - rounded(scale / 32768.0))
                 }
-                Kind::Wide => {
+                WeightKind::Wide => {
                     let at = 1024 + tile.row * 16 + k / 16 * 4;
                     let scale = tile.half(at) * 2.0_f64.powi(-22);
                     rounded(tile.byte(k) * scale + tile.half(at + 2))
                 }
-                Kind::F16 => tile.half(k / 16 * 512 + tile.word(k) + k % 2 * 2),
-                Kind::F32 => panic!("F32 is plain"),
+                WeightKind::F16 => tile.half(k / 16 * 512 + tile.word(k) + k % 2 * 2),
+                WeightKind::F32 => panic!("F32 is plain"),
             } as f32
     }
 }
@@ -116,14 +116,14 @@ impl Tile<'_> {
     fn four_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
         let at = at + self.row * 16;
         let (c, m) = self.header(k, piece, first, at);
-        let turn = if (k / 32).is_multiple_of(2) {
+        let code_scale = if (k / 32).is_multiple_of(2) {
             1.0
         } else {
             16.0
         };
-        let scale = rounded(c * rounded(first.half(at) / turn));
+        let scale = rounded(c * rounded(first.half(at) / code_scale));
         let min = rounded(m * first.half(at + 2));
-        rounded(f64::from(self.nibble(k, 2)) * scale * turn * 2.0_f64.powi(-22) - min)
+        rounded(f64::from(self.nibble(k, 2)) * scale * code_scale * 2.0_f64.powi(-22) - min)
     }
 
     fn five_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
@@ -139,7 +139,7 @@ impl Tile<'_> {
         };
         let of_all = || (0..5).fold(0, |code, i| code | bits(i, 16 * (1 - h), 1) << i);
         // The code, and what its scale is multiplied by before the code is.
-        let (code, moved) = match (s, b, j) {
+        let (code, shift) = match (s, b, j) {
             (0, ..) => (bits(j, 1 + 5 * b + 16 * h, 5), 1.0),
             (_, 0, 0) => (bits(1, 11 + 16 * h, 5), 0.5),
             (_, 0, 1) => (bits(2, 11 + 16 * h, 5), 0.25),
@@ -152,10 +152,10 @@ impl Tile<'_> {
         };
         let at = at + self.row * 16;
         let (c, m) = self.header(k, piece, first, at);
-        let turn = if b == 0 { 1.0 } else { 32.0 };
-        let scale = rounded(moved * rounded(c * rounded(first.half(at) / turn))) / moved;
+        let code_scale = if b == 0 { 1.0 } else { 32.0 };
+        let scale = rounded(shift * rounded(c * rounded(first.half(at) / code_scale))) / shift;
         let min = rounded(m * first.half(at + 2));
-        rounded(f64::from(code) * scale * turn * 2.0_f64.powi(-23) - min)
+        rounded(f64::from(code) * scale * code_scale * 2.0_f64.powi(-23) - min)
     }
 
     fn six_bits(&self, k: usize, first: &Tile<'_>) -> f64 {
@@ -171,7 +171,7 @@ impl Tile<'_> {
         };
         let j = i + 2 * upper;
         // The code, and what its scale is divided by before it is rounded.
-        let (code, turn) = match (s, b, i) {
+        let (code, code_scale) = match (s, b, i) {
             (0, 0, _) => (bits(j, 1, 6), 1.0),
             (0, _, 0) => (bits(4 + upper, 1, 6), 1.0),
             (0, ..) => (bits(upper, 11, 6), 16.0),
@@ -182,9 +182,9 @@ impl Tile<'_> {
             }
         };
         let c = f64::from(self.bytes[1536 + self.row * 8 + k / 16]) - 128.0;
-        let scale = rounded(c * rounded(first.half(1664 + self.row * 2) / turn));
-        let worth = scale * turn * 2.0_f64.powi(-23);
-        rounded(code * worth - rounded(32.0 * worth))
+        let scale = rounded(c * rounded(first.half(1664 + self.row * 2) / code_scale));
+        let step = scale * code_scale * 2.0_f64.powi(-23);
+        rounded(code * step - rounded(32.0 * step))
     }
 }
 

@@ -7,7 +7,7 @@ use super::*;
 type Rows = Vec<u64>;
 
 /// Places as rows of numbers, and a die that decides which copies fail.
-struct Card {
+struct FakeDevice {
     places: Vec<Rows>,
     faults: bool,
     dice: Dice,
@@ -25,10 +25,10 @@ impl Dice {
     }
 }
 
-impl Card {
-    fn new(n: usize, seed: u64, faults: bool) -> Card {
-        Card {
-            places: vec![vec![u64::MAX; PAGE]; n],
+impl FakeDevice {
+    fn new(n: usize, seed: u64, faults: bool) -> FakeDevice {
+        FakeDevice {
+            places: vec![vec![u64::MAX; PAGE_SIZE]; n],
             faults,
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             saved: 0,
@@ -47,8 +47,8 @@ impl Card {
     }
 }
 
-impl Mover for Card {
-    type Held = Rows;
+impl PageCopier for FakeDevice {
+    type HostCopy = Rows;
 
     fn save(&mut self, place: usize) -> Result<Rows, DeviceError> {
         self.fails()?;
@@ -56,7 +56,7 @@ impl Mover for Card {
         // What lies at a place that was given up is nobody's.
         Ok(std::mem::replace(
             &mut self.places[place],
-            vec![u64::MAX; PAGE],
+            vec![u64::MAX; PAGE_SIZE],
         ))
     }
 
@@ -80,19 +80,19 @@ struct Holder {
     pages: Vec<PageId>,
 }
 
-struct World {
-    card: Card,
-    pages: Pages<Rows>,
+struct PagePoolFixture {
+    device: FakeDevice,
+    pages: PagePool<Rows>,
     live: BTreeMap<usize, Holder>,
     kept: Vec<Holder>,
     next_row: u64,
 }
 
-impl World {
-    fn new(places: usize, seed: u64, faults: bool) -> World {
-        World {
-            card: Card::new(places, seed, faults),
-            pages: Pages::new(0..places),
+impl PagePoolFixture {
+    fn new(places: usize, seed: u64, faults: bool) -> PagePoolFixture {
+        PagePoolFixture {
+            device: FakeDevice::new(places, seed, faults),
+            pages: PagePool::new(0..places),
             live: BTreeMap::new(),
             kept: Vec::new(),
             next_row: 0,
@@ -102,19 +102,19 @@ impl World {
     /// Writes `n` new rows behind those of a sequence, and as many that are thrown away.
     fn write(&mut self, seq: usize, n: usize) {
         let holder = self.live.get_mut(&seq).unwrap();
-        let pages = (holder.rows.len() + n).div_ceil(PAGE);
+        let pages = (holder.rows.len() + n).div_ceil(PAGE_SIZE);
         if self
             .pages
-            .grow(&mut holder.pages, pages, &mut self.card)
+            .extend_table(&mut holder.pages, pages, &mut self.card)
             .is_err()
         {
             return;
         }
         for i in 0..n {
             let row = holder.rows.len();
-            let place = self.pages.place(holder.pages[row / PAGE]);
+            let place = self.pages.page_index(holder.pages[row / PAGE_SIZE]);
             self.next_row += 1;
-            self.card.places[place][row % PAGE] = self.next_row;
+            self.device.places[place][row % PAGE_SIZE] = self.next_row;
             // The last fifth is speculation.
             if 5 * i < 4 * n {
                 holder.rows.push(self.next_row);
@@ -126,17 +126,17 @@ impl World {
 
     fn snapshot(&mut self, seq: usize) {
         let holder = &self.live[&seq];
-        let pages = self.pages.keep(&holder.pages, holder.rows.len());
+        let pages = self.pages.retain(&holder.pages, holder.rows.len());
         self.kept.push(Holder {
             rows: holder.rows.clone(),
             pages,
         });
     }
 
-    fn restore(&mut self, seq: usize, kept: usize) {
+    fn restore(&mut self, seq: usize, snapshot_refs: usize) {
         let saved = self.kept[kept].clone();
         let holder = self.live.get_mut(&seq).unwrap();
-        self.pages.leave(holder.pages.drain(..));
+        self.pages.release(holder.pages.drain(..));
         holder.rows.clear();
         let restored = self
             .pages
@@ -148,15 +148,15 @@ impl World {
     }
 
     /// Brings a kept state in from elsewhere, as one that is read from a disk.
-    fn import(&mut self, kept: usize) {
+    fn import(&mut self, snapshot_refs: usize) {
         let rows = self.kept[kept].rows.clone();
         let mut pages = Vec::new();
-        for rows in rows.chunks(PAGE) {
+        for rows in rows.chunks(PAGE_SIZE) {
             let mut page = rows.to_vec();
-            page.resize(PAGE, 0);
-            pages.push(match self.pages.adopt_place() {
+            page.resize(PAGE_SIZE, 0);
+            pages.push(match self.pages.adopt_on_device() {
                 Some((id, place)) => {
-                    self.card.places[place] = page;
+                    self.device.places[place] = page;
                     id
                 }
                 None => self.pages.adopt(page),
@@ -167,29 +167,33 @@ impl World {
 
     fn close(&mut self, seq: usize) {
         let holder = self.live.remove(&seq).unwrap();
-        self.pages.leave(holder.pages.into_iter());
+        self.pages.release(holder.pages.into_iter());
     }
 
-    fn free(&mut self, kept: usize) {
+    fn free(&mut self, snapshot_refs: usize) {
         let saved = self.kept.swap_remove(kept);
-        self.pages.drop_kept(saved.pages);
+        self.pages.release_snapshot(saved.pages);
     }
 
     /// Every holder has its rows, and every place is somebody's or nobody's, once.
     fn check(&self, what: &str) {
         for holder in self.live.values() {
             for (i, row) in holder.rows.iter().enumerate() {
-                let place = self.pages.place(holder.pages[i / PAGE]);
-                assert_eq!(self.card.places[place][i % PAGE], *row, "{what}: row {i}");
+                let place = self.pages.page_index(holder.pages[i / PAGE_SIZE]);
+                assert_eq!(
+                    self.device.places[place][i % PAGE_SIZE],
+                    *row,
+                    "{what}: row {i}"
+                );
             }
         }
         for holder in &self.kept {
             for (i, row) in holder.rows.iter().enumerate() {
-                let page = match self.pages.find(holder.pages[i / PAGE]) {
-                    Ok(place) => &self.card.places[place],
+                let page = match self.pages.locate(holder.pages[i / PAGE_SIZE]) {
+                    Ok(place) => &self.device.places[place],
                     Err(held) => held,
                 };
-                assert_eq!(page[i % PAGE], *row, "{what}: kept row {i}");
+                assert_eq!(page[i % PAGE_SIZE], *row, "{what}: kept row {i}");
             }
         }
         let on_card = self
@@ -197,163 +201,166 @@ impl World {
             .pages
             .iter()
             .flatten()
-            .filter_map(|page| match page.at {
-                At::Card(place) => Some(place),
-                At::Host(_) => None,
+            .filter_map(|page| match page.location {
+                PageLocation::Device(place) => Some(place),
+                PageLocation::Host(_) => None,
             });
         let mut places: Vec<usize> = on_card.chain(self.pages.free.iter().copied()).collect();
         places.sort_unstable();
         assert!(
-            places.iter().copied().eq(0..self.card.places.len()),
+            places.iter().copied().eq(0..self.device.places.len()),
             "{what}: {places:?}"
         );
     }
 }
 
 /// Two sequences of at most four pages on eight places, and as many snapshots as one likes.
-fn play(seed: u64, faults: bool) -> World {
-    const LONGEST: usize = 4 * PAGE;
-    let mut world = World::new(8, seed, faults);
+fn play(seed: u64, faults: bool) -> PagePoolFixture {
+    const LONGEST: usize = 4 * PAGE_SIZE;
+    let mut fixture = PagePoolFixture::new(8, seed, faults);
     for step in 0..120 {
-        let seq = world.card.dice.below(2);
-        let open = world.live.contains_key(&seq);
-        let kept = world.kept.len();
-        match world.card.dice.below(8) {
+        let seq = fixture.device.dice.below(2);
+        let open = fixture.live.contains_key(&seq);
+        let kept = fixture.kept.len();
+        match fixture.device.dice.below(8) {
             _ if !open => {
-                world.live.insert(seq, Holder::default());
+                fixture.live.insert(seq, Holder::default());
             }
             0..3 => {
-                let room = LONGEST - world.live[&seq].rows.len();
-                let n = world.card.dice.below(room + 1);
-                world.write(seq, n);
+                let room = LONGEST - fixture.live[&seq].rows.len();
+                let n = fixture.device.dice.below(room + 1);
+                fixture.write(seq, n);
             }
-            3 | 4 => world.snapshot(seq),
+            3 | 4 => fixture.snapshot(seq),
             5 if kept > 0 => {
-                let which = world.card.dice.below(kept);
-                world.restore(seq, which);
+                let which = fixture.device.dice.below(kept);
+                fixture.restore(seq, which);
             }
             6 if kept > 6 => {
-                let which = world.card.dice.below(kept);
-                world.free(which);
+                let which = fixture.device.dice.below(kept);
+                fixture.free(which);
             }
-            7 if step % 3 == 0 => world.close(seq),
+            7 if step % 3 == 0 => fixture.close(seq),
             7 if kept > 0 => {
-                let which = world.card.dice.below(kept);
-                world.import(which);
+                let which = fixture.device.dice.below(kept);
+                fixture.import(which);
                 // A parcel keeps what another frees.
-                let again = world.kept[which].clone();
-                let pages = world.pages.keep_again(&again.pages);
-                world.free(which);
-                world.kept.push(Holder { pages, ..again });
+                let again = fixture.kept[which].clone();
+                let pages = fixture.pages.retain_again(&again.pages);
+                fixture.free(which);
+                fixture.kept.push(Holder { pages, ..again });
             }
             _ => {}
         }
-        world.check(&format!("seed {seed}, step {step}"));
+        fixture.check(&format!("seed {seed}, step {step}"));
     }
-    world
+    fixture
 }
 
 #[test]
-fn what_is_held_stays_what_it_was_whatever_moves() {
-    let worlds: Vec<World> = (1..200).map(|seed| play(seed, false)).collect();
-    let saved: usize = worlds.iter().map(|world| world.card.saved).sum();
+fn page_contents_survive_moves_between_device_and_host() {
+    let fixtures: Vec<PagePoolFixture> = (1..200).map(|seed| play(seed, false)).collect();
+    let saved: usize = fixtures.iter().map(|fixture| fixture.device.saved).sum();
     assert!(
         saved > 1000,
-        "{saved} pages moved off the card, so little was tried"
+        "{saved} pages moved off the device, so little was tried"
     );
 }
 
 #[test]
-fn a_copy_that_fails_loses_nothing() {
+fn failed_copies_lose_no_page() {
     for seed in 1..200 {
         play(seed, true);
     }
 }
 
 #[test]
-fn when_all_is_let_go_every_place_is_free() {
-    let mut world = play(7, false);
-    for seq in world.live.keys().copied().collect::<Vec<_>>() {
-        world.close(seq);
+fn releasing_everything_frees_every_page() {
+    let mut fixture = play(7, false);
+    for seq in fixture.live.keys().copied().collect::<Vec<_>>() {
+        fixture.close(seq);
     }
-    while !world.kept.is_empty() {
-        world.free(0);
+    while !fixture.kept.is_empty() {
+        fixture.free(0);
     }
     assert_eq!(
-        (world.pages.free.len(), world.pages.count()),
-        (8, Count::default())
+        (fixture.pages.free.len(), fixture.pages.count()),
+        (8, PageCounts::default())
     );
-    assert!(world.pages.pages.iter().all(Option::is_none));
+    assert!(fixture.pages.pages.iter().all(Option::is_none));
 }
 
 #[test]
-fn states_of_one_conversation_hold_its_pages_once() {
-    let mut world = World::new(4, 1, false);
-    world.live.insert(0, Holder::default());
+fn snapshots_of_one_sequence_share_its_pages() {
+    let mut fixture = PagePoolFixture::new(4, 1, false);
+    fixture.live.insert(0, Holder::default());
     for _ in 0..4 {
-        world.write(0, PAGE);
-        world.snapshot(0);
+        fixture.write(0, PAGE_SIZE);
+        fixture.snapshot(0);
     }
-    assert_eq!(world.pages.count().kept, world.live[&0].pages.len());
-    assert_eq!(world.card.saved, 0);
+    assert_eq!(fixture.pages.count().saved, fixture.live[&0].pages.len());
+    assert_eq!(fixture.device.saved, 0);
 }
 
 #[test]
-fn full_sequences_leave_no_place_to_others_states_and_take_none_from_each_other() {
-    let mut world = World::new(4, 1, false);
+fn full_pool_refuses_extension_and_keeps_all_tables() {
+    let mut fixture = PagePoolFixture::new(4, 1, false);
     for seq in [0, 1] {
-        world.live.insert(seq, Holder::default());
-        world
+        fixture.live.insert(seq, Holder::default());
+        fixture
             .pages
-            .grow(
-                &mut world.live.get_mut(&seq).unwrap().pages,
+            .extend_table(
+                &mut fixture.live.get_mut(&seq).unwrap().pages,
                 2,
-                &mut world.card,
+                &mut fixture.device,
             )
             .unwrap();
     }
-    let more = world.pages.grow(
-        &mut world.live.get_mut(&0).unwrap().pages,
+    let more = fixture.pages.extend_table(
+        &mut fixture.live.get_mut(&0).unwrap().pages,
         3,
-        &mut world.card,
+        &mut fixture.device,
     );
     assert!(matches!(more, Err(DeviceError::OutOfMemory { .. })));
-    assert_eq!(world.live[&0].pages.len(), 2);
-    world.check("after a refusal");
+    assert_eq!(fixture.live[&0].pages.len(), 2);
+    fixture.check("after a refusal");
 }
 
 #[test]
-fn the_conversation_longest_unused_moves_first_and_its_end_before_its_beginning() {
-    let mut world = World::new(6, 1, false);
+fn least_recently_used_sequence_is_evicted_first_from_its_end() {
+    let mut fixture = PagePoolFixture::new(6, 1, false);
     for seq in [0, 1] {
-        world.live.insert(seq, Holder::default());
-        world
+        fixture.live.insert(seq, Holder::default());
+        fixture
             .pages
-            .grow(
-                &mut world.live.get_mut(&seq).unwrap().pages,
+            .extend_table(
+                &mut fixture.live.get_mut(&seq).unwrap().pages,
                 2,
-                &mut world.card,
+                &mut fixture.device,
             )
             .unwrap();
-        world.live.get_mut(&seq).unwrap().rows = vec![u64::MAX; 2 * PAGE];
-        world.snapshot(seq);
+        fixture.live.get_mut(&seq).unwrap().rows = vec![u64::MAX; 2 * PAGE_SIZE];
+        fixture.snapshot(seq);
     }
-    let firsts = [0, 1].map(|seq| world.live[&seq].pages.clone());
-    world.close(1);
-    world.close(0);
-    world.live.insert(2, Holder::default());
-    let table = &mut world.live.get_mut(&2).unwrap().pages;
-    let gone = |pages: &Pages<Rows>, id: PageId| pages.find(id).is_err();
+    let firsts = [0, 1].map(|seq| fixture.live[&seq].pages.clone());
+    fixture.close(1);
+    fixture.close(0);
+    fixture.live.insert(2, Holder::default());
+    let table = &mut fixture.live.get_mut(&2).unwrap().pages;
+    let gone = |pages: &PagePool<Rows>, id: PageId| pages.locate(id).is_err();
     for (n, expected) in [
         (2, [[false, false], [false, false]]),
         (3, [[false, false], [false, true]]),
         (4, [[false, false], [true, true]]),
         (5, [[false, true], [true, true]]),
     ] {
-        world.pages.grow(table, n, &mut world.card).unwrap();
+        fixture
+            .pages
+            .extend_table(table, n, &mut fixture.card)
+            .unwrap();
         let found = firsts
             .each_ref()
-            .map(|ids| [gone(&world.pages, ids[0]), gone(&world.pages, ids[1])]);
+            .map(|ids| [gone(&fixture.pages, ids[0]), gone(&fixture.pages, ids[1])]);
         assert_eq!(found, expected, "{n} pages taken");
     }
 }

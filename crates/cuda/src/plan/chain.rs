@@ -6,10 +6,10 @@ use super::layers::Builder;
 use crate::launch::chain::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
 use crate::launch::matmul::{Card, Scratch};
 use crate::launch::norm::{self, Out, Residual, Rms};
-use crate::memory::Carver;
-use crate::pack::Kind;
+use crate::memory::BumpAllocator;
+use crate::pack::WeightKind;
 use crate::step::ROWS;
-use crate::weights::{FfnWeights, Matrix, Weights};
+use crate::weights::{FfnWeights, WeightMatrix, Weights};
 
 const _: () = assert!(ROWS <= MOST_ROWS, "a chain takes the rows of any step");
 
@@ -31,12 +31,12 @@ pub(super) struct Links<'a> {
 struct Link<'a> {
     norm: u64,
     /// The projections of the mixer's input.
-    readers: Vec<Matrix>,
-    out: Matrix,
+    input_projections: Vec<WeightMatrix>,
+    out: WeightMatrix,
     ffn: &'a FfnWeights,
 }
 
-fn of_chain(matrix: &Matrix) -> chain::Matrix {
+fn of_chain(matrix: &WeightMatrix) -> chain::Matrix {
     chain::Matrix {
         kind: matrix.kind,
         rows: matrix.rows,
@@ -46,9 +46,13 @@ fn of_chain(matrix: &Matrix) -> chain::Matrix {
 }
 
 impl Link<'_> {
-    fn kinds(&self) -> impl Iterator<Item = Kind> {
+    fn kinds(&self) -> impl Iterator<Item = WeightKind> {
         let own = [self.out, self.ffn.gate, self.ffn.up, self.ffn.down];
-        self.readers.iter().copied().chain(own).map(|m| m.kind)
+        self.input_projections
+            .iter()
+            .copied()
+            .chain(own)
+            .map(|m| m.kind)
     }
 
     /// What its chain multiplies with; `next`: the projections of the layer above and where they go.
@@ -68,7 +72,7 @@ impl<'a> Links<'a> {
     pub(super) fn of_target(site: &Site<'a>) -> Option<Links<'a>> {
         let layers = site.weights.layers.iter().map(|layer| Link {
             norm: layer.mixer_norm,
-            readers: layer.mixer.readers(),
+            input_projections: layer.mixer.input_projections(),
             out: layer.mixer.out(),
             ffn: &layer.ffn,
         });
@@ -80,7 +84,7 @@ impl<'a> Links<'a> {
         let layers = site.weights.draft.iter().flat_map(|draft| &draft.layers);
         let layers = layers.map(|layer| Link {
             norm: layer.attention_norm,
-            readers: layer.attention.readers().to_vec(),
+            input_projections: layer.attention.input_projections().to_vec(),
             out: layer.attention.o,
             ffn: &layer.ffn,
         });
@@ -95,10 +99,13 @@ impl<'a> Links<'a> {
         if !site.card.warpgroups {
             return None;
         }
-        let kinds: Vec<Kind> = layers.iter().flat_map(Link::kinds).collect();
+        let kinds: Vec<WeightKind> = layers.iter().flat_map(Link::kinds).collect();
         let form = Form::new(Card::of(site.card), MOST_ROWS, &kinds)?;
         let fits = |i: usize, link: &Link<'_>| {
-            let next = layers.get(i + 1).into_iter().flat_map(|link| &link.readers);
+            let next = layers
+                .get(i + 1)
+                .into_iter()
+                .flat_map(|link| &link.input_projections);
             let next: Vec<_> = next.map(|m| (of_chain(m), 0)).collect();
             chain::fits(&link.products(&next))
         };
@@ -113,7 +120,7 @@ impl Builder<'_> {
     pub(super) fn chained(
         &mut self,
         links: &Links<'_>,
-        mixer: impl Fn(&mut Self, usize, &[u64], &mut Carver) -> Out,
+        mixer: impl Fn(&mut Self, usize, &[u64], &mut BumpAllocator) -> Out,
         end: impl Fn(&mut Self, usize),
     ) {
         let (site, rows) = (self.site, self.rows);
@@ -121,23 +128,23 @@ impl Builder<'_> {
         let Some(first) = links.layers.first() else {
             return;
         };
-        let mut carver = self.carver;
-        let readers = links.layers.iter().flat_map(|link| &link.readers);
+        let mut arena = self.arena;
+        let input_projections = links.layers.iter().flat_map(|link| &link.input_projections);
         let memory = Memory {
             residual: site.addresses.residual,
             own: Own::at(site.addresses.chain, hidden),
-            next: Forms::of(readers.map(|m| m.kind)).carve(&mut carver, rows, hidden),
-            squares: [(); 2].map(|()| carver.take(chain::squares_bytes(rows, hidden))),
-            scales: carver.take(4 * rows),
+            next: Forms::of(input_projections.map(|m| m.kind)).carve(&mut arena, rows, hidden),
+            squares: [(); 2].map(|()| arena.take(chain::squares_bytes(rows, hidden))),
+            scales: arena.take(4 * rows),
             scratch: Scratch(site.addresses.partials),
         };
         // Projections of all layers have one place: those of a layer are written when the mixer below has read its own.
-        let (start, mut above) = (carver, carver);
+        let (start, mut above) = (arena, arena);
         let outputs = |link: &Link<'_>| {
-            let mut carver = start;
-            let mut take = |m: &Matrix| carver.take(4 * rows * m.rows);
-            let outs: Vec<u64> = link.readers.iter().map(&mut take).collect();
-            (outs, carver)
+            let mut arena = start;
+            let mut take = |m: &WeightMatrix| arena.take(4 * rows * m.rows);
+            let outs: Vec<u64> = link.input_projections.iter().map(&mut take).collect();
+            (outs, arena)
         };
         for link in &links.layers {
             let (_, end) = outputs(link);
@@ -153,7 +160,11 @@ impl Builder<'_> {
         let weight = (first.norm, memory.scales);
         let input = Out {
             f16: memory.next.f16,
-            f32: match first.readers.iter().any(|m| m.kind == Kind::F32) {
+            f32: match first
+                .input_projections
+                .iter()
+                .any(|m| m.kind == WeightKind::F32)
+            {
                 true => memory.next.f32,
                 false => 0,
             },
@@ -167,14 +178,14 @@ impl Builder<'_> {
             input,
         ));
         let (mut projected, _) = outputs(first);
-        self.project_to(&input, &first.readers, &projected);
+        self.project_to(&input, &first.input_projections, &projected);
         for (i, link) in links.layers.iter().enumerate() {
-            let mut carver = above;
-            let mixed = mixer(self, i, &projected, &mut carver);
-            self.reach(carver);
+            let mut arena = above;
+            let mixed = mixer(self, i, &projected, &mut arena);
+            self.reach(arena);
             let next = links.layers.get(i + 1);
             projected = next.map(|next| outputs(next).0).unwrap_or_default();
-            let matrices = next.into_iter().flat_map(|next| &next.readers);
+            let matrices = next.into_iter().flat_map(|next| &next.input_projections);
             let outs: Vec<_> = matrices.map(of_chain).zip(projected.clone()).collect();
             let norms = Norms {
                 ffn: link.ffn.norm,

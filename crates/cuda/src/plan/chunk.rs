@@ -14,12 +14,12 @@ use crate::launch::prefill::product::{self, Inputs, Scratch};
 use crate::launch::prefill::{self, Card, Out, Panels, rows};
 use crate::launch::rows::tap;
 use crate::launch::{Launch, embed};
-use crate::memory::Carver;
-use crate::pack::Kind;
-use crate::state::{DeltaGroup, Place};
+use crate::memory::BumpAllocator;
+use crate::pack::WeightKind;
+use crate::state::{DeltaGroup, LayerState};
 use crate::weights::{
-    AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FfnWeights, Matrix,
-    MixerWeights, Weights,
+    AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FfnWeights, MixerWeights,
+    WeightMatrix, Weights,
 };
 
 /// Alignment of panels, in bytes.
@@ -39,8 +39,8 @@ impl Expanded {
     pub(super) fn of(spec: &ModelSpec, weights: &Weights, rows: usize) -> Expanded {
         let hidden = spec.hidden;
         let mut bytes = 0;
-        let mut fit = |matrices: &[Matrix]| {
-            let packed = matrices.iter().filter(|m| m.kind != Kind::F32);
+        let mut fit = |matrices: &[WeightMatrix]| {
+            let packed = matrices.iter().filter(|m| m.kind != WeightKind::F32);
             let cols = matrices.first().map_or(hidden, |m| m.cols);
             let all = product::bytes_to_expand(packed.map(|m| m.rows), cols);
             bytes = bytes.max(all.clamp(product::least_bytes(cols), MOST_EXPANDED));
@@ -62,7 +62,7 @@ impl Expanded {
         if let Some(draft) = &weights.draft {
             fit(&[draft.fc]);
             let parts = |w: &DraftLayerWeights| [w.attention.k, w.attention.v];
-            let all: Vec<Matrix> = draft.layers.iter().flat_map(parts).collect();
+            let all: Vec<WeightMatrix> = draft.layers.iter().flat_map(parts).collect();
             fit(&all);
         }
         Expanded {
@@ -73,8 +73,8 @@ impl Expanded {
 }
 
 /// The plan of a chunk of up to `rows` rows.
-pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
-    let weights = carver.take_aligned(site.expanded.bytes, PANEL_ALIGN);
+pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+    let weights = arena.take_aligned(site.expanded.bytes, PANEL_ALIGN);
     let mut builder = Builder {
         site,
         rows,
@@ -84,13 +84,13 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
             turns: site.addresses.turns,
         },
         features: None,
-        carver: *carver,
-        peak: *carver,
+        arena: *arena,
+        peak: *arena,
         plan: Plan::default(),
     };
     if let Some(draft) = &site.state.draft {
-        builder.features = Some(builder.carver.take(4 * rows * draft.width));
-        builder.peak = builder.carver;
+        builder.features = Some(builder.arena.take(4 * rows * draft.width));
+        builder.peak = builder.arena;
     }
     let (at, table) = (site.addresses, site.weights.embedding);
     let source = Source::Chunk(at.chunk);
@@ -106,9 +106,9 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         builder.layer(i);
     }
     if let (Some(draft), Some(features)) = (&site.weights.draft, builder.features) {
-        builder.block(|b, carver| b.context(draft, features, carver));
+        builder.block(|b, arena| b.context(draft, features, arena));
     }
-    *carver = builder.peak;
+    *arena = builder.peak;
     builder.plan
 }
 
@@ -120,9 +120,9 @@ struct Builder<'a> {
     /// Features of the rows for a draft, f32 `[rows][taps * hidden]`.
     features: Option<u64>,
     /// Where a block's buffers begin.
-    carver: Carver,
+    arena: BumpAllocator,
     /// The furthest any block has come.
-    peak: Carver,
+    peak: BumpAllocator,
     plan: Plan,
 }
 
@@ -139,11 +139,11 @@ impl Builder<'_> {
     }
 
     /// Buffers of one block, given back when it is complete.
-    fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
-        let mut carver = self.carver;
-        build(self, &mut carver);
-        if carver.used() > self.peak.used() {
-            self.peak = carver;
+    fn block(&mut self, build: impl FnOnce(&mut Self, &mut BumpAllocator)) {
+        let mut arena = self.arena;
+        build(self, &mut arena);
+        if arena.used() > self.peak.used() {
+            self.peak = arena;
         }
     }
 
@@ -155,17 +155,17 @@ impl Builder<'_> {
             &weights.mixer,
             site.state.layer(i),
         ) {
-            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
+            (Mixer::Attention(a), MixerWeights::Attention(w), LayerState::Kv(group, index)) => {
                 let cache = cache(site, group, index);
-                self.block(|b, carver| b.attention(a, w, weights.mixer_norm, cache, carver));
+                self.block(|b, arena| b.attention(a, w, weights.mixer_norm, cache, arena));
             }
-            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
+            (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {
                 let layer = delta_layer(site, group, index, w);
-                self.block(|b, carver| b.delta(group, w, weights.mixer_norm, layer, carver));
+                self.block(|b, arena| b.delta(group, w, weights.mixer_norm, layer, arena));
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
-        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+        self.block(|b, arena| b.ffn(&weights.ffn, arena));
         if let Some(to) = self.features.and_then(|out| site.tap_of_chunk(i, out)) {
             let source = Source::Chunk(site.addresses.chunk);
             let x = site.addresses.residual;
@@ -174,43 +174,53 @@ impl Builder<'_> {
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 
-    /// Buffers for rows of `width` values in the forms that `readers` want.
-    fn out(&self, readers: &[Matrix], width: usize, carver: &mut Carver) -> Out {
-        let plain = readers.iter().any(|m| m.kind == Kind::F32);
-        let packed = readers.iter().any(|m| m.kind != Kind::F32);
+    /// Buffers for rows of `width` values in the forms that `input_projections` want.
+    fn out(
+        &self,
+        input_projections: &[WeightMatrix],
+        width: usize,
+        arena: &mut BumpAllocator,
+    ) -> Out {
+        let plain = input_projections.iter().any(|m| m.kind == WeightKind::F32);
+        let packed = input_projections.iter().any(|m| m.kind != WeightKind::F32);
         let panels = match packed {
-            true => carver.take_aligned(Panels::bytes(self.rows, width), PANEL_ALIGN),
+            true => arena.take_aligned(Panels::bytes(self.rows, width), PANEL_ALIGN),
             false => 0,
         };
         let f32 = match plain {
-            true => carver.take(4 * self.rows * width),
+            true => arena.take(4 * self.rows * width),
             false => 0,
         };
         Out { panels, f32 }
     }
 
     /// The draft's keys and values of the chunk's rows, from their features.
-    fn context(&mut self, draft: &DraftWeights, features: u64, carver: &mut Carver) {
+    fn context(&mut self, draft: &DraftWeights, features: u64, arena: &mut BumpAllocator) {
         let (site, rows, chunk) = (self.site, self.rows, self.site.addresses.chunk);
         let (width, hidden) = (draft.fc.cols, draft.fc.rows);
-        let input = self.out(&[draft.fc], width, carver);
+        let input = self.out(&[draft.fc], width, arena);
         self.push(rows::convert(width, width, rows, chunk, features, input));
-        let raw = self.project(input, &[draft.fc], carver)[0];
-        let readers = super::draft::context_readers(draft);
-        let f = self.out(&readers, hidden, carver);
+        let raw = self.project(input, &[draft.fc], arena)[0];
+        let input_projections = super::draft::context_readers(draft);
+        let f = self.out(&input_projections, hidden, arena);
         let from = (raw, draft.hidden_norm);
         let eps = super::draft::eps(site);
         self.push(rows::norm(hidden, eps, rows, chunk, from, f));
-        let projected = self.project(f, &readers, carver);
+        let projected = self.project(f, &input_projections, arena);
         let at = Positions::Chunk(chunk);
         let launches = super::draft::context(site, rows, at, &projected);
         self.plan.launches.extend(launches);
     }
 
-    /// `rms(x)` for `readers`.
-    fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
+    /// `rms(x)` for `input_projections`.
+    fn normed(
+        &mut self,
+        weight: u64,
+        input_projections: &[WeightMatrix],
+        arena: &mut BumpAllocator,
+    ) -> Out {
         let (hidden, eps) = (self.site.spec.hidden, self.site.spec.norm_eps);
-        let out = self.out(readers, hidden, carver);
+        let out = self.out(input_projections, hidden, arena);
         let at = self.site.addresses;
         let from = (at.residual, weight);
         self.push(rows::norm(hidden, eps, self.rows, at.chunk, from, out));
@@ -218,10 +228,15 @@ impl Builder<'_> {
     }
 
     /// Products of one input, each with f32 rows of its own.
-    fn project(&mut self, input: Out, matrices: &[Matrix], carver: &mut Carver) -> Vec<u64> {
+    fn project(
+        &mut self,
+        input: Out,
+        matrices: &[WeightMatrix],
+        arena: &mut BumpAllocator,
+    ) -> Vec<u64> {
         let outs: Vec<u64> = matrices
             .iter()
-            .map(|m| carver.take(4 * self.rows * m.rows))
+            .map(|m| arena.take(4 * self.rows * m.rows))
             .collect();
         let segments: Vec<Segment> = matrices
             .iter()
@@ -233,7 +248,7 @@ impl Builder<'_> {
     }
 
     /// `x += matrix · input`.
-    fn add(&mut self, input: Out, matrix: Matrix) {
+    fn add(&mut self, input: Out, matrix: WeightMatrix) {
         let x = self.site.addresses.residual;
         self.products(input, matrix.cols, &[segment(&matrix, x, Write::Add)]);
     }
@@ -255,13 +270,13 @@ impl Builder<'_> {
         w: &AttentionWeights,
         norm: u64,
         cache: Cache,
-        carver: &mut Carver,
+        arena: &mut BumpAllocator,
     ) {
         let (site, rows) = (self.site, self.rows);
         let shape = shape(a, site.open, site.spec.norm_eps);
-        let readers = [w.q, w.k, w.v];
-        let y = self.normed(norm, &readers, carver);
-        let projected = self.project(y, &readers, carver);
+        let input_projections = [w.q, w.k, w.v];
+        let y = self.normed(norm, &input_projections, arena);
+        let projected = self.project(y, &input_projections, arena);
         let (q, chunk) = (projected[0], site.addresses.chunk);
         let from = Projections {
             q,
@@ -274,7 +289,7 @@ impl Builder<'_> {
         };
         let at = Positions::Chunk(chunk);
         self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
-        let out = self.out(&[w.o], a.n_heads * a.head_dim, carver);
+        let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
         let card = self.card();
         self.push(prefill::attend(card, &shape, rows, (chunk, q), cache, out));
         self.add(out, w.o);
@@ -286,16 +301,16 @@ impl Builder<'_> {
         w: &DeltaWeights,
         norm: u64,
         layer: Layer,
-        carver: &mut Carver,
+        arena: &mut BumpAllocator,
     ) {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
-        let readers = [w.qkv, w.z, w.beta, w.alpha];
-        let y = self.normed(norm, &readers, carver);
-        let projected = self.project(y, &readers, carver);
+        let input_projections = [w.qkv, w.z, w.beta, w.alpha];
+        let y = self.normed(norm, &input_projections, arena);
+        let projected = self.project(y, &input_projections, arena);
         let inputs = delta_inputs(w, &projected);
-        let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
-        let to = self.out(&[w.out], shape.values(), carver);
+        let scratch = arena.take(delta::prefill_scratch_bytes(shape, rows));
+        let to = self.out(&[w.out], shape.values(), arena);
         let out = delta::Out {
             forms: norm::Out::f32(to.f32),
             panel: (to.panels, Panels::new(0, rows).rows),
@@ -308,12 +323,12 @@ impl Builder<'_> {
         self.add(to, w.out);
     }
 
-    fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {
+    fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
         let (rows, chunk) = (self.rows, self.site.addresses.chunk);
-        let readers = [w.gate, w.up];
-        let y = self.normed(w.norm, &readers, carver);
+        let input_projections = [w.gate, w.up];
+        let y = self.normed(w.norm, &input_projections, arena);
         let width = w.gate.rows;
-        let out = self.out(&[w.down], width, carver);
+        let out = self.out(&[w.down], width, arena);
         let pair = product::Pair {
             cols: w.gate.cols,
             ffn: width,
@@ -325,7 +340,7 @@ impl Builder<'_> {
             let launches = product::gated(self.card(), rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
-            let projected = self.project(y, &readers, carver);
+            let projected = self.project(y, &input_projections, arena);
             let from = (projected[0], projected[1]);
             self.push(rows::swiglu(width, width, rows, chunk, from, out));
         }

@@ -13,12 +13,12 @@ use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
 use crate::launch::draft::{context as write_context, path_rows};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
-use crate::memory::Carver;
-use crate::state::{FEATURES, Ring};
-use crate::weights::{DraftLayerWeights, DraftWeights, Matrix};
+use crate::memory::BumpAllocator;
+use crate::state::{DraftRing, FEATURE_ROWS};
+use crate::weights::{DraftLayerWeights, DraftWeights, WeightMatrix};
 
 /// How the attention kernels see a draft layer.
-fn shape(layer: &DraftLayer, ring: &Ring, kv: KvFormats, eps: f32) -> Shape {
+fn shape(layer: &DraftLayer, ring: &DraftRing, kv: KvFormats, eps: f32) -> Shape {
     let a = &layer.attention;
     Shape {
         n_heads: a.n_heads,
@@ -41,7 +41,7 @@ fn shape(layer: &DraftLayer, ring: &Ring, kv: KvFormats, eps: f32) -> Shape {
     }
 }
 
-fn cache(ring: &Ring) -> Cache {
+fn cache(ring: &DraftRing) -> Cache {
     Cache {
         k: ring.rows.k.values,
         k_scale: ring.rows.k.scales,
@@ -59,7 +59,7 @@ pub(super) fn eps(site: &Site<'_>) -> f32 {
 }
 
 /// Every layer with its shape and its ring, bottom to top.
-fn layers<'a>(site: &Site<'a>) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a Ring)> {
+fn layers<'a>(site: &Site<'a>) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a DraftRing)> {
     let (open, state) = (site.open, site.state);
     let draft = open.draft.iter().zip(&state.draft);
     draft.flat_map(|(plan, state)| {
@@ -74,7 +74,7 @@ fn layers<'a>(site: &Site<'a>) -> impl Iterator<Item = (&'a DraftLayer, Shape, &
 }
 
 /// The matrices that turn features into context: keys, then values, layer by layer.
-pub(super) fn context_readers(weights: &DraftWeights) -> Vec<Matrix> {
+pub(super) fn context_readers(weights: &DraftWeights) -> Vec<WeightMatrix> {
     let parts = weights.layers.iter();
     parts
         .flat_map(|layer| [layer.attention.k, layer.attention.v])
@@ -107,21 +107,21 @@ pub(super) fn context(
 }
 
 /// The plan by which up to `rows` rows of features that wait become keys and values.
-pub(super) fn of_waiting(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+pub(super) fn of_waiting(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let mut plan = Plan::default();
     let (Some(weights), Some(state)) = (&site.weights.draft, &site.state.draft) else {
         return plan;
     };
     let header = site.addresses.waiting;
     let (width, hidden) = (weights.fc.cols, weights.fc.rows);
-    let input = Forms::of([weights.fc.kind]).carve(carver, rows, width);
+    let input = Forms::of([weights.fc.kind]).carve(arena, rows, width);
     let from = (header, state.features);
     plan.launches
-        .push(path_rows(width, FEATURES, rows, from, input));
-    let raw = carver.take(4 * rows * hidden);
+        .push(path_rows(width, FEATURE_ROWS, rows, from, input));
+    let raw = arena.take(4 * rows * hidden);
     append_products(site, rows, &input, &[(weights.fc, raw)], &mut plan);
-    let readers = context_readers(weights);
-    let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
+    let input_projections = context_readers(weights);
+    let f = Forms::of(input_projections.iter().map(|m| m.kind)).carve(arena, rows, hidden);
     let rms = Rms {
         width: hidden,
         eps: eps(site),
@@ -129,9 +129,9 @@ pub(super) fn of_waiting(site: &Site<'_>, rows: usize, carver: &mut Carver) -> P
     // Rows beyond those that wait are normed too; nobody reads them.
     let all = Source::Chunk(site.addresses.all_rows);
     let norm = norm::rms(rms, rows, all, Residual::of(raw), weights.hidden_norm, f);
-    let projected: Vec<(Matrix, u64)> = readers
+    let projected: Vec<(WeightMatrix, u64)> = input_projections
         .iter()
-        .map(|matrix| (*matrix, carver.take(4 * rows * matrix.rows)))
+        .map(|matrix| (*matrix, arena.take(4 * rows * matrix.rows)))
         .collect();
     plan.launches.push(norm);
     append_products(site, rows, &f, &projected, &mut plan);
@@ -146,7 +146,7 @@ fn append_products(
     site: &Site<'_>,
     rows: usize,
     input: &Out,
-    matrices: &[(Matrix, u64)],
+    matrices: &[(WeightMatrix, u64)],
     plan: &mut Plan,
 ) {
     let products: Vec<Product> = matrices
@@ -162,36 +162,36 @@ fn append_products(
 }
 
 /// The plan of draft blocks of up to `rows` rows.
-pub(super) fn block(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+pub(super) fn block(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let Some(weights) = &site.weights.draft else {
         return Plan::default();
     };
     let (step, eps) = (site.addresses.draft, eps(site));
     // Only the delta rule, which no draft has, goes by the number of trees.
-    let mut builder = builder(site, (rows, 1), step, eps, *carver);
+    let mut builder = builder(site, (rows, 1), step, eps, *arena);
     builder.embed();
     let layers: Vec<_> = layers(site).zip(&weights.layers).collect();
-    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], carver: &mut Carver| {
-        let ((layer, shape, ring), weights): &((&DraftLayer, Shape, &Ring), _) = &layers[i];
+    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
+        let ((layer, shape, ring), weights): &((&DraftLayer, Shape, &DraftRing), _) = &layers[i];
         let DraftLayerWeights { attention, .. } = weights;
         let a = (&layer.attention, *shape);
-        b.attention(a, attention, cache(ring), projected, carver)
+        b.attention(a, attention, cache(ring), projected, arena)
     };
     match Links::of_draft(site) {
         Some(links) => builder.chained(&links, mixer, |_, _| {}),
         None => {
             for (i, (_, weights)) in layers.iter().enumerate() {
-                builder.block(|b, carver| {
-                    let readers = weights.attention.readers();
-                    let y = b.normed(weights.attention_norm, &readers, carver);
-                    let projected = b.project(&y, &readers, carver);
-                    let mixed = mixer(b, i, &projected, carver);
+                builder.block(|b, arena| {
+                    let input_projections = weights.attention.input_projections();
+                    let y = b.normed(weights.attention_norm, &input_projections, arena);
+                    let projected = b.project(&y, &input_projections, arena);
+                    let mixed = mixer(b, i, &projected, arena);
                     b.add(&mixed, weights.attention.o);
                 });
-                builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+                builder.block(|b, arena| b.ffn(&weights.ffn, arena));
             }
         }
     }
     let asked = Source::AskedOfStep(step);
-    builder.head(asked, (weights.final_norm, eps), carver)
+    builder.head(asked, (weights.final_norm, eps), arena)
 }

@@ -2,8 +2,8 @@
 
 use crate::launch::matmul::Inputs;
 use crate::launch::norm::Out;
-use crate::memory::Carver;
-use crate::pack::{Input, Kind};
+use crate::memory::BumpAllocator;
+use crate::pack::{ActivationFormat, WeightKind};
 
 /// The forms of one activation that its consumers read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -14,26 +14,26 @@ pub(super) struct Forms {
 
 impl Forms {
     /// What these kinds of matrices read.
-    pub(super) fn of(kinds: impl IntoIterator<Item = Kind>) -> Forms {
+    pub(super) fn of(kinds: impl IntoIterator<Item = WeightKind>) -> Forms {
         let mut forms = Forms::default();
         for kind in kinds {
             match kind.input() {
-                Input::F32 => forms.f32 = true,
-                Input::F16 => forms.f16 = true,
+                ActivationFormat::F32 => forms.f32 = true,
+                ActivationFormat::F16 => forms.f16 = true,
             }
         }
         forms
     }
 
     /// Buffers for `rows` rows of `width` values in each form.
-    pub(super) fn carve(self, carver: &mut Carver, rows: usize, width: usize) -> Out {
-        let mut take = |wanted: bool, input: Input| match wanted {
-            true => carver.take(input.bytes(rows, width)),
+    pub(super) fn carve(self, arena: &mut BumpAllocator, rows: usize, width: usize) -> Out {
+        let mut take = |wanted: bool, input: ActivationFormat| match wanted {
+            true => arena.take(input.bytes(rows, width)),
             false => 0,
         };
         Out {
-            f32: take(self.f32, Input::F32),
-            f16: take(self.f16, Input::F16),
+            f32: take(self.f32, ActivationFormat::F32),
+            f16: take(self.f16, ActivationFormat::F16),
         }
     }
 }

@@ -7,25 +7,30 @@ use super::{Plan, Site};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Residual, Rms, Source};
 use crate::launch::rows::{self, Rows};
-use crate::memory::Carver;
+use crate::memory::BumpAllocator;
 
 /// The head over asked rows of the chunk before it.
-pub(super) fn of_chunk(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+pub(super) fn of_chunk(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let mut plan = Plan::default();
     let asked = Source::AskedOfChunk(site.addresses.chunk);
     let norm = (site.weights.final_norm, site.spec.norm_eps);
-    append(site, rows, asked, norm, carver, &mut plan);
+    append(site, rows, asked, norm, arena, &mut plan);
     plan
 }
 
 /// Edits of asked rows, and their reduction again: to be run after the head where some row has edits.
-pub(super) fn edited(site: &Site<'_>, rows: usize, asked: Source, carver: &mut Carver) -> Plan {
+pub(super) fn edited(
+    site: &Site<'_>,
+    rows: usize,
+    asked: Source,
+    arena: &mut BumpAllocator,
+) -> Plan {
     let at = site.addresses;
     let edited = Rows {
         logits: at.logits,
         edited: at.edited,
         edits: at.edits,
-        scratch: carver.take(site.reduce.scratch_bytes(rows)),
+        scratch: arena.take(site.reduce.scratch_bytes(rows)),
         out: at.rows,
     };
     let mut plan = Plan::default();
@@ -43,7 +48,7 @@ pub(super) fn append(
     rows: usize,
     asked: Source,
     (weight, eps): (u64, f32),
-    carver: &mut Carver,
+    arena: &mut BumpAllocator,
     plan: &mut Plan,
 ) {
     let (head, hidden) = (site.weights.head, site.spec.hidden);
@@ -61,7 +66,7 @@ pub(super) fn append(
     match one {
         Some(launch) => plan.launches.push(launch),
         None => {
-            let y = Forms::of([head.kind]).carve(carver, rows, hidden);
+            let y = Forms::of([head.kind]).carve(arena, rows, hidden);
             let rms = Rms { width: hidden, eps };
             let x = Residual::of(at.residual);
             plan.launches
@@ -74,7 +79,7 @@ pub(super) fn append(
         logits: at.logits,
         edited: 0,
         edits: 0,
-        scratch: carver.take(site.reduce.scratch_bytes(rows)),
+        scratch: arena.take(site.reduce.scratch_bytes(rows)),
         out: at.rows,
     };
     plan.launches

@@ -12,9 +12,9 @@ use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::launch::rows::{self, Tap};
 use crate::launch::{Launch, embed, ffn};
-use crate::memory::Carver;
-use crate::state::{DeltaGroup, KvGroup, Place};
-use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, Matrix, MixerWeights};
+use crate::memory::BumpAllocator;
+use crate::state::{DeltaGroup, KvGroup, LayerState};
+use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, MixerWeights, WeightMatrix};
 
 /// How the attention kernels see a layer.
 pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
@@ -75,12 +75,12 @@ pub(super) fn delta_layer(
     }
 }
 
-/// Where the projections of a delta layer stand, in the order of its readers: `qkv`, `z`, `beta`, `alpha`.
+/// Where the projections of a delta layer stand, in the order of its input_projections: `qkv`, `z`, `beta`, `alpha`.
 pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs {
-    let readers = [w.qkv, w.z, w.beta, w.alpha];
+    let input_projections = [w.qkv, w.z, w.beta, w.alpha];
     let rows = |i: usize| delta::Rows {
         at: projected[i],
-        stride: readers[i].rows,
+        stride: input_projections[i].rows,
     };
     delta::Inputs {
         qkv: rows(0),
@@ -104,7 +104,7 @@ pub(super) fn builder<'a>(
     (rows, trees): (usize, usize),
     step: u64,
     eps: f32,
-    carver: Carver,
+    arena: BumpAllocator,
 ) -> Builder<'a> {
     Builder {
         site,
@@ -115,8 +115,8 @@ pub(super) fn builder<'a>(
         depth: Depth::Any,
         source: Source::Step(step),
         eps,
-        carver,
-        peak: carver,
+        arena,
+        peak: arena,
         plan: Plan::default(),
     }
 }
@@ -126,10 +126,10 @@ pub(super) fn step(
     site: &Site<'_>,
     (rows, trees): (usize, usize),
     depth: Depth,
-    carver: &mut Carver,
+    arena: &mut BumpAllocator,
 ) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
-    let mut builder = builder(site, (rows, trees), at.step, eps, *carver);
+    let mut builder = builder(site, (rows, trees), at.step, eps, *arena);
     builder.sums = site.sums;
     builder.depth = depth;
     builder.embed();
@@ -145,7 +145,7 @@ pub(super) fn step(
     }
     let asked = Source::AskedOfStep(at.step);
     let norm = (site.weights.final_norm, eps);
-    builder.head(asked, norm, carver)
+    builder.head(asked, norm, arena)
 }
 
 /// Puts a step together, layer by layer. Each block's buffers begin at the same place of the arena.
@@ -162,9 +162,9 @@ pub(super) struct Builder<'a> {
     pub(super) source: Source,
     pub(super) eps: f32,
     /// Where a block's buffers begin.
-    pub(super) carver: Carver,
+    pub(super) arena: BumpAllocator,
     /// The furthest any block has come.
-    peak: Carver,
+    peak: BumpAllocator,
     pub(super) plan: Plan,
 }
 
@@ -181,16 +181,16 @@ impl Builder<'_> {
     }
 
     /// The plan without a head, and where the furthest buffer ends.
-    pub(super) fn ended(self) -> (Plan, Carver) {
+    pub(super) fn ended(self) -> (Plan, BumpAllocator) {
         (self.plan, self.peak)
     }
 
-    /// Ends the plan with the head; `carver` comes to stand where the furthest buffer ends.
-    pub(super) fn head(self, asked: Source, norm: (u64, f32), carver: &mut Carver) -> Plan {
+    /// Ends the plan with the head; `arena` comes to stand where the furthest buffer ends.
+    pub(super) fn head(self, asked: Source, norm: (u64, f32), arena: &mut BumpAllocator) -> Plan {
         let mut plan = self.plan;
-        let mut tail = *carver;
+        let mut tail = *arena;
         head::append(self.site, self.rows, asked, norm, &mut tail, &mut plan);
-        *carver = match tail.used() > self.peak.used() {
+        *arena = match tail.used() > self.peak.used() {
             true => tail,
             false => self.peak,
         };
@@ -198,36 +198,36 @@ impl Builder<'_> {
     }
 
     /// Buffers of one block, given back when it is complete.
-    pub(super) fn block(&mut self, build: impl FnOnce(&mut Self, &mut Carver)) {
-        let mut carver = self.carver;
-        build(self, &mut carver);
-        self.reach(carver);
+    pub(super) fn block(&mut self, build: impl FnOnce(&mut Self, &mut BumpAllocator)) {
+        let mut arena = self.arena;
+        build(self, &mut arena);
+        self.reach(arena);
     }
 
     /// Notes how far buffers have come.
-    pub(super) fn reach(&mut self, carver: Carver) {
-        if carver.used() > self.peak.used() {
-            self.peak = carver;
+    pub(super) fn reach(&mut self, arena: BumpAllocator) {
+        if arena.used() > self.peak.used() {
+            self.peak = arena;
         }
     }
 
     fn layer(&mut self, i: usize) {
         let weights = &self.site.weights.layers[i];
-        self.block(|b, carver| {
-            let readers = weights.mixer.readers();
-            let y = b.normed(weights.mixer_norm, &readers, carver);
-            let projected = b.project(&y, &readers, carver);
-            let mixed = b.mixer(i, &projected, carver);
+        self.block(|b, arena| {
+            let input_projections = weights.mixer.input_projections();
+            let y = b.normed(weights.mixer_norm, &input_projections, arena);
+            let projected = b.project(&y, &input_projections, arena);
+            let mixed = b.mixer(i, &projected, arena);
             b.add(&mixed, weights.mixer.out());
         });
-        self.block(|b, carver| b.ffn(&weights.ffn, carver));
+        self.block(|b, arena| b.ffn(&weights.ffn, arena));
         self.layer_end(i);
     }
 
     /// The launches between the projections of layer `i` and its output projection, whose input they give.
-    pub(super) fn mixer(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
-        self.mixer_with(i, projected, carver, |b, group, w, layer, carver| {
-            b.delta(group, w, layer, projected, carver)
+    pub(super) fn mixer(&mut self, i: usize, projected: &[u64], arena: &mut BumpAllocator) -> Out {
+        self.mixer_with(i, projected, arena, |b, group, w, layer, arena| {
+            b.delta(group, w, layer, projected, arena)
         })
     }
 
@@ -236,8 +236,8 @@ impl Builder<'_> {
         &mut self,
         i: usize,
         projected: &[u64],
-        carver: &mut Carver,
-        delta: impl FnOnce(&mut Self, &DeltaGroup, &DeltaWeights, Layer, &mut Carver) -> Out,
+        arena: &mut BumpAllocator,
+        delta: impl FnOnce(&mut Self, &DeltaGroup, &DeltaWeights, Layer, &mut BumpAllocator) -> Out,
     ) -> Out {
         let site = self.site;
         match (
@@ -245,14 +245,14 @@ impl Builder<'_> {
             &site.weights.layers[i].mixer,
             site.state.layer(i),
         ) {
-            (Mixer::Attention(a), MixerWeights::Attention(w), Place::Kv(group, index)) => {
+            (Mixer::Attention(a), MixerWeights::Attention(w), LayerState::Kv(group, index)) => {
                 let cache = cache(site, group, index);
                 let shape = shape(a, site.open, self.eps);
-                self.attention((a, shape), w, cache, projected, carver)
+                self.attention((a, shape), w, cache, projected, arena)
             }
-            (Mixer::GatedDelta(_), MixerWeights::Delta(w), Place::Delta(group, index)) => {
+            (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {
                 let layer = delta_layer(site, group, index, w);
-                delta(self, group, w, layer, carver)
+                delta(self, group, w, layer, arena)
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
@@ -275,11 +275,16 @@ impl Builder<'_> {
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 
-    /// `rms(x)` in the forms that `readers` want.
-    pub(super) fn normed(&mut self, weight: u64, readers: &[Matrix], carver: &mut Carver) -> Out {
+    /// `rms(x)` in the forms that `input_projections` want.
+    pub(super) fn normed(
+        &mut self,
+        weight: u64,
+        input_projections: &[WeightMatrix],
+        arena: &mut BumpAllocator,
+    ) -> Out {
         let hidden = self.site.spec.hidden;
-        let forms = Forms::of(readers.iter().map(|m| m.kind));
-        let out = forms.carve(carver, self.rows, hidden);
+        let forms = Forms::of(input_projections.iter().map(|m| m.kind));
+        let out = forms.carve(arena, self.rows, hidden);
         let rms = Rms {
             width: hidden,
             eps: self.eps,
@@ -293,19 +298,19 @@ impl Builder<'_> {
     pub(super) fn project(
         &mut self,
         input: &Out,
-        matrices: &[Matrix],
-        carver: &mut Carver,
+        matrices: &[WeightMatrix],
+        arena: &mut BumpAllocator,
     ) -> Vec<u64> {
         let outs: Vec<u64> = matrices
             .iter()
-            .map(|m| carver.take(4 * self.rows * m.rows))
+            .map(|m| arena.take(4 * self.rows * m.rows))
             .collect();
         self.project_to(input, matrices, &outs);
         outs
     }
 
     /// The same into places that are there.
-    pub(super) fn project_to(&mut self, input: &Out, matrices: &[Matrix], outs: &[u64]) {
+    pub(super) fn project_to(&mut self, input: &Out, matrices: &[WeightMatrix], outs: &[u64]) {
         let products: Vec<Product> = matrices
             .iter()
             .zip(outs)
@@ -319,7 +324,7 @@ impl Builder<'_> {
     }
 
     /// `x += matrix · input`.
-    pub(super) fn add(&mut self, input: &Out, matrix: Matrix) {
+    pub(super) fn add(&mut self, input: &Out, matrix: WeightMatrix) {
         let product = Product {
             matrix,
             out: self.site.addresses.residual,
@@ -339,7 +344,7 @@ impl Builder<'_> {
         w: &AttentionWeights,
         cache: Cache,
         projected: &[u64],
-        carver: &mut Carver,
+        arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let card = self.sums.on(site.card);
@@ -357,10 +362,10 @@ impl Builder<'_> {
         };
         let step = self.step;
         let room = (rows, self.depth.tokens(cache.max_pages * attention::PAGE));
-        let scratch = carver.take(shape.scratch_bytes(card, room));
-        let out = Forms::of([w.o.kind]).carve(carver, rows, a.n_heads * a.head_dim);
+        let scratch = arena.take(shape.scratch_bytes(card, room));
+        let out = Forms::of([w.o.kind]).carve(arena, rows, a.n_heads * a.head_dim);
         let half = match shape.wants_f16_queries(card) {
-            true => carver.take(2 * rows * a.n_heads * a.head_dim),
+            true => arena.take(2 * rows * a.n_heads * a.head_dim),
             false => 0,
         };
         let at = Positions::Step(step);
@@ -379,7 +384,7 @@ impl Builder<'_> {
         w: &DeltaWeights,
         layer: Layer,
         projected: &[u64],
-        carver: &mut Carver,
+        arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
@@ -390,8 +395,8 @@ impl Builder<'_> {
             warpgroups: site.card.warpgroups,
         };
         let bytes = delta::verify_scratch_bytes(card, shape, rows, self.trees, exactness);
-        let scratch = carver.take(bytes);
-        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
+        let scratch = arena.take(bytes);
+        let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
         let out = delta::Out::of(forms);
         let launches = delta::verify(
             card, shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
@@ -400,12 +405,12 @@ impl Builder<'_> {
         forms
     }
 
-    pub(super) fn ffn(&mut self, w: &FfnWeights, carver: &mut Carver) {
-        let readers = [w.gate, w.up];
-        let y = self.normed(w.norm, &readers, carver);
+    pub(super) fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+        let input_projections = [w.gate, w.up];
+        let y = self.normed(w.norm, &input_projections, arena);
         let width = w.gate.rows;
-        let projected = self.project(&y, &readers, carver);
-        let out = Forms::of([w.down.kind]).carve(carver, self.rows, width);
+        let projected = self.project(&y, &input_projections, arena);
+        let out = Forms::of([w.down.kind]).carve(arena, self.rows, width);
         let (gate, up) = (projected[0], projected[1]);
         let from = (gate, up, width);
         self.push(ffn::swiglu(width, self.rows, self.source, from, out));

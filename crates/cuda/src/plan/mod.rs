@@ -22,7 +22,7 @@ use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 use crate::launch::attention::Card;
 use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
-use crate::memory::Carver;
+use crate::memory::BumpAllocator;
 use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
@@ -233,7 +233,7 @@ impl Plans {
         weights: &Weights,
         state: &State,
         facts: Facts,
-        scratch: &mut Carver,
+        scratch: &mut BumpAllocator,
     ) -> Plans {
         let (spec, limits) = (&*open.target, open.limits);
         let reduce = rows::Reduce {
@@ -298,29 +298,29 @@ impl Plans {
         let short = short::suits(&site, ROWS);
         let block = open.draft.as_ref().map(|draft| draft.spec.block);
         for key in keys(limits, block, short) {
-            let mut carver = *scratch;
+            let mut arena = *scratch;
             let plan = match key {
                 Key::Step { rows, trees, depth } => {
-                    layers::step(&site, (rows, trees), depth, &mut carver)
+                    layers::step(&site, (rows, trees), depth, &mut arena)
                 }
                 Key::Chunk(rows) if short::suits(&site, rows) => {
-                    short::build(&site, rows, &mut carver)
+                    short::build(&site, rows, &mut arena)
                 }
-                Key::Chunk(rows) => chunk::build(&site, rows, &mut carver),
-                Key::Head(rows) => head::of_chunk(&site, rows, &mut carver),
+                Key::Chunk(rows) => chunk::build(&site, rows, &mut arena),
+                Key::Head(rows) => head::of_chunk(&site, rows, &mut arena),
                 Key::Commit(paths) => commit::build(&site, paths),
-                Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut carver),
-                Key::Draft(rows) => draft::block(&site, rows, &mut carver),
+                Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut arena),
+                Key::Draft(rows) => draft::block(&site, rows, &mut arena),
                 Key::EditedStep(rows) => {
                     let asked = Source::AskedOfStep(addresses.step);
-                    head::edited(&site, rows, asked, &mut carver)
+                    head::edited(&site, rows, asked, &mut arena)
                 }
                 Key::EditedHead(rows) => {
                     let asked = Source::AskedOfChunk(addresses.chunk);
-                    head::edited(&site, rows, asked, &mut carver)
+                    head::edited(&site, rows, asked, &mut arena)
                 }
             };
-            longest = longest.max(carver.used());
+            longest = longest.max(arena.used());
             all.insert(key, plan);
         }
         let arena = usize::try_from(longest - scratch.used()).expect("an arena fits an address");

@@ -8,26 +8,26 @@ use crate::launch::Launch;
 use crate::launch::matmul::{Card, Segment, Write};
 use crate::launch::norm::Out;
 use crate::launch::one::{self, Input, Results};
-use crate::memory::Carver;
-use crate::weights::{FfnWeights, Matrix};
+use crate::memory::BumpAllocator;
+use crate::weights::{FfnWeights, WeightMatrix};
 
 /// Whether layers of steps of one row go in few launches: where the norms fold into products.
 pub(super) fn suits(site: &Site<'_>) -> bool {
     if site.as_large {
         return false;
     }
-    let segments = |matrices: &[Matrix]| -> Vec<Segment> {
+    let segments = |matrices: &[WeightMatrix]| -> Vec<Segment> {
         let all = matrices.iter().map(|m| segment(m, 0, Write::Store));
         all.collect()
     };
-    let fits = |matrices: &[Matrix], results| {
+    let fits = |matrices: &[WeightMatrix], results| {
         let input = residual_normed(site, (0, site.spec.norm_eps));
         let segments = segments(matrices);
         launch(site, site.spec.hidden, &segments, input, results).is_some()
     };
     site.weights.layers.iter().all(|layer| {
         let ffn = [layer.ffn.gate, layer.ffn.up];
-        fits(&layer.mixer.readers(), Results::Each) && fits(&ffn, Results::Gated(0))
+        fits(&layer.mixer.input_projections(), Results::Each) && fits(&ffn, Results::Gated(0))
     })
 }
 
@@ -63,21 +63,26 @@ impl Builder<'_> {
     /// Layer `i` of a step of one row. What cannot be one launch is the launches of any other step.
     pub(super) fn layer_of_one(&mut self, i: usize) {
         let weights = &self.site.weights.layers[i];
-        self.block(|b, carver| {
-            let readers = weights.mixer.readers();
-            let projected = b.normed_products(weights.mixer_norm, &readers, carver);
-            let mixed = b.mixer(i, &projected, carver);
+        self.block(|b, arena| {
+            let input_projections = weights.mixer.input_projections();
+            let projected = b.normed_products(weights.mixer_norm, &input_projections, arena);
+            let mixed = b.mixer(i, &projected, arena);
             b.add_product(&mixed, weights.mixer.out());
         });
-        self.block(|b, carver| b.gated_unit(&weights.ffn, carver));
+        self.block(|b, arena| b.gated_unit(&weights.ffn, arena));
         self.layer_end(i);
     }
 
-    /// The norm of the residual stream, multiplied by each of `readers`.
-    fn normed_products(&mut self, norm: u64, readers: &[Matrix], carver: &mut Carver) -> Vec<u64> {
-        let mut take = |m: &Matrix| carver.take(4 * m.rows);
-        let outs: Vec<u64> = readers.iter().map(&mut take).collect();
-        let segments = readers.iter().zip(&outs);
+    /// The norm of the residual stream, multiplied by each of `input_projections`.
+    fn normed_products(
+        &mut self,
+        norm: u64,
+        input_projections: &[WeightMatrix],
+        arena: &mut BumpAllocator,
+    ) -> Vec<u64> {
+        let mut take = |m: &WeightMatrix| arena.take(4 * m.rows);
+        let outs: Vec<u64> = input_projections.iter().map(&mut take).collect();
+        let segments = input_projections.iter().zip(&outs);
         let segments: Vec<Segment> = segments
             .map(|(m, out)| segment(m, *out, Write::Store))
             .collect();
@@ -91,15 +96,15 @@ impl Builder<'_> {
         ) {
             Some(launch) => self.push(launch),
             None => {
-                let y = self.normed(norm, readers, carver);
-                self.project_to(&y, readers, &outs);
+                let y = self.normed(norm, input_projections, arena);
+                self.project_to(&y, input_projections, &outs);
             }
         }
         outs
     }
 
     /// `x += matrix · input`.
-    fn add_product(&mut self, input: &Out, matrix: Matrix) {
+    fn add_product(&mut self, input: &Out, matrix: WeightMatrix) {
         let segments = [segment(&matrix, self.site.addresses.residual, Write::Add)];
         let halves = Input::Halves(input.f16);
         match launch(self.site, matrix.cols, &segments, halves, Results::Each) {
@@ -108,8 +113,8 @@ impl Builder<'_> {
         }
     }
 
-    fn gated_unit(&mut self, w: &FfnWeights, carver: &mut Carver) {
-        let out = Forms::of([w.down.kind]).carve(carver, 1, w.gate.rows);
+    fn gated_unit(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+        let out = Forms::of([w.down.kind]).carve(arena, 1, w.gate.rows);
         let segments = [&w.gate, &w.up].map(|m| segment(m, 0, Write::Store));
         let input = residual_normed(self.site, (w.norm, self.eps));
         let gated = Results::Gated(out.f16);
@@ -122,7 +127,7 @@ impl Builder<'_> {
                 self.push(launch);
                 self.add_product(&out, w.down);
             }
-            None => self.ffn(w, carver),
+            None => self.ffn(w, arena),
         }
     }
 }

@@ -5,12 +5,12 @@ use super::forms::inputs;
 use crate::launch::Launch;
 use crate::launch::matmul::{self, Card, Scratch, Segment, Write};
 use crate::launch::norm::Out;
-use crate::weights::Matrix;
+use crate::weights::WeightMatrix;
 
 /// One matrix and where its product goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
-    pub(super) matrix: Matrix,
+    pub(super) matrix: WeightMatrix,
     /// f32 `[rows][matrix.rows]`.
     pub(super) out: u64,
     pub(super) write: Write,
@@ -47,7 +47,7 @@ pub(super) fn launches(
 }
 
 /// A matrix as launches take it, its product f32 `[..][matrix.rows]` at `out`.
-pub(super) fn segment(matrix: &Matrix, out: u64, write: Write) -> Segment {
+pub(super) fn segment(matrix: &WeightMatrix, out: u64, write: Write) -> Segment {
     Segment {
         kind: matrix.kind,
         rows: matrix.rows,

@@ -14,7 +14,7 @@ use crate::launch::attention::Positions;
 use crate::launch::delta::{self, Layer};
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::launch::rows::tap;
-use crate::memory::Carver;
+use crate::memory::BumpAllocator;
 use crate::state::DeltaGroup;
 use crate::step::ROWS;
 use crate::weights::{DeltaWeights, DraftWeights};
@@ -44,17 +44,17 @@ pub(super) fn pieces(committed: usize, rows: usize) -> Vec<usize> {
 }
 
 /// The plan of a chunk of up to `rows` rows.
-pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
+pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let chunk = site.addresses.chunk;
-    let mut start = *carver;
+    let mut start = *arena;
     let features = site.state.draft.as_ref();
     let features = features.map(|draft| start.take(4 * rows * draft.width));
     let step = site.addresses.step;
     let mut builder = builder(site, (rows, 1), step, site.spec.norm_eps, start);
     builder.source = Source::Chunk(chunk);
     builder.embed();
-    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], carver: &mut Carver| {
-        b.mixer_of_chunk(i, projected, carver)
+    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
+        b.mixer_of_chunk(i, projected, arena)
     };
     let end = |b: &mut Builder<'_>, i: usize| b.layer_end_of_chunk(i, features);
     match Links::of_target(site) {
@@ -62,31 +62,31 @@ pub(super) fn build(site: &Site<'_>, rows: usize, carver: &mut Carver) -> Plan {
         None => {
             for i in 0..site.spec.layers.len() {
                 let weights = &site.weights.layers[i];
-                builder.block(|b, carver| {
-                    let readers = weights.mixer.readers();
-                    let y = b.normed(weights.mixer_norm, &readers, carver);
-                    let projected = b.project(&y, &readers, carver);
-                    let mixed = b.mixer_of_chunk(i, &projected, carver);
+                builder.block(|b, arena| {
+                    let input_projections = weights.mixer.input_projections();
+                    let y = b.normed(weights.mixer_norm, &input_projections, arena);
+                    let projected = b.project(&y, &input_projections, arena);
+                    let mixed = b.mixer_of_chunk(i, &projected, arena);
                     b.add(&mixed, weights.mixer.out());
                 });
-                builder.block(|b, carver| b.ffn(&weights.ffn, carver));
+                builder.block(|b, arena| b.ffn(&weights.ffn, arena));
                 end(&mut builder, i);
             }
         }
     }
     if let (Some(draft), Some(features)) = (&site.weights.draft, features) {
-        builder.block(|b, carver| b.context_of_chunk(draft, features, carver));
+        builder.block(|b, arena| b.context_of_chunk(draft, features, arena));
     }
     let (plan, peak) = builder.ended();
-    *carver = peak;
+    *arena = peak;
     plan
 }
 
 impl Builder<'_> {
     /// As [`Builder::mixer`], with the chunked delta rule.
-    fn mixer_of_chunk(&mut self, i: usize, projected: &[u64], carver: &mut Carver) -> Out {
-        self.mixer_with(i, projected, carver, |b, group, w, layer, carver| {
-            b.delta_of_chunk(group, w, layer, projected, carver)
+    fn mixer_of_chunk(&mut self, i: usize, projected: &[u64], arena: &mut BumpAllocator) -> Out {
+        self.mixer_with(i, projected, arena, |b, group, w, layer, arena| {
+            b.delta_of_chunk(group, w, layer, projected, arena)
         })
     }
 
@@ -96,13 +96,13 @@ impl Builder<'_> {
         w: &DeltaWeights,
         layer: Layer,
         projected: &[u64],
-        carver: &mut Carver,
+        arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
-        let scratch = carver.take(delta::prefill_scratch_bytes(shape, rows));
-        let forms = Forms::of([w.out.kind]).carve(carver, rows, shape.values());
+        let scratch = arena.take(delta::prefill_scratch_bytes(shape, rows));
+        let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
         let (chunk, out) = (site.addresses.chunk, delta::Out::of(forms));
         let products = chunk_products(site);
         let launches =
@@ -122,21 +122,26 @@ impl Builder<'_> {
     }
 
     /// The draft's keys and values of the chunk's rows, from their features.
-    fn context_of_chunk(&mut self, weights: &DraftWeights, features: u64, carver: &mut Carver) {
+    fn context_of_chunk(
+        &mut self,
+        weights: &DraftWeights,
+        features: u64,
+        arena: &mut BumpAllocator,
+    ) {
         let (site, rows, source) = (self.site, self.rows, self.source);
         let (width, hidden) = (weights.fc.cols, weights.fc.rows);
-        let input = Forms::of([weights.fc.kind]).carve(carver, rows, width);
+        let input = Forms::of([weights.fc.kind]).carve(arena, rows, width);
         self.push(norm::convert(width, rows, source, features, input));
-        let raw = self.project(&input, &[weights.fc], carver)[0];
-        let readers = draft::context_readers(weights);
-        let f = Forms::of(readers.iter().map(|m| m.kind)).carve(carver, rows, hidden);
+        let raw = self.project(&input, &[weights.fc], arena)[0];
+        let input_projections = draft::context_readers(weights);
+        let f = Forms::of(input_projections.iter().map(|m| m.kind)).carve(arena, rows, hidden);
         let rms = Rms {
             width: hidden,
             eps: draft::eps(site),
         };
         let x = Residual::of(raw);
         self.push(norm::rms(rms, rows, source, x, weights.hidden_norm, f));
-        let projected = self.project(&f, &readers, carver);
+        let projected = self.project(&f, &input_projections, arena);
         let at = Positions::Chunk(site.addresses.chunk);
         let launches = draft::context(site, rows, at, &projected);
         self.plan.launches.extend(launches);

@@ -2,25 +2,25 @@
 
 use contract::{DeviceError, SeqId, SnapshotId, SnapshotInfo};
 
-use super::{CudaRunner, mover};
+use super::{CudaRunner, copier};
 use crate::snapshot::Snapshot;
-use crate::state::PAGE;
+use crate::state::PAGE_SIZE;
 
 impl CudaRunner {
     /// Sees to it that a sequence has pages for its first `n` rows.
     pub(super) fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
         let before = self.sequence(seq)?.table.len();
-        if before * PAGE >= n {
+        if before * PAGE_SIZE >= n {
             return Ok(());
         }
         let Some(sequence) = self.sequences.get_mut(&seq) else {
             return Err(DeviceError::UnknownSequence(seq));
         };
-        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        let mut pages = self.book.lock();
-        let grown = pages.grow(&mut sequence.table, n.div_ceil(PAGE), &mut mover);
+        let mut copier = copier(self.engine.gpu(), &self.map, &self.host);
+        let mut pages = self.page_pool.lock();
+        let grown = pages.extend_table(&mut sequence.table, n.div_ceil(PAGE_SIZE), &mut copier);
         let places = sequence.table[before..].iter();
-        let places: Vec<usize> = places.map(|id| pages.place(*id)).collect();
+        let places: Vec<usize> = places.map(|id| pages.page_index(*id)).collect();
         drop(pages);
         let written = grown.and_then(|()| self.engine.write_table(sequence.slot, before, &places));
         self.watched(written)
@@ -29,8 +29,12 @@ impl CudaRunner {
     /// Where the pages of a sequence are.
     #[cfg(feature = "inspect")]
     pub(crate) fn places(&self, sequence: &super::Sequence) -> Vec<usize> {
-        let pages = self.book.lock();
-        sequence.table.iter().map(|id| pages.place(*id)).collect()
+        let pages = self.page_pool.lock();
+        sequence
+            .table
+            .iter()
+            .map(|id| pages.page_index(*id))
+            .collect()
     }
 
     /// Puts a sequence whose table is empty into a snapshot's state.
@@ -45,10 +49,10 @@ impl CudaRunner {
             return Err(DeviceError::UnknownSnapshot(snapshot));
         };
         let (slot, position) = (sequence.slot, saved.position);
-        let mut mover = mover(self.engine.gpu(), &self.map, &self.host);
-        let mut pages = self.book.lock();
-        sequence.table = pages.restore(&saved.pages, position, &mut mover)?;
-        let places = sequence.table.iter().map(|id| pages.place(*id));
+        let mut copier = copier(self.engine.gpu(), &self.map, &self.host);
+        let mut pages = self.page_pool.lock();
+        sequence.table = pages.restore(&saved.pages, position, &mut copier)?;
+        let places = sequence.table.iter().map(|id| pages.page_index(*id));
         let places: Vec<usize> = places.collect();
         drop(pages);
         sequence.position = position;
@@ -64,7 +68,7 @@ impl CudaRunner {
         let info = SnapshotInfo {
             id,
             position: snapshot.position,
-            bytes: snapshot.left_bytes() + pages,
+            bytes: snapshot.non_paged_bytes() + pages,
         };
         self.snapshots.insert(id, snapshot);
         info

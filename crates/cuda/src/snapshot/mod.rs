@@ -1,8 +1,8 @@
-//! Saved committed states: the pages of their rows, which others share, and a copy of what is left.
+//! Saved committed states: the pages of their rows, which others share, and a copy of what is non_paged.
 //!
-//! What is left is the delta states, the windows, and the draft's rings as far as they are in use, one after another
-//! as [`Left`] says, in page-locked memory or on the card. Restoring shares the full pages, copies the last one and
-//! what is left, so it is identity bit for bit.
+//! PartKind is non_paged is the delta states, the windows, and the draft's rings as far as they are in use, one after another
+//! as [`NonPagedLayout`] says, in page-locked memory or on the card. Restoring shares the full pages, copies the last one and
+//! what is non_paged, so it is identity bit for bit.
 
 mod neutral;
 mod parcel;
@@ -15,29 +15,29 @@ use contract::DeviceError;
 
 use crate::driver::{Buffer, Gpu};
 use crate::exec::lane::{BEHIND_ALL, Lane};
-use crate::host::{HostBlock, HostPool};
-use crate::pages::{Mover, PageId};
-use crate::state::{PAGE, Rows, State};
+use crate::host::{PinnedBlock, PinnedPool};
+use crate::pages::{PageCopier, PageId};
+use crate::state::{KvArray, PAGE_SIZE, State};
 
-pub(crate) use parcel::{Book, CardParcel, Whose};
+pub(crate) use parcel::{CudaDetachedSnapshot, ExportContext, SharedPagePool};
 
 #[cfg(feature = "inspect")]
 pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};
 
-/// Layers whose states are copied before the next chunk may come to the first of them.
-const BATCH: usize = 4;
+/// Layers context states are copied before the next chunk may come to the first of them.
+const LAYERS_PER_BATCH: usize = 4;
 
 /// The committed state of a sequence at one position. Its pages are let go by the runner when it is freed.
 pub(crate) struct Snapshot {
     pub(crate) position: usize,
     pub(crate) pages: Vec<PageId>,
-    left: Arc<Copied>,
+    non_paged: Arc<StateCopy>,
 }
 
 /// Bytes of a slot that were copied.
-enum Copied {
-    Card(Buffer<u8>),
-    Host(HostBlock),
+enum StateCopy {
+    Device(Buffer<u8>),
+    Host(PinnedBlock),
 }
 
 /// One plane of the pages of a group: `layers` runs of `width` bytes, `pitch` bytes apart on the card.
@@ -51,16 +51,16 @@ struct Plane {
     at: usize,
 }
 
-/// What a page consists of: of each group key values, key scales, value values, value scales, all layers of each.
+/// PartKind a page consists of: of each group key values, key scales, value values, value scales, all layers of each.
 #[derive(Debug, Clone)]
-pub(crate) struct PageMap {
+pub(crate) struct PageLayout {
     groups: Vec<[Plane; 4]>,
     /// Bytes of a page, all layers.
     pub(crate) bytes: usize,
 }
 
-impl PageMap {
-    pub(crate) fn new(state: &State) -> PageMap {
+impl PageLayout {
+    pub(crate) fn new(state: &State) -> PageLayout {
         let mut bytes = 0;
         let groups = state.kv.iter().map(|group| {
             planes(&group.k, &group.v).map(|(base, row_bytes)| {
@@ -75,14 +75,14 @@ impl PageMap {
                 plane
             })
         });
-        PageMap {
+        PageLayout {
             groups: groups.collect(),
             bytes,
         }
     }
 
-    /// Bytes of the widest array of one layer of a page, scales included.
-    fn widest(&self) -> usize {
+    /// Bytes of the max_layer_bytes array of one layer of a page, scales included.
+    fn max_layer_bytes(&self) -> usize {
         let arrays = self.groups.iter().flat_map(|planes| planes.chunks_exact(2));
         let bytes = arrays.map(|planes| planes[0].width + planes[1].width);
         bytes.max().unwrap_or(0)
@@ -94,7 +94,7 @@ impl PageMap {
 }
 
 /// `(base, bytes of a row)` of key values, key scales, value values, value scales; 0 bytes where there are none.
-fn planes(k: &Rows, v: &Rows) -> [(u64, usize); 4] {
+fn planes(k: &KvArray, v: &KvArray) -> [(u64, usize); 4] {
     [
         (k.values, k.value_bytes),
         (k.scales, k.scale_bytes),
@@ -117,15 +117,15 @@ impl Plane {
 }
 
 /// Moves pages of a card.
-pub(crate) struct CardMover<'a> {
+pub(crate) struct GpuPageCopier<'a> {
     pub(crate) gpu: &'a Gpu,
-    pub(crate) map: &'a PageMap,
-    pub(crate) host: &'a HostPool,
+    pub(crate) map: &'a PageLayout,
+    pub(crate) host: &'a PinnedPool,
 }
 
-impl CardMover<'_> {
+impl GpuPageCopier<'_> {
     /// Queues a copy of the page at `place` into `block`.
-    fn fill(&self, block: &HostBlock, place: usize) -> Result<(), DeviceError> {
+    fn fill(&self, block: &PinnedBlock, place: usize) -> Result<(), DeviceError> {
         for plane in self.map.planes() {
             let to = (block.address() + plane.at as u64, plane.width);
             let from = (plane.page(place), plane.pitch);
@@ -136,16 +136,16 @@ impl CardMover<'_> {
     }
 }
 
-impl Mover for CardMover<'_> {
-    type Held = HostBlock;
+impl PageCopier for GpuPageCopier<'_> {
+    type HostCopy = PinnedBlock;
 
-    fn save(&mut self, place: usize) -> Result<HostBlock, DeviceError> {
+    fn save(&mut self, place: usize) -> Result<PinnedBlock, DeviceError> {
         let block = self.host.take(self.map.bytes)?;
         self.fill(&block, place)?;
         Ok(block)
     }
 
-    fn load(&mut self, held: &HostBlock, place: usize) -> Result<(), DeviceError> {
+    fn load(&mut self, held: &PinnedBlock, place: usize) -> Result<(), DeviceError> {
         for plane in self.map.planes() {
             let to = (plane.page(place), plane.pitch);
             let from = (held.address() + plane.at as u64, plane.width);
@@ -166,21 +166,21 @@ impl Mover for CardMover<'_> {
     }
 }
 
-/// What a piece of a slot is.
+/// PartKind a piece of a slot is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum PartKind {
     /// Delta states of all layers of a group.
     States(usize),
     /// Windows of all layers of a group.
     Windows(usize),
     /// One plane of a draft layer's ring, in the order of [`planes`].
-    Ring(usize, usize),
+    DraftRing(usize, usize),
 }
 
 /// A piece of every slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
-    what: What,
+struct StatePart {
+    what: PartKind,
     /// Address in slot 0, and bytes from one slot to the next.
     base: u64,
     slot_bytes: usize,
@@ -189,43 +189,47 @@ struct Part {
     at: usize,
 }
 
-/// What a snapshot copies of a slot.
+/// PartKind a snapshot copies of a slot.
 #[derive(Debug)]
-struct Left {
-    parts: Vec<Part>,
+struct NonPagedLayout {
+    parts: Vec<StatePart>,
     bytes: usize,
 }
 
-impl Left {
+impl NonPagedLayout {
     /// Of slots with `position` committed tokens.
-    fn new(state: &State, position: usize) -> Left {
-        let mut left = Left {
+    fn new(state: &State, position: usize) -> NonPagedLayout {
+        let mut non_paged = NonPagedLayout {
             parts: Vec::new(),
             bytes: 0,
         };
         for (i, group) in state.delta.iter().enumerate() {
             for (what, base, layer_bytes) in [
-                (What::States(i), group.states, group.state_bytes),
-                (What::Windows(i), group.windows, group.window_bytes),
+                (PartKind::States(i), group.states, group.state_bytes),
+                (PartKind::Windows(i), group.windows, group.window_bytes),
             ] {
                 let bytes = group.slot_bytes(layer_bytes);
-                left.push(what, base, (bytes, bytes));
+                non_paged.push(what, base, (bytes, bytes));
             }
         }
         let rings = state.draft.iter().flat_map(|draft| &draft.rings);
         for (i, ring) in rings.enumerate() {
-            let used = position.div_ceil(PAGE).min(ring.pages);
+            let used = position.div_ceil(PAGE_SIZE).min(ring.pages);
             let planes = planes(&ring.rows.k, &ring.rows.v);
             for (j, (base, row_bytes)) in planes.into_iter().enumerate() {
                 let page = ring.rows.page_rows() * row_bytes;
-                left.push(What::Ring(i, j), base, (ring.pages * page, used * page));
+                non_paged.push(
+                    PartKind::DraftRing(i, j),
+                    base,
+                    (ring.pages * page, used * page),
+                );
             }
         }
-        left
+        non_paged
     }
 
-    fn push(&mut self, what: What, base: u64, (slot_bytes, bytes): (usize, usize)) {
-        self.parts.push(Part {
+    fn push(&mut self, what: PartKind, base: u64, (slot_bytes, bytes): (usize, usize)) {
+        self.parts.push(StatePart {
             what,
             base,
             slot_bytes,
@@ -236,7 +240,7 @@ impl Left {
     }
 
     /// Where a piece lies in a copy.
-    fn range(&self, what: What) -> std::ops::Range<usize> {
+    fn range(&self, what: PartKind) -> std::ops::Range<usize> {
         let part = self.parts.iter().find(|part| part.what == what);
         part.map_or(0..0, |part| part.at..part.at + part.bytes)
     }
@@ -247,23 +251,23 @@ impl Left {
         (lane, gpu): (&mut Lane, &Gpu),
         state: &State,
         slot: usize,
-        copied: &Copied,
-        way: Way,
+        copied: &StateCopy,
+        direction: Direction,
     ) -> Result<(), DeviceError> {
-        let ends = |what: What, range: Range<usize>| {
+        let ends = |what: PartKind, range: Range<usize>| {
             let part = self.parts.iter().find(|part| part.what == what);
             let part = part.expect("parts were made from the same state");
             let of_slot = part.base + (slot * part.slot_bytes + range.start) as u64;
             let of_copy = copied.address() + (part.at + range.start) as u64;
-            match way {
-                Way::Save => (of_copy, of_slot),
-                Way::Restore => (of_slot, of_copy),
+            match direction {
+                Direction::Save => (of_copy, of_slot),
+                Direction::Restore => (of_slot, of_copy),
             }
         };
         let mut batches: Vec<(usize, usize, Range<usize>)> = Vec::new();
         for (i, group) in state.delta.iter().enumerate() {
-            for (n, layers) in group.layers.chunks(BATCH).enumerate() {
-                let begin = n * BATCH;
+            for (n, layers) in group.layers.chunks(LAYERS_PER_BATCH).enumerate() {
+                let begin = n * LAYERS_PER_BATCH;
                 let first = layers.iter().min().copied().unwrap_or(0);
                 batches.push((first, i, begin..begin + layers.len()));
             }
@@ -273,8 +277,8 @@ impl Left {
         for (first, i, layers) in batches {
             let group = &state.delta[i];
             for (what, bytes) in [
-                (What::States(i), group.state_bytes),
-                (What::Windows(i), group.window_bytes),
+                (PartKind::States(i), group.state_bytes),
+                (PartKind::Windows(i), group.window_bytes),
             ] {
                 let (to, from) = ends(what, layers.start * bytes..layers.end * bytes);
                 // SAFETY: a copy is as long as its parts, and pools outlive the queue.
@@ -283,7 +287,7 @@ impl Left {
             lane.mark(gpu, slot, first)?;
         }
         for part in &self.parts {
-            if let What::Ring(..) = part.what {
+            if let PartKind::DraftRing(..) = part.what {
                 let (to, from) = ends(part.what, 0..part.bytes);
                 // SAFETY: as above.
                 unsafe { lane.copy(to, from, part.bytes) }?;
@@ -295,23 +299,23 @@ impl Left {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Save,
     Restore,
 }
 
-impl Copied {
+impl StateCopy {
     fn address(&self) -> u64 {
         match self {
-            Copied::Card(buffer) => buffer.ptr(),
-            Copied::Host(block) => block.address(),
+            StateCopy::Device(buffer) => buffer.ptr(),
+            StateCopy::Host(block) => block.address(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Copied::Card(buffer) => buffer.bytes(),
-            Copied::Host(block) => block.len(),
+            StateCopy::Device(buffer) => buffer.bytes(),
+            StateCopy::Host(block) => block.len(),
         }
     }
 }
@@ -319,25 +323,25 @@ impl Copied {
 impl Snapshot {
     /// Copies what is no page of a slot with `position` committed tokens; does not wait. Its `pages` are for the
     /// caller to add.
-    pub(crate) fn of_slot(
+    pub(crate) fn save_slot(
         (lane, gpu): (&mut Lane, &Gpu),
-        host: &HostPool,
+        host: &PinnedPool,
         state: &State,
         (slot, position): (usize, usize),
         place: contract::SnapshotLocation,
     ) -> Result<Snapshot, DeviceError> {
-        let left = Left::new(state, position);
+        let non_paged = NonPagedLayout::new(state, position);
         // Taking the block has the next one locked, which would hold up the calls that queue the copies.
-        let _held = host.hold();
+        let _held = host.pause_prelocking();
         let copied = match place {
-            contract::SnapshotLocation::Device => Copied::Card(gpu.alloc(left.bytes)?),
-            contract::SnapshotLocation::Host => Copied::Host(host.take(left.bytes)?),
+            contract::SnapshotLocation::Device => StateCopy::Device(gpu.alloc(non_paged.bytes)?),
+            contract::SnapshotLocation::Host => StateCopy::Host(host.take(non_paged.bytes)?),
         };
-        left.copy((lane, gpu), state, slot, &copied, Way::Save)?;
+        non_paged.copy((lane, gpu), state, slot, &copied, Direction::Save)?;
         Ok(Snapshot {
             position,
             pages: Vec::new(),
-            left: Arc::new(copied),
+            non_paged: Arc::new(copied),
         })
     }
 
@@ -348,12 +352,12 @@ impl Snapshot {
         state: &State,
         slot: usize,
     ) -> Result<(), DeviceError> {
-        let left = Left::new(state, self.position);
-        left.copy(lane, state, slot, &self.left, Way::Restore)
+        let non_paged = NonPagedLayout::new(state, self.position);
+        non_paged.copy(lane, state, slot, &self.non_paged, Direction::Restore)
     }
 
     /// Bytes held beside the pages.
-    pub(crate) fn left_bytes(&self) -> u64 {
-        self.left.bytes() as u64
+    pub(crate) fn non_paged_bytes(&self) -> u64 {
+        self.non_paged.bytes() as u64
     }
 }

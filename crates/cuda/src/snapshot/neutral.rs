@@ -1,4 +1,4 @@
-//! Rows and states as the card keeps them, and as the device-neutral layout has them.
+//! KvArray and states as the card keeps them, and as the device-neutral layout has them.
 //!
 //! On the card, a page of one layer is `[kv head][256][row]`, scales apart from values. The neutral layout has
 //! `[position, kv head, row]` with each block's scale before its values, as the format says.
@@ -6,35 +6,35 @@
 use std::ops::Range;
 
 use crate::launch::attention::rows::{from_planes, to_planes};
-use crate::state::{DeltaGroup, KvGroup, PAGE, Rows};
+use crate::state::{DeltaGroup, KvArray, KvGroup, PAGE_SIZE};
 
 /// Positions as runs within pages: `(page, positions in it)`, positions beginning again after `pages` pages.
 pub(crate) fn runs(
     positions: Range<usize>,
     pages: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let whole = positions.start / PAGE..positions.end.div_ceil(PAGE);
+    let whole = positions.start / PAGE_SIZE..positions.end.div_ceil(PAGE_SIZE);
     whole.map(move |page| {
-        let begin = positions.start.max(page * PAGE) - page * PAGE;
-        let end = positions.end.min((page + 1) * PAGE) - page * PAGE;
+        let begin = positions.start.max(page * PAGE_SIZE) - page * PAGE_SIZE;
+        let end = positions.end.min((page + 1) * PAGE_SIZE) - page * PAGE_SIZE;
         (page % pages, begin..end)
     })
 }
 
 /// Bytes of the neutral rows of an array at `n` positions.
-pub(crate) fn neutral_bytes(group: &KvGroup, array: &Rows, n: usize) -> usize {
+pub(crate) fn neutral_bytes(group: &KvGroup, array: &KvArray, n: usize) -> usize {
     n * group.n_kv_heads * array.format.bytes(group.head_dim)
 }
 
 /// The rows of a page within one layer, in the order of the neutral layout.
 fn rows(group: &KvGroup, within: Range<usize>) -> impl Iterator<Item = usize> + use<> {
     let heads = group.n_kv_heads;
-    within.flat_map(move |position| (0..heads).map(move |head| head * PAGE + position))
+    within.flat_map(move |position| (0..heads).map(move |head| head * PAGE_SIZE + position))
 }
 
 /// Appends the neutral rows of `within`, positions of a page whose planes these are.
 pub(crate) fn append_neutral(
-    (group, array): (&KvGroup, &Rows),
+    (group, array): (&KvGroup, &KvArray),
     within: Range<usize>,
     (values, scales): (&[u8], &[u8]),
     out: &mut Vec<u8>,
@@ -47,8 +47,8 @@ pub(crate) fn append_neutral(
 }
 
 /// Puts neutral rows of `within` where a page's planes have them.
-pub(crate) fn put_neutral(
-    (group, array): (&KvGroup, &Rows),
+pub(crate) fn write_neutral(
+    (group, array): (&KvGroup, &KvArray),
     within: Range<usize>,
     neutral: &[u8],
     (values, scales): (&mut [u8], &mut [u8]),
@@ -66,29 +66,29 @@ pub(crate) fn put_neutral(
 
 /// `[head][v][k]` as the kernels keep a state, to `[head][k][v]`.
 pub(crate) fn neutral_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
-    turned(bytes, group.spec.v_dim, group.spec.k_dim)
+    transposed(bytes, group.spec.v_dim, group.spec.k_dim)
 }
 
 /// `[head][k][v]` to `[head][v][k]`, into as many bytes.
-pub(crate) fn put_states(group: &DeltaGroup, bytes: &[u8], to: &mut [u8]) {
-    turn(bytes, (group.spec.k_dim, group.spec.v_dim), to);
+pub(crate) fn write_states(group: &DeltaGroup, bytes: &[u8], to: &mut [u8]) {
+    transpose_into(bytes, (group.spec.k_dim, group.spec.v_dim), to);
 }
 
 /// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another, a few threads at once.
-fn turned(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
+fn transposed(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let mut out = vec![0; bytes.len()];
     let size = 4 * rows * cols;
     let each = (bytes.len() / size).div_ceil(threads()).max(1) * size;
     std::thread::scope(|scope| {
         for (from, to) in bytes.chunks(each).zip(out.chunks_mut(each)) {
-            scope.spawn(move || turn(from, (rows, cols), to));
+            scope.spawn(move || transpose_into(from, (rows, cols), to));
         }
     });
     out
 }
 
 /// The same by this thread, into `to`.
-fn turn(from: &[u8], (rows, cols): (usize, usize), to: &mut [u8]) {
+fn transpose_into(from: &[u8], (rows, cols): (usize, usize), to: &mut [u8]) {
     let size = 4 * rows * cols;
     for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
         for (col, to) in to.chunks_exact_mut(4 * rows).enumerate() {
@@ -112,20 +112,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_cut_at_pages_and_begin_again() {
+    fn runs_split_at_pages_and_wrap() {
         let cut = |positions, pages| runs(positions, pages).collect::<Vec<_>>();
-        assert_eq!(cut(0..PAGE + 7, 9), [(0, 0..PAGE), (1, 0..7)]);
+        assert_eq!(cut(0..PAGE_SIZE + 7, 9), [(0, 0..PAGE_SIZE), (1, 0..7)]);
         assert_eq!(
-            cut(PAGE + 9..3 * PAGE + 5, 2),
-            [(1, 9..PAGE), (0, 0..PAGE), (1, 0..5)]
+            cut(PAGE_SIZE + 9..3 * PAGE_SIZE + 5, 2),
+            [(1, 9..PAGE_SIZE), (0, 0..PAGE_SIZE), (1, 0..5)]
         );
         assert_eq!(cut(0..0, 2), []);
     }
 
     #[test]
-    fn rows_come_back_from_the_neutral_layout() {
+    fn neutral_rows_round_trip() {
         for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q5_1] {
-            let array = Rows::new(format, 64);
+            let array = KvArray::new(format, 64);
             let group = KvGroup {
                 n_kv_heads: 3,
                 head_dim: 64,
@@ -134,13 +134,13 @@ mod tests {
                 layers: vec![0],
                 pages: 2,
             };
-            for within in [0..PAGE, 7..100] {
+            for within in [0..PAGE_SIZE, 7..100] {
                 let bytes = neutral_bytes(&group, &array, within.len());
                 let neutral: Vec<u8> = (0..bytes).map(|i| (i * 37 % 251) as u8).collect();
                 let mut values = vec![0; group.page_rows() * array.value_bytes];
                 let mut scales = vec![0; group.page_rows() * array.scale_bytes];
                 let planes = (&mut values[..], &mut scales[..]);
-                put_neutral((&group, &array), within.clone(), &neutral, planes);
+                write_neutral((&group, &array), within.clone(), &neutral, planes);
                 let mut again = Vec::new();
                 append_neutral((&group, &array), within, (&values, &scales), &mut again);
                 assert!(again == neutral, "{}", format.name());
@@ -149,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn turning_twice_is_nothing() {
+    fn transposing_twice_is_identity() {
         let bytes: Vec<u8> = (0..2 * 4 * 6).collect();
-        let once = turned(&bytes, 2, 3);
+        let once = transposed(&bytes, 2, 3);
         assert_eq!(once[4..8], bytes[12..16]);
-        assert_eq!(turned(&once, 3, 2), bytes);
+        assert_eq!(transposed(&once, 3, 2), bytes);
     }
 }

@@ -1,7 +1,7 @@
-//! The way of a snapshot from the card to the device-neutral bytes, on any thread.
+//! The direction of a snapshot from the card to the device-neutral bytes, on any thread.
 //!
-//! Rows that are committed do not change, so another thread may read them while sequences go on. A parcel keeps the
-//! pages of its snapshot as a snapshot does; where they are is asked under the book's lock for each few of them, which
+//! KvArray that are committed do not change, so another thread may read them while sequences go on. A parcel keeps the
+//! pages of its snapshot as a snapshot does; where they are is asked under the page_pool's lock for each few of them, which
 //! is held until they are copied, so that none moves meanwhile.
 
 use std::io::Write;
@@ -14,93 +14,93 @@ use contract::snapshot::{
 use contract::{DetachedSnapshot, DeviceError, ModelSpec};
 
 use super::neutral::{append_neutral, neutral_states, runs};
-use super::travel::{Side, expected_bytes, in_sight, index_of, rings};
-use super::{Copied, Left, PageMap, Snapshot, What};
-use crate::driver::{Courier, Stream};
-use crate::host::{HostBlock, HostPool};
-use crate::pages::{PageId, Pages};
-use crate::state::{KvGroup, Place, State};
+use super::travel::{KvSide, expected_bytes, index_of, ring_positions, rings};
+use super::{NonPagedLayout, PageLayout, PartKind, Snapshot, StateCopy};
+use crate::driver::{CopyEngine, Stream};
+use crate::host::{PinnedBlock, PinnedPool};
+use crate::pages::{PageId, PagePool};
+use crate::state::{KvGroup, LayerState, State};
 
-/// Pages that are brought to the host at once.
-const STAGED: usize = 32;
+/// PagePool that are brought to the host at once.
+const PAGES_PER_FETCH: usize = 32;
 
 /// The pages of a runner, and how many parcels still read them.
-pub(crate) struct Book {
-    pages: Mutex<Pages<HostBlock>>,
-    parcels: Mutex<usize>,
-    fewer: Condvar,
+pub(crate) struct SharedPagePool {
+    pages: Mutex<PagePool<PinnedBlock>>,
+    exports: Mutex<usize>,
+    export_ended: Condvar,
 }
 
-impl Book {
-    pub(crate) fn new(pages: Pages<HostBlock>) -> Book {
-        Book {
+impl SharedPagePool {
+    pub(crate) fn new(pages: PagePool<PinnedBlock>) -> SharedPagePool {
+        SharedPagePool {
             pages: Mutex::new(pages),
-            parcels: Mutex::new(0),
-            fewer: Condvar::new(),
+            exports: Mutex::new(0),
+            export_ended: Condvar::new(),
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Pages<HostBlock>> {
-        // Every change of the book is whole before anything in it can panic.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PagePool<PinnedBlock>> {
+        // Every change of the page_pool is whole before anything in it can panic.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn parcels(&self) -> MutexGuard<'_, usize> {
-        self.parcels.lock().unwrap_or_else(PoisonError::into_inner)
+    fn exports(&self) -> MutexGuard<'_, usize> {
+        self.exports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no parcel is left.
-    pub(crate) fn wait_for_parcels(&self) {
-        let left = self.fewer.wait_while(self.parcels(), |n| *n > 0);
-        drop(left);
+    /// Waits until no parcel is non_paged.
+    pub(crate) fn wait_for_exports(&self) {
+        let non_paged = self.export_ended.wait_while(self.exports(), |n| *n > 0);
+        drop(non_paged);
     }
 }
 
-/// What parcels of a runner have in common.
+/// PartKind parcels of a runner have in common.
 #[derive(Clone)]
-pub(crate) struct Whose {
-    pub(crate) book: Arc<Book>,
-    pub(crate) host: Arc<HostPool>,
-    pub(crate) map: Arc<PageMap>,
+pub(crate) struct ExportContext {
+    pub(crate) page_pool: Arc<SharedPagePool>,
+    pub(crate) host: Arc<PinnedPool>,
+    pub(crate) map: Arc<PageLayout>,
     pub(crate) state: Arc<State>,
     pub(crate) spec: Arc<ModelSpec>,
-    pub(crate) courier: Courier,
+    pub(crate) copy_engine: CopyEngine,
     pub(crate) identity: SnapshotIdentity,
 }
 
-/// A snapshot on its way to bytes.
-pub(crate) struct CardParcel {
-    whose: Whose,
+/// A snapshot on its direction to bytes.
+pub(crate) struct CudaDetachedSnapshot {
+    context: ExportContext,
     position: usize,
     pages: Vec<PageId>,
-    left: Arc<Copied>,
+    non_paged: Arc<StateCopy>,
 }
 
-/// What is needed to bring rows of pages to the host.
-struct Fetcher {
+/// PartKind is needed to bring rows of pages to the host.
+struct ExportStaging {
     stream: Stream,
-    stage: HostBlock,
+    stage: PinnedBlock,
     rows: Vec<u8>,
 }
 
-impl CardParcel {
-    pub(crate) fn new(whose: Whose, snapshot: &Snapshot) -> CardParcel {
-        let pages = whose.book.lock().keep_again(&snapshot.pages);
-        *whose.book.parcels() += 1;
-        CardParcel {
-            whose,
+impl CudaDetachedSnapshot {
+    pub(crate) fn new(context: ExportContext, snapshot: &Snapshot) -> CudaDetachedSnapshot {
+        let pages = context.page_pool.lock().retain_again(&snapshot.pages);
+        *context.page_pool.exports() += 1;
+        CudaDetachedSnapshot {
+            context,
             position: snapshot.position,
             pages,
-            left: Arc::clone(&snapshot.left),
+            non_paged: Arc::clone(&snapshot.non_paged),
         }
     }
 
     /// Every section, in the order in which they are written.
     fn sections(&self) -> impl Iterator<Item = (SectionKind, usize)> {
-        let Whose { state, spec, .. } = &self.whose;
+        let ExportContext { state, spec, .. } = &self.context;
         let of_layer = |layer: usize| match state.layer(layer) {
-            Place::Kv(..) => [(SectionKind::Keys, layer), (SectionKind::Values, layer)],
-            Place::Delta(..) => [
+            LayerState::Kv(..) => [(SectionKind::Keys, layer), (SectionKind::Values, layer)],
+            LayerState::Delta(..) => [
                 (SectionKind::DeltaState, layer),
                 (SectionKind::ConvWindow, layer),
             ],
@@ -117,73 +117,84 @@ impl CardParcel {
 
     /// Bytes of a section's content.
     fn section_bytes(&self, kind: SectionKind, layer: usize) -> usize {
-        let Whose { state, spec, .. } = &self.whose;
+        let ExportContext { state, spec, .. } = &self.context;
         let of = (&**state, spec.layers.len());
         expected_bytes(of, self.position, kind, number(layer)).unwrap_or(0)
     }
 
     /// The rows of one array of one layer, in the neutral layout.
-    fn fetch<'a>(
+    fn read_rows<'a>(
         &self,
         (group_number, group): (usize, &KvGroup),
-        (side, layer): (Side, usize),
-        with: &'a mut Fetcher,
+        (side, layer): (KvSide, usize),
+        staging: &'a mut ExportStaging,
     ) -> Result<&'a [u8], DeviceError> {
-        let Whose {
-            book, map, courier, ..
-        } = &self.whose;
+        let ExportContext {
+            page_pool,
+            map,
+            copy_engine,
+            ..
+        } = &self.context;
         let array = side.array(group);
         let planes = [0, 1].map(|i| map.groups[group_number][side as usize + i]);
         let page_bytes = planes[0].width + planes[1].width;
         let runs: Vec<_> = runs(0..self.position, usize::MAX).collect();
-        with.rows.clear();
-        for runs in runs.chunks(STAGED) {
+        staging.rows.clear();
+        for runs in runs.chunks(PAGES_PER_FETCH) {
             {
-                let pages = book.lock();
+                let pages = page_pool.lock();
                 let mut settled = false;
                 for (i, (page, _)) in runs.iter().enumerate() {
                     let at = i * page_bytes;
-                    match pages.find(self.pages[*page]) {
+                    match pages.locate(self.pages[*page]) {
                         Ok(place) => {
                             for (plane, at) in planes.iter().zip([at, at + planes[0].width]) {
                                 let from = plane.page(place) + (layer * plane.pitch) as u64;
-                                let to = with.stage.address() + at as u64;
+                                let to = staging.stage.address() + at as u64;
                                 // SAFETY: the stage is not touched before the wait below.
-                                unsafe { courier.carry(&with.stream, to, from, plane.width) }?;
+                                unsafe {
+                                    copy_engine.copy(&staging.stream, to, from, plane.width)
+                                }?;
                             }
                         }
                         Err(held) => {
                             // The copy off the card may still be under way.
                             if !settled {
-                                courier.sync_all()?;
+                                copy_engine.sync_all()?;
                                 settled = true;
                             }
                             let (values, scales) = (planes[0].of(layer), planes[1].of(layer));
-                            let to = &mut with.stage.bytes_mut()[at..at + page_bytes];
+                            let to = &mut staging.stage.bytes_mut()[at..at + page_bytes];
                             let (to_values, to_scales) = to.split_at_mut(values.len());
                             to_values.copy_from_slice(&held.bytes()[values]);
                             to_scales.copy_from_slice(&held.bytes()[scales]);
                         }
                     }
                 }
-                with.stream.sync()?;
+                staging.stream.sync()?;
             }
             for (i, (_, within)) in runs.iter().enumerate() {
-                let page = &with.stage.bytes()[i * page_bytes..][..page_bytes];
+                let page = &staging.stage.bytes()[i * page_bytes..][..page_bytes];
                 let planes = page.split_at(planes[0].width);
-                append_neutral((group, array), within.clone(), planes, &mut with.rows);
+                append_neutral((group, array), within.clone(), planes, &mut staging.rows);
             }
         }
-        Ok(&with.rows)
+        Ok(&staging.rows)
     }
 
     /// The rows of one array of a draft layer, from what was copied.
-    fn ring_rows(&self, parts: &Left, left: &[u8], (side, layer): (Side, usize)) -> Vec<u8> {
-        let ring = &rings(&self.whose.state)[layer];
+    fn ring_rows(
+        &self,
+        parts: &NonPagedLayout,
+        non_paged: &[u8],
+        (side, layer): (KvSide, usize),
+    ) -> Vec<u8> {
+        let ring = &rings(&self.context.state)[layer];
         let (group, array) = (&ring.rows, side.array(&ring.rows));
-        let planes = [0, 1].map(|i| &left[parts.range(What::Ring(layer, side as usize + i))]);
+        let planes =
+            [0, 1].map(|i| &non_paged[parts.range(PartKind::DraftRing(layer, side as usize + i))]);
         let mut rows = Vec::new();
-        for (page, within) in runs(in_sight(ring, self.position), ring.pages) {
+        for (page, within) in runs(ring_positions(ring, self.position), ring.pages) {
             let of_page = |plane: usize, row_bytes: usize| {
                 let bytes = group.page_rows() * row_bytes;
                 &planes[plane][page * bytes..][..bytes]
@@ -199,7 +210,7 @@ fn number(n: usize) -> u32 {
     u32::try_from(n).expect("layers are far below 2^31")
 }
 
-impl DetachedSnapshot for CardParcel {
+impl DetachedSnapshot for CudaDetachedSnapshot {
     fn bytes(&self) -> u64 {
         let sections = self.sections();
         let bytes = sections.map(|(kind, layer)| SECTION_BYTES + self.section_bytes(kind, layer));
@@ -207,32 +218,37 @@ impl DetachedSnapshot for CardParcel {
     }
 
     fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        let Whose {
+        let ExportContext {
             host,
             map,
             state,
-            courier,
+            copy_engine,
             identity,
             ..
-        } = &self.whose;
-        let mut with = Fetcher {
-            stream: courier.stream()?,
-            stage: host.take(STAGED * map.widest())?,
+        } = &self.context;
+        let mut staging = ExportStaging {
+            stream: copy_engine.stream()?,
+            stage: host.take(PAGES_PER_FETCH * map.max_layer_bytes())?,
             rows: Vec::new(),
         };
         // Whatever wrote the rows, copied the rest, and used the stage before.
-        courier.sync_all()?;
+        copy_engine.sync_all()?;
         let fetched;
-        let left = match &*self.left {
-            Copied::Host(block) => block.bytes(),
-            Copied::Card(buffer) => {
+        let non_paged = match &*self.non_paged {
+            StateCopy::Host(block) => block.bytes(),
+            StateCopy::Device(buffer) => {
                 let block = host.take(buffer.bytes())?;
-                courier.sync_all()?;
+                copy_engine.sync_all()?;
                 // SAFETY: waited for before it is read.
                 unsafe {
-                    courier.carry(&with.stream, block.address(), buffer.ptr(), buffer.bytes())
+                    copy_engine.copy(
+                        &staging.stream,
+                        block.address(),
+                        buffer.ptr(),
+                        buffer.bytes(),
+                    )
                 }?;
-                with.stream.sync()?;
+                staging.stream.sync()?;
                 fetched = block;
                 fetched.bytes()
             }
@@ -244,36 +260,38 @@ impl DetachedSnapshot for CardParcel {
             sections: number(sections.len()),
         };
         write_header(sink, &header)?;
-        let parts = Left::new(state, self.position);
+        let parts = NonPagedLayout::new(state, self.position);
         for (kind, layer) in sections {
-            let turned;
+            let converted;
             let content: &[u8] = match kind {
                 SectionKind::DraftKeys | SectionKind::DraftValues => {
                     let side = match kind {
-                        SectionKind::DraftKeys => Side::Keys,
-                        _ => Side::Values,
+                        SectionKind::DraftKeys => KvSide::Keys,
+                        _ => KvSide::Values,
                     };
-                    turned = self.ring_rows(&parts, left, (side, layer));
-                    &turned
+                    converted = self.ring_rows(&parts, non_paged, (side, layer));
+                    &converted
                 }
                 _ => match (state.layer(layer), kind) {
-                    (Place::Delta(group, index), SectionKind::DeltaState) => {
-                        let all = &left[parts.range(What::States(index_of(&state.delta, group)))];
+                    (LayerState::Delta(group, index), SectionKind::DeltaState) => {
+                        let all = &non_paged
+                            [parts.range(PartKind::States(index_of(&state.delta, group)))];
                         let one = &all[index * group.state_bytes..][..group.state_bytes];
-                        turned = neutral_states(group, one);
-                        &turned
+                        converted = neutral_states(group, one);
+                        &converted
                     }
-                    (Place::Delta(group, index), _) => {
-                        let all = &left[parts.range(What::Windows(index_of(&state.delta, group)))];
+                    (LayerState::Delta(group, index), _) => {
+                        let all = &non_paged
+                            [parts.range(PartKind::Windows(index_of(&state.delta, group)))];
                         &all[index * group.window_bytes..][..group.window_bytes]
                     }
-                    (Place::Kv(group, index), kind) => {
+                    (LayerState::Kv(group, index), kind) => {
                         let side = match kind {
-                            SectionKind::Keys => Side::Keys,
-                            _ => Side::Values,
+                            SectionKind::Keys => KvSide::Keys,
+                            _ => KvSide::Values,
                         };
                         let group = (index_of(&state.kv, group), group);
-                        self.fetch(group, (side, index), &mut with)?
+                        self.read_rows(group, (side, index), &mut staging)?
                     }
                 },
             };
@@ -283,11 +301,11 @@ impl DetachedSnapshot for CardParcel {
     }
 }
 
-impl Drop for CardParcel {
+impl Drop for CudaDetachedSnapshot {
     fn drop(&mut self) {
-        let book = &self.whose.book;
-        book.lock().drop_kept(self.pages.drain(..));
-        *book.parcels() -= 1;
-        book.fewer.notify_all();
+        let page_pool = &self.context.page_pool;
+        page_pool.lock().release_snapshot(self.pages.drain(..));
+        *page_pool.exports() -= 1;
+        page_pool.export_ended.notify_all();
     }
 }

@@ -1,4 +1,4 @@
-//! The way of a snapshot from the device-neutral bytes to the card.
+//! The direction of a snapshot from the device-neutral bytes to the card.
 //!
 //! Sections are independent of each other, so several threads bring them in at once: each reads a section piece by piece,
 //! sums it, turns the rows into planes in page-locked memory of its own, and has its own stream copy them to the card
@@ -15,40 +15,40 @@ use contract::snapshot::{
 };
 use contract::{DeviceError, ModelSpec};
 
-use super::neutral::{neutral_bytes, put_neutral, put_states, runs};
-use super::{CardMover, Copied, Left, PageMap, Plane, Snapshot, What};
-use crate::driver::{Courier, Event, Stream};
-use crate::host::{HostBlock, HostPool};
-use crate::pages::Pages;
-use crate::state::{DeltaGroup, KvGroup, PAGE, Place, Ring, Rows, State};
+use super::neutral::{neutral_bytes, runs, write_neutral, write_states};
+use super::{GpuPageCopier, NonPagedLayout, PageLayout, PartKind, Plane, Snapshot, StateCopy};
+use crate::driver::{CopyEngine, Event, Stream};
+use crate::host::{PinnedBlock, PinnedPool};
+use crate::pages::PagePool;
+use crate::state::{DeltaGroup, DraftRing, KvArray, KvGroup, LayerState, PAGE_SIZE, State};
 
-/// Pages of a piece: with two of them for each thread, what has to be locked at the first import stays small.
-const PIECE: usize = 4;
+/// PagePool of a piece: with two of them for each thread, what has to be locked at the first import stays small.
+const PAGES_PER_PIECE: usize = 4;
 /// Threads at most. More than this read no faster.
-const MOST_HANDS: usize = 16;
+const MAX_WORKERS: usize = 16;
 
 /// Which planes an array's values and scales are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum KvSide {
     Keys = 0,
     Values = 2,
 }
 
-impl Side {
-    pub(super) fn array(self, group: &KvGroup) -> &Rows {
+impl KvSide {
+    pub(super) fn array(self, group: &KvGroup) -> &KvArray {
         match self {
-            Side::Keys => &group.k,
-            Side::Values => &group.v,
+            KvSide::Keys => &group.k,
+            KvSide::Values => &group.v,
         }
     }
 }
 
 /// Positions that a ring holds of `position` committed ones.
-pub(super) fn in_sight(ring: &Ring, position: usize) -> std::ops::Range<usize> {
+pub(super) fn ring_positions(ring: &DraftRing, position: usize) -> std::ops::Range<usize> {
     position.saturating_sub(ring.window)..position
 }
 
-pub(super) fn rings(state: &State) -> &[Ring] {
+pub(super) fn rings(state: &State) -> &[DraftRing] {
     state.draft.as_ref().map_or(&[], |draft| &draft.rings)
 }
 
@@ -62,11 +62,11 @@ pub(super) fn index_of<T>(groups: &[T], group: &T) -> usize {
 }
 
 impl Snapshot {
-    /// Reads what a [`CardParcel`](super::CardParcel) wrote, on this device or another; its pages are adopted, on the
+    /// Reads what a [`CudaDetachedSnapshot`](super::CudaDetachedSnapshot) wrote, on this device or another; its pages are adopted, on the
     /// card as far as there are places that hold nothing.
     pub(crate) fn import(
-        mover: &CardMover<'_>,
-        pages: &mut Pages<HostBlock>,
+        copier: &GpuPageCopier<'_>,
+        pages: &mut PagePool<PinnedBlock>,
         of: (&State, &ModelSpec),
         (identity, context): (SnapshotIdentity, usize),
         source: &dyn ReadAt,
@@ -75,58 +75,58 @@ impl Snapshot {
         let header = read_header(&mut in_order, identity)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
-            return Err(refused(format!(
+            return Err(invalid_snapshot(format!(
                 "it stands at position {position}, the context is {context}"
             )));
         }
         let sections = sections(of, position, header.sections, &mut in_order)?;
         let mut targets = Vec::new();
         let mut adopted = Vec::new();
-        for _ in 0..position.div_ceil(PAGE) {
-            targets.push(match pages.adopt_place() {
+        for _ in 0..position.div_ceil(PAGE_SIZE) {
+            targets.push(match pages.adopt_on_device() {
                 Some((id, place)) => {
                     adopted.push(id);
-                    Target::Card(place)
+                    PageTarget::Device(place)
                 }
-                None => match mover.host.take(mover.map.bytes) {
-                    Ok(block) => Target::Host(Mutex::new(block)),
+                None => match copier.host.take(copier.map.bytes) {
+                    Ok(block) => PageTarget::Host(Mutex::new(block)),
                     Err(error) => {
-                        pages.drop_kept(adopted);
+                        pages.release_snapshot(adopted);
                         return Err(error);
                     }
                 },
             });
         }
-        let left = match bring(mover, of.0, position, &targets, &sections, source) {
-            Ok(left) => left,
+        let non_paged = match import_sections(copier, of.0, position, &targets, &sections, source) {
+            Ok(non_paged) => non_paged,
             Err(error) => {
-                pages.drop_kept(adopted);
+                pages.release_snapshot(adopted);
                 return Err(error);
             }
         };
         let mut on_card = adopted.into_iter();
         let of_target = |target| match target {
-            Target::Card(_) => on_card.next().expect("each place came with a name"),
-            Target::Host(block) => {
+            PageTarget::Device(_) => on_card.next().expect("each place came with a name"),
+            PageTarget::Host(block) => {
                 pages.adopt(block.into_inner().unwrap_or_else(PoisonError::into_inner))
             }
         };
         Ok(Snapshot {
             position,
             pages: targets.into_iter().map(of_target).collect(),
-            left: Arc::new(Copied::Host(left)),
+            non_paged: Arc::new(StateCopy::Host(non_paged)),
         })
     }
 }
 
-fn refused(detail: String) -> DeviceError {
+fn invalid_snapshot(detail: String) -> DeviceError {
     DeviceError::InvalidSnapshot { detail }
 }
 
 /// Where an imported page goes.
-enum Target {
-    Card(usize),
-    Host(Mutex<HostBlock>),
+enum PageTarget {
+    Device(usize),
+    Host(Mutex<PinnedBlock>),
 }
 
 /// A section and where its bytes begin.
@@ -140,13 +140,15 @@ struct Section {
 fn sections(
     (state, spec): (&State, &ModelSpec),
     position: usize,
-    told: u32,
+    declared: u32,
     in_order: &mut SequentialReader<'_>,
 ) -> Result<Vec<Section>, DeviceError> {
     let (n_layers, rings) = (spec.layers.len(), rings(state));
     let wanted = 2 * (n_layers + rings.len());
-    if told as usize != wanted {
-        return Err(refused(format!("{told} sections, {wanted} expected")));
+    if declared as usize != wanted {
+        return Err(invalid_snapshot(format!(
+            "{declared} sections, {wanted} expected"
+        )));
     }
     let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
     let mut seen = vec![[false; 2]; n_layers + rings.len()];
@@ -161,7 +163,9 @@ fn sections(
             SectionKind::DraftValues => (n_layers + layer, 1),
         };
         if std::mem::replace(&mut seen[place][half], true) {
-            return Err(refused(format!("layer {layer} has a section twice")));
+            return Err(invalid_snapshot(format!(
+                "layer {layer} has a section twice"
+            )));
         }
         all.push(Section {
             head,
@@ -170,18 +174,18 @@ fn sections(
         in_order.skip(head.length);
     }
     if let Some(layer) = seen.iter().position(|halves| *halves != [true; 2]) {
-        return Err(refused(format!("layer {layer} lacks a section")));
+        return Err(invalid_snapshot(format!("layer {layer} lacks a section")));
     }
     Ok(all)
 }
 
 /// Where the bytes of a section go.
-enum Goal<'a> {
+enum SectionTarget<'a> {
     /// One array of one layer of a group of this number, in the pages.
-    Rows {
+    KvArray {
         number: usize,
         group: &'a KvGroup,
-        side: Side,
+        side: KvSide,
         layer: usize,
     },
     /// One layer's states.
@@ -189,50 +193,53 @@ enum Goal<'a> {
     /// One layer's window.
     Window(&'a mut [u8]),
     /// One array of a draft layer's ring: its values and scales.
-    Ring(&'a Ring, Side, [&'a mut [u8]; 2]),
+    DraftRing(&'a DraftRing, KvSide, [&'a mut [u8]; 2]),
 }
 
 /// Brings all sections to their places, and gives what is no page.
-fn bring(
-    mover: &CardMover<'_>,
+fn import_sections(
+    copier: &GpuPageCopier<'_>,
     state: &State,
     position: usize,
-    targets: &[Target],
+    targets: &[PageTarget],
     sections: &[Section],
     source: &dyn ReadAt,
-) -> Result<HostBlock, DeviceError> {
+) -> Result<PinnedBlock, DeviceError> {
     let begun = Instant::now();
     // Locking memory ahead takes longer than all of this, and holds the driver.
-    let _held = mover.host.hold();
-    let parts = Left::new(state, position);
-    let mut left = mover.host.take(parts.bytes)?;
-    // What the last owners of this memory and of the places queued.
-    mover.gpu.sync()?;
+    let _held = copier.host.pause_prelocking();
+    let parts = NonPagedLayout::new(state, position);
+    let mut non_paged = copier.host.take(parts.bytes)?;
+    // PartKind the last owners of this memory and of the places queued.
+    copier.gpu.sync()?;
     let memory_us = begun.elapsed().as_micros() as u64;
     for part in &parts.parts {
-        if let What::Ring(..) = part.what {
-            left.bytes_mut()[part.at..part.at + part.bytes].fill(0);
+        if let PartKind::DraftRing(..) = part.what {
+            non_paged.bytes_mut()[part.at..part.at + part.bytes].fill(0);
         }
     }
-    let mut goals = goals(state, &parts, sections, left.bytes_mut());
+    let mut targets_by_section = targets_by_section(state, &parts, sections, non_paged.bytes_mut());
     // The longest last, since they are taken from the end.
-    goals.sort_by_key(|(section, _)| section.head.length);
+    targets_by_section.sort_by_key(|(section, _)| section.head.length);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let hands = cores.min(MOST_HANDS).min(goals.len());
-    let (goals, failed) = (Mutex::new(goals), Mutex::new(None));
+    let workers = cores.min(MAX_WORKERS).min(targets_by_section.len());
+    let (targets_by_section, failed) = (Mutex::new(targets_by_section), Mutex::new(None));
     let stop = AtomicBool::new(false);
-    let (courier, memory) = (mover.gpu.courier(), (mover.host, mover.map));
+    let (copy_engine, memory) = (copier.gpu.copy_engine(), (copier.host, copier.map));
     let work = || {
-        let mut hand = Hand::new(&courier, memory, position, targets)?;
+        let mut worker = ImportWorker::new(&copy_engine, memory, position, targets)?;
         while !stop.load(Ordering::Relaxed) {
-            let next = goals.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let next = targets_by_section
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop();
             let Some((section, goal)) = next else { break };
-            hand.bring(section, goal, source)?;
+            worker.import_section(section, goal, source)?;
         }
-        hand.stream.sync()
+        worker.stream.sync()
     };
     std::thread::scope(|scope| {
-        for _ in 0..hands {
+        for _ in 0..workers {
             scope.spawn(|| {
                 if let Err(error) = work() {
                     stop.store(true, Ordering::Relaxed);
@@ -242,24 +249,25 @@ fn bring(
             });
         }
     });
-    drop(goals);
+    drop(targets_by_section);
     let us = begun.elapsed().as_micros() as u64;
-    tracing::debug!(hands, memory_us, us, "sections brought in");
+    tracing::debug!(workers, memory_us, us, "sections brought in");
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(left),
+        None => Ok(non_paged),
         Some(error) => Err(error),
     }
 }
 
 /// Each section with its goal, the memory of `left` shared out among those that go there.
-fn goals<'a>(
+fn targets_by_section<'a>(
     state: &'a State,
-    parts: &Left,
+    parts: &NonPagedLayout,
     sections: &[Section],
-    left: &'a mut [u8],
-) -> Vec<(Section, Goal<'a>)> {
-    let ring_at = |section: &Section, side: Side| {
-        let planes = [0, 1].map(|i| What::Ring(section.head.layer as usize, side as usize + i));
+    non_paged: &'a mut [u8],
+) -> Vec<(Section, SectionTarget<'a>)> {
+    let ring_at = |section: &Section, side: KvSide| {
+        let planes =
+            [0, 1].map(|i| PartKind::DraftRing(section.head.layer as usize, side as usize + i));
         planes.map(|what| parts.range(what))
     };
     let layer_at = |what, index: usize, bytes: usize| {
@@ -270,17 +278,17 @@ fn goals<'a>(
     let ranges: Vec<[Range<usize>; 2]> = sections
         .iter()
         .map(|section| match section.head.kind {
-            SectionKind::DraftKeys => ring_at(section, Side::Keys),
-            SectionKind::DraftValues => ring_at(section, Side::Values),
+            SectionKind::DraftKeys => ring_at(section, KvSide::Keys),
+            SectionKind::DraftValues => ring_at(section, KvSide::Values),
             kind => match state.layer(section.head.layer as usize) {
-                Place::Kv(..) => [0..0, 0..0],
-                Place::Delta(group, index) => {
+                LayerState::Kv(..) => [0..0, 0..0],
+                LayerState::Delta(group, index) => {
                     let number = index_of(&state.delta, group);
                     match kind {
                         SectionKind::DeltaState => {
-                            layer_at(What::States(number), index, group.state_bytes)
+                            layer_at(PartKind::States(number), index, group.state_bytes)
                         }
-                        _ => layer_at(What::Windows(number), index, group.window_bytes),
+                        _ => layer_at(PartKind::Windows(number), index, group.window_bytes),
                     }
                 }
             },
@@ -291,7 +299,7 @@ fn goals<'a>(
     order.sort_by_key(|(i, half)| (ranges[*i][*half].start, ranges[*i][*half].end));
     let mut shares: Vec<[&'a mut [u8]; 2]> =
         ranges.iter().map(|_| [&mut [][..], &mut []]).collect();
-    let (mut rest, mut at) = (left, 0);
+    let (mut rest, mut at) = (non_paged, 0);
     for (i, half) in order {
         let range = ranges[i][half].clone();
         if range.is_empty() {
@@ -305,23 +313,25 @@ fn goals<'a>(
     let goal = |(section, [first, second]): (&Section, [&'a mut [u8]; 2])| {
         let layer = section.head.layer as usize;
         let goal = match section.head.kind {
-            SectionKind::DraftKeys => Goal::Ring(&rings(state)[layer], Side::Keys, [first, second]),
+            SectionKind::DraftKeys => {
+                SectionTarget::DraftRing(&rings(state)[layer], KvSide::Keys, [first, second])
+            }
             SectionKind::DraftValues => {
-                Goal::Ring(&rings(state)[layer], Side::Values, [first, second])
+                SectionTarget::DraftRing(&rings(state)[layer], KvSide::Values, [first, second])
             }
             kind => match state.layer(layer) {
-                Place::Kv(group, index) => Goal::Rows {
+                LayerState::Kv(group, index) => SectionTarget::KvArray {
                     number: index_of(&state.kv, group),
                     group,
                     side: match kind {
-                        SectionKind::Keys => Side::Keys,
-                        _ => Side::Values,
+                        SectionKind::Keys => KvSide::Keys,
+                        _ => KvSide::Values,
                     },
                     layer: index,
                 },
-                Place::Delta(group, _) => match kind {
-                    SectionKind::DeltaState => Goal::States(group, first),
-                    _ => Goal::Window(first),
+                LayerState::Delta(group, _) => match kind {
+                    SectionKind::DeltaState => SectionTarget::States(group, first),
+                    _ => SectionTarget::Window(first),
                 },
             },
         };
@@ -331,31 +341,31 @@ fn goals<'a>(
 }
 
 /// One thread's means. The stream goes first, which waits for its copies, then what they read.
-struct Hand<'a> {
+struct ImportWorker<'a> {
     stream: Stream,
     /// Passed when the half of the stage has been copied.
     copied: [Event; 2],
-    courier: &'a Courier,
-    map: &'a PageMap,
-    targets: &'a [Target],
+    copy_engine: &'a CopyEngine,
+    map: &'a PageLayout,
+    targets: &'a [PageTarget],
     position: usize,
-    stage: HostBlock,
+    stage: PinnedBlock,
     bytes: Vec<u8>,
 }
 
-impl<'a> Hand<'a> {
+impl<'a> ImportWorker<'a> {
     fn new(
-        courier: &'a Courier,
-        (host, map): (&HostPool, &'a PageMap),
+        copy_engine: &'a CopyEngine,
+        (host, map): (&PinnedPool, &'a PageLayout),
         position: usize,
-        targets: &'a [Target],
-    ) -> Result<Hand<'a>, DeviceError> {
-        let stream = courier.stream()?;
-        let stage = host.take(2 * PIECE * map.widest())?;
-        Ok(Hand {
+        targets: &'a [PageTarget],
+    ) -> Result<ImportWorker<'a>, DeviceError> {
+        let stream = copy_engine.stream()?;
+        let stage = host.take(2 * PAGES_PER_PIECE * map.max_layer_bytes())?;
+        Ok(ImportWorker {
             stream,
-            copied: [courier.event()?, courier.event()?],
-            courier,
+            copied: [copy_engine.event()?, copy_engine.event()?],
+            copy_engine,
             map,
             targets,
             position,
@@ -364,13 +374,13 @@ impl<'a> Hand<'a> {
         })
     }
 
-    fn bring(
+    fn import_section(
         &mut self,
         section: Section,
-        goal: Goal<'_>,
+        goal: SectionTarget<'_>,
         source: &dyn ReadAt,
     ) -> Result<(), DeviceError> {
-        let mut arrival = Arrival {
+        let mut reader = SectionReader {
             section,
             source,
             sum: Checksum::empty(),
@@ -378,39 +388,39 @@ impl<'a> Hand<'a> {
         };
         let whole = section.head.length;
         match goal {
-            Goal::Rows {
+            SectionTarget::KvArray {
                 number,
                 group,
                 side,
                 layer,
-            } => self.put_rows((number, group), (side, layer), &mut arrival)?,
-            Goal::States(group, to) => {
-                let bytes = arrival.next(whole, &mut self.bytes)?;
-                put_states(group, bytes, to);
+            } => self.write_rows((number, group), (side, layer), &mut reader)?,
+            SectionTarget::States(group, to) => {
+                let bytes = reader.next(whole, &mut self.bytes)?;
+                write_states(group, bytes, to);
             }
-            Goal::Window(to) => to.copy_from_slice(arrival.next(whole, &mut self.bytes)?),
-            Goal::Ring(ring, side, planes) => {
-                let bytes = arrival.next(whole, &mut self.bytes)?;
-                put_ring((ring, side), self.position, bytes, planes);
+            SectionTarget::Window(to) => to.copy_from_slice(reader.next(whole, &mut self.bytes)?),
+            SectionTarget::DraftRing(ring, side, planes) => {
+                let bytes = reader.next(whole, &mut self.bytes)?;
+                write_ring((ring, side), self.position, bytes, planes);
             }
         }
-        arrival.finish()
+        reader.finish()
     }
 
-    /// Puts the neutral rows of one array of one layer into the pages, [`PIECE`] at a time.
-    fn put_rows(
+    /// Puts the neutral rows of one array of one layer into the pages, [`PAGES_PER_PIECE`] at a time.
+    fn write_rows(
         &mut self,
         (number, group): (usize, &KvGroup),
-        (side, layer): (Side, usize),
-        arrival: &mut Arrival<'_>,
+        (side, layer): (KvSide, usize),
+        reader: &mut SectionReader<'_>,
     ) -> Result<(), DeviceError> {
         let array = side.array(group);
         let planes = [0, 1].map(|i| self.map.groups[number][side as usize + i]);
-        let half_bytes = PIECE * self.map.widest();
+        let half_bytes = PAGES_PER_PIECE * self.map.max_layer_bytes();
         let all: Vec<_> = runs(0..self.position, usize::MAX).collect();
-        for (turn, pages) in all.chunks(PIECE).enumerate() {
+        for (turn, pages) in all.chunks(PAGES_PER_PIECE).enumerate() {
             let rows = pages.iter().map(|(_, within)| within.len()).sum();
-            let neutral = arrival.next(neutral_bytes(group, array, rows), &mut self.bytes)?;
+            let neutral = reader.next(neutral_bytes(group, array, rows), &mut self.bytes)?;
             let half = turn % 2;
             self.copied[half].sync()?;
             let stage = &mut self.stage.bytes_mut()[half * half_bytes..][..half_bytes];
@@ -425,17 +435,17 @@ impl<'a> Hand<'a> {
                     &mut values[i * planes[0].width..][..planes[0].width],
                     &mut scales[i * planes[1].width..][..planes[1].width],
                 );
-                if within.len() < PAGE {
+                if within.len() < PAGE_SIZE {
                     of_page.0.fill(0);
                     of_page.1.fill(0);
                 }
-                put_neutral((group, array), within.clone(), rows, of_page);
+                write_neutral((group, array), within.clone(), rows, of_page);
             }
-            let first = turn * PIECE;
+            let first = turn * PAGES_PER_PIECE;
             let targets = &self.targets[first..][..pages.len()];
             let mut at = half * half_bytes;
             for plane in planes {
-                self.send(targets, plane, layer, at)?;
+                self.copy_plane(targets, plane, layer, at)?;
                 at += pages.len() * plane.width;
             }
             self.stream.record(&self.copied[half])?;
@@ -444,9 +454,9 @@ impl<'a> Hand<'a> {
     }
 
     /// Sends one plane of pages, which the stage has from `at` on, to where they go.
-    fn send(
+    fn copy_plane(
         &self,
-        targets: &[Target],
+        targets: &[PageTarget],
         plane: Plane,
         layer: usize,
         at: usize,
@@ -455,23 +465,26 @@ impl<'a> Hand<'a> {
         while i < targets.len() {
             let from = at + i * plane.width;
             match &targets[i] {
-                Target::Host(block) => {
+                PageTarget::Host(block) => {
                     let mut block = block.lock().unwrap_or_else(PoisonError::into_inner);
                     let bytes = &self.stage.bytes()[from..from + plane.width];
                     block.bytes_mut()[plane.of(layer)].copy_from_slice(bytes);
                     i += 1;
                 }
-                Target::Card(place) => {
+                PageTarget::Device(place) => {
                     let beside = |n: &usize| {
                         let next = targets.get(i + n);
-                        matches!(next, Some(Target::Card(other)) if *other == place + n)
+                        matches!(next, Some(PageTarget::Device(other)) if *other == place + n)
                     };
                     let n = 1 + (1..).take_while(beside).count();
                     let to = plane.page(*place) + (layer * plane.pitch) as u64;
                     let from = self.stage.address() + from as u64;
                     // SAFETY: nobody writes this half of the stage before the event behind the copy has passed, and the
                     // stream is waited for before the stage goes.
-                    unsafe { self.courier.carry(&self.stream, to, from, n * plane.width) }?;
+                    unsafe {
+                        self.copy_engine
+                            .copy(&self.stream, to, from, n * plane.width)
+                    }?;
                     i += n;
                 }
             }
@@ -481,14 +494,14 @@ impl<'a> Hand<'a> {
 }
 
 /// A section as far as it has been read.
-struct Arrival<'a> {
+struct SectionReader<'a> {
     section: Section,
     source: &'a dyn ReadAt,
     sum: Checksum,
     done: usize,
 }
 
-impl Arrival<'_> {
+impl SectionReader<'_> {
     /// The next `n` bytes, in memory that is used again.
     fn next<'b>(&mut self, n: usize, bytes: &'b mut Vec<u8>) -> Result<&'b [u8], DeviceError> {
         if bytes.len() < n {
@@ -499,7 +512,9 @@ impl Arrival<'_> {
         self.source
             .read_at(bytes, at)
             .map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => refused("it ends too early".to_owned()),
+                std::io::ErrorKind::UnexpectedEof => {
+                    invalid_snapshot("it ends too early".to_owned())
+                }
                 _ => DeviceError::SnapshotIo(error),
             })?;
         self.sum.add(bytes);
@@ -507,7 +522,7 @@ impl Arrival<'_> {
         Ok(bytes)
     }
 
-    /// Refuses the section if it is damaged. What it brought is given up with the whole snapshot then.
+    /// Refuses the section if it is damaged. PartKind it brought is given up with the whole snapshot then.
     fn finish(self) -> Result<(), DeviceError> {
         let Section { head, .. } = self.section;
         match self.done == head.length && self.sum.finish() == head.sum {
@@ -518,15 +533,15 @@ impl Arrival<'_> {
 }
 
 /// Puts a ring's neutral rows where the ring has them.
-fn put_ring(
-    (ring, side): (&Ring, Side),
+fn write_ring(
+    (ring, side): (&DraftRing, KvSide),
     position: usize,
     neutral: &[u8],
     [values, scales]: [&mut [u8]; 2],
 ) {
     let (group, array) = (&ring.rows, side.array(&ring.rows));
     let mut rest = neutral;
-    for (page, within) in runs(in_sight(ring, position), ring.pages) {
+    for (page, within) in runs(ring_positions(ring, position), ring.pages) {
         let n = neutral_bytes(group, array, within.len());
         let (rows, behind) = rest.split_at(n);
         let page_bytes = [array.value_bytes, array.scale_bytes].map(|n| n * group.page_rows());
@@ -534,7 +549,7 @@ fn put_ring(
             &mut values[page * page_bytes[0]..][..page_bytes[0]],
             &mut scales[page * page_bytes[1]..][..page_bytes[1]],
         );
-        put_neutral((group, array), within, rows, planes);
+        write_neutral((group, array), within, rows, planes);
         rest = behind;
     }
 }
@@ -547,24 +562,26 @@ pub(super) fn expected_bytes(
     layer: u32,
 ) -> Option<usize> {
     let layer = usize::try_from(layer).ok()?;
-    let of_ring = |side: Side| {
+    let of_ring = |side: KvSide| {
         let ring = rings(state).get(layer)?;
-        let n = in_sight(ring, position).len();
+        let n = ring_positions(ring, position).len();
         Some(neutral_bytes(&ring.rows, side.array(&ring.rows), n))
     };
     match kind {
-        SectionKind::DraftKeys => return of_ring(Side::Keys),
-        SectionKind::DraftValues => return of_ring(Side::Values),
+        SectionKind::DraftKeys => return of_ring(KvSide::Keys),
+        SectionKind::DraftValues => return of_ring(KvSide::Values),
         _ if layer >= n_layers => return None,
         _ => {}
     }
     match (state.layer(layer), kind) {
-        (Place::Kv(group, _), SectionKind::Keys) => Some(neutral_bytes(group, &group.k, position)),
-        (Place::Kv(group, _), SectionKind::Values) => {
+        (LayerState::Kv(group, _), SectionKind::Keys) => {
+            Some(neutral_bytes(group, &group.k, position))
+        }
+        (LayerState::Kv(group, _), SectionKind::Values) => {
             Some(neutral_bytes(group, &group.v, position))
         }
-        (Place::Delta(group, _), SectionKind::DeltaState) => Some(group.state_bytes),
-        (Place::Delta(group, _), SectionKind::ConvWindow) => Some(group.window_bytes),
+        (LayerState::Delta(group, _), SectionKind::DeltaState) => Some(group.state_bytes),
+        (LayerState::Delta(group, _), SectionKind::ConvWindow) => Some(group.window_bytes),
         _ => None,
     }
 }

@@ -93,7 +93,7 @@ pub fn join(format: KvFormat, values: &[u8], scales: &[u8], dim: usize) -> Vec<f
 
 /// How many of the codes of two rows are not the same, and how far their scales are apart: codes at an edge between
 /// two steps may fall either way.
-pub fn codes_apart(found: &[f32], expected: &[f32]) -> usize {
+pub fn max_code_distance(found: &[f32], expected: &[f32]) -> usize {
     let apart = |(f, e): &(&f32, &f32)| (**f - **e).abs() > 2e-3 * e.abs().max(1e-6);
     found.iter().zip(expected).filter(apart).count()
 }
@@ -141,7 +141,7 @@ pub fn kinds(k: KvFormat, v: KvFormat) -> Vec<Shape> {
 }
 
 /// One layer's cache for some slots, pages in no order.
-pub struct World {
+pub struct AttentionFixture {
     pub shape: Shape,
     pub card: Card,
     pub max_pages: usize,
@@ -150,19 +150,19 @@ pub struct World {
     pub table: Vec<i32>,
     /// Values of keys, scales of keys, values of values, scales of values.
     pub planes: [Vec<u8>; 4],
-    on_card: [Buffer<u8>; 4],
-    table_on_card: Buffer<i32>,
+    device: [Buffer<u8>; 4],
+    device_table: Buffer<i32>,
     frequencies: Buffer<f64>,
 }
 
-impl World {
+impl AttentionFixture {
     pub fn new(
         gpu: &Device,
         random: &mut Random,
         shape: Shape,
         slots: usize,
         positions: usize,
-    ) -> World {
+    ) -> AttentionFixture {
         let max_pages = match shape.ring_pages {
             0 => positions.div_ceil(PAGE),
             pages => pages,
@@ -180,7 +180,7 @@ impl World {
         };
         let sizes = [bytes(shape.k), bytes(shape.v)].concat();
         let planes = [0, 1, 2, 3].map(|i| vec![0xff; sizes[i]]);
-        World {
+        AttentionFixture {
             card: Card {
                 multiprocessors: gpu.multiprocessors() as usize,
                 shared_bytes: gpu.shared_per_block() as usize,
@@ -188,8 +188,8 @@ impl World {
                 path_order: false,
                 windows: false,
             },
-            on_card: [0, 1, 2, 3].map(|i| poisoned(gpu, sizes[i])),
-            table_on_card: gpu.upload(&table).unwrap(),
+            device: [0, 1, 2, 3].map(|i| poisoned(gpu, sizes[i])),
+            device_table: gpu.upload(&table).unwrap(),
             frequencies: gpu.upload(&shape.frequencies()).unwrap(),
             shape,
             max_pages,
@@ -200,32 +200,32 @@ impl World {
     }
 
     pub fn cache(&self) -> Cache {
-        let [k, k_scale, v, v_scale] = [0, 1, 2, 3].map(|i| self.on_card[i].ptr());
+        let [k, k_scale, v, v_scale] = [0, 1, 2, 3].map(|i| self.device[i].ptr());
         Cache {
             k,
             k_scale,
             v,
             v_scale,
-            page_table: self.table_on_card.ptr(),
+            page_table: self.device_table.ptr(),
             max_pages: self.max_pages,
         }
     }
 
     pub fn all_planes(&self) -> Planes {
         Planes {
-            base: [0, 1, 2, 3].map(|i| self.on_card[i].ptr()),
+            base: [0, 1, 2, 3].map(|i| self.device[i].ptr()),
             layer_stride: [0; 4],
         }
     }
 
     pub fn upload(&mut self, gpu: &Device) {
-        for (buffer, plane) in self.on_card.iter_mut().zip(&self.planes) {
+        for (buffer, plane) in self.device.iter_mut().zip(&self.planes) {
             buffer.upload(gpu, plane).unwrap();
         }
     }
 
     pub fn download(&mut self, gpu: &Device) {
-        for (buffer, plane) in self.on_card.iter().zip(&mut self.planes) {
+        for (buffer, plane) in self.device.iter().zip(&mut self.planes) {
             *plane = buffer.download(gpu).unwrap();
         }
     }
@@ -459,14 +459,20 @@ pub struct Pass {
 }
 
 /// prepare, tree and combine of `trees` in buckets of `bucket` rows.
-pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, bucket: usize) -> Pass {
-    let shape = &world.shape;
+pub fn pass(
+    gpu: &Device,
+    fixture: &AttentionFixture,
+    trees: &[Placed],
+    inputs: &Inputs,
+    bucket: usize,
+) -> Pass {
+    let shape = &fixture.shape;
     let header = gpu.upload(&step(trees, &[])).unwrap();
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let width = shape.n_heads * shape.head_dim;
     let out = poisoned::<f32>(gpu, bucket * width);
-    let room = (bucket, world.tokens);
-    let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(world.card, room));
+    let room = (bucket, fixture.tokens);
+    let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(fixture.card, room));
     let q16 = poisoned::<f16>(gpu, bucket * width);
     let mut q: Buffer<f32> = poisoned(gpu, bucket * shape.n_heads * shape.q_stride());
     q.upload(
@@ -474,9 +480,9 @@ pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, buck
         &inputs.host_q[..rows * shape.n_heads * shape.q_stride()],
     )
     .unwrap();
-    let mut from = world.projections(inputs);
+    let mut from = fixture.projections(inputs);
     from.q = q.ptr();
-    let narrow = shape.wants_f16_queries(world.card);
+    let narrow = shape.wants_f16_queries(fixture.card);
     let (to, query) = if narrow {
         (q16.ptr(), q16.ptr())
     } else {
@@ -489,18 +495,18 @@ pub fn pass(gpu: &Device, world: &World, trees: &[Placed], inputs: &Inputs, buck
             bucket,
             Positions::Step(at),
             from,
-            (world.cache(), to),
+            (fixture.cache(), to),
         ),
         tree(
             shape,
-            world.card,
+            fixture.card,
             room,
             (at, query),
-            (world.cache(), scratch.ptr()),
+            (fixture.cache(), scratch.ptr()),
         ),
         combine(
             shape,
-            world.card,
+            fixture.card,
             room,
             (at, q.ptr(), scratch.ptr()),
             Out::f32(out.ptr()),

@@ -9,7 +9,7 @@
 )]
 
 use cuda::compile::{Modules, Options};
-use cuda::driver::{Buffer, Gpu, Plain};
+use cuda::driver::{Buffer, Gpu, Pod};
 use cuda::launch::Unit;
 
 /// Card 0, or `None` with a loud line when this machine has none.
@@ -42,7 +42,7 @@ pub fn modules(gpu: &Gpu, units: &[Unit]) -> Modules {
 }
 
 /// `len` values on the card, every byte 0xff: a NaN in every float type. What a kernel leaves out shows.
-pub fn poisoned<T: Plain>(gpu: &Gpu, len: usize) -> Buffer<T> {
+pub fn poisoned<T: Pod>(gpu: &Gpu, len: usize) -> Buffer<T> {
     gpu.filled(len, 0xff).unwrap()
 }
 

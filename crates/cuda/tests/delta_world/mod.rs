@@ -97,7 +97,7 @@ pub fn star(n: usize) -> Parents {
 }
 
 /// A tree whose nodes hang anywhere before them, mostly near.
-pub fn bush(random: &mut Random, n: usize) -> Parents {
+pub fn random_tree(random: &mut Random, n: usize) -> Parents {
     (0..n)
         .map(|i| (i > 0).then(|| i - 1 - random.below(i).min(random.below(i))))
         .collect()
@@ -193,7 +193,7 @@ impl Weights {
 }
 
 /// A group of layers on the card: memory of all slots, one layer's weights.
-pub struct World {
+pub struct DeltaFixture {
     pub shape: Shape,
     pub layers: usize,
     pub nodes: usize,
@@ -209,15 +209,20 @@ pub struct World {
 
 pub const EPS: f32 = 1e-6;
 
-impl World {
+impl DeltaFixture {
     /// `slots` slots of `layers` layers with room for trees of `nodes` nodes; random states and windows.
-    pub fn new(gpu: &Gpu, shape: Shape, [slots, layers, nodes]: [usize; 3], seed: u64) -> World {
+    pub fn new(
+        gpu: &Gpu,
+        shape: Shape,
+        [slots, layers, nodes]: [usize; 3],
+        seed: u64,
+    ) -> DeltaFixture {
         let mut random = Random::new(seed);
         let weights = Weights::new(shape, &mut random);
         let all = slots * layers;
         let state = random.normals(all * shape.state_bytes() / 4, 0.3);
         let window = random.normals(all * shape.window_bytes() / 4, 1.0);
-        World {
+        DeltaFixture {
             shape,
             layers,
             nodes,
@@ -281,7 +286,7 @@ impl World {
         let len = self.shape.state_bytes() / 4;
         let at = (slot * self.layers + layer) * len;
         let state = self.state.download_range(gpu, at..at + len).unwrap();
-        state.chunks_exact(DIM * DIM).map(turn).collect()
+        state.chunks_exact(DIM * DIM).map(transpose).collect()
     }
 
     pub fn window_of(&self, gpu: &Gpu, slot: usize, layer: usize) -> Vec<f32> {
@@ -354,7 +359,7 @@ impl Projected {
     }
 
     /// On the card, with NaN up to `capacity` rows and behind each row, so that strides are tried too.
-    pub fn upload(&self, gpu: &Gpu, shape: Shape, capacity: usize) -> OnCard {
+    pub fn upload(&self, gpu: &Gpu, shape: Shape, capacity: usize) -> DeviceProjected {
         let put = |values: &[f32], width: usize| {
             let stride = width.next_multiple_of(4) + 8;
             let mut padded = vec![f32::NAN; capacity * stride];
@@ -369,7 +374,7 @@ impl Projected {
         let (z_buffer, z) = put(&self.z, shape.values());
         let (alpha_buffer, alpha) = put(&self.alpha, shape.n_v_heads);
         let (beta_buffer, beta) = put(&self.beta, shape.n_v_heads);
-        OnCard {
+        DeviceProjected {
             inputs: Inputs {
                 qkv,
                 z,
@@ -382,13 +387,13 @@ impl Projected {
 }
 
 /// [`Projected`] in device memory.
-pub struct OnCard {
+pub struct DeviceProjected {
     pub inputs: Inputs,
     _buffers: [Buffer<f32>; 4],
 }
 
 /// A 128 x 128 matrix with its indices exchanged.
-pub fn turn(matrix: &[f32]) -> Vec<f32> {
+pub fn transpose(matrix: &[f32]) -> Vec<f32> {
     (0..DIM * DIM)
         .map(|i| matrix[i % DIM * DIM + i / DIM])
         .collect()

@@ -35,26 +35,26 @@ pub const SMALL: Limits = Limits {
 };
 
 /// The card, kept open so that opening a runner does not begin with a new context.
-pub struct Bench {
+pub struct Device {
     pub backend: CudaBackend,
     _gpu: Gpu,
 }
 
-pub fn bench(eager: bool) -> Option<Bench> {
-    bench_with(Options {
+pub fn open_device(eager: bool) -> Option<Device> {
+    open_device_with(Options {
         eager,
         ..Options::default()
     })
 }
 
-pub fn bench_with(options: Options) -> Option<Bench> {
+pub fn open_device_with(options: Options) -> Option<Device> {
     let gpu = card::gpu()?;
     let options = Options {
         poison: true,
         compile: card::compiling(),
         ..options
     };
-    Some(Bench {
+    Some(Device {
         backend: CudaBackend::with_options(gpu.card().clone(), options),
         _gpu: gpu,
     })
@@ -62,16 +62,16 @@ pub fn bench_with(options: Options) -> Option<Bench> {
 
 /// How far the card may be from the oracle, value by value and in the mean of a row.
 #[derive(Debug, Clone, Copy)]
-pub struct Allowance {
+pub struct ReferenceTolerance {
     pub each: Tolerance,
     pub mean: f32,
 }
 
-impl Allowance {
+impl ReferenceTolerance {
     /// At least what a cache in half precision makes.
-    pub fn or_half(self) -> Allowance {
-        let half = against_the_oracle(QuantType::F16);
-        Allowance {
+    pub fn at_least_f16(self) -> ReferenceTolerance {
+        let half = reference_tolerance(QuantType::F16);
+        ReferenceTolerance {
             each: self.each.or(half.each),
             mean: self.mean.max(half.mean),
         }
@@ -84,28 +84,28 @@ impl Allowance {
 /// three layers of random weights with gains up to 1.5, and of 288 columns at the least. Measured on a card: at most
 /// 0.0113 in the mean of a row and 0.05 in a single value, of all formats and layouts. f32 weights keep f32
 /// activations, which tells rounding from a fault: there the same plans are within 1e-4.
-pub fn against_the_oracle(ty: QuantType) -> Allowance {
+pub fn reference_tolerance(ty: QuantType) -> ReferenceTolerance {
     match ty {
-        QuantType::F32 => allow(0.01, 0.005, 0.001),
-        QuantType::F16 => allow(0.05, 0.01, 0.009),
-        _ => allow(0.1, 0.02, 0.02),
+        QuantType::F32 => tolerance(0.01, 0.005, 0.001),
+        QuantType::F16 => tolerance(0.05, 0.01, 0.009),
+        _ => tolerance(0.1, 0.02, 0.02),
     }
 }
 
 /// The same over a cache in this format: where a stored key or value is next to the edge of a step, one device takes
 /// the step and the other does not.
-pub fn over_a_cache(format: KvFormat) -> Allowance {
+pub fn kv_tolerance(format: KvFormat) -> ReferenceTolerance {
     match format {
-        KvFormat::F32 => against_the_oracle(QuantType::F32),
-        KvFormat::F16 | KvFormat::Bf16 => against_the_oracle(QuantType::F16),
-        KvFormat::Q4_0 | KvFormat::Q4_1 | KvFormat::Tq3_0 => allow(0.7, 0.05, 0.1),
-        KvFormat::Q5_0 | KvFormat::Q5_1 => allow(0.35, 0.04, 0.05),
-        KvFormat::Q8_0 => allow(0.1, 0.02, 0.02),
+        KvFormat::F32 => reference_tolerance(QuantType::F32),
+        KvFormat::F16 | KvFormat::Bf16 => reference_tolerance(QuantType::F16),
+        KvFormat::Q4_0 | KvFormat::Q4_1 | KvFormat::Tq3_0 => tolerance(0.7, 0.05, 0.1),
+        KvFormat::Q5_0 | KvFormat::Q5_1 => tolerance(0.35, 0.04, 0.05),
+        KvFormat::Q8_0 => tolerance(0.1, 0.02, 0.02),
     }
 }
 
-fn allow(absolute: f32, relative: f32, mean: f32) -> Allowance {
-    Allowance {
+fn tolerance(absolute: f32, relative: f32, mean: f32) -> ReferenceTolerance {
+    ReferenceTolerance {
         each: Tolerance { absolute, relative },
         mean,
     }
@@ -122,7 +122,7 @@ pub fn plan(specimen: &SyntheticModel, kv: KvFormats, limits: Limits) -> OpenPla
     }
 }
 
-pub fn oracle() -> CpuBackend {
+pub fn cpu_reference() -> CpuBackend {
     CpuBackend::new(cpu::CpuOptions {
         reference: true,
         threads: None,
@@ -154,11 +154,11 @@ pub fn verify(runner: &mut dyn Runner, seq: contract::SeqId, tree: &Tree) -> Vec
     runner.verify(&[item]).unwrap().pop().unwrap()
 }
 
-pub const HALF: KvFormats = KvFormats {
+pub const F16_KV: KvFormats = KvFormats {
     k: KvFormat::F16,
     v: KvFormat::F16,
 };
-pub const WHOLE: KvFormats = KvFormats {
+pub const F32_KV: KvFormats = KvFormats {
     k: KvFormat::F32,
     v: KvFormat::F32,
 };

@@ -17,7 +17,7 @@ use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::product::{self, Inputs, Scratch};
 use cuda::launch::prefill::{Card, Out, Panels, rows};
 use cuda::launch::{Launch, Unit};
-use cuda::pack::{Kind, pack};
+use cuda::pack::{WeightKind, pack};
 use half::f16;
 
 use crate::card::{self, Random, poisoned};
@@ -36,19 +36,21 @@ pub fn cards(gpu: &Device) -> Vec<Card> {
 }
 
 /// A card with every kernel of these products compiled, and [`rows`] of some widths.
-pub struct World {
+pub struct PrefillFixture {
     pub gpu: Device,
     pub modules: Modules,
 }
 
-impl World {
-    pub fn open(widths: &[usize]) -> Option<World> {
+impl PrefillFixture {
+    pub fn open(widths: &[usize]) -> Option<PrefillFixture> {
         let gpu = Device::open()?;
         let mut units: Vec<Unit> = widths
             .iter()
             .map(|width| Unit::new("prefill/rows.cu").define("WIDTH", width))
             .collect();
-        let kinds = Kind::ALL.into_iter().filter(|&kind| kind != Kind::F32);
+        let kinds = WeightKind::ALL
+            .into_iter()
+            .filter(|&kind| kind != WeightKind::F32);
         units.extend(
             kinds.map(|kind| Unit::new("prefill/dequant.cu").define("PACKED", kind as u32)),
         );
@@ -61,7 +63,7 @@ impl World {
         }
         units.push(Unit::new("prefill/sgemm.cu"));
         let modules = card::modules(&gpu, &units);
-        Some(World { gpu, modules })
+        Some(PrefillFixture { gpu, modules })
     }
 
     /// Runs them in order, and waits.
@@ -73,7 +75,7 @@ impl World {
     }
 }
 
-impl Deref for World {
+impl Deref for PrefillFixture {
     type Target = Device;
 
     fn deref(&self) -> &Device {
@@ -97,7 +99,7 @@ pub fn from_panels(panels: &[u16], cap: usize, rows: usize, width: usize) -> Vec
 
 /// A matrix on the card, and its values.
 pub struct Matrix {
-    pub kind: Kind,
+    pub kind: WeightKind,
     pub rows: usize,
     pub weight: Buffer<u8>,
     pub values: Vec<f32>,
@@ -130,7 +132,7 @@ impl Matrix {
                 values.copy_within(like * cols..(like + 1) * cols, row * cols);
             }
         }
-        let kind = Kind::of(ty);
+        let kind = WeightKind::of(ty);
         let mut packed = vec![0; kind.bytes(rows, cols)];
         pack(ty, cols, &bytes, &mut packed);
         Matrix {
@@ -158,7 +160,13 @@ impl Rows {
 }
 
 /// `x` on the card; what is beyond it is NaN.
-pub fn rows_of(gpu: &World, x: &[f32], n: usize, cap: usize, header: &Buffer<i32>) -> Rows {
+pub fn rows_of(
+    gpu: &PrefillFixture,
+    x: &[f32],
+    n: usize,
+    cap: usize,
+    header: &Buffer<i32>,
+) -> Rows {
     let width = x.len() / n;
     let mut plain = poisoned::<f32>(gpu, cap * width);
     plain.upload(gpu, x).unwrap();
@@ -182,14 +190,14 @@ pub fn rows_of(gpu: &World, x: &[f32], n: usize, cap: usize, header: &Buffer<i32
 }
 
 /// Scratch of a size in bytes, and its turns.
-pub struct Room {
+pub struct ZeroedScratch {
     pub weights: Buffer<u8>,
     pub turns: Buffer<u8>,
 }
 
-impl Room {
-    pub fn new(gpu: &Device, bytes: usize, rows: usize) -> Room {
-        Room {
+impl ZeroedScratch {
+    pub fn new(gpu: &Device, bytes: usize, rows: usize) -> ZeroedScratch {
+        ZeroedScratch {
             weights: poisoned(gpu, bytes),
             turns: gpu.filled(product::turn_bytes(rows, bytes), 0).unwrap(),
         }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::{KvFormat, KvFormats, Limits, OpenPlan};
-use cuda::compile::{Compiled, EntryReport, Options, compile, hot, lowest};
+use cuda::compile::{Compiled, EntryReport, Options, compile, forbids_spills, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, standard_units};
 use cuda::{Card, CudaBackend};
@@ -95,7 +95,7 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
                 "{arch} {unit}: {} spills {} bytes",
                 entry.entry, entry.spill_bytes
             );
-            if hot(unit.file) {
+            if forbids_spills(unit.file) {
                 spilling.push(line);
             } else {
                 tracing::info!("{line}, which may be: no step waits for it");
@@ -136,7 +136,7 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
                     "arch": arch.to_string(), "unit": unit.unit.to_string(), "entry": entry.entry,
                     "registers": entry.registers, "spill_bytes": entry.spill_bytes,
                     "stack_bytes": entry.stack_bytes, "shared_bytes": entry.shared_bytes,
-                    "hot": hot(unit.unit.file),
+                    "hot": forbids_spills(unit.unit.file),
                 });
                 writeln!(out, "{line}")?;
             } else {
@@ -199,14 +199,14 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     }
     let units: Vec<Unit> = units
         .into_iter()
-        .filter(|unit| lowest(unit.file) <= arch && arch.runs(unit.file))
+        .filter(|unit| min_arch(unit.file) <= arch && arch.runs(unit.file))
         .filter(|unit| widths.is_empty() || width(unit).is_none_or(|rows| widths.contains(&rows)))
         .collect();
     if units.is_empty() {
         bail!("no kernel runs on {arch}; sm_80 and later have all of them");
     }
     let progress = Progress::counting(format!("compiling kernels for {arch}"));
-    let told = &mut |step: cuda::compile::Progress| {
+    let told = &mut |step: cuda::compile::CompileProgress| {
         progress.set(step.done as u64, step.total as u64);
     };
     let compiled = compile(arch, &units, options, told)?;

@@ -8,14 +8,14 @@
 use std::env;
 use std::path::PathBuf;
 
-use cuda::compile::{Options, Search};
+use cuda::compile::{NvrtcSearch, Options};
 
 use crate::cli::CompilerArgs;
 
 /// What the compiler flags mean on this machine.
 pub fn options(args: &CompilerArgs) -> Options {
     Options {
-        nvrtc: Search {
+        nvrtc: NvrtcSearch {
             file: args.nvrtc.clone(),
             toolkits: folders(&["CUDA_HOME", "CUDA_PATH"]),
             python: python(),

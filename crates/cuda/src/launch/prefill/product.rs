@@ -3,7 +3,7 @@
 use super::{Card, PANEL, Panels, TILE, count, int};
 use crate::launch::matmul::{Segment, Write};
 use crate::launch::{Args, Launch, Unit};
-use crate::pack::{BLOCK_ROWS, Kind};
+use crate::pack::{BLOCK_ROWS, WeightKind};
 
 /// Columns of a tile: every matrix is padded to a multiple of this in the scratch.
 const COLUMNS: usize = 256;
@@ -94,7 +94,7 @@ pub fn products(
         let with = |plain: bool| {
             segments
                 .iter()
-                .filter(move |s| s.write == write && (s.kind == Kind::F32) == plain)
+                .filter(move |s| s.write == write && (s.kind == WeightKind::F32) == plain)
         };
         let plains: Vec<Segment> = with(true).copied().collect();
         let of = |segments: &[Segment]| plain(rows, cols, segments, chunk, inputs.f32);
@@ -134,15 +134,17 @@ pub struct Pair {
     /// Rows of either.
     pub ffn: usize,
     /// How the gate's matrix lies on the card, and where.
-    pub gate: (Kind, u64),
+    pub gate: (WeightKind, u64),
     /// The same of the other.
-    pub up: (Kind, u64),
+    pub up: (WeightKind, u64),
 }
 
 impl Pair {
     /// Whether [`gated`] serves these.
     pub fn fits(&self) -> bool {
-        self.ffn.is_multiple_of(TILE) && self.gate.0 != Kind::F32 && self.up.0 != Kind::F32
+        self.ffn.is_multiple_of(TILE)
+            && self.gate.0 != WeightKind::F32
+            && self.up.0 != WeightKind::F32
     }
 }
 
