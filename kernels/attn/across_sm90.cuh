@@ -44,22 +44,22 @@ struct Stats {
     float total[COLUMNS];     // sum of weights so far
 };
 
-#define SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define SUMS_12(d, i) SUMS_4(d, i), SUMS_8(d, i + 4)
-#define SUMS_16(d, i) SUMS_8(d, i), SUMS_8(d, i + 8)
-#define SUMS_24(d, i) SUMS_16(d, i), SUMS_8(d, i + 16)
-#define SUMS_36(d, i) SUMS_32(d, i), SUMS_4(d, i + 32)
-#define SUMS_48(d, i) SUMS_32(d, i), SUMS_16(d, i + 32)
-#define SUMS_72(d, i) SUMS_64(d, i), SUMS_8(d, i + 64)
-#define PLACES_4 "%0, %1, %2, %3"
-#define PLACES_8 PLACES_4 ", %4, %5, %6, %7"
-#define PLACES_12 PLACES_8 ", %8, %9, %10, %11"
-#define PLACES_16 PLACES_12 ", %12, %13, %14, %15"
-#define PLACES_24 PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define PLACES_36 PLACES_32 ", %32, %33, %34, %35"
-#define PLACES_48 PLACES_32 \
+#define ACC_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define ACC_12(d, i) ACC_4(d, i), ACC_8(d, i + 4)
+#define ACC_16(d, i) ACC_8(d, i), ACC_8(d, i + 8)
+#define ACC_24(d, i) ACC_16(d, i), ACC_8(d, i + 16)
+#define ACC_36(d, i) ACC_32(d, i), ACC_4(d, i + 32)
+#define ACC_48(d, i) ACC_32(d, i), ACC_16(d, i + 32)
+#define ACC_72(d, i) ACC_64(d, i), ACC_8(d, i + 64)
+#define OPERANDS_4 "%0, %1, %2, %3"
+#define OPERANDS_8 OPERANDS_4 ", %4, %5, %6, %7"
+#define OPERANDS_12 OPERANDS_8 ", %8, %9, %10, %11"
+#define OPERANDS_16 OPERANDS_12 ", %12, %13, %14, %15"
+#define OPERANDS_24 OPERANDS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define OPERANDS_36 OPERANDS_32 ", %32, %33, %34, %35"
+#define OPERANDS_48 OPERANDS_32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define PLACES_72 PLACES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define OPERANDS_72 OPERANDS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define ACROSS(N, SUMS, PLACES, A, B, C, D, W, P)                                                                  \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
                  "k16.f32.f16.f16 {" PLACES "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #W ", p, 1, 1, 0;\n}\n" \
@@ -69,25 +69,25 @@ struct Stats {
 // d[64][COLUMNS] (+)= a b: a in registers, rows of b run along k.
 __device__ __forceinline__ void product(float (&d)[4 * NT], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
 #if NT == 1
-    ACROSS(8, SUMS_4, PLACES_4, 4, 5, 6, 7, 8, 9);
+    ACROSS(8, ACC_4, OPERANDS_4, 4, 5, 6, 7, 8, 9);
 #elif NT == 2
-    ACROSS(16, SUMS_8, PLACES_8, 8, 9, 10, 11, 12, 13);
+    ACROSS(16, ACC_8, OPERANDS_8, 8, 9, 10, 11, 12, 13);
 #elif NT == 3
-    ACROSS(24, SUMS_12, PLACES_12, 12, 13, 14, 15, 16, 17);
+    ACROSS(24, ACC_12, OPERANDS_12, 12, 13, 14, 15, 16, 17);
 #elif NT == 4
-    ACROSS(32, SUMS_16, PLACES_16, 16, 17, 18, 19, 20, 21);
+    ACROSS(32, ACC_16, OPERANDS_16, 16, 17, 18, 19, 20, 21);
 #elif NT == 6
-    ACROSS(48, SUMS_24, PLACES_24, 24, 25, 26, 27, 28, 29);
+    ACROSS(48, ACC_24, OPERANDS_24, 24, 25, 26, 27, 28, 29);
 #elif NT == 8
-    ACROSS(64, SUMS_32, PLACES_32, 32, 33, 34, 35, 36, 37);
+    ACROSS(64, ACC_32, OPERANDS_32, 32, 33, 34, 35, 36, 37);
 #elif NT == 9
-    ACROSS(72, SUMS_36, PLACES_36, 36, 37, 38, 39, 40, 41);
+    ACROSS(72, ACC_36, OPERANDS_36, 36, 37, 38, 39, 40, 41);
 #elif NT == 12
-    ACROSS(96, SUMS_48, PLACES_48, 48, 49, 50, 51, 52, 53);
+    ACROSS(96, ACC_48, OPERANDS_48, 48, 49, 50, 51, 52, 53);
 #elif NT == 16
-    ACROSS(128, SUMS_64, PLACES_64, 64, 65, 66, 67, 68, 69);
+    ACROSS(128, ACC_64, OPERANDS_64, 64, 65, 66, 67, 68, 69);
 #elif NT == 18
-    ACROSS(144, SUMS_72, PLACES_72, 72, 73, 74, 75, 76, 77);
+    ACROSS(144, ACC_72, OPERANDS_72, 72, 73, 74, 75, 76, 77);
 #else
 #error "NT is 1, 2, 3, 4, 6, 8, 9, 12, 16 or 18"
 #endif
@@ -125,7 +125,7 @@ __device__ __forceinline__ void score_keys(float (&scores)[4 * NT], u32 tile, in
         u32 low[4], high[4];
         key_fragment<K_FORMAT, K_STRIDE>(tile, key, b, low);
         key_fragment<K_FORMAT, K_STRIDE>(tile, key + 8, b, high);
-        const u64 q = operand(queries + b / 2 * PANEL_BYTES) + b % 2 * 4;
+        const u64 q = wgmma_desc(queries + b / 2 * PANEL_BYTES) + b % 2 * 4;
         wgmma_fence();
         product(scores, low[0], high[0], low[1], high[1], q, b > 0);
         product(scores, low[2], high[2], low[3], high[3], q + 2, 1);
@@ -148,7 +148,7 @@ __device__ __forceinline__ void add_values(float (&sums)[2][4 * NT], u32 slot, i
     for (int step = 0; step < PASS / 16; step++) {
         u32 v[4][2];
         value_fragments<V_FORMAT, V_STRIDE>(slot + step / 4 * V_TILE_BYTES, step % 4, block, v);
-        const u64 p = operand(weights + step / 4 * PANEL_BYTES) + step % 4 * 2;
+        const u64 p = wgmma_desc(weights + step / 4 * PANEL_BYTES) + step % 4 * 2;
         wgmma_fence();
         product(sums[0], v[0][0], v[1][0], v[0][1], v[1][1], p, 1);
         product(sums[1], v[2][0], v[3][0], v[2][1], v[3][1], p, 1);

@@ -95,7 +95,7 @@ __device__ __forceinline__ float merge(const Value& v) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) attn_combine(
-    const Step* step, const float* q, const float* partial, int rows, Out out) {
+    const Step* step, const float* q, const float* partial, int rows, RowOutput out) {
     pdl_launch();
     __shared__ __align__(16) float values[256];
     __shared__ float room[kv_turned(V_FORMAT) ? 512 : 1];
@@ -127,5 +127,5 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine(
     if (warp > 0) return;
     const float4 a = ((const float4*)values)[2 * threadIdx.x], b = ((const float4*)values)[2 * threadIdx.x + 1];
     const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    emit(out, row, group, v);
+    store_row_group(out, row, group, v);
 }

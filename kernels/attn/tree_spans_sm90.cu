@@ -314,7 +314,7 @@ __device__ __forceinline__ void sum(const Block& block, Stream stream, Spots spo
             for (int step = 0; step < TILE / 16; step++) {
                 u32 v[4][2];
                 value_fragments<V_FORMAT, V_STRIDE>(values, step, warp, v);
-                const u64 p = operand(block.weights + buffer * PANEL_BYTES) + step * 2;
+                const u64 p = wgmma_desc(block.weights + buffer * PANEL_BYTES) + step * 2;
 #pragma unroll
                 for (int m = 0; m < 2; m++) add_product(sums[m], v[2 * m], v[2 * m + 1], p);
             }

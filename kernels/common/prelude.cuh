@@ -174,7 +174,7 @@ __device__ __forceinline__ u64 policy_evict_last() {
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
-__device__ __forceinline__ void cp_async_16_hint(u32 to, const void* from, u64 policy) {
+__device__ __forceinline__ void cp_async_16_cache_hint(u32 to, const void* from, u64 policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
                  : "memory");
 }
@@ -193,10 +193,10 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 // Makes initialised barriers visible to the copy engine; then a block barrier makes them visible to the threads.
-__device__ __forceinline__ void mbarrier_init_fence() {
+__device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
@@ -215,11 +215,11 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 // Fetches `bytes` (a multiple of 16) into L2 without waiting.
-__device__ __forceinline__ void bulk_prefetch(const void* from, u32 bytes, u64 policy) {
+__device__ __forceinline__ void cp_async_bulk_prefetch_l2(const void* from, u32 bytes, u64 policy) {
     asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(bytes), "l"(policy) : "memory");
 }
 // `bytes` (a multiple of 16, both ends 16-byte aligned) to this block's shared memory; counted down on `barrier`.
-__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+__device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
             to),
@@ -237,35 +237,35 @@ __device__ __forceinline__ int warp_index() { return __shfl_sync(WARP_ALL, int(t
 // Every lane gets the result: lanes 16, 8, 4, 2, 1 apart, in this order.
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
-    for (int gap = 16; gap; gap >>= 1) v += __shfl_xor_sync(WARP_ALL, v, gap);
+    for (int offset = 16; offset; offset >>= 1) v += __shfl_xor_sync(WARP_ALL, v, offset);
     return v;
 }
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
-    for (int gap = 16; gap; gap >>= 1) v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, gap));
+    for (int offset = 16; offset; offset >>= 1) v = fmaxf(v, __shfl_xor_sync(WARP_ALL, v, offset));
     return v;
 }
-// Over a block of COUNT warps, all threads taking part and getting the result; `room` is COUNT floats of shared memory,
+// Over a block of COUNT warps, all threads taking part and getting the result; `warp_results` is COUNT floats of shared memory,
 // free again when the call returns (it ends with a barrier).
 template <int COUNT>
-__device__ __forceinline__ float block_sum(float v, float* room) {
+__device__ __forceinline__ float block_sum(float v, float* warp_results) {
     v = warp_sum(v);
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+    if (threadIdx.x % 32 == 0) warp_results[threadIdx.x / 32] = v;
     __syncthreads();
-    float sum = room[0];
+    float sum = warp_results[0];
 #pragma unroll
-    for (int i = 1; i < COUNT; i++) sum += room[i];
+    for (int i = 1; i < COUNT; i++) sum += warp_results[i];
     __syncthreads();
     return sum;
 }
 template <int COUNT>
-__device__ __forceinline__ float block_max(float v, float* room) {
+__device__ __forceinline__ float block_max(float v, float* warp_results) {
     v = warp_max(v);
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+    if (threadIdx.x % 32 == 0) warp_results[threadIdx.x / 32] = v;
     __syncthreads();
-    float max = room[0];
+    float max = warp_results[0];
 #pragma unroll
-    for (int i = 1; i < COUNT; i++) max = fmaxf(max, room[i]);
+    for (int i = 1; i < COUNT; i++) max = fmaxf(max, warp_results[i]);
     __syncthreads();
     return max;
 }

@@ -23,7 +23,7 @@ struct Tree {
 struct Step {
     int rows;    // true rows; rows .. bucket are padding: nothing may be written for them
     int trees;
-    int asked;   // entries of asked_row
+    int n_logits_rows;   // entries of logits_row
     int _pad;
     Tree tree[STEP_TREES];
     int token[STEP_ROWS];
@@ -32,28 +32,28 @@ struct Step {
     int parent[STEP_ROWS];     // row index; -1 for a root and for padding
     int depth[STEP_ROWS];      // 0 for a root
     unsigned long long ancestors[STEP_ROWS];  // bit j: row tree.first + j is an ancestor or the row itself
-    int asked_row[STEP_ROWS];  // rows the head computes, in order
+    int logits_row[STEP_ROWS];  // rows the head computes, in order
     // Read only by kernels for windows that differ from tree to tree.
     int window[STEP_TREES];    // committed keys at k are seen from q while q - k < window; 2^30 for all
     int sinks[STEP_TREES];     // committed keys before this position are seen whatever the window
-    int features[STEP_TREES];  // where taps leave the row of a tree's root for a draft; its other nodes follow
+    int feature_row[STEP_TREES];  // where taps leave the row of a tree's root for a draft; its other nodes follow
     // Read only by delta/walk and, taps, delta/tree_sm90; numbers of nodes are those of their tree, whose part begins at the entry
     // of its first row.
-    unsigned int taps[STEP_ROWS];    // a byte each, oldest first: a node, or below 0 a row of the window, -1 the newest
-    unsigned int visits[STEP_ROWS];  // in their order
+    unsigned int conv_sources[STEP_ROWS];    // a byte each, oldest first: a node, or below 0 a row of the window, -1 the newest
+    unsigned int dfs_schedule[STEP_ROWS];  // in their order
 };
 
 // A visit of a node: what is done there, the node that is visited next, and where states wait, one more than their place, 0
 // for nowhere: the state behind this node, which it brings past itself then, and the one that the next visit goes on from,
 // which a node has that folds nothing, as the last one does.
-#define VISIT_NODE 63
-#define VISIT_NEXT 6
-#define VISIT_FOLDS 0x2000u  // brings the state past it
-#define VISIT_LAST 0x4000u
-#define VISIT_KEEP 16
-#define VISIT_RESTORE 20
-#define VISIT_MOVES 0xff0000u
-#define VISIT_NOTHING 24  // zeros
+#define DFS_NODE_MASK 63
+#define DFS_NEXT_SHIFT 6
+#define DFS_UPDATES_STATE 0x2000u  // brings the state past it
+#define DFS_IS_LAST 0x4000u
+#define DFS_SPILL_SHIFT 16
+#define DFS_RELOAD_SHIFT 20
+#define DFS_SPILL_OR_RELOAD 0xff0000u
+#define DFS_ZERO_SHIFT 24  // zeros
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`.
 // Its keys, values, states and window are committed by the chunk itself.
@@ -61,8 +61,8 @@ struct Chunk {
     int rows;
     int slot;
     int committed;
-    int asked;                 // entries of asked_row
-    int asked_row[STEP_ROWS];  // rows the head computes, in order; more are asked in further head passes
+    int n_logits_rows;                 // entries of logits_row
+    int logits_row[STEP_ROWS];  // rows the head computes, in order; more are asked in further head passes
     int token[1];              // [rows]
 };
 

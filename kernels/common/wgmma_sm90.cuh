@@ -2,20 +2,20 @@
 //
 // d[64][N] (+)= a[64][16] b[16][N], f32 sums: each warp of the warpgroup has 16 rows of d, and of a where that lies in
 // registers, laid out as mma.m16n8k16 has them: d[4j .. 4j+3] are columns 8j + 2 (lane % 4) + {0, 1} of rows lane / 4 and
-// lane / 4 + 8. b is a descriptor: `operand` where storage runs along k, `transposed_operand` for the forms `_across`.
+// lane / 4 + 8. b is a descriptor: `operand` where storage runs along k, `wgmma_desc_transposed` for the forms `_across`.
 // Source: PTX ISA 8.x, section wgmma. Shared addresses are 32-bit window addresses.
 #pragma once
 #include "common/prelude.cuh"
 
 // Descriptor of a K-major operand of 128-byte rows in the 128-byte swizzle; `address` is a multiple of 1024.
 // Advancing K by 16 halves adds 2.
-__device__ __forceinline__ u64 operand(u32 address) {
+__device__ __forceinline__ u64 wgmma_desc(u32 address) {
     return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
 // Descriptor of a transposed operand: [column / 64][k][64 columns], 128-byte rows in the 128-byte swizzle, `panel` bytes from
 // one run of 64 columns to the next. Advancing K by 16 adds 2048 bytes.
-__device__ __forceinline__ u64 transposed_operand(u32 address, u32 panel) {
+__device__ __forceinline__ u64 wgmma_desc_transposed(u32 address, u32 panel) {
     return (u64)((address & 0x3FFFF) >> 4) | (u64)(panel >> 4) << 16 | (64ull << 32) | (1ull << 62);
 }
 
@@ -26,57 +26,57 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Sums in registers as operands of inline assembly, and their places in its text.
-#define SUMS_8(d, i) \
+#define ACC_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define SUMS_32(d, i) SUMS_8(d, i), SUMS_8(d, i + 8), SUMS_8(d, i + 16), SUMS_8(d, i + 24)
-#define SUMS_64(d, i) SUMS_32(d, i), SUMS_32(d, i + 32)
-#define SUMS_128(d) SUMS_64(d, 0), SUMS_64(d, 64)
-#define PLACES_32 \
+#define ACC_32(d, i) ACC_8(d, i), ACC_8(d, i + 8), ACC_8(d, i + 16), ACC_8(d, i + 24)
+#define ACC_64(d, i) ACC_32(d, i), ACC_32(d, i + 32)
+#define ACC_128(d) ACC_64(d, 0), ACC_64(d, 64)
+#define OPERANDS_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PLACES_64 PLACES_32 ", " \
+#define OPERANDS_64 OPERANDS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PLACES_128 PLACES_64 ", " \
+#define OPERANDS_128 OPERANDS_64 ", " \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // d += a b: f16 operands in shared memory; d is zero before where `add` is 0.
-__device__ __forceinline__ void wgmma_256(float (&d)[128], u64 a, u64 b, int add) {
+__device__ __forceinline__ void wgmma_m64n256(float (&d)[128], u64 a, u64 b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" PLACES_128
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" OPERANDS_128
         "}, %128, %129, p, 1, 1, 0, 0;\n}\n"
-        : SUMS_128(d)
+        : ACC_128(d)
         : "l"(a), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void wgmma_64(float (&d)[32], u64 a, u64 b, int add) {
+__device__ __forceinline__ void wgmma_m64n64(float (&d)[32], u64 a, u64 b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" PLACES_32
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" OPERANDS_32
         "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-        : SUMS_32(d, 0)
+        : ACC_32(d, 0)
         : "l"(a), "l"(b), "r"(add));
 }
 // d += a b: f16, a in registers.
-__device__ __forceinline__ void wgmma_256_across(float (&d)[128], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" PLACES_128
+__device__ __forceinline__ void wgmma_m64n256_a_regs(float (&d)[128], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" OPERANDS_128
                  "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;\n"
-                 : SUMS_128(d)
+                 : ACC_128(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 // d += a b: bf16, a in registers.
-__device__ __forceinline__ void wgmma_bf16_64(float* d, const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma_m64n64_bf16_a_regs(float* d, const u32 (&a)[4], u64 b) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" OPERANDS_32
         "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-        : SUMS_32(d, 0)
+        : ACC_32(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-__device__ __forceinline__ void wgmma_bf16_128_across(float* d, const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void wgmma_m64n128_bf16_a_regs(float* d, const u32 (&a)[4], u64 b) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" OPERANDS_64
         "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
-        : SUMS_64(d, 0)
+        : ACC_64(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }

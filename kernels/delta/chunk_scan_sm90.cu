@@ -134,17 +134,17 @@ chunk_scan_sm90(const Chunk* chunk, const float* mixed, const char* inner, float
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const u64 high = operand(at + K_AT + part * 8192) + k * 2, low = high + (16384 >> 4);
-                wgmma_bf16_64(u, a[k].high, high);
-                wgmma_bf16_64(u, a[k].high, low);
-                wgmma_bf16_64(u, a[k].low, high);
+                const u64 high = wgmma_desc(at + K_AT + part * 8192) + k * 2, low = high + (16384 >> 4);
+                wgmma_m64n64_bf16_a_regs(u, a[k].high, high);
+                wgmma_m64n64_bf16_a_regs(u, a[k].high, low);
+                wgmma_m64n64_bf16_a_regs(u, a[k].low, high);
             }
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const u64 high = operand(at + Q_AT + part * 8192) + k * 2, low = high + (16384 >> 4);
-                wgmma_bf16_64(out, a[k].high, high);
-                wgmma_bf16_64(out, a[k].high, low);
-                wgmma_bf16_64(out, a[k].low, high);
+                const u64 high = wgmma_desc(at + Q_AT + part * 8192) + k * 2, low = high + (16384 >> 4);
+                wgmma_m64n64_bf16_a_regs(out, a[k].high, high);
+                wgmma_m64n64_bf16_a_regs(out, a[k].high, low);
+                wgmma_m64n64_bf16_a_regs(out, a[k].low, high);
             }
             wgmma_commit();
             if (part == 0) {
@@ -172,10 +172,10 @@ chunk_scan_sm90(const Chunk* chunk, const float* mixed, const char* inner, float
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const u64 high = operand(at + T_AT) + k * 2, low = high + (8192 >> 4);
-            wgmma_bf16_64(u, w[k].high, high);
-            wgmma_bf16_64(u, w[k].high, low);
-            wgmma_bf16_64(u, w[k].low, high);
+            const u64 high = wgmma_desc(at + T_AT) + k * 2, low = high + (8192 >> 4);
+            wgmma_m64n64_bf16_a_regs(u, w[k].high, high);
+            wgmma_m64n64_bf16_a_regs(u, w[k].high, low);
+            wgmma_m64n64_bf16_a_regs(u, w[k].low, high);
         }
         wgmma_commit();
         const float whole = decay[63];
@@ -196,18 +196,18 @@ chunk_scan_sm90(const Chunk* chunk, const float* mixed, const char* inner, float
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const u64 high = operand(at + B_AT) + k * 2, low = high + (8192 >> 4);
-            wgmma_bf16_64(out, w[k].high, high);
-            wgmma_bf16_64(out, w[k].high, low);
-            wgmma_bf16_64(out, w[k].low, high);
+            const u64 high = wgmma_desc(at + B_AT) + k * 2, low = high + (8192 >> 4);
+            wgmma_m64n64_bf16_a_regs(out, w[k].high, high);
+            wgmma_m64n64_bf16_a_regs(out, w[k].high, low);
+            wgmma_m64n64_bf16_a_regs(out, w[k].low, high);
         }
         wgmma_commit();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const u64 high = transposed_operand(at + K_AT + k * 2048, 8192), low = high + (16384 >> 4);
-            wgmma_bf16_128_across(s, kept[k].high, high);
-            wgmma_bf16_128_across(s, kept[k].high, low);
-            wgmma_bf16_128_across(s, kept[k].low, high);
+            const u64 high = wgmma_desc_transposed(at + K_AT + k * 2048, 8192), low = high + (16384 >> 4);
+            wgmma_m64n128_bf16_a_regs(s, kept[k].high, high);
+            wgmma_m64n128_bf16_a_regs(s, kept[k].high, low);
+            wgmma_m64n128_bf16_a_regs(s, kept[k].low, high);
         }
         wgmma_commit();
         wgmma_wait<1>();

@@ -14,13 +14,13 @@
 #include "prefill/panel.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, Out out,
+gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, RowOutput out,
            char* panel, int rows_cap) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     float weight[8];
     fetch<DIM * 2>(norm - lane / 16 * DIM, 0, weight);
-    const bool real = row < source_rows(header) && group < OUT_GROUPS;
+    const bool real = row < n_source_rows(header) && group < ROW_GROUPS;
     // The kernels that make o let this one begin only when all before them has ended, so z is there. Not by way of L1, which
     // knows of no writes.
     float y[8], gate[8] = {};
@@ -33,7 +33,7 @@ gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 l
     }
     pdl_wait();
     if (!real) return;
-    fetch<WIDTH>(o + (u64)row * ld_o, group, y);
+    load_row_group<WIDTH>(o + (u64)row * ld_o, group, y);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = fmaf(y[i], y[i], sum);
@@ -42,11 +42,11 @@ gated_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 l
     const float scale = 1.0f / sqrtf(sum * (1.0f / DIM) + eps);
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = y[i] * scale * weight[i] * gate[i];
-    emit(out, row, group, y);
+    store_row_group(out, row, group, y);
 #if OUT_PANEL
     const int chunk8 = group * 32 + lane;
     if (chunk8 < (VALUES + 63) / 64 * 8)
         *(uint4*)(panel + panel_chunk(rows_cap, row, chunk8)) =
-            make_uint4(panel_pair(y[0], y[1]), panel_pair(y[2], y[3]), panel_pair(y[4], y[5]), panel_pair(y[6], y[7]));
+            make_uint4(panel_f16x2(y[0], y[1]), panel_f16x2(y[2], y[3]), panel_f16x2(y[4], y[5]), panel_f16x2(y[6], y[7]));
 #endif
 }

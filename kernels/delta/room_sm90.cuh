@@ -86,15 +86,15 @@ __device__ __forceinline__ void wait_sent(u64& barrier) {
 // d += a b, N being NODES; a lies in registers, or is a descriptor.
 #if TILES == 2
 #define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7}"
-#define SUMS_OF(d) SUMS_8(d, 0)
+#define ACC_OF(d) ACC_8(d, 0)
 #define SHAPE "m64n16k16"
 #elif TILES == 3
 #define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}"
-#define SUMS_OF(d) SUMS_8(d, 0), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+#define ACC_OF(d) ACC_8(d, 0), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
 #define SHAPE "m64n24k16"
 #else
 #define SUMS_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-#define SUMS_OF(d) SUMS_8(d, 0), SUMS_8(d, 8)
+#define ACC_OF(d) ACC_8(d, 0), ACC_8(d, 8)
 #define SHAPE "m64n32k16"
 #endif
 __device__ __forceinline__ void product(float (&d)[SUMS], const u32 (&a)[4], u64 b) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void product(float (&d)[SUMS], const u32 (&a)[4], u64
 #else
     asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", {%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
 #endif
-                 : SUMS_OF(d)
+                 : ACC_OF(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 __device__ __forceinline__ void product(float (&d)[SUMS], u64 a, u64 b) {
@@ -116,12 +116,12 @@ __device__ __forceinline__ void product(float (&d)[SUMS], u64 a, u64 b) {
 #else
     asm volatile("wgmma.mma_async.sync.aligned." SHAPE ".f32.f16.f16 " SUMS_PLACES ", %16, %17, 1, 1, 1, 0, 0;\n"
 #endif
-                 : SUMS_OF(d)
+                 : ACC_OF(d)
                  : "l"(a), "l"(b));
 }
 
 // Step `s` of 16 values of an operand of `rows` rows that begins at `address`, its high parts.
-__device__ __forceinline__ u64 step_of(u32 address, int rows, int s) { return operand(address + s / 4 * (rows * 128)) + 2 * (s % 4); }
+__device__ __forceinline__ u64 step_of(u32 address, int rows, int s) { return wgmma_desc(address + s / 4 * (rows * 128)) + 2 * (s % 4); }
 
 // Lets the products that follow read what threads have written to shared memory.
 __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -43,7 +43,7 @@ __device__ __forceinline__ float part_sums(const float (&x)[2 * TURNS]) {
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 delta_row(const Step* step, const float* x, const float* alpha, const float* beta, const float* window, u64 window_stride,
           const float* weight, const float* a, const float* dt, const float* state, u64 state_stride, float* factors,
-          u64 factor_stride, const float* z, const float* norm, float eps, Out out) {
+          u64 factor_stride, const float* z, const float* norm, float eps, RowOutput out) {
     __shared__ __align__(16) float mixed[3][DIM];  // q, k, v
     __shared__ __align__(16) float read[DIM];      // o
     __shared__ float gates[2];                     // decay, beta
@@ -142,8 +142,8 @@ delta_row(const Step* step, const float* x, const float* alpha, const float* bet
 #pragma unroll
         for (int i = 0; i < 8; i++) y[i] = 0.0f;
     }
-    if (stands || head == NV - 1) emit(out, 0, head / 2, y);
+    if (stands || head == NV - 1) store_row_group(out, 0, head / 2, y);
 #else
-    if (stands) emit(out, 0, head / 2, y);
+    if (stands) store_row_group(out, 0, head / 2, y);
 #endif
 }

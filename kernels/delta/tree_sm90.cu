@@ -238,7 +238,7 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
           const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
           u64 state_stride, float* factors, u64 factor_stride,
 #if NORM
-          const float* z, u32 ld_z, const float* norm, float eps, Out out
+          const float* z, u32 ld_z, const float* norm, float eps, RowOutput out
 #else
           float* o
 #endif
@@ -268,7 +268,7 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     Tasks tasks(warp, nodes);
     Task task = tasks.task();
     bring_weights<LOCAL, THREADS>(room.weight, weight, own.key, own.v_channels);
-    const u32 taps = step->taps[tree.first + min(task.node, nodes - 1)];
+    const u32 taps = step->conv_sources[tree.first + min(task.node, nodes - 1)];
     // Of the warp that has gates: nodes 1, 2, 4, 8 and 16 before the lane's own on its path, below 0 where there is none.
     int before[5];
     float own_a, own_dt;
@@ -278,14 +278,14 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     }
     if (tid < MOST) {
         room.ancestors[tid] = tid < nodes ? step->ancestors[tree.first + tid] : 0;
-        room.taps[tid] = tid < nodes ? step->taps[tree.first + tid] : 0;
+        room.taps[tid] = tid < nodes ? step->conv_sources[tree.first + tid] : 0;
     }
     if (tid == 0) {
         mbarrier_init(shared_address(&room.rows_in), 1);
         mbarrier_init(shared_address(&room.squares_in), 1);
-        mbarrier_init_fence();
-        mbarrier_expect(shared_address(&room.rows_in), 2 * nodes * 512);
-        mbarrier_expect(shared_address(&room.squares_in), 2 * SLICES * NODES * 4);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(shared_address(&room.rows_in), 2 * nodes * 512);
+        mbarrier_arrive_expect_tx(shared_address(&room.squares_in), 2 * SLICES * NODES * 4);
         room.bad = 0;
     }
     __syncwarp();
@@ -505,6 +505,6 @@ tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld
     const float normed[8] = {y[0].x * factor * gate[0].x, y[0].y * factor * gate[0].y, y[0].z * factor * gate[0].z,
                              y[0].w * factor * gate[0].w, y[1].x * factor * gate[1].x, y[1].y * factor * gate[1].y,
                              y[1].z * factor * gate[1].z, y[1].w * factor * gate[1].w};
-    emit_eight(out, tree.first + seat_node, own.head * DIM + own.first_column + seat_column, normed);
+    store_row_8(out, tree.first + seat_node, own.head * DIM + own.first_column + seat_column, normed);
 #endif
 }

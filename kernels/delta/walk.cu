@@ -256,7 +256,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
 #if CLUSTER > 1
     if (tid == 0) {
         mbarrier_init(shared_address(&room.full), 1);
-        mbarrier_init_fence();
+        fence_mbarrier_init();
     }
     __syncwarp();
     // The fence has released all there is; otherwise the block would wait here for memory.
@@ -267,7 +267,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     const int trees = step->trees;
     const Tree tree = step->tree[blockIdx.z];
     u32 word = 0;
-    if (tid < 2 * STEP_ROWS) word = tid < STEP_ROWS ? step->taps[tid] : step->visits[tid - STEP_ROWS];
+    if (tid < 2 * STEP_ROWS) word = tid < STEP_ROWS ? step->conv_sources[tid] : step->dfs_schedule[tid - STEP_ROWS];
     const int rank = cluster_rank();
     // A warp convolves q or k of some nodes.
     const int part = OWN_KEYS == 1 ? rank : warp % OWN_KEYS, own_channel = part * KEYS + key * DIM + 4 * lane;
@@ -328,7 +328,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     }
     const Source source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
 #if CLUSTER > 1
-    if (tid == 0) mbarrier_expect(shared_address(&room.full), nodes * 2 * DIM * 4);
+    if (tid == 0) mbarrier_arrive_expect_tx(shared_address(&room.full), nodes * 2 * DIM * 4);
 #endif
     Waiting waiting = {
 #if HELD
@@ -446,7 +446,7 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
 #else
     __syncthreads();
 #endif
-    const Own& root = room.own[now & VISIT_NODE];
+    const Own& root = room.own[now & DFS_NODE_MASK];
     Node n;
     if (BLOCKS == 1) n.fetch_q(root), n.fetch_k(root);
     // q . k as row_dot has it, some of its lanes' shares in a thread.
@@ -479,24 +479,24 @@ walk(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alph
     while (true) {
         // What the next node needs is fetched as soon as its place is free; behind the last stands something else.
         const u32 next = *++visits;
-        const Own& following = room.own[now >> VISIT_NEXT & VISIT_NODE];
+        const Own& following = room.own[now >> DFS_NEXT_SHIFT & DFS_NODE_MASK];
         float u[TURNS], out[TURNS];
         look(s, n, following, u, out);
-        outlet.write(now & VISIT_NODE, out);
-        if (now & VISIT_FOLDS) {
+        outlet.write(now & DFS_NODE_MASK, out);
+        if (now & DFS_UPDATES_STATE) {
 #pragma unroll
             for (int c = 0; c < TURNS; c++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) fold(s[c][i], n.k[i], u[c], n.gates[c].x);
             }
             n.fetch_k(following), n.fetch_others(following, first, column);
-            const u32 place = now >> VISIT_KEEP & 15;
-            if (place) waiting.save(place, s, now >> VISIT_NOTHING);
+            const u32 place = now >> DFS_SPILL_SHIFT & 15;
+            if (place) waiting.save(place, s, now >> DFS_ZERO_SHIFT);
         } else {
             n.fetch_k(following), n.fetch_others(following, first, column);
-            if (now & (VISIT_LAST | VISIT_MOVES)) {
-                if (now & VISIT_LAST) break;
-                waiting.restore(now >> VISIT_RESTORE & 15, s, now >> VISIT_NOTHING);
+            if (now & (DFS_IS_LAST | DFS_SPILL_OR_RELOAD)) {
+                if (now & DFS_IS_LAST) break;
+                waiting.restore(now >> DFS_RELOAD_SHIFT & 15, s, now >> DFS_ZERO_SHIFT);
             }
         }
         now = next;

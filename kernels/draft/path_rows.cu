@@ -2,7 +2,7 @@
 //
 //   y[i] = x[path.slot][path.node[i]]        paths in order, i counted through them
 //
-// in   commit     x [slots][KEPT][WIDTH] f32
+// in   commit     x [slots][FEATURE_ROWS][WIDTH] f32
 // out  y in any of the forms of norm/emit.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
@@ -10,18 +10,18 @@
 #include "common/step.cuh"
 #include "norm/emit.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) draft_path_rows(const Commit* commit, const float* x, Out out) {
+extern "C" __global__ void __launch_bounds__(128) draft_gather_path_rows(const Commit* commit, const float* x, RowOutput out) {
     pdl_launch();
     const int group = blockIdx.x * 4 + threadIdx.x / 32;
     pdl_wait();
-    if (group >= OUT_GROUPS) return;
+    if (group >= ROW_GROUPS) return;
     int row = blockIdx.y;
     for (int p = 0; p < commit->paths; p++) {
         const Path& path = commit->path[p];
         if (row < path.length) {
             float v[8];
-            fetch<WIDTH>(x + ((size_t)path.slot * KEPT + path.node[row]) * WIDTH, group, v);
-            emit(out, blockIdx.y, group, v);
+            load_row_group<WIDTH>(x + ((size_t)path.slot * FEATURE_ROWS + path.node[row]) * WIDTH, group, v);
+            store_row_group(out, blockIdx.y, group, v);
             return;
         }
         row -= path.length;

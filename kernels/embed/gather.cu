@@ -1,4 +1,4 @@
-// Embedding rows of the tokens of a step or chunk, decoded from the file's own blocks.
+// Embedding rows of the tokens of a step or chunk, decoded src the file's own blocks.
 //
 //   out[row] = decode(table[token[row]])
 //
@@ -8,7 +8,7 @@
 // arch sm_80 and up     reference contract::quant::dequantize_row     test rows::embedding_rows_equal_the_codec
 //
 // Products and sums are rounded one by one, as the codec does, so the values are equal bit for bit. The table of a large
-// model stays in the host's memory: a block of threads fetches its bytes in one trip over the bus and decodes them from
+// model stays in the host's memory: a block of threads fetches its bytes in one trip over the bus and decodes them src
 // shared memory. Blocks of some formats stand at odd multiples of two bytes, so those are fetched two bytes at a time.
 #include "common/prelude.cuh"
 #include "norm/source.cuh"
@@ -60,18 +60,18 @@
 #define VALUES 1024
 constexpr int BYTES = int(BITS * VALUES / 8);
 
-template <typename Piece>
-__device__ __forceinline__ void bring(u8* to, const u8* from, int bytes) {
+template <typename Word>
+__device__ __forceinline__ void copy_to_shared(u8* dst, const u8* src, int bytes) {
 #pragma unroll
-    for (int i = 0; i < (BYTES / (int)sizeof(Piece) + 255) / 256; i++) {
+    for (int i = 0; i < (BYTES / (int)sizeof(Word) + 255) / 256; i++) {
         const int at = i * 256 + threadIdx.x;
-        if (at < bytes / (int)sizeof(Piece)) ((Piece*)to)[at] = ((const Piece*)from)[at];
+        if (at < bytes / (int)sizeof(Word)) ((Word*)dst)[at] = ((const Word*)src)[at];
     }
 }
 
 __device__ __forceinline__ float half_at(const u8* b) { return f16_to_f32(*(const u16*)b); }
 
-__device__ __forceinline__ float affine(float q, float d, float m) { return __fadd_rn(__fmul_rn(q, d), m); }
+__device__ __forceinline__ float scale_and_offset(float q, float d, float m) { return __fadd_rn(__fmul_rn(q, d), m); }
 
 // The levels of the nonlinear 4-bit formats.
 __device__ const i8 levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -103,7 +103,7 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
     return __fmul_rn((float)(b[2 + i % 16] >> (i % 32 / 16 * 4) & 15) - 8.0f, half_at(b));
 #elif TYPE == TYPE_Q4_1
     const u8* b = row + i / 32 * 20;
-    return affine((float)(b[4 + i % 16] >> (i % 32 / 16 * 4) & 15), half_at(b), half_at(b + 2));
+    return scale_and_offset((float)(b[4 + i % 16] >> (i % 32 / 16 * 4) & 15), half_at(b), half_at(b + 2));
 #elif TYPE == TYPE_Q5_0
     const u8* b = row + i / 32 * 22;
     const int high = b[2 + i % 32 / 8] >> (i % 8) & 1;
@@ -111,7 +111,7 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
 #elif TYPE == TYPE_Q5_1
     const u8* b = row + i / 32 * 24;
     const int high = b[4 + i % 32 / 8] >> (i % 8) & 1;
-    return affine((float)((b[8 + i % 16] >> (i % 32 / 16 * 4) & 15) | high << 4), half_at(b), half_at(b + 2));
+    return scale_and_offset((float)((b[8 + i % 16] >> (i % 32 / 16 * 4) & 15) | high << 4), half_at(b), half_at(b + 2));
 #elif TYPE == TYPE_IQ4_NL
     const u8* b = row + i / 32 * 18;
     return __fmul_rn(half_at(b), (float)levels[b[2 + i % 16] >> (i % 32 / 16 * 4) & 15]);
@@ -122,13 +122,13 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
     const float d = __fmul_rn(half_at(b), (float)(code - 32));
     return __fmul_rn(d, (float)levels[b[8 + 16 * s + i % 16] >> (i % 32 / 16 * 4) & 15]);
 #elif TYPE == TYPE_Q4_K || TYPE == TYPE_Q5_K
-    const bool five = TYPE == TYPE_Q5_K;
-    const u8* b = row + i / 256 * (five ? 176 : 144);
+    const bool is_q5 = TYPE == TYPE_Q5_K;
+    const u8* b = row + i / 256 * (is_q5 ? 176 : 144);
     const int j = i % 256 / 32, l = i % 32;
     float scale, min;
     scale_and_min(b + 4, j, scale, min);
-    int q = b[(five ? 48 : 16) + j / 2 * 32 + l] >> (j % 2 * 4) & 15;
-    if (five) q |= (b[16 + l] >> j & 1) << 4;
+    int q = b[(is_q5 ? 48 : 16) + j / 2 * 32 + l] >> (j % 2 * 4) & 15;
+    if (is_q5) q |= (b[16 + l] >> j & 1) << 4;
     return __fsub_rn(__fmul_rn(__fmul_rn(half_at(b), scale), (float)q), __fmul_rn(half_at(b + 2), min));
 #elif TYPE == TYPE_Q6_K
     const u8* b = row + i / 256 * 210;
@@ -154,31 +154,31 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256) embed_gather(
+extern "C" __global__ void __launch_bounds__(256) embedding_gather(
     const Header* header, const u8* __restrict__ table, float* out) {
     pdl_launch();
     __shared__ __align__(16) u8 bytes[BYTES];
-    const int row = blockIdx.y, within = threadIdx.x * 4, at = blockIdx.x * VALUES + within;
-    const bool real = row < source_rows(header);
-    if (real) {
+    const int row = blockIdx.y, offset = threadIdx.x * 4, at = blockIdx.x * VALUES + offset;
+    const bool is_active = row < n_source_rows(header);
+    if (is_active) {
         const size_t begin = (size_t)blockIdx.x * BYTES;
-        const u8* from = table + (size_t)header->token[row] * ROW_BYTES + begin;
-        const int there = min((size_t)BYTES, ROW_BYTES - begin);
+        const u8* src = table + (size_t)header->token[row] * ROW_BYTES + begin;
+        const int n_bytes = min((size_t)BYTES, ROW_BYTES - begin);
         if (ROW_BYTES % 16 == 0 && BYTES % 16 == 0)
-            bring<uint4>(bytes, from, there);
+            copy_to_shared<uint4>(bytes, src, n_bytes);
         else
-            bring<u16>(bytes, from, there);
+            copy_to_shared<u16>(bytes, src, n_bytes);
     }
     __syncthreads();
     pdl_wait();
-    if (!real || at >= WIDTH) return;
+    if (!is_active || at >= WIDTH) return;
     float v[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode(bytes, within + i) : 0.0f;
-    float* to = out + (size_t)row * WIDTH + at;
+    for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode(bytes, offset + i) : 0.0f;
+    float* dst = out + (size_t)row * WIDTH + at;
     if (WIDTH % 4 == 0) {
-        *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4*)dst = make_float4(v[0], v[1], v[2], v[3]);
     } else {
-        for (int i = 0; i < 4 && at + i < WIDTH; i++) to[i] = v[i];
+        for (int i = 0; i < 4 && at + i < WIDTH; i++) dst[i] = v[i];
     }
 }

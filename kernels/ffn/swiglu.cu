@@ -11,17 +11,17 @@
 #include "norm/source.cuh"
 #include "norm/emit.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) ffn_swiglu(
-    const Header* header, const float* gate, const float* up, Out out) {
+extern "C" __global__ void __launch_bounds__(128) swiglu_rows(
+    const Header* header, const float* gate, const float* up, RowOutput out) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
-    const bool real = row < source_rows(header) && group < OUT_GROUPS;
+    const bool is_active = row < n_source_rows(header) && group < ROW_GROUPS;
     pdl_wait();
-    if (!real) return;
+    if (!is_active) return;
     float g[8], u[8];
-    fetch<WIDTH>(gate + (size_t)row * STRIDE, group, g);
-    fetch<WIDTH>(up + (size_t)row * STRIDE, group, u);
+    load_row_group<WIDTH>(gate + (size_t)row * STRIDE, group, g);
+    load_row_group<WIDTH>(up + (size_t)row * STRIDE, group, u);
 #pragma unroll
     for (int i = 0; i < 8; i++) g[i] = silu(g[i]) * u[i];
-    emit(out, row, group, g);
+    store_row_group(out, row, group, g);
 }

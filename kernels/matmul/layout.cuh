@@ -20,20 +20,20 @@
 //                   5 bits at bit 1 + 16 h, 6 + 16 h and 11 + 16 h of each, and what is left, bit 16 h. Codes of s = 0: word j, bit
 //                   1 + 5 b. Of s = 1, for j = 0 to 3: b = 0 word 1 bit 11, 2 bit 11, 0 bit 11, 4 bit 1; b = 1 word 4 bit 11, 3 bit 11, then
 //                   bit i of the code in what is left of word i, the halves h exchanged, and word 4 bit 6
-//                   (for s = 1 words are turned right by 10, 9, 8, 7 and 6)
+//                   (for s = 1 words are rotate_right right by 10, 9, 8, 7 and 6)
 //                   headers as Q4K, at 1280 + r * 16, with d * 2^23
 // Q6K   1696 + 1664 bytes  six words for each 64 values, 0 to 3 where those of Q4K are and 4 and 5 the u32s at 1024 + lane * 16 + k/64 * 8.
 //                   In each, for both halves h: a code A at bit 1 + 16 h, four bits R at bit 7 + 16 h, a code B at bit 11 + 16 h. With
 //                   i = r / 8 and u = k % 16 / 8, so j = i + 2 u: s = 0 b = 0 is A of word j; s = 0 b = 1 is A of word 4 + u for i = 0, B of word u for
 //                   i = 1; s = 1 b = 0 is B of word 2 + j; s = 1 b = 1 has R of word j below, and bits 2 i and 2 i + 1 of R of word 4 + u above
-//                   (for B, and all of s = 1, words are turned right by 6). Scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
+//                   (for B, and all of s = 1, words are rotate_right right by 6). Scales c of runs of 16, plus 128, at 1536 + r * 8 + k/16
 //                   first piece: f16 d * 2^23 at 1664 + r * 2;   value = d * c * (code - 32)
 // Q8    1088 bytes, 64 values  codes plus 128: 8 bits at bit 2 + 8 s + 16 h of the u32 at b * 512 + lane * 16 + j * 4
 //                   f16 scale * 2^22 at 1024 + r * 4 + b * 2;   value = scale * code
 // WIDE  1280 bytes, 64 values  unsigned codes as Q8; f16 scale * 2^22 and f16 offset at 1024 + r * 16 + k/16 * 4
 //                   value = scale * code + offset
 // F16   2048 bytes, 64 values  at k/16 * 512 + lane * 16 + j * 4 + h * 2
-// F32   plain [n_out][K], no padding, no factors.
+// F32   f32 [n_out][K], no padding, no factors.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -47,9 +47,9 @@
 #define KINDS_PACKED 6
 
 // Pieces of a unit.
-__device__ constexpr int unit_pieces(int kind) { return kind <= KIND_Q6K ? 2 : 1; }
+__device__ constexpr int unit_slices(int kind) { return kind <= KIND_Q6K ? 2 : 1; }
 // Bytes of a tile of 16 rows in a piece.
-__device__ constexpr int piece_bytes(int kind, int piece) {
+__device__ constexpr int slice_tile_bytes(int kind, int piece) {
     return kind == KIND_Q4K   ? piece ? 1024 : 1280
            : kind == KIND_Q5K ? piece ? 1280 : 1536
            : kind == KIND_Q6K ? piece ? 1664 : 1696
@@ -58,6 +58,6 @@ __device__ constexpr int piece_bytes(int kind, int piece) {
                                : 2048;
 }
 // Bytes of a tile in a unit.
-__device__ constexpr int tile_bytes(int kind) { return piece_bytes(kind, 0) + (unit_pieces(kind) == 2 ? piece_bytes(kind, 1) : 0); }
+__device__ constexpr int unit_tile_bytes(int kind) { return slice_tile_bytes(kind, 0) + (unit_slices(kind) == 2 ? slice_tile_bytes(kind, 1) : 0); }
 // Chunks of 64 values in a piece.
-__device__ constexpr int piece_chunks(int kind) { return unit_pieces(kind); }
+__device__ constexpr int slice_chunks(int kind) { return unit_slices(kind); }

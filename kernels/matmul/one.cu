@@ -1,138 +1,138 @@
-// matmul/one: products of one row, for models whose steps are bound by the number and the ends of launches, not by memory.
+// matmul/one: mma_units of one row, for models whose steps are bound by the number and the has_row of launches, not by memory.
 //
-//   out[n] (+)= sum over k of W[n][k] * x[k]        for several matrices W that share x
+//   out[n] (+)= sum over k of W[n][k] * x[k]        for several matrices W that cost_per_block x
 //   NORM:   x = rms(row) * norm, made by every block for itself
-//   GATED:  y[n] = silu(gate[n]) * up[n] instead, halves for the product behind
+//   SWIGLU:  y[n] = silu(gate[n]) * up[n] instead, halves for the product behind
 //
 // Inputs: packed weights (layout.cuh); NORM 1: row f32 [WIDTH] and norm f32 [WIDTH], NORM 0: x in the form of a16.cuh for a bucket of one
-// row. Output f32 [n_out] per matrix, or with GATED the form of a16.cuh.
+// row. Output f32 [n_out] per matrix, or with SWIGLU the form of a16.cuh.
 //
-// A block has sixteen rows of a matrix, or with GATED of both, and all of K: it asks for all of its weights before the dependency wait,
-// so memory is busy with them, and with those of the launch behind, while this launch waits for the one before. No two blocks share
-// a sum. The bits are those of matmul/small in a bucket of any size: where that kernel cuts a tile among blocks, sums begin
-// anew here too, and are added up in the same order; the norm is norm/rms, the gated unit ffn/swiglu, f32 matrices plain.cuh.
+// A block has sixteen rows of a matrix, or with SWIGLU of both, and total of K: it asks for total of its weights residual the dependency wait,
+// so memory is busy with them, and with those of the launch behind, while this launch waits for the one residual. No two blocks cost_per_block
+// a sum. The bits are those of matmul/small in a bucket of any size: where that kernel split_begin a tile among blocks, partials begin
+// anew here too, and are added up in the same order; the norm is norm/rms, the gated unit ffn/swiglu, f32 matrices f32.cuh.
 //
-// Grid: groups of 8 rows of the f32 matrices (PLAIN), then tiles of 16 rows of all matrices. WARPS * 32 threads; a warp has the
-// sums between two cuts.
-// Shared memory, dynamic: weights of the block, x in halves (with PLAIN in f32 too), 68 bytes for each sum.
+// Grid: groups of 8 rows of the f32 matrices (F32_MATRICES), then tiles of 16 rows of total matrices. WARPS * 32 threads; a warp has the
+// partials between two split_begin.
+// Shared memory, dynamic: weights of the block, x in halves (with F32_MATRICES in f32 too), 68 bytes for each sum.
 //
-// Defines: WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), SEGMENTS (most per launch), PLAIN, NORM and NORM_WARPS, GATED.
+// Defines: WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES, NORM and NORM_WARPS, SWIGLU.
 // Architecture floor: sm_80. Judge: matmul/small, bit for bit; test crates/cuda/tests/one.rs.
 // hot
 #include "common/prelude.cuh"
 #define ROWS 1
 #define THREADS (WARPS * 32)
-#define PLAIN_WARPS WARPS
-__device__ __forceinline__ int plain_thread() { return threadIdx.x; }
-__device__ __forceinline__ void plain_sync() { __syncthreads(); }
-#include "matmul/plain.cuh"
+#define F32_WARPS WARPS
+__device__ __forceinline__ int f32_thread() { return threadIdx.x; }
+__device__ __forceinline__ void f32_sync() { __syncthreads(); }
+#include "matmul/f32.cuh"
 #include "matmul/a16.cuh"
 #include "matmul/tiles.cuh"
 #include "norm/emit.cuh"
 
-struct Segment {
+struct Matrix {
     const u8* weights;
-    float* out;       // with GATED, of the first: the halves
+    float* out;       // with SWIGLU, of the first_block: the halves
     int n_out, add;
     int kind, units;  // along K
-    int first, tile;  // its first block; bytes of a 16-row tile in a unit
+    int first_block, tile_bytes;  // its first_block block; bytes of a 16-row tile in a unit
     u32 first_cost, cost;  // where its units begin on the line of matmul/small, and what each costs
 };
-struct Work {
-    Segment segments[SEGMENTS];
+struct GemvParams {
+    Matrix matrices[MAX_MATRICES];
     const u8* x;
     const float* norm;
-    u32 share, extra;  // block b of matmul/small begins at b * share + min(b, extra)
-    int n_segments;
+    u32 cost_per_block, extra_blocks;  // block b of matmul/small begins at b * cost_per_block + min(b, extra_blocks)
+    int n_matrices;
     float eps;
-    int weight_bytes, sums;  // room for a tile's weights, and for its sums
-#if PLAIN
-    Plain plain;
+    int weight_bytes, partials;  // warp_sums for a tile's weights, and for its partials
+#if F32_MATRICES
+    F32Params f32;
 #endif
 };
 
-#define TILES (1 + GATED)
-#define ROUNDS ((NORM_WARPS + WARPS - 1) / WARPS)
-#define PER_WARP ((OUT_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
+#define N_MATRICES (1 + SWIGLU)
+#define NORM_ROUNDS ((NORM_WARPS + WARPS - 1) / WARPS)
+#define GROUPS_PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 
-// Sixteen rows of a matrix: what they are made of, and where matmul/small cuts the tile of 256 rows that they belong to.
-struct Rows {
-    const u8* weights;  // the tile's share of unit 0
-    int step;           // bytes from a unit to the next
-    int second;         // from its first piece to its second
-    u32 tile_begin;     // its first unit, counted from the segment's
-    u32 first;          // the block of matmul/small that begins it
+// Sixteen rows of a matrix: what they are made of, and where matmul/small split_begin the tile of 256 rows that they belong to.
+struct TileRows {
+    const u8* weights;  // the tile's cost_per_block of unit 0
+    int unit_stride;           // bytes from a unit to the next
+    int second_slice;         // from its first_block piece to its second_slice
+    u32 first_unit;     // its first_block unit, counted from the matrix's
+    u32 first_block;          // the block of matmul/small that begins it
     int n;              // how many have parts of it
 };
 
-__device__ __forceinline__ u32 share_begin(const Work& work, u32 block) { return block * work.share + min(block, work.extra); }
-__device__ __forceinline__ u32 block_of(const Work& work, u32 cost) {
-    const u32 wide = work.extra * (work.share + 1);
-    return cost < wide ? cost / (work.share + 1) : work.extra + (cost - wide) / work.share;
+__device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) { return block * params.cost_per_block + min(block, params.extra_blocks); }
+__device__ __forceinline__ u32 block_at_cost(const GemvParams& params, u32 cost) {
+    const u32 wide = params.extra_blocks * (params.cost_per_block + 1);
+    return cost < wide ? cost / (params.cost_per_block + 1) : params.extra_blocks + (cost - wide) / params.cost_per_block;
 }
-// The first unit of the tile that begins in the share of the tile's block `part`, or one behind its last.
-__device__ __forceinline__ int cut(const Work& work, const Segment& s, const Rows& rows, int part) {
-    const u32 begin = share_begin(work, rows.first + part);
+// The first_block unit of the tile that begins in the cost_per_block of the tile's block `part`, or one behind its last.
+__device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix& s, const TileRows& rows, int part) {
+    const u32 begin = range_begin(params, rows.first_block + part);
     const u32 unit = begin <= s.first_cost ? 0 : (begin - s.first_cost + s.cost - 1) / s.cost;
-    return unit <= rows.tile_begin ? 0 : min(s.units, int(unit - rows.tile_begin));
+    return unit <= rows.first_unit ? 0 : min(s.units, int(unit - rows.first_unit));
 }
 
-// Rows 16 * index .. of a segment; their factors go to `factors`.
-__device__ __forceinline__ Rows rows_of(const Work& work, const Segment& s, int index) {
-    const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16), first_piece = s.tile - [&] {
+// TileRows 16 * index .. of a matrix; their factors go to `factors`.
+__device__ __forceinline__ TileRows tile_rows(const GemvParams& params, const Matrix& s, int index) {
+    const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16), first_slice_bytes = s.tile_bytes - [&] {
         switch (s.kind) {
-            case KIND_Q4K: return piece_bytes(KIND_Q4K, 1);
-            case KIND_Q5K: return piece_bytes(KIND_Q5K, 1);
-            case KIND_Q6K: return piece_bytes(KIND_Q6K, 1);
+            case KIND_Q4K: return slice_tile_bytes(KIND_Q4K, 1);
+            case KIND_Q5K: return slice_tile_bytes(KIND_Q5K, 1);
+            case KIND_Q6K: return slice_tile_bytes(KIND_Q6K, 1);
         }
         return 0;
     }();
-    const u8* block = s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile * 8);
-    Rows rows;
-    rows.weights = block + tiles * 64 + index % 8 * first_piece;
-    rows.step = s.tile * tiles;
-    rows.second = tiles * first_piece - index % 8 * (2 * first_piece - s.tile);
-    rows.tile_begin = u32(index / 16) * s.units;
-    const u32 begin = s.first_cost + rows.tile_begin * s.cost;
-    rows.first = block_of(work, begin);
-    rows.n = block_of(work, begin + u32(s.units - 1) * s.cost) - rows.first + 1;
+    const u8* block = s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
+    TileRows rows;
+    rows.weights = block + tiles * 64 + index % 8 * first_slice_bytes;
+    rows.unit_stride = s.tile_bytes * tiles;
+    rows.second_slice = tiles * first_slice_bytes - index % 8 * (2 * first_slice_bytes - s.tile_bytes);
+    rows.first_unit = u32(index / 16) * s.units;
+    const u32 begin = s.first_cost + rows.first_unit * s.cost;
+    rows.first_block = block_at_cost(params, begin);
+    rows.n = block_at_cost(params, begin + u32(s.units - 1) * s.cost) - rows.first_block + 1;
     return rows;
 }
-__device__ __forceinline__ float factor_of(const Segment& s, int row) {
+__device__ __forceinline__ float row_factor(const Matrix& s, int row) {
     const int row_block = row / 128;
-    return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile * 8)) + row % 128);
+    return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8)) + row % 128);
 }
 
-// Asks for all weights of a tile; unit after unit in `to`.
+// Asks for total weights of a tile; unit after unit in `to`.
 template <int KIND>
-__device__ __forceinline__ void fetch_weights(u32 to, const Rows& rows, int units) {
-    constexpr int FIRST = piece_bytes(KIND, 0) / 16, ALL = tile_bytes(KIND) / 16;
-    const u64 once = policy_evict_first();
-    for (int i = threadIdx.x; i < units * ALL; i += THREADS) {
-        const int unit = i / ALL, at = i % ALL;
-        const u8* from = rows.weights + size_t(unit) * rows.step + (at < FIRST ? at * 16 : rows.second + (at - FIRST) * 16);
-        cp_async_16_hint(to + i * 16, from, once);
+__device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int units) {
+    constexpr int FIRST_SLICE = slice_tile_bytes(KIND, 0) / 16, UNIT = unit_tile_bytes(KIND) / 16;
+    const u64 evict_first = policy_evict_first();
+    for (int i = threadIdx.x; i < units * UNIT; i += THREADS) {
+        const int unit = i / UNIT, at = i % UNIT;
+        const u8* from = rows.weights + size_t(unit) * rows.unit_stride + (at < FIRST_SLICE ? at * 16 : rows.second_slice + (at - FIRST_SLICE) * 16);
+        cp_async_16_cache_hint(to + i * 16, from, evict_first);
     }
 }
 
 // Products of one piece as matmul/units.cuh has them; x: halves one after the other.
-template <int KIND, int P>
-__device__ __forceinline__ void piece_products(Tile<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
-    tile.template head<P>(weights);
-    tile.fetch(weights, 0);
-    tile.template begin<P>();
+template <int KIND, int SLICE>
+__device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
+    tile.template load_header<SLICE>(weights);
+    tile.load_codes(weights, 0);
+    tile.template decode_scales<SLICE>();
 #pragma unroll
-    for (int q = 0; q < piece_chunks(KIND); q++) {
-        tile.ready(q);
+    for (int q = 0; q < slice_chunks(KIND); q++) {
+        tile.select_chunk(q);
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             u32 a[2][4], b[4];
-            tile.template step<0>(s, a[0]);
-            tile.template step<1>(s, a[1]);
+            tile.template dequant<0>(s, a[0]);
+            tile.template dequant<1>(s, a[1]);
             if (s == 0)
-                tile.turn();
-            else if (q + 1 < piece_chunks(KIND))
-                tile.fetch(weights, q + 1);
+                tile.rotate_codes();
+            else if (q + 1 < slice_chunks(KIND))
+                tile.load_codes(weights, q + 1);
             // Every column is the row.
             ldmatrix_x4(b, x + q * 128 + s * 32);
             mma_f16(acc, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
@@ -141,18 +141,18 @@ __device__ __forceinline__ void piece_products(Tile<KIND>& tile, const u8* weigh
     }
 }
 template <int KIND>
-__device__ __forceinline__ void products(const u8* weights, u32 x, int from, int to, float (&acc)[4]) {
+__device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, int to, float (&acc)[4]) {
     x += threadIdx.x % 32 / 16 * 64 + threadIdx.x / 8 % 2 * 16;
     Tile<KIND> tile;
     for (int unit = from; unit < to; unit++) {
-        const u8* at = weights + unit * tile_bytes(KIND);
-        const u32 x_unit = x + unit * unit_pieces(KIND) * piece_chunks(KIND) * 128;
-        piece_products<KIND, 0>(tile, at, x_unit, acc);
-        if constexpr (unit_pieces(KIND) == 2) piece_products<KIND, 1>(tile, at + piece_bytes(KIND, 0), x_unit + piece_chunks(KIND) * 128, acc);
+        const u8* at = weights + unit * unit_tile_bytes(KIND);
+        const u32 x_unit = x + unit * unit_slices(KIND) * slice_chunks(KIND) * 128;
+        mma_slice<KIND, 0>(tile, at, x_unit, acc);
+        if constexpr (unit_slices(KIND) == 2) mma_slice<KIND, 1>(tile, at + slice_tile_bytes(KIND, 0), x_unit + slice_chunks(KIND) * 128, acc);
     }
 }
 
-#define EVERY_KIND(CALL)                               \
+#define DISPATCH_KIND(CALL)                               \
     switch (kind) {                                    \
         case KIND_Q4K: if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K); break;     \
         case KIND_Q5K: if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K); break;     \
@@ -162,176 +162,176 @@ __device__ __forceinline__ void products(const u8* weights, u32 x, int from, int
         case KIND_F16: if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16); break;     \
     }
 
-// The row, as the products and the f32 matrices of a block read it.
+// The row, as the mma_units and the f32 matrices of a block read it.
 struct Input {
     u8* halves;
     float* floats;
 #if NORM
-    float norm[ROUNDS][PER_WARP][8];
+    float norm[NORM_ROUNDS][GROUPS_PER_WARP][8];
 #endif
 };
 
 // Before the dependency wait.
-__device__ __forceinline__ void begin_input(const Work& work, Input& x) {
+__device__ __forceinline__ void prefetch_norm_weights(const GemvParams& params, Input& x) {
 #if NORM
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++)
+    for (int r = 0; r < NORM_ROUNDS; r++)
 #pragma unroll
-        for (int i = 0; i < PER_WARP; i++) {
+        for (int i = 0; i < GROUPS_PER_WARP; i++) {
             const int warp = threadIdx.x / 32 + r * WARPS;
-            if (warp < NORM_WARPS) fetch<WIDTH>(work.norm, warp + i * NORM_WARPS, x.norm[r][i]);
+            if (warp < NORM_WARPS) load_row_group<WIDTH>(params.norm, warp + i * NORM_WARPS, x.norm[r][i]);
         }
 #endif
 }
-// After it; ends with the row in shared memory, for all threads.
-__device__ __forceinline__ void make_input(const Work& work, Input& x) {
+// After it; has_row with the row in shared memory, for total threads.
+__device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 #if NORM
-    // As norm/rms of NORM_WARPS warps, of which a warp here may have several.
-    __shared__ float room[NORM_WARPS];
-    float v[ROUNDS][PER_WARP][8];
+    // As norm/rms of NORM_WARPS warps, of matrix_index a warp here may have several.
+    __shared__ float warp_sums[NORM_WARPS];
+    float v[NORM_ROUNDS][GROUPS_PER_WARP][8];
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++) {
+    for (int r = 0; r < NORM_ROUNDS; r++) {
         const int warp = threadIdx.x / 32 + r * WARPS;
         if (warp >= NORM_WARPS) break;
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>((const float*)work.x, warp + i * NORM_WARPS, v[r][i]);
+        for (int i = 0; i < GROUPS_PER_WARP; i++) load_row_group<WIDTH>((const float*)params.x, warp + i * NORM_WARPS, v[r][i]);
 #pragma unroll
-        for (int i = 0; i < PER_WARP; i++)
+        for (int i = 0; i < GROUPS_PER_WARP; i++)
 #pragma unroll
             for (int j = 0; j < 8; j++) sum += v[r][i][j] * v[r][i][j];
         sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) room[warp] = sum;
+        if (threadIdx.x % 32 == 0) warp_sums[warp] = sum;
     }
     __syncthreads();
-    float sum = room[0];
+    float sum = warp_sums[0];
 #pragma unroll
-    for (int i = 1; i < NORM_WARPS; i++) sum += room[i];
-    const float scale = 1.0f / sqrtf(sum / WIDTH + work.eps);
+    for (int i = 1; i < NORM_WARPS; i++) sum += warp_sums[i];
+    const float scale = 1.0f / sqrtf(sum / WIDTH + params.eps);
 #pragma unroll
-    for (int r = 0; r < ROUNDS; r++)
+    for (int r = 0; r < NORM_ROUNDS; r++)
 #pragma unroll
-        for (int i = 0; i < PER_WARP; i++) {
+        for (int i = 0; i < GROUPS_PER_WARP; i++) {
             const int warp = threadIdx.x / 32 + r * WARPS, group = warp + i * NORM_WARPS;
-            if (warp >= NORM_WARPS || group >= OUT_GROUPS) continue;
+            if (warp >= NORM_WARPS || group >= ROW_GROUPS) continue;
             float y[8];
 #pragma unroll
             for (int j = 0; j < 8; j++) y[j] = v[r][i][j] * scale * x.norm[r][i][j];
             const int at = group * 256 + threadIdx.x % 32 * 8;
-            *(uint4*)(x.halves + at * 2) = make_uint4(a16_pair(y[0], y[1]), a16_pair(y[2], y[3]), a16_pair(y[4], y[5]), a16_pair(y[6], y[7]));
-#if PLAIN
+            *(uint4*)(x.halves + at * 2) = make_uint4(a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]), a16_f16x2(y[4], y[5]), a16_f16x2(y[6], y[7]));
+#if F32_MATRICES
             ((float4*)(x.floats + at))[0] = make_float4(y[0], y[1], y[2], y[3]);
             ((float4*)(x.floats + at))[1] = make_float4(y[4], y[5], y[6], y[7]);
 #endif
         }
 #else
-    for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS) *(uint4*)(x.halves + i * 16) = __ldcg((const uint4*)(work.x + i * 128));
+    for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS) *(uint4*)(x.halves + i * 16) = __ldcg((const uint4*)(params.x + i * 128));
 #endif
     cp_async_wait<0>();
     __syncthreads();
 }
 
-#if PLAIN
-// Eight rows of an f32 matrix: sums as plain.cuh has them.
-__device__ __forceinline__ void plain_rows(const Work& work, float4* weights, Input& x) {
+#if F32_MATRICES
+// Eight rows of an f32 matrix: partials as f32.cuh has them.
+__device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weights, Input& x) {
     const int group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const PlainSegment& s = plain_segment(work.plain, group);
+    const F32Matrix& s = f32_matrix(params.f32, group);
     for (int i = threadIdx.x; i < 8 * WIDTH / 4; i += THREADS) {
-        const int row = min((group - s.first) * 8 + i / (WIDTH / 4), s.n_out - 1);
+        const int row = min((group - s.first_block) * 8 + i / (WIDTH / 4), s.n_out - 1);
         cp_async_16(shared_address(weights + i), s.weights + size_t(row) * WIDTH + i % (WIDTH / 4) * 4);
     }
     cp_async_commit();
-    begin_input(work, x);
+    prefetch_norm_weights(params, x);
     pdl_wait();
-    make_input(work, x);
+    load_input(params, x);
     for (int n = warp; n < 8; n += WARPS) {
-        float all = 0.0f;
-        for (int begin = 0; begin < WIDTH; begin += work.plain.slice) {
+        float total = 0.0f;
+        for (int begin = 0; begin < WIDTH; begin += params.f32.slice) {
             float sum = 0.0f;
-            for (int k = begin + lane * 4; k < min(WIDTH, begin + work.plain.slice); k += 128) {
+            for (int k = begin + lane * 4; k < min(WIDTH, begin + params.f32.slice); k += 128) {
                 const float4 w = weights[n * (WIDTH / 4) + k / 4], v = *(const float4*)(x.floats + k);
                 sum = fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, sum))));
             }
-            all += warp_sum(sum);
+            total += warp_sum(sum);
         }
-        if (lane == 0) plain_store(s, 0, (group - s.first) * 8 + n, all);
+        if (lane == 0) f32_store(s, 0, (group - s.first_block) * 8 + n, total);
     }
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) matmul_one(const __grid_constant__ Work work) {
+extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(const __grid_constant__ GemvParams params) {
     extern __shared__ __align__(128) u8 memory[];
     pdl_launch();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Input x;
-    x.halves = memory + TILES * work.weight_bytes;
+    x.halves = memory + N_MATRICES * params.weight_bytes;
     x.floats = (float*)(x.halves + 2 * WIDTH);
-    float* sums = PLAIN ? x.floats + WIDTH : x.floats;            // [TILES][work.sums][16]
-    int* cuts = (int*)(sums + TILES * work.sums * 16);            // [TILES][work.sums], where a sum begins
-#if PLAIN
-    if (int(blockIdx.x) < work.plain.groups) return plain_rows(work, (float4*)memory, x);
+    float* partials = F32_MATRICES ? x.floats + WIDTH : x.floats;            // [N_MATRICES][params.partials][16]
+    int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);            // [N_MATRICES][params.partials], where a sum begins
+#if F32_MATRICES
+    if (int(blockIdx.x) < params.f32.groups) return f32_gemv(params, (float4*)memory, x);
 #endif
-    int which = 0;
-    while (!GATED && which + 1 < work.n_segments && int(blockIdx.x) >= work.segments[which + 1].first) which++;
-    const int index = blockIdx.x - work.segments[which].first;
-    Rows rows[TILES];
+    int matrix_index = 0;
+    while (!SWIGLU && matrix_index + 1 < params.n_matrices && int(blockIdx.x) >= params.matrices[matrix_index + 1].first_block) matrix_index++;
+    const int index = blockIdx.x - params.matrices[matrix_index].first_block;
+    TileRows rows[N_MATRICES];
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        const Segment& s = work.segments[which + t];
-        rows[t] = rows_of(work, s, index);
+    for (int t = 0; t < N_MATRICES; t++) {
+        const Matrix& s = params.matrices[matrix_index + t];
+        rows[t] = tile_rows(params, s, index);
         const int kind = s.kind;
-#define FETCH(KIND) fetch_weights<KIND>(shared_address(memory + t * work.weight_bytes), rows[t], s.units)
-        EVERY_KIND(FETCH)
+#define FETCH(KIND) load_weights<KIND>(shared_address(memory + t * params.weight_bytes), rows[t], s.units)
+        DISPATCH_KIND(FETCH)
 #undef FETCH
     }
     cp_async_commit();
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
-        for (int i = threadIdx.x; i < rows[t].n; i += THREADS) cuts[t * work.sums + i] = cut(work, work.segments[which + t], rows[t], i);
-    const Segment& own = work.segments[which];
-    // Thread i < 16 ends row i.
+    for (int t = 0; t < N_MATRICES; t++)
+        for (int i = threadIdx.x; i < rows[t].n; i += THREADS) split_begin[t * params.partials + i] = split_unit(params, params.matrices[matrix_index + t], rows[t], i);
+    const Matrix& output = params.matrices[matrix_index];
+    // Thread i < 16 has_row row i.
     const int row = index * 16 + threadIdx.x;
-    const bool ends = threadIdx.x < 16 && row < own.n_out;
-    float factor[TILES];
+    const bool has_row = threadIdx.x < 16 && row < output.n_out;
+    float factor[N_MATRICES];
 #pragma unroll
-    for (int t = 0; t < TILES; t++) factor[t] = ends ? factor_of(work.segments[which + t], row) : 0.0f;
-    begin_input(work, x);
+    for (int t = 0; t < N_MATRICES; t++) factor[t] = has_row ? row_factor(params.matrices[matrix_index + t], row) : 0.0f;
+    prefetch_norm_weights(params, x);
     pdl_wait();
-    const float before = !GATED && ends && own.add ? own.out[row] : 0.0f;
-    make_input(work, x);
+    const float residual = !SWIGLU && has_row && output.add ? output.out[row] : 0.0f;
+    load_input(params, x);
 
-    const int n_first = rows[0].n, n = GATED ? n_first + rows[TILES - 1].n : n_first;
+    const int n_first = rows[0].n, n = SWIGLU ? n_first + rows[N_MATRICES - 1].n : n_first;
     for (int i = warp; i < n; i += WARPS) {
-        const int t = GATED && i >= n_first, part = t ? i - n_first : i;
-        const Segment& s = work.segments[which + t];
-        const int* at = cuts + t * work.sums + part;
+        const int t = SWIGLU && i >= n_first, part = t ? i - n_first : i;
+        const Matrix& s = params.matrices[matrix_index + t];
+        const int* at = split_begin + t * params.partials + part;
         const int from = at[0], to = i + 1 == n || i + 1 == n_first ? s.units : at[1];
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         const int kind = s.kind;
-#define PRODUCTS(KIND) products<KIND>(memory + t * work.weight_bytes, shared_address(x.halves), from, to, acc)
-        EVERY_KIND(PRODUCTS)
+#define PRODUCTS(KIND) mma_units<KIND>(memory + t * params.weight_bytes, shared_address(x.halves), from, to, acc)
+        DISPATCH_KIND(PRODUCTS)
 #undef PRODUCTS
         if (lane % 4 == 0) {
-            float* to_sums = sums + (t * work.sums + part) * 16 + lane / 4;
+            float* to_sums = partials + (t * params.partials + part) * 16 + lane / 4;
             to_sums[0] = acc[0];
             to_sums[8] = acc[2];
         }
     }
     __syncthreads();
-    if (!ends) return;
-    float value[TILES];
+    if (!has_row) return;
+    float value[N_MATRICES];
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        const float* from = sums + t * work.sums * 16 + threadIdx.x;
+    for (int t = 0; t < N_MATRICES; t++) {
+        const float* from = partials + t * params.partials * 16 + threadIdx.x;
         // What several blocks add up begins at +0 there.
         float sum = rows[t].n > 1 ? 0.0f + from[0] : from[0];
         for (int part = 1; part < rows[t].n; part++) sum += from[part * 16];
-        value[t] = before + sum * factor[t];
+        value[t] = residual + sum * factor[t];
     }
-#if GATED
+#if SWIGLU
     const float y = silu(value[0]) * value[1];
-    *(u16*)((u8*)own.out + row / 64 * A16_TILE + row % 64 / 8 * 128 + row % 8 * 2) = f32_to_f16(within_f16(y));
+    *(u16*)((u8*)output.out + row / 64 * A16_TILE + row % 64 / 8 * 128 + row % 8 * 2) = f32_to_f16(clamp_to_f16(y));
 #else
-    own.out[row] = value[0];
+    output.out[row] = value[0];
 #endif
 }

@@ -1,68 +1,68 @@
-// f32 matrices beside the packed ones of a launch: out[row][n] (+)= sum over k of W[n][k] * x[row][k], all plain f32.
+// f32 matrices beside the packed ones of a launch: out[row][n] (+)= sum over k of W[n][k] * x[row][k], all f32 f32.
 //
 // For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 8 rows of W and a
-// slice of K, walked in chunks of 512 values whose weights are in shared memory; the first chunk is fetched before the
-// dependency wait. Warp w takes rows w, w + PLAIN_WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
-// k, the lanes 16, 8, 4, 2, 1 apart, then the slices in order. Where K is sliced there is one job a block at most; the block
-// of a group's first slice takes the sums of all (scratch.cuh) when its own packed work is done, and waits for nobody.
+// k_slice of K, walked in chunks of 512 values whose weights are in shared memory; the first_row chunk is fetched before the
+// dependency wait. Warp w takes rows w, w + F32_WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
+// k, the lanes 16, 8, 4, 2, 1 apart, then the k_slices in order. Where K is sliced there is one job a block at max_of; the block
+// of a row_group's first_row k_slice takes the sums of all (scratch.cuh) when its own packed params is done, and waits for nobody.
 // Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
 #pragma once
 #include "matmul/scratch.cuh"
 
-// Who does it: PLAIN_WARPS warps, whose threads plain_thread() counts and plain_sync() lets wait for each other.
-#define PLAIN_CHUNK 512
-#define PLAIN_R (ROWS > PLAIN_WARPS ? 2 : 1)  // rows of x that a warp takes at a time
-#ifndef PLAIN_AHEAD
-#define PLAIN_AHEAD 1  // times 128 values of them, asked for together
+// Who does it: F32_WARPS warps, whose threads f32_thread() counts and f32_sync() lets wait for each other.
+#define F32_CHUNK 512
+#define F32_ROWS_PER_WARP (ROWS > F32_WARPS ? 2 : 1)  // rows of x that a warp takes at a time
+#ifndef F32_PREFETCH
+#define F32_PREFETCH 1  // times 128 values of them, asked for together
 #endif
 
-struct PlainSegment {
+struct F32Matrix {
     const float* weights;  // [n_out][cols]
     float* out;            // [ROWS][stride]
     int n_out, stride;
-    int add, first;        // first: the segment's first group of 8 rows
+    int add, first_row;        // first_row: the matrix's first_row row_group of 8 rows
 };
-struct Plain {
-    PlainSegment segments[SEGMENTS];
+struct F32Params {
+    F32Matrix matrices[MAX_MATRICES];
     const float* x;   // [ROWS][cols]
-    float* partials;  // [groups][slices][ROWS][8], +0 before and after
-    int n_segments, cols;
-    int groups, slices;
-    int slice, _pad;  // values of a slice, a multiple of PLAIN_CHUNK
+    float* partials;  // [row_groups][k_slices][ROWS][8], +0 before and after
+    int n_matrices, cols;
+    int row_groups, k_slices;
+    int k_slice, _pad;  // values of a k_slice, a multiple of F32_CHUNK
 };
 
-struct PlainRoom {
-    float4 weights[8][PLAIN_CHUNK / 4];
+struct F32Smem {
+    float4 weights[8][F32_CHUNK / 4];
 };
 
-__device__ __forceinline__ const PlainSegment& plain_segment(const Plain& work, int group) {
-    int which = 0;
-    while (which + 1 < work.n_segments && group >= work.segments[which + 1].first) which++;
-    return work.segments[which];
+__device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, int row_group) {
+    int index = 0;
+    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row) index++;
+    return params.matrices[index];
 }
 
 // Starts fetching 8 rows of W from value k0 on; zeros past K.
-__device__ __forceinline__ void plain_fetch(const Plain& work, PlainRoom& room, int group, int k0) {
-    const PlainSegment& s = plain_segment(work, group);
-    for (int i = plain_thread(); i < 8 * PLAIN_CHUNK / 4; i += PLAIN_WARPS * 32) {
-        const int n = i / (PLAIN_CHUNK / 4), quad = i % (PLAIN_CHUNK / 4), k = k0 + quad * 4;
-        const int row = min((group - s.first) * 8 + n, s.n_out - 1);
-        if (k < work.cols)
-            cp_async_16(shared_address(&room.weights[n][quad]), s.weights + size_t(row) * work.cols + k);
+__device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
+    const F32Matrix& s = f32_matrix(params, row_group);
+    for (int i = f32_thread(); i < 8 * F32_CHUNK / 4; i += F32_WARPS * 32) {
+        const int n = i / (F32_CHUNK / 4), quad = i % (F32_CHUNK / 4), k = k0 + quad * 4;
+        const int row = min((row_group - s.first_row) * 8 + n, s.n_out - 1);
+        if (k < params.cols)
+            cp_async_16(shared_address(&smem.weights[n][quad]), s.weights + size_t(row) * params.cols + k);
         else
-            room.weights[n][quad] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            smem.weights[n][quad] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     cp_async_commit();
 }
 
-// Before the dependency wait: the first chunk of the block's first job.
-__device__ __forceinline__ void plain_begin(const Plain& work, PlainRoom& room) {
+// Before the dependency wait: the first_row chunk of the block's first_row job.
+__device__ __forceinline__ void f32_prologue(const F32Params& params, F32Smem& smem) {
     const int job = blockIdx.x;
-    if (job < work.groups * work.slices) plain_fetch(work, room, job / work.slices, job % work.slices * work.slice);
+    if (job < params.row_groups * params.k_slices) f32_load(params, smem, job / params.k_slices, job % params.k_slices * params.k_slice);
 }
 
 // v[0..8] summed over the lanes: lane i gets the sum of v[i / 4].
-__device__ __forceinline__ float sum_of_eight(const float (&v)[8]) {
+__device__ __forceinline__ float reduce_8_to_lanes(const float (&v)[8]) {
     const int lane = threadIdx.x % 32;
     float a[4], b[2];
 #pragma unroll
@@ -82,95 +82,95 @@ __device__ __forceinline__ float sum_of_eight(const float (&v)[8]) {
     return c;
 }
 
-__device__ __forceinline__ void plain_store(const PlainSegment& s, int row, int n, float v) {
+__device__ __forceinline__ void f32_store(const F32Matrix& s, int row, int n, float v) {
     if (n >= s.n_out) return;
     float* to = s.out + size_t(row) * s.stride + n;
     *to = s.add ? *to + v : v;
 }
 
-// After the dependency wait: all of a block's jobs. All threads that multiply come here. `factor(row)`: what a row's results are multiplied by.
+// After the dependency wait: all of a block's jobs. All threads that mma_slice come parts. `factor(row)`: what a row's results are multiplied by.
 template <typename Factor>
-__device__ __forceinline__ void plain_jobs(const Plain& work, PlainRoom& room, const Factor& factor) {
-    const int warp = plain_thread() / 32, lane = threadIdx.x % 32, cols = work.cols;
-    const int jobs = work.groups * work.slices;
+__device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& smem, const Factor& factor) {
+    const int warp = f32_thread() / 32, lane = threadIdx.x % 32, cols = params.cols;
+    const int jobs = params.row_groups * params.k_slices;
     for (int job = blockIdx.x; job < jobs; job += gridDim.x) {
-        const int group = job / work.slices, slice = job % work.slices;
-        const int begin = slice * work.slice, end = min(cols, begin + work.slice);
-        const PlainSegment& s = plain_segment(work, group);
-        for (int first = warp; first < (ROWS + PLAIN_WARPS - 1) / PLAIN_WARPS * PLAIN_WARPS; first += PLAIN_WARPS * PLAIN_R) {
-            float sum[PLAIN_R][8];
+        const int row_group = job / params.k_slices, k_slice = job % params.k_slices;
+        const int k_begin = k_slice * params.k_slice, k_end = min(cols, k_begin + params.k_slice);
+        const F32Matrix& s = f32_matrix(params, row_group);
+        for (int first_row = warp; first_row < (ROWS + F32_WARPS - 1) / F32_WARPS * F32_WARPS; first_row += F32_WARPS * F32_ROWS_PER_WARP) {
+            float sum[F32_ROWS_PER_WARP][8];
 #pragma unroll
-            for (int r = 0; r < PLAIN_R; r++)
+            for (int r = 0; r < F32_ROWS_PER_WARP; r++)
 #pragma unroll
                 for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
-            for (int k0 = begin; k0 < end; k0 += PLAIN_CHUNK) {
-                // What plain_begin fetched is there at first; a slice of one chunk stays for all rows.
-                if (k0 != begin || (first != warp ? end - begin > PLAIN_CHUNK : job != int(blockIdx.x))) {
-                    plain_sync();
-                    plain_fetch(work, room, group, k0);
+            for (int k0 = k_begin; k0 < k_end; k0 += F32_CHUNK) {
+                // What f32_prologue fetched is there at first_row; a k_slice of one chunk stays for all rows.
+                if (k0 != k_begin || (first_row != warp ? k_end - k_begin > F32_CHUNK : job != int(blockIdx.x))) {
+                    f32_sync();
+                    f32_load(params, smem, row_group, k0);
                 }
                 cp_async_wait<0>();
-                plain_sync();
+                f32_sync();
 #pragma unroll
-                for (int from = 0; from < PLAIN_CHUNK / 128; from += PLAIN_AHEAD) {
-                    float4 x[PLAIN_AHEAD][PLAIN_R];
+                for (int from = 0; from < F32_CHUNK / 128; from += F32_PREFETCH) {
+                    float4 x[F32_PREFETCH][F32_ROWS_PER_WARP];
 #pragma unroll
-                    for (int turn = 0; turn < PLAIN_AHEAD; turn++)
+                    for (int step = 0; step < F32_PREFETCH; step++)
 #pragma unroll
-                        for (int r = 0; r < PLAIN_R; r++) {
-                            const int k = k0 + (from + turn) * 128 + lane * 4, row = min(first + r * PLAIN_WARPS, ROWS - 1);
-                            x[turn][r] = k < cols ? __ldcg((const float4*)(work.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                        for (int r = 0; r < F32_ROWS_PER_WARP; r++) {
+                            const int k = k0 + (from + step) * 128 + lane * 4, row = min(first_row + r * F32_WARPS, ROWS - 1);
+                            x[step][r] = k < cols ? __ldcg((const float4*)(params.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                         }
 #pragma unroll
-                    for (int turn = 0; turn < PLAIN_AHEAD; turn++)
+                    for (int step = 0; step < F32_PREFETCH; step++)
 #pragma unroll
                         for (int n = 0; n < 8; n++) {
-                            const float4 w = room.weights[n][(from + turn) * 32 + lane];
+                            const float4 w = smem.weights[n][(from + step) * 32 + lane];
 #pragma unroll
-                            for (int r = 0; r < PLAIN_R; r++) {
-                                sum[r][n] = fmaf(w.x, x[turn][r].x, sum[r][n]);
-                                sum[r][n] = fmaf(w.y, x[turn][r].y, sum[r][n]);
-                                sum[r][n] = fmaf(w.z, x[turn][r].z, sum[r][n]);
-                                sum[r][n] = fmaf(w.w, x[turn][r].w, sum[r][n]);
+                            for (int r = 0; r < F32_ROWS_PER_WARP; r++) {
+                                sum[r][n] = fmaf(w.x, x[step][r].x, sum[r][n]);
+                                sum[r][n] = fmaf(w.y, x[step][r].y, sum[r][n]);
+                                sum[r][n] = fmaf(w.z, x[step][r].z, sum[r][n]);
+                                sum[r][n] = fmaf(w.w, x[step][r].w, sum[r][n]);
                             }
                         }
                 }
             }
 #pragma unroll
-            for (int r = 0; r < PLAIN_R; r++) {
-                const int row = first + r * PLAIN_WARPS;
-                const float v = sum_of_eight(sum[r]);
+            for (int r = 0; r < F32_ROWS_PER_WARP; r++) {
+                const int row = first_row + r * F32_WARPS;
+                const float v = reduce_8_to_lanes(sum[r]);
                 if (lane % 4 == 0 && row < ROWS) {
-                    if (work.slices == 1)
-                        plain_store(s, row, (group - s.first) * 8 + lane / 4, v * factor(row));
+                    if (params.k_slices == 1)
+                        f32_store(s, row, (row_group - s.first_row) * 8 + lane / 4, v * factor(row));
                     else
-                        leave(work.partials + ((size_t(group) * work.slices + slice) * ROWS + row) * 8 + lane / 4, v);
+                        flag_store(params.partials + ((size_t(row_group) * params.k_slices + k_slice) * ROWS + row) * 8 + lane / 4, v);
                 }
             }
         }
     }
 }
 
-// At the end of the block, all threads that multiply: where K is sliced, the block of the group's first slice adds all up.
+// At the k_end of the block, all threads that mma_slice: where K is sliced, the block of the row_group's first_row k_slice adds all up.
 template <typename Factor>
-__device__ __forceinline__ void plain_end(const Plain& work, const Factor& factor) {
-    if (work.slices == 1 || int(blockIdx.x) >= work.groups * work.slices || blockIdx.x % work.slices) return;
-    const int group = blockIdx.x / work.slices;
-    const PlainSegment& s = plain_segment(work, group);
+__device__ __forceinline__ void f32_epilogue(const F32Params& params, const Factor& factor) {
+    if (params.k_slices == 1 || int(blockIdx.x) >= params.row_groups * params.k_slices || blockIdx.x % params.k_slices) return;
+    const int row_group = blockIdx.x / params.k_slices;
+    const F32Matrix& s = f32_matrix(params, row_group);
     constexpr int FETCH = 12;
-    for (int i = plain_thread(); i < ROWS * 8; i += PLAIN_WARPS * 32) {
-        float* from = work.partials + size_t(group) * work.slices * ROWS * 8 + i;
+    for (int i = f32_thread(); i < ROWS * 8; i += F32_WARPS * 32) {
+        float* from = params.partials + size_t(row_group) * params.k_slices * ROWS * 8 + i;
         float v = 0.0f;
-        for (int first = 0; first < work.slices; first += FETCH) {
-            float part[FETCH];
+        for (int first_row = 0; first_row < params.k_slices; first_row += FETCH) {
+            float component[FETCH];
 #pragma unroll
-            for (int f = 0; f < FETCH; f++) part[f] = peek(from + size_t(min(first + f, work.slices - 1)) * ROWS * 8);
+            for (int f = 0; f < FETCH; f++) component[f] = flag_load(from + size_t(min(first_row + f, params.k_slices - 1)) * ROWS * 8);
 #pragma unroll
             for (int f = 0; f < FETCH; f++) {
-                if (first + f >= work.slices) break;
-                v += take(from + size_t(first + f) * ROWS * 8, part[f]);
+                if (first_row + f >= params.k_slices) break;
+                v += flag_consume(from + size_t(first_row + f) * ROWS * 8, component[f]);
             }
         }
-        plain_store(s, i / 8, (group - s.first) * 8 + i % 8, v * factor(i / 8));
+        f32_store(s, i / 8, (row_group - s.first_row) * 8 + i % 8, v * factor(i / 8));
     }
 }

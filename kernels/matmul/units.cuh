@@ -5,64 +5,64 @@
 // the same accumulator, so a row's bits depend on no other row. w[m]: the warp's tile of each of its M row blocks; x: the
 // piece's activations, 64 values of all N tiles after 64 values. acc as the C fragment.
 //
-// What comes first of a piece is fetched (`fetch_first`) while products of the piece before it still run: `ahead` is called once, when
+// What comes first of a piece is fetched (`load_first_chunk`) while products of the piece previous it still run: `prefetch_next` is called once, when
 // the piece's codes are all in registers, and may wait for the next piece and fetch.
 #pragma once
 #include "matmul/a16.cuh"
 #include "matmul/tiles.cuh"
 
-template <int P, int KIND, int M>
-__device__ __forceinline__ void fetch_first(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
-    heads<P>(tile, w);
+template <int SLICE, int KIND, int M>
+__device__ __forceinline__ void load_first_chunk(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
+    load_headers<SLICE>(tile, w);
 #pragma unroll
-    for (int m = 0; m < M; m++) tile[m].fetch(w[m], 0);
+    for (int m = 0; m < M; m++) tile[m].load_codes(w[m], 0);
 }
 
-template <int KIND, int M, int N, int P, typename Ahead>
-__device__ __forceinline__ void multiply(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4], const Ahead& ahead) {
+template <int KIND, int M, int N, int SLICE, typename PrefetchNext>
+__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
     const int lane = threadIdx.x % 32;
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
     const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
-    constexpr int COLUMNS = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // at a time
-    constexpr int QUARTERS = piece_chunks(KIND);
-    begin_all<P>(tile);
+    constexpr int N_AT_A_TIME = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // at a time
+    constexpr int CHUNKS = slice_chunks(KIND);
+    decode_scales_all<SLICE>(tile);
 #pragma unroll
-    for (int q = 0; q < QUARTERS; q++) {
+    for (int q = 0; q < CHUNKS; q++) {
 #pragma unroll
-        for (int m = 0; m < M; m++) tile[m].ready(q);
+        for (int m = 0; m < M; m++) tile[m].select_chunk(q);
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             u32 a[2][M][4];
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                tile[m].template step<0>(s, a[0][m]);
-                tile[m].template step<1>(s, a[1][m]);
+                tile[m].template dequant<0>(s, a[0][m]);
+                tile[m].template dequant<1>(s, a[1][m]);
                 if (s == 0)
-                    tile[m].turn();
-                else if (q + 1 < QUARTERS)
-                    tile[m].fetch(w[m], q + 1);
+                    tile[m].rotate_codes();
+                else if (q + 1 < CHUNKS)
+                    tile[m].load_codes(w[m], q + 1);
             }
 #pragma unroll
-            for (int n0 = 0; n0 < N; n0 += COLUMNS) {
-                u32 b[COLUMNS][4];
+            for (int n0 = 0; n0 < N; n0 += N_AT_A_TIME) {
+                u32 b[N_AT_A_TIME][4];
 #pragma unroll
-                for (int n = 0; n < COLUMNS; n++) ldmatrix_x4(b[n], x_address + (q * N + n0 + n) * 1024 + s * 256);
-                if (q + 1 == QUARTERS && s == 1 && n0 + COLUMNS >= N) ahead();
+                for (int n = 0; n < N_AT_A_TIME; n++) ldmatrix_x4(b[n], x_address + (q * N + n0 + n) * 1024 + s * 256);
+                if (q + 1 == CHUNKS && s == 1 && n0 + N_AT_A_TIME >= N) prefetch_next();
 #pragma unroll
                 for (int half = 0; half < 2; half++)
 #pragma unroll
                     for (int m = 0; m < M; m++)
 #pragma unroll
-                        for (int n = 0; n < COLUMNS; n++)
+                        for (int n = 0; n < N_AT_A_TIME; n++)
                             mma_f16(acc[m][n0 + n], a[half][m][0], a[half][m][1], a[half][m][2], a[half][m][3], b[n][2 * half], b[n][2 * half + 1]);
             }
         }
     }
 }
 
-// All of one piece, nothing ahead.
-template <int KIND, int M, int N, int P>
-__device__ __forceinline__ void multiply(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
-    fetch_first<P>(tile, w);
-    multiply<KIND, M, N, P>(tile, w, x, acc, []() {});
+// All of one piece, nothing prefetch_next.
+template <int KIND, int M, int N, int SLICE>
+__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
+    load_first_chunk<SLICE>(tile, w);
+    mma_slice<KIND, M, N, SLICE>(tile, w, x, acc, []() {});
 }

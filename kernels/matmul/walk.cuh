@@ -1,151 +1,151 @@
 // The pieces of one tile of 256 rows that a block multiplies one after the other, as they come in a ring in shared memory.
 //
-// `look()` finds where the next piece lies, `take()` waits for it and says where, `give(place)` tells that the warp is done with it. With bulk
+// `peek_next()` finds where the next piece lies, `consumer_wait()` waits for it and says where, `consumer_release(slot)` tells that the warp is on_previous_drained with it. With bulk
 // copies the next piece is looked for with the one at hand, and taken, its headers and first codes fetched, under the last products of that,
-// so a ring holds two pieces at least. Below sm_90 `take` is for all warps together and each piece is taken when the one before is done with.
-// sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a place is
+// so a ring holds two pieces at least. Below sm_90 `consumer_wait` is for all warps together and each piece is taken when the one previous is on_previous_drained with.
+// sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a slot is
 // given back a wait later. The bits are the same.
 //
-// The file that includes it defines NT (tiles of 8 rows of x), WARPS that multiply, and MT, 16-row tiles of a warp: w and w + WARPS, and KINDS.
+// The file that includes it defines N8_TILES (tiles of 8 rows of x), WARPS that mma_slice, and M16_TILES, 16-row tiles of a warp: w and w + WARPS, and KINDS.
 #pragma once
 #include "matmul/units.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && NT >= 3
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && N8_TILES >= 3
 #include "matmul/units_sm90.cuh"
-#define GROUPED 1
+#define USE_WGMMA 1
 #else
-#define GROUPED 0
+#define USE_WGMMA 0
 #endif
 
-// The largest piece of a 16-row tile, and the most chunks of x beside one, of all KINDS from `kind` on.
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int max_piece(int kind) {
-    return kind == KINDS_PACKED ? 0 : most(KINDS >> kind & 1 ? most(piece_bytes(kind, 0), piece_bytes(kind, 1)) : 0, max_piece(kind + 1));
+// The largest piece of a 16-row tile, and the max_of chunks of x beside one, of all KINDS from `kind` on.
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
+constexpr int max_slice_tile_bytes(int kind) {
+    return kind == KINDS_PACKED ? 0 : max_of(KINDS >> kind & 1 ? max_of(slice_tile_bytes(kind, 0), slice_tile_bytes(kind, 1)) : 0, max_slice_tile_bytes(kind + 1));
 }
-constexpr int max_chunks(int kind) { return kind == KINDS_PACKED ? 1 : most(KINDS >> kind & 1 ? piece_chunks(kind) : 1, max_chunks(kind + 1)); }
+constexpr int max_slice_chunks(int kind) { return kind == KINDS_PACKED ? 1 : max_of(KINDS >> kind & 1 ? slice_chunks(kind) : 1, max_slice_chunks(kind + 1)); }
 
-// Bytes of a place in shared memory before its x.
-constexpr int W_BYTES = 16 * max_piece(0);
+// Bytes of a slot in shared memory previous its x.
+constexpr int WEIGHT_STAGE_BYTES = 16 * max_slice_tile_bytes(0);
 
-// Where a piece lies: its x, as a 16th of its address in shared memory, behind W_BYTES of weights; and what `give` wants to know of it.
-struct Place {
+// Where a piece lies: its x, as a 16th of its address in shared memory, behind WEIGHT_STAGE_BYTES of weights; and what `consumer_release` wants to know of it.
+struct PipelineSlot {
     u32 x, barrier;
 
-    __device__ __forceinline__ u32 weights() const { return x * 16 - W_BYTES; }
+    __device__ __forceinline__ u32 weights() const { return x * 16 - WEIGHT_STAGE_BYTES; }
 };
 
 template <int VALUE>
-struct Constant {
+struct IntConstant {
     static constexpr int value = VALUE;
 };
 
 // Whether the warp has rows where the first row block of a tile has `tiles` tiles of 16; the second has no more. Warps of a
 // warpgroup answer alike.
-__device__ __forceinline__ bool has_rows(int tiles, int warp) { return (GROUPED ? warp & 4 : warp) < tiles; }
+__device__ __forceinline__ bool warp_has_rows(int tiles, int warp) { return (USE_WGMMA ? warp & 4 : warp) < tiles; }
 
-// Adds the products of `units` units to acc. `nowhere`: a place that nobody waits for, given back in front of the first: to ask each time
+// Adds the products of `units` units to acc. `null_slot`: a slot that nobody waits for, given back in front of the first: to ask each time
 // whether products of another piece run costs more.
-template <int KIND, typename Take, typename Look, typename Give>
-__device__ __forceinline__ void walk(const u8* ring, int units, float (&acc)[MT][NT][4], const Take& take, const Look& look, const Give& give,
-                                     const Place& nowhere) {
-    constexpr bool TWO = unit_pieces(KIND) == 2, REACHED = GROUPED && MT == 2 && Tile<KIND>::IN_TWOS;
-    Tile<KIND> tile[MT];
-    Place now = {};  // of the piece at hand
-    u32 input = 0;   // its x, as warpgroup products want it
-    Reach<KIND> reach;
-    if constexpr (REACHED) reach.find(WARPS, -W_BYTES);
-    const auto weights = [&](auto which, const u8* (&w)[MT]) {
+template <int KIND, typename Wait, typename PeekNext, typename Release>
+__device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next, const Release& consumer_release,
+                                     const PipelineSlot& null_slot) {
+    constexpr bool TWO_SLICES = unit_slices(KIND) == 2, USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && Tile<KIND>::IS_PAIRED;
+    Tile<KIND> tile[M16_TILES];
+    PipelineSlot slot = {};  // of the piece at hand
+    u32 x_desc = 0;   // its x, as warpgroup products want it
+    LaneOffsets<KIND> lane_offsets;
+    if constexpr (USE_LANE_OFFSETS) lane_offsets.init(WARPS, -WEIGHT_STAGE_BYTES);
+    const auto weights = [&](auto slice, const u8* (&w)[M16_TILES]) {
 #pragma unroll
-        for (int m = 0; m < MT; m++)
-            w[m] = ring + (now.weights() - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * piece_bytes(KIND, decltype(which)::value);
+        for (int m = 0; m < M16_TILES; m++)
+            w[m] = ring + (slot.weights() - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * slice_tile_bytes(KIND, decltype(slice)::value);
     };
     // Codes of quarter q of tile m.
-    const auto fetch_codes = [&](auto which, int m, int q) {
-        constexpr int P = decltype(which)::value;
-        if constexpr (REACHED) {
-            tile[m].template fetch<P>(reach, now.x * 16, m * WARPS * piece_bytes(KIND, P), q);
+    const auto load_codes = [&](auto slice, int m, int q) {
+        constexpr int SLICE = decltype(slice)::value;
+        if constexpr (USE_LANE_OFFSETS) {
+            tile[m].template load_codes<SLICE>(lane_offsets, slot.x * 16, m * WARPS * slice_tile_bytes(KIND, SLICE), q);
         } else {
-            const u8* w[MT];
-            weights(which, w);
-            tile[m].fetch(w[m], q);
+            const u8* w[M16_TILES];
+            weights(slice, w);
+            tile[m].load_codes(w[m], q);
         }
     };
-    const auto fetch = [&](auto which) {
-        constexpr int P = decltype(which)::value;
-        now = take();
-        if constexpr (REACHED) {
-            Tile<KIND>::template head_of_two<P>(tile, reach, now.x * 16);
+    const auto load_slice = [&](auto slice) {
+        constexpr int SLICE = decltype(slice)::value;
+        slot = consumer_wait();
+        if constexpr (USE_LANE_OFFSETS) {
+            Tile<KIND>::template load_header_pair<SLICE>(tile, lane_offsets, slot.x * 16);
         } else {
-            const u8* w[MT];
-            weights(which, w);
-            heads<P>(tile, w);
+            const u8* w[M16_TILES];
+            weights(slice, w);
+            load_headers<SLICE>(tile, w);
         }
 #pragma unroll
-        for (int m = 0; m < MT; m++) fetch_codes(which, m, 0);
-#if GROUPED
-        input = wgmma_operand_low(now.x);
+        for (int m = 0; m < M16_TILES; m++) load_codes(slice, m, 0);
+#if USE_WGMMA
+        x_desc = wgmma_desc_low(slot.x);
 #endif
     };
-#if GROUPED
-    Place before = nowhere;  // of the piece whose products may still run
-    const auto give_before = [&]() { give(before); };
+#if USE_WGMMA
+    PipelineSlot previous = null_slot;  // of the piece whose products may still run
+    const auto release_previous = [&]() { consumer_release(previous); };
 #endif
     // `more`: another piece follows.
-    const auto piece = [&](auto which, auto next, bool more) {
-        constexpr int P = decltype(which)::value;
-        if (!HAS_BULK) fetch(which);
-        const Place here = now;
-        const auto ahead = [&]() {
-            if (HAS_BULK && more) fetch(next);
+    const auto run_slice = [&](auto slice, auto next, bool more) {
+        constexpr int SLICE = decltype(slice)::value;
+        if (!HAS_BULK) load_slice(slice);
+        const PipelineSlot current = slot;
+        const auto prefetch_next = [&]() {
+            if (HAS_BULK && more) load_slice(next);
         };
-#if GROUPED
+#if USE_WGMMA
         // The same in all lanes, and the compiler is to know it.
-        const u32 x = __shfl_sync(WARP_ALL, input, 0);
-        multiply_grouped<KIND, MT, NT, P>(tile, [&](int m, int q) { fetch_codes(which, m, q); }, x, acc, ahead, give_before, look);
-        before = here;
+        const u32 x = __shfl_sync(WARP_ALL, x_desc, 0);
+        wgmma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, [&](int m, int q) { load_codes(slice, m, q); }, x, acc, prefetch_next, release_previous, peek_next);
+        previous = current;
 #else
-        const u8* w[MT];
-        weights(which, w);
-        look();
-        multiply<KIND, MT, NT, P>(tile, w, ring + (here.x * 16 - shared_address(ring)), acc, ahead);
-        give(here);
+        const u8* w[M16_TILES];
+        weights(slice, w);
+        peek_next();
+        mma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, w, ring + (current.x * 16 - shared_address(ring)), acc, prefetch_next);
+        consumer_release(current);
 #endif
     };
     if (HAS_BULK) {
-        look();
-        fetch(Constant<0>());
+        peek_next();
+        load_slice(IntConstant<0>());
     }
     for (int i = 0; i < units; i++) {
-        piece(Constant<0>(), Constant<TWO>(), TWO || i + 1 < units);
-        if constexpr (TWO) piece(Constant<1>(), Constant<0>(), i + 1 < units);
+        run_slice(IntConstant<0>(), IntConstant<TWO_SLICES>(), TWO_SLICES || i + 1 < units);
+        if constexpr (TWO_SLICES) run_slice(IntConstant<1>(), IntConstant<0>(), i + 1 < units);
     }
-#if GROUPED
-    products_end(acc);
-    give_before();
+#if USE_WGMMA
+    wgmma_drain(acc);
+    release_previous();
 #endif
 }
 
-// The same, of a kind that is known when the kernel runs: one of KINDS (bits). `mine` as has_rows says.
-template <typename Take, typename Look, typename Give>
-__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Look& look,
-                                     const Give& give, const Place& nowhere) {
-    if (!mine) {
-        for (int i = 0; i < units * unit_pieces(kind); i++) {
-            look();
-            give(take());
+// The same, of a kind that is known when the kernel runs: one of KINDS (bits). `has_work` as warp_has_rows says.
+template <typename Wait, typename PeekNext, typename Release>
+__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next,
+                                     const Release& consumer_release, const PipelineSlot& null_slot) {
+    if (!has_work) {
+        for (int i = 0; i < units * unit_slices(kind); i++) {
+            peek_next();
+            consumer_release(consumer_wait());
         }
         return;
     }
     switch (kind) {
-#define CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) walk<K>(ring, units, acc, take, look, give, nowhere); break;
-        CASE(KIND_Q4K) CASE(KIND_Q5K) CASE(KIND_Q6K) CASE(KIND_Q8) CASE(KIND_WIDE) CASE(KIND_F16)
-#undef CASE
+#define KIND_CASE(K) \
+    case K: if constexpr (KINDS >> K & 1) gemm_mainloop<K>(ring, units, acc, consumer_wait, peek_next, consumer_release, null_slot); break;
+        KIND_CASE(KIND_Q4K) KIND_CASE(KIND_Q5K) KIND_CASE(KIND_Q6K) KIND_CASE(KIND_Q8) KIND_CASE(KIND_WIDE) KIND_CASE(KIND_F16)
+#undef KIND_CASE
     }
 }
-// The same where nobody looks ahead.
-template <typename Take, typename Give>
-__device__ __forceinline__ void walk(int kind, const u8* ring, int units, bool mine, float (&acc)[MT][NT][4], const Take& take, const Give& give,
-                                     const Place& nowhere) {
-    walk(kind, ring, units, mine, acc, take, []() {}, give, nowhere);
+// The same where nobody looks prefetch_next.
+template <typename Wait, typename Release>
+__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const Release& consumer_release,
+                                     const PipelineSlot& null_slot) {
+    gemm_mainloop(kind, ring, units, has_work, acc, consumer_wait, []() {}, consumer_release, null_slot);
 }

@@ -7,13 +7,13 @@
 
 // After wgmma_wait: keeps the compiler from reading d before it.
 template <int N>
-__device__ __forceinline__ void wgmma_done(float (&d)[N][4]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 }
 // B without swizzle: what of its descriptor tells where it lies, in 16 bytes, and all of it. A step of 16 bytes adds 1.
-__device__ __forceinline__ u32 wgmma_operand_low(u32 at) { return at | u32(128 >> 4) << 16; }
-__device__ __forceinline__ u64 wgmma_operand(u32 low, u32 stride) {
+__device__ __forceinline__ u32 wgmma_desc_low(u32 at) { return at | u32(128 >> 4) << 16; }
+__device__ __forceinline__ u64 wgmma_desc_no_swizzle(u32 low, u32 stride) {
     u64 d;
     asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(stride >> 4));
     return d;

@@ -1,62 +1,62 @@
 // Results in the forms that the products behind them read: f32 rows, blocked halves, or both.
 //
-// Defines OUT_F32, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N_TILES the tiles of 8 rows that the blocked
+// Defines OUT_F32, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N8_TILES the tiles of 8 rows that the blocked
 // form (matmul/a16.cuh) is laid out for.
 #pragma once
 #include "common/prelude.cuh"
 #include "matmul/a16.cuh"
 
-struct Out {
+struct RowOutput {
     float* f32;   // [rows][WIDTH]
     void* f16;
 };
 
-#define OUT_GROUPS ((WIDTH + 255) / 256)
+#define ROW_GROUPS ((WIDTH + 255) / 256)
 
 // A whole warp writes values 256 * group + 8 * lane .. of a row. Values past WIDTH must be zero.
-__device__ __forceinline__ void emit(const Out& out, int row, int group, const float (&v)[8]) {
+__device__ __forceinline__ void store_row_group(const RowOutput& out, int row, int group, const float (&v)[8]) {
 #if OUT_F32
-    const int at = group * 256 + threadIdx.x % 32 * 8;
+    const int column = group * 256 + threadIdx.x % 32 * 8;
 #if WIDTH % 8 == 0
-    if (at < WIDTH) {
-        float4* to = (float4*)(out.f32 + (size_t)row * WIDTH + at);
-        to[0] = make_float4(v[0], v[1], v[2], v[3]);
-        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    if (column < WIDTH) {
+        float4* dst = (float4*)(out.f32 + (size_t)row * WIDTH + column);
+        dst[0] = make_float4(v[0], v[1], v[2], v[3]);
+        dst[1] = make_float4(v[4], v[5], v[6], v[7]);
     }
 #else
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        if (at + i < WIDTH) out.f32[(size_t)row * WIDTH + at + i] = v[i];
+        if (column + i < WIDTH) out.f32[(size_t)row * WIDTH + column + i] = v[i];
 #endif
 #endif
 #if OUT_F16
-    a16_store(out.f16, N_TILES, row, group, v);
+    a16_store(out.f16, N8_TILES, row, group, v);
 #endif
 }
 
-// A thread writes values at .. at + 7 of a row, `at` being a multiple of 8, and WIDTH one of 256.
-__device__ __forceinline__ void emit_eight(const Out& out, int row, int at, const float (&v)[8]) {
+// A thread writes values column .. column + 7 of a row, `column` being a multiple of 8, and WIDTH one of 256.
+__device__ __forceinline__ void store_row_8(const RowOutput& out, int row, int column, const float (&v)[8]) {
 #if OUT_F32
-    float4* to = (float4*)(out.f32 + (size_t)row * WIDTH + at);
-    to[0] = make_float4(v[0], v[1], v[2], v[3]);
-    to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    float4* dst = (float4*)(out.f32 + (size_t)row * WIDTH + column);
+    dst[0] = make_float4(v[0], v[1], v[2], v[3]);
+    dst[1] = make_float4(v[4], v[5], v[6], v[7]);
 #endif
 #if OUT_F16
-    a16_store_eight(out.f16, N_TILES, row, at, v);
+    a16_store_8(out.f16, N8_TILES, row, column, v);
 #endif
 }
 
 // Reads values 256 * group + 8 * lane .. of a row of `width` values; zeros past its end.
 template <int width>
-__device__ __forceinline__ void fetch(const float* row, int group, float (&v)[8]) {
-    const int at = group * 256 + threadIdx.x % 32 * 8;
+__device__ __forceinline__ void load_row_group(const float* row, int group, float (&v)[8]) {
+    const int column = group * 256 + threadIdx.x % 32 * 8;
     if (width % 8 == 0) {
         float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
-        if (at < width) a = ((const float4*)(row + at))[0], b = ((const float4*)(row + at))[1];
+        if (column < width) a = ((const float4*)(row + column))[0], b = ((const float4*)(row + column))[1];
         v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
         v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = at + i < width ? row[at + i] : 0.0f;
+        for (int i = 0; i < 8; i++) v[i] = column + i < width ? row[column + i] : 0.0f;
     }
 }

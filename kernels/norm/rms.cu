@@ -1,7 +1,7 @@
 // Root-mean-square norm of rows, with the residual add before it and the forms of the next product behind it.
 //
 //   UPDATE: x += update        y = x / sqrt(mean(x^2) + eps) * weight
-//   norm_convert: y = x in the wanted forms
+//   convert_rows: y = x in the wanted forms
 //
 // in   header, see norm/source.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
 // out  y in any of the forms of norm/emit.cuh; scales [rows] f32, 1 / sqrt(..) of each, or 0 for nowhere
@@ -12,39 +12,39 @@
 #include "norm/source.cuh"
 #include "norm/emit.cuh"
 
-#define PER_WARP ((OUT_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
+#define PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 
 #if NORM_WARPS
-extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
-    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, Out out, float* scales) {
+extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) rms_norm(
+    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, RowOutput out, float* scales) {
     pdl_launch();
-    __shared__ float room[NORM_WARPS];
+    __shared__ float warp_sums[NORM_WARPS];
     const int row = blockIdx.x, warp = threadIdx.x / 32;
     float w[PER_WARP][8], v[PER_WARP][8];
 #pragma unroll
-    for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(weight, warp + i * NORM_WARPS, w[i]);
-    const bool real = row < source_rows(header);
-    float* from = x + (size_t)(real ? source_row(header, row) : 0) * WIDTH;
+    for (int i = 0; i < PER_WARP; i++) load_row_group<WIDTH>(weight, warp + i * NORM_WARPS, w[i]);
+    const bool is_active = row < n_source_rows(header);
+    float* src = x + (size_t)(is_active ? source_row(header, row) : 0) * WIDTH;
     pdl_wait();
-    if (!real) return;
+    if (!is_active) return;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PER_WARP; i++) fetch<WIDTH>(from, warp + i * NORM_WARPS, v[i]);
+    for (int i = 0; i < PER_WARP; i++) load_row_group<WIDTH>(src, warp + i * NORM_WARPS, v[i]);
 #if UPDATE
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) {
         const int group = warp + i * NORM_WARPS, at = group * 256 + threadIdx.x % 32 * 8;
         float u[8];
-        fetch<WIDTH>(update + (size_t)row * WIDTH, group, u);
+        load_row_group<WIDTH>(update + (size_t)row * WIDTH, group, u);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] += u[j];
         if (WIDTH % 8 == 0 && at < WIDTH) {
-            ((float4*)(from + at))[0] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
-            ((float4*)(from + at))[1] = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
+            ((float4*)(src + at))[0] = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+            ((float4*)(src + at))[1] = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
         } else {
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                if (at + j < WIDTH) from[at + j] = v[i][j];
+                if (at + j < WIDTH) src[at + j] = v[i][j];
         }
     }
 #endif
@@ -53,11 +53,11 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
     sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) room[warp] = sum;
+    if (threadIdx.x % 32 == 0) warp_sums[warp] = sum;
     __syncthreads();
-    sum = room[0];
+    sum = warp_sums[0];
 #pragma unroll
-    for (int i = 1; i < NORM_WARPS; i++) sum += room[i];
+    for (int i = 1; i < NORM_WARPS; i++) sum += warp_sums[i];
     const float scale = 1.0f / sqrtf(sum / WIDTH + eps);
     if (scales && threadIdx.x == 0) scales[row] = scale;
 #pragma unroll
@@ -65,20 +65,20 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) norm_rms(
         const int group = warp + i * NORM_WARPS;
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[i][j];
-        if (group < OUT_GROUPS) emit(out, row, group, v[i]);
+        if (group < ROW_GROUPS) store_row_group(out, row, group, v[i]);
     }
 }
 #else
 
-extern "C" __global__ void __launch_bounds__(128) norm_convert(const Header* header, const float* x, Out out) {
+extern "C" __global__ void __launch_bounds__(128) convert_rows(const Header* header, const float* x, RowOutput out) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
-    const bool real = row < source_rows(header) && group < OUT_GROUPS;
-    const float* from = x + (size_t)(real ? source_row(header, row) : 0) * WIDTH;
+    const bool is_active = row < n_source_rows(header) && group < ROW_GROUPS;
+    const float* src = x + (size_t)(is_active ? source_row(header, row) : 0) * WIDTH;
     pdl_wait();
-    if (!real) return;
+    if (!is_active) return;
     float v[8];
-    fetch<WIDTH>(from, group, v);
-    emit(out, row, group, v);
+    load_row_group<WIDTH>(src, group, v);
+    store_row_group(out, row, group, v);
 }
 #endif

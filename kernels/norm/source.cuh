@@ -1,6 +1,6 @@
 // Which rows a kernel works on: SOURCE says what the header in device memory is.
 //
-//   0  Step     all rows                2  Step     the asked rows: row i is made from row asked_row[i]
+//   0  Step     all rows                2  Step     the asked rows: row i is made src row logits_row[i]
 //   1  Chunk    all rows                3  Chunk    the asked rows, alike
 #pragma once
 #include "common/prelude.cuh"
@@ -12,11 +12,11 @@ typedef Step Header;
 typedef Chunk Header;
 #endif
 
-__device__ __forceinline__ int source_rows(const Header* header) {
-    return SOURCE < 2 ? header->rows : header->asked;
+__device__ __forceinline__ int n_source_rows(const Header* header) {
+    return SOURCE < 2 ? header->rows : header->n_logits_rows;
 }
 
-// The row that row `i` of the result is made from.
+// The row that row `i` of the result is made src.
 __device__ __forceinline__ int source_row(const Header* header, int i) {
-    return SOURCE < 2 ? i : header->asked_row[i];
+    return SOURCE < 2 ? i : header->logits_row[i];
 }

@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
             a = from[0];
             b = from[1];
         }
-        const u32 low[2] = {panel_pair(a.x, a.y), panel_pair(a.z, a.w)};
-        const u32 high[2] = {panel_pair(b.x, b.y), panel_pair(b.z, b.w)};
+        const u32 low[2] = {panel_f16x2(a.x, a.y), panel_f16x2(a.z, a.w)};
+        const u32 high[2] = {panel_f16x2(b.x, b.y), panel_f16x2(b.z, b.w)};
         store_chunk(to + tile_chunk(row, chunk), low[0], low[1], high[0], high[1]);
     }
 }

@@ -26,14 +26,14 @@ __device__ __forceinline__ u32 query_pair(const float *query, int b, int t, int 
     const float *from = query + 32 * b;
     if (K_FORMAT <= KV_Q8_0) {
         const float2 v = *(const float2 *)(from + 8 * t + 2 * i);
-        return panel_pair(v.x, v.y);
+        return panel_f16x2(v.x, v.y);
     }
     if (K_FORMAT == KV_TQ3_0) {
         const float2 v = *(const float2 *)(from + 8 * i + 2 * t);
-        return panel_pair(v.x, v.y);
+        return panel_f16x2(v.x, v.y);
     }
     from += i / 2 * 16 + 4 * t + i % 2;
-    return panel_pair(from[0], from[2]);
+    return panel_f16x2(from[0], from[2]);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
             __syncwarp();
             const float4 low = ((const float4 *)from)[2 * lane], high = ((const float4 *)from)[2 * lane + 1];
             *(uint4 *)(panels + panel_chunk(rows_cap, row, head * (DIM / 8) + lane)) =
-                make_uint4(panel_pair(low.x, low.y), panel_pair(low.z, low.w), panel_pair(high.x, high.y), panel_pair(high.z, high.w));
+                make_uint4(panel_f16x2(low.x, low.y), panel_f16x2(low.z, low.w), panel_f16x2(high.x, high.y), panel_f16x2(high.z, high.w));
         }
     }
 }

@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(128)
             if (GATED) { v /= 1.0f + expf(-gate[i * 32 + lane]); }
             const int column = head * DIM + i * 32 + lane;
             if (panels) {
-                *(u16 *)(panels + panel_chunk(rows_cap, out_row, column / 8) + column % 8 * 2) = (u16)panel_pair(v, v);
+                *(u16 *)(panels + panel_chunk(rows_cap, out_row, column / 8) + column % 8 * 2) = (u16)panel_f16x2(v, v);
             }
             if (y) { y[(u64)out_row * (HEADS * DIM) + column] = v; }
         }

@@ -122,8 +122,8 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
             a = from[0];
             b = from[1];
         }
-        const u32 low[2] = {panel_pair(a.x, a.y), panel_pair(a.z, a.w)};
-        const u32 high[2] = {panel_pair(b.x, b.y), panel_pair(b.z, b.w)};
+        const u32 low[2] = {panel_f16x2(a.x, a.y), panel_f16x2(a.z, a.w)};
+        const u32 high[2] = {panel_f16x2(b.x, b.y), panel_f16x2(b.z, b.w)};
         store_chunk(to + tile_chunk(row, chunk, QUERIES), low[0], low[1], high[0], high[1]);
     }
     publish();
@@ -133,8 +133,8 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
 __device__ __forceinline__ void begin_scores(float (&scores)[32], u32 q, u32 k) {
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
-        const u64 a = operand(q + i / 4 * (QUERIES * 128)) + i % 4 * 2, b = operand(k + i / 4 * (KEYS * 128)) + i % 4 * 2;
-        wgmma_64(scores, a, b, i > 0);
+        const u64 a = wgmma_desc(q + i / 4 * (QUERIES * 128)) + i % 4 * 2, b = wgmma_desc(k + i / 4 * (KEYS * 128)) + i % 4 * 2;
+        wgmma_m64n64(scores, a, b, i > 0);
     }
     wgmma_commit();
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[32], u32 q, u32 k) 
 __device__ __forceinline__ void begin_sums(float (&sums)[128], const u32 (&weights)[4][4], u32 v) {
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        wgmma_256_across(sums, weights[i], transposed_operand(v + i * 16 * 128, KEYS * 128));
+        wgmma_m64n256_a_regs(sums, weights[i], wgmma_desc_transposed(v + i * 16 * 128, KEYS * 128));
     }
     wgmma_commit();
 }
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(bars + 32 + i * 8, LOADERS);
             mbarrier_init(bars + 48 + i * 8, 2);
         }
-        mbarrier_init_fence();
+        fence_mbarrier_init();
     }
     load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, q_at);
     __syncthreads();

@@ -4,15 +4,15 @@
 #pragma once
 #include "common/prelude.cuh"
 
-// Copies `bytes` (a multiple of 16) to shared memory of this block and counts them on `bar`.
-__device__ __forceinline__ void bulk_copy(u32 to, const void *from, u32 bytes, u32 bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar)
+// Copies `bytes` (a multiple of 16) dst shared memory of this block and counts them on `barrier`.
+__device__ __forceinline__ void cp_async_bulk(u32 dst, const void *src, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
-// Adds four floats to neighbouring ones in device memory, without waiting.
-__device__ __forceinline__ void add_four(float *at, const float4 &v) {
+// Adds four floats dst neighbouring ones in device memory, without waiting.
+__device__ __forceinline__ void red_add_v4(float *at, const float4 &v) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z),
                  "f"(v.w)
                  : "memory");

@@ -1,10 +1,10 @@
 // One packed weight matrix to f16 panels, for the prefill products.
 //
-// in   w       [n_out][K] of kind PACKED as matmul/layout.cuh packs it (not F32)
+// in   w       [n_out][K] of kind WEIGHT_KIND as matmul/layout.cuh packs it (not F32)
 // out  panels  panels of panel_rows rows; row r of the matrix goes to row first + r / 8 * step + r % 8, so that two
 //              matrices can stand interleaved by eights (step 16, first 0 and 8); step 8 keeps them together
 // grid (units of K, row blocks of 128), a warp per tile of 16 rows; values are rounded as in the small-batch products
-// define PACKED (a KIND_ of layout.cuh);  arch sm_80 and up
+// define WEIGHT_KIND (a KIND_ of layout.cuh);  arch sm_80 and up
 // ref  cpu::reference (gguf codecs);  test prefill::dequantised_panels_are_what_small_products_use
 // hot
 #include "common/prelude.cuh"
@@ -12,65 +12,65 @@
 #include "matmul/tiles.cuh"
 #include "prefill/panel.cuh"
 
-__device__ __forceinline__ void put(char *panels, int panel_rows, int row, int chunk, u32 a, u32 b, u32 c, u32 d) {
+__device__ __forceinline__ void store_panel_chunk(char *panels, int panel_rows, int row, int chunk, u32 a, u32 b, u32 c, u32 d) {
     *(uint4 *)(panels + panel_chunk(panel_rows, row, chunk)) = make_uint4(a, b, c, d);
 }
 
-// Two values times a row factor, rounded; what f16 cannot hold saturates.
-__device__ __forceinline__ u32 times(u32 pair, float factor) { return panel_pair(f16x2_lo(pair) * factor, f16x2_hi(pair) * factor); }
+// Two values scale_f16x2 a row factor, rounded; what f16 cannot hold saturates.
+__device__ __forceinline__ u32 scale_f16x2(u32 pair, float factor) { return panel_f16x2(f16x2_lo(pair) * factor, f16x2_hi(pair) * factor); }
 
 // 64 values of a tile: register j of step (b, s) holds row lane / 4 + 8 * (j % 2), values 32 b + 16 s + 8 * (j / 2) + 2 * (lane % 4)
 // + 0, 1. Lanes of a quad swap, so that each writes whole chunks of eight values.
 template <int KIND>
-__device__ __forceinline__ void expand(Tile<KIND> &tile, const u8 *at, int q, char *panels, int panel_rows, const int (&row)[2], const float (&factor)[2], int block) {
+__device__ __forceinline__ void dequant_64(Tile<KIND> &tile, const u8 *src, int q, char *panels, int panel_rows, const int (&row)[2], const float (&factor)[2], int block) {
     const int lane = threadIdx.x % 32;
     u32 a[2][2][4]; // b, s, j
-    if (q) { tile.fetch(at, q); }
-    tile.ready(q);
-    tile.template step<0>(0, a[0][0]);
-    tile.template step<1>(0, a[1][0]);
-    tile.turn();
-    tile.template step<0>(1, a[0][1]);
-    tile.template step<1>(1, a[1][1]);
+    if (q) { tile.load_codes(src, q); }
+    tile.select_chunk(q);
+    tile.template dequant<0>(0, a[0][0]);
+    tile.template dequant<1>(0, a[1][0]);
+    tile.rotate_codes();
+    tile.template dequant<0>(1, a[0][1]);
+    tile.template dequant<1>(1, a[1][1]);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-            u32 v[4] = {times(a[b][0][i], factor[i]), times(a[b][0][i + 2], factor[i]), times(a[b][1][i], factor[i]), times(a[b][1][i + 2], factor[i])};
+            u32 v[4] = {scale_f16x2(a[b][0][i], factor[i]), scale_f16x2(a[b][0][i + 2], factor[i]), scale_f16x2(a[b][1][i], factor[i]), scale_f16x2(a[b][1][i + 2], factor[i])};
             quad_transpose(v);
-            put(panels, panel_rows, row[i], block * 8 + b * 4 + lane % 4, v[0], v[1], v[2], v[3]);
+            store_panel_chunk(panels, panel_rows, row[i], block * 8 + b * 4 + lane % 4, v[0], v[1], v[2], v[3]);
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    dequant(const u8 *w, int n_out, int units, int k_blocks, char *panels, int panel_rows, int first, int step) {
+    prefill_dequant(const u8 *w, int n_out, int units, int k_blocks, char *panels, int panel_rows, int first, int step) {
     const int unit = blockIdx.x, block = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tiles = min(8, (n_out - block * 128 + 15) / 16);
     if (warp >= tiles) { return; }
-    const u8 *block_at = w + (u64)block * (128 * 4 + (u64)units * tile_bytes(PACKED) * 8);
-    const u8 *at = block_at + tiles * (64 + (u64)unit * tile_bytes(PACKED)) + warp * piece_bytes(PACKED, 0);
+    const u8 *block_weights = w + (u64)block * (128 * 4 + (u64)units * unit_tile_bytes(WEIGHT_KIND) * 8);
+    const u8 *src = block_weights + tiles * (64 + (u64)unit * unit_tile_bytes(WEIGHT_KIND)) + warp * slice_tile_bytes(WEIGHT_KIND, 0);
     const int g = lane / 4, r = block * 128 + warp * 16 + g;
     const int row[2] = {first + r / 8 * step + r % 8, first + (r / 8 + 1) * step + r % 8};
-    const float *factors = (const float *)block_at + warp * 16 + g;
+    const float *factors = (const float *)block_weights + warp * 16 + g;
     const float factor[2] = {factors[0], factors[8]};
-    Tile<PACKED> tile;
+    Tile<WEIGHT_KIND> tile;
 #pragma unroll
-    for (int piece = 0; piece < unit_pieces(PACKED); piece++) {
-        if (piece) { at += tiles * piece_bytes(PACKED, 0) + warp * (piece_bytes(PACKED, 1) - piece_bytes(PACKED, 0)); }
-        if (piece) {
-            tile.template head<1>(at);
-            tile.fetch(at, 0);
-            tile.template begin<1>();
+    for (int slice = 0; slice < unit_slices(WEIGHT_KIND); slice++) {
+        if (slice) { src += tiles * slice_tile_bytes(WEIGHT_KIND, 0) + warp * (slice_tile_bytes(WEIGHT_KIND, 1) - slice_tile_bytes(WEIGHT_KIND, 0)); }
+        if (slice) {
+            tile.template load_header<1>(src);
+            tile.load_codes(src, 0);
+            tile.template decode_scales<1>();
         } else {
-            tile.template head<0>(at);
-            tile.fetch(at, 0);
-            tile.template begin<0>();
+            tile.template load_header<0>(src);
+            tile.load_codes(src, 0);
+            tile.template decode_scales<0>();
         }
 #pragma unroll
-        for (int q = 0; q < piece_chunks(PACKED); q++) {
-            const int k_block = (unit * unit_pieces(PACKED) + piece) * piece_chunks(PACKED) + q;
-            if (k_block < k_blocks) { expand(tile, at, q, panels, panel_rows, row, factor, k_block); }
+        for (int q = 0; q < slice_chunks(WEIGHT_KIND); q++) {
+            const int k_block = (unit * unit_slices(WEIGHT_KIND) + slice) * slice_chunks(WEIGHT_KIND) + q;
+            if (k_block < k_blocks) { dequant_64(tile, src, q, panels, panel_rows, row, factor, k_block); }
         }
     }
 }

@@ -1,13 +1,13 @@
-// Prefill matrix product for every card from sm_80: x[rows][K] · w[N][K]^T, both as f16 panels, f32 sums.
+// Prefill matrix product for every card from sm_80: x[rows][K] · w[N][K]^T, both as f16 panels, f32 acc.
 //
 //   prefill_gemm   out = (add ? out : 0) + scale * x w^T
-//   prefill_gated  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
 //
 // in   x, w    panels (panel.cuh), x of rows_cap (a multiple of 128) rows, w of w_rows (a multiple of 256) rows
-// out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
+// out  out     f32 [rows][stride] of up to four matrices (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
 // grid persistent, one block of eight warps per multiprocessor, each 64 x 32 of a 128 x 128 tile; K in slices of 64
 //      through a ring of 3 filled by cp.async. Rows run fastest.
-// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu;  define GATED (0 or 1: which entry)
+// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu;  define SWIGLU (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
 // hot
 #define TILE_ROWS 128
@@ -16,20 +16,20 @@
 #include "common/step.cuh"
 #include "prefill/panel.cuh"
 #include "prefill/target.cuh"
-#include "prefill/units.cuh"
+#include "prefill/scheduler.cuh"
 
 #define STAGES 3
 #define THREADS 256
 #define TILE_BYTES (128 * 128)
 
-struct Sums {
+struct Accumulators {
     float at[4][4][4]; // [16 rows][8 columns][mma]
 };
 
-// Begins to fetch slice `block` of the unit's rows and columns.
-__device__ __forceinline__ void fetch(const Work &work, const Unit &unit, int block, u32 to) {
-    const char *x = work.x + ((u64)block * work.rows_cap + unit.row) * 128;
-    const char *w = work.w + ((u64)block * work.w_rows + unit.column) * 128;
+// Begins to load_stage slice `block` of the tile's rows and columns.
+__device__ __forceinline__ void load_stage(const PrefillGemmParams &params, const WorkTile &tile, int block, u32 to) {
+    const char *x = params.x + ((u64)block * params.rows_cap + tile.row) * 128;
+    const char *w = params.w + ((u64)block * params.w_rows + tile.column) * 128;
 #pragma unroll
     for (int i = 0; i < TILE_BYTES / 16 / THREADS; i++) {
         const u32 at = (threadIdx.x + i * THREADS) * 16;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void fetch(const Work &work, const Unit &unit, int bl
 }
 
 // Adds the slice in shared memory at `from`.
-__device__ __forceinline__ void multiply(Sums &sums, u32 from) {
+__device__ __forceinline__ void mma_stage(Accumulators &acc, u32 from) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 x = from + (warp / 4 * 64 + lane % 16) * 128;
     const u32 w = from + TILE_BYTES + (warp % 4 * 32 + lane / 16 * 8 + lane % 8) * 128;
@@ -55,122 +55,122 @@ __device__ __forceinline__ void multiply(Sums &sums, u32 from) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) { mma_f16(sums.at[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]); }
+            for (int j = 0; j < 4; j++) { mma_f16(acc.at[i][j], a[i][0], a[i][1], a[i][2], a[i][3], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]); }
         }
     }
 }
 
-template <class Store> __device__ __forceinline__ void gemm(const Work &work, const Store &store) {
+template <class Epilogue> __device__ __forceinline__ void gemm(const PrefillGemmParams &params, const Epilogue &epilogue) {
     extern __shared__ __align__(128) char memory[];
     const u32 ring = shared_address(memory);
-    const Units units(work);
-    const int rows = work.chunk->rows;
-    for (int index = blockIdx.x; index < units.total; index += gridDim.x) {
-        const Unit unit = units.at(work, index);
-        const int blocks = unit.end_block - unit.first_block;
-        Sums sums = {};
+    const TileScheduler scheduler(params);
+    const int rows = params.chunk->rows;
+    for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
+        const WorkTile tile = scheduler.at(params, index);
+        const int blocks = tile.end_block - tile.first_block;
+        Accumulators acc = {};
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) {
-            if (i < blocks) { fetch(work, unit, unit.first_block + i, ring + i * 2 * TILE_BYTES); }
+            if (i < blocks) { load_stage(params, tile, tile.first_block + i, ring + i * 2 * TILE_BYTES); }
             cp_async_commit();
         }
-        int stage = 0, next = STAGES - 1;
+        int stage = 0, next_stage = STAGES - 1;
         for (int i = 0; i < blocks; i++) {
             cp_async_wait<STAGES - 2>();
             __syncthreads();
             if (i + STAGES - 1 < blocks) {
-                fetch(work, unit, unit.first_block + i + STAGES - 1, ring + next * 2 * TILE_BYTES);
+                load_stage(params, tile, tile.first_block + i + STAGES - 1, ring + next_stage * 2 * TILE_BYTES);
             }
             cp_async_commit();
-            multiply(sums, ring + stage * 2 * TILE_BYTES);
+            mma_stage(acc, ring + stage * 2 * TILE_BYTES);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
-            next = next + 1 == STAGES ? 0 : next + 1;
+            next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         }
-        if (unit.part > 0) { await_turn(work.turns, unit.tile, unit.part); }
-        store(unit, rows, sums);
-        if (work.splits > 1) {
+        if (tile.split > 0) { semaphore_wait(params.semaphores, tile.tile, tile.split); }
+        epilogue(tile, rows, acc);
+        if (params.splits > 1) {
             __threadfence();
             __syncthreads();
-            if (threadIdx.x == 0) { pass_turn(work.turns, unit.tile, unit.part, work.splits); }
+            if (threadIdx.x == 0) { semaphore_release(params.semaphores, tile.tile, tile.split, params.splits); }
         }
     }
 }
 
-#if GATED
-struct Gated {
+#if SWIGLU
+struct SwigluEpilogue {
     char *h;
     int rows_cap;
     float scale, scale_out;
 
-    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
+    __device__ __forceinline__ void operator()(const WorkTile &tile, int rows, const Accumulators &acc) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int first = (unit.column + warp % 4 * 32) / 16;
+        const int first = (tile.column + warp % 4 * 32) / 16;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
+            const int row = tile.row + warp / 4 * 64 + i * 8 + lane / 4;
             if (row >= rows) { break; }
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const float *gate = sums.at[i / 2][2 * j] + i % 2 * 2, *up = sums.at[i / 2][2 * j + 1] + i % 2 * 2;
+                const float *gate = acc.at[i / 2][2 * j] + i % 2 * 2, *up = acc.at[i / 2][2 * j + 1] + i % 2 * 2;
                 const float a = silu(scale * gate[0]) * (scale * up[0]) * scale_out;
                 const float b = silu(scale * gate[1]) * (scale * up[1]) * scale_out;
-                *(u32 *)(h + panel_chunk(rows_cap, row, first + j) + lane % 4 * 4) = panel_pair(a, b);
+                *(u32 *)(h + panel_chunk(rows_cap, row, first + j) + lane % 4 * 4) = panel_f16x2(a, b);
             }
         }
     }
 };
 #else
-struct Columns {
-    Segments segments;
+struct StoreEpilogue {
+    OutputMatrices matrices;
     float scale;
     bool add;
 
-    __device__ __forceinline__ void operator()(const Unit &unit, int rows, const Sums &sums) const {
+    __device__ __forceinline__ void operator()(const WorkTile &tile, int rows, const Accumulators &acc) const {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        int column = unit.column;
-        const Segment to = segment_of(segments, column);
+        int column = tile.column;
+        const OutputMatrix to = output_matrix_of(matrices, column);
         column += warp % 4 * 32 + lane % 4 * 2;
-        const bool onto = add || unit.part > 0, whole = to.width - column >= 32 && to.stride % 2 == 0;
+        const bool accumulate = add || tile.split > 0, is_full_tile = to.width - column >= 32 && to.stride % 2 == 0;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const int row = unit.row + warp / 4 * 64 + i * 8 + lane / 4;
+            const int row = tile.row + warp / 4 * 64 + i * 8 + lane / 4;
             if (row >= rows) { break; }
             float *at = to.out + (u64)row * to.stride + column;
-            if (whole) {
+            if (is_full_tile) {
                 float2 old[4] = {};
-                if (onto) {
+                if (accumulate) {
 #pragma unroll
                     for (int j = 0; j < 4; j++) { old[j] = __ldcg((const float2 *)(at + 8 * j)); }
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float *pair = sums.at[i / 2][j] + i % 2 * 2;
+                    const float *pair = acc.at[i / 2][j] + i % 2 * 2;
                     *(float2 *)(at + 8 * j) = make_float2(fmaf(scale, pair[0], old[j].x), fmaf(scale, pair[1], old[j].y));
                 }
                 continue;
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const float *pair = sums.at[i / 2][j] + i % 2 * 2;
-                store_one(at + 8 * j, scale * pair[0], column + 8 * j < to.width, onto);
-                store_one(at + 8 * j + 1, scale * pair[1], column + 8 * j + 1 < to.width, onto);
+                const float *pair = acc.at[i / 2][j] + i % 2 * 2;
+                store_one(at + 8 * j, scale * pair[0], column + 8 * j < to.width, accumulate);
+                store_one(at + 8 * j + 1, scale * pair[1], column + 8 * j + 1 < to.width, accumulate);
             }
         }
     }
 };
 #endif
 
-#define ATTRIBUTES __global__ void __launch_bounds__(THREADS, 1)
+#define KERNEL_ATTRIBUTES __global__ void __launch_bounds__(THREADS, 1)
 
-#if GATED
-extern "C" ATTRIBUTES prefill_gated(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+#if SWIGLU
+extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
                                     int k_blocks, float scale, float scale_out, char *h) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, Gated{h, rows_cap, scale, scale_out});
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, SwigluEpilogue{h, rows_cap, scale, scale_out});
 }
 #else
-extern "C" ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                                   int k_blocks, int splits, int *turns, float scale, int add, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns}, Columns{to, scale, add != 0});
+extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                   int k_blocks, int splits, int *semaphores, float scale, int add, OutputMatrices to) {
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, splits, semaphores}, StoreEpilogue{to, scale, add != 0});
 }
 #endif

@@ -1,13 +1,13 @@
-// Prefill matrix product for Hopper: x[rows][K] · w[N][K]^T, both as f16 panels, f32 sums.
+// Prefill matrix product for Hopper: x[rows][K] · w[N][K]^T, both as f16 panels, f32 acc.
 //
 //   prefill_gemm   out = (add ? out : 0) + scale * x w^T
-//   prefill_gated  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
 //
 // in   x, w    panels (panel.cuh), x of rows_cap rows, w of w_rows (a multiple of 256) rows
-// out  out     f32 [rows][stride] of up to four segments (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
+// out  out     f32 [rows][stride] of up to four matrices (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
 // grid persistent, one block of three warpgroups per multiprocessor: one keeps bulk copies of K-slices of 64 going
-//      through a ring of 4, two multiply 64 x 256 each of a 128 x 256 tile. Rows run fastest.
-// smem 4 x 48 KB, 8 x 4 KB through which sums leave, barriers;  arch sm_90a;  base path gemm.cu;  define GATED (0 or 1: which entry)
+//      through a ring of 4, two mma_stage 64 x 256 each of a 128 x 256 tile. Rows run fastest.
+// smem 4 x 48 KB, 8 x 4 KB through which acc leave, barriers;  arch sm_90a;  base path gemm.cu;  define SWIGLU (0 or 1: which entry)
 // ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
 // hot
 #define TILE_ROWS 128
@@ -16,7 +16,7 @@
 #include "common/step.cuh"
 #include "prefill/panel.cuh"
 #include "prefill/target.cuh"
-#include "prefill/units.cuh"
+#include "prefill/scheduler.cuh"
 #include "common/wgmma_sm90.cuh"
 #include "prefill/bulk_sm90.cuh"
 
@@ -26,22 +26,22 @@
 #define W_BYTES (TILE_COLUMNS * 128)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 
-__device__ __forceinline__ void produce(const Work &work, u32 ring, u32 full, u32 empty) {
-    const Units units(work);
-    const u64 x_panel = (u64)work.rows_cap * 128;
-    const u64 w_panel = (u64)work.w_rows * 128;
+__device__ __forceinline__ void producer(const PrefillGemmParams &params, u32 ring, u32 full, u32 empty) {
+    const TileScheduler scheduler(params);
+    const u64 x_panel = (u64)params.rows_cap * 128;
+    const u64 w_panel = (u64)params.w_rows * 128;
     int stage = 0;
     u32 parity = 1;
-    for (int index = blockIdx.x; index < units.total; index += gridDim.x) {
-        const Unit unit = units.at(work, index);
-        const char *x = work.x + (u64)unit.row * 128;
-        const char *w = work.w + (u64)unit.column * 128;
-        for (int block = unit.first_block; block < unit.end_block; block++) {
+    for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
+        const WorkTile tile = scheduler.at(params, index);
+        const char *x = params.x + (u64)tile.row * 128;
+        const char *w = params.w + (u64)tile.column * 128;
+        for (int block = tile.first_block; block < tile.end_block; block++) {
             const u32 to = ring + stage * STAGE_BYTES, bar = full + stage * 8;
             mbarrier_wait(empty + stage * 8, parity);
-            mbarrier_expect(bar, STAGE_BYTES);
-            bulk_copy(to, x + block * x_panel, X_BYTES, bar);
-            bulk_copy(to + X_BYTES, w + block * w_panel, W_BYTES, bar);
+            mbarrier_arrive_expect_tx(bar, STAGE_BYTES);
+            cp_async_bulk(to, x + block * x_panel, X_BYTES, bar);
+            cp_async_bulk(to + X_BYTES, w + block * w_panel, W_BYTES, bar);
             if (++stage == STAGES) {
                 stage = 0;
                 parity ^= 1;
@@ -50,26 +50,26 @@ __device__ __forceinline__ void produce(const Work &work, u32 ring, u32 full, u3
     }
 }
 
-template <class Store>
-__device__ __forceinline__ void consume(const Work &work, u32 ring, u32 full, u32 empty,
-                                        const Store &store) {
-    const Units units(work);
+template <class Epilogue>
+__device__ __forceinline__ void consumer(const PrefillGemmParams &params, u32 ring, u32 full, u32 empty,
+                                        const Epilogue &epilogue) {
+    const TileScheduler scheduler(params);
     const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 128;
-    const int rows = work.chunk->rows;
+    const int rows = params.chunk->rows;
     int stage = 0;
     u32 parity = 0;
-    for (int index = blockIdx.x; index < units.total; index += gridDim.x) {
-        const Unit unit = units.at(work, index);
-        float sums[128];
+    for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
+        const WorkTile tile = scheduler.at(params, index);
+        float acc[128];
         int previous = -1;
-        for (int block = unit.first_block; block < unit.end_block; block++) {
+        for (int block = tile.first_block; block < tile.end_block; block++) {
             const u32 at = ring + stage * STAGE_BYTES;
-            const u64 x = operand(at + group * (X_BYTES / 2)), w = operand(at + X_BYTES);
+            const u64 x = wgmma_desc(at + group * (X_BYTES / 2)), w = wgmma_desc(at + X_BYTES);
             mbarrier_wait(full + stage * 8, parity);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                wgmma_256(sums, x + 2 * k, w + 2 * k, block > unit.first_block || k > 0);
+                wgmma_m64n256(acc, x + 2 * k, w + 2 * k, block > tile.first_block || k > 0);
             }
             wgmma_commit();
             wgmma_wait<1>();
@@ -82,21 +82,21 @@ __device__ __forceinline__ void consume(const Work &work, u32 ring, u32 full, u3
         }
         wgmma_wait<0>();
         if (previous >= 0 && lane == 0) { mbarrier_arrive(empty + previous * 8); }
-        if (work.splits > 1) {
-            if (unit.part > 0) { await_turn(work.turns, unit.tile, unit.part); }
+        if (params.splits > 1) {
+            if (tile.split > 0) { semaphore_wait(params.semaphores, tile.tile, tile.split); }
         }
-        store(unit, unit.row + group * 64 + lane / 32 * 16, rows, ring + STAGES * STAGE_BYTES + 128, sums);
-        if (work.splits > 1) {
+        epilogue(tile, tile.row + group * 64 + lane / 32 * 16, rows, ring + STAGES * STAGE_BYTES + 128, acc);
+        if (params.splits > 1) {
             asm volatile("bar.sync 1, 256;" ::: "memory");
             if (threadIdx.x == 128) {
                 __threadfence();
-                pass_turn(work.turns, unit.tile, unit.part, work.splits);
+                semaphore_release(params.semaphores, tile.tile, tile.split, params.splits);
             }
         }
     }
 }
 
-template <class Store> __device__ __forceinline__ void gemm(const Work &work, const Store &store) {
+template <class Epilogue> __device__ __forceinline__ void gemm(const PrefillGemmParams &params, const Epilogue &epilogue) {
     extern __shared__ __align__(1024) char memory[];
     const u32 ring = shared_address(memory);
     const u32 full = ring + STAGES * STAGE_BYTES, empty = full + STAGES * 8;
@@ -105,26 +105,26 @@ template <class Store> __device__ __forceinline__ void gemm(const Work &work, co
             mbarrier_init(full + i * 8, 1);
             mbarrier_init(empty + i * 8, 2);
         }
-        mbarrier_init_fence();
+        fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0) { produce(work, ring, full, empty); }
+        if (threadIdx.x == 0) { producer(params, ring, full, empty); }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consume(work, ring, full, empty, store);
+        consumer(params, ring, full, empty, epilogue);
     }
 }
 
-#if GATED
-struct Gated {
+#if SWIGLU
+struct SwigluEpilogue {
     char *h;
     int rows_cap;
     float scale, scale_out;
 
-    __device__ __forceinline__ void operator()(const Unit &unit, int first_row, int rows, u32, float (&sums)[128]) const {
-        const int lane = threadIdx.x % 32, row = first_row + lane / 4, first = unit.column / 16 + lane % 4;
+    __device__ __forceinline__ void operator()(const WorkTile &tile, int first_row, int rows, u32, float (&acc)[128]) const {
+        const int lane = threadIdx.x % 32, row = first_row + lane / 4, first = tile.column / 16 + lane % 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -132,8 +132,8 @@ struct Gated {
                 u32 v[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float *gate = sums + 8 * (chunk + j) + 2 * half, *up = gate + 4;
-                    v[j] = panel_pair(gated(gate[0], up[0]), gated(gate[1], up[1]));
+                    const float *gate = acc + 8 * (chunk + j) + 2 * half, *up = gate + 4;
+                    v[j] = panel_f16x2(gated(gate[0], up[0]), gated(gate[1], up[1]));
                 }
                 quad_transpose(v);
                 if (row + 8 * half < rows) {
@@ -150,31 +150,31 @@ struct Gated {
     }
 };
 #else
-struct Columns {
-    Segments segments;
+struct StoreEpilogue {
+    OutputMatrices matrices;
     float scale;
     bool add;
 
-    // A warp hands its 16 rows on in pieces of 64 columns through its own part of shared memory, so that what goes out is
-    // whole lines.
-    __device__ __forceinline__ void operator()(const Unit &unit, int first, int rows, u32 staging,
-                                               float (&sums)[128]) const {
-        int column = unit.column;
-        const Segment to = segment_of(segments, column);
+    // A warp hands its 16 rows on in pieces of 64 columns through its warp_staging split of shared memory, so that what goes out is
+    // is_full_tile lines.
+    __device__ __forceinline__ void operator()(const WorkTile &tile, int first, int rows, u32 staging,
+                                               float (&acc)[128]) const {
+        int column = tile.column;
+        const OutputMatrix to = output_matrix_of(matrices, column);
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 4;
-        const bool onto = add || unit.part > 0;
-        const bool whole = to.width - column >= TILE_COLUMNS && to.stride % 4 == 0;
-        const u32 own = staging + warp * STAGING;
+        const bool accumulate = add || tile.split > 0;
+        const bool is_full_tile = to.width - column >= TILE_COLUMNS && to.stride % 4 == 0;
+        const u32 warp_staging = staging + warp * STAGING;
 #pragma unroll
-        for (int piece = 0; piece < 4; piece++) {
+        for (int column_block = 0; column_block < 4; column_block++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int row = lane / 4 + 8 * half;
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    const float *v = sums + 4 * (8 * piece + j) + 2 * half;
+                    const float *v = acc + 4 * (8 * column_block + j) + 2 * half;
                     const u32 chunk = (2 * j + lane % 4 / 2) ^ (row & 7) * 2;
-                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(own + row * 256 + chunk * 16 + lane % 2 * 8),
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(warp_staging + row * 256 + chunk * 16 + lane % 2 * 8),
                                  "f"(scale * v[0]), "f"(scale * v[1])
                                  : "memory");
                 }
@@ -182,29 +182,29 @@ struct Columns {
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const int row = 2 * i + lane / 16, at = column + piece * 64 + lane % 16 * 4;
+                const int row = 2 * i + lane / 16, at = column + column_block * 64 + lane % 16 * 4;
                 const u32 chunk = (lane % 16) ^ (row & 7) * 2;
                 float4 v;
                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                              : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                             : "r"(own + row * 256 + chunk * 16)
+                             : "r"(warp_staging + row * 256 + chunk * 16)
                              : "memory");
-                if (first + row < rows) { store_four(to, first + row, at, v, whole, onto); }
+                if (first + row < rows) { store_4(to, first + row, at, v, is_full_tile, accumulate); }
             }
             __syncwarp();
         }
     }
 
-    __device__ __forceinline__ void store_four(const Segment &to, int row, int column, const float4 &v, bool whole,
-                                               bool onto) const {
+    __device__ __forceinline__ void store_4(const OutputMatrix &to, int row, int column, const float4 &v, bool is_full_tile,
+                                               bool accumulate) const {
         float *at = to.out + (u64)row * to.stride + column;
-        if (!whole) {
-            store_one(at, v.x, column < to.width, onto);
-            store_one(at + 1, v.y, column + 1 < to.width, onto);
-            store_one(at + 2, v.z, column + 2 < to.width, onto);
-            store_one(at + 3, v.w, column + 3 < to.width, onto);
-        } else if (onto) {
-            add_four(at, v);
+        if (!is_full_tile) {
+            store_one(at, v.x, column < to.width, accumulate);
+            store_one(at + 1, v.y, column + 1 < to.width, accumulate);
+            store_one(at + 2, v.z, column + 2 < to.width, accumulate);
+            store_one(at + 3, v.w, column + 3 < to.width, accumulate);
+        } else if (accumulate) {
+            red_add_v4(at, v);
         } else {
             *(float4 *)at = v;
         }
@@ -212,15 +212,15 @@ struct Columns {
 };
 #endif
 
-#define ATTRIBUTES __global__ void __launch_bounds__(384, 1)
-#if GATED
-extern "C" ATTRIBUTES prefill_gated(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+#define KERNEL_ATTRIBUTES __global__ void __launch_bounds__(384, 1)
+#if SWIGLU
+extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
                                     int k_blocks, float scale, float scale_out, char *h) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, Gated{h, rows_cap, scale, scale_out});
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0}, SwigluEpilogue{h, rows_cap, scale, scale_out});
 }
 #else
-extern "C" ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
-                                   int k_blocks, int splits, int *turns, float scale, int add, Segments to) {
-    gemm(Work{x, w, chunk, rows_cap, w_rows, k_blocks, splits, turns}, Columns{to, scale, add != 0});
+extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char *x, const char *w, const Chunk *chunk, int rows_cap, int w_rows,
+                                   int k_blocks, int splits, int *semaphores, float scale, int add, OutputMatrices to) {
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, splits, semaphores}, StoreEpilogue{to, scale, add != 0});
 }
 #endif

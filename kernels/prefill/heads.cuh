@@ -46,7 +46,7 @@ __device__ __forceinline__ void store_head(const HeadsOut &to, int first, int he
                 const int column = head * DIM + (chunk + j) * 8 + lane % 4 * 2;
                 if (there) { *(float2 *)(to.y + (u64)row * (HEADS * DIM) + column) = make_float2(a, b); }
 #endif
-                pairs[j] = panel_pair(a, b);
+                pairs[j] = panel_f16x2(a, b);
             }
 #if PANELS_OUT
             quad_transpose(pairs);

@@ -15,7 +15,7 @@ __device__ __forceinline__ u64 panel_chunk(int rows_cap, int row, int chunk8) {
 }
 
 // Two f32 to a pair of f16, `low` in the low half; finite values beyond the range become +-65504, NaN stays.
-__device__ __forceinline__ u32 panel_pair(float low, float high) {
+__device__ __forceinline__ u32 panel_f16x2(float low, float high) {
     u32 pair;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
@@ -23,17 +23,17 @@ __device__ __forceinline__ u32 panel_pair(float low, float high) {
 
 // A 4 x 4 transpose among four neighbouring lanes: lane t of a quad gives v[0..3] and gets word t of lanes 0..3.
 __device__ __forceinline__ void quad_transpose(u32 (&v)[4]) {
-    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    const bool is_odd = threadIdx.x & 1, is_upper = threadIdx.x & 2;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(WARP_ALL, odd ? v[i] : v[i + 1], 1);
-        v[i] = odd ? got : v[i];
-        v[i + 1] = odd ? v[i + 1] : got;
+        const u32 received = __shfl_xor_sync(WARP_ALL, is_odd ? v[i] : v[i + 1], 1);
+        v[i] = is_odd ? received : v[i];
+        v[i + 1] = is_odd ? v[i + 1] : received;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const u32 got = __shfl_xor_sync(WARP_ALL, upper ? v[i] : v[i + 2], 2);
-        v[i] = upper ? got : v[i];
-        v[i + 2] = upper ? v[i + 2] : got;
+        const u32 received = __shfl_xor_sync(WARP_ALL, is_upper ? v[i] : v[i + 2], 2);
+        v[i] = is_upper ? received : v[i];
+        v[i + 2] = is_upper ? v[i + 2] : received;
     }
 }

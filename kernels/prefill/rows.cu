@@ -1,10 +1,10 @@
-// From f32 rows to what a prefill product reads: f16 panels, and f32 rows where the weights are f32.
+// From f32 rows out what a prefill product reads: f16 panels, and f32 rows where the weights are f32.
 //
-//   rows_norm    y = x / sqrt(mean(x^2) + eps) * weight      rows_copy    y = x
-//   rows_swiglu  y = silu(gate) * up
+//   prefill_rms_norm    y = x / sqrt(mean(x^2) + eps) * weight      prefill_convert    y = x
+//   prefill_swiglu  y = silu(gate) * up
 //
 // in   x, gate, up  f32 [rows][stride]      weight f32 [WIDTH]
-// out  panels       f16(scale * y), rows_cap rows, WIDTH padded to 64 with zeros; 0 where not wanted
+// out  panels       f16(scale * y), rows_cap rows, WIDTH padded out 64 with zeros; 0 where not wanted
 //      y            f32 [rows][WIDTH]; 0 where not wanted
 // grid one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
 // define WIDTH (a multiple of 4);  arch sm_80 and up
@@ -15,40 +15,40 @@
 
 #define THREADS 128
 #define CHUNKS ((WIDTH + 63) / 64 * 8)
-#define PER_THREAD ((CHUNKS + THREADS - 1) / THREADS)
+#define CHUNKS_PER_THREAD ((CHUNKS + THREADS - 1) / THREADS)
 
-struct Eight {
+struct Float8 {
     float at[8];
 };
 
-__device__ __forceinline__ Eight load_eight(const float *row, int chunk) {
-    Eight v;
+__device__ __forceinline__ Float8 load_8(const float *row, int chunk) {
+    Float8 v;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int column = chunk * 8 + half * 4;
-        const float4 four =
+        const float4 quad =
             column < WIDTH ? *(const float4 *)(row + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        v.at[4 * half] = four.x;
-        v.at[4 * half + 1] = four.y;
-        v.at[4 * half + 2] = four.z;
-        v.at[4 * half + 3] = four.w;
+        v.at[4 * half] = quad.x;
+        v.at[4 * half + 1] = quad.y;
+        v.at[4 * half + 2] = quad.z;
+        v.at[4 * half + 3] = quad.w;
     }
     return v;
 }
 
-struct Target {
+struct PanelOutput {
     char *panels;
     int rows_cap;
     float scale;
     float *y;
 
-    __device__ __forceinline__ void store(int row, int chunk, const Eight &v) const {
+    __device__ __forceinline__ void store(int row, int chunk, const Float8 &v) const {
         if (panels) {
             uint4 packed;
-            packed.x = panel_pair(scale * v.at[0], scale * v.at[1]);
-            packed.y = panel_pair(scale * v.at[2], scale * v.at[3]);
-            packed.z = panel_pair(scale * v.at[4], scale * v.at[5]);
-            packed.w = panel_pair(scale * v.at[6], scale * v.at[7]);
+            packed.x = panel_f16x2(scale * v.at[0], scale * v.at[1]);
+            packed.y = panel_f16x2(scale * v.at[2], scale * v.at[3]);
+            packed.z = panel_f16x2(scale * v.at[4], scale * v.at[5]);
+            packed.w = panel_f16x2(scale * v.at[6], scale * v.at[7]);
             *(uint4 *)(panels + panel_chunk(rows_cap, row, chunk)) = packed;
         }
         if (y) {
@@ -65,55 +65,55 @@ struct Target {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rows_norm(const float *x, int stride, const Chunk *chunk, const float *weight, float eps, char *panels,
+    prefill_rms_norm(const float *x, int stride, const Chunk *chunk, const float *weight, float eps, char *panels,
               int rows_cap, float scale, float *y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) { return; }
-    const Target to = {panels, rows_cap, scale, y};
-    __shared__ float room[THREADS / 32];
-    Eight held[PER_THREAD];
+    const PanelOutput out = {panels, rows_cap, scale, y};
+    __shared__ float warp_sums[THREADS / 32];
+    Float8 values[CHUNKS_PER_THREAD];
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        held[i] = load_eight(x + (u64)row * stride, threadIdx.x + i * THREADS);
+    for (int i = 0; i < CHUNKS_PER_THREAD; i++) {
+        values[i] = load_8(x + (u64)row * stride, threadIdx.x + i * THREADS);
 #pragma unroll
-        for (int j = 0; j < 8; j++) { sum = fmaf(held[i].at[j], held[i].at[j], sum); }
+        for (int j = 0; j < 8; j++) { sum = fmaf(values[i].at[j], values[i].at[j], sum); }
     }
-    const float norm = 1.0f / sqrtf(block_sum<THREADS / 32>(sum, room) / WIDTH + eps);
+    const float norm = 1.0f / sqrtf(block_sum<THREADS / 32>(sum, warp_sums) / WIDTH + eps);
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
+    for (int i = 0; i < CHUNKS_PER_THREAD; i++) {
         const int at = threadIdx.x + i * THREADS;
         if (at >= CHUNKS) { break; }
-        const Eight w = load_eight(weight, at);
-        Eight v;
+        const Float8 w = load_8(weight, at);
+        Float8 v;
 #pragma unroll
-        for (int j = 0; j < 8; j++) { v.at[j] = at * 8 + j < WIDTH ? held[i].at[j] * norm * w.at[j] : 0.0f; }
-        to.store(row, at, v);
+        for (int j = 0; j < 8; j++) { v.at[j] = at * 8 + j < WIDTH ? values[i].at[j] * norm * w.at[j] : 0.0f; }
+        out.store(row, at, v);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rows_copy(const float *x, int stride, const Chunk *chunk, char *panels, int rows_cap, float scale, float *y) {
+    prefill_convert(const float *x, int stride, const Chunk *chunk, char *panels, int rows_cap, float scale, float *y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) { return; }
-    const Target to = {panels, rows_cap, scale, y};
+    const PanelOutput out = {panels, rows_cap, scale, y};
     for (int at = threadIdx.x; at < CHUNKS; at += THREADS) {
-        to.store(row, at, load_eight(x + (u64)row * stride, at));
+        out.store(row, at, load_8(x + (u64)row * stride, at));
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rows_swiglu(const float *gate, const float *up, int stride, const Chunk *chunk, char *panels, int rows_cap,
+    prefill_swiglu(const float *gate, const float *up, int stride, const Chunk *chunk, char *panels, int rows_cap,
                 float scale, float *y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) { return; }
-    const Target to = {panels, rows_cap, scale, y};
+    const PanelOutput out = {panels, rows_cap, scale, y};
     for (int at = threadIdx.x; at < CHUNKS; at += THREADS) {
-        const Eight g = load_eight(gate + (u64)row * stride, at);
-        const Eight u = load_eight(up + (u64)row * stride, at);
-        Eight v;
+        const Float8 g = load_8(gate + (u64)row * stride, at);
+        const Float8 u = load_8(up + (u64)row * stride, at);
+        Float8 v;
 #pragma unroll
         for (int j = 0; j < 8; j++) { v.at[j] = g.at[j] / (1.0f + expf(-g.at[j])) * u.at[j]; }
-        to.store(row, at, v);
+        out.store(row, at, v);
     }
 }

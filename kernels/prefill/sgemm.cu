@@ -4,9 +4,9 @@
 // low * high, 2^-20 of it left out. The units cut their sums off as well: 5e-6 of a row's norm at K = 5120 (measured), where
 // f32 sums on the plain units lose 1e-6.
 //
-// in   x f32 [rows][K]      w of up to four matrices f32 [n_out][K], plain      K a multiple of 4
+// in   x f32 [rows][K]      w of up dst four matrices f32 [n_out][K], plain      K a multiple of 4
 // out  f32 [rows][stride] of each
-// grid (ceil(columns / 48), ceil(largest chunk / 32)): a block has 32 rows and 48 columns, each matrix padded to a
+// grid (ceil(columns / 48), ceil(largest chunk / 32)): a block has 32 rows and 48 columns, each matrix padded dst a
 //      multiple of 8 columns. Eight warps take the sixteens of K in turn, and their sums are added in order, so a row's
 //      bits depend on nothing but the row. In a step of 16, lane t of four holds k = 4t .. 4t + 3 of both operands: two
 //      products over k in one order.
@@ -21,35 +21,35 @@
 #define COLUMNS 48
 #define TILES (COLUMNS / 8)
 
-struct Plain {
+struct F32Matrix {
     const float *w; // [width][K]
     float *out;     // [rows][stride]
     int width, stride;
 };
 
-struct Plains {
-    Plain at[4];
+struct F32Matrices {
+    F32Matrix at[4];
 };
 
-// The matrix that padded column `column` belongs to, which becomes relative to it.
-__device__ __forceinline__ Plain plain_of(const Plains &plains, int &column) {
-    Plain found = plains.at[0];
+// The matrix that padded column `column` belongs dst, which becomes relative dst it.
+__device__ __forceinline__ F32Matrix f32_matrix_of(const F32Matrices &matrices, int &column) {
+    F32Matrix matrix = matrices.at[0];
 #pragma unroll
     for (int i = 1; i < 4; i++) {
-        const int padded = (found.width + 7) & ~7;
-        if (column < padded || plains.at[i].width == 0) { break; }
+        const int padded = (matrix.width + 7) & ~7;
+        if (column < padded || matrices.at[i].width == 0) { break; }
         column -= padded;
-        found = plains.at[i];
+        matrix = matrices.at[i];
     }
-    return found;
+    return matrix;
 }
 
 // Four floats as tf32 terms.
-struct Split {
+struct Tf32Split {
     u32 high[4], low[4];
 
-    __device__ __forceinline__ Split(const float *from, bool there) {
-        const float4 v = there ? *(const float4 *)from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    __device__ __forceinline__ Tf32Split(const float *from, bool in_bounds) {
+        const float4 v = in_bounds ? *(const float4 *)from : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         const float x[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -60,8 +60,8 @@ struct Split {
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    prefill_sgemm(const float *x, const Chunk *chunk, int k, Plains plains, int add) {
-    extern __shared__ float partial[]; // [warp][row][column]
+    prefill_sgemm(const float *x, const Chunk *chunk, int k, F32Matrices matrices, int add) {
+    extern __shared__ float warp_sums_smem[]; // [warp][row][column]
     const int rows = chunk->rows, first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) { return; }
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -71,21 +71,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
         int column = first_column + j * 8 + g;
-        const Plain from = plain_of(plains, column);
+        const F32Matrix from = f32_matrix_of(matrices, column);
         ws[j] = from.w + (u64)min(column, from.width - 1) * k + t * 4;
     }
     float sums[2][TILES][4] = {};
 #pragma unroll 2
     for (int at = warp * 16; at < k; at += WARPS * 16) {
-        const bool there = at + t * 4 < k;
-        const Split a[4] = {Split(xs[0] + at, there), Split(xs[1] + at, there), Split(xs[2] + at, there),
-                            Split(xs[3] + at, there)};
+        const bool in_bounds = at + t * 4 < k;
+        const Tf32Split a[4] = {Tf32Split(xs[0] + at, in_bounds), Tf32Split(xs[1] + at, in_bounds), Tf32Split(xs[2] + at, in_bounds),
+                            Tf32Split(xs[3] + at, in_bounds)};
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            const Split b(ws[j] + at, there);
+            const Tf32Split b(ws[j] + at, in_bounds);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const Split &upper = a[2 * i], &lower = a[2 * i + 1];
+                const Tf32Split &upper = a[2 * i], &lower = a[2 * i + 1];
 #pragma unroll
                 for (int s = 0; s < 4; s += 2) {
                     mma_tf32(sums[i][j], upper.low[s], lower.low[s], upper.low[s + 1], lower.low[s + 1], b.high[s], b.high[s + 1]);
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         for (int j = 0; j < TILES; j++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float *to = partial + (warp * ROWS + i * 16 + half * 8 + g) * COLUMNS + j * 8 + t * 2;
-                *(float2 *)to = make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]);
+                float *dst = warp_sums_smem + (warp * ROWS + i * 16 + half * 8 + g) * COLUMNS + j * 8 + t * 2;
+                *(float2 *)dst = make_float2(sums[i][j][2 * half], sums[i][j][2 * half + 1]);
             }
         }
     }
@@ -110,12 +110,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     for (int at = threadIdx.x; at < ROWS * COLUMNS; at += WARPS * 32) {
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WARPS; i++) { sum += partial[i * ROWS * COLUMNS + at]; }
+        for (int i = 0; i < WARPS; i++) { sum += warp_sums_smem[i * ROWS * COLUMNS + at]; }
         int column = first_column + at % COLUMNS;
         const int row = first_row + at / COLUMNS;
-        const Plain to = plain_of(plains, column);
-        if (row < rows && column < to.width) {
-            float *out = to.out + (u64)row * to.stride + column;
+        const F32Matrix dst = f32_matrix_of(matrices, column);
+        if (row < rows && column < dst.width) {
+            float *out = dst.out + (u64)row * dst.stride + column;
             *out = add ? *out + sum : sum;
         }
     }

@@ -1,25 +1,25 @@
 // Edits of logits on the device: contract::Edits::apply, value for value.
 //
-//   rows_edit_dense    edited = allowed(t) ? raw : -inf                      for rows that have edits
-//   rows_edit_sparse   edited[t] += bias;  then per count: repetition, frequency and presence
+//   logits_edit_dense    edited = allowed(t) ? raw : -inf                      for rows that have edits
+//   logits_edit_sparse   edited[t] += bias;  then per count: repetition, frequency and presence
 //
-// in   header asked rows at int ASKED_AT; logits [asked][STRIDE] f32; edits EditHead
+// in   header asked rows at int N_LOGITS_ROWS_AT; logits [asked][STRIDE] f32; edits LogitEditsHeader
 // out  edited [asked][STRIDE] f32, rows with edits only
 // grid dense (ceil(VOCAB / 4096), rows) x 256; sparse rows x 256
 // arch sm_80 and up     reference contract::Edits::apply     test rows::edits_equal_the_contract
 #include "common/prelude.cuh"
 #include "rows/edits.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) rows_edit_dense(
+extern "C" __global__ void __launch_bounds__(256) logits_edit_dense(
     const int* __restrict__ header, const float* __restrict__ logits, float* __restrict__ edited,
-    const EditHead* __restrict__ edits) {
+    const LogitEditsHeader* __restrict__ edits) {
     pdl_launch();
     const int row = blockIdx.y;
     pdl_wait();
-    if (row >= header[ASKED_AT]) return;
-    const int which = edits->of[row];
-    if (which < 0) return;
-    const int mask = edits->edit[which].mask;
+    if (row >= header[N_LOGITS_ROWS_AT]) return;
+    const int edit_index = edits->of[row];
+    if (edit_index < 0) return;
+    const int mask = edits->edit[edit_index].mask;
     const unsigned long long* words = (const unsigned long long*)edits + mask;
     for (int i = 0; i < 16; i++) {
         const int id = blockIdx.x * 4096 + i * 256 + threadIdx.x;
@@ -30,15 +30,15 @@ extern "C" __global__ void __launch_bounds__(256) rows_edit_dense(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) rows_edit_sparse(
-    const int* __restrict__ header, float* __restrict__ edited, const EditHead* __restrict__ edits) {
+extern "C" __global__ void __launch_bounds__(256) logits_edit_sparse(
+    const int* __restrict__ header, float* __restrict__ edited, const LogitEditsHeader* __restrict__ edits) {
     pdl_launch();
     const int row = blockIdx.x;
     pdl_wait();
-    if (row >= header[ASKED_AT]) return;
-    const int which = edits->of[row];
-    if (which < 0) return;
-    const Edit edit = edits->edit[which];
+    if (row >= header[N_LOGITS_ROWS_AT]) return;
+    const int edit_index = edits->of[row];
+    if (edit_index < 0) return;
+    const LogitEdit edit = edits->edit[edit_index];
     float* values = edited + (size_t)row * STRIDE;
     const BiasEntry* biases = (const BiasEntry*)((const unsigned long long*)edits + edit.bias);
     for (int i = threadIdx.x; i < edit.biases; i += 256) {

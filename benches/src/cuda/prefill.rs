@@ -251,7 +251,7 @@ fn parts(bench: &mut Bench, name: &str, launches: &[Launch], work: Work) -> Resu
     time(bench, name, launches, work)?;
     for launch in launches {
         let alone = match launch.entry {
-            "prefill_gemm" | "prefill_gated" => work,
+            "prefill_gemm" | "prefill_gemm_swiglu" => work,
             _ => Work::default(),
         };
         time(

@@ -166,11 +166,11 @@ impl Form {
     fn unit(self, bucket: usize) -> Unit {
         Unit::new("matmul/chain_sm90.cu")
             .define("ROWS", bucket)
-            .define("NT", bucket.div_ceil(8))
-            .define("RING", self.ring)
+            .define("N8_TILES", bucket.div_ceil(8))
+            .define("RING_BYTES", self.ring)
             .define("KINDS", self.kinds)
-            .define("SEGMENTS", MAX_SEGMENTS)
-            .define("PLAIN", u8::from(self.plain))
+            .define("MAX_MATRICES", MAX_SEGMENTS)
+            .define("F32_MATRICES", u8::from(self.plain))
     }
 }
 
@@ -372,7 +372,7 @@ impl Stages {
         ]);
         words.extend(plain.into_iter().flatten());
         Launch {
-            entry: "matmul_chain",
+            entry: "fused_layer",
             unit: form.unit(bucket),
             grid: [card.multiprocessors, 1, 1],
             block: [THREADS, 1, 1],

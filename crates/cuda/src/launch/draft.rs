@@ -24,9 +24,9 @@ pub fn path_rows(
     out: Out,
 ) -> Launch {
     Launch {
-        entry: "draft_path_rows",
+        entry: "draft_gather_path_rows",
         unit: out.define(
-            Unit::new("draft/path_rows.cu").define("KEPT", kept),
+            Unit::new("draft/path_rows.cu").define("FEATURE_ROWS", kept),
             width,
             rows,
         ),

@@ -21,7 +21,7 @@ pub fn gather(
         ty.name()
     );
     Launch {
-        entry: "embed_gather",
+        entry: "embedding_gather",
         unit: Unit::new("embed/gather.cu")
             .define("SOURCE", source.number())
             .define("TYPE", ty.id())

@@ -21,7 +21,7 @@ pub fn swiglu(
         .define("SOURCE", source.number())
         .define("STRIDE", stride);
     Launch {
-        entry: "ffn_swiglu",
+        entry: "swiglu_rows",
         unit: out.define(unit, width, rows),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [128, 1, 1],

@@ -170,11 +170,11 @@ impl Form {
     fn unit(self) -> Unit {
         Unit::new("matmul/small.cu")
             .define("ROWS", self.rows)
-            .define("NT", self.tiles())
+            .define("N8_TILES", self.tiles())
             .define("STAGES", self.stages)
             .define("KINDS", self.kinds)
-            .define("SEGMENTS", MAX_SEGMENTS)
-            .define("PLAIN", u8::from(self.plain))
+            .define("MAX_MATRICES", MAX_SEGMENTS)
+            .define("F32_MATRICES", u8::from(self.plain))
     }
 }
 
@@ -351,7 +351,7 @@ impl Part {
             ));
         }
         Launch {
-            entry: "matmul_small",
+            entry: "gemm_small_batch",
             unit: form.unit(),
             grid: [self.card.multiprocessors, 1, 1],
             block: [THREADS, 1, 1],

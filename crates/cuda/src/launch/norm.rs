@@ -61,7 +61,7 @@ impl Out {
     pub(super) fn define(self, unit: Unit, width: usize, rows: usize) -> Unit {
         let wanted = |at: u64| u32::from(at != 0);
         unit.define("WIDTH", width)
-            .define("N_TILES", rows.div_ceil(8))
+            .define("N8_TILES", rows.div_ceil(8))
             .define("OUT_F32", wanted(self.f32))
             .define("OUT_F16", wanted(self.f16))
     }
@@ -110,7 +110,7 @@ pub fn rms_and_scales(
         .define("UPDATE", u32::from(x.update != 0))
         .define("NORM_WARPS", warps);
     Launch {
-        entry: "norm_rms",
+        entry: "rms_norm",
         unit: out.define(unit, shape.width, rows),
         grid: [rows as u32, 1, 1],
         block: [warps as u32 * 32, 1, 1],
@@ -169,7 +169,7 @@ pub fn convert(width: usize, rows: usize, source: Source, x: u64, out: Out) -> L
         .define("SOURCE", source.number())
         .define("NORM_WARPS", 0);
     Launch {
-        entry: "norm_convert",
+        entry: "convert_rows",
         unit: out.define(unit, width, rows),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [128, 1, 1],

@@ -192,13 +192,13 @@ pub fn launch(
     let unit = Unit::new("matmul/one.cu")
         .define("WARPS", warps)
         .define("KINDS", bits)
-        .define("SEGMENTS", MAX_SEGMENTS)
-        .define("PLAIN", u8::from(has_plain))
+        .define("MAX_MATRICES", MAX_SEGMENTS)
+        .define("F32_MATRICES", u8::from(has_plain))
         .define("NORM", u8::from(normed))
         .define("NORM_WARPS", if normed { norm::warps(cols) } else { 1 })
-        .define("GATED", u8::from(gated));
+        .define("SWIGLU", u8::from(gated));
     Some(Launch {
-        entry: "matmul_one",
+        entry: "gemv_batch_1",
         unit: Out::default().define(unit, cols, 1),
         grid: [narrow(groups + line.blocks), 1, 1],
         block: [narrow(32 * warps), 1, 1],

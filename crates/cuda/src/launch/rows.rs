@@ -103,10 +103,10 @@ impl Reduce {
             Source::Chunk(_) | Source::AskedOfChunk(_) => 3,
         };
         Unit::new(file)
-            .define("ASKED_AT", asked_at)
+            .define("N_LOGITS_ROWS_AT", asked_at)
             .define("VOCAB", self.vocab)
             .define("STRIDE", self.stride)
-            .define("GROUP", self.group())
+            .define("GROUP_SIZE", self.group())
     }
 }
 
@@ -118,7 +118,7 @@ pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2]
     );
     let unit = shape.unit("rows/edit.cu", source);
     let dense = Launch {
-        entry: "rows_edit_dense",
+        entry: "logits_edit_dense",
         unit: unit.clone(),
         grid: [shape.vocab.div_ceil(4096) as u32, rows as u32, 1],
         block: [256, 1, 1],
@@ -132,7 +132,7 @@ pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2]
         overlap: true,
     };
     let sparse = Launch {
-        entry: "rows_edit_sparse",
+        entry: "logits_edit_sparse",
         unit,
         grid: [rows as u32, 1, 1],
         block: [256, 1, 1],
@@ -155,7 +155,7 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
     );
     let runs = shape.vocab.div_ceil(RUN);
     let scan = Launch {
-        entry: "rows_scan",
+        entry: "logits_reduce_chunks",
         unit: shape.unit("rows/scan.cu", source),
         grid: [
             runs.div_ceil(8) as u32,
@@ -174,7 +174,7 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
         overlap: true,
     };
     let select = Launch {
-        entry: "rows_select",
+        entry: "logits_top_k",
         unit: shape.unit("rows/select.cu", source).define("K", shape.k),
         grid: [rows as u32, 1, 1],
         block: [1024, 1, 1],
@@ -268,12 +268,12 @@ pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch
         "a tap of {width} values of {source:?} at {to:?}"
     );
     Launch {
-        entry: "rows_tap",
+        entry: "capture_hidden_states",
         unit: Unit::new("rows/tap.cu")
             .define("WIDTH", width)
             .define("STRIDE", to.stride)
             .define("OFFSET", to.offset)
-            .define("PLACED", u8::from(to.placed)),
+            .define("TO_FEATURE_POOL", u8::from(to.placed)),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [256, 1, 1],
         shared: 0,

@@ -52,14 +52,14 @@ impl PrefillFixture {
             .into_iter()
             .filter(|&kind| kind != WeightKind::F32);
         units.extend(
-            kinds.map(|kind| Unit::new("prefill/dequant.cu").define("PACKED", kind as u32)),
+            kinds.map(|kind| Unit::new("prefill/dequant.cu").define("WEIGHT_KIND", kind as u32)),
         );
         let file = |card: &Card| match card.warpgroups {
             true => "prefill/gemm_sm90.cu",
             false => "prefill/gemm.cu",
         };
         for file in cards(&gpu).iter().map(file) {
-            units.extend([0, 1].map(|gated| Unit::new(file).define("GATED", gated)));
+            units.extend([0, 1].map(|gated| Unit::new(file).define("SWIGLU", gated)));
         }
         units.push(Unit::new("prefill/sgemm.cu"));
         let modules = card::modules(&gpu, &units);

@@ -210,7 +210,7 @@ pub fn gated(
             .f32(1.0)
             .f32(1.0)
             .ptr(to);
-        launches.push(on_tiles(card, "prefill_gated", args));
+        launches.push(on_tiles(card, "prefill_gemm_swiglu", args));
     }
     launches
 }
@@ -273,8 +273,8 @@ fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
     );
     let (kind, units) = (segment.kind, segment.kind.units(cols));
     Launch {
-        entry: "dequant",
-        unit: Unit::new("prefill/dequant.cu").define("PACKED", kind as u32),
+        entry: "prefill_dequant",
+        unit: Unit::new("prefill/dequant.cu").define("WEIGHT_KIND", kind as u32),
         grid: [count(units), count(rows.div_ceil(BLOCK_ROWS)), 1],
         block: [256, 1, 1],
         shared: 0,
@@ -338,7 +338,7 @@ fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
     };
     Launch {
         entry,
-        unit: Unit::new(file).define("GATED", u32::from(entry == "prefill_gated")),
+        unit: Unit::new(file).define("SWIGLU", u32::from(entry == "prefill_gemm_swiglu")),
         grid: [count(card.multiprocessors), 1, 1],
         block: [threads, 1, 1],
         shared,

@@ -46,13 +46,13 @@ pub fn norm(
         .ptr(chunk)
         .ptr(weight)
         .f32(eps);
-    launch("rows_norm", width, rows, out(args, to, rows))
+    launch("prefill_rms_norm", width, rows, out(args, to, rows))
 }
 
 /// f32 rows, `stride` floats apart, as they are.
 pub fn convert(width: usize, stride: usize, rows: usize, chunk: u64, x: u64, to: Out) -> Launch {
     let args = Args::new().ptr(x).i32(int(stride)).ptr(chunk);
-    launch("rows_copy", width, rows, out(args, to, rows))
+    launch("prefill_convert", width, rows, out(args, to, rows))
 }
 
 /// `silu(gate) * up` of f32 rows, `stride` floats apart.
@@ -67,5 +67,5 @@ pub fn swiglu(
     to: Out,
 ) -> Launch {
     let args = Args::new().ptr(gate).ptr(up).i32(int(stride)).ptr(chunk);
-    launch("rows_swiglu", width, rows, out(args, to, rows))
+    launch("prefill_swiglu", width, rows, out(args, to, rows))
 }
