@@ -85,7 +85,7 @@ if wants sanitizer; then
   sanitizer=${SANITIZER:-$(command -v compute-sanitizer)}
   if [ -n "$sanitizer" ]; then
     unknown=none
-    "$sanitizer" --version | grep 'Version 202[0-5]' >/dev/null && unknown='\(prefill_attention\|attn_tree\)+'
+    "$sanitizer" --version | grep 'Version 202[0-5]' >/dev/null && unknown='\(attn_prefill\|attn_decode_tree\)+'
     racecheck="--num-cuda-barriers 128"
     "$sanitizer" --tool racecheck --help | grep -e --racecheck-fence-proxy-async >/dev/null && racecheck="$racecheck --racecheck-fence-proxy-async no"
     for tool in memcheck racecheck; do

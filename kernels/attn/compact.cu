@@ -17,27 +17,27 @@ struct Planes {
 };
 
 template <typename Word>
-__device__ __forceinline__ void move(const Path& path, const Pages& pages, u8* plane, int head, int row_bytes) {
+__device__ __forceinline__ void move_rows(const Path& path, const PageTable& pages, u8* plane, int head, int row_bytes) {
     for (int i = threadIdx.x; i < row_bytes / (int)sizeof(Word); i += 128) {
         for (int from = 1; from < path.length; from += 8) {
-            Word held[8];
+            Word moving[8];
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 if (from + j < path.length) {
                     const size_t row = kv_row(pages, path.slot, path.committed + path.node[from + j], KV_HEADS, head);
-                    held[j] = ((const Word*)(plane + row * row_bytes))[i];
+                    moving[j] = ((const Word*)(plane + row * row_bytes))[i];
                 }
 #pragma unroll
             for (int j = 0; j < 8; j++)
                 if (from + j < path.length && path.node[from + j] != from + j) {
                     const size_t row = kv_row(pages, path.slot, path.committed + from + j, KV_HEADS, head);
-                    ((Word*)(plane + row * row_bytes))[i] = held[j];
+                    ((Word*)(plane + row * row_bytes))[i] = moving[j];
                 }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) attn_compact(const Commit* commit, Planes planes, Pages pages) {
+extern "C" __global__ void __launch_bounds__(128) attn_compact_kv(const Commit* commit, Planes planes, PageTable pages) {
     pdl_launch();
     const int layer = blockIdx.x, which = blockIdx.y / KV_HEADS, head = blockIdx.y % KV_HEADS;
     pdl_wait();
@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(128) attn_compact(const Commit* com
     const Path& path = commit->path[blockIdx.z];
     if (path.node[path.length - 1] == path.length - 1) return;  // the path is where it belongs
     u8* plane = (u8*)base + layer * stride;
-    if (which == 0) move<uint4>(path, pages, plane, head, kv_row_bytes(K_FORMAT, DIM));
-    if (which == 2) move<uint4>(path, pages, plane, head, kv_row_bytes(V_FORMAT, DIM));
-    if (which == 1) move<u32>(path, pages, plane, head, kv_scale_bytes(K_FORMAT, DIM));
-    if (which == 3) move<u32>(path, pages, plane, head, kv_scale_bytes(V_FORMAT, DIM));
+    if (which == 0) move_rows<uint4>(path, pages, plane, head, kv_row_bytes(K_FORMAT, HEAD_DIM));
+    if (which == 2) move_rows<uint4>(path, pages, plane, head, kv_row_bytes(V_FORMAT, HEAD_DIM));
+    if (which == 1) move_rows<u32>(path, pages, plane, head, kv_scale_bytes(K_FORMAT, HEAD_DIM));
+    if (which == 3) move_rows<u32>(path, pages, plane, head, kv_scale_bytes(V_FORMAT, HEAD_DIM));
 }

@@ -1,7 +1,7 @@
 // Work of tree attention by warpgroup products: items, and where the keys of their passes are.
 //
-// An item is a split of a tree's keys for one key head and a part of COLUMNS rows of M, M being node * GROUP_SIZE + head
-// of the group. Before this file: HEADS, KV_HEADS, COLUMNS, and what attn/span.cuh and attn/kv.cuh want.
+// An item is a split of a tree's keys for one key head and a part of QUERY_COLUMNS rows of M, M being node * GROUP_SIZE + head
+// of the group. Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attn/span.cuh and attn/kv.cuh want.
 #pragma once
 #include "attn/kv.cuh"
 #include "attn/span.cuh"
@@ -10,37 +10,37 @@
 
 #define GROUP_SIZE (HEADS / KV_HEADS)
 
-struct Nodes {
-    u64 seen[STEP_ROWS];
-    int at[STEP_ROWS];
+struct NodeMasks {
+    u64 visible[STEP_ROWS];
+    int rope_position[STEP_ROWS];
 };
 
-struct Item {
-    View tree;
-    int begin, end;   // keys, counted as span_of counts them
-    int first, near;  // the span's
+struct WorkItem {
+    WindowedTree tree;
+    int begin, end;   // keys, counted as kv_range counts them
+    int range_begin, window_begin;  // the span's
     int kv_head, split, m_first;
-    int queries;      // the same for items with the same queries
+    int query_group;      // the same for items with the same queries
 };
 
 // Item `index`; splits of the same queries stand together.
-__device__ __forceinline__ Item item_of(const Step* step, int index) {
-    Item item;
+__device__ __forceinline__ WorkItem work_item(const Step* step, int index) {
+    WorkItem item;
 #pragma unroll 1
-    for (int which = 0;; which++) {
-        item.tree = view_of(step, which);
-        const Span span = span_of(item.tree);
-        const int splits = splits_of(span), parts = (item.tree.nodes * GROUP_SIZE + COLUMNS - 1) / COLUMNS;
+    for (int tree_index = 0;; tree_index++) {
+        item.tree = windowed_tree(step, tree_index);
+        const KvRange range = kv_range(item.tree);
+        const int splits = num_splits(range), parts = (item.tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS;
         const int items = splits * KV_HEADS * parts;
         if (index < items) {
             const int pair = index / splits;
             item.split = index - pair * splits;
             item.kv_head = pair % KV_HEADS;
-            item.m_first = pair / KV_HEADS * COLUMNS;
-            item.begin = span.begin + item.split * span.chunk;
-            item.end = min(item.begin + span.chunk, span.end);
-            item.first = span.begin, item.near = span.near;
-            item.queries = which << 16 | pair;
+            item.m_first = pair / KV_HEADS * QUERY_COLUMNS;
+            item.begin = range.begin + item.split * range.split_size;
+            item.end = min(item.begin + range.split_size, range.end);
+            item.range_begin = range.begin, item.window_begin = range.window_begin;
+            item.query_group = tree_index << 16 | pair;
             return item;
         }
         index -= items;
@@ -48,12 +48,12 @@ __device__ __forceinline__ Item item_of(const Step* step, int index) {
 }
 
 // Items of a step.
-__device__ __forceinline__ int items_of(const Step* step) {
+__device__ __forceinline__ int num_work_items(const Step* step) {
     int total = 0;
 #pragma unroll 1
     for (int i = 0; i < step->trees; i++) {
-        const View tree = view_of(step, i);
-        total += splits_of(span_of(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + COLUMNS - 1) / COLUMNS);
+        const WindowedTree tree = windowed_tree(step, i);
+        total += num_splits(kv_range(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS);
     }
     return total;
 }

@@ -1,8 +1,8 @@
 // The paged cache of keys and values: where a row is, and how its values are stored.
 //
-// A page holds PAGE positions. Values and scales are two planes of one shape:
-//   values  [page][kv head][PAGE][kv_row_bytes]        scales  [page][kv head][PAGE][kv_scale_bytes]
-// F32, F16 and BF16 are plain. The others are stored turned (attn/turn.cuh) with TURNED, TQ3_0 always, in the codes and
+// A page holds PAGE_SIZE positions. Values and scales are two planes of one shape:
+//   values  [page][kv head][PAGE_SIZE][kv_row_bytes]        scales  [page][kv head][PAGE_SIZE][kv_scale_bytes]
+// F32, F16 and BF16 are plain. The others are stored turned (attn/turn.cuh) with KV_ROTATED, TQ3_0 always, in the codes and
 // scales of the formats of the same name (contract::quant); d and m are f16. In blocks of 32:
 //   Q8_0   value = d * q          32 signed bytes
 //   Q4_0   value = d * (q - 8)    byte j: value j low, value j + 16 high
@@ -17,9 +17,9 @@
 #include "attn/turn.cuh"
 #include "common/prelude.cuh"
 
-#define PAGE 256
-#ifndef TURNED
-#define TURNED 1
+#define PAGE_SIZE 256
+#ifndef KV_ROTATED
+#define KV_ROTATED 1
 #endif
 #define KV_F32 0
 #define KV_F16 1
@@ -31,24 +31,24 @@
 #define KV_Q5_1 7
 #define KV_TQ3_0 8
 
-__device__ __host__ constexpr bool kv_scaled(int format) { return format >= KV_Q8_0; }
+__device__ __host__ constexpr bool kv_quantized(int format) { return format >= KV_Q8_0; }
 // Whether rows are stored turned.
-__device__ __host__ constexpr bool kv_turned(int format) { return format == KV_TQ3_0 || (TURNED && kv_scaled(format)); }
+__device__ __host__ constexpr bool kv_rotated(int format) { return format == KV_TQ3_0 || (KV_ROTATED && kv_quantized(format)); }
 // Whether blocks have a minimum beside their scale.
-__device__ __host__ constexpr bool kv_lifted(int format) { return format == KV_Q4_1 || format == KV_Q5_1; }
-__device__ __host__ constexpr bool kv_five(int format) { return format == KV_Q5_0 || format == KV_Q5_1; }
+__device__ __host__ constexpr bool kv_has_min(int format) { return format == KV_Q4_1 || format == KV_Q5_1; }
+__device__ __host__ constexpr bool kv_has_fifth_bit(int format) { return format == KV_Q5_0 || format == KV_Q5_1; }
 // Bytes of the values of one row.
 __device__ __host__ constexpr int kv_row_bytes(int format, int dim) {
     return format == KV_F32        ? 4 * dim
            : format <= KV_BF16     ? 2 * dim
            : format == KV_Q8_0     ? dim
            : format == KV_TQ3_0    ? dim * 3 / 8
-           : kv_five(format)       ? (dim / 2 + dim / 8 + 15) / 16 * 16
+           : kv_has_fifth_bit(format)       ? (dim / 2 + dim / 8 + 15) / 16 * 16
                                    : dim / 2;
 }
 // Bytes of the scales of one row.
 __device__ __host__ constexpr int kv_scale_bytes(int format, int dim) {
-    return !kv_scaled(format) ? 0 : format == KV_TQ3_0 ? 4 : kv_lifted(format) ? dim / 8 : dim / 16;
+    return !kv_quantized(format) ? 0 : format == KV_TQ3_0 ? 4 : kv_has_min(format) ? dim / 8 : dim / 16;
 }
 
 // One layer's keys or values.
@@ -58,18 +58,18 @@ struct Plane {
 };
 
 // Where a sequence's positions are.
-struct Pages {
+struct PageTable {
     const int* table;  // [slots][max_pages]: physical pages
     int max_pages;
-    int ring;          // 0, or the pages after which positions begin again on the first
+    int ring_pages;          // 0, or the pages after which positions begin again on the first
 };
 
 // Index of (position, head) in a plane, in rows.
-__device__ __forceinline__ size_t kv_row(const Pages& pages, int slot, int position, int kv_heads, int head) {
-    int page = position / PAGE;
-    if (pages.ring) page %= pages.ring;
+__device__ __forceinline__ size_t kv_row(const PageTable& pages, int slot, int position, int kv_heads, int head) {
+    int page = position / PAGE_SIZE;
+    if (pages.ring_pages) page %= pages.ring_pages;
     page = pages.table[slot * pages.max_pages + page];
-    return ((size_t)page * kv_heads + head) * PAGE + position % PAGE;
+    return ((size_t)page * kv_heads + head) * PAGE_SIZE + position % PAGE_SIZE;
 }
 
 // ---- levels of TQ3_0 ---------------------------------------------------------------------------------------------
@@ -87,62 +87,62 @@ __device__ __forceinline__ int tq3_code(float y) {
 // ---- a row into the cache, by a warp --------------------------------------------------------------------------------
 
 // The value of largest magnitude among the lanes, the lowest lane's at equal magnitudes, 0 if there is none.
-__device__ __forceinline__ float warp_peak(float x) {
-    const u32 size = x != x ? 0 : __float_as_uint(x) & 0x7fffffffu;
-    const u32 most = __reduce_max_sync(WARP_ALL, size);
-    const u32 who = __ballot_sync(WARP_ALL, size == most);
-    const float peak = __shfl_sync(WARP_ALL, x, __ffs(who) - 1);
+__device__ __forceinline__ float warp_signed_absmax(float x) {
+    const u32 magnitude_bits = x != x ? 0 : __float_as_uint(x) & 0x7fffffffu;
+    const u32 most = __reduce_max_sync(WARP_ALL, magnitude_bits);
+    const u32 lane_of_most = __ballot_sync(WARP_ALL, magnitude_bits == most);
+    const float peak = __shfl_sync(WARP_ALL, x, __ffs(lane_of_most) - 1);
     return most ? peak : 0.0f;
 }
 // The least value among the lanes, the lowest lane's at equal values; 3.4e38 if none is a number.
-__device__ __forceinline__ float warp_least(float x) {
+__device__ __forceinline__ float warp_min(float x) {
     const float own = x < 3.402823466e38f ? x : 3.402823466e38f;
-    float least = own;
+    float smallest = own;
 #pragma unroll
-    for (int gap = 16; gap; gap >>= 1) least = fminf(least, __shfl_xor_sync(WARP_ALL, least, gap));
-    return __shfl_sync(WARP_ALL, own, __ffs(__ballot_sync(WARP_ALL, own == least)) - 1);
+    for (int gap = 16; gap; gap >>= 1) smallest = fminf(smallest, __shfl_xor_sync(WARP_ALL, smallest, gap));
+    return __shfl_sync(WARP_ALL, own, __ffs(__ballot_sync(WARP_ALL, own == smallest)) - 1);
 }
 
 // `v` cut to a whole number of 0 .. top.
-__device__ __forceinline__ int cut(float v, int top) { return max(0, min(top, __float2int_rz(v))); }
+__device__ __forceinline__ int clamp_code(float v, int top) { return max(0, min(top, __float2int_rz(v))); }
 
 // Blocks of 32 values in codes with a scale: lane i holds values 32 b + i in x[b].
-template <int format, int blocks>
-__device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&x)[blocks]) {
+template <int format, int dim_blocks>
+__device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&x)[dim_blocks]) {
     const int lane = threadIdx.x % 32;
-    constexpr int top = kv_five(format) ? 31 : 15;
+    constexpr int top = kv_has_fifth_bit(format) ? 31 : 15;
     // Lane b divides for block b.
-    float first = 0.0f, last = 0.0f;
+    float block_extreme = 0.0f, block_max = 0.0f;
 #pragma unroll
-    for (int b = 0; b < blocks; b++) {
-        const float own = kv_lifted(format) ? warp_least(x[b]) : warp_peak(x[b]);
-        const float high = kv_lifted(format) ? -warp_least(-x[b]) : 0.0f;
-        if (lane == b) first = own, last = high;
+    for (int b = 0; b < dim_blocks; b++) {
+        const float own = kv_has_min(format) ? warp_min(x[b]) : warp_signed_absmax(x[b]);
+        const float high = kv_has_min(format) ? -warp_min(-x[b]) : 0.0f;
+        if (lane == b) block_extreme = own, block_max = high;
     }
-    const float d = format == KV_Q8_0    ? __fdiv_rn(fabsf(first), 127.0f)
-                    : kv_lifted(format) ? __fdiv_rn(__fsub_rn(last, first), (float)top)
-                                        : __fdiv_rn(first, -0.5f * (float)(top + 1));
+    const float d = format == KV_Q8_0    ? __fdiv_rn(fabsf(block_extreme), 127.0f)
+                    : kv_has_min(format) ? __fdiv_rn(__fsub_rn(block_max, block_extreme), (float)top)
+                                        : __fdiv_rn(block_extreme, -0.5f * (float)(top + 1));
     const float inverse = d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d);
-    if (lane < blocks) {
-        if (kv_lifted(format))
-            ((u32*)scales)[lane] = u32(f32_to_f16(d)) | u32(f32_to_f16(first)) << 16;
+    if (lane < dim_blocks) {
+        if (kv_has_min(format))
+            ((u32*)scales)[lane] = u32(f32_to_f16(d)) | u32(f32_to_f16(block_extreme)) << 16;
         else
             scales[lane] = f32_to_f16(d);
     }
     u32 fifth = 0;
 #pragma unroll
-    for (int b = 0; b < blocks; b++) {
+    for (int b = 0; b < dim_blocks; b++) {
         const float factor = __shfl_sync(WARP_ALL, inverse, b);
         if (format == KV_Q8_0) {
             to[32 * b + lane] = (u8)max(-128, min(127, __float2int_rz(roundf(__fmul_rn(x[b], factor)))));
             continue;
         }
-        const float shift = kv_lifted(format) ? 0.5f : kv_five(format) ? 16.5f : 8.5f;
-        const float from = kv_lifted(format) ? __fsub_rn(x[b], __shfl_sync(WARP_ALL, first, b)) : x[b];
-        const int code = cut(__fadd_rn(__fmul_rn(from, factor), shift), top);
+        const float shift = kv_has_min(format) ? 0.5f : kv_has_fifth_bit(format) ? 16.5f : 8.5f;
+        const float from = kv_has_min(format) ? __fsub_rn(x[b], __shfl_sync(WARP_ALL, block_extreme, b)) : x[b];
+        const int code = clamp_code(__fadd_rn(__fmul_rn(from, factor), shift), top);
         const int high = __shfl_down_sync(WARP_ALL, code, 16);
         if (lane < 16) to[16 * b + lane] = (u8)(code & 15 | (high & 15) << 4);
-        if (kv_five(format)) {
+        if (kv_has_fifth_bit(format)) {
             // Bit `lane` of the word belongs to this value.
             const int value = 16 * (lane >> 3 & 1) + 4 * (lane & 3) + (lane >> 2 & 1) + 2 * (lane >> 4);
             const u32 word = __ballot_sync(WARP_ALL, __shfl_sync(WARP_ALL, code, value) & 16);
@@ -150,17 +150,17 @@ __device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&
         }
     }
     // The rest of the row's last 16 bytes is zeros.
-    if (kv_five(format) && lane < (kv_row_bytes(format, 32 * blocks) - 16 * blocks) / 4) ((u32*)(to + 16 * blocks))[lane] = fifth;
+    if (kv_has_fifth_bit(format) && lane < (kv_row_bytes(format, 32 * dim_blocks) - 16 * dim_blocks) / 4) ((u32*)(to + 16 * dim_blocks))[lane] = fifth;
 }
 
 // Groups of 128 values as codes of levels with the length of the group.
-template <int blocks>
-__device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[blocks]) {
-    static_assert(blocks % 4 == 0, "TQ3_0 is for heads of whole groups of 128 values");
+template <int dim_blocks>
+__device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[dim_blocks]) {
+    static_assert(dim_blocks % 4 == 0, "TQ3_0 is for heads of whole groups of 128 values");
     const int lane = threadIdx.x % 32;
-    float y[blocks], length[blocks / 4];
+    float y[dim_blocks], length[dim_blocks / 4];
 #pragma unroll
-    for (int group = 0; group < blocks / 4; group++) {
+    for (int group = 0; group < dim_blocks / 4; group++) {
         float sum = 0.0f;
 #pragma unroll
         for (int b = 4 * group; b < 4 * group + 4; b++) sum = fmaf(x[b], x[b], sum);
@@ -169,17 +169,17 @@ __device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[
 #pragma unroll
         for (int b = 4 * group; b < 4 * group + 4; b++) y[b] = __fmul_rn(x[b], inverse);
     }
-    turn_head<false>(y);
+    hadamard_head<false>(y);
     // Lane p makes bit p of each word.
     const int nibble = lane / 4, bit = lane % 4;
 #pragma unroll
-    for (int group = 0; group < blocks / 4; group++) {
-        float kept = 0.0f;
+    for (int group = 0; group < dim_blocks / 4; group++) {
+        float level_norm = 0.0f;
 #pragma unroll
         for (int b = 4 * group; b < 4 * group + 4; b++) {
             const int code = tq3_code(y[b]);
             const float level = tq3_level(code);
-            kept = fmaf(level, level, kept);
+            level_norm = fmaf(level, level, level_norm);
 #pragma unroll
             for (int w = 0; w < 3; w++) {
                 const int from = __shfl_sync(WARP_ALL, code, bit < 3 ? 8 * w + nibble : 24 + nibble);
@@ -187,34 +187,34 @@ __device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[
                 if (lane == 0) ((u32*)to)[3 * b + w] = word;
             }
         }
-        const u16 norm = f32_to_f16(__fdiv_rn(length[group], sqrtf(warp_sum(kept))));
+        const u16 norm = f32_to_f16(__fdiv_rn(length[group], sqrtf(warp_sum(level_norm))));
         if (lane == 0) {
             scales[group] = norm;
-            if (blocks == 4) scales[1] = norm;
+            if (dim_blocks == 4) scales[1] = norm;
         }
     }
 }
 
 // A warp stores row `row`: lane i holds values 32 b + i in x[b], as they come from the projection.
-template <int format, int blocks>
-__device__ __forceinline__ void kv_store(const Plane& plane, size_t row, const float (&x)[blocks]) {
+template <int format, int dim_blocks>
+__device__ __forceinline__ void kv_store(const Plane& plane, size_t row, const float (&x)[dim_blocks]) {
     const int lane = threadIdx.x % 32;
-    u8* to = plane.values + row * kv_row_bytes(format, 32 * blocks);
-    u16* scales = plane.scales + row * (kv_scale_bytes(format, 32 * blocks) / 2);
+    u8* to = plane.values + row * kv_row_bytes(format, 32 * dim_blocks);
+    u16* scales = plane.scales + row * (kv_scale_bytes(format, 32 * dim_blocks) / 2);
     if constexpr (format == KV_F32) {
 #pragma unroll
-        for (int b = 0; b < blocks; b++) ((float*)to)[32 * b + lane] = x[b];
+        for (int b = 0; b < dim_blocks; b++) ((float*)to)[32 * b + lane] = x[b];
     } else if constexpr (format == KV_F16 || format == KV_BF16) {
 #pragma unroll
-        for (int b = 0; b < blocks; b++)
+        for (int b = 0; b < dim_blocks; b++)
             ((u16*)to)[32 * b + lane] = format == KV_F16 ? f32_to_f16(x[b]) : f32_to_bf16(x[b]);
     } else if constexpr (format == KV_TQ3_0) {
         store_tq3(to, scales, x);
     } else {
-        float y[blocks];
+        float y[dim_blocks];
 #pragma unroll
-        for (int b = 0; b < blocks; b++) y[b] = x[b];
-        if (kv_turned(format)) turn_head<false>(y);
+        for (int b = 0; b < dim_blocks; b++) y[b] = x[b];
+        if (kv_rotated(format)) hadamard_head<false>(y);
         store_blocks<format>(to, scales, y);
     }
 }
@@ -233,15 +233,15 @@ __device__ __forceinline__ float kv_load(const Plane& plane, size_t row, int i) 
         const u32 code = w < 3 ? words[w] >> at : words[0] >> (at + 3) & 1 | words[1] >> (at + 2) & 2 | words[2] >> (at + 1) & 4;
         return f16_to_f32(scales[i / (dim / 2)]) * tq3_level(code & 7);
     }
-    const float d = f16_to_f32(scales[kv_lifted(format) ? i / 32 * 2 : i / 32]);
+    const float d = f16_to_f32(scales[kv_has_min(format) ? i / 32 * 2 : i / 32]);
     if (format == KV_Q8_0) return d * (float)(i8)from[i];
     int code = from[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
-    if (kv_five(format)) {
+    if (kv_has_fifth_bit(format)) {
         const int bit = 4 * (i % 32 / 16 * 2 + i % 2) + i / 4 % 4 + i / 2 % 2 * 16;
         code |= (((const u32*)(from + dim / 2))[i / 32] >> bit & 1) << 4;
     }
-    if (kv_lifted(format)) return (float)code * d + f16_to_f32(scales[i / 32 * 2 + 1]);
-    return d * ((float)code - (kv_five(format) ? 16.0f : 8.0f));
+    if (kv_has_min(format)) return (float)code * d + f16_to_f32(scales[i / 32 * 2 + 1]);
+    return d * ((float)code - (kv_has_fifth_bit(format) ? 16.0f : 8.0f));
 }
 
 // ---- codes to pairs of f16 -------------------------------------------------------------------------------------------
@@ -267,15 +267,15 @@ __device__ __forceinline__ u32 bytes_to_f16x2(u32 bytes, u32 selector, u32 d) {
 // Two codes of four or five bits, in the low bits of both halves.
 template <int format>
 __device__ __forceinline__ u32 codes_to_f16x2(u32 codes, const Scale& scale) {
-    const u32 n = f16x2_add(codes | 0x64006400u, kv_lifted(format) ? 0xe400e400u : kv_five(format) ? 0xe410e410u : 0xe408e408u);
-    return kv_lifted(format) ? f16x2_fma(n, scale.d, scale.m) : f16x2_mul(n, scale.d);
+    const u32 n = f16x2_add(codes | 0x64006400u, kv_has_min(format) ? 0xe400e400u : kv_has_fifth_bit(format) ? 0xe410e410u : 0xe408e408u);
+    return kv_has_min(format) ? f16x2_fma(n, scale.d, scale.m) : f16x2_mul(n, scale.d);
 }
 // Pair `i` of four: nibbles as they stand in two stored bytes (both halves, bits 0 .. 3), fifth bits as they stand 4 i
 // below bits 0 and 16 of `fifth`.
 template <int format>
 __device__ __forceinline__ u32 nibbles_to_f16x2(u32 nibbles, u32 fifth, int i, const Scale& scale) {
     u32 codes = nibbles & 0x000f000fu;
-    if (kv_five(format)) codes |= (i == 0 ? fifth << 4 : fifth >> (4 * i - 4)) & 0x00100010u;
+    if (kv_has_fifth_bit(format)) codes |= (i == 0 ? fifth << 4 : fifth >> (4 * i - 4)) & 0x00100010u;
     return codes_to_f16x2<format>(codes, scale);
 }
 

@@ -4,13 +4,13 @@
 //   q, k = rope(rms(head) * norm)      k, v -> turned, where that is how they are stored, in the format of the cache, at the
 //                                      row's position;  q turned as k is
 //
-// in   header   POSITIONS 0: Step   rope at position[row], written at tree.committed + row - tree.first
-//               POSITIONS 1: Chunk  both at committed + row
-//               POSITIONS 2: Commit rows are the entries of the paths, both at path.committed + entry
-//      q        [rows][HEADS][Q_STRIDE] f32; the head is the first DIM values, a gate may follow
-//      k, v     [rows] rows of [KV_HEADS][DIM] f32, KV_STRIDE floats apart
-//      norms    [DIM] f32 each, with NORMED      frequency [ROPE / 2] f64
-// out  Q16: q16 [rows][HEADS][DIM] f16, else q in place;  the planes of keys and values
+// in   header   POSITIONS_FROM 0: Step   rope at position[row], written at tree.committed + row - tree.first
+//               POSITIONS_FROM 1: Chunk  both at committed + row
+//               POSITIONS_FROM 2: Commit rows are the entries of the paths, both at path.committed + entry
+//      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, a gate may follow
+//      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
+//      norms    [HEAD_DIM] f32 each, with QK_NORM      frequency [ROPE / 2] f64
+// out  Q_F16: q16 [rows][HEADS][HEAD_DIM] f16, else q in place;  the planes of keys and values
 // grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128, one warp per head
 // arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
 // tests attention::chunks_are_written_where_they_belong, attention::hostile_rows_are_stored_as_the_codec_stores_them
@@ -20,41 +20,41 @@
 #include "rope/rotate.cuh"
 #include "attn/kv.cuh"
 
-#define BLOCKS (DIM / 32)
-#define HALF (ROPE / 2)
+#define DIM_BLOCKS (HEAD_DIM / 32)
+#define HALF_ROPE (ROPE / 2)
 
-#if POSITIONS == 0
+#if POSITIONS_FROM == 0
 typedef Step Header;
-#elif POSITIONS == 1
+#elif POSITIONS_FROM == 1
 typedef Chunk Header;
 #else
 typedef Commit Header;
 #endif
 
-struct Place {
-    int slot, rope, write;
+struct RowPosition {
+    int slot, rope, cache;
 };
 
 // Where row `row` belongs; false if there is no such row or it need not be kept.
-__device__ __forceinline__ bool place_of(const Header* header, int row, int ring, Place& place) {
-#if POSITIONS == 0
+__device__ __forceinline__ bool row_position(const Header* header, int row, int ring, RowPosition& position) {
+#if POSITIONS_FROM == 0
     if (row >= header->rows) return false;
     const Tree tree = header->tree[header->tree_of[row]];
-    place.slot = tree.slot;
-    place.rope = header->position[row];
-    place.write = tree.committed + row - tree.first;
+    position.slot = tree.slot;
+    position.rope = header->position[row];
+    position.cache = tree.committed + row - tree.first;
     return true;
-#elif POSITIONS == 1
+#elif POSITIONS_FROM == 1
     if (row >= header->rows) return false;
-    place.slot = header->slot;
-    place.rope = place.write = header->committed + row;
+    position.slot = header->slot;
+    position.rope = position.cache = header->committed + row;
     // In a ring, a later row of this very chunk may stand in the same place.
-    return ring == 0 || row + ring * PAGE >= header->rows;
+    return ring == 0 || row + ring * PAGE_SIZE >= header->rows;
 #else
     for (int p = 0; p < header->paths; p++) {
         if (row < header->path[p].length) {
-            place.slot = header->path[p].slot;
-            place.rope = place.write = header->path[p].committed + row;
+            position.slot = header->path[p].slot;
+            position.rope = position.cache = header->path[p].committed + row;
             return true;
         }
         row -= header->path[p].length;
@@ -63,51 +63,51 @@ __device__ __forceinline__ bool place_of(const Header* header, int row, int ring
 #endif
 }
 
-__device__ __forceinline__ void normalise(float (&x)[BLOCKS], const float (&norm)[BLOCKS], float eps) {
+__device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&norm)[DIM_BLOCKS], float eps) {
     float sum = 0.0f;
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) sum += x[b] * x[b];
-    const float scale = 1.0f / sqrtf(warp_sum(sum) / DIM + eps);
+    for (int b = 0; b < DIM_BLOCKS; b++) sum += x[b] * x[b];
+    const float scale = 1.0f / sqrtf(warp_sum(sum) / HEAD_DIM + eps);
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) x[b] = x[b] * scale * norm[b];
+    for (int b = 0; b < DIM_BLOCKS; b++) x[b] = x[b] * scale * norm[b];
 }
 
 // Sines and cosines of a row: in lane i those of pairs 32 b + i where HALF is a multiple of 32, else of values 32 b + i.
-#define ANGLES (HALF % 32 == 0 ? HALF / 32 : (ROPE + 31) / 32)
+#define ANGLES_PER_LANE (HALF_ROPE % 32 == 0 ? HALF_ROPE / 32 : (ROPE + 31) / 32)
 struct Angles {
-    float sine[ANGLES], cosine[ANGLES];
+    float sine[ANGLES_PER_LANE], cosine[ANGLES_PER_LANE];
 };
 
 __device__ __forceinline__ Angles angles_of(int position, const double* frequency) {
     Angles angles;
 #pragma unroll
-    for (int b = 0; b < ANGLES; b++) {
+    for (int b = 0; b < ANGLES_PER_LANE; b++) {
         const int i = 32 * b + threadIdx.x % 32;
-        const int pair = HALF % 32 == 0 || i < HALF ? i : i < ROPE ? i - HALF : 0;
+        const int pair = HALF_ROPE % 32 == 0 || i < HALF_ROPE ? i : i < ROPE ? i - HALF_ROPE : 0;
         sin_cos(position, frequency[pair], angles.sine[b], angles.cosine[b]);
     }
     return angles;
 }
 
 // Pairs (j, j + HALF): in one lane where HALF is a multiple of 32, else fetched from the lane that holds them.
-__device__ __forceinline__ void rotate(float (&x)[BLOCKS], const Angles& angles) {
-#if HALF % 32 == 0
+__device__ __forceinline__ void apply_rope(float (&x)[DIM_BLOCKS], const Angles& angles) {
+#if HALF_ROPE % 32 == 0
 #pragma unroll
-    for (int b = 0; b < HALF / 32; b++) {
+    for (int b = 0; b < HALF_ROPE / 32; b++) {
         const float s = angles.sine[b], c = angles.cosine[b];
-        const float u = x[b], w = x[b + HALF / 32];
+        const float u = x[b], w = x[b + HALF_ROPE / 32];
         x[b] = u * c - w * s;
-        x[b + HALF / 32] = w * c + u * s;
+        x[b + HALF_ROPE / 32] = w * c + u * s;
     }
 #else
     const int lane = threadIdx.x % 32;
-    float old[BLOCKS];
+    float old[DIM_BLOCKS];
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) old[b] = x[b];
+    for (int b = 0; b < DIM_BLOCKS; b++) old[b] = x[b];
 #pragma unroll
     for (int b = 0; b < (ROPE + 31) / 32; b++) {
         const int i = 32 * b + lane;
-        const int partner = i < HALF ? i + HALF : i < ROPE ? i - HALF : i;
+        const int partner = i < HALF_ROPE ? i + HALF_ROPE : i < ROPE ? i - HALF_ROPE : i;
         float other = 0.0f;
 #pragma unroll
         for (int from = 0; from < (ROPE + 31) / 32; from++) {
@@ -116,64 +116,64 @@ __device__ __forceinline__ void rotate(float (&x)[BLOCKS], const Angles& angles)
         }
         if (i < ROPE) {
             const float s = angles.sine[b], c = angles.cosine[b];
-            x[b] = i < HALF ? old[b] * c - other * s : old[b] * c + other * s;
+            x[b] = i < HALF_ROPE ? old[b] * c - other * s : old[b] * c + other * s;
         }
     }
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128) attn_prepare(
+extern "C" __global__ void __launch_bounds__(128) attn_qk_norm_rope_append(
     const Header* header, float* q, const float* k, const float* v, const float* __restrict__ q_norm,
     const float* __restrict__ k_norm, const double* __restrict__ frequency, u16* q16, float eps, Plane keys,
-    Plane values, Pages pages) {
+    Plane values, PageTable pages) {
     pdl_launch();
     const int head = blockIdx.x * 4 + warp_index(), row = blockIdx.y, lane = threadIdx.x % 32;
-    float norm[BLOCKS];
-#if NORMED
+    float norm[DIM_BLOCKS];
+#if QK_NORM
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) norm[b] = (head < HEADS ? q_norm : k_norm)[32 * b + lane];
+    for (int b = 0; b < DIM_BLOCKS; b++) norm[b] = (head < HEADS ? q_norm : k_norm)[32 * b + lane];
 #endif
-    Place place;
-    const bool real = head < HEADS + 2 * KV_HEADS && place_of(header, row, pages.ring, place);
+    RowPosition position;
+    const bool active = head < HEADS + 2 * KV_HEADS && row_position(header, row, pages.ring_pages, position);
     // Angles and the place in the cache take longer than what is left behind the wait.
     const bool is_key = head < HEADS + KV_HEADS;
     const int kv_head = head - HEADS - (is_key ? 0 : KV_HEADS);
     Angles angles;
-    size_t at = 0;
-    if (real && is_key) angles = angles_of(place.rope, frequency);
-    if (real && head >= HEADS) at = kv_row(pages, place.slot, place.write, KV_HEADS, kv_head);
+    size_t kv_row_index = 0;
+    if (active && is_key) angles = angles_of(position.rope, frequency);
+    if (active && head >= HEADS) kv_row_index = kv_row(pages, position.slot, position.cache, KV_HEADS, kv_head);
     pdl_wait();
-    if (!real) return;
-    float x[BLOCKS];
+    if (!active) return;
+    float x[DIM_BLOCKS];
     if (head < HEADS) {
         float* from = q + ((size_t)row * HEADS + head) * Q_STRIDE;
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) x[b] = from[32 * b + lane];
-#if NORMED
-        normalise(x, norm, eps);
+        for (int b = 0; b < DIM_BLOCKS; b++) x[b] = from[32 * b + lane];
+#if QK_NORM
+        rms_norm(x, norm, eps);
 #endif
-        rotate(x, angles);
-        if (kv_turned(K_FORMAT)) turn_head<false>(x);
+        apply_rope(x, angles);
+        if (kv_rotated(K_FORMAT)) hadamard_head<false>(x);
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-#if Q16
-            q16[((size_t)row * HEADS + head) * DIM + 32 * b + lane] = f32_to_f16(x[b]);
+        for (int b = 0; b < DIM_BLOCKS; b++) {
+#if Q_F16
+            q16[((size_t)row * HEADS + head) * HEAD_DIM + 32 * b + lane] = f32_to_f16(x[b]);
 #else
             from[32 * b + lane] = x[b];
 #endif
         }
         return;
     }
-    const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * DIM;
+    const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * HEAD_DIM;
 #pragma unroll
-    for (int b = 0; b < BLOCKS; b++) x[b] = from[32 * b + lane];
+    for (int b = 0; b < DIM_BLOCKS; b++) x[b] = from[32 * b + lane];
     if (is_key) {
-#if NORMED
-        normalise(x, norm, eps);
+#if QK_NORM
+        rms_norm(x, norm, eps);
 #endif
-        rotate(x, angles);
-        kv_store<K_FORMAT, BLOCKS>(keys, at, x);
+        apply_rope(x, angles);
+        kv_store<K_FORMAT, DIM_BLOCKS>(keys, kv_row_index, x);
     } else {
-        kv_store<V_FORMAT, BLOCKS>(values, at, x);
+        kv_store<V_FORMAT, DIM_BLOCKS>(values, kv_row_index, x);
     }
 }

@@ -9,52 +9,52 @@
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
-#define TILE 64
+#define KV_TILE 64
 
 // Keys are counted from `begin` to `end`. Where sinks stand apart from a window, tiles of them are counted just before
-// it, so that runs of tiles remain runs: position_of says where a count stands in the cache.
-struct Span {
-    int begin;   // first key anybody sees, a multiple of TILE
-    int near;    // the window's first key, a multiple of TILE; what is counted before it are sinks
+// it, so that runs of tiles remain runs: kv_position says where a count stands in the cache.
+struct KvRange {
+    int begin;   // first key anybody sees, a multiple of KV_TILE
+    int window_begin;    // the window's first key, a multiple of KV_TILE; what is counted before it are sinks
     int end;     // committed + nodes
-    int chunk;   // positions per split, a multiple of TILE
+    int split_size;   // positions per split, a multiple of KV_TILE
 };
 
 // A tree, and how far back it sees.
-struct View : Tree {
+struct WindowedTree : Tree {
     int window, sinks;
 };
 
-__device__ __forceinline__ View view_of(const Step* step, int tree) {
-    View view;
+__device__ __forceinline__ WindowedTree windowed_tree(const Step* step, int tree) {
+    WindowedTree view;
     (Tree&)view = step->tree[tree];
     view.window = WINDOW < 0 ? step->window[tree] : WINDOW;
     view.sinks = WINDOW < 0 ? step->sinks[tree] : 0;
     return view;
 }
 
-__device__ __forceinline__ Span span_of(const View& tree) {
-    Span span;
-    span.near = WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / TILE * TILE : 0;
-    span.begin = WINDOW < 0 ? span.near - min(span.near, (tree.sinks + TILE - 1) / TILE * TILE) : span.near;
-    span.end = tree.committed + tree.nodes;
-    const int most = tree.committed + STEP_ROWS - span.begin;
-    span.chunk = ((most + SPLITS - 1) / SPLITS + TILE - 1) / TILE * TILE;
-    return span;
+__device__ __forceinline__ KvRange kv_range(const WindowedTree& tree) {
+    KvRange range;
+    range.window_begin = WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / KV_TILE * KV_TILE : 0;
+    range.begin = WINDOW < 0 ? range.window_begin - min(range.window_begin, (tree.sinks + KV_TILE - 1) / KV_TILE * KV_TILE) : range.window_begin;
+    range.end = tree.committed + tree.nodes;
+    const int max_keys = tree.committed + STEP_ROWS - range.begin;
+    range.split_size = ((max_keys + SPLITS - 1) / SPLITS + KV_TILE - 1) / KV_TILE * KV_TILE;
+    return range;
 }
 
 // Splits that hold any key.
-__device__ __forceinline__ int splits_of(const Span& span) {
-    return (span.end - span.begin + span.chunk - 1) / span.chunk;
+__device__ __forceinline__ int num_splits(const KvRange& range) {
+    return (range.end - range.begin + range.split_size - 1) / range.split_size;
 }
 
-// The position of the key that is counted as `key`, a multiple of TILE.
-__device__ __forceinline__ int position_of(int key, int begin, int near) {
-    return WINDOW < 0 && key < near ? key - begin : key;
+// The position of the key that is counted as `key`, a multiple of KV_TILE.
+__device__ __forceinline__ int kv_position(int key, int begin, int window_begin) {
+    return WINDOW < 0 && key < window_begin ? key - begin : key;
 }
 
 // Nodes that node `node` sees, as bits.
-__device__ __forceinline__ u64 seen_nodes(const Step* step, const Tree& tree, int node) {
+__device__ __forceinline__ u64 visible_nodes(const Step* step, const Tree& tree, int node) {
 #if MASK == 0
     return step->ancestors[tree.first + node];
 #elif MASK == 1
@@ -66,17 +66,17 @@ __device__ __forceinline__ u64 seen_nodes(const Step* step, const Tree& tree, in
 
 // Which of the keys at cache positions `position` .. + 64 a row at rotary position `at` sees that sees `nodes`, as bits.
 // A node's cache position is its index; its own position, which a window counts, is not below `committed`.
-__device__ __forceinline__ u64 seen_keys(int position, const View& tree, u64 nodes, int at) {
-    const int edge = tree.committed - position;
-    if (edge <= 0) return edge > -64 ? nodes >> -edge : 0;
-    u64 keys = edge >= 64 ? ~0ull : (nodes << edge) | ((1ull << edge) - 1);
+__device__ __forceinline__ u64 visible_keys(int position, const WindowedTree& tree, u64 nodes, int rope_position) {
+    const int committed_left = tree.committed - position;
+    if (committed_left <= 0) return committed_left > -64 ? nodes >> -committed_left : 0;
+    u64 keys = committed_left >= 64 ? ~0ull : (nodes << committed_left) | ((1ull << committed_left) - 1);
     if (WINDOW) {
-        const u64 all = keys;
-        const int hidden = min(min(at - tree.window + 1 - position, edge), 64);
-        if (hidden > 0) keys &= hidden == 64 ? 0 : ~0ull << hidden;
+        const u64 unwindowed = keys;
+        const int before_window = min(min(rope_position - tree.window + 1 - position, committed_left), 64);
+        if (before_window > 0) keys &= before_window == 64 ? 0 : ~0ull << before_window;
         if (WINDOW < 0 && position < tree.sinks) {
             const int sinks = tree.sinks - position;
-            keys |= all & (sinks >= 64 ? ~0ull : (1ull << sinks) - 1);
+            keys |= unwindowed & (sinks >= 64 ? ~0ull : (1ull << sinks) - 1);
         }
     }
     return keys;

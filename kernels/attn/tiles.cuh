@@ -13,16 +13,16 @@
 #include "common/prelude.cuh"
 #include "attn/kv.cuh"
 
-#define BLOCKS (DIM / 32)
+#define DIM_BLOCKS (HEAD_DIM / 32)
 
 // An odd number of 16 bytes.
-__device__ __host__ constexpr int value_stride(int format) { return (kv_row_bytes(format, DIM) / 16 | 1) * 16; }
+__device__ __host__ constexpr int value_stride(int format) { return (kv_row_bytes(format, HEAD_DIM) / 16 | 1) * 16; }
 __device__ __host__ constexpr int key_stride(int format) {
-    return format <= KV_BF16     ? kv_row_bytes(format, DIM) + 64
-           : format == KV_Q8_0 ? kv_row_bytes(format, DIM) + 32
+    return format <= KV_BF16     ? kv_row_bytes(format, HEAD_DIM) + 64
+           : format == KV_Q8_0 ? kv_row_bytes(format, HEAD_DIM) + 32
                                : value_stride(format);
 }
-__device__ __host__ constexpr int tile_bytes(int format, int stride) { return 64 * (stride + kv_scale_bytes(format, DIM)); }
+__device__ __host__ constexpr int tile_bytes(int format, int stride) { return 64 * (stride + kv_scale_bytes(format, HEAD_DIM)); }
 
 // `SIZE` bytes (4, 8 or 16), of which only the first `bytes` are read and the rest become zero.
 template <int SIZE>
@@ -38,29 +38,29 @@ __device__ __forceinline__ void cp_async_part(u32 to, const void* from, int byte
 // there. `THREADS` threads (128 or 256) take part, this one as number `thread`.
 template <int format, int stride, int THREADS = 256>
 __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high, int thread) {
-    constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
+    constexpr int row_bytes = kv_row_bytes(format, HEAD_DIM), words_per_row = row_bytes / 16;
     const u8* from = plane.values + first * row_bytes + thread * 16;
     if (low <= 0 && high >= 64) {
 #pragma unroll
-        for (int i = 0; i < (64 * words + THREADS - 1) / THREADS; i++) {
+        for (int i = 0; i < (64 * words_per_row + THREADS - 1) / THREADS; i++) {
             const int at = i * THREADS + thread;
-            if (64 * words % THREADS == 0 || at < 64 * words)
-                cp_async_16(to + at / words * stride + at % words * 16, from + i * THREADS * 16);
+            if (64 * words_per_row % THREADS == 0 || at < 64 * words_per_row)
+                cp_async_16(to + at / words_per_row * stride + at % words_per_row * 16, from + i * THREADS * 16);
         }
     } else {
 #pragma unroll 1
-        for (int at = thread; at < 64 * words; at += THREADS, from += THREADS * 16) {
-            const int row = at / words;
-            cp_async_part<16>(to + row * stride + at % words * 16, from, row >= low && row < high ? 16 : 0);
+        for (int at = thread; at < 64 * words_per_row; at += THREADS, from += THREADS * 16) {
+            const int row = at / words_per_row;
+            cp_async_part<16>(to + row * stride + at % words_per_row * 16, from, row >= low && row < high ? 16 : 0);
         }
     }
-    if constexpr (kv_scaled(format)) {
-        constexpr int bytes = kv_scale_bytes(format, DIM), piece = bytes < 16 ? bytes : 16, pieces = bytes / piece;
-        static_assert(64 * pieces <= THREADS, "a thread copies one piece of the scales");
+    if constexpr (kv_quantized(format)) {
+        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16, pieces = bytes / piece_bytes;
+        static_assert(64 * pieces <= THREADS, "a thread copies one piece_bytes of the scales");
         const int row = thread / pieces;
         if (row < 64)
-            cp_async_part<piece>(to + 64 * stride + thread * piece, (const u8*)plane.scales + first * bytes + thread * piece,
-                                 row >= low && row < high ? piece : 0);
+            cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes, (const u8*)plane.scales + first * bytes + thread * piece_bytes,
+                                 row >= low && row < high ? piece_bytes : 0);
     }
 }
 template <int format, int stride>
@@ -68,25 +68,25 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
     tile_load<format, stride, 256>(to, plane, first, low, high, threadIdx.x);
 }
 
-#define NOWHERE 0xffffffffu
-// The same of 64 rows that stand where `rows` says, zeros for NOWHERE; 256 threads.
+#define NO_ROW 0xffffffffu
+// The same of 64 rows that stand where `rows` says, zeros for NO_ROW; 256 threads.
 template <int format, int stride>
 __device__ __forceinline__ void tile_gather(u32 to, const Plane& plane, const u32* rows, int thread) {
-    constexpr int row_bytes = kv_row_bytes(format, DIM), words = row_bytes / 16;
+    constexpr int row_bytes = kv_row_bytes(format, HEAD_DIM), words_per_row = row_bytes / 16;
 #pragma unroll 2
-    for (int at = thread; at < 64 * words; at += 256) {
-        const u32 row = rows[at / words];
-        const bool there = row != NOWHERE;
-        cp_async_part<16>(to + at / words * stride + at % words * 16,
-                          plane.values + (size_t)(there ? row : 0) * row_bytes + at % words * 16, there ? 16 : 0);
+    for (int at = thread; at < 64 * words_per_row; at += 256) {
+        const u32 row = rows[at / words_per_row];
+        const bool valid = row != NO_ROW;
+        cp_async_part<16>(to + at / words_per_row * stride + at % words_per_row * 16,
+                          plane.values + (size_t)(valid ? row : 0) * row_bytes + at % words_per_row * 16, valid ? 16 : 0);
     }
-    if constexpr (kv_scaled(format)) {
-        constexpr int bytes = kv_scale_bytes(format, DIM), piece = bytes < 16 ? bytes : 16, pieces = bytes / piece;
+    if constexpr (kv_quantized(format)) {
+        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16, pieces = bytes / piece_bytes;
         if (thread < 64 * pieces) {
             const u32 row = rows[thread / pieces];
-            const bool there = row != NOWHERE;
-            cp_async_part<piece>(to + 64 * stride + thread * piece,
-                                 (const u8*)plane.scales + (size_t)(there ? row : 0) * bytes + thread % pieces * piece, there ? piece : 0);
+            const bool valid = row != NO_ROW;
+            cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes,
+                                 (const u8*)plane.scales + (size_t)(valid ? row : 0) * bytes + thread % pieces * piece_bytes, valid ? piece_bytes : 0);
         }
     }
 }
@@ -116,7 +116,7 @@ __device__ __forceinline__ u16 lds16(u32 at) {
 template <int format, int stride>
 __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out)[4]) {
     const int t = threadIdx.x % 4;
-    const u32 row = tile + key * stride, scales = tile + 64 * stride + key * kv_scale_bytes(format, DIM);
+    const u32 row = tile + key * stride, scales = tile + 64 * stride + key * kv_scale_bytes(format, HEAD_DIM);
     if constexpr (format == KV_F16 || format == KV_BF16) {
         const uint4 v = lds128(row + (32 * b + 8 * t) * 2);
         out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
@@ -133,19 +133,19 @@ __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out
         out[2] = bytes_to_f16x2(v.y, 0x4140, d);
         out[3] = bytes_to_f16x2(v.y, 0x4342, d);
     } else if constexpr (format == KV_TQ3_0) {
-        const u32 half = lds16(scales + (b < BLOCKS / 2 ? 0 : 2)), d = half | half << 16;
+        const u32 half = lds16(scales + (b < DIM_BLOCKS / 2 ? 0 : 2)), d = half | half << 16;
         const u32 two = prmt(lds32(row + 12 * b), lds32(row + 12 * b + 4), t | (4 + t) << 4);
         tq3_to_f16(prmt(two, lds32(row + 12 * b + 8), 0x0010 | (4 + t) << 8), d, out);
     } else {
         Scale scale;
-        if (kv_lifted(format)) {
+        if (kv_has_min(format)) {
             const u32 pair = lds32(scales + 4 * b);
             scale.d = prmt(pair, 0, 0x1010), scale.m = prmt(pair, 0, 0x3232);
         } else {
             const u32 half = lds16(scales + 2 * b);
             scale.d = half | half << 16;
         }
-        const u32 v = lds32(row + 16 * b + 4 * t), fifth = kv_five(format) ? lds32(row + DIM / 2 + 4 * b) >> t : 0;
+        const u32 v = lds32(row + 16 * b + 4 * t), fifth = kv_has_fifth_bit(format) ? lds32(row + HEAD_DIM / 2 + 4 * b) >> t : 0;
         out[0] = nibbles_to_f16x2<format>(v, fifth, 0, scale);
         out[1] = nibbles_to_f16x2<format>(v >> 8, fifth, 1, scale);
         out[2] = nibbles_to_f16x2<format>(v >> 4, fifth, 2, scale);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out
     }
 }
 
-// A query's part in the order of key_fragment: the four words of block `b` for lane t, from f16 [DIM].
+// A query's part in the order of key_fragment: the four words of block `b` for lane t, from f16 [HEAD_DIM].
 template <int format>
 __device__ __forceinline__ uint4 query_words(const u16* query, int b, int t) {
     if (format <= KV_Q8_0) return *(const uint4*)(query + 32 * b + 8 * t);
@@ -184,15 +184,15 @@ __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u
     } else {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        constexpr int scale_bytes = kv_scale_bytes(format, DIM);
+        constexpr int scale_bytes = kv_scale_bytes(format, HEAD_DIM);
         const int key = 16 * step + 8 * half + 2 * t;
         const u32 row = tile + key * stride, scales = tile + 64 * stride + key * scale_bytes;
         Scale scale;
-        if constexpr (kv_lifted(format)) {
+        if constexpr (kv_has_min(format)) {
             const u32 a = lds32(scales + 4 * block), b = lds32(scales + scale_bytes + 4 * block);
             scale.d = prmt(a, b, 0x5410), scale.m = prmt(a, b, 0x7632);
         } else {
-            const u32 at = scales + (format == KV_TQ3_0 ? (block < BLOCKS / 2 ? 0 : 2) : 2 * block);
+            const u32 at = scales + (format == KV_TQ3_0 ? (block < DIM_BLOCKS / 2 ? 0 : 2) : 2 * block);
             scale.d = u32(lds16(at)) | u32(lds16(at + scale_bytes)) << 16;
         }
         if constexpr (format == KV_Q8_0) {
@@ -205,21 +205,21 @@ __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u
             out[3][half] = bytes_to_f16x2(high, 0x4342, scale.d);
         } else if constexpr (format == KV_TQ3_0) {
             // Nibble g of a word of both keys, side by side: the first key's low.
-            u32 words[3], pairs[4];
+            u32 words_per_row[3], pairs[4];
 #pragma unroll
             for (int w = 0; w < 3; w++) {
                 const u32 at = row + 12 * block + 4 * w, a = lds32(at), b = lds32(at + stride);
-                words[w] = __funnelshift_r(a, a, 4 * g) & 0x0fu | __funnelshift_r(b, b, 4 * g + 28) & 0xf0u;
+                words_per_row[w] = __funnelshift_r(a, a, 4 * g) & 0x0fu | __funnelshift_r(b, b, 4 * g + 28) & 0xf0u;
             }
-            tq3_to_f16(words[0] | words[1] << 8 | words[2] << 16, scale.d, pairs);
+            tq3_to_f16(words_per_row[0] | words_per_row[1] << 8 | words_per_row[2] << 16, scale.d, pairs);
 #pragma unroll
             for (int i = 0; i < 4; i++) out[i][half] = pairs[i];
         } else {
             const u32 at = row + 16 * block + g / 2 * 4;
             const u32 v = prmt(lds32(at), lds32(at + stride), g % 2 ? 0x7632 : 0x5410);
             u32 fifth = 0;
-            if (kv_five(format)) {
-                const u32 word = row + DIM / 2 + 4 * block, shift = g % 2 * 16 + g / 2;
+            if (kv_has_fifth_bit(format)) {
+                const u32 word = row + HEAD_DIM / 2 + 4 * block, shift = g % 2 * 16 + g / 2;
                 fifth = prmt(lds32(word) >> shift, lds32(word + stride) >> shift, 0x5410);
             }
             out[0][half] = nibbles_to_f16x2<format>(v, fifth, 0, scale);

@@ -8,7 +8,7 @@
 //
 // Blocks take units, as many of a class as give all blocks about the same to do: spans of a tree; what its pairs of part and
 // key head have behind those, a shorter span and tile t - 1, as one; all trees' tiles of nodes' own.
-// Before this file: HEADS, KV_HEADS, COLUMNS, and what attn/spans.cuh and attn/kv.cuh want.
+// Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attn/spans.cuh and attn/kv.cuh want.
 #pragma once
 #include "attn/kv.cuh"
 #include "attn/spans.cuh"
@@ -17,85 +17,85 @@
 
 #define GROUP_SIZE (HEADS / KV_HEADS)
 // Nodes of an item.
-#define NODES (COLUMNS / GROUP_SIZE)
-static_assert(NODES > 0, "a block takes all heads of a node");
+#define ITEM_NODES (QUERY_COLUMNS / GROUP_SIZE)
+static_assert(ITEM_NODES > 0, "a block takes all heads of a node");
 
 // What beside its tiles an item weighs, in tiles.
-#ifndef OVERHEAD
-#define OVERHEAD 3
+#ifndef ITEM_OVERHEAD
+#define ITEM_OVERHEAD 3
 #endif
 
 // Spans that are items of a part and key head: `first` .. `last`, without those hidden.
-struct Series {
+struct SplitSeries {
     int tiles, first, last;
-    Hidden hidden;
+    HiddenSplits hidden;
 };
-__device__ __forceinline__ int items_of(const Series& series) {
+__device__ __forceinline__ int num_items(const SplitSeries& series) {
     return series.last - series.first - (series.hidden.to - series.hidden.from);
 }
 
 // What a tree's items are made from; bits are nodes.
-struct Plot {
-    u64 crossed;  // nodes beyond the tile of the root
-    u64 tops;     // nodes that are not another's first child: runs of nodes on one path begin there
+struct TreePlan {
+    u64 past_root_tile;  // nodes beyond the tile of the root
+    u64 chain_tops;     // nodes that are not another's first child: runs of nodes on one path begin there
     u64 last;     // nodes that are last of those of an item of their own
-    View tree;
-    Series near, beyond;  // of nodes in the tile of the root; of those beyond it, what the others do not have
-    int both;     // spans before this, of the others, are those of nodes beyond, too
+    WindowedTree tree;
+    SplitSeries root_tile, past_tile;  // of nodes in the tile of the root; of those beyond it, what the others do not have
+    int common_splits;     // spans before this, of the others, are those of nodes beyond, too
     int tile;     // of the root
     int pairs;    // parts x key heads
-    int shared;   // items of a pair: spans, then tile t - 1
-    int whole;    // of these, before the rest that is one unit
-    int weights[2];  // of a span and of the rest
-    int owns;     // items of nodes' own
+    int shared_items;   // items of a pair: spans, then tile t - 1
+    int full_splits;    // of these, before the rest that is one unit
+    int costs[2];  // of a span and of the rest
+    int private_items;     // items of nodes' own
 };
 
 // Nodes of the run at whose end `path` leads, up to and with its last.
-__device__ __forceinline__ int run_length(u64 path, u64 tops) { return __popcll(path >> (63 - __clzll(path & tops))); }
+__device__ __forceinline__ int chain_length(u64 path, u64 chain_tops) { return __popcll(path >> (63 - __clzll(path & chain_tops))); }
 // Of those, how many share an item.
-__device__ __forceinline__ int sharers(int length) { return (length - 1) % NODES + 1; }
+__device__ __forceinline__ int nodes_in_item(int length) { return (length - 1) % ITEM_NODES + 1; }
 
-__device__ __forceinline__ Series series_of(const View& tree, int t) {
-    const int tiles = span_tiles(t), spans = spans_of(t, tiles);
-    return {tiles, 0, spans, hidden_spans(tree, tiles, spans)};
+__device__ __forceinline__ SplitSeries split_series(const WindowedTree& tree, int t) {
+    const int tiles = split_tiles(t), splits = num_fixed_splits(t, tiles);
+    return {tiles, 0, splits, hidden_splits(tree, tiles, splits)};
 }
-__device__ __forceinline__ Plot plot_of(const View& tree, u64 crossed, u64 tops, u64 last) {
-    const int t = tree.committed / TILE;
-    Plot plot = {crossed, tops, last, tree, series_of(tree, t), {1, 0, 0, {0, 0}}, 0, t};
-    if (crossed) {
-        plot.beyond = series_of(tree, t + 1);
-        if (plot.near.tiles == plot.beyond.tiles) {
+__device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past_root_tile, u64 chain_tops, u64 last) {
+    const int t = tree.committed / KV_TILE;
+    TreePlan plan = {past_root_tile, chain_tops, last, tree, split_series(tree, t), {1, 0, 0, {0, 0}}, 0, t};
+    if (past_root_tile) {
+        plan.past_tile = split_series(tree, t + 1);
+        if (plan.root_tile.tiles == plan.past_tile.tiles) {
             // Spans that end before tile t - 1; the next is the same where it is that tile.
-            Series& beyond = plot.beyond;
-            const int whole = t > 0 ? (t - 1) / beyond.tiles : 0;
-            plot.both = min(whole * beyond.tiles == t - 1 ? beyond.last : whole, beyond.last);
-            beyond.first = plot.both;
-            beyond.hidden.from = max(beyond.hidden.from, beyond.first), beyond.hidden.to = max(beyond.hidden.to, beyond.hidden.from);
+            SplitSeries& past_tile = plan.past_tile;
+            const int full_splits = t > 0 ? (t - 1) / past_tile.tiles : 0;
+            plan.common_splits = min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
+            past_tile.first = plan.common_splits;
+            past_tile.hidden.from = max(past_tile.hidden.from, past_tile.first), past_tile.hidden.to = max(past_tile.hidden.to, past_tile.hidden.from);
         }
     }
-    plot.pairs = (tree.nodes + NODES - 1) / NODES * KV_HEADS;
-    const int nears = items_of(plot.near), beyonds = items_of(plot.beyond), tiles = plot.near.tiles;
-    plot.shared = nears + beyonds + (t > 0);
+    plan.pairs = (tree.nodes + ITEM_NODES - 1) / ITEM_NODES * KV_HEADS;
+    const int root_items = num_items(plan.root_tile), past_items = num_items(plan.past_tile), tiles = plan.root_tile.tiles;
+    plan.shared_items = root_items + past_items + (t > 0);
     // Spans in progress are no longer than the rest; of two lengths, all are whole.
-    const bool rest = nears > 0 && beyonds <= 1;
-    plot.whole = rest ? nears - 1 : nears + beyonds;
-    const int short_tiles = rest ? t - 1 - (plot.near.last - 1) * tiles : 0;
-    plot.weights[0] = max(tiles, plot.beyond.tiles) + OVERHEAD;
-    plot.weights[1] = short_tiles + (rest ? beyonds * (short_tiles + 1) : 0) + 1 + OVERHEAD * (plot.shared - plot.whole);
-    plot.owns = (__popcll(last) + __popcll(last & crossed)) * KV_HEADS;
-    return plot;
+    const bool short_last = root_items > 0 && past_items <= 1;
+    plan.full_splits = short_last ? root_items - 1 : root_items + past_items;
+    const int short_tiles = short_last ? t - 1 - (plan.root_tile.last - 1) * tiles : 0;
+    plan.costs[0] = max(tiles, plan.past_tile.tiles) + ITEM_OVERHEAD;
+    plan.costs[1] = short_tiles + (short_last ? past_items * (short_tiles + 1) : 0) + 1 + ITEM_OVERHEAD * (plan.shared_items - plan.full_splits);
+    plan.private_items = (__popcll(last) + __popcll(last & past_root_tile)) * KV_HEADS;
+    return plan;
 }
 
 // Looks at all trees; a warp.
-__device__ __forceinline__ void survey(const Step* step, Plot* plots) {
+__device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
     const int lane = threadIdx.x % 32;
     const int trees = step->trees;
     int first = 0;
     // All that one tree needs is on its way at once.
-    View tree = view_of(step, 0);
+    WindowedTree tree = windowed_tree(step, 0);
     u64 path[2];
     int parent[2];
-    const auto look = [&] {
+    const auto load_tree = [&] {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = min(first + lane + 32 * h, STEP_ROWS - 1);
@@ -103,10 +103,10 @@ __device__ __forceinline__ void survey(const Step* step, Plot* plots) {
             parent[h] = step->parent[row] - first;
         }
     };
-    look();
+    load_tree();
 #pragma unroll 1
     for (int i = 0;;) {
-        u64 parents = 0, tops = 0, crossed = 0, last = 0;
+        u64 parents = 0, chain_tops = 0, past_root_tile = 0, last = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int node = lane + 32 * h;
@@ -117,185 +117,185 @@ __device__ __forceinline__ void survey(const Step* step, Plot* plots) {
                 const bool follows = inner && __ffs(siblings) - 1 == lane && !(parents >> (key & 63) & 1);
                 const u64 own = inner ? 1ull << parent[h] : 0;
                 parents |= u64(__reduce_or_sync(WARP_ALL, u32(own))) | u64(__reduce_or_sync(WARP_ALL, u32(own >> 32))) << 32;
-                tops |= u64(__ballot_sync(WARP_ALL, node < tree.nodes && !follows)) << 32 * h;
+                chain_tops |= u64(__ballot_sync(WARP_ALL, node < tree.nodes && !follows)) << 32 * h;
             }
         }
-        const int beyond = tree.committed / TILE * TILE + TILE;
+        const int past_tile = tree.committed / KV_TILE * KV_TILE + KV_TILE;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int node = lane + 32 * h;
             const bool live = node < tree.nodes;
-            const int length = live ? run_length(path[h], tops) : 1;
-            crossed |= u64(__ballot_sync(WARP_ALL, live && tree.committed + __popcll(path[h]) > beyond)) << 32 * h;
-            last |= u64(__ballot_sync(WARP_ALL, live && (length % NODES == 0 || !(parents >> node & 1)))) << 32 * h;
+            const int length = live ? chain_length(path[h], chain_tops) : 1;
+            past_root_tile |= u64(__ballot_sync(WARP_ALL, live && tree.committed + __popcll(path[h]) > past_tile)) << 32 * h;
+            last |= u64(__ballot_sync(WARP_ALL, live && (length % ITEM_NODES == 0 || !(parents >> node & 1)))) << 32 * h;
         }
-        const Plot plot = plot_of(tree, crossed, tops, last);
-        if (lane == 0) plots[i] = plot;
+        const TreePlan plan = tree_plan(tree, past_root_tile, chain_tops, last);
+        if (lane == 0) plans[i] = plan;
         if (++i >= trees) break;
         first += tree.nodes;
-        tree = view_of(step, i);
-        look();
+        tree = windowed_tree(step, i);
+        load_tree();
     }
     __syncwarp();
 }
 
-struct Item {
+struct WorkItem {
     int tree, slot, committed, first;
-    int begin, end;     // keys, multiples of TILE
+    int begin, end;     // keys, multiples of KV_TILE
     int kv_head;
     int node;           // first node of a shared item, last of an item of nodes' own
     int nodes;
-    int at;             // of nodes' own: position of the first
-    int near_to, beyond_to;  // slots of nodes in the tile of the root and beyond it; -1 for none
-    bool own;
+    int first_position;             // of nodes' own: position of the first
+    int root_tile_slot, past_tile_slot;  // slots of nodes in the tile of the root and beyond it; -1 for none
+    bool is_private;
     u64 path;           // of nodes' own
-    int queries;        // the same for items with the same queries
+    int query_group;        // the same for items with the same queries
     int window, sinks;
     u32 row;            // where its keys begin in the cache, for those that fetch them
 };
 
 // What an item of nodes' own weighs.
-#define ONE (1 + OVERHEAD)
+#define PRIVATE_ITEM_COST (1 + ITEM_OVERHEAD)
 
 // Class `k` of shared items: the rest of each pair of tree k / 2, which may be short and have time for nodes' own, and its spans.
-struct Class {
-    int units, items, weight;  // items: of a unit
+struct ItemClass {
+    int units, items, cost;  // items: of a unit
 };
-__device__ __forceinline__ Class class_of(const Plot* plots, int k) {
-    const Plot& plot = plots[k / 2];
-    const int rest = plot.shared - plot.whole;
-    return {k % 2 ? plot.whole * plot.pairs : rest ? plot.pairs : 0, k % 2 ? 1 : rest, plot.weights[1 - k % 2]};
+__device__ __forceinline__ ItemClass item_class(const TreePlan* plans, int k) {
+    const TreePlan& plan = plans[k / 2];
+    const int short_last = plan.shared_items - plan.full_splits;
+    return {k % 2 ? plan.full_splits * plan.pairs : short_last ? plan.pairs : 0, k % 2 ? 1 : short_last, plan.costs[1 - k % 2]};
 }
 
 // The items of a block: `main` shared ones of class `k`, from unit `first` on, or of tree k / 2 one by one where `k` is below
 // 0, then nodes' own from `extra` on; `items` in all.
-struct Share {
+struct BlockSchedule {
     int k, first, main, extra, items;
 };
-#define ONE_BY_ONE(tree) (-1 - 2 * (tree))
+#define SINGLE_ITEMS(tree) (-1 - 2 * (tree))
 // A block's share, by a warp. Lanes try how long blocks may take, from the mean on; the first that needs no more blocks
 // than there are has it. Nodes' own are for blocks that have no shared ones, or else for those that have time left.
-__device__ __forceinline__ Share share_of_block(const Plot* plots, int trees) {
+__device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans, int trees) {
     const int lane = threadIdx.x % 32, blocks = gridDim.x;
-    int owns = 0, all = 0, weight = 0;
+    int private_items = 0, all = 0, cost = 0;
 #pragma unroll 1
     for (int i = 0; i < trees; i++) {
-        all += plots[i].shared * plots[i].pairs, owns += plots[i].owns;
-        weight += (plots[i].whole * plots[i].weights[0] + plots[i].weights[1]) * plots[i].pairs;
+        all += plans[i].shared_items * plans[i].pairs, private_items += plans[i].private_items;
+        cost += (plans[i].full_splits * plans[i].costs[0] + plans[i].costs[1]) * plans[i].pairs;
     }
-    if (all + owns <= blocks) {
+    if (all + private_items <= blocks) {
         int index = blockIdx.x;
 #pragma unroll 1
         for (int i = 0; i < trees; i++) {
-            const int items = plots[i].shared * plots[i].pairs;
-            if (index < items) return {ONE_BY_ONE(i), index, 1, 0, 1};
+            const int items = plans[i].shared_items * plans[i].pairs;
+            if (index < items) return {SINGLE_ITEMS(i), index, 1, 0, 1};
             index -= items;
         }
-        return {0, 0, 0, index, index < owns};
+        return {0, 0, 0, index, index < private_items};
     }
-    const auto each_of = [&](const Class& c, int most) { return max(1, most / c.weight); };
-    const auto blocks_of = [&](const Class& c, int each) { return (c.units + each - 1) / each; };
-    const auto more_of = [&](const Class& c, int each, int most) { return max(0, most - each * c.weight) / ONE; };
-    const int mean = (weight + owns * ONE) / blocks + 1;
-    int most = mean + mean * lane / 24, needed = 0, room = 0;
+    const auto units_per_block = [&](const ItemClass& c, int most) { return max(1, most / c.cost); };
+    const auto blocks_for = [&](const ItemClass& c, int each) { return (c.units + each - 1) / each; };
+    const auto extra_items = [&](const ItemClass& c, int each, int most) { return max(0, most - each * c.cost) / PRIVATE_ITEM_COST; };
+    const int mean = (cost + private_items * PRIVATE_ITEM_COST) / blocks + 1;
+    int most = mean + mean * lane / 24, needed_blocks = 0, spare = 0;
 #pragma unroll 1
     for (int k = 0; k < 2 * trees; k++) {
-        const Class c = class_of(plots, k);
-        const int each = each_of(c, most), own = blocks_of(c, each);
-        needed += own, room += own * more_of(c, each, most);
+        const ItemClass c = item_class(plans, k);
+        const int each = units_per_block(c, most), own = blocks_for(c, each);
+        needed_blocks += own, spare += own * extra_items(c, each, most);
     }
-    const u32 enough = __ballot_sync(WARP_ALL, owns <= room + (blocks - needed) * (most / ONE) && needed <= blocks);
+    const u32 enough = __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) && needed_blocks <= blocks);
     const int found = enough ? __ffs(enough) - 1 : 31;
-    most = __shfl_sync(WARP_ALL, most, found), needed = __shfl_sync(WARP_ALL, needed, found);
+    most = __shfl_sync(WARP_ALL, most, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
     // What blocks without shared items have no time for.
-    const int others = blocks - needed, over = max(0, owns - others * (most / ONE));
+    const int others = blocks - needed_blocks, left_over = max(0, private_items - others * (most / PRIVATE_ITEM_COST));
     int before = 0, taken = 0;
 #pragma unroll 1
     for (int k = 0; k < 2 * trees; k++) {
-        const Class c = class_of(plots, k);
-        const int each = each_of(c, most), own = blocks_of(c, each), which = blockIdx.x - before;
+        const ItemClass c = item_class(plans, k);
+        const int each = units_per_block(c, most), own = blocks_for(c, each), tree_index = blockIdx.x - before;
         // As many for each as are left, no more.
-        const int more = own ? min(more_of(c, each, most), max(0, over - taken + own - 1) / own) : 0;
-        if (which < own) {
-            const int main = min(each, c.units - which * each) * c.items, extra = min(over, taken + which * more);
-            return {k, which * each, main, extra, main + min(more, over - extra)};
+        const int private_of_block = own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
+        if (tree_index < own) {
+            const int main = min(each, c.units - tree_index * each) * c.items, extra = min(left_over, taken + tree_index * private_of_block);
+            return {k, tree_index * each, main, extra, main + min(private_of_block, left_over - extra)};
         }
-        before += own, taken += own * more;
+        before += own, taken += own * private_of_block;
     }
-    const int each = (owns - over + others - 1) / others, extra = over + (blockIdx.x - before) * each;
-    return {0, 0, 0, extra, max(0, min(each, owns - extra))};
+    const int each = (private_items - left_over + others - 1) / others, extra = left_over + (blockIdx.x - before) * each;
+    return {0, 0, 0, extra, max(0, min(each, private_items - extra))};
 }
 
 // Item `next` of a block.
-__device__ __forceinline__ Item item_of(const Step* step, const Plot* plots, const Share& share, int next) {
-    const bool shared = next < share.main, single = share.k < 0, rest = !single && share.k % 2 == 0;
-    int index = share.extra + next - share.main;
-    int which = !shared ? 0 : single ? (-1 - share.k) / 2 : share.k / 2;
+__device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* plans, const BlockSchedule& schedule, int next) {
+    const bool shared_items = next < schedule.main, single = schedule.k < 0, short_last = !single && schedule.k % 2 == 0;
+    int index = schedule.extra + next - schedule.main;
+    int tree_index = !shared_items ? 0 : single ? (-1 - schedule.k) / 2 : schedule.k / 2;
 #pragma unroll 1
-    for (; !shared && index >= plots[which].owns; which++) index -= plots[which].owns;
-    const Plot& plot = plots[which];
-    const View& tree = plot.tree;
-    Item item;
-    item.tree = which, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
+    for (; !shared_items && index >= plans[tree_index].private_items; tree_index++) index -= plans[tree_index].private_items;
+    const TreePlan& plan = plans[tree_index];
+    const WindowedTree& tree = plan.tree;
+    WorkItem item;
+    item.tree = tree_index, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
     item.window = tree.window, item.sinks = tree.sinks;
-    if (shared) {
-        const int each = rest ? plot.shared - plot.whole : single ? plot.shared : plot.whole;
-        const int unit = rest ? share.first * each + next : share.first + next;
-        const int pair = unit / each, nears = items_of(plot.near);
-        item.own = false, item.path = 0, item.at = 0;
+    if (shared_items) {
+        const int each = short_last ? plan.shared_items - plan.full_splits : single ? plan.shared_items : plan.full_splits;
+        const int unit = short_last ? schedule.first * each + next : schedule.first + next;
+        const int pair = unit / each, root_items = num_items(plan.root_tile);
+        item.is_private = false, item.path = 0, item.first_position = 0;
         item.kv_head = pair % KV_HEADS;
-        item.node = pair / KV_HEADS * NODES;
-        item.nodes = min(tree.nodes - item.node, NODES);
-        item.queries = which << 16 | pair;
-        int i = unit - pair * each + (rest ? plot.whole : 0);
-        if (i == plot.shared - 1 && plot.tile > 0) {
-            item.end = plot.tile * TILE, item.begin = item.end - TILE;
-            item.near_to = plot.near.last, item.beyond_to = plot.near.last < plot.both ? plot.near.last : -1;
+        item.node = pair / KV_HEADS * ITEM_NODES;
+        item.nodes = min(tree.nodes - item.node, ITEM_NODES);
+        item.query_group = tree_index << 16 | pair;
+        int i = unit - pair * each + (short_last ? plan.full_splits : 0);
+        if (i == plan.shared_items - 1 && plan.tile > 0) {
+            item.end = plan.tile * KV_TILE, item.begin = item.end - KV_TILE;
+            item.root_tile_slot = plan.root_tile.last, item.past_tile_slot = plan.root_tile.last < plan.common_splits ? plan.root_tile.last : -1;
             return item;
         }
-        const bool near = i < nears;
-        const Series& series = near ? plot.near : plot.beyond;
-        i += series.first - (near ? 0 : nears);
+        const bool near = i < root_items;
+        const SplitSeries& series = near ? plan.root_tile : plan.past_tile;
+        i += series.first - (near ? 0 : root_items);
         const int span = i >= series.hidden.from ? i + series.hidden.to - series.hidden.from : i;
         int begin = span * series.tiles;
-        const int end = min(begin + series.tiles, plot.tile - near);
+        const int end = min(begin + series.tiles, plan.tile - near);
         // A window's first span is never empty, though its one tile may be without weight.
-        if (WINDOW && begin * TILE >= tree.sinks) begin = max(begin, min(near_tile(tree), end - 1));
-        item.begin = begin * TILE, item.end = end * TILE;
-        item.near_to = near ? span : -1;
-        item.beyond_to = near && span >= plot.both ? -1 : span;
+        if (WINDOW && begin * KV_TILE >= tree.sinks) begin = max(begin, min(window_tile(tree), end - 1));
+        item.begin = begin * KV_TILE, item.end = end * KV_TILE;
+        item.root_tile_slot = near ? span : -1;
+        item.past_tile_slot = near && span >= plan.common_splits ? -1 : span;
         return item;
     }
-    item.own = true;
+    item.is_private = true;
     item.kv_head = index % KV_HEADS;
     int skip = index / KV_HEADS;
-    const int near = __popcll(plot.last);
+    const int near = __popcll(plan.last);
     const bool second = skip >= near;
-    u64 left = second ? plot.last & plot.crossed : plot.last;
+    u64 left = second ? plan.last & plan.past_root_tile : plan.last;
     skip -= second ? near : 0;
 #pragma unroll 1
     for (; skip; skip--) left &= left - 1;
     item.node = __ffsll(left) - 1;
     item.path = step->ancestors[tree.first + item.node];
-    item.nodes = sharers(run_length(item.path, plot.tops));
-    item.at = tree.committed + __popcll(item.path) - item.nodes;
-    item.begin = (plot.tile + second) * TILE, item.end = item.begin + TILE;
-    item.near_to = second ? -1 : plot.near.last + (plot.tile > 0);
-    item.beyond_to = plot.beyond.last + second;
-    item.queries = 1 << 24 | which << 16 | index;
+    item.nodes = nodes_in_item(chain_length(item.path, plan.chain_tops));
+    item.first_position = tree.committed + __popcll(item.path) - item.nodes;
+    item.begin = (plan.tile + second) * KV_TILE, item.end = item.begin + KV_TILE;
+    item.root_tile_slot = second ? -1 : plan.root_tile.last + (plan.tile > 0);
+    item.past_tile_slot = plan.past_tile.last + second;
+    item.query_group = 1 << 24 | tree_index << 16 | index;
     return item;
 }
 // Row of the cache where the tile of an item at `key` begins, 0 beyond its last.
-__device__ __forceinline__ u32 row_at(const Item& item, int key, const Pages& pages) {
+__device__ __forceinline__ u32 kv_row_at(const WorkItem& item, int key, const PageTable& pages) {
     return key < item.end ? (u32)kv_row(pages, item.slot, key, KV_HEADS, item.kv_head) : 0;
 }
-__device__ __forceinline__ u32 first_row(const Item& item, const Pages& pages) {
-    return item.own ? 0 : row_at(item, item.begin, pages);
+__device__ __forceinline__ u32 first_kv_row(const WorkItem& item, const PageTable& pages) {
+    return item.is_private ? 0 : kv_row_at(item, item.begin, pages);
 }
 
 // Node `i` of an item.
-__device__ __forceinline__ int node_of(const Item& item, int i) {
-    if (!item.own) return item.node + i;
+__device__ __forceinline__ int item_node(const WorkItem& item, int i) {
+    if (!item.is_private) return item.node + i;
     u64 path = item.path;
 #pragma unroll 1
     for (int up = item.nodes - 1 - i; up > 0; up--) path &= ~(1ull << (63 - __clzll(path)));

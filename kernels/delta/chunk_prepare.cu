@@ -4,8 +4,8 @@
 //   read_ij = e^(G_i - G_j) (q_i . k_j), j <= i;   decay_i = e^(G_i);   tail_i = e^(G_64 - G_i)
 // with G_i the sum of g within the chunk up to i. Positions a chunk does not have count as g = beta = 0, k = q = 0.
 //
-// in:  mixed (q and k as pairs of bf16), gates     out: inner [chunk][NV][INNER_BYTES], see delta/halves.cuh
-// grid (chunks, NK), 256 threads: a block has one key head of one chunk and, up to three at a time, the value heads
+// in:  mixed (q and k as pairs of bf16), gates     out: inner [chunk][V_HEADS][INNER_BYTES], see delta/halves.cuh
+// grid (chunks, K_HEADS), 256 threads: a block has one key head of one chunk and, up to three at a time, the value heads
 // that use it
 // shared memory: 64 KB. arch: sm_80. reference: cpu::reference::delta::chunk; test: chunk_*
 //
@@ -20,15 +20,15 @@
 #include "delta/halves.cuh"
 #include "delta/sums.cuh"
 
-#define SHARE (NV / NK)
+#define V_HEADS_PER_K_HEAD (V_HEADS / K_HEADS)
 #define LD 68
 #define WARPS 8
 
 // Value heads worked on together, and positions of [64][LD] matrices.
-#define TOGETHER (SHARE < 3 ? SHARE : 3)
+#define HEADS_PER_PASS (V_HEADS_PER_K_HEAD < 3 ? V_HEADS_PER_K_HEAD : 3)
 
 // Blocks (i, j) of 16 x 16 with j <= i, in rows.
-__device__ __forceinline__ void block_of(int index, int& i, int& j) {
+__device__ __forceinline__ void block_indices(int index, int& i, int& j) {
     i = index >= 6 ? 3 : index >= 3 ? 2 : index >= 1 ? 1 : 0;
     j = index - i * (i + 1) / 2;
 }
@@ -36,43 +36,43 @@ __device__ __forceinline__ void block_of(int index, int& i, int& j) {
 // The `r`th value head that uses a key head.
 __device__ __forceinline__ int value_head(int key, int r) {
 #if GROUPED
-    return key * SHARE + r;
+    return key * V_HEADS_PER_K_HEAD + r;
 #else
-    return key + r * NK;
+    return key + r * K_HEADS;
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* inner) {
-    extern __shared__ float4 room[];
-    char* tiles = (char*)room;         // k high, k low, q high, q low: [64][128] bf16 each
-    float* matrices = (float*)room;    // then [TOGETHER][64][LD]: A below the diagonal, T on it and mirrored above
-    float* sum_room = matrices + TOGETHER * 64 * LD;  // [4][16][20]
-    __shared__ float2 sums[SHARE][64];
-    __shared__ float betas[SHARE][64];
+gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
+    extern __shared__ float4 smem[];
+    char* tiles = (char*)smem;         // k high, k low, q high, q low: [64][128] bf16 each
+    float* matrices = (float*)smem;    // then [TOGETHER][64][LD]: A below the diagonal, T on it and mirrored above
+    float* block_sums = matrices + HEADS_PER_PASS * 64 * LD;  // [4][16][20]
+    __shared__ float2 sums[V_HEADS_PER_K_HEAD][64];
+    __shared__ float betas[V_HEADS_PER_K_HEAD][64];
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
     const int key = blockIdx.y;
     pdl_wait();
     pdl_launch();
-    if ((int)blockIdx.x >= spans_of(chunk)) return;
-    const Span span = span_of(chunk, blockIdx.x);
-    const float* rows = mixed + (u64)span.first * CHANNELS;
+    if ((int)blockIdx.x >= num_chunks(chunk)) return;
+    const ChunkRows rows_of_chunk = chunk_rows(chunk, blockIdx.x);
+    const float* rows = mixed_qkv + (u64)rows_of_chunk.first * CHANNELS;
     for (int i = tid; i < 64 * 64; i += 256) {
         const int row = i / 64, part = i % 64 / 16, piece = i % 16;  // part: k high, k low, q high, q low
-        const bool there = row < span.rows;
-        const char* from = (const char*)(rows + (u64)(there ? row : 0) * CHANNELS + (part < 2 ? KEYS : 0) + key * DIM);
-        const u32 to = shared_address(tiles) + part * 16384 + wide_place(row, piece);
-        cp_async_16_or_zero(to, from + part % 2 * 256 + piece * 16, there);
+        const bool valid = row < rows_of_chunk.rows;
+        const char* from = (const char*)(rows + (u64)(valid ? row : 0) * CHANNELS + (part < 2 ? K_WIDTH : 0) + key * HEAD_DIM);
+        const u32 to = shared_address(tiles) + part * 16384 + k_tile_offset(row, piece);
+        cp_async_16_zfill(to, from + part % 2 * 256 + piece * 16, valid);
     }
     cp_async_commit();
-    for (int r = warp; r < SHARE; r += WARPS) {
-        const float* gate = gates + (u64)span.first * 2 * NV + value_head(key, r);
+    for (int r = warp; r < V_HEADS_PER_K_HEAD; r += WARPS) {
+        const float* gate = gates + (u64)rows_of_chunk.first * 2 * V_HEADS + value_head(key, r);
         // Each lane has two neighbours; sums over lanes before it by doubling.
         const int i = 2 * lane;
-        const float g0 = i < span.rows ? gate[(u64)i * 2 * NV] : 0.0f;
-        const float g1 = i + 1 < span.rows ? gate[(u64)(i + 1) * 2 * NV] : 0.0f;
-        betas[r][i] = i < span.rows ? gate[(u64)i * 2 * NV + NV] : 0.0f;
-        betas[r][i + 1] = i + 1 < span.rows ? gate[(u64)(i + 1) * 2 * NV + NV] : 0.0f;
+        const float g0 = i < rows_of_chunk.rows ? gate[(u64)i * 2 * V_HEADS] : 0.0f;
+        const float g1 = i + 1 < rows_of_chunk.rows ? gate[(u64)(i + 1) * 2 * V_HEADS] : 0.0f;
+        betas[r][i] = i < rows_of_chunk.rows ? gate[(u64)i * 2 * V_HEADS + V_HEADS] : 0.0f;
+        betas[r][i + 1] = i + 1 < rows_of_chunk.rows ? gate[(u64)(i + 1) * 2 * V_HEADS + V_HEADS] : 0.0f;
         float2 sum = make_float2(g0, 0.0f);
         two_sum(sum, make_float2(g1, 0.0f));
 #pragma unroll
@@ -99,15 +99,15 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
         const int task = warp + round * WARPS;
         if (task >= 20) break;
         int block_i, block_j;
-        block_of(task % 10, block_i, block_j);
+        block_indices(task % 10, block_i, block_j);
         const u32 base = shared_address(tiles);
         const u32 a_base = base + (task >= 10 ? 32768 : 0);
         float c0[4] = {}, c1[4] = {}, d0[4] = {}, d1[4] = {};
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             u32 a_high[4], a_low[4], b_high[4], b_low[4];
-            const u32 a_at = wide_place(block_i * 16 + lane % 16, 2 * k + lane / 16);
-            const u32 b_at = wide_place(block_j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+            const u32 a_at = k_tile_offset(block_i * 16 + lane % 16, 2 * k + lane / 16);
+            const u32 b_at = k_tile_offset(block_j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
             ldmatrix_x4(a_high, a_base + a_at);
             ldmatrix_x4(a_low, a_base + 16384 + a_at);
             ldmatrix_x4(b_high, base + b_at);
@@ -123,13 +123,13 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
         for (int i = 0; i < 4; i++) product[round][i] = c0[i] + d0[i], product[round][4 + i] = c1[i] + d1[i];
     }
 #pragma unroll 1
-    for (int first = 0; first < SHARE; first += TOGETHER) {
-        const int count = min(SHARE - first, TOGETHER);
+    for (int first = 0; first < V_HEADS_PER_K_HEAD; first += HEADS_PER_PASS) {
+        const int count = min(V_HEADS_PER_K_HEAD - first, HEADS_PER_PASS);
         __syncthreads();
 #pragma unroll 1
         for (int r = 0; r < count; r++) {
             const int head = value_head(key, first + r);
-            char* out = inner + ((u64)blockIdx.x * NV + head) * INNER_BYTES;
+            char* out = intra + ((u64)blockIdx.x * V_HEADS + head) * INTRA_BYTES;
             const float2* sum = sums[first + r];
             float* a = matrices + r * 64 * LD;
 #pragma unroll
@@ -137,7 +137,7 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
                 const int task = warp + round * WARPS;
                 if (task >= 20) break;
                 int block_i, block_j;
-                block_of(task % 10, block_i, block_j);
+                block_indices(task % 10, block_i, block_j);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const int i = block_i * 16 + g + 8 * h;
@@ -158,8 +158,8 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
                                 make_float2(j < i ? beta * x[0] : 0.0f, j + 1 < i ? beta * x[1] : 0.0f);
                         } else {
                             u32 high, low;
-                            halves(x[0], x[1], high, low);
-                            u32* to = (u32*)(out + INNER_READ + i * 128 + j * 2);
+                            split_bf16(x[0], x[1], high, low);
+                            u32* to = (u32*)(out + INTRA_QK + i * 128 + j * 2);
                             to[0] = high, to[2048] = low;
                         }
                     }
@@ -167,8 +167,8 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
             }
             if (tid < 64) {
                 const float2 mine = sum[tid], all = sum[63];
-                ((float*)(out + INNER_DECAY))[tid] = expf(mine.x + mine.y);
-                ((float*)(out + INNER_TAIL))[tid] = expf((all.x - mine.x) + (all.y - mine.y));
+                ((float*)(out + INTRA_DECAY))[tid] = expf(mine.x + mine.y);
+                ((float*)(out + INTRA_TAIL))[tid] = expf((all.x - mine.x) + (all.y - mine.y));
             }
         }
         __syncthreads();
@@ -197,7 +197,7 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
                 const int item = pass + tid / 64, row = tid % 64 / 4, column = tid % 4 * 4;
                 const int block_j = item % (4 - distance), block_i = block_j + distance;
                 float* m = matrices + item / (4 - distance) * 64 * LD;
-                float* kept = sum_room + tid / 64 * 320;
+                float* block_sum = block_sums + tid / 64 * 320;
                 if (item < blocks) {
                     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                     const float* left = m + (block_i * 16 + row) * LD;
@@ -212,7 +212,7 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
                             sum.z = fmaf(w, x.z, sum.z), sum.w = fmaf(w, x.w, sum.w);
                         }
                     }
-                    *(float4*)(kept + row * 20 + column) = sum;
+                    *(float4*)(block_sum + row * 20 + column) = sum;
                 }
                 __syncthreads();
                 if (item < blocks) {
@@ -221,7 +221,7 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
 #pragma unroll
                     for (int k = 0; k < 16; k++) {
                         const float w = left[k];
-                        const float4 y = *(const float4*)(kept + k * 20 + column);
+                        const float4 y = *(const float4*)(block_sum + k * 20 + column);
                         x.x = fmaf(-w, y.x, x.x), x.y = fmaf(-w, y.y, x.y);
                         x.z = fmaf(-w, y.z, x.z), x.w = fmaf(-w, y.w, x.w);
                     }
@@ -240,8 +240,8 @@ chunk_prepare(const Chunk* chunk, const float* mixed, const float* gates, char* 
             u32 high[8], low[8];
 #pragma unroll
             for (int e = 0; e < 16; e += 2)
-                halves(from[e] * beta[e], from[e + 1] * beta[e + 1], high[e / 2], low[e / 2]);
-            uint4* to = (uint4*)(inner + ((u64)blockIdx.x * NV + value_head(key, first + r)) * INNER_BYTES + i * 128 +
+                split_bf16(from[e] * beta[e], from[e + 1] * beta[e + 1], high[e / 2], low[e / 2]);
+            uint4* to = (uint4*)(intra + ((u64)blockIdx.x * V_HEADS + value_head(key, first + r)) * INTRA_BYTES + i * 128 +
                                  block * 32);
             to[0] = make_uint4(high[0], high[1], high[2], high[3]);
             to[1] = make_uint4(high[4], high[5], high[6], high[7]);

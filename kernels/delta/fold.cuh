@@ -2,7 +2,7 @@
 #pragma once
 
 // S + k u for four k of one value column, S having been multiplied by the decay.
-__device__ __forceinline__ void add(float4& s, float4 k, float u) {
+__device__ __forceinline__ void add_outer_product(float4& s, float4 k, float u) {
     s.x = fmaf(k.x, u, s.x);
     s.y = fmaf(k.y, u, s.y);
     s.z = fmaf(k.z, u, s.z);
@@ -10,7 +10,7 @@ __device__ __forceinline__ void add(float4& s, float4 k, float u) {
 }
 
 // S <- decay S + k u for four k of one value column.
-__device__ __forceinline__ void fold(float4& s, float4 k, float u, float decay) {
+__device__ __forceinline__ void update_state(float4& s, float4 k, float u, float decay) {
     s.x *= decay, s.y *= decay, s.z *= decay, s.w *= decay;
-    add(s, k, u);
+    add_outer_product(s, k, u);
 }

@@ -5,13 +5,13 @@
 #pragma once
 
 // Byte offset of the high parts of values 4 lane .. 4 lane + 3 of a row; the low parts are `LOW(rows)` behind them.
-__device__ __forceinline__ int place(int rows, int row, int lane) {
+__device__ __forceinline__ int operand_offset(int rows, int row, int lane) {
     return lane / 16 * (rows * 128) + row * 128 + ((lane % 16 / 2 ^ row & 7) << 4) + (lane & 1) * 8;
 }
-#define LOW(rows) ((rows) * 256)
+#define LOW_PLANE(rows) ((rows) * 256)
 
 // Four values times `scale`: high parts in x, y, low parts in z, w.
-__device__ __forceinline__ uint4 halved(float4 x, float scale) {
+__device__ __forceinline__ uint4 split_f16(float4 x, float scale) {
     x.x *= scale, x.y *= scale, x.z *= scale, x.w *= scale;
     uint4 h;
     h.x = f32x2_to_f16x2(x.x, x.y), h.y = f32x2_to_f16x2(x.z, x.w);
@@ -23,23 +23,23 @@ __device__ __forceinline__ uint4 halved(float4 x, float scale) {
 // Column `column` of the state as row `column` of an operand of ROWS_OF rows, four values a lane: scaled so that its largest value
 // becomes 2^8 to 2^9, by the inverse of what goes to `unscale`.
 template <int ROWS_OF>
-__device__ __forceinline__ void keep_column(u8* operand, float* unscale, int column, float4 s) {
+__device__ __forceinline__ void store_state_column(u8* operand, float* unscale, int column, float4 s) {
     const int lane = threadIdx.x % 32;
     const float most = fmaxf(fmaxf(fabsf(s.x), fabsf(s.y)), fmaxf(fabsf(s.z), fabsf(s.w)));
     const u32 exponent = max(__reduce_max_sync(WARP_ALL, __float_as_uint(most)) >> 23, 16u);
-    const uint4 h = halved(s, __uint_as_float(262 - exponent << 23));
-    u8* to = operand + place(ROWS_OF, column, lane);
-    *(uint2*)to = make_uint2(h.x, h.y), *(uint2*)(to + LOW(ROWS_OF)) = make_uint2(h.z, h.w);
+    const uint4 h = split_f16(s, __uint_as_float(262 - exponent << 23));
+    u8* to = operand + operand_offset(ROWS_OF, column, lane);
+    *(uint2*)to = make_uint2(h.x, h.y), *(uint2*)(to + LOW_PLANE(ROWS_OF)) = make_uint2(h.z, h.w);
     if (lane == 0) unscale[column] = __uint_as_float(exponent - 8 << 23);
 }
 
 // Values 16 step .. of 16 rows as the left operand, the first 8 at `row`, the others at `second`.
-__device__ __forceinline__ void left(u32 (&a)[4], u32 base, int rows, int row, int second, int step) {
+__device__ __forceinline__ void load_a_fragment(u32 (&a)[4], u32 base, int rows, int row, int second, int step) {
     const int lane = threadIdx.x % 32, own = (lane & 8 ? second : row) + lane % 8, chunk = step % 4 * 2 + lane / 16;
     ldmatrix_x4(a, base + step / 4 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));
 }
 // Values 32 pair .. of 8 rows as the right operand of two steps.
-__device__ __forceinline__ void right_pair(u32 (&b)[4], u32 base, int rows, int row, int pair) {
+__device__ __forceinline__ void load_b_fragments(u32 (&b)[4], u32 base, int rows, int row, int pair) {
     const int lane = threadIdx.x % 32, own = row + lane % 8, chunk = pair % 2 * 4 + lane / 8;
     ldmatrix_x4(b, base + pair / 2 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));
 }

@@ -12,7 +12,7 @@ __device__ __forceinline__ int lane_column() { return threadIdx.x % 4; }
 __device__ __forceinline__ int lane_part() { return threadIdx.x % 32 / 4; }
 
 // This lane's share of a product over 128 keys. The shares are summed 4, 2 and 1 parts apart.
-__device__ __forceinline__ float part_dot(const float4 (&a)[4], const float4 (&b)[4]) {
+__device__ __forceinline__ float partial_dot(const float4 (&a)[4], const float4 (&b)[4]) {
     float x = a[0].x * b[0].x, y = a[0].y * b[0].y;
     x = fmaf(a[0].z, b[0].z, x), y = fmaf(a[0].w, b[0].w, y);
 #pragma unroll
@@ -27,9 +27,9 @@ __device__ __forceinline__ float part_dot(const float4 (&a)[4], const float4 (&b
 __device__ __forceinline__ float dot4(float4 q, float4 k) {
     return fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, q.x * k.x)));
 }
-__device__ __forceinline__ float row_dot(float4 q, float4 k) { return warp_sum(dot4(q, k)); }
+__device__ __forceinline__ float warp_dot(float4 q, float4 k) { return warp_sum(dot4(q, k)); }
 
-__device__ __forceinline__ float node_u(float rate, float decay, float v, float seen) {
+__device__ __forceinline__ float delta_u(float rate, float decay, float v, float seen) {
     return rate * fmaf(-decay, seen, v);
 }
-__device__ __forceinline__ float node_o(float decay, float read, float u, float qk) { return fmaf(u, qk, decay * read); }
+__device__ __forceinline__ float delta_o(float decay, float read, float u, float qk) { return fmaf(u, qk, decay * read); }

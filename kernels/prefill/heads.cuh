@@ -1,38 +1,38 @@
 // How a head of a row leaves a prefill attention: divided by its weights' sum, gated, as f16 panels or f32 rows.
 //
-// Before this file: DIM, HEADS, GATED; PANELS_OUT and F32_OUT (0 or 1: which forms are wanted).
+// Before this file: HEAD_DIM, HEADS, GATED; PANELS_OUT and F32_OUT (0 or 1: which forms are wanted).
 #pragma once
 #include "prefill/panel.cuh"
 
-#define HEAD_STRIDE (GATED ? 2 * DIM : DIM)
+#define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 
-struct HeadsOut {
+struct HeadOutput {
     const float *q; // f32 [rows][q_stride], gates behind their heads
     int q_stride, rows;
     char *panels;
     int rows_cap;
-    float *y; // f32 [rows][HEADS * DIM]
+    float *y; // f32 [rows][HEADS * HEAD_DIM]
 };
 
 // A warp stores 16 rows from `first` of head `head`; a lane has part in rows lane / 4 + 8 * half. `at(chunk, half, c)` is
 // its value at column 8 * chunk + 2 * (lane % 4) + c, `total` its own part of the sum of a row's weights.
-template <class At>
-__device__ __forceinline__ void store_head(const HeadsOut &to, int first, int head, const float (&total)[2], const At &at) {
+template <class Accessor>
+__device__ __forceinline__ void store_head_rows(const HeadOutput &to, int first, int head, const float (&row_sum)[2], const Accessor &at) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float sum = total[half];
+        float sum = row_sum[half];
         sum += __shfl_xor_sync(WARP_ALL, sum, 1);
         sum += __shfl_xor_sync(WARP_ALL, sum, 2);
         // No key had a weight: 0. A sum that is NaN stays.
         const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         const int row = first + lane / 4 + 8 * half;
-        const bool there = row < to.rows;
+        const bool valid = row < to.rows;
         // A warp may have no row at all, `first` included.
-        const float *gates = to.q + (u64)(there ? row : to.rows - 1) * to.q_stride + head * HEAD_STRIDE + DIM + lane % 4 * 2;
-        char *panel = to.panels + panel_chunk(to.rows_cap, row, head * (DIM / 8) + lane % 4);
+        const float *gates = to.q + (u64)(valid ? row : to.rows - 1) * to.q_stride + head * HEAD_STRIDE + HEAD_DIM + lane % 4 * 2;
+        char *panel = to.panels + panel_chunk(to.rows_cap, row, head * (HEAD_DIM / 8) + lane % 4);
 #pragma unroll
-        for (int chunk = 0; chunk < DIM / 8; chunk += 4) {
+        for (int chunk = 0; chunk < HEAD_DIM / 8; chunk += 4) {
             u32 pairs[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -43,14 +43,14 @@ __device__ __forceinline__ void store_head(const HeadsOut &to, int first, int he
                     b = __fdividef(b, 1.0f + __expf(-gate.y));
                 }
 #if F32_OUT
-                const int column = head * DIM + (chunk + j) * 8 + lane % 4 * 2;
-                if (there) { *(float2 *)(to.y + (u64)row * (HEADS * DIM) + column) = make_float2(a, b); }
+                const int column = head * HEAD_DIM + (chunk + j) * 8 + lane % 4 * 2;
+                if (valid) { *(float2 *)(to.y + (u64)row * (HEADS * HEAD_DIM) + column) = make_float2(a, b); }
 #endif
                 pairs[j] = panel_f16x2(a, b);
             }
 #if PANELS_OUT
             quad_transpose(pairs);
-            if (there) {
+            if (valid) {
                 *(uint4 *)panel = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
             }
 #endif

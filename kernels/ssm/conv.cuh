@@ -17,20 +17,20 @@ __device__ __forceinline__ Weights load_weights(const float* weight, int channel
 }
 
 // silu with an approximate division: 2 ulp, and a sixth of the instructions.
-__device__ __forceinline__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu_approx(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // silu(sum over taps of weight * input) of four channels; x0 is the oldest input.
 __device__ __forceinline__ float4 convolve(const Weights& w, float4 x0, float4 x1, float4 x2, float4 x3) {
     float4 y;
-    y.x = quick_silu(fmaf(w.channel[0].w, x3.x, fmaf(w.channel[0].z, x2.x, fmaf(w.channel[0].y, x1.x, w.channel[0].x * x0.x))));
-    y.y = quick_silu(fmaf(w.channel[1].w, x3.y, fmaf(w.channel[1].z, x2.y, fmaf(w.channel[1].y, x1.y, w.channel[1].x * x0.y))));
-    y.z = quick_silu(fmaf(w.channel[2].w, x3.z, fmaf(w.channel[2].z, x2.z, fmaf(w.channel[2].y, x1.z, w.channel[2].x * x0.z))));
-    y.w = quick_silu(fmaf(w.channel[3].w, x3.w, fmaf(w.channel[3].z, x2.w, fmaf(w.channel[3].y, x1.w, w.channel[3].x * x0.w))));
+    y.x = silu_approx(fmaf(w.channel[0].w, x3.x, fmaf(w.channel[0].z, x2.x, fmaf(w.channel[0].y, x1.x, w.channel[0].x * x0.x))));
+    y.y = silu_approx(fmaf(w.channel[1].w, x3.y, fmaf(w.channel[1].z, x2.y, fmaf(w.channel[1].y, x1.y, w.channel[1].x * x0.y))));
+    y.z = silu_approx(fmaf(w.channel[2].w, x3.z, fmaf(w.channel[2].z, x2.z, fmaf(w.channel[2].y, x1.z, w.channel[2].x * x0.z))));
+    y.w = silu_approx(fmaf(w.channel[3].w, x3.w, fmaf(w.channel[3].z, x2.w, fmaf(w.channel[3].y, x1.w, w.channel[3].x * x0.w))));
     return y;
 }
 
 // A row of a warp as a unit vector times `length`.
-__device__ __forceinline__ float4 unit(float4 y, float length) {
+__device__ __forceinline__ float4 l2_normalize(float4 y, float length) {
     float sum = warp_sum(fmaf(y.w, y.w, fmaf(y.z, y.z, fmaf(y.y, y.y, y.x * y.x))));
     float scale = rsqrtf(sum + L2_EPS) * length;
     return make_float4(y.x * scale, y.y * scale, y.z * scale, y.w * scale);
@@ -38,12 +38,12 @@ __device__ __forceinline__ float4 unit(float4 y, float length) {
 
 // Query and key heads are normalised, queries also scaled by 1/sqrt(128); value heads stay.
 #define QUERY_LENGTH 0.08838834764831845f
-__device__ __forceinline__ float4 normalise(float4 y, int head) {
-    return head >= 2 * NK ? y : unit(y, head < NK ? QUERY_LENGTH : 1.0f);
+__device__ __forceinline__ float4 normalize_head(float4 y, int head) {
+    return head >= 2 * K_HEADS ? y : l2_normalize(y, head < K_HEADS ? QUERY_LENGTH : 1.0f);
 }
 
 // g = a * softplus(alpha + dt).
-__device__ __forceinline__ float gate_g(float alpha, float a, float dt) {
+__device__ __forceinline__ float log_decay(float alpha, float a, float dt) {
     float x = alpha + dt;
     return a * (x > 20.0f ? x : log1pf(expf(x)));
 }

@@ -273,7 +273,7 @@ fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
             let same: Vec<&Launch> = case.layers.iter().map(|layer| &layer[part]).collect();
             let entry = same[0].entry;
             let work = match entry {
-                "tree" | "walk" => moved,
+                "gated_delta_wy_tree" | "gated_delta_recurrent_tree" => moved,
                 _ => Work::default(),
             };
             bench.case("delta", &format!("{entry} {name}"), &modules, &same, work)?;

@@ -182,10 +182,10 @@ impl Shape {
         Unit::new(file)
             .define("HEADS", self.n_heads)
             .define("KV_HEADS", self.n_kv_heads)
-            .define("DIM", self.head_dim)
+            .define("HEAD_DIM", self.head_dim)
             .define("K_FORMAT", number(self.k))
             .define("V_FORMAT", number(self.v))
-            .define("TURNED", u32::from(self.turned))
+            .define("KV_ROTATED", u32::from(self.turned))
     }
 
     /// The defines of `kernels/attn/span.cuh`.
@@ -208,7 +208,7 @@ impl Shape {
         unit.define("WINDOW", window)
             .define("MASK", mask)
             .define("SPLITS", self.splits(card, room))
-            .define("BY_POSITION", u32::from(self.by_position(card)))
+            .define("FIXED_SPLITS", u32::from(self.by_position(card)))
             .define("Q_STRIDE", self.q_stride())
     }
 
@@ -257,13 +257,13 @@ pub fn prepare(
     unit.defines[0].1 = heads.to_string();
     let unit = unit
         .define("ROPE", shape.rope.dims)
-        .define("NORMED", u32::from(shape.normed))
-        .define("POSITIONS", mode)
+        .define("QK_NORM", u32::from(shape.normed))
+        .define("POSITIONS_FROM", mode)
         .define("Q_STRIDE", shape.q_stride())
         .define("KV_STRIDE", from.kv_stride)
-        .define("Q16", u32::from(q16 != 0));
+        .define("Q_F16", u32::from(q16 != 0));
     Launch {
-        entry: "attn_prepare",
+        entry: "attn_qk_norm_rope_append",
         unit,
         grid: [
             (heads + 2 * shape.n_kv_heads).div_ceil(4) as u32,
@@ -314,7 +314,7 @@ pub fn compact(
     }
     let words: Vec<u64> = planes.base.into_iter().chain(planes.layer_stride).collect();
     Launch {
-        entry: "attn_compact",
+        entry: "attn_compact_kv",
         unit: shape.unit("attn/compact.cu"),
         grid: [n_layers as u32, 4 * shape.n_kv_heads as u32, 4],
         block: [128, 1, 1],

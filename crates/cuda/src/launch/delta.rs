@@ -97,8 +97,8 @@ impl Shape {
         );
         let grouped = u8::from(self.head_map == HeadMap::Grouped);
         Unit::new(file)
-            .define("NK", self.n_k_heads)
-            .define("NV", self.n_v_heads)
+            .define("K_HEADS", self.n_k_heads)
+            .define("V_HEADS", self.n_v_heads)
             .define("GROUPED", grouped)
     }
 }

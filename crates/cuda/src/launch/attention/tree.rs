@@ -166,7 +166,7 @@ impl Shape {
 
     /// The define of `kernels/attn/spans.cuh`.
     pub(super) fn in_spans(&self, unit: Unit, card: Card) -> Unit {
-        unit.define("SPANS", self.most_spans(card))
+        unit.define("MAX_FIXED_SPLITS", self.most_spans(card))
     }
 
     /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
@@ -267,7 +267,7 @@ pub fn tree(
         .words(&shape.pages(&cache));
     if !shape.wants_f16_queries(card) {
         return Launch {
-            entry: "attn_path",
+            entry: "attn_decode_tree_f32",
             unit: shape.spanned(shape.unit("attn/path.cu"), card, (rows, 0)),
             grid: [shape.n_heads as u32, rows as u32, 1],
             block: [256, 1, 1],
@@ -286,29 +286,29 @@ pub fn tree(
     let unit = |file| shape.spanned(shape.unit(file), card, (rows, tokens));
     let (unit, resident, threads, shared) = if let Some(spans) = spans.flatten() {
         let unit = unit("attn/tree_spans_sm90.cu")
-            .define("NT", spans.eights)
-            .define("K_RING", spans.rings.0)
-            .define("V_RING", spans.rings.1)
+            .define("N8_TILES", spans.eights)
+            .define("K_STAGES", spans.rings.0)
+            .define("V_STAGES", spans.rings.1)
             .define("ROLLED", u32::from(tokens <= ROLLED));
         (unit, 1, 384, spans.shared_bytes)
     } else if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
         let unit = unit("attn/tree_trio_sm90.cu")
-            .define("NT", eights)
-            .define("K_RING", TRIO_RINGS.0)
-            .define("V_RING", TRIO_RINGS.1);
+            .define("N8_TILES", eights)
+            .define("K_STAGES", TRIO_RINGS.0)
+            .define("V_STAGES", TRIO_RINGS.1);
         (unit, 1, 384, shared)
     } else {
         let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
-            true => ("attn/tree_sm90.cu", "NT", shape.across(card, rows)),
-            false => ("attn/tree.cu", "MT", shape.tiling(card, rows)),
+            true => ("attn/tree_sm90.cu", "N8_TILES", shape.across(card, rows)),
+            false => ("attn/tree.cu", "M16_TILES", shape.tiling(card, rows)),
         };
         let unit = unit(file)
             .define(tiles, tiling.tiles)
-            .define("RING", tiling.ring);
+            .define("STAGES", tiling.ring);
         (unit, tiling.resident, 256, tiling.shared_bytes)
     };
     Launch {
-        entry: "attn_tree",
+        entry: "attn_decode_tree",
         unit,
         grid: [(resident * card.multiprocessors) as u32, 1, 1],
         block: [threads, 1, 1],
@@ -331,9 +331,9 @@ pub fn combine(
     let width = shape.n_heads * shape.head_dim;
     let unit = shape
         .spanned(shape.unit("attn/combine.cu"), card, (rows, tokens))
-        .define("GATE", u32::from(shape.gate));
+        .define("GATED", u32::from(shape.gate));
     Launch {
-        entry: "attn_combine",
+        entry: "attn_combine_splits",
         unit: out.define(unit, width, rows),
         grid: [width.div_ceil(256) as u32, rows as u32, 1],
         block: [256, 1, 1],

@@ -124,7 +124,7 @@ pub fn conv_chunk(
     let heads = 2 * shape.n_k_heads + shape.n_v_heads;
     let grid = [heads.div_ceil(CONV_HEADS) + 1, rows.div_ceil(CONV_ROWS), 1];
     launch(
-        "conv_chunk",
+        "gated_delta_conv_chunk",
         shape.unit("ssm/conv_chunk.cu"),
         grid,
         256,
@@ -144,7 +144,7 @@ pub fn chunk_prepare(
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
     let grid = [chunks(rows), shape.n_k_heads, 1];
     let unit = shape.unit("delta/chunk_prepare.cu");
-    let mut launch = launch("chunk_prepare", unit, grid, 256, args);
+    let mut launch = launch("gated_delta_chunk_prepare", unit, grid, 256, args);
     // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need less.
     launch.shared = dim(2 * 4 * CHUNK * DIM);
     launch
@@ -179,13 +179,13 @@ pub fn chunk_scan(
             let columns = scan_columns(shape);
             let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
             let block = dim(2 * columns);
-            let mut launch = launch("chunk_scan", unit, grid(columns), block, args);
+            let mut launch = launch("gated_delta_chunk_scan", unit, grid(columns), block, args);
             launch.shared = dim(operands + vectors);
             launch
         }
         Products::Warpgroup => {
             let unit = shape.unit("delta/chunk_scan_sm90.cu");
-            let mut launch = launch("chunk_scan_sm90", unit, grid(64), 128, args);
+            let mut launch = launch("gated_delta_chunk_scan_sm90", unit, grid(64), 128, args);
             // v beside the operands, in rows of 68, and all of it twice.
             launch.shared = dim(2 * (operands + 4 * CHUNK * 68) + vectors);
             launch

@@ -62,5 +62,5 @@ pub fn gated_norm(
     let args = args.ptr(out.panel.0).u32(dim(out.panel.1));
     let groups = shape.values().div_ceil(256);
     let grid = [groups.div_ceil(GROUPS), rows, 1];
-    launch("gated_norm", unit, grid, dim(32 * GROUPS), args)
+    launch("gated_delta_norm", unit, grid, dim(32 * GROUPS), args)
 }

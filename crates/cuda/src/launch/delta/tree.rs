@@ -113,7 +113,13 @@ pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -
     let unit = out
         .forms
         .define(shape.unit("delta/row.cu"), shape.values(), 1);
-    launch("delta_row", unit, [shape.n_v_heads, 1, 1], 256, args)
+    launch(
+        "gated_delta_row_fused",
+        unit,
+        [shape.n_v_heads, 1, 1],
+        256,
+        args,
+    )
 }
 
 /// How the tree launch is cut into blocks.
@@ -209,7 +215,13 @@ pub fn tree(
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
-    let mut launch = launch("tree", cut.unit(shape), grid, dim(32 * cut.warps), args);
+    let mut launch = launch(
+        "gated_delta_wy_tree",
+        cut.unit(shape),
+        grid,
+        dim(32 * cut.warps),
+        args,
+    );
     launch.shared = dim(shared(cut.nodes, cut.columns));
     launch
 }
@@ -231,7 +243,7 @@ pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch 
     let windows = (shape.channels() / 4).div_ceil(COMMIT_THREADS);
     let grid = [states + windows, group.layers, paths];
     let mut launch = launch(
-        "commit",
+        "gated_delta_commit",
         shape.unit("delta/commit.cu"),
         grid,
         dim(COMMIT_THREADS),
@@ -302,13 +314,22 @@ pub(super) mod tests {
     fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
         use Exactness::{Factors, Sequential};
         for card in [SMALL, LARGE] {
-            assert_eq!(entries(card, 1, Factors), ["delta_row"]);
-            assert_eq!(entries(card, 1, Sequential), ["delta_row"]);
-            assert_eq!(entries(card, 24, Sequential), ["walk", "gated_norm"]);
-            assert_eq!(entries(card, 8, Factors), ["tree", "gated_norm"]);
+            assert_eq!(entries(card, 1, Factors), ["gated_delta_row_fused"]);
+            assert_eq!(entries(card, 1, Sequential), ["gated_delta_row_fused"]);
+            assert_eq!(
+                entries(card, 24, Sequential),
+                ["gated_delta_recurrent_tree", "gated_delta_norm"]
+            );
+            assert_eq!(
+                entries(card, 8, Factors),
+                ["gated_delta_wy_tree", "gated_delta_norm"]
+            );
         }
-        assert_eq!(entries(SMALL, 24, Factors), ["tree", "gated_norm"]);
-        assert_eq!(entries(LARGE, 24, Factors), ["tree_sm90"]);
+        assert_eq!(
+            entries(SMALL, 24, Factors),
+            ["gated_delta_wy_tree", "gated_delta_norm"]
+        );
+        assert_eq!(entries(LARGE, 24, Factors), ["gated_delta_wy_tree_sm90"]);
     }
 
     #[test]

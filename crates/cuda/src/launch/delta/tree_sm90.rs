@@ -44,7 +44,7 @@ fn unit(shape: Shape, rows: usize) -> Unit {
         .unit("delta/tree_sm90.cu")
         .define("NODES", nodes)
         .define("CLUSTER", cluster(shape).unwrap_or(1))
-        .define("SHARED", shared(nodes))
+        .define("SMEM_BYTES", shared(nodes))
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows.
@@ -54,7 +54,7 @@ pub(super) fn tree_unit(shape: Shape, rows: usize) -> Unit {
 
 fn launch(unit: Unit, shape: Shape, rows: usize, args: crate::launch::Args) -> Launch {
     let grid = [shape.n_v_heads * DIM / COLUMNS, 1, 1];
-    let mut launch = super::launch("tree_sm90", unit, grid, THREADS, args);
+    let mut launch = super::launch("gated_delta_wy_tree_sm90", unit, grid, THREADS, args);
     launch.shared = dim(shared(rows.next_multiple_of(8)));
     launch
 }

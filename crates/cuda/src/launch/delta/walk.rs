@@ -95,13 +95,13 @@ impl Cut {
         shape
             .unit("delta/walk.cu")
             .define("NODES", self.nodes)
-            .define("HEADS", self.heads)
-            .define("TURNS", self.turns)
-            .define("SAVES", self.saves)
-            .define("SHARED_SAVES", self.shared_saves)
+            .define("HEADS_PER_BLOCK", self.heads)
+            .define("HEADS_PER_WARP", self.turns)
+            .define("SPILLED_STATES", self.saves)
+            .define("SHARED_SPILLS", self.shared_saves)
             .define("CLUSTER", CLUSTER)
             .define("WARPS", self.warps)
-            .define("BLOCKS", self.blocks)
+            .define("BLOCKS_PER_SM", self.blocks)
     }
 }
 
@@ -139,7 +139,13 @@ pub fn walk(
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = args.ptr(o).ptr(kept);
     let grid = [SLICES * shape.n_v_heads / cut.heads, 1, trees];
-    let mut launch = launch("walk", cut.unit(shape), grid, dim(32 * cut.warps), args);
+    let mut launch = launch(
+        "gated_delta_recurrent_tree",
+        cut.unit(shape),
+        grid,
+        dim(32 * cut.warps),
+        args,
+    );
     launch.shared = dim(cut.shared(card));
     launch
 }

@@ -38,14 +38,14 @@ pub fn attend(
     let form = Form::of(card, shape);
     let unit = match form.across {
         Some((eights, ring)) => Unit::new(form.file)
-            .define("NT", eights)
-            .define("RING", ring),
+            .define("N8_TILES", eights)
+            .define("STAGES", ring),
         None => Unit::new(form.file),
     };
     Launch {
         entry: form.entry,
         unit: unit
-            .define("DIM", shape.head_dim)
+            .define("HEAD_DIM", shape.head_dim)
             .define("HEADS", shape.n_heads)
             .define("KV_HEADS", shape.n_kv_heads)
             .define("GATED", u32::from(shape.gate))
@@ -53,7 +53,7 @@ pub fn attend(
             .define("F32_OUT", u32::from(to.f32 != 0))
             .define("K_FORMAT", number(shape.k))
             .define("V_FORMAT", number(shape.v))
-            .define("TURNED", u32::from(shape.turned)),
+            .define("KV_ROTATED", u32::from(shape.turned)),
         grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
         block: [form.threads, 1, 1],
         shared: count(form.shared),
@@ -91,7 +91,7 @@ impl Form {
         if attention_is_exact(shape) {
             return Form {
                 file: "prefill/attention_f32.cu",
-                entry: "prefill_attention_f32",
+                entry: "attn_prefill_f32",
                 tile: 16,
                 threads: 128,
                 shared: 0,
@@ -102,7 +102,7 @@ impl Form {
         match card.warpgroups && shape.head_dim == 256 {
             true if shape.k == KvFormat::F16 && shape.v == KvFormat::F16 => Form {
                 file: "prefill/attention_sm90.cu",
-                entry: "prefill_attention",
+                entry: "attn_prefill",
                 tile: 128,
                 threads: 384,
                 shared: (128 + 4 * 64) * 2 * shape.head_dim + 128,
@@ -114,7 +114,7 @@ impl Form {
                 let (ring, shared) = shape.across_ring(eights, ACROSS_SHARED);
                 Form {
                     file: "prefill/attention_across_sm90.cu",
-                    entry: "prefill_attention",
+                    entry: "attn_prefill",
                     tile: 8 * eights,
                     threads: 256,
                     shared: shared.max(8 * eights * OUT_STRIDE * 4),
@@ -123,7 +123,7 @@ impl Form {
             }
             false => Form {
                 file: "prefill/attention.cu",
-                entry: "prefill_attention",
+                entry: "attn_prefill",
                 tile: 64,
                 threads: 256,
                 shared: (64 + 2 * 64) * 2 * shape.head_dim,
