@@ -17,7 +17,8 @@ use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType
 use cuda::Options;
 
 use model_world::{
-    Device, SMALL, kv_tolerance, open_device_with, oracle, plan, reference_tolerance, text, verify,
+    Device, SMALL, cpu_reference, kv_tolerance, open_device_with, plan, reference_tolerance, text,
+    verify,
 };
 
 fn open_device() -> Option<Device> {

@@ -105,7 +105,7 @@ impl PagePoolFixture {
         let pages = (holder.rows.len() + n).div_ceil(PAGE_SIZE);
         if self
             .pages
-            .extend_table(&mut holder.pages, pages, &mut self.card)
+            .extend_table(&mut holder.pages, pages, &mut self.device)
             .is_err()
         {
             return;
@@ -133,14 +133,14 @@ impl PagePoolFixture {
         });
     }
 
-    fn restore(&mut self, seq: usize, snapshot_refs: usize) {
+    fn restore(&mut self, seq: usize, kept: usize) {
         let saved = self.kept[kept].clone();
         let holder = self.live.get_mut(&seq).unwrap();
         self.pages.release(holder.pages.drain(..));
         holder.rows.clear();
         let restored = self
             .pages
-            .restore(&saved.pages, saved.rows.len(), &mut self.card);
+            .restore(&saved.pages, saved.rows.len(), &mut self.device);
         if let Ok(pages) = restored {
             holder.pages = pages;
             holder.rows = saved.rows;
@@ -148,7 +148,7 @@ impl PagePoolFixture {
     }
 
     /// Brings a kept state in from elsewhere, as one that is read from a disk.
-    fn import(&mut self, snapshot_refs: usize) {
+    fn import(&mut self, kept: usize) {
         let rows = self.kept[kept].rows.clone();
         let mut pages = Vec::new();
         for rows in rows.chunks(PAGE_SIZE) {
@@ -170,7 +170,7 @@ impl PagePoolFixture {
         self.pages.release(holder.pages.into_iter());
     }
 
-    fn free(&mut self, snapshot_refs: usize) {
+    fn free(&mut self, kept: usize) {
         let saved = self.kept.swap_remove(kept);
         self.pages.release_snapshot(saved.pages);
     }
@@ -356,7 +356,7 @@ fn least_recently_used_sequence_is_evicted_first_from_its_end() {
     ] {
         fixture
             .pages
-            .extend_table(table, n, &mut fixture.card)
+            .extend_table(table, n, &mut fixture.device)
             .unwrap();
         let found = firsts
             .each_ref()
