@@ -19,8 +19,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use chat::Tokenizer;
+use chat::grammar::ToolCallMarkup;
 use chat::openai::request::ChatRequest;
-use chat::shape::ToolCallMarkup;
 use chat::template::ToolCallFormat;
 use contract::{TokenId, TokenKind, TokenMask, Vocab};
 use decode::Constraint;

@@ -19,19 +19,19 @@ pub mod conversation;
 pub mod detokenize;
 mod error;
 mod fields;
-mod normalise;
+pub mod grammar;
+mod normalize;
 pub mod openai;
 pub mod reasoning;
 pub mod reply;
 pub mod responses;
-#[cfg(test)]
-mod sample;
-pub mod shape;
 pub mod stop;
 pub mod template;
+#[cfg(test)]
+mod test_fixtures;
 mod tokenizer;
 pub mod tools;
 
 pub use error::{ChatError, ErrorKind};
-pub use normalise::LATE_SYSTEM_MARKER;
+pub use normalize::LATE_SYSTEM_MARKER;
 pub use tokenizer::{SpecialTokens, Tokenizer, UnicodeNormalizer};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use chat::shape::OutputGrammar;
+use chat::grammar::OutputGrammar;
 use chat::{SpecialTokens, Tokenizer};
 use contract::{TokenId, TokenKind, TokenMask};
 use decode::{

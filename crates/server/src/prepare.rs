@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use chat::conversation::Conversation;
+use chat::grammar::ToolCallMarkup;
 use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::reply::tool_call_start_token;
-use chat::shape::ToolCallMarkup;
 use chat::template::{RenderedPrompt, ToolCallFormat};
 use contract::TokenId;
 use decode::Opening;

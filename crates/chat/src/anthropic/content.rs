@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::conversation::{Message, Role, ToolCall};
 use crate::error::ChatError;
 use crate::fields::{Fields, must_be};
-use crate::normalise::is_billing;
+use crate::normalize::is_billing;
 use crate::openai::request::parse_arguments;
 
 /// What the blocks of one message hold.

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample;
+use crate::test_fixtures;
 
 fn stream(ids: &[TokenId], cuts: &[usize]) -> String {
-    let mut detokenizer = Detokenizer::new(sample::tokenizer());
+    let mut detokenizer = Detokenizer::new(test_fixtures::tokenizer());
     let mut text = String::new();
     let mut start = 0;
     for end in cuts.iter().copied().chain([ids.len()]) {
@@ -16,7 +16,7 @@ fn stream(ids: &[TokenId], cuts: &[usize]) -> String {
 
 #[test]
 fn split_code_point_waits_for_its_last_byte() {
-    let mut detokenizer = Detokenizer::new(sample::tokenizer());
+    let mut detokenizer = Detokenizer::new(test_fixtures::tokenizer());
     let bytes: Vec<TokenId> = "\u{1f600}"
         .bytes()
         .map(|byte| TokenId(u32::from(byte)))
@@ -31,7 +31,7 @@ fn split_code_point_waits_for_its_last_byte() {
 
 #[test]
 fn control_tokens_are_hidden_and_user_defined_ones_shown() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     let end = tokenizer.id_of("<|im_end|>").unwrap();
     let think = tokenizer.id_of("<think>").unwrap();
     assert_eq!(stream(&[think, end], &[]), "<think>");
@@ -40,13 +40,13 @@ fn control_tokens_are_hidden_and_user_defined_ones_shown() {
 #[test]
 fn streamed_text_equals_the_published_decoding() {
     for pre in ["qwen35", "qwen2"] {
-        let vocab = sample::fixture_vocab(&format!("tokenizer/reduced_{pre}.json"));
+        let vocab = test_fixtures::fixture_vocab(&format!("tokenizer/reduced_{pre}.json"));
         let tokenizer = Arc::new(Tokenizer::new(&vocab).unwrap());
-        let cases = sample::fixture_json(&format!("tokenizer/decode_{pre}.json"));
+        let cases = test_fixtures::fixture_json(&format!("tokenizer/decode_{pre}.json"));
         for case in cases.as_array().unwrap() {
             let mut detokenizer = Detokenizer::new(tokenizer.clone());
             let mut text = String::new();
-            for id in sample::ids(&case["ids"]) {
+            for id in test_fixtures::ids(&case["ids"]) {
                 text.push_str(&detokenizer.push(&[id]));
             }
             text.push_str(&detokenizer.finish());

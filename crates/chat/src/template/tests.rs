@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::conversation::{Message, ToolCall};
 use crate::error::ErrorKind;
-use crate::sample;
+use crate::test_fixtures;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Runs a fixture case on a template source, without any of our own normalisation.
@@ -36,18 +36,18 @@ fn check_case(source: &str, case: &Value) {
 
 #[test]
 fn published_templates_render_as_hugging_face_renders_them() {
-    let cases = sample::fixture_json("templates/cases.json");
+    let cases = test_fixtures::fixture_json("templates/cases.json");
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 100, "the fixture holds cases");
     for case in cases {
         let file = format!("templates/{}.jinja", case["template"].as_str().unwrap());
-        check_case(&sample::fixture(&file), case);
+        check_case(&test_fixtures::fixture(&file), case);
     }
 }
 
 #[test]
 fn corners_of_the_language_render_as_hugging_face_renders_them() {
-    let cases = sample::fixture_json("templates/features.json");
+    let cases = test_fixtures::fixture_json("templates/features.json");
     let mut failed = Vec::new();
     for case in cases.as_array().unwrap() {
         let got = run_case(case["source"].as_str().unwrap(), case);
@@ -61,7 +61,7 @@ fn corners_of_the_language_render_as_hugging_face_renders_them() {
 
 #[test]
 fn builtin_templates_equal_the_published_ones() {
-    let cases = sample::fixture_json("templates/cases.json");
+    let cases = test_fixtures::fixture_json("templates/cases.json");
     let mut n_checked = 0;
     for case in cases.as_array().unwrap() {
         let source = match case["template"].as_str().unwrap() {
@@ -84,7 +84,7 @@ fn builtin_templates_equal_the_published_ones() {
 }
 
 fn template() -> ChatTemplate {
-    ChatTemplate::from_vocab(&sample::vocab()).unwrap()
+    ChatTemplate::from_vocab(&test_fixtures::vocab()).unwrap()
 }
 
 fn conversation_of(messages: Vec<Message>) -> Conversation {
@@ -101,7 +101,7 @@ fn user(text: &str) -> Message {
 
 /// How often the turn marker and its end occur as ids in the prompt.
 fn marker_ids(conversation: &Conversation) -> (usize, usize, String) {
-    let tokenizer = Tokenizer::new(&sample::vocab()).unwrap();
+    let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
     let rendered = template().render(conversation).unwrap();
     let ids = tokenizer.encode_rendered(&rendered).unwrap();
     assert_eq!(tokenizer.decode(&ids), rendered.text);
@@ -175,7 +175,7 @@ fn text_without_control_strings_has_no_literals() {
         .unwrap();
     assert!(rendered.literals.is_empty());
     assert!(rendered.opens_reasoning());
-    let tokenizer = Tokenizer::new(&sample::vocab()).unwrap();
+    let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
     assert_eq!(
         tokenizer.encode_rendered(&rendered).unwrap(),
         tokenizer
@@ -218,7 +218,8 @@ fn template_refusal_keeps_its_message() {
 }
 
 fn from_source(source: &str) -> Result<RenderedPrompt, ChatError> {
-    ChatTemplate::from_source(source, &sample::vocab())?.render(&conversation_of(vec![user("hi")]))
+    ChatTemplate::from_source(source, &test_fixtures::vocab())?
+        .render(&conversation_of(vec![user("hi")]))
 }
 
 #[test]
@@ -246,7 +247,7 @@ fn generation_tags_are_removed() {
 #[test]
 fn strftime_now_uses_the_injected_time() {
     let source = "{{ strftime_now('%Y-%m-%d') }}";
-    let template = ChatTemplate::from_source(source, &sample::vocab()).unwrap();
+    let template = ChatTemplate::from_source(source, &test_fixtures::vocab()).unwrap();
     let conversation = Conversation {
         now_unix: 951_782_400,
         ..conversation_of(vec![user("hi")])
@@ -257,8 +258,8 @@ fn strftime_now_uses_the_injected_time() {
 #[test]
 fn capabilities_are_probed_by_rendering() {
     let of = |file: &str| {
-        let source = sample::fixture(&format!("templates/{file}.jinja"));
-        ChatTemplate::from_source(&source, &sample::vocab())
+        let source = test_fixtures::fixture(&format!("templates/{file}.jinja"));
+        ChatTemplate::from_source(&source, &test_fixtures::vocab())
             .unwrap()
             .capabilities()
             .clone()
@@ -284,7 +285,7 @@ fn capabilities_are_probed_by_rendering() {
 
 #[test]
 fn vocab_without_template_or_markers_is_refused() {
-    let mut vocab = sample::vocab();
+    let mut vocab = test_fixtures::vocab();
     for kind in &mut vocab.kinds {
         *kind = contract::TokenKind::Normal;
     }
@@ -296,7 +297,7 @@ fn vocab_without_template_or_markers_is_refused() {
 
 #[test]
 fn tool_template_is_used_with_tools() {
-    let mut vocab = sample::vocab();
+    let mut vocab = test_fixtures::vocab();
     vocab.chat_template = Some("plain".to_owned());
     vocab.named_templates = vec![("tool_use".to_owned(), "with tools".to_owned())];
     let template = ChatTemplate::from_vocab(&vocab).unwrap();

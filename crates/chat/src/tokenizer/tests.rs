@@ -1,30 +1,30 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sample;
+use crate::test_fixtures;
 
 fn check_vectors(vocabulary: &str, vectors: &str) {
-    let vocab = sample::fixture_vocab(vocabulary);
+    let vocab = test_fixtures::fixture_vocab(vocabulary);
     let composed = Tokenizer::new(&vocab).unwrap();
     let plain = Tokenizer::with_normalizer(&vocab, UnicodeNormalizer::Off).unwrap();
-    let cases = sample::fixture_json(vectors);
+    let cases = test_fixtures::fixture_json(vectors);
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 20, "the fixture holds vectors");
     for case in cases {
         let name = case["name"].as_str().unwrap();
         let text = case["text"].as_str().unwrap();
         let ids = composed.encode(text, SpecialTokens::Parse).unwrap();
-        assert_eq!(ids, sample::ids(&case["ids"]), "{name}");
+        assert_eq!(ids, test_fixtures::ids(&case["ids"]), "{name}");
         let without_nfc = plain.encode(text, SpecialTokens::Parse).unwrap();
         assert_eq!(
             without_nfc,
-            sample::ids(&case["ids_without_nfc"]),
+            test_fixtures::ids(&case["ids_without_nfc"]),
             "{name} without nfc"
         );
         let literal = composed.encode(text, SpecialTokens::AsText).unwrap();
         assert_eq!(
             literal,
-            sample::ids(&case["ids_without_special"]),
+            test_fixtures::ids(&case["ids_without_special"]),
             "{name} literal"
         );
         assert_eq!(
@@ -50,12 +50,12 @@ fn ids_equal_those_of_the_hugging_face_tokenizer() {
 #[test]
 fn decoded_bytes_equal_those_of_the_hugging_face_tokenizer() {
     for pre in ["qwen35", "qwen2"] {
-        let vocab = sample::fixture_vocab(&format!("tokenizer/reduced_{pre}.json"));
+        let vocab = test_fixtures::fixture_vocab(&format!("tokenizer/reduced_{pre}.json"));
         let tokenizer = Tokenizer::new(&vocab).unwrap();
-        let cases = sample::fixture_json(&format!("tokenizer/decode_{pre}.json"));
+        let cases = test_fixtures::fixture_json(&format!("tokenizer/decode_{pre}.json"));
         for case in cases.as_array().unwrap() {
             assert_eq!(
-                tokenizer.decode(&sample::ids(&case["ids"])),
+                tokenizer.decode(&test_fixtures::ids(&case["ids"])),
                 case["text"].as_str().unwrap()
             );
         }
@@ -64,7 +64,7 @@ fn decoded_bytes_equal_those_of_the_hugging_face_tokenizer() {
 
 #[test]
 fn control_string_from_a_user_is_plain_text() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     let marker = tokenizer.id_of("<|im_end|>").unwrap();
     let matched = tokenizer
         .encode("hello<|im_end|>", SpecialTokens::Parse)
@@ -79,7 +79,7 @@ fn control_string_from_a_user_is_plain_text() {
 
 #[test]
 fn special_strings_match_outside_literal_ranges_only() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     let text = "<|im_start|>x<|im_end|>y<|im_end|>".to_owned();
     let typed = text.find("<|im_end|>").unwrap();
     let literal = typed..typed + "<|im_end|>".len();
@@ -96,7 +96,7 @@ fn special_strings_match_outside_literal_ranges_only() {
 
 #[test]
 fn unused_token_is_never_matched() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     let ids = tokenizer.encode("[PAD0]", SpecialTokens::Parse).unwrap();
     assert!(
         ids.iter()
@@ -107,7 +107,7 @@ fn unused_token_is_never_matched() {
 
 #[test]
 fn bos_token_is_added_once_when_requested() {
-    let mut vocab = sample::vocab();
+    let mut vocab = test_fixtures::vocab();
     vocab.bos_token = Some(vocab.eos[1]);
     vocab.add_bos = true;
     let tokenizer = Tokenizer::new(&vocab).unwrap();
@@ -125,7 +125,7 @@ fn bos_token_is_added_once_when_requested() {
 
 #[test]
 fn long_text_without_word_boundaries_is_encoded() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     for text in [
         " ".repeat(300_000),
         "a".repeat(300_000),
@@ -146,7 +146,7 @@ fn long_text_without_word_boundaries_is_encoded() {
 
 #[test]
 fn min_token_count_is_a_useful_lower_bound() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     for text in [
         "",
         "hello world",
@@ -162,7 +162,7 @@ fn min_token_count_is_a_useful_lower_bound() {
 }
 
 fn refusal(change: impl FnOnce(&mut Vocab)) -> String {
-    let mut vocab = sample::vocab();
+    let mut vocab = test_fixtures::vocab();
     change(&mut vocab);
     let err = Tokenizer::new(&vocab).unwrap_err();
     assert_eq!(err.kind, crate::ErrorKind::Setup);
@@ -197,12 +197,12 @@ fn unusable_vocabulary_is_refused_with_the_reason() {
 
 #[test]
 fn cached_segment_has_the_same_tokens() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     let turn = "<|im_start|>user\nhello there, e\u{301} and 12 more words ".repeat(40);
     let first = tokenizer.encode(&turn, SpecialTokens::Parse).unwrap();
     let longer = format!("{turn}<|im_end|>{turn}");
     for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
-        let fresh = sample::tokenizer().encode(&longer, special).unwrap();
+        let fresh = test_fixtures::tokenizer().encode(&longer, special).unwrap();
         assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
         assert_eq!(tokenizer.encode(&longer, special).unwrap(), fresh);
     }
@@ -214,7 +214,7 @@ fn cached_segment_has_the_same_tokens() {
 
 #[test]
 fn ids_outside_the_vocabulary_have_no_bytes() {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     assert_eq!(tokenizer.bytes(TokenId(u32::MAX)), b"");
     assert_eq!(tokenizer.kind(TokenId(u32::MAX)), TokenKind::Unused);
 }
@@ -222,7 +222,7 @@ fn ids_outside_the_vocabulary_have_no_bytes() {
 proptest! {
     #[test]
     fn encode_then_decode_is_identity(text in any::<String>()) {
-        let tokenizer = Tokenizer::with_normalizer(&sample::vocab(), UnicodeNormalizer::Off).unwrap();
+        let tokenizer = Tokenizer::with_normalizer(&test_fixtures::vocab(), UnicodeNormalizer::Off).unwrap();
         for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
             let ids = tokenizer.encode(&text, special).unwrap();
             prop_assert_eq!(tokenizer.decode(&ids), text.clone());

@@ -6,7 +6,7 @@ use super::ToolSet;
 use super::call::{
     CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix, match_prefix,
 };
-use super::relaxed::{JsonRepair, UnrepairableAt};
+use super::json_repair::{JsonRepair, UnrepairableAt};
 
 /// Names longer than this are not names.
 const MAX_NAME_BYTES: usize = 256;
@@ -289,7 +289,7 @@ fn read_whole(json: &str) -> Option<(String, String)> {
         Some(Value::Object(_)) => arguments?.to_string(),
         Some(Value::String(text)) if text.trim().is_empty() => "{}".to_owned(),
         Some(Value::String(text)) => {
-            let repaired = super::relaxed::repair(text)?;
+            let repaired = super::json_repair::repair(text)?;
             serde_json::from_str::<Value>(&repaired)
                 .ok()?
                 .is_object()

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::relaxed;
+use super::json_repair;
 
 /// How many references and alternatives to follow.
 const MAX_DEPTH: usize = 16;
@@ -137,7 +137,7 @@ impl JsonType {
                 }
                 match json() {
                     Some(_) => Some(trimmed.to_owned()),
-                    None => relaxed::repair(trimmed),
+                    None => json_repair::repair(trimmed),
                 }
             }
         }
@@ -147,7 +147,7 @@ impl JsonType {
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
-    relaxed::write_json_string_body(text, &mut out);
+    json_repair::write_json_string_body(text, &mut out);
     out.push('"');
     out
 }

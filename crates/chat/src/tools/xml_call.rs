@@ -4,7 +4,7 @@ use super::ToolSet;
 use super::call::{
     CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix,
 };
-use super::relaxed::{JsonRepair, write_json_string_body};
+use super::json_repair::{JsonRepair, write_json_string_body};
 use super::schema::ParameterSchemas;
 use super::xml_value::{
     ValueEnd, ValueScan, find_end, line_is_blank, without_first_break, without_last_break,

@@ -1,7 +1,7 @@
 use std::path::Path;
 
+use chat::grammar::ToolCallMarkup;
 use chat::openai::request::ChatRequest;
-use chat::shape::ToolCallMarkup;
 use chat::template::ToolCallFormat;
 use serde_json::{Value, json};
 

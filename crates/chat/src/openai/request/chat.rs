@@ -10,7 +10,7 @@ use super::{MAX_TOP_LOGPROBS, messages};
 use crate::conversation::{Conversation, Message, Role};
 use crate::error::ChatError;
 use crate::fields::{Fields, parse_body};
-use crate::normalise::{LateSystem, normalise};
+use crate::normalize::{LateSystem, normalise};
 use crate::tools::{Tool, ToolSet};
 
 /// A chat completion request whose every field is in range.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::error::ChatError;
 use crate::fields::{Fields, must_be};
-use crate::shape::SchemaStrictness;
+use crate::grammar::SchemaStrictness;
 
 /// Most texts a reply may be chosen from.
 const MAX_CHOICES: usize = 4_096;

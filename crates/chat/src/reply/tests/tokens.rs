@@ -4,7 +4,7 @@ use super::*;
 use crate::tokenizer::SpecialTokens;
 
 fn parser(config: ReplyConfig) -> (Arc<Tokenizer>, ReplyParser) {
-    let tokenizer = sample::tokenizer();
+    let tokenizer = test_fixtures::tokenizer();
     (tokenizer.clone(), ReplyParser::new(tokenizer, config))
 }
 
@@ -120,7 +120,7 @@ fn stop_strings_are_ignored_before_min_tokens() {
 
 #[test]
 fn control_token_tags_are_recognised() {
-    let mut vocab = sample::vocab();
+    let mut vocab = test_fixtures::vocab();
     for (token, kind) in vocab.tokens.iter().zip(&mut vocab.kinds) {
         if token.contains("think>") || token.contains("tool_call>") {
             *kind = TokenKind::Control;

@@ -39,7 +39,7 @@ fn prompts_accept_four_forms() {
 
 #[test]
 fn token_ids_outside_the_vocabulary_are_refused() {
-    let tokenizer = crate::sample::tokenizer();
+    let tokenizer = crate::test_fixtures::tokenizer();
     let request = completion(json!({"prompt": [1, 99999]})).unwrap();
     let err = request
         .token_ids(&request.prompts[0], &tokenizer)

@@ -1,6 +1,6 @@
 //! Bodies nobody would send in good faith.
 
-use crate::shape::ToolCallMarkup;
+use crate::grammar::ToolCallMarkup;
 use crate::template::ToolCallFormat;
 use proptest::prelude::*;
 
@@ -113,7 +113,7 @@ proptest! {
         }
         let bytes = body.to_string().into_bytes();
         if let Ok(request) = ChatRequest::from_json(&bytes) {
-            let tokenizer = crate::sample::tokenizer();
+            let tokenizer = crate::test_fixtures::tokenizer();
             for format in [ToolCallFormat::JsonInTags, ToolCallFormat::XmlParameters] {
                 let _ = request.output_grammar(ToolCallMarkup { tokenizer: &tokenizer, format });
             }

@@ -5,8 +5,8 @@
 
 mod content;
 
-use super::ids::CallIds;
-use super::ledger::{TokenAttribution, TokenPart};
+use super::attribution::{TokenAttribution, TokenPart};
+use super::call_ids::CallIds;
 use super::markdown::MarkdownTracker;
 use super::{EarlyStop, ReplyConfig, ReplyDelta};
 use crate::reasoning::{self, CLOSE, ReplyStart};

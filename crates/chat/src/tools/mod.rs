@@ -2,7 +2,7 @@
 
 mod call;
 mod json_call;
-mod relaxed;
+mod json_repair;
 mod schema;
 mod xml_call;
 mod xml_value;

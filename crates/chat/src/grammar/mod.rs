@@ -3,12 +3,12 @@
 //! A [`OutputGrammar`] is text in Lark's notation, with JSON schemas inline and special tokens by their ids. Who decodes
 //! compiles it; this module only says what a request means by it, and refuses by name what cannot be kept.
 
-mod json;
-mod markup;
+mod json_schema;
+mod tool_calls;
 
 use serde_json::Value;
 
-pub use self::json::SchemaStrictness;
+pub use self::json_schema::SchemaStrictness;
 use crate::error::ChatError;
 use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
 use crate::template::ToolCallFormat;
@@ -51,12 +51,12 @@ impl ChatRequest {
         };
         if let Some(only) = forced {
             let several = only.is_none() && self.parallel_tool_calls;
-            return markup::tool_calls(markup, &tools, only, several).map(Some);
+            return tool_calls::tool_calls(markup, &tools, only, several).map(Some);
         }
         let strict = tools.iter().any(|tool| tool.is_strict());
         match &self.response_format {
             ResponseFormat::Text if strict => {
-                markup::text_with_tool_calls(markup, &tools).map(Some)
+                tool_calls::text_with_tool_calls(markup, &tools).map(Some)
             }
             ResponseFormat::Text => Ok(None),
             format => {
@@ -64,7 +64,7 @@ impl ChatRequest {
                 if tools.is_empty() || !format.is_json() {
                     return Ok(shape);
                 }
-                let calls = markup::tool_calls(markup, &tools, None, self.parallel_tool_calls)?;
+                let calls = tool_calls::tool_calls(markup, &tools, None, self.parallel_tool_calls)?;
                 Ok(shape.map(|shape| union(shape, &calls)))
             }
         }
@@ -91,8 +91,11 @@ impl ResponseFormat {
             ResponseFormat::Text => return Ok(None),
             ResponseFormat::JsonObject => {
                 let object = serde_json::json!({"type": "object"});
-                let schema =
-                    json::prepare_schema(&object, SchemaStrictness::Strict, "response_format")?;
+                let schema = json_schema::prepare_schema(
+                    &object,
+                    SchemaStrictness::Strict,
+                    "response_format",
+                )?;
                 plain(format!("start: %json {schema}\n"), "response_format")
             }
             ResponseFormat::JsonSchema {
@@ -100,7 +103,7 @@ impl ResponseFormat {
                 rules,
                 field,
             } => {
-                let schema = json::prepare_schema(schema, *rules, field)?;
+                let schema = json_schema::prepare_schema(schema, *rules, field)?;
                 plain(format!("start: %json {schema}\n"), field)
             }
             ResponseFormat::Pattern { pattern, field } => {

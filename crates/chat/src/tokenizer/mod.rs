@@ -4,10 +4,10 @@
 //! the vocabulary's regular expression, mapped to the byte alphabet and merged.
 //! Token bytes are kept in one table, so decoding is a copy and exact to the byte.
 
-mod alphabet;
-mod cut;
-mod recall;
-mod special;
+mod byte_alphabet;
+mod encode_cache;
+mod pre_tokenize;
+mod special_strings;
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use contract::{TokenId, TokenKind, Vocab};
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
-use self::alphabet::ByteAlphabet;
-use self::cut::PreTokenizerSplitter;
-use self::recall::EncodeCache;
-use self::special::SpecialStrings;
+use self::byte_alphabet::ByteAlphabet;
+use self::encode_cache::EncodeCache;
+use self::pre_tokenize::PreTokenizerSplitter;
+use self::special_strings::SpecialStrings;
 use crate::error::ChatError;
 use crate::template::RenderedPrompt;
 

@@ -2,7 +2,7 @@
 
 use super::{Progress, ReplyStateMachine, State};
 use crate::reasoning::CLOSE;
-use crate::reply::ledger::{TokenAttribution, TokenPart};
+use crate::reply::attribution::{TokenAttribution, TokenPart};
 use crate::reply::{EarlyStop, ReplyDelta};
 use crate::stop::{find_earliest_match, partial_match_len};
 use crate::tools::{CallParser, CallStart, ReplyEnd};

@@ -21,7 +21,7 @@ pub(crate) use self::{
     messages::parse_arguments,
     tools::{ToolFields, choice as tool_choice, items as tool_items},
 };
-pub use crate::normalise::LateSystem;
+pub use crate::normalize::LateSystem;
 
 /// Most messages a request may hold.
 pub const MAX_MESSAGES: usize = 16_384;

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
-use super::json::prepare_schema;
+use super::json_schema::prepare_schema;
 use super::*;
-use crate::sample::tokenizer;
+use crate::test_fixtures::tokenizer;
 
 fn chat(fields: Value) -> ChatRequest {
     let mut body = json!({"messages": [{"role": "user", "content": "x"}]});

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::json::{SchemaStrictness, prepare_schema, prepare_subschema};
+use super::json_schema::{SchemaStrictness, prepare_schema, prepare_subschema};
 use super::{OutputGrammar, ToolCallMarkup, literal, pattern_literal};
 use crate::error::ChatError;
 use crate::template::ToolCallFormat;

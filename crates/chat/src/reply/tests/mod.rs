@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::machine::ReplyStateMachine;
+use super::state_machine::ReplyStateMachine;
 use super::*;
-use crate::sample;
+use crate::test_fixtures;
 use crate::tools::Tool;
 
 mod calls;

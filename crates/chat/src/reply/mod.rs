@@ -1,18 +1,18 @@
 //! From a reply's tokens to its parts: thinking, text, tool calls.
 
-mod ids;
-mod ledger;
-mod machine;
+mod attribution;
+mod call_ids;
 mod markdown;
+mod state_machine;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use contract::{TokenId, TokenKind};
 
-use self::ledger::TokenAttribution;
-pub use self::ledger::TokenPart;
-use self::machine::ReplyStateMachine;
+use self::attribution::TokenAttribution;
+pub use self::attribution::TokenPart;
+use self::state_machine::ReplyStateMachine;
 use crate::conversation::{Message, Role, ToolCall};
 use crate::detokenize::{Detokenizer, is_visible};
 use crate::openai::request::parse_arguments;

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
-use crate::shape::SchemaStrictness;
+use crate::grammar::SchemaStrictness;
 
 mod completion;
 mod hostile;
