@@ -61,26 +61,26 @@ fi
 # follows all ways to hand over but one, a lane that arrives for its warp, and does not ask how what a bulk copy overwrites was read.
 # 2025.3 takes bar.arrive for no order either, so what it says of kernels whose warps meet so is counted apart. 2026.4 also wants a proxy
 # fence between reads by threads and a bulk copy to the same place, which is not asked for here.
-cases="oracle a_short_run_of_every_pass
-oracle a_short_run_of_other_kinds
-by_path launch_by_launch_steps_have_the_bits_of_graphs --launch-count 40
-chain a_chain_gives_the_same_bits_every_time --launch-count 2
-chain a_chain_of_whole_tiles_gives_the_same_bits_every_time --launch-count 2
-delta_row tree_nodes_of_several_sequences_have_the_bits_of_steps_of_one_row --launch-count 60
-delta_row tree_without_clusters_has_the_same_bits --launch-count 60
-delta_row row_gives_the_bits_of_its_parts --launch-count 30
-delta tree_several_sequences_share_a_launch --launch-count 24
-delta tree_a_poisoned_sibling_reaches_its_descendants_only --launch-count 24
-delta verify_equals_the_references_chained --launch-count 40
-delta_chunk chunk_cuts_at_multiples_of_64_change_no_bit --launch-count 24
-attention_bits a_node_has_the_bits_of_its_token_alone --launch-count 16
-attention_bits a_node_behind_a_window_has_the_bits_of_its_token_alone --launch-count 16
-attention trees_over_q8_0_equal_the_reference --launch-count 24
-prefill_attention a_row_of_attention_is_the_same_in_any_chunk --launch-count 24
-prefill a_row_of_a_product_is_the_same_in_any_chunk --launch-count 24
-matmul a_row_has_the_same_bits_whatever_rows_are_beside_it --launch-count 24
-rows reduction_equals_the_reference --launch-count 24
-norm rms_equals_the_reference --launch-count 24"
+cases="cpu_reference short_run_covers_every_pass
+cpu_reference short_run_covers_other_weight_kinds
+batch_invariance eager_steps_equal_graph_replays --launch-count 40
+fused_layer fused_layer_is_deterministic --launch-count 2
+fused_layer fused_layer_of_private_tiles_is_deterministic --launch-count 2
+gated_delta_row delta_tree_nodes_of_several_sequences_equal_single_row_steps --launch-count 60
+gated_delta_row delta_tree_without_clusters_has_the_same_bits --launch-count 60
+gated_delta_row fused_delta_row_equals_separate_launches --launch-count 30
+gated_delta delta_trees_of_several_sequences_share_a_launch --launch-count 24
+gated_delta delta_tree_nan_node_reaches_only_its_descendants --launch-count 24
+gated_delta delta_layer_matches_composed_references --launch-count 40
+gated_delta_chunk delta_chunk_boundaries_at_multiples_of_64_change_no_bit --launch-count 24
+attention_batch_invariance tree_node_attention_equals_single_token_attention --launch-count 16
+attention_batch_invariance windowed_tree_node_attention_equals_single_token_attention --launch-count 16
+attention tree_attention_over_q8_0_matches_reference --launch-count 24
+prefill_attention prefill_attention_row_bits_do_not_depend_on_the_chunk --launch-count 24
+prefill_gemm prefill_gemm_row_bits_do_not_depend_on_the_chunk --launch-count 24
+gemm_small_batch row_bits_do_not_depend_on_the_other_rows --launch-count 24
+rows logits_reduction_matches_reference --launch-count 24
+norm rms_norm_matches_reference --launch-count 24"
 if wants sanitizer; then
   sanitizer=${SANITIZER:-$(command -v compute-sanitizer)}
   if [ -n "$sanitizer" ]; then

@@ -21,8 +21,10 @@ import time
 
 # What tells most comes first.
 BINARIES = (
-    "conformance oracle by_path attention attention_bits chain delta delta_row delta_chunk kv_types pages protocol rows "
-    "windows server_ember ember prefill_attention prefill real_shapes matmul one drafts norm driver"
+    "conformance cpu_reference batch_invariance attention attention_batch_invariance fused_layer "
+    "gated_delta gated_delta_row gated_delta_chunk kv_types page_pool unsupported_plans rows "
+    "attention_windows server_ember ember prefill_attention prefill_gemm real_shapes gemm_small_batch "
+    "gemv drafts norm driver "
 ).split()
 
 arguments = argparse.ArgumentParser()

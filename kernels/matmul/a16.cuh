@@ -8,7 +8,7 @@
 //   k/8 * 128 + r%8 * 16 + k%8 * 2
 //
 // f32 is f32 [rows][K].
-// Judge: crates/cuda/src/pack/activations.rs (the same formulas on the host); test crates/cuda/tests/matmul.rs.
+// Judge: crates/cuda/src/pack/activations.rs (the same formulas on the host); test crates/cuda/tests/gemm_small_batch.rs.
 #pragma once
 #include "common/prelude.cuh"
 

@@ -17,7 +17,7 @@
 // Shared memory, dynamic: weights of the block, x in halves (with F32_MATRICES in f32 too), 68 bytes for each sum.
 //
 // Defines: WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES, NORM and NORM_WARPS, SWIGLU.
-// Architecture floor: sm_80. Judge: matmul/small, bit for bit; test crates/cuda/tests/one.rs.
+// Architecture floor: sm_80. Judge: matmul/small, bit for bit; test crates/cuda/tests/gemv.rs.
 // hot
 #include "common/prelude.cuh"
 #define ROWS 1

@@ -22,7 +22,7 @@
 //
 // Defines: ROWS (rows of x here), N8_TILES = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES.
 // From sm_90 the ring is filled by bulk copies, weights residual the dependency wait; below, by cp.async.
-// Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/matmul.rs.
+// Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/gemm_small_batch.rs.
 #ifndef F32_MATRICES
 #define F32_MATRICES 0
 #endif

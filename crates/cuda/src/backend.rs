@@ -9,11 +9,11 @@ use contract::{
 
 use crate::check;
 use crate::compile::{self, Modules};
+use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
 use crate::launch::attention::Card as Limits;
-use crate::lazy::DeferredDraft;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::plan::{Facts, Plans, Sums};

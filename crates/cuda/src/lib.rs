@@ -14,17 +14,17 @@
 mod backend;
 mod check;
 pub mod compile;
+mod deferred_draft;
 pub mod driver;
 mod exec;
-mod host;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod launch;
-mod lazy;
 mod memory;
 mod meter;
 pub mod pack;
 mod pages;
+mod pinned;
 mod plan;
 mod probe;
 mod roof;

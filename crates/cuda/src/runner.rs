@@ -18,12 +18,12 @@ use contract::{
 };
 
 use crate::backend::Options;
+use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::exec::answer::candidates;
-use crate::host::PinnedPool;
-use crate::lazy::DeferredDraft;
 use crate::pages::{PageId, PagePool};
+use crate::pinned::PinnedPool;
 use crate::snapshot::{
     CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, SharedPagePool, Snapshot,
 };

@@ -2,19 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod attention_world;
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod attention;
+    pub mod gpu;
+    pub mod step;
+}
 
-use attention_world::{
-    ALL, AttentionFixture, Inputs, codecs, join, kinds, max_code_distance, on, pass, shape, split,
-};
-use card::{Random, close, same_bits};
 use contract::AttentionWindow;
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
 use cuda::launch::attention::{Card, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
-use step_world::{Device, Placed, chain, chunk, commit, random_tree, star};
+use fixtures::attention::{
+    ALL, AttentionFixture, Inputs, codecs, join, kinds, max_code_distance, on, pass, shape, split,
+};
+use fixtures::gpu::{Random, close, same_bits};
+use fixtures::step::{Device, Placed, chain, chunk, commit, random_tree, star};
 
 /// The card as it is, with sums by position, and without warpgroup products, where it has them and they make a difference.
 fn cards(fixture: &AttentionFixture) -> Vec<Card> {

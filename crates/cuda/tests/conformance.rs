@@ -6,8 +6,10 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use std::time::Instant;
 
@@ -17,7 +19,7 @@ use conformance::suite::{self, Case};
 use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
 
 use cuda::Options;
-use model_world::{
+use fixtures::model::{
     Device, F16_KV, LIMITS, open_device, open_device_with, plan, reference_tolerance, text, verify,
 };
 

@@ -8,14 +8,16 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use conformance::compare::Tolerance;
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use contract::{KvFormat, QuantType};
 
-use model_world::{Device, open_device};
+use fixtures::model::{Device, open_device};
 
 /// Anything but what is no number.
 const ANY: Tolerance = Tolerance {

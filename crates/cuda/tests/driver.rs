@@ -2,24 +2,28 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use card::Random;
 use cuda::launch::{Args, bandwidth, clocks};
+use fixtures::gpu::Random;
 
 #[test]
 fn bandwidth_kernels_touch_every_byte() {
-    let Some(gpu) = card::gpu() else { return };
-    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let modules = fixtures::gpu::modules(&gpu, &[bandwidth::unit()]);
     let mut random = Random::new(1);
     for words in [4, 1000, 4_194_300] {
         let host: Vec<u32> = (0..words).map(|_| random.bits() as u32).collect();
         let input = gpu.upload(&host).unwrap();
-        let output = card::poisoned::<u32>(&gpu, words);
-        let sums = card::poisoned::<u32>(&gpu, 7);
+        let output = fixtures::gpu::poisoned::<u32>(&gpu, words);
+        let sums = fixtures::gpu::poisoned::<u32>(&gpu, 7);
         let bytes = input.bytes() as u64;
         let copy = bandwidth::copy(input.ptr(), output.ptr(), bytes, 7);
         let read = bandwidth::read(input.ptr(), sums.ptr(), bytes, 7);
@@ -34,12 +38,14 @@ fn bandwidth_kernels_touch_every_byte() {
 
 #[test]
 fn captured_graph_equals_direct_launches() {
-    let Some(gpu) = card::gpu() else { return };
-    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let modules = fixtures::gpu::modules(&gpu, &[bandwidth::unit()]);
     let host = Random::new(2).normals(4096, 1.0);
     let input = gpu.upload(&host).unwrap();
-    let middle = card::poisoned::<f32>(&gpu, host.len());
-    let output = card::poisoned::<f32>(&gpu, host.len());
+    let middle = fixtures::gpu::poisoned::<f32>(&gpu, host.len());
+    let output = fixtures::gpu::poisoned::<f32>(&gpu, host.len());
     let bytes = input.bytes() as u64;
     let first = bandwidth::copy(input.ptr(), middle.ptr(), bytes, 2);
     let second = bandwidth::copy(middle.ptr(), output.ptr(), bytes, 2);
@@ -68,8 +74,10 @@ fn captured_graph_equals_direct_launches() {
 
 #[test]
 fn device_clock_advances_with_the_host_clock() {
-    let Some(gpu) = card::gpu() else { return };
-    let modules = card::modules(&gpu, &[clocks::unit()]);
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let modules = fixtures::gpu::modules(&gpu, &[clocks::unit()]);
     let count = gpu.multiprocessors();
     let read = || {
         let out = gpu.filled::<u64>(2 * count as usize, 0).unwrap();
@@ -102,13 +110,15 @@ fn device_clock_advances_with_the_host_clock() {
 
 #[test]
 fn pinned_memory_copies_both_ways() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let stream = gpu.new_stream().unwrap();
     let mut pinned = gpu.pinned::<u32>(1000).unwrap();
     for (index, value) in pinned.as_mut_slice().iter_mut().enumerate() {
         *value = index as u32 * 3;
     }
-    let buffer = card::poisoned::<u32>(&gpu, 1000);
+    let buffer = fixtures::gpu::poisoned::<u32>(&gpu, 1000);
     gpu.sync().unwrap();
     let mut back = gpu.pinned::<u32>(1000).unwrap();
     // SAFETY: both stay alive and untouched until the wait below.
@@ -124,8 +134,10 @@ fn pinned_memory_copies_both_ways() {
 
 #[test]
 fn wrong_arguments_are_rejected_before_the_launch() {
-    let Some(gpu) = card::gpu() else { return };
-    let modules = card::modules(&gpu, &[bandwidth::unit()]);
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let modules = fixtures::gpu::modules(&gpu, &[bandwidth::unit()]);
     let mut launch = bandwidth::copy(0, 0, 16, 1);
     launch.args = Args::new().ptr(0).ptr(0).i32(1);
     let error = gpu.run(&modules, &launch).unwrap_err().to_string();
@@ -148,7 +160,9 @@ fn wrong_arguments_are_rejected_before_the_launch() {
 
 #[test]
 fn oversized_allocation_error_names_requested_and_free_bytes() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let (free, total) = gpu.memory().unwrap();
     assert!(free <= total && total > 1 << 30);
     let error = gpu.alloc::<u8>(1 << 45).unwrap_err().to_string();

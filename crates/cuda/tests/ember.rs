@@ -6,7 +6,9 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
 use std::path::{Path, PathBuf};
 
@@ -88,7 +90,7 @@ fn decode_token(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRo
 fn options() -> Options {
     Options {
         poison: true,
-        compile: card::compiling(),
+        compile: fixtures::gpu::compiling(),
         ..Options::default()
     }
 }
@@ -123,7 +125,9 @@ fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> (f32, f32) {
 /// with gaps, and round the ring.
 #[test]
 fn draft_logits_match_the_cpu_up_to_rounding() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let processor = CpuBackend::new(cpu::CpuOptions::default());
     let mut ours = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
     let mut judge = open_with(&processor, KvFormat::F16, true);
@@ -200,7 +204,9 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
 /// the prompt is the same but for rounding.
 #[test]
 fn prefill_chunk_length_does_not_change_the_result() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let options = Options {
         as_large: true,
         ..options()
@@ -228,7 +234,9 @@ fn prefill_chunk_length_does_not_change_the_result() {
 
 #[test]
 fn deferred_draft_loads_at_first_use() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = on_the_card(gpu.card());
     conformance::lazy::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
@@ -284,7 +292,9 @@ fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
 
 #[test]
 fn kv_type_divergence_is_ordered_by_precision() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = on_the_card(gpu.card());
     let half = logits(&card, KvFormat::F16);
     let drift = |format: KvFormat| {
@@ -304,7 +314,9 @@ fn kv_type_divergence_is_ordered_by_precision() {
 
 #[test]
 fn greedy_text_matches_the_cpu_up_to_near_ties() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = on_the_card(gpu.card());
     let processor = CpuBackend::new(cpu::CpuOptions::default()).turning();
     for (prompt_len, format) in [

@@ -6,7 +6,9 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
 use std::sync::Arc;
 
@@ -18,9 +20,9 @@ use model::synth::SynthSpec;
 const LAYERS: usize = 16;
 
 fn backend() -> Option<CudaBackend> {
-    let gpu = card::gpu()?;
+    let gpu = fixtures::gpu::gpu()?;
     let options = Options {
-        compile: card::compiling(),
+        compile: fixtures::gpu::compiling(),
         ..Options::default()
     };
     Some(CudaBackend::with_options(gpu.card().clone(), options))

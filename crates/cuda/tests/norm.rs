@@ -2,14 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod step;
+}
 
-use card::{Random, close, poisoned, same_bits};
 use cpu::reference::{activation, norm};
 use cuda::launch::ffn;
 use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
-use step_world::{Device, Placed, chain, chunk, star, step};
+use fixtures::gpu::{Random, close, poisoned, same_bits};
+use fixtures::step::{Device, Placed, chain, chunk, star, step};
 
 const EPS: f32 = 1e-6;
 

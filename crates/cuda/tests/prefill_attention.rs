@@ -2,20 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod attention_world;
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod attention;
+    pub mod gpu;
+    pub mod step;
+}
 
-use attention_world::{AttentionFixture, codecs, shape, shapes};
-use card::{Random, close, poisoned, same_bits};
 use contract::KvFormat;
 use contract::quant::turn::rotate_inverse;
 use cpu::reference::{activation, attention};
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
 use cuda::launch::prefill::{self, Card, Out, Panels};
+use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
+use fixtures::gpu::{Random, close, poisoned, same_bits};
+use fixtures::step::{Device, chunk};
 use half::f16;
-use step_world::{Device, chunk};
 
 /// The card as prefill sees it, and as a card without warpgroup products would.
 fn cards(gpu: &Device) -> Vec<Card> {
@@ -40,7 +42,7 @@ fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
     let mut units: Vec<_> = every.map(|one| launch(one).unit).collect();
     units.sort();
     units.dedup();
-    card::modules(gpu, &units)
+    fixtures::gpu::modules(gpu, &units)
 }
 
 /// f32 queries with their gates, of deviation 1.5.

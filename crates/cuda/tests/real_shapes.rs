@@ -8,11 +8,12 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
 use std::sync::Arc;
 
-use card::Random;
 use contract::snapshot::{
     SectionKind, SnapshotHeader, SnapshotIdentity, write_header, write_section,
 };
@@ -22,6 +23,7 @@ use contract::{
 };
 use cpu::CpuBackend;
 use cuda::{CudaBackend, Options};
+use fixtures::gpu::Random;
 use half::f16;
 use model::synth::SynthSpec;
 
@@ -56,10 +58,10 @@ fn plan(limits: Limits) -> OpenPlan {
 }
 
 fn backend() -> Option<CudaBackend> {
-    let gpu = card::gpu()?;
+    let gpu = fixtures::gpu::gpu()?;
     let options = Options {
         poison: true,
-        compile: card::compiling(),
+        compile: fixtures::gpu::compiling(),
         ..Options::default()
     };
     Some(CudaBackend::with_options(gpu.card().clone(), options))

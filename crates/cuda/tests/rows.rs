@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod step;
+}
 
 use std::sync::Arc;
 
-use card::{Random, poisoned, same_bits};
 use contract::quant::{dequantize_row, quantize_row};
 use contract::{
     LogitEdits, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
@@ -16,7 +17,8 @@ use cpu::reference::rows as reference;
 use cuda::launch::norm::Source;
 use cuda::launch::rows::{Reduce, Rows, Tap, edit, edits, reduce, tap};
 use cuda::launch::{draft, embed};
-use step_world::{Device, FEATURES, Placed, chain, chunk, commit, star, step};
+use fixtures::gpu::{Random, poisoned, same_bits};
+use fixtures::step::{Device, FEATURES, Placed, chain, chunk, commit, star, step};
 
 #[test]
 fn embedding_rows_match_the_codec() {

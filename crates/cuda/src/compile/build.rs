@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::cache::{Cache, CacheHit};
 use super::error::CompileError;
-use super::library::{Nvrtc, NvrtcSearch};
 use super::nvrtc;
+use super::nvrtc_library::{Nvrtc, NvrtcSearch};
 use super::report::{EntryReport, entry_reports};
 use super::source::expand;
 use crate::driver::Arch;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::library::Nvrtc;
+use super::nvrtc_library::Nvrtc;
 
 /// Another number makes every older file unknown.
 const FORMAT_VERSION: u32 = 1;

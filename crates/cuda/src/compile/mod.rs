@@ -6,15 +6,15 @@
 mod build;
 mod cache;
 mod error;
-mod library;
 mod modules;
 mod nvrtc;
+mod nvrtc_library;
 mod report;
 mod source;
 
 pub use build::{CompileProgress, Compiled, Options, compile};
 pub use error::CompileError;
-pub use library::{Nvrtc, NvrtcSearch};
 pub use modules::Modules;
+pub use nvrtc_library::{Nvrtc, NvrtcSearch};
 pub use report::{EntryReport, entry_reports};
 pub use source::{expand, forbids_spills, min_arch, sources};

@@ -19,7 +19,7 @@ impl Drop for Program {
 
 /// Compiles `source` with `options`; gives the CUBIN and the compiler's log.
 ///
-/// [`Nvrtc::open`](super::library::Nvrtc::open) must have succeeded before. `name` and `arch` are for messages.
+/// [`Nvrtc::open`](super::nvrtc_library::Nvrtc::open) must have succeeded before. `name` and `arch` are for messages.
 ///
 /// # Errors
 /// [`CompileError::Rejected`] with the log, [`CompileError::Nvrtc`] when the library itself fails.

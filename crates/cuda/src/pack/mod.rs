@@ -8,9 +8,9 @@ use contract::QuantType;
 
 pub mod activations;
 mod codes;
+pub mod dequantize;
 mod exponent;
 mod tile;
-pub mod value;
 
 /// Rows of a row block, the piece in which a matrix lies contiguously.
 pub const BLOCK_ROWS: usize = 128;

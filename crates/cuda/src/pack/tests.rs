@@ -3,7 +3,7 @@
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
 
-use super::value::PackedMatrix;
+use super::dequantize::PackedMatrix;
 use super::{WeightKind, pack};
 
 fn row_of(seed: usize, cols: usize) -> Vec<f32> {

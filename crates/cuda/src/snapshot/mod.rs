@@ -4,9 +4,9 @@
 //! as [`NonPagedLayout`] says, in page-locked memory or on the card. Restoring shares the full pages, copies the last one and
 //! what is non_paged, so it is identity bit for bit.
 
+mod export;
+mod import;
 mod neutral;
-mod parcel;
-mod travel;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use contract::DeviceError;
 
 use crate::driver::{Buffer, Gpu};
 use crate::exec::lane::{BEHIND_ALL, Lane};
-use crate::host::{PinnedBlock, PinnedPool};
 use crate::pages::{PageCopier, PageId};
+use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{KvArray, PAGE_SIZE, State};
 
-pub(crate) use parcel::{CudaDetachedSnapshot, ExportContext, SharedPagePool};
+pub(crate) use export::{CudaDetachedSnapshot, ExportContext, SharedPagePool};
 
 #[cfg(feature = "inspect")]
 pub(crate) use neutral::{append_neutral, neutral_bytes, neutral_states, runs};

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
-use card::Random;
 use contract::QuantType::{self, BF16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
 use contract::quant::{dequantize_row, quantize_row};
 use cpu::reference::{activation, matmul::linear, norm::rms};
@@ -16,6 +17,7 @@ use cuda::launch::matmul::{self, Card, Scratch};
 use cuda::launch::norm::Out;
 use cuda::pack::activations::activations;
 use cuda::pack::{self, ActivationFormat, WeightKind};
+use fixtures::gpu::Random;
 
 const EPS: f32 = 1e-6;
 
@@ -170,7 +172,7 @@ impl FusedLayerFixture {
         let card = card_of(gpu);
         let mut rest = Vec::new();
         let mut poisoned = |bytes: usize| {
-            rest.push(card::poisoned::<u8>(gpu, bytes));
+            rest.push(fixtures::gpu::poisoned::<u8>(gpu, bytes));
             rest.last().unwrap().ptr()
         };
         let mut halves = |width| poisoned(ActivationFormat::F16.bytes(bucket, width));
@@ -212,7 +214,7 @@ impl FusedLayerFixture {
             x,
             y: gpu.upload(&y).unwrap(),
             outs: outs
-                .map(|w| card::poisoned(gpu, bucket * w.matrix.rows))
+                .map(|w| fixtures::gpu::poisoned(gpu, bucket * w.matrix.rows))
                 .collect(),
             memory,
             room,
@@ -250,7 +252,7 @@ impl FusedLayerFixture {
     /// Runs the chain `times` times over.
     fn run(&self, gpu: &Gpu, form: Form, layer: &Layer, times: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
         let launch = self.launch(form, layer);
-        let modules = card::modules(gpu, std::slice::from_ref(&launch.unit));
+        let modules = fixtures::gpu::modules(gpu, std::slice::from_ref(&launch.unit));
         for _ in 0..times {
             gpu.run(&modules, &launch).unwrap();
         }
@@ -266,7 +268,7 @@ impl FusedLayerFixture {
 
 /// A card that chains are written for.
 fn open_sm90() -> Option<Gpu> {
-    let gpu = card::gpu()?;
+    let gpu = fixtures::gpu::gpu()?;
     if gpu.arch().number == 90 {
         return Some(gpu);
     }
@@ -340,9 +342,9 @@ fn check_layer_close(
     let (got, next) = fixture.run(gpu, form(gpu, layer), layer, 1);
     let (expected, expected_next) = layer.expected(&x, &y, shape.hidden);
     let what = format!("{what}, {rows} rows");
-    card::close(&format!("{what}: residual"), &got, &expected, 1.5e-3);
+    fixtures::gpu::close(&format!("{what}: residual"), &got, &expected, 1.5e-3);
     for (i, (got, expected)) in next.iter().zip(&expected_next).enumerate() {
-        card::close(&format!("{what}: projection {i}"), got, expected, 4e-3);
+        fixtures::gpu::close(&format!("{what}: projection {i}"), got, expected, 4e-3);
     }
 }
 
@@ -486,9 +488,9 @@ fn check_row_bits(gpu: &Gpu, shape: &Shape) {
         let (alone, next_alone) = run(first, rows);
         let what = format!("{rows} rows from {first} on");
         let of = |all: &[f32], width: usize| all[first * width..][..rows * width].to_vec();
-        card::same_bits(&what, &alone, &of(&together, shape.hidden));
+        fixtures::gpu::same_bits(&what, &alone, &of(&together, shape.hidden));
         for (w, (alone, all)) in layer.next.iter().zip(next_alone.iter().zip(&next)) {
-            card::same_bits(&what, alone, &of(all, w.matrix.rows));
+            fixtures::gpu::same_bits(&what, alone, &of(all, w.matrix.rows));
         }
     }
 }
@@ -520,9 +522,9 @@ fn check_repeated_bits(gpu: &Gpu, shape: &Shape) {
     let first = run();
     for _ in 0..3 {
         for ((x, next), (x_first, next_first)) in run().iter().zip(&first) {
-            card::same_bits("residual", x, x_first);
+            fixtures::gpu::same_bits("residual", x, x_first);
             for (a, b) in next.iter().zip(next_first) {
-                card::same_bits("projection", a, b);
+                fixtures::gpu::same_bits("projection", a, b);
             }
         }
     }
@@ -550,7 +552,7 @@ fn non_finite_row_does_not_affect_other_rows() {
             );
             match row {
                 2 | 4 | 6 => assert!(spoilt.iter().all(|v| !v.is_finite()), "row {row}"),
-                _ => card::same_bits("a clean row", spoilt, clean),
+                _ => fixtures::gpu::same_bits("a clean row", spoilt, clean),
             }
         }
     }
@@ -569,9 +571,9 @@ fn row_with_outliers_keeps_its_precision() {
         let (got, next) = fixture.run(&gpu, form(&gpu, &layer), &layer, 1);
         let (expected, expected_next) = layer.expected(&x, &y, fixture.hidden);
         let what = format!("from {before} by {mixed}");
-        card::close(&what, &got, &expected, 1.5e-3);
+        fixtures::gpu::close(&what, &got, &expected, 1.5e-3);
         for (got, expected) in next.iter().zip(&expected_next) {
-            card::close(&what, got, expected, 4e-3);
+            fixtures::gpu::close(&what, got, expected, 4e-3);
         }
     }
 }

@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
-mod delta_world;
+mod fixtures {
+    pub mod gated_delta;
+    pub mod gpu;
+}
 
-use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
 use cuda::launch::norm::Out as Forms;
-use delta_world::{DeltaFixture, Device, HeadRows, Projected, chain, shapes};
+use fixtures::gated_delta::{DeltaFixture, Device, HeadRows, Projected, chain, shapes};
+use fixtures::gpu::{Random, close, same_bits};
 
 /// The forms of the scan that this card can run.
 fn forms(gpu: &Device) -> Vec<Products> {
@@ -31,11 +33,11 @@ fn run(
 ) -> Vec<f32> {
     let shape = fixture.shape;
     let on_card = prompt.upload(gpu, shape, capacity);
-    let scratch = card::poisoned::<u8>(gpu, prefill_scratch_bytes(shape, capacity));
+    let scratch = fixtures::gpu::poisoned::<u8>(gpu, prefill_scratch_bytes(shape, capacity));
     let header = gpu
-        .upload(&delta_world::chunk(slot, committed, prompt.rows))
+        .upload(&fixtures::gated_delta::chunk(slot, committed, prompt.rows))
         .unwrap();
-    let result = card::poisoned::<f32>(gpu, capacity * shape.values());
+    let result = fixtures::gpu::poisoned::<f32>(gpu, capacity * shape.values());
     let out = Out::of(Forms::f32(result.ptr()));
     let layer = fixture.layer(0);
     let header = header.ptr();
@@ -67,7 +69,8 @@ fn right(
 ) -> (Vec<f32>, Vec<Vec<f32>>, Vec<f32>) {
     let shape = fixture.shape;
     let rows = prompt.rows;
-    let mixed = delta_world::mixed(shape, &fixture.weights, window, &prompt.qkv, &chain(rows));
+    let mixed =
+        fixtures::gated_delta::mixed(shape, &fixture.weights, window, &prompt.qkv, &chain(rows));
     let gates = prompt.gates(shape, &fixture.weights);
     let mut out = vec![0.0; rows * shape.values()];
     for (head, state) in states.iter_mut().enumerate() {
@@ -82,7 +85,7 @@ fn right(
                 o,
                 &fixture.weights.norm,
                 &prompt.z[at..at + DIM],
-                delta_world::EPS,
+                fixtures::gated_delta::EPS,
             );
         }
     }

@@ -13,12 +13,12 @@ use contract::snapshot::{
 };
 use contract::{DetachedSnapshot, DeviceError, ModelSpec};
 
+use super::import::{KvSide, expected_bytes, index_of, ring_positions, rings};
 use super::neutral::{append_neutral, neutral_states, runs};
-use super::travel::{KvSide, expected_bytes, index_of, ring_positions, rings};
 use super::{NonPagedLayout, PageLayout, PartKind, Snapshot, StateCopy};
 use crate::driver::{CopyEngine, Stream};
-use crate::host::{PinnedBlock, PinnedPool};
 use crate::pages::{PageId, PagePool};
+use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{KvGroup, LayerState, State};
 
 /// PagePool that are brought to the host at once.

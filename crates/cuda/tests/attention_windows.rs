@@ -7,8 +7,10 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use conformance::compare::{Precision, Tolerance, compare};
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
@@ -16,7 +18,7 @@ use conformance::suite::{self, Case};
 use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree};
 use cuda::Options;
 
-use model_world::{
+use fixtures::model::{
     Device, SMALL, cpu_reference, kv_tolerance, open_device_with, plan, reference_tolerance, text,
     verify,
 };
@@ -87,7 +89,7 @@ fn windowed_rows_match_the_cpu_reference() {
             let plan = plan(&model, same(format), SMALL);
             device.open(plan, &mut |_| {}).unwrap()
         });
-        let bush = model_world::tree(vocab, 20, |i| (i - 1) / 2);
+        let bush = fixtures::model::tree(vocab, 20, |i| (i - 1) / 2);
         let rows = runners.map(|mut runner| {
             let runner: &mut dyn Runner = &mut *runner;
             let seq = runner.open(500).unwrap();

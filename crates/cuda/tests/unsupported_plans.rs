@@ -7,7 +7,9 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
@@ -75,7 +77,9 @@ fn unsupported_plan_is_rejected_by_name_before_loading() {
 
 #[test]
 fn oversized_plan_error_names_the_context_that_fits() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let limited = Options {
         vram_limit: Some(1 << 30),
         ..options()

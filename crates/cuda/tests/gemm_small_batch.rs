@@ -2,9 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
+mod fixtures {
+    pub mod gpu;
+}
 
-use card::Random;
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
 use cpu::reference;
@@ -13,8 +14,9 @@ use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
 use cuda::pack::activations::activations;
-use cuda::pack::value::PackedMatrix;
+use cuda::pack::dequantize::PackedMatrix;
 use cuda::pack::{self, ActivationFormat, WeightKind};
+use fixtures::gpu::Random;
 
 /// A matrix as stored, and on the card.
 struct Matrix {
@@ -145,7 +147,7 @@ fn segment(matrix: &Matrix, out: u64, stride: usize, write: Write) -> Segment {
 
 fn run(gpu: &Gpu, launches: &[Launch]) {
     let units: Vec<_> = launches.iter().map(|l| l.unit.clone()).collect();
-    let modules: Modules = card::modules(gpu, &units);
+    let modules: Modules = fixtures::gpu::modules(gpu, &units);
     for launch in launches {
         gpu.run(&modules, launch).unwrap();
     }
@@ -161,7 +163,7 @@ fn product(
     x: &[f32],
     bucket: usize,
 ) -> Vec<f32> {
-    let out = card::poisoned::<f32>(gpu, bucket * m.rows);
+    let out = fixtures::gpu::poisoned::<f32>(gpu, bucket * m.rows);
     let x = X::new(gpu, x, m.cols, bucket);
     let segments = [segment(m, out.ptr(), m.rows, Write::Store)];
     let launches = matmul::launches(card, bucket, m.cols, &segments, x.inputs(), room.scratch());
@@ -193,7 +195,9 @@ fn rows(random: &mut Random, n: usize, cols: usize) -> Vec<f32> {
 
 #[test]
 fn every_weight_type_matches_reference() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(1);
@@ -210,7 +214,7 @@ fn every_weight_type_matches_reference() {
             let input = WeightKind::of(ty).input();
             let rounded = activations(input, &x, cols, bucket).rounded;
             let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
-            card::close(&what, &out, &gemm_in_f64(&m, &rounded), SUMMING);
+            fixtures::gpu::close(&what, &out, &gemm_in_f64(&m, &rounded), SUMMING);
             let mut wanted = vec![0.0; bucket * n_out];
             reference::matmul::linear(&m.values(), &x, cols, &mut wanted);
             let rounding = match WeightKind::of(ty) {
@@ -218,7 +222,7 @@ fn every_weight_type_matches_reference() {
                 WeightKind::F16 => 5e-4,
                 _ => 1.5e-3,
             };
-            card::close(&format!("{what}, reference"), &out, &wanted, rounding);
+            fixtures::gpu::close(&format!("{what}, reference"), &out, &wanted, rounding);
         }
     }
     room.assert_zero(&gpu);
@@ -226,7 +230,9 @@ fn every_weight_type_matches_reference() {
 
 #[test]
 fn row_bits_do_not_depend_on_the_other_rows() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(2);
@@ -254,7 +260,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         matmul::launches(card, bucket, cols, &segments, x.inputs(), room.scratch())
     };
     let matrices = types.map(|ty| Matrix::new(&gpu, &mut random, ty, n_out, cols));
-    let out = card::poisoned::<f32>(&gpu, 64 * n_out);
+    let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
     // All units at once: they compile side by side.
     let units: Vec<_> = matrices
         .iter()
@@ -267,7 +273,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
             all.map(|l| l.unit).collect::<Vec<_>>()
         })
         .collect();
-    let modules = card::modules(&gpu, &units);
+    let modules = fixtures::gpu::modules(&gpu, &units);
     for m in &matrices {
         for (row, x) in alone.iter().enumerate() {
             let at = out.ptr() + (4 * row * n_out) as u64;
@@ -277,20 +283,22 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         }
         let single = out.download(&gpu).unwrap();
         for (bucket, x) in &together {
-            let out = card::poisoned::<f32>(&gpu, bucket * n_out);
+            let out = fixtures::gpu::poisoned::<f32>(&gpu, bucket * n_out);
             for launch in launches_of(m, x, *bucket, out.ptr()) {
                 gpu.run(&modules, &launch).unwrap();
             }
             let what = format!("{} in {bucket} rows", m.ty.name());
             let got = out.download(&gpu).unwrap();
-            card::same_bits(&what, &got, &single[..bucket * n_out]);
+            fixtures::gpu::same_bits(&what, &got, &single[..bucket * n_out]);
         }
     }
 }
 
 #[test]
 fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(4);
@@ -344,7 +352,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
             }
         }
     }
-    card::close("all segments", &got, &wanted, SUMMING);
+    fixtures::gpu::close("all segments", &got, &wanted, SUMMING);
     // What lies between them is untouched.
     let gap = places[1] - 1;
     for row in 0..bucket {
@@ -354,7 +362,9 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
 
 #[test]
 fn non_finite_row_does_not_affect_other_rows() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(5);
@@ -380,7 +390,7 @@ fn non_finite_row_does_not_affect_other_rows() {
                     ty.name()
                 );
             } else {
-                card::same_bits(ty.name(), out, clean);
+                fixtures::gpu::same_bits(ty.name(), out, clean);
             }
         }
     }
@@ -389,7 +399,9 @@ fn non_finite_row_does_not_affect_other_rows() {
 /// The longest sums and the widest fused launch of the shapes this is built for.
 #[test]
 fn real_shapes_match_reference() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(6);
@@ -403,7 +415,7 @@ fn real_shapes_match_reference() {
         let out = product(&gpu, &room, card, &m, &x, bucket);
         let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
         let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
-        card::close(&what, &out, &gemm_in_f64(&m, &rounded), 2e-5);
+        fixtures::gpu::close(&what, &out, &gemm_in_f64(&m, &rounded), 2e-5);
     }
 }
 
@@ -411,7 +423,9 @@ fn real_shapes_match_reference() {
 /// bits stay what they are.
 #[test]
 fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let large = card_of(&gpu);
     let small = Card {
         shared: 99 << 10,
@@ -428,7 +442,7 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
             let x = &x[..bucket * cols];
             let on_large = product(&gpu, &room, large, &m, x, bucket);
             let on_small = product(&gpu, &room, small, &m, x, bucket);
-            card::same_bits(ty.name(), &on_small, &on_large);
+            fixtures::gpu::same_bits(ty.name(), &on_small, &on_large);
         }
     }
 }
@@ -436,7 +450,9 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
 /// Values that neither f16 nor its scales could hold without the powers of two that rows have.
 #[test]
 fn rows_of_any_magnitude_keep_their_precision() {
-    let Some(gpu) = card::gpu() else { return };
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
     let card = card_of(&gpu);
     let room = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(8);
@@ -461,7 +477,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
             let mut wanted = vec![0.0; bucket * n_out];
             reference::matmul::linear(&m.values(), &x, cols, &mut wanted);
             let what = format!("{} around {scale}", ty.name());
-            card::close(&what, &out, &wanted, 1.5e-3);
+            fixtures::gpu::close(&what, &out, &wanted, 1.5e-3);
         }
     }
 }

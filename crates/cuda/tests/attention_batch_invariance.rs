@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod attention_world;
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod attention;
+    pub mod gpu;
+    pub mod step;
+}
 
-use attention_world::{ALL, AttentionFixture, Inputs, kinds, on, pass, shape};
-use card::{Random, same_bits};
 use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
-use step_world::{Device, Placed, chain, random_tree, star};
+use fixtures::attention::{ALL, AttentionFixture, Inputs, kinds, on, pass, shape};
+use fixtures::gpu::{Random, same_bits};
+use fixtures::step::{Device, Placed, chain, random_tree, star};
 
 #[test]
 fn attention_row_is_batch_invariant() {
@@ -42,7 +44,7 @@ fn attention_row_is_batch_invariant() {
                     .skip(1)
                     .map(|n| full.parent(n).unwrap().index())
                     .collect();
-                let part = on(0, committed, step_world::tree(&parents));
+                let part = on(0, committed, fixtures::step::tree(&parents));
                 let other = on(1, 40, chain(9));
                 let bucket = (nodes + 9).next_multiple_of(8);
                 let found = pass(&gpu, &fixture, &[part, other], &inputs, bucket);

@@ -8,8 +8,10 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use conformance::compare::{Precision, compare_rows};
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
@@ -19,7 +21,7 @@ use contract::{
 };
 use cuda::Options;
 
-use model_world::{Device, open_device, open_device_with, plan, text, verify};
+use fixtures::model::{Device, open_device, open_device_with, plan, text, verify};
 
 /// Eight pages on the card: four for each of two sequences.
 const FEW: Limits = Limits {

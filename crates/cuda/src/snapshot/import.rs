@@ -18,8 +18,8 @@ use contract::{DeviceError, ModelSpec};
 use super::neutral::{neutral_bytes, runs, write_neutral, write_states};
 use super::{GpuPageCopier, NonPagedLayout, PageLayout, PartKind, Plane, Snapshot, StateCopy};
 use crate::driver::{CopyEngine, Event, Stream};
-use crate::host::{PinnedBlock, PinnedPool};
 use crate::pages::PagePool;
+use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{DeltaGroup, DraftRing, KvArray, KvGroup, LayerState, PAGE_SIZE, State};
 
 /// PagePool of a piece: with two of them for each thread, what has to be locked at the first import stays small.

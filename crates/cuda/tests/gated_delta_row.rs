@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
-mod delta_world;
+mod fixtures {
+    pub mod gated_delta;
+    pub mod gpu;
+}
 
-use card::Random;
 use contract::HeadMap;
 use cuda::launch::Launch;
 use cuda::launch::delta::norm::gated_norm;
@@ -15,9 +16,10 @@ use cuda::launch::delta::{
     verify_scratch_bytes, walk,
 };
 use cuda::launch::norm::Out as Forms;
-use delta_world::{
+use fixtures::gated_delta::{
     DeltaFixture, Device, Parents, Projected, chain, path, random_tree, shapes, star,
 };
+use fixtures::gpu::Random;
 
 /// As little shared memory as some cards have.
 const SMALL: Card = Card {
@@ -55,8 +57,10 @@ fn run(
 ) -> FinalState {
     let fixture = DeltaFixture::new(gpu, shape, [2, 2, 3], 31);
     let on_card = projected.upload(gpu, shape, 1);
-    let header = gpu.upload(&delta_world::step(&[(1, chain(1))])).unwrap();
-    let result = card::poisoned::<f32>(gpu, shape.values());
+    let header = gpu
+        .upload(&fixtures::gated_delta::step(&[(1, chain(1))]))
+        .unwrap();
+    let result = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
     // Eight rows of whole groups of 256 values; zeros, for the seven rows that nobody writes.
     let wide = 16 * shape.values().next_multiple_of(256);
     let f16 = gpu.filled::<u8>(wide, 0).unwrap();
@@ -79,8 +83,8 @@ fn run(
 
 fn separate_launches(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState {
     let card = own_card(gpu);
-    let o = card::poisoned::<f32>(gpu, shape.values());
-    let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
+    let o = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
+    let kept = fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
     let to = [o.ptr(), kept.ptr()];
     let rows = Rows {
         at: o.ptr(),
@@ -157,7 +161,7 @@ fn fused_delta_row_without_trees_writes_nothing() {
     let Some(gpu) = Device::open() else { return };
     let shape = shapes()[1];
     let projected = Projected::new(shape, 1, &mut Random::new(34));
-    let empty = gpu.upload(&delta_world::step(&[])).unwrap();
+    let empty = gpu.upload(&fixtures::gated_delta::step(&[])).unwrap();
     let left = run(&gpu, shape, &projected, |_, layer, inputs, out| {
         vec![steps::row(shape, empty.ptr(), layer, inputs, out)]
     });
@@ -179,10 +183,10 @@ fn layer_rows(
     let bucket = [1, 8, 16, 24, 32, 48, 64];
     let bucket = bucket.into_iter().find(|b| *b >= rows).unwrap();
     let on_card = projected.upload(gpu, shape, bucket);
-    let header = gpu.upload(&delta_world::step(trees)).unwrap();
-    let result = card::poisoned::<f32>(gpu, bucket * shape.values());
+    let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
+    let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
     let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), Exactness::Sequential);
-    let scratch = card::poisoned::<u8>(gpu, bytes);
+    let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
     let out = Out::of(Forms::f32(result.ptr()));
     let mut launches = verify(
         card,
@@ -235,7 +239,7 @@ fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Car
                     assert!(bits(mine) == bits(theirs), "{what}: other factors");
                 }
                 let path: &[usize] = &[0];
-                let header = delta_world::commit(&[(*slot, path)]);
+                let header = fixtures::gated_delta::commit(&[(*slot, path)]);
                 let header = gpu.upload(&header).unwrap();
                 gpu.launch(&[commit(shape, &fixture.group(), 1, header.ptr())]);
             }

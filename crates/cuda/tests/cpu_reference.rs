@@ -7,8 +7,10 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use conformance::compare::compare;
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
@@ -19,7 +21,7 @@ use contract::{
 };
 use cuda::Options;
 
-use model_world::*;
+use fixtures::model::*;
 
 /// What two runners are compared in.
 struct Pair {

@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
-mod step_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod step;
+}
 
-use card::{Random, poisoned, same_bits};
 use contract::QuantType;
 use contract::quant::quantize_row;
 use cuda::driver::Buffer;
@@ -14,7 +15,8 @@ use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
 use cuda::launch::norm::{self, Out, Residual, Rms, Source};
 use cuda::launch::one::{self, Input, Results};
 use cuda::pack::{self, WeightKind};
-use step_world::{Device, Placed, chain, step};
+use fixtures::gpu::{Random, poisoned, same_bits};
+use fixtures::step::{Device, Placed, chain, step};
 
 const EPS: f32 = 1e-6;
 

@@ -2,19 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
-mod delta_world;
+mod fixtures {
+    pub mod gated_delta;
+    pub mod gpu;
+}
 
-use card::{Random, close, same_bits};
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, TAPS, tree as steps, verify, walk};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
-use delta_world::{
+use fixtures::gated_delta::{
     DeltaFixture, Device, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
 };
+use fixtures::gpu::{Random, close, same_bits};
 
 const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 
@@ -54,11 +56,12 @@ fn run_tree(
     let shape = fixture.shape;
     let on_card = projected.upload(gpu, shape, bucket);
     let inputs = &on_card.inputs;
-    let header = gpu.upload(&delta_world::step(trees)).unwrap();
+    let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let step = header.ptr();
-    let o = card::poisoned::<f32>(gpu, bucket * shape.values());
+    let o = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
     let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
-    let kept = card::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
+    let kept =
+        fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
     let to = [o.ptr(), kept.ptr()];
     let launch = match exactness {
         Exactness::Factors => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
@@ -78,10 +81,11 @@ fn right(
 ) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let shape = fixture.shape;
     let window = fixture.window_of(gpu, slot, 0);
-    let mixed = delta_world::mixed(shape, &fixture.weights, &window, &projected.qkv, parents);
+    let mixed =
+        fixtures::gated_delta::mixed(shape, &fixture.weights, &window, &projected.qkv, parents);
     let gates = projected.gates(shape, &fixture.weights);
     let states = fixture.state_of(gpu, slot, 0);
-    let (u, o) = delta_world::tree(shape, &states, 0, parents, &mixed, &gates);
+    let (u, o) = fixtures::gated_delta::tree(shape, &states, 0, parents, &mixed, &gates);
     (mixed, u, o)
 }
 
@@ -292,8 +296,13 @@ fn delta_tree_overflow_is_never_finite() {
                 .collect();
             let (mut over, mut large) = (0, 0);
             for head in 0..shape.n_v_heads {
-                let right =
-                    delta_world::chain_in_f64(&HeadRows::new(shape, head, 0..n, &mixed, &gates));
+                let right = fixtures::gated_delta::chain_in_f64(&HeadRows::new(
+                    shape,
+                    head,
+                    0..n,
+                    &mixed,
+                    &gates,
+                ));
                 for (what, mine, right) in [("u", &u, &right[0]), ("o", &o, &right[1])] {
                     for (at, right) in right.iter().enumerate() {
                         let (node, column) = (at / DIM, at % DIM);
@@ -362,7 +371,7 @@ fn delta_tree_row_bits_do_not_depend_on_the_row_count() {
 }
 
 fn run_commit(gpu: &Device, fixture: &DeltaFixture, paths: &[(usize, &[usize])]) {
-    let header = gpu.upload(&delta_world::commit(paths)).unwrap();
+    let header = gpu.upload(&fixtures::gated_delta::commit(paths)).unwrap();
     gpu.launch(&[commit(fixture.shape, &fixture.group(), 4, header.ptr())]);
 }
 
@@ -460,9 +469,9 @@ fn check_layer(
     let on_card = projected.upload(gpu, shape, bucket);
     let index = fixture.layers - 1;
     let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), exactness);
-    let scratch = card::poisoned::<u8>(gpu, bytes);
-    let header = gpu.upload(&delta_world::step(trees)).unwrap();
-    let result = card::poisoned::<f32>(gpu, bucket * values);
+    let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
+    let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
+    let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * values);
     let wide = pack::ActivationFormat::F16.bytes(bucket, values);
     let [halves, again] = [(); 2].map(|()| gpu.filled::<u8>(wide, 0).unwrap());
     let out = Out::of(Forms {
@@ -496,12 +505,13 @@ fn check_layer(
         let n = parents.len();
         let own = projected.part(shape, first..first + n);
         let window = fixture.window_of(gpu, *slot, index);
-        let mixed = delta_world::mixed(shape, &fixture.weights, &window, &own.qkv, parents);
+        let mixed =
+            fixtures::gated_delta::mixed(shape, &fixture.weights, &window, &own.qkv, parents);
         let gates = own.gates(shape, &fixture.weights);
         let states = fixture.state_of(gpu, *slot, index);
-        let (_, mut o) = delta_world::tree(shape, &states, 0, parents, &mixed, &gates);
+        let (_, mut o) = fixtures::gated_delta::tree(shape, &states, 0, parents, &mixed, &gates);
         for (head, z) in o.chunks_exact_mut(DIM).zip(own.z.chunks_exact(DIM)) {
-            norm::gated_rms(head, &fixture.weights.norm, z, delta_world::EPS);
+            norm::gated_rms(head, &fixture.weights.norm, z, fixtures::gated_delta::EPS);
         }
         let got = &result[first * values..(first + n) * values];
         let what = format!("{exactness:?} {shape:?}, {n} rows of slot {slot}");
@@ -564,7 +574,13 @@ fn delta_state_drift_stays_bounded_over_500_steps() {
         let parents = random_tree(&mut random, n);
         let projected = Projected::new(shape, n, &mut random);
         let window = fixture.window_of(&gpu, 0, 0);
-        let mixed = delta_world::mixed(shape, &fixture.weights, &window, &projected.qkv, &parents);
+        let mixed = fixtures::gated_delta::mixed(
+            shape,
+            &fixture.weights,
+            &window,
+            &projected.qkv,
+            &parents,
+        );
         let gates = projected.gates(shape, &fixture.weights);
         let trees = [(0, parents.clone())];
         let o = run_tree(

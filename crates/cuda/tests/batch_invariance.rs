@@ -9,13 +9,14 @@
     reason = "all of this file is a test"
 )]
 
-mod card;
-mod model_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod model;
+}
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use card::Random;
 use conformance::compare::{Precision, compare_rows};
 use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use contract::{
@@ -23,9 +24,10 @@ use contract::{
     OpenPlan, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cuda::{Options, Sums};
+use fixtures::gpu::Random;
 use model::synth::SynthSpec;
 
-use model_world::{Device, LIMITS, open_device_with, plan, text};
+use fixtures::model::{Device, LIMITS, open_device_with, plan, text};
 
 const Q8_0_KV: KvFormats = KvFormats {
     k: KvFormat::Q8_0,

@@ -2,22 +2,24 @@
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod card;
-mod prefill_world;
-mod step_world;
+mod fixtures {
+    pub mod gpu;
+    pub mod prefill;
+    pub mod step;
+}
 
-use card::{Random, close, poisoned, same_bits};
 use contract::QuantType;
 use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
 use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::{Out, Panels, product, rows};
 use cuda::pack::WeightKind;
-use cuda::pack::value::PackedMatrix;
-use half::f16;
-use prefill_world::{
+use cuda::pack::dequantize::PackedMatrix;
+use fixtures::gpu::{Random, close, poisoned, same_bits};
+use fixtures::prefill::{
     Matrix, PrefillFixture, ZeroedScratch, cards, from_panels, header, rows_of, segment,
 };
+use half::f16;
 
 const TYPES: [QuantType; 15] = [
     QuantType::Q4_K,
