@@ -11,7 +11,7 @@
     reason = "the address goes to the process that started this one"
 )]
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,9 +19,8 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use conformance::fake::{FakeRunner, FakeSpec, Language};
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvPool, Limits, LogitsRequest,
-    LogitsRow, LogitsSelection, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
-    SnapshotLocation, TokenId, TokenKind, VerifyItem, Vocab,
+    DeviceError, KvPool, Limits, LogitsRequest, LogitsRow, LogitsSelection, Runner, SeqId, TokenId,
+    TokenKind, VerifyItem, Vocab,
 };
 use decode::SchedulerConfig;
 use server::constrain::Constrain;
@@ -106,21 +105,8 @@ fn sleep_until(begun: Instant) {
 }
 
 impl Runner for StampRunner {
-    fn info(&self) -> &RunnerInfo {
-        self.books.info()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.books.capacity()
-    }
-
-    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.books.open(max_len)
-    }
-
-    fn close(&mut self, seq: SeqId) {
-        self.books.close(seq);
-    }
+    contract::forward_runner!(self => self.books; info, capacity, open, close, draft, commit,
+        discard, snapshot, restore, free_snapshot, export, import);
 
     fn prefill(
         &mut self,
@@ -133,15 +119,6 @@ impl Runner for StampRunner {
         sleep_until(begun);
         let best = stamp();
         Ok(requests.iter().map(|(_, ask)| row(best, ask)).collect())
-    }
-
-    fn draft(
-        &mut self,
-        items: &[DraftItem],
-        depth: usize,
-        k: usize,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.books.draft(items, depth, k)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
@@ -161,46 +138,6 @@ impl Runner for StampRunner {
             .iter()
             .map(|item| item.requests.iter().map(|ask| row(best, ask)).collect());
         Ok(rows.collect())
-    }
-
-    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        self.books.commit(items)
-    }
-
-    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.books.discard(seq)
-    }
-
-    fn snapshot(
-        &mut self,
-        seq: SeqId,
-        place: SnapshotLocation,
-    ) -> Result<SnapshotInfo, DeviceError> {
-        self.books.snapshot(seq, place)
-    }
-
-    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.books.restore(seq, snapshot)
-    }
-
-    fn free_snapshot(&mut self, snapshot: SnapshotId) {
-        self.books.free_snapshot(snapshot);
-    }
-
-    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        self.books.export(snapshot, sink)
-    }
-
-    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        self.books.import(source)
-    }
-
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        self.books.score(tokens, progress)
     }
 }
 

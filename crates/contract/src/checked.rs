@@ -9,9 +9,9 @@ use std::io::{Read, Write};
 use crate::protocol::{Protocol, SequenceState, invalid_call};
 use crate::snapshot::ReadAt;
 use crate::{
-    Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
-    LogitsRow, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
-    Tree, VerifyItem,
+    CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
+    LogitsRow, Runner, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree,
+    VerifyItem,
 };
 
 /// A runner whose callers are checked.
@@ -70,13 +70,7 @@ impl<R: Runner> CheckedRunner<R> {
 }
 
 impl<R: Runner> Runner for CheckedRunner<R> {
-    fn info(&self) -> &RunnerInfo {
-        self.inner.info()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.inner.capacity()
-    }
+    crate::forward_runner!(self => self.inner; info, capacity);
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         let seq = self.inner.open(max_len)?;
@@ -226,89 +220,5 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         let info = self.inner.import_at(source)?;
         self.snapshots.insert(info.id, info.position);
         Ok(info)
-    }
-
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        if !self.inner.info().scorer {
-            return Err(invalid_call("score", "there is no scorer".to_owned()));
-        }
-        self.protocol().tokens("score", tokens)?;
-        self.inner.score(tokens, progress)
-    }
-}
-
-impl Runner for Box<dyn Runner> {
-    fn info(&self) -> &RunnerInfo {
-        (**self).info()
-    }
-    fn capacity(&self) -> Capacity {
-        (**self).capacity()
-    }
-    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        (**self).open(max_len)
-    }
-    fn close(&mut self, seq: SeqId) {
-        (**self).close(seq);
-    }
-    fn prefill(
-        &mut self,
-        seq: SeqId,
-        tokens: &[TokenId],
-        requests: &[(usize, LogitsRequest)],
-    ) -> Result<Vec<LogitsRow>, DeviceError> {
-        (**self).prefill(seq, tokens, requests)
-    }
-    fn draft(
-        &mut self,
-        items: &[DraftItem],
-        depth: usize,
-        k: usize,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        (**self).draft(items, depth, k)
-    }
-    fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        (**self).verify(items)
-    }
-    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        (**self).commit(items)
-    }
-    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        (**self).discard(seq)
-    }
-    fn snapshot(
-        &mut self,
-        seq: SeqId,
-        place: SnapshotLocation,
-    ) -> Result<SnapshotInfo, DeviceError> {
-        (**self).snapshot(seq, place)
-    }
-    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        (**self).restore(seq, snapshot)
-    }
-    fn free_snapshot(&mut self, snapshot: SnapshotId) {
-        (**self).free_snapshot(snapshot);
-    }
-    fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
-        (**self).detach(snapshot)
-    }
-    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        (**self).export(snapshot, sink)
-    }
-    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        (**self).import(source)
-    }
-    fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
-        (**self).import_at(source)
-    }
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        (**self).score(tokens, progress)
     }
 }

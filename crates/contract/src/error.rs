@@ -1,31 +1,42 @@
-//! What can go wrong on a device, sorted by what the caller can do about it.
+//! Device errors, with one variant per action that a caller can take.
+
+use std::io;
+use std::sync::Arc;
 
 use crate::{SeqId, SnapshotId, WeightError};
 
 /// An error of a [`Backend`](crate::Backend) or a [`Runner`](crate::Runner).
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum DeviceError {
-    /// This request does not fit now; others go on. Wait, shrink, or evict.
+    /// The shared KV pool has too few free pages. Preempt a sequence or evict snapshots, then retry.
+    #[error("no room for pages of keys and values: {wanted} wanted, {free} free")]
+    PoolExhausted {
+        /// Pages that the call needs.
+        wanted: usize,
+        /// Pages that are free.
+        free: usize,
+    },
+    /// The request does not fit a fixed limit or the memory. Other requests are not affected.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
     OutOfMemory {
-        /// The resource, with its unit, such as `"context tokens"` or `"memory bytes"`.
+        /// The resource with its unit, such as `"context tokens"` or `"memory bytes"`. For display only.
         what: &'static str,
-        /// How much was asked for, in the unit of `what`.
+        /// The requested amount, in the unit of `what`.
         wanted: u64,
-        /// How much is left, in the unit of `what`.
+        /// The free amount, in the unit of `what`.
         free: u64,
     },
-    /// The plan asks for something this device does not do. Arises from `estimate` and `open` only.
+    /// The device does not support the plan. Returned by `estimate` and `open` only.
     #[error("{what} is not supported by {device}; {instead}")]
     Unsupported {
-        /// What was asked for, by its user-visible name.
+        /// The unsupported feature, by its user-visible name.
         what: String,
         /// The device's name.
         device: String,
         /// What to use instead.
         instead: String,
     },
-    /// A weight is missing, of a wrong shape, or unreadable.
+    /// A weight is missing, has the wrong shape, or cannot be read.
     #[error(transparent)]
     Weight(#[from] WeightError),
     /// No open sequence has this id.
@@ -34,7 +45,7 @@ pub enum DeviceError {
     /// No snapshot has this id.
     #[error("{0} does not exist")]
     UnknownSnapshot(SnapshotId),
-    /// The calling protocol was broken; see [`Runner`](crate::Runner). A defect in the caller.
+    /// The caller broke the calling protocol of [`Runner`](crate::Runner): a bug in the caller.
     #[error("misuse of {call}: {detail}")]
     InvalidCall {
         /// The method called.
@@ -42,21 +53,37 @@ pub enum DeviceError {
         /// What was wrong with the call.
         detail: String,
     },
-    /// Bytes given to `import` are not a snapshot of this model on this layout. Treat as a cache miss.
+    /// Imported bytes are damaged or belong to another model or layout. Treat as a cache miss.
     #[error("snapshot refused: {detail}")]
     InvalidSnapshot {
-        /// Which field or section did not fit, and how.
+        /// The field or section that did not match, and how.
         detail: String,
     },
     /// Reading or writing snapshot bytes failed.
     #[error("snapshot bytes could not be moved: {0}")]
-    SnapshotIo(#[from] std::io::Error),
-    /// The device can no longer be trusted; every sequence on it is gone.
+    SnapshotIo(Arc<io::Error>),
+    /// The device failed and must not be used again. All of its sequences are lost.
     #[error("device lost in {during}: {detail}")]
     DeviceLost {
         /// The call or kernel that failed.
         during: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
+}
+
+impl DeviceError {
+    /// Whether the call failed for lack of memory and changed nothing, so that it can be retried.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(
+            self,
+            DeviceError::PoolExhausted { .. } | DeviceError::OutOfMemory { .. }
+        )
+    }
+}
+
+impl From<io::Error> for DeviceError {
+    fn from(error: io::Error) -> DeviceError {
+        DeviceError::SnapshotIo(Arc::new(error))
+    }
 }

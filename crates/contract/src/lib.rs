@@ -14,6 +14,7 @@
 pub mod checked;
 pub mod draft;
 pub mod error;
+mod forward;
 pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
@@ -38,7 +39,7 @@ pub use plan::{
 pub use quant::QuantType;
 pub use rows::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
 pub use runner::{
-    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, PAGES, Runner,
+    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, Runner,
     SnapshotInfo, SnapshotLocation, VerifyItem,
 };
 pub use spec::{

@@ -259,8 +259,6 @@ pub struct RunnerInfo {
     pub draft_depth: Option<usize>,
     /// Whether a node of a tree gives bit for bit what its token gives alone, and so drafting changes no text.
     pub batch_invariant: bool,
-    /// Whether `score` may be called.
-    pub scorer: bool,
     /// Prefill gives the same bits however it is cut, as long as cuts fall on multiples of this many tokens.
     pub prefill_align: usize,
     /// Bytes in use, by purpose.

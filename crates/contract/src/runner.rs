@@ -33,7 +33,7 @@ pub trait Backend {
     ) -> Result<Box<dyn Runner>, DeviceError>;
 }
 
-/// One loaded set: target, and draft and scorer where the plan had them. All calls come from one thread.
+/// One loaded target, with its draft if the plan has one. All calls come from one thread.
 pub trait Runner {
     /// What was opened.
     fn info(&self) -> &RunnerInfo;
@@ -112,13 +112,6 @@ pub trait Runner {
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.import(&mut SequentialReader::new(source))
     }
-
-    /// Importance of each token `[n]` by the scorer. `progress` gets tokens done, and answers whether to go on.
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError>;
 }
 
 /// An exported snapshot that may not have left its device yet. A runner waits at its end until every parcel is gone.
@@ -139,9 +132,6 @@ impl DetachedSnapshot for Vec<u8> {
         Ok(sink.write_all(self)?)
     }
 }
-
-/// What [`DeviceError::OutOfMemory`] lacks when a sequence cannot grow: others hold the pool.
-pub const PAGES: &str = "pages of keys and values";
 
 /// What a runner has left, and what is kept on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -320,7 +320,7 @@ fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError
             io::ErrorKind::UnexpectedEof => DeviceError::InvalidSnapshot {
                 detail: "it ends too early".to_owned(),
             },
-            _ => DeviceError::SnapshotIo(error),
+            _ => DeviceError::from(error),
         })
 }
 

@@ -95,7 +95,6 @@ impl CpuBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
-            scorer: false,
             batch_invariant: true,
             prefill_align: CHUNK,
             memory,

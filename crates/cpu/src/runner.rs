@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use contract::protocol::{PrefillChunks, Protocol, invalid_call, place_rows, requests_within};
+use contract::protocol::{PrefillChunks, Protocol, place_rows, requests_within};
 use contract::snapshot::SnapshotIdentity;
 use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, LogitsRequest,
-    LogitsRow, LogitsSelection, PAGES, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    LogitsRow, LogitsSelection, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
     SnapshotLocation, TokenId, VerifyItem,
 };
 
@@ -75,11 +75,7 @@ pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
 fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError> {
     let more = n.saturating_sub(*held);
     if more > free {
-        return Err(DeviceError::OutOfMemory {
-            what: PAGES,
-            wanted: more as u64,
-            free: free as u64,
-        });
+        return Err(DeviceError::PoolExhausted { wanted: more, free });
     }
     *held += more;
     Ok(())
@@ -445,14 +441,6 @@ impl Runner for CpuRunner {
         };
         let snapshot = Snapshot::import(plan, source)?;
         Ok(self.keep_snapshot(snapshot))
-    }
-
-    fn score(
-        &mut self,
-        _tokens: &[TokenId],
-        _progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        Err(invalid_call("score", "there is no scorer".to_owned()))
     }
 }
 

@@ -276,7 +276,6 @@ impl CudaBackend {
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
             batch_invariant: layout.sums == Sums::ByPath,
-            scorer: false,
             prefill_align: PREFILL_ALIGN,
             memory,
         };

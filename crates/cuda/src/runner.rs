@@ -542,12 +542,4 @@ impl Runner for CudaRunner {
         told("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))
     }
-
-    fn score(
-        &mut self,
-        _tokens: &[TokenId],
-        _progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        Err(invalid_call("score", "there is no scorer".to_owned()))
-    }
 }

@@ -164,7 +164,7 @@ impl Scheduler {
         ) {
             Ok(row) => row,
             Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
-            Err(error @ DeviceError::OutOfMemory { .. }) => {
+            Err(error) if error.is_out_of_memory() => {
                 self.refused(&error);
                 let parked = is_dry(&error) && self.park()?;
                 return Ok(match parked {
@@ -234,7 +234,7 @@ impl Scheduler {
         };
         if !running.unbegun.is_empty() {
             let saved = match self.runner.snapshot(seq, SnapshotLocation::Device) {
-                Err(DeviceError::OutOfMemory { .. }) => {
+                Err(error) if error.is_out_of_memory() => {
                     self.runner.snapshot(seq, SnapshotLocation::Host)
                 }
                 saved => saved,

@@ -87,6 +87,11 @@ pub enum Failure {
 impl From<&DeviceError> for Failure {
     fn from(error: &DeviceError) -> Failure {
         match error {
+            DeviceError::PoolExhausted { wanted, free } => Failure::OutOfMemory {
+                what: "pages of keys and values",
+                wanted: *wanted as u64,
+                free: *free as u64,
+            },
             DeviceError::OutOfMemory { what, wanted, free } => Failure::OutOfMemory {
                 what,
                 wanted: *wanted,

@@ -21,7 +21,7 @@
 //! full length, so it always goes on; so does then the next, and nobody waits for ever. Nor do two take pages from each
 //! other in turns: what was parked needs its pages back and more besides, which only an end or another parking frees.
 
-use contract::{DeviceError, PAGES, SeqId, SnapshotId, SnapshotLocation};
+use contract::{DeviceError, SeqId, SnapshotId, SnapshotLocation};
 
 use crate::Scheduler;
 use crate::prefill::Prefill;
@@ -31,7 +31,7 @@ use crate::scheduler::{Attempt, Events};
 
 /// Whether a refusal says that others hold the pool.
 pub(crate) fn is_dry(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::OutOfMemory { what, .. } if *what == PAGES)
+    matches!(error, DeviceError::PoolExhausted { .. })
 }
 
 impl Scheduler {
@@ -129,7 +129,7 @@ impl Scheduler {
                 Ok(info) => return Ok(Some(info.id)),
                 Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
                 Err(error) => {
-                    let lacking = matches!(error, DeviceError::OutOfMemory { .. });
+                    let lacking = error.is_out_of_memory();
                     if !lacking || !self.prefix.shed(&mut *self.runner)? {
                         tracing::warn!(%error, "a state cannot be saved");
                         return Ok(None);
@@ -216,7 +216,7 @@ impl Scheduler {
                 self.stats.prompt_tokens += (done - before) as u64;
                 Ok(Attempt::Moved)
             }
-            Err(error @ DeviceError::OutOfMemory { .. }) => {
+            Err(error) if error.is_out_of_memory() => {
                 self.refused(&error);
                 let parked = is_dry(&error) && self.park()?;
                 Ok(if parked {
@@ -260,5 +260,5 @@ impl Scheduler {
 
 /// Whether the device lacked memory, and not pages of the pool.
 fn is_memory(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::OutOfMemory { .. }) && !is_dry(error)
+    matches!(error, DeviceError::OutOfMemory { .. })
 }

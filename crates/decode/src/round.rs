@@ -99,7 +99,7 @@ pub(crate) fn round(
                 Ok(walk) => Verdict::Went(walk),
                 Err(error) => Verdict::Fails(error),
             },
-            Err(error @ DeviceError::OutOfMemory { .. }) => Verdict::Waits(error),
+            Err(error) if error.is_out_of_memory() => Verdict::Waits(error),
             Err(error) => Verdict::Fails(error),
         });
     }
@@ -192,7 +192,7 @@ fn propose(
         .collect();
     let trees = match source.trees(runner, &roots) {
         Ok(trees) => trees,
-        Err(DeviceError::OutOfMemory { .. }) => return Ok((Roots.trees(runner, &roots)?, true)),
+        Err(error) if error.is_out_of_memory() => return Ok((Roots.trees(runner, &roots)?, true)),
         Err(error) => return Err(error),
     };
     let fit = trees
@@ -233,7 +233,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, De
             .collect()),
         Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
         Err(error) => match items {
-            [item] if item.tree.len() > 1 && matches!(error, DeviceError::OutOfMemory { .. }) => {
+            [item] if item.tree.len() > 1 && error.is_out_of_memory() => {
                 let window = item.tree.window();
                 item.tree = Tree::root(item.tree.tokens()[0]).with_window(window);
                 item.requests.truncate(1);

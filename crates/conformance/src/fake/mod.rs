@@ -155,7 +155,6 @@ impl FakeRunner {
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
-                scorer: false,
                 batch_invariant: true,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
@@ -534,14 +533,6 @@ impl Runner for FakeRunner {
         let committed = self.replayed(&history);
         self.snapshots.insert(id, (SeqId(0), committed));
         Ok(snapshot_info(id, position))
-    }
-
-    fn score(
-        &mut self,
-        _tokens: &[TokenId],
-        _progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        Err(invalid_call("score", "there is no scorer".to_owned()))
     }
 }
 

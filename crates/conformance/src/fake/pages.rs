@@ -1,6 +1,6 @@
 //! The pool that the sequences of a fake share: counted, and nothing more.
 
-use contract::{DeviceError, PAGES, SeqId};
+use contract::{DeviceError, SeqId};
 
 use super::{FakeRunner, Flaw};
 
@@ -19,17 +19,9 @@ impl FakeRunner {
         let sequence = self.sequence(seq)?;
         let more = n.div_ceil(pool.page_size).saturating_sub(sequence.pages);
         if more > free && !bottomless {
-            return Err(no_room(PAGES, more, free));
+            return Err(DeviceError::PoolExhausted { wanted: more, free });
         }
         sequence.pages += more;
         Ok(())
-    }
-}
-
-fn no_room(what: &'static str, wanted: usize, free: usize) -> DeviceError {
-    DeviceError::OutOfMemory {
-        what,
-        wanted: wanted as u64,
-        free: free as u64,
     }
 }

@@ -1,6 +1,6 @@
 //! Laws of the pages that sequences share: what does not fit is refused, and nobody is the worse for it.
 
-use contract::{DeviceError, Limits, PAGES, Runner, SnapshotLocation, Tree};
+use contract::{DeviceError, Limits, Runner, SnapshotLocation, Tree};
 
 use super::stand::check;
 use super::{Case, Failure, LIMITS};
@@ -41,7 +41,7 @@ pub(super) fn a_full_pool_costs_nobody_anything(case: &Case<'_>) -> Result<(), F
         format!("{} tokens", free(&rig))
     })?;
     let dry = |result: Result<(), DeviceError>, what: &str| {
-        let refused = matches!(result, Err(DeviceError::OutOfMemory { what, .. }) if what == PAGES);
+        let refused = matches!(result, Err(DeviceError::PoolExhausted { .. }));
         check(refused, what, || format!("{result:?}"))
     };
     let more = rig.runner.prefill(second, &other[256..], &[]).map(|_| ());

@@ -10,7 +10,7 @@
 //! sequence needs them. A page that a sequence uses stays where it is, so where sequences use all places none of them
 //! can grow; whoever calls gives one of them up or waits. Nothing here touches the card: a [`PageCopier`] does.
 
-use contract::{DeviceError, PAGES};
+use contract::DeviceError;
 
 use crate::state::PAGE_SIZE;
 
@@ -297,11 +297,7 @@ impl<H> PagePool<H> {
             PageLocation::Host(_) => None,
         });
         let Some((place, page)) = on_card.min_by_key(|(_, page)| page.last_used) else {
-            return Err(DeviceError::OutOfMemory {
-                what: PAGES,
-                wanted: 1,
-                free: 0,
-            });
+            return Err(DeviceError::PoolExhausted { wanted: 1, free: 0 });
         };
         page.location = PageLocation::Host(copier.save(place)?);
         Ok(place)

@@ -515,7 +515,7 @@ impl SectionReader<'_> {
                 std::io::ErrorKind::UnexpectedEof => {
                     invalid_snapshot("it ends too early".to_owned())
                 }
-                _ => DeviceError::SnapshotIo(error),
+                _ => DeviceError::from(error),
             })?;
         self.sum.add(bytes);
         self.done += n;

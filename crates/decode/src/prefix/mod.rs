@@ -405,7 +405,7 @@ impl PrefixCache {
                     store.forget(tokens);
                 }
                 Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
-                Err(DeviceError::OutOfMemory { .. }) => {
+                Err(error) if error.is_out_of_memory() => {
                     self.stats.failed += 1;
                     return Ok(());
                 }

@@ -1,7 +1,7 @@
 //! Who gets in, when, and what those who do not are told.
 
 use conformance::fake::{FakeSpec, RunnerMethod};
-use contract::{PAGES, TokenId};
+use contract::TokenId;
 use decode::{Event, Failure, Job, JobId, Progress, Reject, Sampling, SchedulerConfig, Settings};
 
 use crate::world::{ENDLESS, World, alone, config, greedy, job, prompt, sampled, spec};
@@ -161,7 +161,7 @@ fn a_job_larger_than_the_device_fails_alone_with_the_numbers() {
     world.submit(job(1, prompt(10, 0), greedy(5)));
     world.finish();
     let expected = Failure::OutOfMemory {
-        what: PAGES,
+        what: "pages of keys and values",
         wanted: 1,
         free: 0,
     };

@@ -79,7 +79,6 @@ impl ScriptedRunner {
             },
             model: spec.hash,
             draft_depth: None,
-            scorer: false,
             batch_invariant: true,
             prefill_align: PREFILL_ALIGN,
             memory: MemoryPlan::default(),
@@ -129,7 +128,7 @@ impl ScriptedRunner {
     fn no_draft(call: &'static str) -> DeviceError {
         DeviceError::InvalidCall {
             call,
-            detail: "a script has no draft and no scorer".to_owned(),
+            detail: "a script has no draft".to_owned(),
         }
     }
 }
@@ -304,14 +303,6 @@ impl Runner for ScriptedRunner {
 
     fn import(&mut self, _source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         Err(stateless())
-    }
-
-    fn score(
-        &mut self,
-        _tokens: &[TokenId],
-        _progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        Err(ScriptedRunner::no_draft("score"))
     }
 }
 

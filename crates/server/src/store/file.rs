@@ -106,7 +106,7 @@ fn write_part(
     payload.write(&mut file)?;
     if file.stream_position()? != size(tokens.len(), payload.bytes()) {
         let error = damaged("a state has not the length that was told");
-        return Err(DeviceError::SnapshotIo(error));
+        return Err(error.into());
     }
     file.sync_all()?;
     Ok(file)

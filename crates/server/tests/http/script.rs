@@ -1,16 +1,14 @@
 //! A fake runner that says what a test wrote down, and lets the test hold it, break it and watch it.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use conformance::fake::{FakeHandle, FakeRunner, FakeSpec, Language, RunnerMethod, answer};
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvPool, Limits, LogitsRequest,
-    LogitsRow, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
-    VerifyItem,
+    CommitItem, DeviceError, KvPool, Limits, LogitsRequest, LogitsRow, Runner, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, VerifyItem,
 };
 
 /// The next token, given how many were generated so far.
@@ -128,17 +126,8 @@ impl ScriptRunner {
 }
 
 impl Runner for ScriptRunner {
-    fn info(&self) -> &RunnerInfo {
-        self.inner.info()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.inner.capacity()
-    }
-
-    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.inner.open(max_len)
-    }
+    contract::forward_runner!(self => self.inner; info, capacity, open, draft, discard, export,
+        import);
 
     fn close(&mut self, seq: SeqId) {
         self.generated.remove(&seq);
@@ -159,15 +148,6 @@ impl Runner for ScriptRunner {
                 .map(|(_, ask)| self.row(script, 0, ask))
                 .collect(),
         })
-    }
-
-    fn draft(
-        &mut self,
-        items: &[DraftItem],
-        depth: usize,
-        k: usize,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.inner.draft(items, depth, k)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
@@ -192,10 +172,6 @@ impl Runner for ScriptRunner {
         self.inner.commit(items)
     }
 
-    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.inner.discard(seq)
-    }
-
     fn snapshot(
         &mut self,
         seq: SeqId,
@@ -216,21 +192,5 @@ impl Runner for ScriptRunner {
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         self.saved.remove(&snapshot);
         self.inner.free_snapshot(snapshot);
-    }
-
-    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        self.inner.export(snapshot, sink)
-    }
-
-    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        self.inner.import(source)
-    }
-
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        self.inner.score(tokens, progress)
     }
 }

@@ -7,14 +7,12 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::io::{Read, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRequest, LogitsRow,
-    NodeIdx, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree,
-    VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRow, NodeIdx, Runner,
+    RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 use decode::Seed;
 use decode::grow::{Shape, Soil, grow};
@@ -261,32 +259,15 @@ fn say(row: &mut LogitsRow, token: TokenId) {
 }
 
 impl Runner for Lent {
+    contract::forward_runner!(self => self.shared.borrow_mut().runner; open, close, prefill,
+        discard, snapshot, restore, free_snapshot, export, import);
+
     fn info(&self) -> &RunnerInfo {
         &self.info
     }
 
     fn capacity(&self) -> Capacity {
         self.shared.borrow().runner.capacity()
-    }
-
-    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.shared.borrow_mut().runner.open(max_len)
-    }
-
-    fn close(&mut self, seq: SeqId) {
-        self.shared.borrow_mut().runner.close(seq);
-    }
-
-    fn prefill(
-        &mut self,
-        seq: SeqId,
-        tokens: &[TokenId],
-        requests: &[(usize, LogitsRequest)],
-    ) -> Result<Vec<LogitsRow>, DeviceError> {
-        self.shared
-            .borrow_mut()
-            .runner
-            .prefill(seq, tokens, requests)
     }
 
     fn draft(
@@ -335,42 +316,6 @@ impl Runner for Lent {
         runner.commit(items)?;
         calls.commit += start.elapsed();
         Ok(())
-    }
-
-    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.shared.borrow_mut().runner.discard(seq)
-    }
-
-    fn snapshot(
-        &mut self,
-        seq: SeqId,
-        place: SnapshotLocation,
-    ) -> Result<SnapshotInfo, DeviceError> {
-        self.shared.borrow_mut().runner.snapshot(seq, place)
-    }
-
-    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.shared.borrow_mut().runner.restore(seq, snapshot)
-    }
-
-    fn free_snapshot(&mut self, snapshot: SnapshotId) {
-        self.shared.borrow_mut().runner.free_snapshot(snapshot);
-    }
-
-    fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
-        self.shared.borrow_mut().runner.export(snapshot, sink)
-    }
-
-    fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
-        self.shared.borrow_mut().runner.import(source)
-    }
-
-    fn score(
-        &mut self,
-        tokens: &[TokenId],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        self.shared.borrow_mut().runner.score(tokens, progress)
     }
 }
 

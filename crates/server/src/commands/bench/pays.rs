@@ -363,14 +363,6 @@ impl Runner for Again {
     fn import(&mut self, _source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         Err(none("import"))
     }
-
-    fn score(
-        &mut self,
-        _tokens: &[TokenId],
-        _progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Vec<f32>, DeviceError> {
-        Err(none("score"))
-    }
 }
 
 fn none(call: &'static str) -> DeviceError {
