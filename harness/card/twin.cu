@@ -1,7 +1,7 @@
 // What racecheck of compute-sanitizer follows, shown on a program that is right and on the same with a planted race.
 //
 // Four warps fill a tile in shared memory and four read it, in turns. MEET says how they hand it over, each way as kernels here do:
-//   0  bar.arrive by who is done, bar.sync by who waits (prefill/attention.cu, attn/trio_sm90.cuh)
+//   0  bar.arrive by who is done, bar.sync by who waits (attention/prefill.cu, attention/warp_specialized_sm90.cuh)
 //   1  mbarriers, test_wait: all lanes write or read, __syncwarp, one lane arrives for the warp (matmul/chain_sm90.cu)
 //   2  bar.sync by both
 //   3  mbarriers, every lane arrives

@@ -1,4 +1,4 @@
-//! Kernels of `kernels/attn`, at the shape of one attention layer of a 27B hybrid, and of its draft.
+//! Kernels of `kernels/attention`, at the shape of one attention layer of a 27B hybrid, and of its draft.
 //!
 //! Every launch of a case works on a cache of its own, as many as it takes to be past any cache of the card.
 

@@ -1,4 +1,4 @@
-//! Kernels of `kernels/delta` and `kernels/ssm`, at the shape of a 27B hybrid: 48 layers, 16 key and 48 value heads.
+//! Kernels of `kernels/gated_delta`, at the shape of a 27B hybrid: 48 layers, 16 key and 48 value heads.
 //!
 //! Every layer has its own state, so a pass over the layers reads 151 MB that no cache holds.
 

@@ -103,10 +103,10 @@ fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
         };
         let units = CudaBackend::with_options(card(number), options).units(&plan);
         let known = [
-            "attn/tree_spans_sm90.cu",
-            "attn/path.cu",
-            "delta/walk.cu",
-            "delta/tree.cu",
+            "attention/decode_fixed_splits_sm90.cu",
+            "attention/decode_tree_f32.cu",
+            "gated_delta/decode_recurrent.cu",
+            "gated_delta/decode_wy_tree.cu",
         ];
         let units = units.unwrap();
         known.map(|file| units.iter().any(|unit| unit.file == file))
@@ -144,9 +144,9 @@ fn more_sequences_add_few_kernels() {
         units.into_iter().collect::<BTreeSet<_>>()
     };
     for (number, batch_invariant, file) in [
-        (90, false, "delta/walk.cu"),
-        (86, true, "delta/walk.cu"),
-        (86, false, "delta/tree.cu"),
+        (90, false, "gated_delta/decode_recurrent.cu"),
+        (86, true, "gated_delta/decode_recurrent.cu"),
+        (86, false, "gated_delta/decode_wy_tree.cu"),
     ] {
         let one = units(number, batch_invariant, 1);
         for sequences in 2..=4 {

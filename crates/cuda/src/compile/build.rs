@@ -145,7 +145,7 @@ fn longest_first(units: &[&Unit]) -> Vec<usize> {
         "matmul/chain_sm90.cu",
         "matmul/small.cu",
         "matmul/one.cu",
-        "attn/tree",
+        "attention/decode_",
     ];
     let rank = |unit: &Unit| {
         let source = LONG.iter().position(|file| unit.file.starts_with(file));
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn slowest_units_are_compiled_first() {
         let units = [
-            Unit::new("attn/combine.cu"),
+            Unit::new("attention/combine_splits.cu"),
             Unit::new("matmul/chain_sm90.cu").define("ROWS", 8),
             Unit::new("matmul/small.cu").define("ROWS", 64),
             Unit::new("matmul/chain_sm90.cu").define("ROWS", 32),

@@ -1,7 +1,7 @@
 //! Attention over the paged cache: norm, rope and write; tree attention; compaction of accepted rows.
 //!
 //! A layer of the small path is [`prepare`], [`tree`], [`combine`]; a chunk of a prompt takes [`prepare`] alone and
-//! then the prefill kernels. `kernels/attn/kv.cuh` has the layout of the cache.
+//! then the prefill kernels. `kernels/attention/kv_cache.cuh` has the layout of the cache.
 
 use contract::{KvFormat, RopeSpec};
 
@@ -188,7 +188,7 @@ impl Shape {
             .define("KV_ROTATED", u32::from(self.turned))
     }
 
-    /// The defines of `kernels/attn/span.cuh`.
+    /// The defines of `kernels/attention/kv_range.cuh`.
     fn spanned(&self, unit: Unit, card: Card, room: (usize, usize)) -> Unit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
@@ -220,7 +220,7 @@ impl Shape {
     }
 }
 
-/// What `kernels/attn/kv.cuh` calls a format.
+/// What `kernels/attention/kv_cache.cuh` calls a format.
 pub(super) fn number(format: KvFormat) -> u32 {
     match format {
         KvFormat::F32 => 0,
@@ -253,7 +253,7 @@ pub fn prepare(
     };
     // Rows of a commit are context: keys and values only.
     let heads = if from.q == 0 { 0 } else { shape.n_heads };
-    let mut unit = shape.unit("attn/prepare.cu");
+    let mut unit = shape.unit("attention/qk_norm_rope_append.cu");
     unit.defines[0].1 = heads.to_string();
     let unit = unit
         .define("ROPE", shape.rope.dims)
@@ -315,7 +315,7 @@ pub fn compact(
     let words: Vec<u64> = planes.base.into_iter().chain(planes.layer_stride).collect();
     Launch {
         entry: "attn_compact_kv",
-        unit: shape.unit("attn/compact.cu"),
+        unit: shape.unit("attention/compact_kv.cu"),
         grid: [n_layers as u32, 4 * shape.n_kv_heads as u32, 4],
         block: [128, 1, 1],
         shared: 0,

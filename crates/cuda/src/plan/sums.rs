@@ -31,7 +31,7 @@ impl Sums {
     }
 
     /// Whether all layers have forms for sums by path that cost little more than the fastest ones: on compute capability
-    /// 9.0, for heads and caches that attention by position is made for (`kernels/attn/tree_spans_sm90.cu`).
+    /// 9.0, for heads and caches that attention by position is made for (`kernels/attention/decode_fixed_splits_sm90.cu`).
     fn have_forms(open: &OpenPlan, card: Card) -> bool {
         let by_path = Sums::ByPath.on(card);
         let mut layers = open.target.attention_layers();

@@ -1,5 +1,5 @@
 //! How a cached row of each storage format lies on the card, in a plane of values and one of scales, and the way
-//! from there to the bytes of the format and back. `kernels/attn/kv.cuh` has the layouts.
+//! from there to the bytes of the format and back. `kernels/attention/kv_cache.cuh` has the layouts.
 
 use contract::KvFormat;
 use contract::quant::tq3;

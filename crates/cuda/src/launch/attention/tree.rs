@@ -13,12 +13,12 @@ const TILE: usize = 64;
 const MOST_TILES: usize = 6;
 /// Rows of a step.
 const STEP_ROWS: usize = 64;
-/// Eights of columns that `kernels/attn/across_sm90.cuh` has a product for, and that registers hold.
+/// Eights of columns that `kernels/attention/swapped_operands_sm90.cuh` has a product for, and that registers hold.
 const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 
-/// The same of `kernels/attn/tree_trio_sm90.cu`.
+/// The same of `kernels/attention/decode_tree_warp_specialized_sm90.cu`.
 const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
-/// The same of `kernels/attn/tree_spans_sm90.cu`.
+/// The same of `kernels/attention/decode_fixed_splits_sm90.cu`.
 const SPAN_EIGHTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
 /// Tiles of keys and of values that it may have in shared memory at once, the best first.
 const SPAN_RINGS: [(usize, usize); 3] = [(4, 3), (3, 3), (3, 2)];
@@ -28,11 +28,11 @@ const TRIO_RINGS: (usize, usize) = (3, 3);
 /// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
 /// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
 const TRIO_SHORT: (usize, usize) = (8192, 9);
-/// Up to so many tokens a span of `kernels/attn/tree_spans_sm90.cu` is one tile, and a block has few of them: its code, which then runs
+/// Up to so many tokens a span of `kernels/attention/decode_fixed_splits_sm90.cu` is one tile, and a block has few of them: its code, which then runs
 /// once or twice, is in loops. Measured behind 512 tokens.
 const ROLLED: usize = 2048;
 
-/// How a launch of `kernels/attn/tree_spans_sm90.cu` is shaped.
+/// How a launch of `kernels/attention/decode_fixed_splits_sm90.cu` is shaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Spans {
     /// Eights of columns of a block.
@@ -55,7 +55,7 @@ struct Tiling {
 }
 
 impl Shape {
-    /// Bytes of a tile of 64 stored keys and of one of values in shared memory; see `kernels/attn/tiles.cuh`.
+    /// Bytes of a tile of 64 stored keys and of one of values in shared memory; see `kernels/attention/kv_tiles.cuh`.
     fn tiles_bytes(&self) -> (usize, usize) {
         let bytes = |format: KvFormat, key: bool| {
             let (values, scales) = row_bytes(format, self.head_dim);
@@ -88,7 +88,7 @@ impl Shape {
     }
 
     /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
-    /// shared memory, an even number and at least two, and the bytes of all; see `kernels/attn/across_sm90.cuh`.
+    /// shared memory, an even number and at least two, and the bytes of all; see `kernels/attention/swapped_operands_sm90.cuh`.
     pub(in crate::launch) fn across_ring(&self, eights: usize, room: usize) -> (usize, usize) {
         let fixed = eights * (6 * 1024 + 12 * 8 * 4) + STEP_ROWS * 12;
         let slot = 2 * self.tile_bytes();
@@ -145,7 +145,7 @@ impl Shape {
         Some((eights, bytes(eights)))
     }
 
-    /// Whether what a row sums in which order follows from its position alone (`kernels/attn/spans.cuh`), so that a
+    /// Whether what a row sums in which order follows from its position alone (`kernels/attention/fixed_splits.cuh`), so that a
     /// node of a tree has the bits that its token alone would have.
     pub(super) fn by_position(&self, card: Card) -> bool {
         let able = card.warpgroups && self.head_dim == 256 && self.mask == Mask::Ancestors;
@@ -164,7 +164,7 @@ impl Shape {
         2 + before.min(self.most_spans(card))
     }
 
-    /// The define of `kernels/attn/spans.cuh`.
+    /// The define of `kernels/attention/fixed_splits.cuh`.
     pub(super) fn in_spans(&self, unit: Unit, card: Card) -> Unit {
         unit.define("MAX_FIXED_SPLITS", self.most_spans(card))
     }
@@ -268,7 +268,7 @@ pub fn tree(
     if !shape.wants_f16_queries(card) {
         return Launch {
             entry: "attn_decode_tree_f32",
-            unit: shape.spanned(shape.unit("attn/path.cu"), card, (rows, 0)),
+            unit: shape.spanned(shape.unit("attention/decode_tree_f32.cu"), card, (rows, 0)),
             grid: [shape.n_heads as u32, rows as u32, 1],
             block: [256, 1, 1],
             shared: 0,
@@ -285,22 +285,30 @@ pub fn tree(
     let spans = by_position.then(|| shape.spans(card, rows, tokens));
     let unit = |file| shape.spanned(shape.unit(file), card, (rows, tokens));
     let (unit, resident, threads, shared) = if let Some(spans) = spans.flatten() {
-        let unit = unit("attn/tree_spans_sm90.cu")
+        let unit = unit("attention/decode_fixed_splits_sm90.cu")
             .define("N8_TILES", spans.eights)
             .define("K_STAGES", spans.rings.0)
             .define("V_STAGES", spans.rings.1)
             .define("ROLLED", u32::from(tokens <= ROLLED));
         (unit, 1, 384, spans.shared_bytes)
     } else if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
-        let unit = unit("attn/tree_trio_sm90.cu")
+        let unit = unit("attention/decode_tree_warp_specialized_sm90.cu")
             .define("N8_TILES", eights)
             .define("K_STAGES", TRIO_RINGS.0)
             .define("V_STAGES", TRIO_RINGS.1);
         (unit, 1, 384, shared)
     } else {
         let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
-            true => ("attn/tree_sm90.cu", "N8_TILES", shape.across(card, rows)),
-            false => ("attn/tree.cu", "M16_TILES", shape.tiling(card, rows)),
+            true => (
+                "attention/decode_tree_sm90.cu",
+                "N8_TILES",
+                shape.across(card, rows),
+            ),
+            false => (
+                "attention/decode_tree.cu",
+                "M16_TILES",
+                shape.tiling(card, rows),
+            ),
         };
         let unit = unit(file)
             .define(tiles, tiling.tiles)
@@ -330,7 +338,11 @@ pub fn combine(
 ) -> Launch {
     let width = shape.n_heads * shape.head_dim;
     let unit = shape
-        .spanned(shape.unit("attn/combine.cu"), card, (rows, tokens))
+        .spanned(
+            shape.unit("attention/combine_splits.cu"),
+            card,
+            (rows, tokens),
+        )
         .define("GATED", u32::from(shape.gate));
     Launch {
         entry: "attn_combine_splits",

@@ -23,7 +23,7 @@ struct Scratch {
     bytes: usize,
 }
 
-/// What `kernels/delta/halves.cuh` says of `inner`: the inverse and the decayed q k products, pairs of bf16, and two
+/// What `kernels/gated_delta/chunk_layout.cuh` says of `inner`: the inverse and the decayed q k products, pairs of bf16, and two
 /// vectors.
 const INNER_BYTES: usize = 2 * CHUNK * CHUNK * 4 + 2 * CHUNK * 4;
 
@@ -125,7 +125,7 @@ pub fn conv_chunk(
     let grid = [heads.div_ceil(CONV_HEADS) + 1, rows.div_ceil(CONV_ROWS), 1];
     launch(
         "gated_delta_conv_chunk",
-        shape.unit("ssm/conv_chunk.cu"),
+        shape.unit("gated_delta/prefill_conv.cu"),
         grid,
         256,
         args,
@@ -143,7 +143,7 @@ pub fn chunk_prepare(
 ) -> Launch {
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
     let grid = [chunks(rows), shape.n_k_heads, 1];
-    let unit = shape.unit("delta/chunk_prepare.cu");
+    let unit = shape.unit("gated_delta/prefill_chunk_prepare.cu");
     let mut launch = launch("gated_delta_chunk_prepare", unit, grid, 256, args);
     // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need less.
     launch.shared = dim(2 * 4 * CHUNK * DIM);
@@ -177,14 +177,16 @@ pub fn chunk_scan(
     match products {
         Products::Warp => {
             let columns = scan_columns(shape);
-            let unit = shape.unit("delta/chunk_scan.cu").define("COLUMNS", columns);
+            let unit = shape
+                .unit("gated_delta/prefill_chunk_scan.cu")
+                .define("COLUMNS", columns);
             let block = dim(2 * columns);
             let mut launch = launch("gated_delta_chunk_scan", unit, grid(columns), block, args);
             launch.shared = dim(operands + vectors);
             launch
         }
         Products::Warpgroup => {
-            let unit = shape.unit("delta/chunk_scan_sm90.cu");
+            let unit = shape.unit("gated_delta/prefill_chunk_scan_sm90.cu");
             let mut launch = launch("gated_delta_chunk_scan_sm90", unit, grid(64), 128, args);
             // v beside the operands, in rows of 68, and all of it twice.
             launch.shared = dim(2 * (operands + 4 * CHUNK * 68) + vectors);

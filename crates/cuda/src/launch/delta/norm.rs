@@ -52,7 +52,7 @@ pub fn gated_norm(
         Source::Chunk(address) => (1, address),
     };
     let unit = shape
-        .unit("delta/gated_norm.cu")
+        .unit("gated_delta/gated_norm.cu")
         .define("SOURCE", kind)
         .define("OUT_PANEL", u8::from(out.panel.0 != 0));
     let unit = out.forms.define(unit, shape.values(), rows);

@@ -110,9 +110,11 @@ pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = args.ptr(inputs.z.at).ptr(layer.norm).f32(layer.eps);
     let args = args.words(&out.forms.words());
-    let unit = out
-        .forms
-        .define(shape.unit("delta/row.cu"), shape.values(), 1);
+    let unit = out.forms.define(
+        shape.unit("gated_delta/decode_row_fused.cu"),
+        shape.values(),
+        1,
+    );
     launch(
         "gated_delta_row_fused",
         unit,
@@ -158,7 +160,7 @@ impl Cut {
 
     fn unit(self, shape: Shape) -> Unit {
         shape
-            .unit("delta/tree.cu")
+            .unit("gated_delta/decode_wy_tree.cu")
             .define("NODES", self.nodes)
             .define("COLUMNS", self.columns)
             .define("WARPS", self.warps)
@@ -166,7 +168,7 @@ impl Cut {
     }
 }
 
-/// Bytes of `Room` in `kernels/delta/tree.cu`.
+/// Bytes of `Room` in `kernels/gated_delta/decode_wy_tree.cu`.
 fn shared(nodes: usize, columns: usize) -> usize {
     let rows = 2 * nodes * 4 * DIM;
     let before = columns * 4 * DIM + 16 * (2 * DIM + columns) + 16 * nodes;
@@ -244,7 +246,7 @@ pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch 
     let grid = [states + windows, group.layers, paths];
     let mut launch = launch(
         "gated_delta_commit",
-        shape.unit("delta/commit.cu"),
+        shape.unit("gated_delta/commit.cu"),
         grid,
         dim(COMMIT_THREADS),
         args,

@@ -27,7 +27,7 @@ fn cluster(shape: Shape) -> Option<usize> {
     (1..=MOST_TOGETHER).rev().find(fits)
 }
 
-/// Bytes of `Room` in `kernels/delta/tree_sm90.cu`.
+/// Bytes of `Room` in `kernels/gated_delta/decode_wy_tree_sm90.cu`.
 fn shared(nodes: usize) -> usize {
     let (most, pairs, diagonal) = (*NODES.end(), 80, 12);
     let operands = (2 * most + COLUMNS) * 4 * DIM;
@@ -41,7 +41,7 @@ fn shared(nodes: usize) -> usize {
 fn unit(shape: Shape, rows: usize) -> Unit {
     let nodes = rows.next_multiple_of(8);
     shape
-        .unit("delta/tree_sm90.cu")
+        .unit("gated_delta/decode_wy_tree_sm90.cu")
         .define("NODES", nodes)
         .define("CLUSTER", cluster(shape).unwrap_or(1))
         .define("SMEM_BYTES", shared(nodes))

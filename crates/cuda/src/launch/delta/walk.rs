@@ -74,7 +74,7 @@ impl Cut {
         4 * 16 * WALKERS * self.heads
     }
 
-    /// Bytes of `Room` in `kernels/delta/walk.cu`.
+    /// Bytes of `Room` in `kernels/gated_delta/decode_recurrent.cu`.
     fn room(self) -> usize {
         // Keys, queries, v, gates and their product, to whole 16 bytes.
         let node = 4 * (2 * DIM + self.columns() + (2 * self.heads + 1).next_multiple_of(4));
@@ -93,7 +93,7 @@ impl Cut {
 
     fn unit(self, shape: Shape) -> Unit {
         shape
-            .unit("delta/walk.cu")
+            .unit("gated_delta/decode_recurrent.cu")
             .define("NODES", self.nodes)
             .define("HEADS_PER_BLOCK", self.heads)
             .define("HEADS_PER_WARP", self.turns)

@@ -90,7 +90,7 @@ impl Form {
     fn of(card: Card, shape: &Shape) -> Form {
         if attention_is_exact(shape) {
             return Form {
-                file: "prefill/attention_f32.cu",
+                file: "attention/prefill_f32.cu",
                 entry: "attn_prefill_f32",
                 tile: 16,
                 threads: 128,
@@ -101,7 +101,7 @@ impl Form {
         // Rows of queries and of two or one stages of keys and values, and barriers.
         match card.warpgroups && shape.head_dim == 256 {
             true if shape.k == KvFormat::F16 && shape.v == KvFormat::F16 => Form {
-                file: "prefill/attention_sm90.cu",
+                file: "attention/prefill_sm90.cu",
                 entry: "attn_prefill",
                 tile: 128,
                 threads: 384,
@@ -113,7 +113,7 @@ impl Form {
                 let eights = ACROSS_EIGHTS.into_iter().find(held).unwrap_or(1);
                 let (ring, shared) = shape.across_ring(eights, ACROSS_SHARED);
                 Form {
-                    file: "prefill/attention_across_sm90.cu",
+                    file: "attention/prefill_swapped_sm90.cu",
                     entry: "attn_prefill",
                     tile: 8 * eights,
                     threads: 256,
@@ -122,7 +122,7 @@ impl Form {
                 }
             }
             false => Form {
-                file: "prefill/attention.cu",
+                file: "attention/prefill.cu",
                 entry: "attn_prefill",
                 tile: 64,
                 threads: 256,

@@ -1,0 +1,131 @@
+// Puts the splits of attention together, gates the result, and writes it in the forms of the output projection.
+//
+//   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), turned back if values are stored turned, * sigmoid(gate)
+//
+// A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum. With FIXED_SPLITS
+// splits are the slots of attention/fixed_splits.cuh.
+//
+// in   step     partial [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l)
+//      q        [rows][HEADS][Q_STRIDE] f32; with GATED, values HEAD_DIM .. 2 HEAD_DIM of a head are its gate
+// out  [rows][HEADS * HEAD_DIM] in any of the forms of norm/emit.cuh (WIDTH = HEADS * HEAD_DIM)
+// grid (groups of 256 values, rows) x 256, a thread per value
+// arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
+// test attention::trees_over_*_equal_the_reference
+// hot
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "attention/kv_cache.cuh"
+#include "attention/kv_range.cuh"
+#if FIXED_SPLITS
+#include "attention/fixed_splits.cuh"
+#endif
+#include "norm/emit.cuh"
+
+// Splits whose values are fetched together: all of a row, half, or a third; more at once would not stay in registers.
+#define FETCH_ROUNDS (SPLITS <= 16 ? 1 : SPLITS <= 48 ? 2 : 3)
+#define SPLITS_PER_FETCH ((SPLITS + FETCH_ROUNDS - 1) / FETCH_ROUNDS)
+
+struct SplitReader {
+    const float* o;      // [SPLITS][HEAD_DIM], moved to the value
+    const float2* max_and_sum; // (m, l) [SPLITS]
+    int n;               // splits there are
+    int hidden_from, hidden_to;        // those of them that have no keys
+    float fetched[SPLITS_PER_FETCH];
+};
+
+__device__ __forceinline__ bool split_has_keys(const SplitReader& v, int split) { return split < v.n && (split < v.hidden_from || split >= v.hidden_to); }
+
+// Begins to fetch value `value` of head `index` = row * HEADS + head; `rows` are those that `partial` has room for.
+__device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* partial, int rows, size_t index, int value, int n, int hidden_from,
+                                            int hidden_to) {
+    v.o = partial + index * SPLITS * HEAD_DIM + value;
+    v.max_and_sum = (const float2*)(partial + (size_t)rows * HEADS * SPLITS * HEAD_DIM) + index * SPLITS;
+    v.n = n, v.hidden_from = hidden_from, v.hidden_to = hidden_to;
+#pragma unroll
+    for (int s = 0; s < SPLITS_PER_FETCH; s++) v.fetched[s] = split_has_keys(v, s) ? __ldcg(v.o + s * HEAD_DIM) : 0.0f;
+}
+
+// The value; all lanes of the warp take part.
+__device__ __forceinline__ float merge_splits(const SplitReader& v) {
+    const int lane = threadIdx.x % 32;
+    float max_of_splits = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
+#pragma unroll
+    for (int i = 0; i < (SPLITS + 31) / 32; i++) {
+        const float2 max_and_sum_of_lane = split_has_keys(v, lane + 32 * i) ? __ldcg(v.max_and_sum + lane + 32 * i) : make_float2(-INF, 0.0f);
+        weight[i] = max_and_sum_of_lane.x, l[i] = max_and_sum_of_lane.y;
+        max_of_splits = fmaxf(max_of_splits, max_and_sum_of_lane.x);
+    }
+    max_of_splits = warp_max(max_of_splits);
+    // A split that sees no key has no weight, whatever it left.
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < (SPLITS + 31) / 32; i++) {
+        weight[i] = weight[i] == -INF ? 0.0f : exp2f(weight[i] - max_of_splits);
+        sum += weight[i] == 0.0f ? 0.0f : weight[i] * l[i];
+    }
+    sum = warp_sum(sum);
+    float acc = 0.0f;
+    const auto add = [&](int s, float o) {
+        float w = weight[0];
+#pragma unroll
+        for (int i = 1; i < (SPLITS + 31) / 32; i++) w = s / 32 == i ? weight[i] : w;
+        w = __shfl_sync(WARP_ALL, w, s % 32);
+        if (w != 0.0f) acc = fmaf(w, o, acc);
+    };
+#pragma unroll
+    for (int s = 0; s < SPLITS_PER_FETCH; s++) {
+        // Most rows have few.
+        if (s % 8 == 0 && s >= v.n) break;
+        add(s, v.fetched[s]);
+    }
+#pragma unroll
+    for (int begin = SPLITS_PER_FETCH; begin < SPLITS; begin += SPLITS_PER_FETCH) {
+        if (begin >= v.n) break;
+        float o[SPLITS_PER_FETCH];
+#pragma unroll
+        for (int i = 0; i < SPLITS_PER_FETCH; i++) o[i] = begin + i < SPLITS && split_has_keys(v, begin + i) ? __ldcg(v.o + (begin + i) * HEAD_DIM) : 0.0f;
+#pragma unroll
+        for (int s = begin; s < begin + SPLITS_PER_FETCH && s < SPLITS; s++) {
+            if (s % 8 == 0 && s >= v.n) break;
+            add(s, o[s - begin]);
+        }
+    }
+    // A row whose every key has no weight gives zeros.
+    return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
+}
+
+extern "C" __global__ void __launch_bounds__(256) attn_combine_splits(
+    const Step* step, const float* q, const float* partial, int rows, RowOutput out) {
+    pdl_launch();
+    __shared__ __align__(16) float values[256];
+    __shared__ float scratch[kv_rotated(V_FORMAT) ? 512 : 1];
+    const int group = blockIdx.x, row = blockIdx.y, warp = warp_index(), head_first = group * 256 + warp * 32, column = head_first + threadIdx.x % 32;
+    const int head = head_first / HEAD_DIM;  // heads are multiples of 32 wide, so warps are whole
+    if (row >= step->rows) return;
+    int n = 1, hidden_from = 0, hidden_to = 0;
+#if FIXED_SPLITS
+    const SplitSlots slots = split_slots(windowed_tree(step, step->tree_of[row]), step->position[row]);
+    n = slots.count, hidden_from = slots.hidden.from, hidden_to = slots.hidden.to;
+#elif SPLITS > 1
+    n = num_splits(kv_range(windowed_tree(step, step->tree_of[row])));
+#endif
+    const size_t index = (size_t)row * HEADS + head;
+    pdl_wait();
+    float result = 0.0f, gate = 1.0f;
+    if (head_first < WIDTH) {
+        SplitReader value;
+        prefetch_splits(value, partial, rows, index, column % HEAD_DIM, n, hidden_from, hidden_to);
+#if GATED
+        // The gate stands behind the head in the projection.
+        gate = sigmoid(q[index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM]);
+#endif
+        result = merge_splits(value);
+    }
+    if (kv_rotated(V_FORMAT)) result = hadamard_inverse_values<HEAD_DIM>(result, scratch);
+    values[threadIdx.x] = result * gate;
+    __syncthreads();
+    if (warp > 0) return;
+    const float4 a = ((const float4*)values)[2 * threadIdx.x], b = ((const float4*)values)[2 * threadIdx.x + 1];
+    const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    store_row_group(out, row, group, v);
+}

@@ -1,0 +1,358 @@
+// Attention of the rows of 1 to 4 trees over paged, quantised keys and values, split among blocks (flash decoding).
+//
+//   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of split s;  c = scale log2 e
+//
+// All query heads of a key head and all rows of a tree are one M dimension (m = node * GROUP_SIZE + head of the group),
+// so every key is read once per split however many rows there are. Committed keys need no mask; tiles that hold nodes or
+// a window's edge are masked by each row's 64 ancestor bits.
+//
+// A split is worked through in tiles of 64 keys. Scores of a tile are shared out among the warps by key, go through
+// shared memory as f16 weights, and are multiplied with values shared out by dims. Tiles, steps and the sums in the
+// products are in one order for every shape of launch, and sums of weights are products with ones: a row's bits do not
+// depend on how many rows share the call, nor on M16_TILES.
+//
+// in   step     q16 [rows][HEADS][HEAD_DIM] f16, normed and turned     planes of keys and values in any format but F32
+// out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
+//      not written, combine does not read them
+// grid as many blocks as the card holds at once, x 256: each takes every gridDim.x-th work item
+// smem queries M16_TILES * 32 HEAD_DIM, weights M16_TILES * 2048, STAGES tiles of keys or values, maxima
+// arch sm_80 and up     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
+// hot
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "attention/kv_range.cuh"
+#include "attention/kv_tiles.cuh"
+
+#define GROUP_SIZE (HEADS / KV_HEADS)
+// Scores: KEY_WARPS warps share the keys of a tile, 8 KEY_TILES each; the others take every QK_PARTS-th tile of M.
+#if M16_TILES == 1
+#define KEY_WARPS 8
+#else
+#define KEY_WARPS 4
+#endif
+#define KEY_TILES (8 / KEY_WARPS)
+#define QK_PARTS (8 / KEY_WARPS)
+#define QK_TILES ((M16_TILES + QK_PARTS - 1) / QK_PARTS)
+// Outputs: DIM_BLOCKS warps share the dims, 32 each; the others take every PV_PARTS-th tile of M.
+#define PV_PARTS (8 / DIM_BLOCKS)
+#define PV_TILES ((M16_TILES + PV_PARTS - 1) / PV_PARTS)
+#define L_TILES ((PV_TILES + DIM_BLOCKS - 1) / DIM_BLOCKS)
+
+#define K_STRIDE key_stride(K_FORMAT)
+#define V_STRIDE value_stride(V_FORMAT)
+#define ONES 0x3c003c00u
+// Rolled loops (2, 1) won 1.5 us of 12 at 24 rows and 512 keys and lost a quarter of the speed at 128K keys.
+// Half at M16_TILES 2, where two blocks share a multiprocessor and a thread has 128 registers.
+#ifndef QK_UNROLL
+#define QK_UNROLL (M16_TILES == 2 ? DIM_BLOCKS / 2 : DIM_BLOCKS)
+#endif
+#ifndef PV_UNROLL
+#define PV_UNROLL 4
+#endif
+
+__device__ __host__ constexpr int larger_of(int a, int b) { return a > b ? a : b; }
+#define STAGE_BYTES larger_of(tile_bytes(K_FORMAT, K_STRIDE), tile_bytes(V_FORMAT, V_STRIDE))
+
+struct SoftmaxStorage {
+    float tile_max[M16_TILES * 16][KEY_WARPS];  // of the scores of this tile
+    float running_max[2][M16_TILES * 16];         // of all scores so far, before and after this tile
+    float rescale[M16_TILES * 16];             // what sums so far are multiplied with
+    u64 visible[STEP_ROWS];
+    int rope_position[STEP_ROWS];
+};
+
+// Tiles of 16 rows of M that a tree has for one key head.
+__device__ __forceinline__ int m_tiles(const Tree& tree) { return (tree.nodes * GROUP_SIZE + 15) / 16; }
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_decode_tree(
+    const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2, float* partial, int rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    pdl_launch();
+    const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;
+    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
+    // waited for.
+    //
+    // Work items are (tree, split, key head, part of M). With little to do M is cut finer, so that all blocks get some.
+    const int trees = step->trees;
+    int total_m_tiles = 0;
+#pragma unroll 1
+    for (int i = 0; i < trees; i++) {
+        const WindowedTree own = windowed_tree(step, i);
+        total_m_tiles += num_splits(kv_range(own)) * m_tiles(own);
+    }
+    const int m_tiles_per_item = max(1, min(M16_TILES, (total_m_tiles * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
+    bool waited = false;
+    for (int next_item = blockIdx.x;; next_item += gridDim.x) {
+        int item = next_item, tree_index = 0, parts = 0;
+        WindowedTree tree;
+        KvRange range;
+#pragma unroll 1
+        for (; tree_index < trees; tree_index++) {
+            tree = windowed_tree(step, tree_index);
+            range = kv_range(tree);
+            parts = (m_tiles(tree) + m_tiles_per_item - 1) / m_tiles_per_item;
+            const int items = num_splits(range) * KV_HEADS * parts;
+            if (item < items) break;
+            item -= items;
+        }
+        if (tree_index == trees) break;
+        const int part = item % parts, kv_head = item / parts % KV_HEADS, split = item / (parts * KV_HEADS);
+        const int begin = range.begin + split * range.split_size, end = min(begin + range.split_size, range.end);
+        const int m_first = part * m_tiles_per_item * 16, m_rows = tree.nodes * GROUP_SIZE - m_first;
+        const int tiles = min(m_tiles_per_item, (m_rows + 15) / 16);
+        __syncthreads();
+
+        const u32 smem_q = shared_address(shared);
+        const u32 smem_p = smem_q + M16_TILES * 32 * HEAD_DIM;
+        const u32 smem_kv = smem_p + M16_TILES * 2048;
+        SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
+
+        // Half `h` of the work is tile h / 2 of the keys, or of the values when h is odd.
+        const int loads = (end - begin + KV_TILE - 1) / KV_TILE * 2;
+        auto load = [&](int h) {
+            if (h < loads) {
+                const int key = begin + h / 2 * KV_TILE, position = kv_position(key, range.begin, range.window_begin);
+                const size_t row = kv_row(pages, tree.slot, position, KV_HEADS, kv_head);
+                const u32 to = smem_kv + h % STAGES * STAGE_BYTES;
+                // Nobody sees what is older than the window; it may never have been written.
+                const int low = WINDOW > 0 ? tree.committed - WINDOW + 1 - position : 0, high = range.end - position;
+                if (h % 2 == 0)
+                    tile_load<K_FORMAT, K_STRIDE>(to, keys, row, low, high);
+                else
+                    tile_load<V_FORMAT, V_STRIDE>(to, values, row, low, high);
+            }
+            cp_async_commit();
+        };
+        const bool keys_are_committed = min(end, begin + STAGES / 2 * KV_TILE) <= tree.committed;
+        if (!keys_are_committed && !waited) pdl_wait();
+#pragma unroll 1
+        for (int h = 0; h < STAGES - 1; h++) load(h);
+        if (keys_are_committed && !waited) pdl_wait();
+        waited = true;
+
+        // Queries in fragment order: [tile of M][block][rows g or g + 8][lane], 16 bytes each; zeros past the last row.
+        for (int i = threadIdx.x; i < tiles * DIM_BLOCKS * 64; i += 256) {
+            const int target_lane = i % 32, m = i / (64 * DIM_BLOCKS) * 16 + i / 32 % 2 * 8 + target_lane / 4, b = i / 64 % DIM_BLOCKS;
+            uint4 words = make_uint4(0, 0, 0, 0);
+            if (m < m_rows) {
+                const int row = tree.first + (m_first + m) / GROUP_SIZE;
+                const int head = kv_head * GROUP_SIZE + (m_first + m) % GROUP_SIZE;
+                words = query_words<K_FORMAT>(q16 + ((size_t)row * HEADS + head) * HEAD_DIM, b, target_lane % 4);
+            }
+            *(uint4*)(shared + i * 16) = words;
+        }
+        for (int i = threadIdx.x; i < M16_TILES * 16; i += 256) softmax.running_max[0][i] = -INF;
+        if (threadIdx.x < tree.nodes) {
+            softmax.visible[threadIdx.x] = visible_nodes(step, tree, threadIdx.x);
+            softmax.rope_position[threadIdx.x] = step->position[tree.first + threadIdx.x];
+        }
+
+        const int key_warp = warp % KEY_WARPS, qk_part = warp / KEY_WARPS;
+        const int block = warp % DIM_BLOCKS, pv_part = warp / DIM_BLOCKS;
+        float o[PV_TILES][4][4], row_sum[L_TILES][4];
+#pragma unroll
+        for (int i = 0; i < PV_TILES; i++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) o[i][n][c] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < L_TILES; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) row_sum[i][c] = 0.0f;
+
+        float s[QK_TILES][KEY_TILES][4];
+        // ---- scores of tile `j`, and their maxima ----
+        auto compute_scores = [&](int j) {
+            const int position = kv_position(begin + j * KV_TILE, range.begin, range.window_begin);
+            const u32 tile = smem_kv + 2 * j % STAGES * STAGE_BYTES;
+#pragma unroll
+            for (int i = 0; i < QK_TILES; i++)
+#pragma unroll
+                for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) s[i][n][c] = 0.0f;
+#pragma unroll QK_UNROLL
+            for (int b = 0; b < DIM_BLOCKS; b++) {
+                u32 k[KEY_TILES][4];
+#pragma unroll
+                for (int n = 0; n < KEY_TILES; n++)
+                    key_fragment<K_FORMAT, K_STRIDE>(tile, (key_warp * KEY_TILES + n) * 8 + g, b, k[n]);
+#pragma unroll
+                for (int i = 0; i < QK_TILES; i++) {
+                    const int m = qk_part + i * QK_PARTS;
+                    if (m < tiles) {
+                        const u32 at = smem_q + ((m * DIM_BLOCKS + b) * 64 + lane) * 16;
+                        const uint4 low = lds128(at), high = lds128(at + 512);
+#pragma unroll
+                        for (int n = 0; n < KEY_TILES; n++) {
+                            mma_f16(s[i][n], low.x, high.x, low.y, high.y, k[n][0], k[n][1]);
+                            mma_f16(s[i][n], low.z, high.z, low.w, high.w, k[n][2], k[n][3]);
+                        }
+                    }
+                }
+            }
+            const bool masked = position + KV_TILE > tree.committed || (WINDOW && position < tree.committed + STEP_ROWS - tree.window);
+#pragma unroll
+            for (int i = 0; i < QK_TILES; i++) {
+                const int m = qk_part + i * QK_PARTS;
+                if (m < tiles) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        const int row = m * 16 + g + 8 * r;
+                        float top = -INF;
+                        if (masked) {
+                            // Bits of this thread's columns: 8 n + e.
+                            u32 visible = ~0u;
+                            if (row < m_rows) {
+                                const int node = (m_first + row) / GROUP_SIZE;
+                                visible = u32(visible_keys(position, tree, softmax.visible[node], softmax.rope_position[node]) >>
+                                           (key_warp * KEY_TILES * 8 + 2 * t));
+                            }
+#pragma unroll
+                            for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+                                for (int e = 0; e < 2; e++)
+                                    if (!(visible >> (8 * n + e) & 1)) s[i][n][2 * r + e] = -INF;
+                        }
+#pragma unroll
+                        for (int n = 0; n < KEY_TILES; n++) top = fmaxf(top, fmaxf(s[i][n][2 * r], s[i][n][2 * r + 1]));
+                        top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, 1));
+                        top = fmaxf(top, __shfl_xor_sync(WARP_ALL, top, 2));
+                        if (t == 0) softmax.tile_max[row][key_warp] = top;
+                    }
+                }
+            }
+        };
+        // ---- weights of tile `j` from its scores ----
+        auto softmax_tile = [&](int j) {
+#pragma unroll
+            for (int i = 0; i < QK_TILES; i++) {
+                const int m = qk_part + i * QK_PARTS;
+                if (m < tiles) {
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        const int row = m * 16 + g + 8 * r;
+                        const float before = softmax.running_max[j & 1][row];
+                        float top = -INF;
+#pragma unroll
+                        for (int w = 0; w < KEY_WARPS; w++) top = fmaxf(top, softmax.tile_max[row][w]);
+                        // Scores become powers of two here; scale is not negative.
+                        top = fmaxf(before, top * scale_log2);
+                        const float base = top == -INF ? 0.0f : top;
+                        if (t == 0 && key_warp == 0) {
+                            softmax.running_max[(j & 1) ^ 1][row] = top;
+                            softmax.rescale[row] = exp2_approx(before - base);
+                        }
+#pragma unroll
+                        for (int n = 0; n < KEY_TILES; n++)
+#pragma unroll
+                            for (int e = 0; e < 2; e++)
+                                s[i][n][2 * r + e] = exp2_approx(fmaf(s[i][n][2 * r + e], scale_log2, -base));
+                    }
+                    // C fragments of two key tiles are the A fragment of one step of 16 keys.
+#if KEY_WARPS == 4
+                    u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp) * 32 + lane) * 16);
+                    *(uint4*)to = make_uint4(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]),
+                                             f32x2_to_f16x2(s[i][1][0], s[i][1][1]), f32x2_to_f16x2(s[i][1][2], s[i][1][3]));
+#else
+                    u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp / 2) * 32 + lane) * 16 + key_warp % 2 * 8);
+                    *(uint2*)to = make_uint2(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]));
+#endif
+                }
+            }
+        };
+        // ---- weights times values of tile `j` ----
+        auto accumulate_pv = [&](int j) {
+            const u32 tile = smem_kv + (2 * j + 1) % STAGES * STAGE_BYTES;
+#pragma unroll
+            for (int i = 0; i < PV_TILES; i++) {
+                const int m = pv_part + i * PV_PARTS;
+                if (m < tiles) {
+                    const float a = softmax.rescale[m * 16 + g], b = softmax.rescale[m * 16 + g + 8];
+                    if (__any_sync(WARP_ALL, a != 1.0f || b != 1.0f)) {
+#pragma unroll
+                        for (int n = 0; n < 4; n++) o[i][n][0] *= a, o[i][n][1] *= a, o[i][n][2] *= b, o[i][n][3] *= b;
+                        if (i % DIM_BLOCKS == block)
+                            row_sum[i / DIM_BLOCKS][0] *= a, row_sum[i / DIM_BLOCKS][1] *= a, row_sum[i / DIM_BLOCKS][2] *= b, row_sum[i / DIM_BLOCKS][3] *= b;
+                    }
+                }
+            }
+#pragma unroll PV_UNROLL
+            for (int k = 0; k < 4; k++) {
+                u32 v[4][2];
+                value_fragments<V_FORMAT, V_STRIDE>(tile, k, block, v);
+#pragma unroll
+                for (int i = 0; i < PV_TILES; i++) {
+                    const int m = pv_part + i * PV_PARTS;
+                    if (m < tiles) {
+                        const uint4 p = lds128(smem_p + ((m * 4 + k) * 32 + lane) * 16);
+#pragma unroll
+                        for (int n = 0; n < 4; n++) mma_f16(o[i][n], p.x, p.y, p.z, p.w, v[n][0], v[n][1]);
+                        if (i % DIM_BLOCKS == block) mma_f16(row_sum[i / DIM_BLOCKS], p.x, p.y, p.z, p.w, ONES, ONES);
+                    }
+                }
+            }
+        };
+
+        const int n_tiles = loads / 2;
+#if STAGES >= 4
+        // Scores of the next tile and outputs of this one stand between the same two barriers.
+        for (int j = -1; j < n_tiles; j++) {
+            if (j < 0)
+                cp_async_wait<STAGES - 2>();
+            else
+                cp_async_wait<STAGES - 4>();
+            __syncthreads();
+            if (j >= 0) {
+#pragma unroll 1
+                for (int h = 2 * j + STAGES - 1; h <= 2 * j + STAGES; h++) load(h);
+            }
+            if (j + 1 < n_tiles) compute_scores(j + 1);
+            if (j >= 0) accumulate_pv(j);
+            __syncthreads();
+            if (j + 1 < n_tiles) softmax_tile(j + 1);
+        }
+#else
+        for (int j = 0; j < n_tiles; j++) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+            load(2 * j + STAGES - 1);
+            compute_scores(j);
+            __syncthreads();
+            softmax_tile(j);
+            cp_async_wait<STAGES - 2>();
+            __syncthreads();
+            load(2 * j + STAGES);
+            accumulate_pv(j);
+        }
+#endif
+
+        const int last = n_tiles & 1;
+        float* pairs = partial + (size_t)rows * HEADS * SPLITS * HEAD_DIM;
+#pragma unroll
+        for (int i = 0; i < PV_TILES; i++) {
+            const int m = pv_part + i * PV_PARTS;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = m * 16 + g + 8 * r;
+                if (m < tiles && row < m_rows) {
+                    const int head = kv_head * GROUP_SIZE + (m_first + row) % GROUP_SIZE;
+                    const size_t index =
+                        ((size_t)(tree.first + (m_first + row) / GROUP_SIZE) * HEADS + head) * SPLITS + split;
+                    store_dims<V_FORMAT>(partial + index * HEAD_DIM + block * 32, o[i], r);
+                    if (i % DIM_BLOCKS == block && t == 0) {
+                        pairs[2 * index] = softmax.running_max[last][row];
+                        pairs[2 * index + 1] = row_sum[i / DIM_BLOCKS][2 * r];
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,303 @@
+// Work of tree attention in spans (attention/fixed_splits.cuh) by warpgroup products.
+//
+// Items of a tree, each for one key head:
+//   shared  a span, or tile t - 1 of those nodes that stand in the tile of the root, for NODES nodes: committed keys only
+//   own     a tile for nodes of one path, up to NODES of them: its committed keys, then those of the path, each row
+//           fetched from where it is. Nodes before others on a path share the tile: later keys are masked.
+// Nodes beyond the tile of the root share the spans of the others as far as both have the same.
+//
+// Blocks take units, as many of a class as give all blocks about the same to do: spans of a tree; what its pairs of part and
+// key head have behind those, a shorter span and tile t - 1, as one; all trees' tiles of nodes' own.
+// Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attention/fixed_splits.cuh and attention/kv_cache.cuh want.
+#pragma once
+#include "attention/kv_cache.cuh"
+#include "attention/fixed_splits.cuh"
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+
+#define GROUP_SIZE (HEADS / KV_HEADS)
+// Nodes of an item.
+#define ITEM_NODES (QUERY_COLUMNS / GROUP_SIZE)
+static_assert(ITEM_NODES > 0, "a block takes all heads of a node");
+
+// What beside its tiles an item weighs, in tiles.
+#ifndef ITEM_OVERHEAD
+#define ITEM_OVERHEAD 3
+#endif
+
+// Spans that are items of a part and key head: `first` .. `last`, without those hidden.
+struct SplitSeries {
+    int tiles, first, last;
+    HiddenSplits hidden;
+};
+__device__ __forceinline__ int num_items(const SplitSeries& series) {
+    return series.last - series.first - (series.hidden.to - series.hidden.from);
+}
+
+// What a tree's items are made from; bits are nodes.
+struct TreePlan {
+    u64 past_root_tile;  // nodes beyond the tile of the root
+    u64 chain_tops;     // nodes that are not another's first child: runs of nodes on one path begin there
+    u64 last;     // nodes that are last of those of an item of their own
+    WindowedTree tree;
+    SplitSeries root_tile, past_tile;  // of nodes in the tile of the root; of those beyond it, what the others do not have
+    int common_splits;     // spans before this, of the others, are those of nodes beyond, too
+    int tile;     // of the root
+    int pairs;    // parts x key heads
+    int shared_items;   // items of a pair: spans, then tile t - 1
+    int full_splits;    // of these, before the rest that is one unit
+    int costs[2];  // of a span and of the rest
+    int private_items;     // items of nodes' own
+};
+
+// Nodes of the run at whose end `path` leads, up to and with its last.
+__device__ __forceinline__ int chain_length(u64 path, u64 chain_tops) { return __popcll(path >> (63 - __clzll(path & chain_tops))); }
+// Of those, how many share an item.
+__device__ __forceinline__ int nodes_in_item(int length) { return (length - 1) % ITEM_NODES + 1; }
+
+__device__ __forceinline__ SplitSeries split_series(const WindowedTree& tree, int t) {
+    const int tiles = split_tiles(t), splits = num_fixed_splits(t, tiles);
+    return {tiles, 0, splits, hidden_splits(tree, tiles, splits)};
+}
+__device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past_root_tile, u64 chain_tops, u64 last) {
+    const int t = tree.committed / KV_TILE;
+    TreePlan plan = {past_root_tile, chain_tops, last, tree, split_series(tree, t), {1, 0, 0, {0, 0}}, 0, t};
+    if (past_root_tile) {
+        plan.past_tile = split_series(tree, t + 1);
+        if (plan.root_tile.tiles == plan.past_tile.tiles) {
+            // Spans that end before tile t - 1; the next is the same where it is that tile.
+            SplitSeries& past_tile = plan.past_tile;
+            const int full_splits = t > 0 ? (t - 1) / past_tile.tiles : 0;
+            plan.common_splits = min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
+            past_tile.first = plan.common_splits;
+            past_tile.hidden.from = max(past_tile.hidden.from, past_tile.first), past_tile.hidden.to = max(past_tile.hidden.to, past_tile.hidden.from);
+        }
+    }
+    plan.pairs = (tree.nodes + ITEM_NODES - 1) / ITEM_NODES * KV_HEADS;
+    const int root_items = num_items(plan.root_tile), past_items = num_items(plan.past_tile), tiles = plan.root_tile.tiles;
+    plan.shared_items = root_items + past_items + (t > 0);
+    // Spans in progress are no longer than the rest; of two lengths, all are whole.
+    const bool short_last = root_items > 0 && past_items <= 1;
+    plan.full_splits = short_last ? root_items - 1 : root_items + past_items;
+    const int short_tiles = short_last ? t - 1 - (plan.root_tile.last - 1) * tiles : 0;
+    plan.costs[0] = max(tiles, plan.past_tile.tiles) + ITEM_OVERHEAD;
+    plan.costs[1] = short_tiles + (short_last ? past_items * (short_tiles + 1) : 0) + 1 + ITEM_OVERHEAD * (plan.shared_items - plan.full_splits);
+    plan.private_items = (__popcll(last) + __popcll(last & past_root_tile)) * KV_HEADS;
+    return plan;
+}
+
+// Looks at all trees; a warp.
+__device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
+    const int lane = threadIdx.x % 32;
+    const int trees = step->trees;
+    int first = 0;
+    // All that one tree needs is on its way at once.
+    WindowedTree tree = windowed_tree(step, 0);
+    u64 path[2];
+    int parent[2];
+    const auto load_tree = [&] {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = min(first + lane + 32 * h, STEP_ROWS - 1);
+            path[h] = step->ancestors[row];
+            parent[h] = step->parent[row] - first;
+        }
+    };
+    load_tree();
+#pragma unroll 1
+    for (int i = 0;;) {
+        u64 parents = 0, chain_tops = 0, past_root_tile = 0, last = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int node = lane + 32 * h;
+            if (32 * h < tree.nodes) {
+                const bool inner = node > 0 && node < tree.nodes;
+                const int key = inner ? parent[h] : -1 - lane;
+                const u32 siblings = __match_any_sync(WARP_ALL, key);
+                const bool follows = inner && __ffs(siblings) - 1 == lane && !(parents >> (key & 63) & 1);
+                const u64 own = inner ? 1ull << parent[h] : 0;
+                parents |= u64(__reduce_or_sync(WARP_ALL, u32(own))) | u64(__reduce_or_sync(WARP_ALL, u32(own >> 32))) << 32;
+                chain_tops |= u64(__ballot_sync(WARP_ALL, node < tree.nodes && !follows)) << 32 * h;
+            }
+        }
+        const int past_tile = tree.committed / KV_TILE * KV_TILE + KV_TILE;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int node = lane + 32 * h;
+            const bool live = node < tree.nodes;
+            const int length = live ? chain_length(path[h], chain_tops) : 1;
+            past_root_tile |= u64(__ballot_sync(WARP_ALL, live && tree.committed + __popcll(path[h]) > past_tile)) << 32 * h;
+            last |= u64(__ballot_sync(WARP_ALL, live && (length % ITEM_NODES == 0 || !(parents >> node & 1)))) << 32 * h;
+        }
+        const TreePlan plan = tree_plan(tree, past_root_tile, chain_tops, last);
+        if (lane == 0) plans[i] = plan;
+        if (++i >= trees) break;
+        first += tree.nodes;
+        tree = windowed_tree(step, i);
+        load_tree();
+    }
+    __syncwarp();
+}
+
+struct WorkItem {
+    int tree, slot, committed, first;
+    int begin, end;     // keys, multiples of KV_TILE
+    int kv_head;
+    int node;           // first node of a shared item, last of an item of nodes' own
+    int nodes;
+    int first_position;             // of nodes' own: position of the first
+    int root_tile_slot, past_tile_slot;  // slots of nodes in the tile of the root and beyond it; -1 for none
+    bool is_private;
+    u64 path;           // of nodes' own
+    int query_group;        // the same for items with the same queries
+    int window, sinks;
+    u32 row;            // where its keys begin in the cache, for those that fetch them
+};
+
+// What an item of nodes' own weighs.
+#define PRIVATE_ITEM_COST (1 + ITEM_OVERHEAD)
+
+// Class `k` of shared items: the rest of each pair of tree k / 2, which may be short and have time for nodes' own, and its spans.
+struct ItemClass {
+    int units, items, cost;  // items: of a unit
+};
+__device__ __forceinline__ ItemClass item_class(const TreePlan* plans, int k) {
+    const TreePlan& plan = plans[k / 2];
+    const int short_last = plan.shared_items - plan.full_splits;
+    return {k % 2 ? plan.full_splits * plan.pairs : short_last ? plan.pairs : 0, k % 2 ? 1 : short_last, plan.costs[1 - k % 2]};
+}
+
+// The items of a block: `main` shared ones of class `k`, from unit `first` on, or of tree k / 2 one by one where `k` is below
+// 0, then nodes' own from `extra` on; `items` in all.
+struct BlockSchedule {
+    int k, first, main, extra, items;
+};
+#define SINGLE_ITEMS(tree) (-1 - 2 * (tree))
+// A block's share, by a warp. Lanes try how long blocks may take, from the mean on; the first that needs no more blocks
+// than there are has it. Nodes' own are for blocks that have no shared ones, or else for those that have time left.
+__device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans, int trees) {
+    const int lane = threadIdx.x % 32, blocks = gridDim.x;
+    int private_items = 0, all = 0, cost = 0;
+#pragma unroll 1
+    for (int i = 0; i < trees; i++) {
+        all += plans[i].shared_items * plans[i].pairs, private_items += plans[i].private_items;
+        cost += (plans[i].full_splits * plans[i].costs[0] + plans[i].costs[1]) * plans[i].pairs;
+    }
+    if (all + private_items <= blocks) {
+        int index = blockIdx.x;
+#pragma unroll 1
+        for (int i = 0; i < trees; i++) {
+            const int items = plans[i].shared_items * plans[i].pairs;
+            if (index < items) return {SINGLE_ITEMS(i), index, 1, 0, 1};
+            index -= items;
+        }
+        return {0, 0, 0, index, index < private_items};
+    }
+    const auto units_per_block = [&](const ItemClass& c, int most) { return max(1, most / c.cost); };
+    const auto blocks_for = [&](const ItemClass& c, int each) { return (c.units + each - 1) / each; };
+    const auto extra_items = [&](const ItemClass& c, int each, int most) { return max(0, most - each * c.cost) / PRIVATE_ITEM_COST; };
+    const int mean = (cost + private_items * PRIVATE_ITEM_COST) / blocks + 1;
+    int most = mean + mean * lane / 24, needed_blocks = 0, spare = 0;
+#pragma unroll 1
+    for (int k = 0; k < 2 * trees; k++) {
+        const ItemClass c = item_class(plans, k);
+        const int each = units_per_block(c, most), own = blocks_for(c, each);
+        needed_blocks += own, spare += own * extra_items(c, each, most);
+    }
+    const u32 enough = __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) && needed_blocks <= blocks);
+    const int found = enough ? __ffs(enough) - 1 : 31;
+    most = __shfl_sync(WARP_ALL, most, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
+    // What blocks without shared items have no time for.
+    const int others = blocks - needed_blocks, left_over = max(0, private_items - others * (most / PRIVATE_ITEM_COST));
+    int before = 0, taken = 0;
+#pragma unroll 1
+    for (int k = 0; k < 2 * trees; k++) {
+        const ItemClass c = item_class(plans, k);
+        const int each = units_per_block(c, most), own = blocks_for(c, each), tree_index = blockIdx.x - before;
+        // As many for each as are left, no more.
+        const int private_of_block = own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
+        if (tree_index < own) {
+            const int main = min(each, c.units - tree_index * each) * c.items, extra = min(left_over, taken + tree_index * private_of_block);
+            return {k, tree_index * each, main, extra, main + min(private_of_block, left_over - extra)};
+        }
+        before += own, taken += own * private_of_block;
+    }
+    const int each = (private_items - left_over + others - 1) / others, extra = left_over + (blockIdx.x - before) * each;
+    return {0, 0, 0, extra, max(0, min(each, private_items - extra))};
+}
+
+// Item `next` of a block.
+__device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* plans, const BlockSchedule& schedule, int next) {
+    const bool shared_items = next < schedule.main, single = schedule.k < 0, short_last = !single && schedule.k % 2 == 0;
+    int index = schedule.extra + next - schedule.main;
+    int tree_index = !shared_items ? 0 : single ? (-1 - schedule.k) / 2 : schedule.k / 2;
+#pragma unroll 1
+    for (; !shared_items && index >= plans[tree_index].private_items; tree_index++) index -= plans[tree_index].private_items;
+    const TreePlan& plan = plans[tree_index];
+    const WindowedTree& tree = plan.tree;
+    WorkItem item;
+    item.tree = tree_index, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
+    item.window = tree.window, item.sinks = tree.sinks;
+    if (shared_items) {
+        const int each = short_last ? plan.shared_items - plan.full_splits : single ? plan.shared_items : plan.full_splits;
+        const int unit = short_last ? schedule.first * each + next : schedule.first + next;
+        const int pair = unit / each, root_items = num_items(plan.root_tile);
+        item.is_private = false, item.path = 0, item.first_position = 0;
+        item.kv_head = pair % KV_HEADS;
+        item.node = pair / KV_HEADS * ITEM_NODES;
+        item.nodes = min(tree.nodes - item.node, ITEM_NODES);
+        item.query_group = tree_index << 16 | pair;
+        int i = unit - pair * each + (short_last ? plan.full_splits : 0);
+        if (i == plan.shared_items - 1 && plan.tile > 0) {
+            item.end = plan.tile * KV_TILE, item.begin = item.end - KV_TILE;
+            item.root_tile_slot = plan.root_tile.last, item.past_tile_slot = plan.root_tile.last < plan.common_splits ? plan.root_tile.last : -1;
+            return item;
+        }
+        const bool near = i < root_items;
+        const SplitSeries& series = near ? plan.root_tile : plan.past_tile;
+        i += series.first - (near ? 0 : root_items);
+        const int span = i >= series.hidden.from ? i + series.hidden.to - series.hidden.from : i;
+        int begin = span * series.tiles;
+        const int end = min(begin + series.tiles, plan.tile - near);
+        // A window's first span is never empty, though its one tile may be without weight.
+        if (WINDOW && begin * KV_TILE >= tree.sinks) begin = max(begin, min(window_tile(tree), end - 1));
+        item.begin = begin * KV_TILE, item.end = end * KV_TILE;
+        item.root_tile_slot = near ? span : -1;
+        item.past_tile_slot = near && span >= plan.common_splits ? -1 : span;
+        return item;
+    }
+    item.is_private = true;
+    item.kv_head = index % KV_HEADS;
+    int skip = index / KV_HEADS;
+    const int near = __popcll(plan.last);
+    const bool second = skip >= near;
+    u64 left = second ? plan.last & plan.past_root_tile : plan.last;
+    skip -= second ? near : 0;
+#pragma unroll 1
+    for (; skip; skip--) left &= left - 1;
+    item.node = __ffsll(left) - 1;
+    item.path = step->ancestors[tree.first + item.node];
+    item.nodes = nodes_in_item(chain_length(item.path, plan.chain_tops));
+    item.first_position = tree.committed + __popcll(item.path) - item.nodes;
+    item.begin = (plan.tile + second) * KV_TILE, item.end = item.begin + KV_TILE;
+    item.root_tile_slot = second ? -1 : plan.root_tile.last + (plan.tile > 0);
+    item.past_tile_slot = plan.past_tile.last + second;
+    item.query_group = 1 << 24 | tree_index << 16 | index;
+    return item;
+}
+// Row of the cache where the tile of an item at `key` begins, 0 beyond its last.
+__device__ __forceinline__ u32 kv_row_at(const WorkItem& item, int key, const PageTable& pages) {
+    return key < item.end ? (u32)kv_row(pages, item.slot, key, KV_HEADS, item.kv_head) : 0;
+}
+__device__ __forceinline__ u32 first_kv_row(const WorkItem& item, const PageTable& pages) {
+    return item.is_private ? 0 : kv_row_at(item, item.begin, pages);
+}
+
+// Node `i` of an item.
+__device__ __forceinline__ int item_node(const WorkItem& item, int i) {
+    if (!item.is_private) return item.node + i;
+    u64 path = item.path;
+#pragma unroll 1
+    for (int up = item.nodes - 1 - i; up > 0; up--) path &= ~(1ull << (63 - __clzll(path)));
+    return 63 - __clzll(path);
+}

@@ -1,0 +1,234 @@
+// Tree attention by three warpgroups: the first scores keys and makes weights, two others sum values, 128 of the 256 dims
+// each. What tree_trio_sm90.cu and tree_spans_sm90.cu, which cut the work into items each in its own way, do with a tile.
+//
+//   S^T[64 keys][QUERY_COLUMNS] = K Q^T      W = 2^(c S - m)      O^T[256 dims][QUERY_COLUMNS] += V^T W^T      c = scale log2 e
+//
+// A key is expanded once for all columns of a block, a value too. Weights go through two buffers in shared memory: those
+// of tile j + 1 are made while values of tile j are summed, and nobody else waits for anybody.
+//
+// Scores are held against a base m that follows the greatest score only when that is RESCALE_THRESHOLD above it: weights are at
+// most 2^RESCALE_THRESHOLD, and sums are seldom rescaled. A column's base, weights and sums depend on its own scores alone, and all
+// sums are made in one order, so its bits do not depend on N8_TILES, on the rings or on who shares the block.
+//
+// Shared memory: queries [4][QUERY_COLUMNS][64] f16 and weights [2][QUERY_COLUMNS][64] f16 (128-byte swizzle), K_STAGES tiles of keys,
+// V_STAGES of values, Marks.
+// Before this file: what attention/swapped_operands_sm90.cuh and attention/kv_range.cuh want, K_STAGES, V_STAGES. Blocks of 384, arch sm_90a.
+#pragma once
+#include "attention/swapped_operands_sm90.cuh"
+#include "attention/kv_range.cuh"
+#include "common/prelude.cuh"
+
+// Keys two tiles ahead are there before values of a tile are summed, and values of the tile before are still read then.
+static_assert(K_STAGES >= 3 && V_STAGES >= 2, "rings are too short");
+#define RESCALE_THRESHOLD 8.0f
+// Sums of weights of a thread: half of its columns, the lane 16 apart has the other half.
+#define THREAD_SUMS (4 * ((N8_TILES + 3) / 4))
+// Registers of a thread that scores and of one that sums: what launch bounds give to all, shared out anew.
+#define SOFTMAX_REGISTERS "136"
+#define PV_REGISTERS "184"
+// Barriers of the block: of the warpgroup that scores, and for tiles of either parity: keys are there, weights are there,
+// weights are done with.
+#define SOFTMAX_BARRIER 1
+#define K_FULL 6
+#define P_FULL 2
+#define P_EMPTY 4
+// Sums of a tile begin when so many eighths of the next tile's scores are on their way: at once the products of both
+// would share the tensor cores, which then had nothing to do while weights are made.
+#ifndef PV_START_STEP
+#define PV_START_STEP 8
+#endif
+
+struct SoftmaxState {
+    float base[QUERY_COLUMNS];       // what scores are held against, in powers of two; 0 before any key was seen
+    float running_max[QUERY_COLUMNS];    // the same; -INF before any key was seen
+    float shift[QUERY_COLUMNS];      // how far the last move went
+    float rescale[2][QUERY_COLUMNS];  // what sums before a tile are multiplied with, if it moved any base
+    float warp_partials[4][QUERY_COLUMNS];   // of each scoring warp: greatest scores, or sums of weights
+    int rescaled[2];
+};
+
+template <int THREADS>
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
+}
+// Whether any thread of the scoring warpgroup says so.
+__device__ __forceinline__ bool any_softmax_thread(bool mine) {
+    u32 any;
+    asm volatile(
+        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+        : "=r"(any)
+        : "r"((u32)mine), "n"(SOFTMAX_BARRIER)
+        : "memory");
+    return any != 0;
+}
+__device__ __forceinline__ float fmax_nan(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+// `x`, but what follows from it is computed where it stands: kept in registers from tile to tile it would push out
+// sums, and local memory is far away beside so much shared memory.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Tiles of keys or of values that the warpgroups that sum fetch, into SLOTS slots one after the other.
+template <int FORMAT, int STRIDE, int STAGES>
+struct TileLoader {
+    static constexpr int BYTES = tile_bytes(FORMAT, STRIDE);
+    int key;  // next to be fetched
+    u32 to;   // and its slot
+    u32 row;  // where it is: looked up early, since the lookup takes a while
+
+    // The slot behind `slot`.
+    static __device__ __forceinline__ u32 after(u32 stage, u32 smem_tiles) {
+        return stage + BYTES == smem_tiles + STAGES * BYTES ? smem_tiles : stage + BYTES;
+    }
+};
+typedef TileLoader<K_FORMAT, K_STRIDE, K_STAGES> KLoader;
+typedef TileLoader<V_FORMAT, V_STRIDE, V_STAGES> VLoader;
+
+// The column of a thread's sum `i`.
+__device__ __forceinline__ int thread_column(int i) {
+    const int lane = threadIdx.x % 32;
+    return 8 * (i / 4 * 4 + i % 4 / 2 + lane / 16 * 2) + 2 * (lane % 4) + i % 2;
+}
+
+// Scores against their bases become scores against moved bases where a column's greatest is RESCALE_THRESHOLD above its own, or its
+// first; sums of weights follow. True while a column has seen no key. 128 threads.
+__device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], SoftmaxState& softmax, float* rescale) {
+    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, t = lane % 4;
+    // A score that is NaN has no weight.
+#pragma unroll
+    for (int i = 0; i < 4 * N8_TILES; i++) scores[i] = fmaxf(scores[i], -INF);
+    reduce_columns(
+        softmax.warp_partials[warp], [&](int n, int e) { return fmaxf(scores[4 * n + e], scores[4 * n + 2 + e]); },
+        [](float a, float b) { return fmaxf(a, b); });
+    named_barrier_sync<128>(SOFTMAX_BARRIER);
+    bool any_column_empty = false;
+#pragma unroll 1
+    for (int column = threadIdx.x; column < QUERY_COLUMNS; column += 128) {
+        float tile_max = softmax.warp_partials[0][column];
+#pragma unroll
+        for (int w = 1; w < 4; w++) tile_max = fmaxf(tile_max, softmax.warp_partials[w][column]);
+        const bool first = softmax.running_max[column] == -INF;
+        const float by = first ? (tile_max == -INF ? 0.0f : tile_max) : tile_max > RESCALE_THRESHOLD ? tile_max : 0.0f;
+        softmax.shift[column] = by;
+        rescale[column] = first ? 1.0f : exp2_approx(-by);
+        softmax.base[column] += by;
+        if (!first || tile_max > -INF) softmax.running_max[column] = softmax.base[column];
+        any_column_empty |= first && tile_max == -INF;
+    }
+    any_column_empty = any_softmax_thread(any_column_empty);
+#pragma unroll
+    for (int n = 0; n < N8_TILES; n++) {
+        const float2 by = *(const float2*)(softmax.shift + 8 * n + 2 * t);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            // Infinite scores over an infinite base have no weight.
+            scores[4 * n + 2 * r] = fmaxf(scores[4 * n + 2 * r] - by.x, -INF);
+            scores[4 * n + 2 * r + 1] = fmaxf(scores[4 * n + 2 * r + 1] - by.y, -INF);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < THREAD_SUMS; i++)
+        if (thread_column(i) < QUERY_COLUMNS) sums[i] *= rescale[thread_column(i)];
+    named_barrier_sync<128>(SOFTMAX_BARRIER);
+    return any_column_empty;
+}
+
+// Weights of a warp's 16 keys, keys along the rows of the panel at `weights`; adds them to `sums`.
+__device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], u32 smem_p) {
+    const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 * 2 + lane / 8 % 2;
+    const bool upper = lane / 16;
+    float pair_sums[8];
+    u32 halves[4];
+#pragma unroll
+    for (int n = 0; n < N8_TILES; n++) {
+        float w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = exp2_approx(scores[4 * n + i]);
+        halves[n % 2 * 2] = f32x2_to_f16x2(w[0], w[1]);
+        halves[n % 2 * 2 + 1] = f32x2_to_f16x2(w[2], w[3]);
+        pair_sums[n % 4 * 2] = w[0] + w[2], pair_sums[n % 4 * 2 + 1] = w[1] + w[3];
+        store_p_columns(smem_p, n, lane, chunk, halves);
+        if (n % 4 == 3 || n == N8_TILES - 1) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float low = j / 2 <= n % 4 ? pair_sums[j] : 0.0f, high = j / 2 + 2 <= n % 4 ? pair_sums[4 + j] : 0.0f;
+                sums[n / 4 * 4 + j] += (upper ? high : low) + __shfl_xor_sync(WARP_ALL, upper ? low : high, 16);
+            }
+        }
+    }
+}
+
+// Scores of columns 8 n .. + 8 against their bases, as powers of two; `most` keeps the greatest score of each place in a
+// fragment, or NaN.
+__device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], float (&tile_max)[4], int n, const uint2& base, float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float own = __uint_as_float(i % 2 ? base.y : base.x);
+        scores[4 * n + i] = fmaf(scores[4 * n + i], scale_log2, -own);
+        tile_max[i] = fmax_nan(tile_max[i], scores[4 * n + i]);
+    }
+}
+
+// Scores of tile number `tile`, held against bases, become its weights in the buffer of its parity as soon as that is done
+// with; bases move where `most` says so, or while a column has seen no key: true as long as one has not.
+__device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], bool any_column_empty, const float (&tile_max)[4],
+                                           SoftmaxState& softmax, int tile, u32 smem_p) {
+    const int buffer = tile & 1;
+    // Values of the tile before the last are done with, and so are their weights.
+    if (tile >= 2) named_barrier_sync<384>(P_EMPTY + buffer);
+    const bool any_rescale = any_softmax_thread(!(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) || any_column_empty;
+    if (any_rescale) any_column_empty = move_row_bases(scores, sums, softmax, softmax.rescale[buffer]);
+    if (threadIdx.x == 0) softmax.rescaled[buffer] = any_rescale;
+    store_p(scores, sums, smem_p + buffer * PANEL_BYTES);
+    // This waits for all that the thread has on its way: others do the copying.
+    fence_proxy_async();
+    return any_column_empty;
+}
+
+// Behind the last of `tile` tiles: nobody leaves a barrier half full.
+__device__ __forceinline__ void drain_barriers(int tile) {
+    if (tile >= 2) named_barrier_sync<384>(P_EMPTY + (tile & 1));
+    named_barrier_sync<384>(P_EMPTY + (~tile & 1));
+}
+
+// A warp's sums of each column, to to[column].
+__device__ __forceinline__ void reduce_row_sums(float* to, const float (&sums)[THREAD_SUMS]) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < THREAD_SUMS / 4; k++) {
+        const float* v = sums + 4 * k;
+        float w[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) w[j] = (g & 2 ? v[j + 2] : v[j]) + __shfl_xor_sync(WARP_ALL, g & 2 ? v[j] : v[j + 2], 8);
+        const float x = (g & 1 ? w[1] : w[0]) + __shfl_xor_sync(WARP_ALL, g & 1 ? w[0] : w[1], 4);
+        const int n = 4 * k + g / 4 * 2 + g / 2 % 2;
+        if (n < N8_TILES) to[8 * n + 2 * t + g % 2] = x;
+    }
+}
+
+// A column's sum of weights, from those of the scoring warps.
+__device__ __forceinline__ float row_sum_of_column(const SoftmaxState& softmax, int column) {
+    float sum = softmax.warp_partials[0][column];
+#pragma unroll
+    for (int w = 1; w < 4; w++) sum += softmax.warp_partials[w][column];
+    return sum;
+}
+
+// sums[64 dims][QUERY_COLUMNS] += values weights over 16 keys: value_fragments of 16 dims of this warp and of the next 16, and the
+// weights of `p`.
+__device__ __forceinline__ void pv_mma_step(float (&sums)[4 * N8_TILES], const u32 (&low)[2], const u32 (&high)[2], u64 p) {
+    wgmma_fence();
+    wgmma_rs(sums, low[0], high[0], low[1], high[1], p, 1);
+    wgmma_commit();
+    wgmma_wait<1>();
+}

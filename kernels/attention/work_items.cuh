@@ -1,0 +1,59 @@
+// Work of tree attention by warpgroup products: items, and where the keys of their passes are.
+//
+// An item is a split of a tree's keys for one key head and a part of QUERY_COLUMNS rows of M, M being node * GROUP_SIZE + head
+// of the group. Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attention/kv_range.cuh and attention/kv_cache.cuh want.
+#pragma once
+#include "attention/kv_cache.cuh"
+#include "attention/kv_range.cuh"
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+
+#define GROUP_SIZE (HEADS / KV_HEADS)
+
+struct NodeMasks {
+    u64 visible[STEP_ROWS];
+    int rope_position[STEP_ROWS];
+};
+
+struct WorkItem {
+    WindowedTree tree;
+    int begin, end;   // keys, counted as kv_range counts them
+    int range_begin, window_begin;  // the span's
+    int kv_head, split, m_first;
+    int query_group;      // the same for items with the same queries
+};
+
+// Item `index`; splits of the same queries stand together.
+__device__ __forceinline__ WorkItem work_item(const Step* step, int index) {
+    WorkItem item;
+#pragma unroll 1
+    for (int tree_index = 0;; tree_index++) {
+        item.tree = windowed_tree(step, tree_index);
+        const KvRange range = kv_range(item.tree);
+        const int splits = num_splits(range), parts = (item.tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS;
+        const int items = splits * KV_HEADS * parts;
+        if (index < items) {
+            const int pair = index / splits;
+            item.split = index - pair * splits;
+            item.kv_head = pair % KV_HEADS;
+            item.m_first = pair / KV_HEADS * QUERY_COLUMNS;
+            item.begin = range.begin + item.split * range.split_size;
+            item.end = min(item.begin + range.split_size, range.end);
+            item.range_begin = range.begin, item.window_begin = range.window_begin;
+            item.query_group = tree_index << 16 | pair;
+            return item;
+        }
+        index -= items;
+    }
+}
+
+// Items of a step.
+__device__ __forceinline__ int num_work_items(const Step* step) {
+    int total = 0;
+#pragma unroll 1
+    for (int i = 0; i < step->trees; i++) {
+        const WindowedTree tree = windowed_tree(step, i);
+        total += num_splits(kv_range(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS);
+    }
+    return total;
+}

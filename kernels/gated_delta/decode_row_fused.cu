@@ -1,0 +1,149 @@
+// One layer of the gated delta rule for a step of one row, in one launch: convolution, gates, the rule, the output norm.
+//
+//   y, g, beta as in gated_delta/conv.cuh;   u, o as in gated_delta/recurrence.cuh;   out = rms(o) * norm * silu(z)
+//
+// The bits are those of a tree of one node: delta/walk and delta/gated_norm one after the other. The state is read only: it
+// is fetched before the dependent-launch wait, since nothing in a step writes states or windows.
+//
+// in:  x [CHANNELS], alpha, beta [V_HEADS], z [VALUES], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
+//      state [slot][V_HEADS][128 v][128 k], norm [128]
+// out: [VALUES] in any of the forms of norm/emit.cuh that a lane writes alone; k, u, g and x of the node in the factors
+// grid V_HEADS, 256 threads: a block has a head, a warp 16 of its value columns in four turns, a lane 16 k of one in each
+// shared memory: 2.1 KB. arch: sm_80. reference: cpu::reference::{conv, delta}, norm::gated_rms; test: verify_*, row_*
+// hot
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "gated_delta/layout.cuh"
+#include "gated_delta/recurrence.cuh"
+#include "gated_delta/conv.cuh"
+#include "norm/emit.cuh"
+
+#define WARPS 8
+#define COLUMN_PASSES (HEAD_DIM / WARPS / 4)  // of four columns of a warp
+
+// Sums of 8 values over the eight parts of a column, each in the order 4, 2, 1 parts apart: a lane ends with that of index
+// `lane_part()`. At each gap it hands over the half of the values that it does not keep.
+__device__ __forceinline__ float reduce_parts(const float (&x)[2 * COLUMN_PASSES]) {
+    const int lane = threadIdx.x;
+    float four[4], two[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float keep = lane & 16 ? x[4 + i] : x[i], give = lane & 16 ? x[i] : x[4 + i];
+        four[i] = keep + __shfl_xor_sync(WARP_ALL, give, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float keep = lane & 8 ? four[2 + i] : four[i], give = lane & 8 ? four[i] : four[2 + i];
+        two[i] = keep + __shfl_xor_sync(WARP_ALL, give, 8);
+    }
+    const float keep = lane & 4 ? two[1] : two[0], give = lane & 4 ? two[0] : two[1];
+    return keep + __shfl_xor_sync(WARP_ALL, give, 4);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+gated_delta_row_fused(const Step* step, const float* x, const float* alpha, const float* beta, const float* window, u64 window_stride,
+          const float* weight, const float* a, const float* dt, const float* state, u64 state_stride, float* factors,
+          u64 factor_stride, const float* z, const float* norm, float eps, RowOutput out) {
+    __shared__ __align__(16) float qkv[3][HEAD_DIM];  // q, k, v
+    __shared__ __align__(16) float o_row[HEAD_DIM];      // o
+    __shared__ float gates[2];                     // decay, beta
+    pdl_launch();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x, key = key_head(head);
+    if (step->trees < 1) {
+        pdl_wait();
+        return;
+    }
+    const int slot = step->tree[0].slot;
+    const float* s0 = slot_ptr(state, slot, state_stride) +
+                      ((u64)head * HEAD_DIM + warp * 4 * COLUMN_PASSES + lane_column()) * HEAD_DIM + 4 * lane_part();
+    float4 s[COLUMN_PASSES][4];
+#pragma unroll
+    for (int t = 0; t < COLUMN_PASSES; t++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[t][i] = load_state_once(s0 + t * 4 * HEAD_DIM + 32 * i);
+    }
+    // Warps 0, 1, 2 convolve q, k, v; warp 3 has the gates, warp 4 the output.
+    const int conv_head = warp == 0 ? key : warp == 1 ? K_HEADS + key : 2 * K_HEADS + head;
+    const int channel = conv_head * HEAD_DIM + 4 * lane;
+    Weights w;
+    float4 past[TAPS - 1];
+    float own_a = 0.0f, own_dt = 0.0f, scale[8];
+    if (warp < 3) {
+        const float* before = slot_ptr(window, slot, window_stride) + channel;
+        w = load_weights(weight, channel);
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++) past[i] = *(const float4*)(before + i * CHANNELS);
+    } else if (warp == 3) {
+        own_a = a[head], own_dt = dt[head];
+    } else if (warp == 4) {
+        load_row_group<HEAD_DIM * 2>(norm - lane / 16 * HEAD_DIM, 0, scale);
+    }
+    float* node = slot_ptr(factors, slot, factor_stride);
+#if GROUPED
+    const bool writes_key_factors = head % (V_HEADS / K_HEADS) == 0;
+#else
+    const bool writes_key_factors = head < K_HEADS;
+#endif
+    pdl_wait();
+    float gate[8];
+    if (warp < 3) {
+        const float4 now = *(const float4*)(x + channel);
+        const float4 y = normalize_head(convolve(w, past[0], past[1], past[2], now), conv_head);
+        *(float4*)(qkv[warp] + 4 * lane) = y;
+        if (warp == 2 || writes_key_factors) *(float4*)(node + NODE_X + channel) = now;
+        if (warp == 1 && writes_key_factors) *(float4*)(node + key * HEAD_DIM + 4 * lane) = y;
+    } else if (warp == 3) {
+        const float g = log_decay(alpha[head], own_a, own_dt);
+        if (lane == 0) {
+            gates[0] = expf(g);
+            gates[1] = 1.0f / (1.0f + expf(-beta[head]));
+            node[NODE_G + head] = g;
+        }
+    } else if (warp == 4) {
+        load_row_group<HEAD_DIM * 2>(z + (head - lane / 16) * HEAD_DIM, 0, gate);
+    }
+    __syncthreads();
+    const float qk = warp_dot(*(const float4*)(qkv[0] + 4 * lane), *(const float4*)(qkv[1] + 4 * lane));
+    float4 q[4], k[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        q[i] = *(const float4*)(qkv[0] + 32 * i + 4 * lane_part());
+        k[i] = *(const float4*)(qkv[1] + 32 * i + 4 * lane_part());
+    }
+    // Of turn t what the state gives to u at 2 t, what it gives to o behind it.
+    float part[2 * COLUMN_PASSES];
+#pragma unroll
+    for (int t = 0; t < COLUMN_PASSES; t++) part[2 * t] = partial_dot(k, s[t]), part[2 * t + 1] = partial_dot(q, s[t]);
+    const int column = warp * 4 * COLUMN_PASSES + lane / 8 * 4 + lane_column();
+    const float decay = gates[0], state_product = reduce_parts(part);
+    const float u_of_lane = delta_u(gates[1], decay, qkv[2][column], state_product);
+    const float u = __shfl_xor_sync(WARP_ALL, u_of_lane, 4);
+    if (lane_part() % 2)
+        o_row[column] = delta_o(decay, state_product, u, qk);
+    else
+        node[NODE_U + head * HEAD_DIM + column] = u_of_lane;
+    __syncthreads();
+    if (warp != 4) return;
+    // Both halves of the warp work on the head; the half that stands for it in a group of two heads writes.
+    float y[8];
+    load_row_group<HEAD_DIM * 2>(o_row - lane / 16 * HEAD_DIM, 0, y);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(y[i], y[i], sum);
+#pragma unroll
+    for (int gap = 8; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
+    const float factor = 1.0f / sqrtf(sum * (1.0f / HEAD_DIM) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu(gate[i]);
+    const bool writes_group = lane / 16 == head % 2;
+#if V_HEADS % 2
+    // Nobody else writes the half of the last group that no head stands for.
+    if (!writes_group) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) y[i] = 0.0f;
+    }
+    if (writes_group || head == V_HEADS - 1) store_row_group(out, 0, head / 2, y);
+#else
+    if (writes_group) store_row_group(out, 0, head / 2, y);
+#endif
+}

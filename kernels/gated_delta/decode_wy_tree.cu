@@ -1,0 +1,463 @@
+// The gated delta rule over a tree in factor form, from the projections to every node's u and output: convolution,
+// norms and gates, then all nodes at once from one read of the state, which stays as it is.
+//
+// Convolution and gates: see gated_delta/conv.cuh. Then, with G_i the sum of g
+// over the path root..i, anc(i) the strict ancestors and S0 the committed state:
+//   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
+//   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) P_ij u_j, P_ij = e^(G_i - G_j) (q_i . k_j)
+//
+// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
+//      state [slot][V_HEADS][128 v][128 k]
+// out: o [rows][VALUES]; k, u, g and x of each node into the factors
+// grid (V_HEADS * 128 / COLUMNS, 1, trees), 32 WARPS threads: a block has COLUMNS value columns of one head of one tree. Blocks
+// of one key head stand side by side and, where the architecture has clusters, CLUSTER of them convolve its q and k
+// together: each a share of the rows, which it writes into the memory of all
+// shared memory: `Room`, all of it dynamic
+//
+// The products run on the tensor cores in pairs of halves (gated_delta/split_f16.cuh), 22 bits: keys and queries are unit
+// vectors times a power of two, columns of the state are scaled by one of their own. Both are split once, when they are
+// written to shared memory; the state before the kernel waits for the one before it.
+// A node's sums do not depend on how many nodes there are. The triangular system is solved in blocks of 32 nodes, a
+// thread per column. A node with a value that is not finite is taken out, and it and its descendants give NaN: nothing
+// else is touched. G is kept in fixed point (2^-40), so sums along paths are exact and their order does not matter.
+// arch: sm_80. reference: cpu::reference::{conv, delta}::tree; test: tree_*
+// hot
+#include "common/prelude.cuh"
+#include "common/step.cuh"
+#include "gated_delta/layout.cuh"
+#include "gated_delta/split_f16.cuh"
+#include "gated_delta/conv.cuh"
+#include "gated_delta/tree_conv.cuh"
+
+#define THREADS (WARPS * 32)
+#define TILES (NODES / 8)
+#define SLICES (HEAD_DIM / COLUMNS)
+#define BLOCKS_PER_K_HEAD (V_HEADS / K_HEADS * SLICES)    // blocks of a key head
+#define BLOCK_CHANNELS (2 * HEAD_DIM + COLUMNS)     // channels that a block has to do with: q, k, v
+#define LANES_PER_V_ROW (COLUMNS / 4)          // lanes of a row of v
+#define V_ROWS_PER_WARP (32 / LANES_PER_V_ROW)        // rows of v that a warp convolves at once
+#define CONV_WARPS (WARPS - 1)        // the last warp has the gates
+#define QK_ROWS (2 * NODES)              // keys, then queries
+#define LD (NODES + 4)
+#define NODES_PER_LANE ((NODES + 31) / 32)
+#define K_SCALE 256.0f
+#define Q_SCALE 2048.0f
+#define G_SCALE 1099511627776.0f      // 2^40
+
+// Shared memory. Columns of a node stand where `swizzled` says. crates/cuda/src/launch/delta/tree.rs knows its size.
+struct SharedStorage {
+    union {
+        u8 rows[QK_ROWS * 512];          // keys, then queries
+        float u_solved[NODES * COLUMNS];  // U
+    };
+    union {
+        struct {
+            u8 state[COLUMNS * 512];
+            float weight[4][BLOCK_CHANNELS];   // of channel c: [c % 4][c / 4] in units of 4 taps
+            int4 taps[NODES];        // the taps' sources, oldest first
+        };
+        struct {
+            float o_from_state[NODES * COLUMNS];  // what S0 gives to o
+            float pair_products[NODES * LD];  // row i up to the diagonal: P_ij; behind it, row j: A_ij of later nodes i
+        };
+    };
+    float rhs[NODES * COLUMNS];     // v, then R
+    i64 log_decay_sum[NODES];                  // G
+    u64 ancestors[NODES];
+    float2 gates[NODES];              // e^G, beta
+    int parents[NODES];
+    float column_scale[COLUMNS];
+    u32 nonfinite[2];                       // nodes
+};
+
+__device__ __forceinline__ int swizzled(int node, int column) {
+    return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
+}
+
+// Begins a barrier of the cluster. What this thread `wrote` to the others' memory is seen behind their wait; that costs a
+// fence of the whole card, which also waits for what it wrote to memory.
+__device__ __forceinline__ void cluster_arrive(bool wrote) {
+#if CLUSTER > 1
+    if (wrote)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    else
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Both parts of four values to the same place in every block of the cluster.
+__device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
+#pragma unroll
+    for (int r = 0; r < CLUSTER; r++) {
+        u32 there = to;
+#if CLUSTER > 1
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(to), "r"(r));
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w) : "memory");
+#else
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w) : "memory");
+#endif
+    }
+}
+
+// What is not finite becomes zero and its node bad.
+__device__ __forceinline__ void zero_if_nonfinite(float& x, SharedStorage& smem, int node) {
+    if (fabsf(x) < INF) return;
+    atomicOr(&smem.nonfinite[node / 32], 1u << node % 32);
+    x = 0.0f;
+}
+
+// R and what the state gives to o from products x, y of its column v with nodes i and i + 1. Not 0 if one is not finite.
+__device__ __forceinline__ float store_state_products(SharedStorage& smem, bool is_key, int i, int v, float scale, float x, float y) {
+    const float4 gate = *(const float4*)&smem.gates[i];
+    float* to = (is_key ? smem.rhs : smem.o_from_state) + swizzled(i, v);
+    scale *= is_key ? 1.0f / K_SCALE : 1.0f / Q_SCALE;
+    x *= gate.x * scale, y *= gate.z * scale;
+    if (is_key) x = gate.y * (to[0] - x), y = gate.w * (to[COLUMNS] - y);
+    to[0] = x, to[COLUMNS] = y;
+    return fmaf(y, 0.0f, x * 0.0f);
+}
+// Repairs what that left for `count` nodes.
+__device__ __forceinline__ void zero_nonfinite_state(SharedStorage& smem, bool is_key, int first, int count, int v) {
+#pragma unroll 1
+    for (int i = first; i < first + count; i++) zero_if_nonfinite((is_key ? smem.rhs : smem.o_from_state)[swizzled(i, v)], smem, i);
+}
+
+// e^(G_i - G_j), zero where j is not on the path of i.
+__device__ __forceinline__ float decay_between(const SharedStorage& smem, u64 path, i64 sum, int j) {
+    return path >> j & 1 ? expf((float)(sum - smem.log_decay_sum[j]) * (1.0f / G_SCALE)) : 0.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
+gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
+     const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
+     u64 state_stride, float* factors, u64 factor_stride, float* o) {
+    extern __shared__ __align__(1024) u8 memory[];
+    SharedStorage& smem = *(SharedStorage*)memory;
+    const int tid = threadIdx.x;
+    const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
+    const int key = blockIdx.x / BLOCKS_PER_K_HEAD, head_of_key = blockIdx.x % BLOCKS_PER_K_HEAD / SLICES, slice = blockIdx.x % SLICES;
+#if GROUPED
+    const int head = key * (V_HEADS / K_HEADS) + head_of_key;
+#else
+    const int head = head_of_key * K_HEADS + key;
+#endif
+    const int first_column = slice * COLUMNS, v_channels = 2 * K_WIDTH + head * HEAD_DIM + first_column;
+    // The step, the state and the window are older than the kernel before this one, which has waited for them.
+    if ((int)blockIdx.z >= step->trees) {
+        pdl_wait();
+        return;
+    }
+    cluster_arrive(false);
+    const Tree tree = step->tree[blockIdx.z];
+    const int nodes = tree.nodes, tiles = (nodes + 7) / 8;
+    constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // columns of the state that a warp splits
+    const float* s0 =
+        slot_ptr(state, tree.slot, state_stride) + ((u64)head * HEAD_DIM + first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
+    float4 state_columns[COLUMNS_PER_WARP];
+#pragma unroll
+    for (int i = 0; i < COLUMNS_PER_WARP; i++) state_columns[i] = load_state_once(s0 + i * HEAD_DIM);
+    const float* slot_window = slot_ptr(window, tree.slot, window_stride);
+    load_conv_weights<BLOCK_CHANNELS, THREADS>(smem.weight, weight, key, v_channels);
+    prefetch_window<BLOCK_CHANNELS, THREADS>(slot_window, key, v_channels);
+    if (tid < NODES) {
+        const int row = tree.first + tid;
+        smem.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
+        smem.parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
+    }
+    // Nodes that fill the last tile up are zero.
+#pragma unroll 1
+    for (int i = nodes + warp; i < 8 * tiles; i += WARPS) {
+#pragma unroll
+        for (int part = 0; part < 4; part++)
+            *(u64*)(smem.rows + operand_offset(QK_ROWS, (part & 1) * NODES + i, lane) + (part & 2 ? LOW_PLANE(QK_ROWS) : 0)) = 0;
+#pragma unroll
+        for (int v = 0; v < COLUMNS; v += 32) smem.rhs[i * COLUMNS + v + lane] = 0.0f;
+    }
+    if (tid < 2) smem.nonfinite[tid] = 0;
+    const float own_a = a[head], own_dt = dt[head];
+#pragma unroll
+    for (int i = 0; i < COLUMNS_PER_WARP; i++) store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
+    __syncthreads();
+    if (tid < nodes) {
+        int taps[TAPS];
+        tap_rows(taps, smem.parents, tid);
+        smem.taps[tid] = make_int4(taps[0], taps[1], taps[2], taps[3]);
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    const ConvInput source = {x + (u64)tree.first * ld_x, slot_window + (TAPS - 1) * CHANNELS, ld_x};
+    float* node_out = slot_ptr(factors, tree.slot, factor_stride);
+    cluster_wait();
+    pdl_wait();
+    pdl_launch();  // behind the wait, for delta/gated_norm
+
+    if (warp == WARPS - 1) {
+        cluster_arrive(false);
+        float own[NODES_PER_LANE], rate[NODES_PER_LANE];
+#pragma unroll
+        for (int h = 0; h < NODES_PER_LANE; h++) {
+            const u64 at = tree.first + min(lane + 32 * h, nodes - 1);
+            own[h] = alpha[at * ld_alpha + head], rate[h] = beta[at * ld_beta + head];
+        }
+#pragma unroll
+        for (int h = 0; h < NODES_PER_LANE; h++) {
+            const int i = lane + 32 * h;
+            own[h] = i < nodes ? log_decay(own[h], own_a, own_dt) : 0.0f;
+            rate[h] = i < nodes ? 1.0f / (1.0f + expf(-rate[h])) : 0.0f;
+            if (i < NODES) smem.log_decay_sum[i] = __float2ll_rn(fminf(fmaxf(own[h], -1e5f), 1e5f) * G_SCALE);
+        }
+        __syncwarp();
+        i64 sum[NODES_PER_LANE] = {};
+        u64 path[NODES_PER_LANE];
+#pragma unroll
+        for (int h = 0; h < NODES_PER_LANE; h++) path[h] = smem.ancestors[min(lane + 32 * h, NODES - 1)];
+#pragma unroll 4
+        for (int j = 0; j < NODES; j++) {
+            const i64 one = smem.log_decay_sum[j];
+#pragma unroll
+            for (int h = 0; h < NODES_PER_LANE; h++) sum[h] += path[h] >> j & 1 ? one : 0;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int h = 0; h < NODES_PER_LANE; h++) {
+            const int i = lane + 32 * h;
+            if (i < NODES) {
+                smem.log_decay_sum[i] = sum[h];
+                smem.gates[i] = make_float2(expf((float)sum[h] * (1.0f / G_SCALE)), rate[h]);
+            }
+            if (i < nodes && slice == 0) node_out[(u64)i * NODE_FLOATS + NODE_G + head] = own[h];
+            if (i < nodes && own[h] != own[h]) zero_if_nonfinite(own[h], smem, i);
+        }
+    } else {
+        // The first warps have rows of q and k, which the cluster waits for, the others rows of v; if they are many, all
+        // have some of both.
+        const bool writes_factors = BLOCKS_PER_K_HEAD <= CLUSTER || blockIdx.x % BLOCKS_PER_K_HEAD < CLUSTER;
+        const int rank = cluster_rank(), qk_tasks = (2 * nodes - rank + CLUSTER - 1) / CLUSTER;
+        const int tasks = qk_tasks + (nodes + V_ROWS_PER_WARP - 1) / V_ROWS_PER_WARP;
+        const bool split_roles = 2 * qk_tasks <= CONV_WARPS + 1;
+        const bool first_ones = warp < qk_tasks;
+        const int stride = !split_roles ? CONV_WARPS : first_ones ? tasks : CONV_WARPS - qk_tasks;
+        float4 next[TAPS];
+        int node = 0, part = 0, within = 0, channel = 0;
+        const auto begin = [&](int task) {
+            part = task < qk_tasks ? rank + CLUSTER * task & 1 : 2;
+            node = task < qk_tasks ? rank + CLUSTER * task >> 1 : (task - qk_tasks) * V_ROWS_PER_WARP + lane / LANES_PER_V_ROW;
+            within = task < qk_tasks ? 4 * lane : lane % LANES_PER_V_ROW * 4;
+            channel = (part == 2 ? v_channels : part * K_WIDTH + key * HEAD_DIM) + within;
+            source.fetch(next, smem.taps[min(node, nodes - 1)], channel);
+        };
+        bool arrived = false;
+        if (warp < tasks) begin(warp);
+#pragma unroll 1
+        for (int task = warp; task < tasks; task += stride) {
+            float4 in[TAPS];
+#pragma unroll
+            for (int i = 0; i < TAPS; i++) in[i] = next[i];
+            float* to = node_out + (u64)node * NODE_FLOATS;
+            float* to_x = to + NODE_X + channel;
+            const int own_node = node, own_part = part, own = within;
+            if (task + stride < tasks) begin(task + stride);
+            const float4 y = conv_silu(smem.weight, in, own_part * HEAD_DIM + own);
+            if (own_part == 2) {
+                if (!arrived) cluster_arrive(false), arrived = true;
+                if (own_node < nodes) {
+                    *(float4*)(smem.rhs + swizzled(own_node, own)) = y;
+                    *(float4*)to_x = in[3];
+                }
+            } else {
+                const float4 unit = normalize_head(y, own_part * K_HEADS);
+                store_to_cluster(shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
+                        split_f16(unit, own_part ? K_SCALE : Q_SCALE));
+                // Before anything goes to memory: the arrival waits for what the thread has written.
+                if (task + stride >= qk_tasks) cluster_arrive(true), arrived = true;
+                if (writes_factors) {
+                    *(float4*)to_x = in[3];
+                    if (own_part) *(float4*)(to + key * HEAD_DIM + 4 * lane) = unit;
+                }
+            }
+        }
+        if (!arrived) cluster_arrive(false);
+    }
+    const u32 rows_at = shared_address(smem.rows), columns_at = shared_address(smem.state);
+    // A warp has 16 columns of the state, which stay in registers, and some tiles of 8 keys or queries.
+    constexpr int COLUMN_TILES = COLUMNS / 16, ROW_WARPS = WARPS / COLUMN_TILES;
+    const int own16 = warp % COLUMN_TILES * 16;
+    u32 high[8][4], low[8][4];
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+        load_a_fragment(high[s], columns_at, COLUMNS, own16, own16 + 8, s);
+        load_a_fragment(low[s], columns_at + LOW_PLANE(COLUMNS), COLUMNS, own16, own16 + 8, s);
+    }
+    cluster_wait();
+    __syncthreads();
+#pragma unroll 1
+    for (int index = warp / COLUMN_TILES; index < 2 * tiles; index += ROW_WARPS) {
+        const bool is_key = index & 1;
+        const int first_row = is_key ? index / 2 * 8 : NODES + index / 2 * 8;
+        float main[4] = {}, rest[4] = {}, last[4] = {};
+#pragma unroll
+        for (int s = 0; s < 8; s += 2) {
+            u32 b[4], c[4];
+            load_b_fragments(b, rows_at, QK_ROWS, first_row, s / 2);
+            load_b_fragments(c, rows_at + LOW_PLANE(QK_ROWS), QK_ROWS, first_row, s / 2);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const u32(&h)[4] = high[s + e];
+                const u32(&l)[4] = low[s + e];
+                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int v = own16 + g + 8 * h;
+            const float of_x = main[2 * h] + (rest[2 * h] + last[2 * h]);
+            const float of_y = main[2 * h + 1] + (rest[2 * h + 1] + last[2 * h + 1]);
+            float check = store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], of_x, of_y);
+            check += __shfl_xor_sync(WARP_ALL, check, 1);
+            check += __shfl_xor_sync(WARP_ALL, check, 2);
+            __syncwarp();  // a lane repairs what four have written
+            if (check != 0.0f && t == 0) zero_nonfinite_state(smem, is_key, index / 2 * 8, 8, v);
+        }
+    }
+    // 8 keys and the same 8 queries times 8 earlier keys, from the last warp on.
+    int it = 0, jt = WARPS - 1 - warp;
+#pragma unroll 1
+    while (true) {
+        while (jt > it) jt -= ++it;
+        if (it >= tiles) break;
+        float main[4] = {}, rest[4] = {}, last[4] = {};
+#pragma unroll
+        for (int s = 0; s < 8; s += 2) {
+            u32 b[4], c[4];
+            load_b_fragments(b, rows_at, QK_ROWS, jt * 8, s / 2);
+            load_b_fragments(c, rows_at + LOW_PLANE(QK_ROWS), QK_ROWS, jt * 8, s / 2);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                u32 h[4], l[4];
+                load_a_fragment(h, rows_at, QK_ROWS, it * 8, NODES + it * 8, s + e);
+                load_a_fragment(l, rows_at + LOW_PLANE(QK_ROWS), QK_ROWS, it * 8, NODES + it * 8, s + e);
+                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+            }
+        }
+        const int i = it * 8 + g;
+        const u64 path = smem.ancestors[i];
+        const float rate = smem.gates[i].y * (1.0f / (K_SCALE * K_SCALE));
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int j = jt * 8 + 2 * t + e;
+            const float decay = decay_between(smem, path, smem.log_decay_sum[i], j);
+            const float of_k = main[e] + (rest[e] + last[e]), of_q = main[2 + e] + (rest[2 + e] + last[2 + e]);
+            const bool seen = path >> j & 1;
+            float p = seen ? decay * (1.0f / (K_SCALE * Q_SCALE)) * of_q : 0.0f, w = seen ? rate * decay * of_k : 0.0f;
+            zero_if_nonfinite(p, smem, i), zero_if_nonfinite(w, smem, i);
+            if (j <= i) smem.pair_products[i * LD + j] = p;
+            if (j < i) smem.pair_products[j * LD + i] = w;
+        }
+        jt += WARPS;
+    }
+    __syncthreads();
+
+    // A lane has a column, a warp groups of four rows; the first warps solve the system, a block of rows at a time.
+    constexpr int GROUPS = WARPS / (COLUMNS / 32);
+    const int own_column = warp / GROUPS * 32 + lane, own_rows = warp % GROUPS * 4;
+    float* u_solved = smem.u_solved;
+#pragma unroll 1
+    for (int begin = 0; begin < 8 * tiles; begin += 32) {
+#if NODES > 32
+        if (begin) {
+            // What the first block gives to R of the second.
+#pragma unroll 1
+            for (int i = begin + own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+                float r[4];
+#pragma unroll
+                for (int e = 0; e < 4; e++) r[e] = smem.rhs[swizzled(i + e, own_column)];
+#pragma unroll 8
+                for (int j = 0; j < 32; j++) {
+                    const float4 w = *(const float4*)(smem.pair_products + j * LD + i);
+                    const float u = u_solved[j * COLUMNS + own_column];
+                    r[0] = fmaf(-w.x, u, r[0]), r[1] = fmaf(-w.y, u, r[1]);
+                    r[2] = fmaf(-w.z, u, r[2]), r[3] = fmaf(-w.w, u, r[3]);
+                }
+#pragma unroll
+                for (int e = 0; e < 4; e++) smem.rhs[swizzled(i + e, own_column)] = r[e];
+            }
+            __syncthreads();
+        }
+#endif
+        if (tid < COLUMNS) {
+#pragma unroll 1
+            for (int tile = begin; tile < min(begin + 32, 8 * tiles); tile += 8) {
+                float u[8];
+#pragma unroll
+                for (int k = 0; k < 8; k++) u[k] = smem.rhs[swizzled(tile + k, tid)];
+                const float* later = smem.pair_products + begin * LD + tile;
+#pragma unroll 8
+                for (int j = begin; j < tile; j++, later += LD) {
+                    const float4 w = *(const float4*)later, z = *(const float4*)(later + 4);
+                    const float past = u_solved[j * COLUMNS + tid];
+                    u[0] = fmaf(-w.x, past, u[0]), u[1] = fmaf(-w.y, past, u[1]);
+                    u[2] = fmaf(-w.z, past, u[2]), u[3] = fmaf(-w.w, past, u[3]);
+                    u[4] = fmaf(-z.x, past, u[4]), u[5] = fmaf(-z.y, past, u[5]);
+                    u[6] = fmaf(-z.z, past, u[6]), u[7] = fmaf(-z.w, past, u[7]);
+                }
+#pragma unroll
+                for (int k = 0; k < 7; k++) {
+                    const float4 w = *(const float4*)(later + k * LD), z = *(const float4*)(later + k * LD + 4);
+                    const float of[8] = {w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w};
+#pragma unroll
+                    for (int r = k + 1; r < 8; r++) u[r] = fmaf(-of[r], u[k], u[r]);
+                }
+#pragma unroll
+                for (int k = 0; k < 8; k++) u_solved[(tile + k) * COLUMNS + tid] = u[k];
+            }
+        }
+        __syncthreads();
+    }
+    const u64 nonfinite = (u64)smem.nonfinite[1] << 32 | smem.nonfinite[0];
+    float* u_out = node_out + NODE_U + head * HEAD_DIM + first_column + own_column;
+    float* o_out = o + (u64)tree.first * V_WIDTH + head * HEAD_DIM + first_column + own_column;
+#pragma unroll 1
+    for (int i = own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+        float out[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            out[e] = smem.o_from_state[swizzled(i + e, own_column)];
+        }
+#pragma unroll 2
+        for (int j = 0; j < i; j += 4) {
+            float u[4];
+#pragma unroll
+            for (int f = 0; f < 4; f++) u[f] = u_solved[(j + f) * COLUMNS + own_column];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float4 p = *(const float4*)(smem.pair_products + (i + e) * LD + j);
+                out[e] = fmaf(p.w, u[3], fmaf(p.z, u[2], fmaf(p.y, u[1], fmaf(p.x, u[0], out[e]))));
+            }
+        }
+        float u[4];
+#pragma unroll
+        for (int f = 0; f < 4; f++) {
+            u[f] = u_solved[(i + f) * COLUMNS + own_column];
+#pragma unroll
+            for (int e = f; e < 4; e++) out[e] = fmaf(smem.pair_products[(i + e) * LD + i + f], u[f], out[e]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (i + e >= nodes) break;
+            const bool poisoned = smem.ancestors[i + e] & nonfinite;
+            u_out[(u64)(i + e) * NODE_FLOATS] = poisoned ? NAN_F : u[e];
+            o_out[(u64)(i + e) * V_WIDTH] = poisoned ? NAN_F : out[e];
+        }
+    }
+}

@@ -1,0 +1,52 @@
+// The output norm of the delta rule, head by head, in the forms of the output projection.
+//
+//   y[row, h, :] = rms(o[row, h, :]) * norm * silu(z[row, h, :]);   rms(x) = x / sqrt(mean(x^2) + eps)
+//
+// in   header, see norm/source.cuh     o [rows] rows of VALUES f32, LD_O apart     z likewise, LD_Z apart
+//      norm [128]
+// out  y [rows][VALUES] in any of the forms of norm/emit.cuh, or (OUT_PANEL) as f16 panels of prefill/panel.cuh
+// grid (groups of 256 / 4, rows) x 128: a warp per group, which is two heads, eight values a lane
+// arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
+#include "common/prelude.cuh"
+#include "gated_delta/layout.cuh"
+#include "norm/source.cuh"
+#include "norm/emit.cuh"
+#include "prefill/panel.cuh"
+
+extern "C" __global__ void __launch_bounds__(128)
+gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, RowOutput out,
+           char* panel, int rows_cap) {
+    pdl_launch();
+    const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float weight[8];
+    load_row_group<HEAD_DIM * 2>(norm - lane / 16 * HEAD_DIM, 0, weight);
+    const bool active = row < n_source_rows(header) && group < ROW_GROUPS;
+    // The kernels that make o let this one begin only when all before them has ended, so z is there. Not by way of L1, which
+    // knows of no writes.
+    float y[8], gate[8] = {};
+    const int at = group * 256 + lane * 8;
+    if (active && at < WIDTH) {
+        const float4* from = (const float4*)(z + (u64)row * ld_z + at);
+        const float4 low = __ldcg(from), high = __ldcg(from + 1);
+        gate[0] = silu(low.x), gate[1] = silu(low.y), gate[2] = silu(low.z), gate[3] = silu(low.w);
+        gate[4] = silu(high.x), gate[5] = silu(high.y), gate[6] = silu(high.z), gate[7] = silu(high.w);
+    }
+    pdl_wait();
+    if (!active) return;
+    load_row_group<WIDTH>(o + (u64)row * ld_o, group, y);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(y[i], y[i], sum);
+#pragma unroll
+    for (int gap = 8; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
+    const float scale = 1.0f / sqrtf(sum * (1.0f / HEAD_DIM) + eps);
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] * scale * weight[i] * gate[i];
+    store_row_group(out, row, group, y);
+#if OUT_PANEL
+    const int chunk8 = group * 32 + lane;
+    if (chunk8 < (V_WIDTH + 63) / 64 * 8)
+        *(uint4*)(panel + panel_chunk(rows_cap, row, chunk8)) =
+            make_uint4(panel_f16x2(y[0], y[1]), panel_f16x2(y[2], y[3]), panel_f16x2(y[4], y[5]), panel_f16x2(y[6], y[7]));
+#endif
+}

@@ -1,0 +1,95 @@
+// The convolution at the nodes of a tree, for kernels whose blocks each need some of a node's channels: where a node's taps
+// stand, what they hold, and the cluster of blocks that does together what all of them need.
+//
+// A node's taps are the three before it on its path and itself; what lies before the tree is in the window. CLUSTER blocks
+// form a cluster where the architecture has them, elsewhere each stands alone and CLUSTER is 1.
+// Behind gated_delta/layout.cuh and gated_delta/conv.cuh.
+#pragma once
+
+#if !HAS_BULK
+#undef CLUSTER
+#define CLUSTER 1
+#endif
+#if CLUSTER > 1
+#define CLUSTER_ATTRIBUTE __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_ATTRIBUTE
+#endif
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 r = 0;
+#if CLUSTER > 1
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
+    return r;
+}
+
+// Where the taps stand, oldest first: nodes, and below 0 rows of the window, of which -1 is the newest. A parent below 0 is
+// none.
+__device__ __forceinline__ void tap_rows(int (&taps)[TAPS], const int* parents, int node) {
+    taps[0] = -3, taps[1] = -2, taps[2] = -1, taps[3] = node;
+    int at = node;
+#pragma unroll
+    for (int tap = TAPS - 2; tap >= 0; tap--) {
+        at = parents[at];
+        if (at < 0) break;
+        // The window moves up by one for every node that stands before it.
+#pragma unroll
+        for (int i = 0; i < TAPS - 1; i++)
+            if (i < tap) taps[i]++;
+        taps[tap] = at;
+    }
+}
+
+// Four channels at the four taps of a node, oldest first; the window ends at `newest`.
+struct ConvInput {
+    const float* x;
+    const float* newest;
+    u32 ld;
+    __device__ __forceinline__ const float* at(int tap, int channel) const {
+        const bool inside = tap >= 0;
+        return (inside ? x : newest) + (channel + tap * (inside ? (int)ld : CHANNELS));
+    }
+    // Where they stand; `taps` as a step has them, a byte each.
+    __device__ __forceinline__ void addresses(const float* (&from)[TAPS], u32 taps, int channel) const {
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) from[i] = at((signed char)(taps >> 8 * i), channel);
+    }
+    __device__ __forceinline__ void fetch(float4 (&in)[TAPS], int4 line, int channel) const {
+        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
+#pragma unroll
+        for (int i = 0; i < TAPS; i++) in[i] = *(const float4*)at(taps[i], channel);
+    }
+};
+
+// Channels local .. local + 3 of a block's own, channel c's taps being `weight[c % 4][c / 4]` in units of 4.
+template <int N>
+__device__ __forceinline__ float4 conv_silu(const float (&weight)[4][N], const float4 (&in)[TAPS], int local) {
+    Weights w;
+#pragma unroll
+    for (int c = 0; c < 4; c++) w.channel[c] = *(const float4*)&weight[c][local];
+    return convolve(w, in[0], in[1], in[2], in[3]);
+}
+
+// Channel `i` of a block's own: 128 of q, 128 of k of key head `key`, then those of v from `v_channels` on.
+__device__ __forceinline__ int block_channel(int i, int key, int v_channels) {
+    const int part = i / HEAD_DIM;
+    return (part == 0 ? key * HEAD_DIM : part == 1 ? K_WIDTH + key * HEAD_DIM : v_channels) + i % HEAD_DIM;
+}
+// Begins to bring the taps of a block's channels.
+template <int N, int THREADS_IN_BLOCK>
+__device__ __forceinline__ void load_conv_weights(float (&to)[4][N], const float* weight, int key, int v_channels) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < N; i += THREADS_IN_BLOCK) cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)block_channel(i, key, v_channels) * TAPS);
+    cp_async_commit();
+}
+// Begins to bring the window's rows of them to the second-level cache.
+template <int N, int THREADS_IN_BLOCK>
+__device__ __forceinline__ void prefetch_window(const float* window, int key, int v_channels) {
+#pragma unroll 1
+    for (int i = 32 * threadIdx.x; i < N; i += 32 * THREADS_IN_BLOCK) {
+#pragma unroll
+        for (int row = 0; row < TAPS - 1; row++)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(window + row * CHANNELS + block_channel(i, key, v_channels)));
+    }
+}
