@@ -23,11 +23,11 @@ use contract::{
     TokenKind, VerifyItem, Vocab,
 };
 use decode::SchedulerConfig;
-use server::constrain::Constrain;
 use server::engine::{EngineFactory, Loaded};
-use server::served::{ModelFacts, ServedModel};
+use server::http::shutdown::Stop;
 use server::settings::{GenerationDefaults, ServerConfig};
-use server::shutdown::Stop;
+use server::text::constraints::Constrain;
+use server::text::model_context::{ModelFacts, ServedModel};
 
 /// What one device call takes.
 const STEP: Duration = Duration::from_millis(20);

@@ -13,7 +13,7 @@ use decode::{Failure, Reject};
 use serde_json::{Value, json};
 
 use crate::engine::Phase;
-use crate::handle::{Fault, Refusal};
+use crate::engine::handle::{Fault, Refusal};
 
 /// Whose protocol a route speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,40 +10,17 @@
 
 #![forbid(unsafe_code)]
 
-pub mod ahead;
-pub mod board;
-pub mod body;
-pub mod bundled;
 pub mod cli;
 pub mod commands;
 pub mod config;
-pub mod constrain;
-pub mod devices;
 pub mod engine;
 pub mod error;
-pub mod front;
-pub mod handle;
+pub mod http;
 pub mod ids;
-pub mod legacy;
-pub mod live;
-pub mod logprobs;
-pub mod loops;
-pub mod meter;
-pub mod metrics;
-pub mod order;
-pub mod prepare;
-pub mod reply;
-pub mod routes;
-pub mod run;
+pub mod open;
+pub mod progress;
 pub mod scripted;
-pub mod serve;
-pub mod served;
 pub mod settings;
-pub mod shutdown;
-pub mod sse;
-pub mod state;
-pub mod store;
-pub mod talk;
-pub mod thinking;
+pub mod text;
 
-pub use serve::{serve, serve_with};
+pub use http::serve::{serve, serve_with};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
-use server::bundled::Bundled;
+use server::open::bundled::Bundled;
 
 /// Sequences come and go with buffers of many sizes. The allocator of glibc keeps what they leave as holes of one
 /// thread's arena and grows it for the next; this one gives whole pages back, so that memory follows what is open.

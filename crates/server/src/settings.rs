@@ -6,7 +6,7 @@ use std::time::Duration;
 use chat::openai::request::LateSystem;
 use contract::AttentionWindow;
 
-use crate::thinking::ReasoningDefaults;
+use crate::text::reasoning::ReasoningDefaults;
 
 /// Everything the HTTP side and the engine thread need to be told.
 ///

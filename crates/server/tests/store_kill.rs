@@ -20,7 +20,7 @@ use std::time::Duration;
 use contract::TokenId;
 use contract::snapshot::SequentialReader;
 use decode::Store;
-use server::store::{DiskStore, StoreConfig};
+use server::engine::store::{DiskStore, StoreConfig};
 
 const BUDGET: u64 = 3 << 20;
 /// Set for the process that is to be killed.

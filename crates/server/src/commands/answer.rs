@@ -11,11 +11,12 @@ use chat::reply::{Reply, ReplyConfig, ReplyDelta};
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 
-use crate::commands::{caching, drafting};
+use crate::commands::caching;
 use crate::ids;
-use crate::order;
-use crate::reply::{Choice, ChoicePlan, Part};
-use crate::served::ServedModel;
+use crate::open::drafting;
+use crate::text::model_context::ServedModel;
+use crate::text::reply::{Choice, ChoicePlan, Part};
+use crate::text::sampling_params;
 
 /// What is asked of every answer.
 #[derive(Debug, Clone, Default)]
@@ -172,7 +173,7 @@ impl Answerer {
 
     fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::Settings> {
         let info = self.scheduler.info();
-        let room = order::room(n_prompt, info.limits.context)?;
+        let room = sampling_params::room(n_prompt, info.limits.context)?;
         let fields = SamplingParams {
             temperature: self.wanted.temperature,
             seed: self.wanted.seed,
@@ -180,7 +181,7 @@ impl Answerer {
         };
         let usual = self.model.defaults.max_tokens.unwrap_or(room);
         let most = self.wanted.max_tokens.unwrap_or(usual).min(room);
-        Ok(order::settings(
+        Ok(sampling_params::settings(
             &fields,
             &self.model.defaults,
             most,
@@ -192,7 +193,7 @@ impl Answerer {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::commands::open;
+    use crate::open;
     use crate::settings::GenerationDefaults;
     use chat::conversation::Role;
     use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};

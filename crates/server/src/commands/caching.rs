@@ -7,10 +7,10 @@ use contract::{Backend, DeviceError, Runner, SnapshotLocation, TokenId};
 use decode::{Boundaries, PrefixConfig};
 
 use crate::cli::CacheArgs;
-use crate::commands::open::{self, Fitted};
-use crate::commands::progress::bytes_text;
-use crate::served::ServedModel;
-use crate::store::{DiskStore, StoreConfig};
+use crate::engine::store::{DiskStore, StoreConfig};
+use crate::open::{self, Fitted};
+use crate::progress::bytes_text;
+use crate::text::model_context::ServedModel;
 
 /// Tokens between states while a prompt is read.
 const EVERY: usize = 4096;

@@ -9,10 +9,10 @@ use contract::{
 };
 
 use crate::cli::EvalArgs;
-use crate::commands::drafting::{self, Drafting};
 use crate::commands::npy::NpyWriter;
-use crate::commands::open::{self, Wish};
-use crate::commands::progress::Progress;
+use crate::open::drafting::{self, Drafting};
+use crate::open::{self, Wish};
+use crate::progress::Progress;
 
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let loaded = open::load(&args.model)?;

@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
 use crate::commands::all_causes;
-use crate::commands::drafting::{Drafting, draft_plan};
-use crate::commands::open::{self, Fitted, Wish, count_text};
-use crate::commands::plan;
-use crate::commands::progress::bytes_text;
 use crate::commands::shape;
+use crate::open::drafting::{Drafting, draft_plan};
+use crate::open::memory_plan;
+use crate::open::{self, Fitted, Wish, count_text};
+use crate::progress::bytes_text;
 
 pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     let file = GgufFile::open(&args.file)?;
@@ -142,7 +142,7 @@ impl Report {
     }
 
     fn plan(&mut self, loaded: &model::LoadedModel, args: &InspectArgs) -> anyhow::Result<()> {
-        let backend = plan::device(args)?;
+        let backend = memory_plan::device(args)?;
         let mut drafting = Drafting::none();
         if let Some(path) = &args.draft {
             let draft = model::DraftFile::open(path)?;
@@ -151,7 +151,7 @@ impl Report {
             drafting.plan = Some(draft_plan(found, args.device.cpu_reference, false));
         }
         if args.plan.plan {
-            let (text, json) = plan::table(backend.as_ref(), loaded, args, &drafting)?;
+            let (text, json) = memory_plan::table(backend.as_ref(), loaded, args, &drafting)?;
             self.text.push_str(&text);
             self.json.insert("memory".to_owned(), json);
         }

@@ -19,9 +19,9 @@ use model::synth::SynthSpec;
 use serde_json::json;
 
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
-use crate::commands::open;
-use crate::commands::progress::Progress;
 use crate::config;
+use crate::open;
+use crate::progress::Progress;
 
 /// What is compiled when no model is named, with how keys and values are stored.
 const WELL_KNOWN: [(&str, KvFormat); 5] = [

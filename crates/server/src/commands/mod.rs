@@ -5,19 +5,14 @@
 mod answer;
 mod bench;
 mod caching;
-mod caller;
 mod connect;
-pub(crate) mod drafting;
 mod eval;
-mod fit;
+mod http_client;
 mod inspect;
 mod kernels;
 mod new_file;
 mod npy;
-mod open;
-mod plan;
 mod probe;
-mod progress;
 mod quantize;
 mod run;
 mod serve;
@@ -32,18 +27,19 @@ mod tree;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use crate::bundled::Bundled;
 use crate::cli::{Command, ConfigCommand, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
+use crate::open::bundled::Bundled;
+use crate::progress::LogWriter;
 pub use bench::{BENCH_HELP, BenchArgs};
-use progress::LogWriter;
 
 /// The text side of a tiny model with random weights.
 #[cfg(test)]
-pub(crate) fn tiny_model() -> crate::served::ServedModel {
+pub(crate) fn tiny_model() -> crate::text::model_context::ServedModel {
     let defaults = crate::settings::GenerationDefaults::default();
-    open::text_side(&open::tiny(), None, None, defaults).expect("a tiny model has a vocabulary")
+    crate::open::text_side(&crate::open::tiny(), None, None, defaults)
+        .expect("a tiny model has a vocabulary")
 }
 
 /// What a shell shows for a process that a signal ended; here, a second one.

@@ -71,7 +71,7 @@ pub(super) fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
 /// One line on a file that was written.
 pub(super) fn written_line(path: &Path) -> anyhow::Result<()> {
     let bytes = fs::metadata(path).map_or(0, |facts| facts.len());
-    let size = super::progress::bytes_text(bytes);
+    let size = crate::progress::bytes_text(bytes);
     writeln!(std::io::stderr(), "{}: {size} written", path.display())?;
     Ok(())
 }

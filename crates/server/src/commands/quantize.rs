@@ -9,7 +9,7 @@ use model::recipe::Recipe;
 
 use crate::cli::QuantizeArgs;
 use crate::commands::new_file::refuse_existing;
-use crate::commands::progress::{Progress, bytes_text};
+use crate::progress::{Progress, bytes_text};
 
 pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let Some(recipe) = Recipe::parse(&args.recipe) else {

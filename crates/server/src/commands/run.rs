@@ -12,16 +12,16 @@ use chat::conversation::{Message, Role};
 use chat::openai::response::FinishReason;
 use decode::Reject;
 
-use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::answer::{Answer, Answerer, Wanted};
-use crate::commands::drafting::Drafting;
-use crate::commands::open::{self, Wish};
 use crate::commands::terminal::{self, Input, Interrupts, Screen, Surface};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
+use crate::open::bundled::{BUNDLED_NOTE, Bundled};
+use crate::open::drafting::Drafting;
+use crate::open::{self, Wish};
 
 pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
     let (path, prompt) = words(&args.words);

@@ -10,24 +10,24 @@ use contract::Limits;
 use decode::{SchedulerConfig, Speculation};
 use tokio::net::TcpListener;
 
-use crate::bundled::{BUNDLED_NOTE, Bundled};
 use crate::cli::ServeArgs;
 use crate::commands::caching;
-use crate::commands::drafting::{Drafting, clock};
-use crate::commands::open::{self, Fitted, Wish};
-use crate::commands::progress::percent;
 use crate::commands::{all_causes, supervisor};
 use crate::config::card::{self, Found, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, Told};
-use crate::devices;
+use crate::engine::handle::EngineHandle;
 use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
 use crate::error::ServeError;
-use crate::handle::EngineHandle;
+use crate::http::shutdown::Stop;
+use crate::open::bundled::{BUNDLED_NOTE, Bundled};
+use crate::open::devices;
+use crate::open::drafting::{Drafting, clock};
+use crate::open::{self, Fitted, Wish};
+use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
-use crate::served::ServedModel;
 use crate::settings::{GenerationDefaults, ServerConfig};
-use crate::shutdown::Stop;
+use crate::text::model_context::ServedModel;
 
 /// HTTP work is light, and the cores belong to the device.
 const MOST_WORKERS: usize = 4;

@@ -3,7 +3,7 @@
 use contract::{FeedForward, Mixer, ModelSpec, OutputGate, TokenKind, Vocab};
 use serde_json::{Value, json};
 
-use crate::commands::progress::bytes_text;
+use crate::progress::bytes_text;
 
 /// One fact.
 #[derive(Debug, Clone, PartialEq)]
@@ -219,7 +219,7 @@ fn items(array: &gguf::Array) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::open;
+    use crate::open;
 
     fn of_key<'a>(facts: &'a [Fact], key: &str) -> &'a Value {
         &facts.iter().find(|fact| fact.key == key).unwrap().value

@@ -5,12 +5,12 @@ use std::io::Write;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use crate::bundled::Bundled;
 use crate::cli::{ServeArgs, ShowArgs};
-use crate::commands::open;
 use crate::commands::serve::generation;
 use crate::config::server::{model_path, server_config};
 use crate::config::{Origin, Told};
+use crate::open;
+use crate::open::bundled::Bundled;
 
 pub(super) fn show(args: &ShowArgs, told: Vec<Told>, bundled: Bundled) -> anyhow::Result<()> {
     // Wrong settings are refused here as `serve` would refuse them.

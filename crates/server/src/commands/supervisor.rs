@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::handle::EngineHandle;
+use crate::engine::handle::EngineHandle;
 
 /// How much longer loading may take from each sign of progress on.
 const EXTENSION: Duration = Duration::from_secs(60);

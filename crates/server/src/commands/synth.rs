@@ -4,7 +4,7 @@ use model::synth::SynthSpec;
 
 use crate::cli::SynthArgs;
 use crate::commands::new_file::{NewFile, written_line};
-use crate::commands::progress::Progress;
+use crate::progress::Progress;
 
 pub(super) fn synth(args: &SynthArgs) -> anyhow::Result<()> {
     let mut spec = SynthSpec::parse(&args.what)?;

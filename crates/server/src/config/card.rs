@@ -5,9 +5,9 @@ use std::path::Path;
 use model::ModelCard;
 
 use crate::config::{Origin, Told};
-use crate::served::CardFacts;
 use crate::settings::GenerationDefaults;
-use crate::thinking::{ReasoningDefaults, ReasoningFlags};
+use crate::text::model_context::CardFacts;
+use crate::text::reasoning::{ReasoningDefaults, ReasoningFlags};
 
 /// Efforts by the names of their flags, in the order of a card's tiers.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];

@@ -6,9 +6,9 @@
 
 mod aliases;
 pub mod card;
+pub mod directories;
 mod file;
 pub mod kernels;
-pub mod places;
 pub mod server;
 
 use std::ffi::OsString;

@@ -23,8 +23,8 @@ use decode::{
 use crate::draft::{acceptance, feed, plan_with_draft};
 use crate::drift::{Apart, Drift, Held, STEPS};
 use crate::golden::FAST;
-use crate::laws::{every_budget_says_the_same, prompts};
 use crate::pool::few_pages_change_no_bit;
+use crate::properties::{every_budget_says_the_same, prompts};
 
 const PROMPTS: usize = 200;
 const WORDS: usize = 128;

@@ -14,7 +14,7 @@ use decode::grow::{Shape, Soil, grow};
 
 use crate::draft::{feed, plan_with_draft};
 use crate::golden::{FAST, ORACLE, ember};
-use crate::laws::prompts;
+use crate::properties::prompts;
 
 /// Steps of one text.
 pub(crate) const STEPS: usize = 500;

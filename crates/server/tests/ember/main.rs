@@ -7,9 +7,9 @@ mod card;
 mod draft;
 mod drift;
 mod golden;
-mod laws;
 mod pool;
 mod prefix;
+mod properties;
 
 use std::sync::Arc;
 

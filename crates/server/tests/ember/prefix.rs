@@ -10,7 +10,7 @@ use decode::{
     Boundaries, Event, Foreseen, Job, JobId, OutToken, PrefixConfig, PrefixStats, Progress,
     Sampling, Scheduler, SchedulerConfig, Seed, Settings, Speculation,
 };
-use server::store::{DiskStore, StoreConfig};
+use server::engine::store::{DiskStore, StoreConfig};
 
 use crate::draft::plan_with_draft;
 use crate::golden::{FAST, ember};

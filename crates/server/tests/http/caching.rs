@@ -6,7 +6,7 @@ use decode::{Boundaries, PrefixConfig};
 use serde_json::{Value, json};
 
 use crate::client;
-use crate::house::{House, Plan, special};
+use crate::test_server::{House, Plan, special};
 
 fn plan() -> Plan {
     let plan = Plan::saying("Fine.");
@@ -235,7 +235,7 @@ async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
 fn reader(ahead: usize) -> Plan {
     let plan = plan();
     Plan {
-        script: crate::house::says(&"A long answer, of many words. ".repeat(8)),
+        script: crate::test_server::says(&"A long answer, of many words. ".repeat(8)),
         prefix: PrefixConfig {
             ahead,
             ..plan.prefix

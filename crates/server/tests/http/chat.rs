@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{House, Plan, chat_body};
+use crate::test_server::{House, Plan, chat_body};
 
 /// All content deltas of choice `index`, joined.
 fn content(chunks: &[Value], index: usize) -> String {
@@ -153,7 +153,7 @@ async fn a_stop_string_across_tokens_ends_the_text_before_it() {
 
 #[tokio::test]
 async fn a_stop_string_frees_the_device() {
-    let script = crate::house::says(&"abc".repeat(100_000));
+    let script = crate::test_server::says(&"abc".repeat(100_000));
     let house = Plan {
         script,
         step: std::time::Duration::from_millis(1),

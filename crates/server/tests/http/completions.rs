@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{Plan, tokens};
+use crate::test_server::{Plan, tokens};
 
 #[tokio::test]
 async fn a_string_is_continued() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use server::error::ServeError;
 
 use crate::client::{Answer, PATIENCE};
-use crate::house::{House, Plan, says};
+use crate::test_server::{House, Plan, says};
 
 fn steady(text: &str) -> Plan {
     Plan {

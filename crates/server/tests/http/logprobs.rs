@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::Plan;
+use crate::test_server::Plan;
 
 fn bytes(entries: &[Value]) -> Vec<u8> {
     let of = |entry: &Value| -> Vec<u8> {

@@ -6,19 +6,19 @@
     reason = "in a test a failed unwrap is a failed test"
 )]
 
+mod bad_requests;
 mod caching;
 mod chat;
 mod client;
 mod completions;
-mod house;
 mod lifecycle;
 mod logprobs;
 mod messages;
-mod misuse;
 mod queue;
+mod reasoning;
 mod responses;
 mod script;
 mod shapes;
 mod status;
+mod test_server;
 mod text;
-mod thinking;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use server::settings::ServerConfig;
 
 use crate::client;
-use crate::house::{House, Plan};
+use crate::test_server::{House, Plan};
 
 const MESSAGES: &str = "/v1/messages?beta=true";
 

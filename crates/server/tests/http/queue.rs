@@ -7,7 +7,7 @@ use contract::Limits;
 use serde_json::json;
 
 use crate::client::Answer;
-use crate::house::{House, Plan, chat_body, says};
+use crate::test_server::{House, Plan, chat_body, says};
 
 const CHAT: &str = "/v1/chat/completions";
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{House, Plan};
+use crate::test_server::{House, Plan};
 
 const RESPONSES: &str = "/v1/responses";
 

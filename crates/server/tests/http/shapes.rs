@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{House, Plan};
+use crate::test_server::{House, Plan};
 
 /// Never JSON, and no call.
 const STUBBORN: &str = "I would rather tell you about the weather. It is fine today, and warm.";

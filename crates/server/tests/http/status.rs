@@ -6,7 +6,7 @@ use serde_json::json;
 use server::settings::ServerConfig;
 
 use crate::client;
-use crate::house::{House, Plan};
+use crate::test_server::{House, Plan};
 
 fn with_config(change: impl FnOnce(&mut ServerConfig)) -> Plan {
     let mut plan = Plan::saying("ok");

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::house::{Plan, chat_body, special};
+use crate::test_server::{Plan, chat_body, special};
 
 #[tokio::test]
 async fn text_goes_to_tokens_and_back() {

@@ -13,11 +13,11 @@ use super::args::forms;
 use super::cases::Bench;
 use super::report::Report;
 use super::{Source, draft, model};
-use crate::bundled::Bundled;
 use crate::cli::{DeviceArgs, window_tokens};
-use crate::commands::open::{self, Fitted, Wish};
-use crate::commands::progress::bytes_text;
-use crate::devices;
+use crate::open::bundled::Bundled;
+use crate::open::devices;
+use crate::open::{self, Fitted, Wish};
+use crate::progress::bytes_text;
 
 /// Room behind the deepest point for what is decoded there.
 const BEHIND: usize = 512;

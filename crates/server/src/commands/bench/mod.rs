@@ -7,12 +7,12 @@ mod args;
 mod cases;
 mod cost;
 mod depth;
-mod lent;
-mod pay;
-#[cfg(test)]
-mod pays;
 mod report;
+mod speculation_ab;
+#[cfg(test)]
+mod speculation_replay;
 mod step;
+mod timed_runner;
 mod tune;
 
 use std::path::Path;
@@ -27,10 +27,10 @@ pub use args::{BENCH_HELP, BenchArgs};
 use cases::Bench;
 use report::Report;
 
-use crate::bundled::Bundled;
-use crate::commands::drafting;
-use crate::commands::open::{self, Fitted, Wish};
-use crate::devices;
+use crate::open::bundled::Bundled;
+use crate::open::devices;
+use crate::open::drafting;
+use crate::open::{self, Fitted, Wish};
 
 /// Tokens of a page of keys and values, on any device.
 const PAGE: usize = 256;
@@ -47,7 +47,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     match &args.part {
         Some(BenchPart::Step(args)) => return step::step(args, bundled),
         Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
-        Some(BenchPart::Pay(args)) => return pay::pay(args, bundled),
+        Some(BenchPart::Pay(args)) => return speculation_ab::pay(args, bundled),
         Some(BenchPart::Depth(args)) => return depth::depth(args, bundled),
         None => {}
     }

@@ -10,7 +10,7 @@ use contract::DeviceInfo;
 use cuda::Reading;
 use serde_json::json;
 
-use crate::devices::Instruments;
+use crate::open::devices::Instruments;
 
 /// Runs at least this long are long beside the steps of the energy counter.
 const COUNTED: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! `hearth bench step`: whole steps of speculation, with acceptance made up.
 //!
 //! A step is everything between two sets of tokens: draft, tree, verify, accept, commit, and the tokens handed
-//! out as events. It runs through the scheduler as serving does; see [`super::lent`] for what is made up.
+//! out as events. It runs through the scheduler as serving does; see [`super::timed_runner`] for what is made up.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -17,12 +17,12 @@ use decode::{
 use serde_json::json;
 
 use super::args::StepArgs;
-use super::lent::{Calls, Lent};
+use super::timed_runner::{Calls, Lent};
 use super::{Source, draft, model};
-use crate::bundled::Bundled;
 use crate::cli::OnOff;
-use crate::commands::drafting;
-use crate::commands::open::{self, Wish};
+use crate::open::bundled::Bundled;
+use crate::open::drafting;
+use crate::open::{self, Wish};
 
 /// Steps before those that count: plans are made and caches filled.
 const WARM_UP: usize = 3;

@@ -18,11 +18,11 @@ use decode::{
 use serde_json::{Value, json};
 
 use super::args::TuneArgs;
-use super::lent::Lent;
+use super::timed_runner::Lent;
 use super::{Source, draft, model};
-use crate::bundled::Bundled;
-use crate::commands::drafting;
-use crate::commands::open::{self, Wish};
+use crate::open::bundled::Bundled;
+use crate::open::drafting;
+use crate::open::{self, Wish};
 use crate::settings::GenerationDefaults;
 
 /// What is asked when nobody brings prompts.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Target;
 use super::pieces::{Form, Piece};
-use crate::config::places::Places;
+use crate::config::directories::Places;
 
 /// A client that can be pointed here.
 pub(super) struct Client {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::cli::ConnectArgs;
-use crate::commands::caller::Server;
-use crate::config::places;
+use crate::commands::http_client::Server;
+use crate::config::directories;
 use clients::{CLIENTS, Client};
 use pieces::Form;
 
@@ -55,7 +55,8 @@ pub(super) fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
     };
     let client = find(name)?;
     let target = target(args)?;
-    let places = places::places().context("HOME is not set, so there is no place for settings")?;
+    let places =
+        directories::places().context("HOME is not set, so there is no place for settings")?;
     let pieces = (client.pieces)(&target, &places);
     for piece in &pieces {
         let file = piece.file.display();

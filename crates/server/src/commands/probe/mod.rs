@@ -15,7 +15,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use crate::cli::ProbeArgs;
-use crate::commands::caller::{Answer, Server};
+use crate::commands::http_client::{Answer, Server};
 
 /// What checks need to know.
 pub(super) struct Probe {

@@ -16,7 +16,11 @@ pub(super) const CHECKS: [Check; 6] = [
     check("responses: stream", responses_stream),
 ];
 
-fn ask(probe: &Probe, path: &str, more: Value) -> Result<crate::commands::caller::Answer, Fault> {
+fn ask(
+    probe: &Probe,
+    path: &str,
+    more: Value,
+) -> Result<crate::commands::http_client::Answer, Fault> {
     let tool = json!({"name": "read_note", "description": "Reads a note.",
         "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}});
     let mut body = json!({

@@ -1,0 +1,225 @@
+//! What the next request of a conversation will begin with, told to the engine as soon as a reply is whole.
+//!
+//! Templates show a turn otherwise once it is history: thoughts go, calls are written anew. How they will show it is
+//! known here, where requests are rendered, so the conversation is rendered with the reply in it and a message after
+//! it, and what does not depend on that message is read by the engine while nobody asks for anything
+//! ([`Scheduler::foresee`](decode::Scheduler::foresee)). Clients send back what they were sent, so this is mostly the
+//! next prompt's beginning; where it is not, nothing is lost but the time nobody wanted.
+
+use std::sync::Arc;
+
+use chat::ChatError;
+use chat::conversation::{Message, Role};
+use chat::openai::request::{ChatRequest, ConversationPolicy};
+use chat::openai::response::FinishReason;
+use chat::reply::{Reply, ReplyDelta};
+use contract::TokenId;
+use decode::Foreseen;
+
+use crate::engine::Ready;
+use crate::engine::handle::EngineHandle;
+use crate::http::state::App;
+use crate::text::prepare;
+
+/// A conversation whose reply is being made.
+pub struct Foresight {
+    ready: Arc<Ready>,
+    policy: ConversationPolicy,
+    request: ChatRequest,
+    /// What it has been answered so far.
+    reply: Reply,
+}
+
+impl Foresight {
+    /// Follows a request, if reading ahead is on and its next one can be foreseen: one reply, which is a whole message,
+    /// and saved states are not forbidden.
+    pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<Foresight> {
+        let on = ready.prefix.slots > 0 && ready.prefix.ahead > 0 && request.cache.enabled;
+        let plain = request.sampling.n == 1
+            && request.add_generation_prompt
+            && !request.continue_final_message;
+        (on && plain).then(|| Foresight {
+            ready: Arc::clone(ready),
+            policy: prepare::policy(app.config()),
+            request: request.clone(),
+            reply: Reply::default(),
+        })
+    }
+
+    /// Takes the next piece of the reply.
+    pub fn push(&mut self, piece: &ReplyDelta) {
+        self.reply.push(piece.clone());
+    }
+
+    /// The reply is whole: the engine is told what comes next. Rendering is long work for a long conversation, so this
+    /// returns before it is done; must be called within a runtime.
+    pub fn tell(self, engine: &EngineHandle, reason: FinishReason) {
+        let next = match reason {
+            FinishReason::ToolCalls => Role::Tool,
+            FinishReason::Stop | FinishReason::Length => Role::User,
+        };
+        let engine = engine.clone();
+        tokio::task::spawn_blocking(move || match self.tokens(next) {
+            Ok(tokens) => {
+                let session = self.request.cache.session.as_deref().map(Arc::from);
+                let tokens = tokens.into();
+                engine.foresee(Foreseen { tokens, session });
+            }
+            Err(error) => tracing::debug!(%error, "the next prompt cannot be foreseen"),
+        });
+    }
+
+    /// What all prompts have in common that continue the conversation with a message of `next`.
+    fn tokens(&self, next: Role) -> Result<Vec<TokenId>, ChatError> {
+        let model = &self.ready.model;
+        let [one, other] = ["a", "b"].map(|text| {
+            let conversation = self.continued(next, text).conversation(&self.policy)?;
+            let rendered = model.template.render(&conversation)?;
+            model.tokenizer.encode_rendered(&rendered)
+        });
+        let (mut one, other) = (one?, other?);
+        let common = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        one.truncate(common);
+        Ok(one)
+    }
+
+    /// The request that comes next, if its new message says `text`.
+    fn continued(&self, next: Role, text: &str) -> ChatRequest {
+        let mut request = self.request.clone();
+        // Who sends thoughts back has done so before.
+        let echoes = request.messages.iter().any(|m| m.reasoning.is_some());
+        let reply = self.reply.to_message(echoes);
+        let calls: Vec<Option<String>> = reply.tool_calls.iter().map(|c| c.id.clone()).collect();
+        request.messages.push(reply);
+        if next == Role::Tool {
+            request.messages.extend(calls.into_iter().map(|id| Message {
+                tool_call_id: id,
+                ..Message::new(Role::Tool, text)
+            }));
+        } else {
+            request.messages.push(Message::new(next, text));
+        }
+        request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::tiny_model;
+    use conformance::fake::{FakeRunner, FakeSpec};
+    use contract::Runner;
+    use decode::PrefixConfig;
+    use serde_json::{Value, json};
+
+    fn ready() -> Arc<Ready> {
+        Arc::new(Ready {
+            model: tiny_model(),
+            info: FakeRunner::new(FakeSpec::default()).info().clone(),
+            prefix: PrefixConfig::default(),
+            store: None,
+        })
+    }
+
+    fn request(messages: &[Value]) -> ChatRequest {
+        let tool = json!({"type": "function", "function": {"name": "add", "parameters": {
+            "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}});
+        let body = json!({"messages": messages, "tools": [tool]});
+        ChatRequest::from_json(body.to_string().as_bytes()).unwrap()
+    }
+
+    fn said(content: &str, thoughts: &str, call: Option<&str>) -> Reply {
+        let mut reply = Reply::default();
+        reply.push(ReplyDelta::Reasoning(thoughts.to_owned()));
+        reply.push(ReplyDelta::Content(content.to_owned()));
+        if let Some(arguments) = call {
+            let (id, name) = ("call_1".to_owned(), "add".to_owned());
+            let index = 0;
+            reply.push(ReplyDelta::ToolCall { index, id, name });
+            let fragment = arguments.to_owned();
+            reply.push(ReplyDelta::ToolArguments { index, fragment });
+        }
+        reply
+    }
+
+    fn text(ready: &Ready, tokens: &[TokenId]) -> String {
+        let bytes = tokens
+            .iter()
+            .flat_map(|id| ready.model.tokenizer.bytes(*id));
+        String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
+    }
+
+    /// What is foreseen of `asked` once it was answered with `reply`, and the prompt of the request that comes then.
+    fn check(asked: &[Value], reply: Reply, next: Role, came: &[Value]) -> (String, String) {
+        let ready = ready();
+        let foresight = Foresight {
+            ready: Arc::clone(&ready),
+            policy: ConversationPolicy::default(),
+            request: request(asked),
+            reply,
+        };
+        let found = foresight.tokens(next).unwrap();
+        let conversation = request(&[asked, came].concat());
+        let conversation = conversation.conversation(&ConversationPolicy::default());
+        let rendered = ready.model.template.render(&conversation.unwrap()).unwrap();
+        let prompt = ready.model.tokenizer.encode_rendered(&rendered).unwrap();
+        let found_text = text(&ready, &found);
+        assert!(
+            prompt.starts_with(&found),
+            "{found_text}\n\n{}",
+            rendered.text
+        );
+        (found_text, rendered.text)
+    }
+
+    fn calls(thoughts: Option<&str>) -> Vec<Value> {
+        let call = json!({"id": "call_0", "type": "function",
+            "function": {"name": "add", "arguments": "{\"a\": 1, \"b\": 2}"}});
+        let mut message = json!({"role": "assistant", "content": "I add.", "tool_calls": [call]});
+        if let Some(thoughts) = thoughts {
+            message["reasoning_content"] = thoughts.into();
+        }
+        vec![
+            json!({"role": "user", "content": "What is 1 + 2?"}),
+            message,
+            json!({"role": "tool", "tool_call_id": "call_0", "content": "3"}),
+        ]
+    }
+
+    #[test]
+    fn the_next_wish_begins_with_what_was_foreseen_thoughts_and_all() {
+        for thoughts in [None, Some("One and two.")] {
+            let asked = calls(thoughts);
+            let came = [
+                json!({"role": "assistant", "content": "It is 3."}),
+                json!({"role": "user", "content": "Thanks!\n\nAnd 4 + 5?"}),
+            ];
+            let reply = said("It is 3.", "The tool says 3.", None);
+            let (found, _) = check(&asked, reply, Role::User, &came);
+            assert!(
+                found.ends_with("It is 3.<|im_end|>\n<|im_start|>user\n"),
+                "{found}"
+            );
+            // The thoughts of the wish before are gone, as they will be.
+            assert!(!found.contains("<think>") && found.contains("<function=add>"));
+        }
+    }
+
+    #[test]
+    fn a_tools_result_follows_the_call_that_was_written() {
+        for thoughts in [None, Some("Three and four.")] {
+            let mut asked = calls(thoughts);
+            asked[0]["content"] = "Add all.".into();
+            let mut came = calls(thoughts)[1..].to_vec();
+            came[0]["tool_calls"][0]["function"]["arguments"] = "{\"a\":3,\"b\":4}".into();
+            let reply = said("I add.", "Three and four.", Some("{\"a\": 3, \"b\": 4}"));
+            let (found, _) = check(&asked, reply, Role::Tool, &came);
+            assert!(
+                found.ends_with("<|im_start|>user\n<tool_response>\n"),
+                "{found}"
+            );
+            let thinks = found.contains("Three and four.\n</think>\n\nI add.\n\n<tool_call>");
+            assert_eq!(thinks, thoughts.is_some(), "{found}");
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Counters and histograms, and the Prometheus text made of them.
+//!
+//! Names follow vLLM's with our prefix, so that dashboards need a search-and-replace only. There is no global
+//! recorder: each server has its own, so that several can live in one process.
+
+mod decode_steps;
+mod pool;
+mod prefix;
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use metrics::{
+    Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString, Unit,
+};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+use crate::engine::{Phase, Published};
+use decode_steps::RoundMeters;
+use pool::PoolMeters;
+use prefix::PrefixMeters;
+
+static METADATA: Metadata<'static> = Metadata::new("server", Level::INFO, None);
+
+const SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0, 600.0,
+];
+const TOKENS: &[f64] = &[
+    1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0,
+];
+const RATES: &[f64] = &[
+    1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0,
+];
+
+const HTTP_REQUESTS: &str = "hearth_http_requests_total";
+const SUCCESS: &str = "hearth_request_success_total";
+const CANCELLED: &str = "hearth_request_cancelled_total";
+
+/// Where a request was when its client left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Waiting for a place on the device.
+    Queue,
+    /// Running its prompt.
+    Prefill,
+    /// Generating.
+    Decode,
+}
+
+impl Stage {
+    /// The label's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Queue => "queue",
+            Stage::Prefill => "prefill",
+            Stage::Decode => "decode",
+        }
+    }
+}
+
+/// What is known of a request at its end.
+#[derive(Debug, Clone, Default)]
+pub struct RequestSummary {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of these, restored from the cache.
+    pub cached_tokens: usize,
+    /// Tokens generated, thinking included.
+    pub completion_tokens: usize,
+    /// Of these, thinking.
+    pub reasoning_tokens: usize,
+    /// Complete tool calls in the reply.
+    pub tool_calls: usize,
+    /// Calls that had to be mended, and text that only began like one.
+    pub malformed_calls: usize,
+    /// From hand-over to start.
+    pub queue: Duration,
+    /// From start to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// Whole time.
+    pub total: Duration,
+}
+
+/// All meters of one server.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generation_tokens: Counter,
+    reasoning_tokens: Counter,
+    tool_calls: Counter,
+    malformed_calls: Counter,
+    running: Gauge,
+    waiting: Gauge,
+    up: Gauge,
+    queue_time: Histogram,
+    time_to_first_token: Histogram,
+    inter_token: Histogram,
+    prefill_time: Histogram,
+    decode_time: Histogram,
+    whole_time: Histogram,
+    prefill_rate: Histogram,
+    decode_rate: Histogram,
+    prompt_size: Histogram,
+    generation_size: Histogram,
+    rounds: RoundMeters,
+    prefix: PrefixMeters,
+    pool: PoolMeters,
+}
+
+impl Metrics {
+    /// Fresh meters, all at zero.
+    pub fn new() -> Metrics {
+        let buckets = [
+            (Matcher::Suffix("_seconds".to_owned()), SECONDS),
+            (Matcher::Suffix("_tokens".to_owned()), TOKENS),
+            (Matcher::Suffix("_tokens_per_second".to_owned()), RATES),
+        ];
+        let mut builder = PrometheusBuilder::new();
+        for (matcher, bounds) in buckets {
+            builder = builder
+                .set_buckets_for_metric(matcher, bounds)
+                .expect("the bounds are not empty");
+        }
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        let make = Maker(&recorder);
+        let metrics = Metrics {
+            prompt_tokens: make.counter("hearth_prompt_tokens_total", "Tokens of prompts."),
+            cached_tokens: make.counter(
+                "hearth_prompt_tokens_cached_total",
+                "Tokens of prompts restored from the prefix cache.",
+            ),
+            generation_tokens: make.counter(
+                "hearth_generation_tokens_total",
+                "Tokens generated, thinking included.",
+            ),
+            reasoning_tokens: make.counter(
+                "hearth_reasoning_tokens_total",
+                "Tokens generated while thinking.",
+            ),
+            tool_calls: make.counter("hearth_tool_calls_total", "Complete tool calls in replies."),
+            malformed_calls: make.counter(
+                "hearth_tool_calls_malformed_total",
+                "Tool calls that had to be mended, and text that only began like one.",
+            ),
+            running: make.gauge("hearth_num_requests_running", "Requests on the device."),
+            waiting: make.gauge(
+                "hearth_num_requests_waiting",
+                "Requests waiting for a place on the device.",
+            ),
+            up: make.gauge("hearth_engine_up", "1 while the engine takes requests."),
+            queue_time: make.histogram(
+                "hearth_request_queue_time_seconds",
+                "From hand-over to start.",
+            ),
+            time_to_first_token: make.histogram(
+                "hearth_time_to_first_token_seconds",
+                "From hand-over to the first token.",
+            ),
+            inter_token: make.histogram(
+                "hearth_inter_token_latency_seconds",
+                "Time between a request's tokens, averaged over each engine step.",
+            ),
+            prefill_time: make.histogram(
+                "hearth_request_prefill_time_seconds",
+                "From start to the first token.",
+            ),
+            decode_time: make.histogram(
+                "hearth_request_decode_time_seconds",
+                "From the first token to the last.",
+            ),
+            whole_time: make.histogram(
+                "hearth_e2e_request_latency_seconds",
+                "From hand-over to the end.",
+            ),
+            prefill_rate: make.histogram(
+                "hearth_prefill_tokens_per_second",
+                "Prompt tokens run a second, by request.",
+            ),
+            decode_rate: make.histogram(
+                "hearth_decode_tokens_per_second",
+                "Tokens generated a second, by request.",
+            ),
+            prompt_size: make.histogram("hearth_request_prompt_tokens", "Tokens of a prompt."),
+            generation_size: make.histogram(
+                "hearth_request_generation_tokens",
+                "Tokens generated by a request.",
+            ),
+            rounds: RoundMeters::new(&recorder),
+            prefix: PrefixMeters::new(&recorder),
+            pool: PoolMeters::new(&recorder),
+            recorder,
+            handle,
+        };
+        let describe = |name: &'static str, text: &'static str| {
+            metrics
+                .recorder
+                .describe_counter(name.into(), None, text.into());
+        };
+        describe(HTTP_REQUESTS, "Requests by route and status.");
+        describe(SUCCESS, "Finished requests by the reason of their end.");
+        describe(CANCELLED, "Requests whose client left, by stage.");
+        let version = [Label::new("version", env!("CARGO_PKG_VERSION"))];
+        metrics.recorder.describe_gauge(
+            "hearth_build_info".into(),
+            None,
+            "Always 1; labels tell the build.".into(),
+        );
+        metrics
+            .recorder
+            .register_gauge(
+                &Key::from_parts("hearth_build_info", version.to_vec()),
+                &METADATA,
+            )
+            .set(1.0);
+        metrics
+    }
+
+    /// Counts an answered HTTP request.
+    pub fn http_request(&self, route: &str, status: StatusCode) {
+        let labels = vec![
+            Label::new("endpoint", route.to_owned()),
+            Label::new("status", status.as_str().to_owned()),
+        ];
+        self.count(HTTP_REQUESTS, labels);
+    }
+
+    /// Counts a request whose client left.
+    pub fn cancelled(&self, stage: Stage) {
+        self.count(CANCELLED, vec![Label::new("phase", stage.name())]);
+    }
+
+    /// Records the time a step of `tokens` tokens took for one request.
+    pub fn step(&self, since_last: Duration, tokens: usize) {
+        if tokens > 0 {
+            self.inter_token
+                .record(since_last.as_secs_f64() / tokens as f64);
+        }
+    }
+
+    /// Records a finished request.
+    pub fn finished(&self, reason: &'static str, summary: &RequestSummary) {
+        self.count(SUCCESS, vec![Label::new("finished_reason", reason)]);
+        self.prompt_tokens.increment(summary.prompt_tokens as u64);
+        self.cached_tokens.increment(summary.cached_tokens as u64);
+        self.generation_tokens
+            .increment(summary.completion_tokens as u64);
+        self.reasoning_tokens
+            .increment(summary.reasoning_tokens as u64);
+        self.tool_calls.increment(summary.tool_calls as u64);
+        self.malformed_calls
+            .increment(summary.malformed_calls as u64);
+        self.queue_time.record(summary.queue);
+        self.prefill_time.record(summary.prefill);
+        self.time_to_first_token
+            .record(summary.queue + summary.prefill);
+        self.decode_time.record(summary.decode);
+        self.whole_time.record(summary.total);
+        self.prompt_size.record(summary.prompt_tokens as f64);
+        self.generation_size
+            .record(summary.completion_tokens as f64);
+        let run = summary.prompt_tokens.saturating_sub(summary.cached_tokens);
+        if run > 0 && !summary.prefill.is_zero() {
+            self.prefill_rate
+                .record(run as f64 / summary.prefill.as_secs_f64());
+        }
+        if summary.completion_tokens > 1 && !summary.decode.is_zero() {
+            let tokens = (summary.completion_tokens - 1) as f64;
+            self.decode_rate
+                .record(tokens / summary.decode.as_secs_f64());
+        }
+    }
+
+    /// The Prometheus text, with gauges as of now.
+    pub fn render(&self, engine: &Published, waiting: usize) -> String {
+        self.running.set(engine.running as f64);
+        self.waiting.set(waiting as f64);
+        let up = engine.phase == Phase::Ready;
+        self.up.set(f64::from(u8::from(up)));
+        self.rounds.set(&engine.stats);
+        self.prefix.set(&engine.stats.prefix);
+        self.pool.set(&engine.stats);
+        self.handle.run_upkeep();
+        self.handle.render()
+    }
+
+    fn count(&self, name: &'static str, labels: Vec<Label>) {
+        self.recorder
+            .register_counter(&Key::from_parts(name, labels), &METADATA)
+            .increment(1);
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics::new()
+    }
+}
+
+/// Registers meters with their descriptions.
+struct Maker<'a>(&'a PrometheusRecorder);
+
+impl Maker<'_> {
+    fn counter(&self, name: &'static str, text: &'static str) -> Counter {
+        let unit: Option<Unit> = None;
+        self.0
+            .describe_counter(name.into(), unit, SharedString::const_str(text));
+        self.0
+            .register_counter(&Key::from_static_name(name), &METADATA)
+    }
+
+    fn gauge(&self, name: &'static str, text: &'static str) -> Gauge {
+        self.0
+            .describe_gauge(name.into(), None, SharedString::const_str(text));
+        self.0
+            .register_gauge(&Key::from_static_name(name), &METADATA)
+    }
+
+    fn histogram(&self, name: &'static str, text: &'static str) -> Histogram {
+        self.0
+            .describe_histogram(name.into(), None, SharedString::const_str(text));
+        self.0
+            .register_histogram(&Key::from_static_name(name), &METADATA)
+    }
+}

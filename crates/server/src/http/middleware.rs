@@ -1,0 +1,232 @@
+//! What every request meets before its route: an id, cross-origin rules, the key, and a net under panics.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
+use tracing::Instrument;
+
+use crate::error::{ApiError, Dialect};
+use crate::http::state::App;
+use crate::ids;
+
+const REQUEST_ID: &str = "x-request-id";
+/// The same under the name Anthropic's clients read.
+const ANTHROPIC_REQUEST_ID: &str = "request-id";
+/// Longer ids from clients are replaced rather than echoed.
+const MAX_REQUEST_ID: usize = 128;
+const SERVER: &str = concat!("hearth/", env!("CARGO_PKG_VERSION"));
+
+/// Keys, kept as hashes only. Comparing hashes of equal length takes the same time wherever they differ.
+#[derive(Debug, Clone, Default)]
+pub struct Keys {
+    hashes: Vec<blake3::Hash>,
+}
+
+impl Keys {
+    /// Takes the keys of which one must be presented; none lets everyone in.
+    pub fn new(keys: &[String]) -> Keys {
+        Keys {
+            hashes: keys.iter().map(|k| blake3::hash(k.as_bytes())).collect(),
+        }
+    }
+
+    /// Checks `Authorization: Bearer K` or `x-api-key: K`.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.hashes.is_empty() {
+            return Ok(());
+        }
+        let bearer = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.as_bytes().split_first_chunk::<7>())
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "))
+            .map(|(_, key)| key.trim_ascii());
+        let plain = headers.get("x-api-key").map(HeaderValue::as_bytes);
+        let mut presented = false;
+        for key in bearer.into_iter().chain(plain) {
+            presented = true;
+            let hash = blake3::hash(key);
+            // No early end: which of the keys matched must not show in the time either.
+            if self
+                .hashes
+                .iter()
+                .fold(false, |any, known| any | (*known == hash))
+            {
+                return Ok(());
+            }
+        }
+        let message = match presented {
+            true => "the API key is not one this server knows",
+            false => {
+                "this server needs an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+            }
+        };
+        Err(ApiError::Unauthorized {
+            message: message.to_owned(),
+        })
+    }
+}
+
+/// The id of a request, for routes that tell it in a body.
+#[derive(Debug, Clone)]
+pub struct RequestId(pub String);
+
+/// The outermost layer.
+pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let id = request_id(request.headers());
+    let dialect = dialect(&request);
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let route = match request.extensions().get::<MatchedPath>() {
+        Some(path) => path.as_str().to_owned(),
+        None => "none".to_owned(),
+    };
+    let method = request.method().clone();
+    let mut response = if method == Method::OPTIONS {
+        StatusCode::NO_CONTENT.into_response()
+    } else if let Err(error) = allow(&app, &request) {
+        error.into_response()
+    } else {
+        let span = tracing::info_span!("request", id, endpoint = route);
+        let answer = next.run(request).instrument(span);
+        match AssertUnwindSafe(answer).catch_unwind().await {
+            Ok(response) => response,
+            Err(_) => {
+                tracing::error!(request = %id, route, "a route panicked");
+                ApiError::internal("the server met a defect while answering; see its log")
+                    .into_response()
+            }
+        }
+    };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        // What the router says of other methods stays true in any dialect.
+        let allowed = response.headers_mut().remove(header::ALLOW);
+        response = error.respond(dialect, Some(&id));
+        if let Some(allowed) = allowed {
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+    }
+    let headers = response.headers_mut();
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        if dialect == Dialect::Anthropic {
+            headers.insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
+        headers.insert(REQUEST_ID, value);
+    }
+    headers.insert(header::SERVER, HeaderValue::from_static(SERVER));
+    if app.config().cors {
+        cross_origin(headers, method == Method::OPTIONS);
+    }
+    app.metrics().http_request(&route, response.status());
+    tracing::debug!(
+        request = %id,
+        %method,
+        route,
+        status = response.status().as_u16(),
+        ms = begun.elapsed().as_secs_f64() * 1e3,
+        "request answered"
+    );
+    response
+}
+
+/// Whose words an error is told in: by the path, and on paths that several protocols share by the header
+/// that only one of them sends.
+fn dialect(request: &Request) -> Dialect {
+    let mut parts = request
+        .uri()
+        .path()
+        .split('/')
+        .filter(|part| !part.is_empty());
+    let first = parts.find(|part| *part != "v1");
+    match first == Some("messages") || request.headers().contains_key("anthropic-version") {
+        true => Dialect::Anthropic,
+        false => Dialect::OpenAi,
+    }
+}
+
+/// Health is open to probes; everything else wants a key if there are keys.
+fn allow(app: &App, request: &Request) -> Result<(), ApiError> {
+    let path = request.uri().path();
+    let open = path == "/" || path.trim_end_matches('/').ends_with("/health");
+    match open {
+        true => Ok(()),
+        false => app.keys().check(request.headers()),
+    }
+}
+
+fn request_id(headers: &HeaderMap) -> String {
+    headers
+        .get(REQUEST_ID)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID)
+        .map_or_else(|| ids::random("req_"), str::to_owned)
+}
+
+fn cross_origin(headers: &mut HeaderMap, preflight: bool) {
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_ORIGIN,
+        HeaderValue::from_static("*"),
+    );
+    headers.insert(
+        header::ACCESS_CONTROL_EXPOSE_HEADERS,
+        HeaderValue::from_static("x-request-id, retry-after"),
+    );
+    if preflight {
+        headers.insert(
+            header::ACCESS_CONTROL_ALLOW_METHODS,
+            HeaderValue::from_static("GET, POST, OPTIONS"),
+        );
+        // The wildcard does not cover `authorization`, which browsers want named.
+        headers.insert(
+            header::ACCESS_CONTROL_ALLOW_HEADERS,
+            HeaderValue::from_static("*, authorization"),
+        );
+        headers.insert(
+            header::ACCESS_CONTROL_MAX_AGE,
+            HeaderValue::from_static("86400"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &'static str, value: &'static str) -> bool {
+        let keys = Keys::new(&["one".to_owned(), "two".to_owned()]);
+        let mut headers = HeaderMap::new();
+        headers.insert(name, HeaderValue::from_static(value));
+        keys.check(&headers).is_ok()
+    }
+
+    #[test]
+    fn either_header_carries_a_key_and_nothing_else_does() {
+        assert!(check("authorization", "Bearer one"));
+        assert!(check("authorization", "bearer two"));
+        assert!(check("x-api-key", "two"));
+        assert!(!check("authorization", "one"));
+        assert!(!check("authorization", "Basic one"));
+        assert!(!check("authorization", "Bearer"));
+        assert!(!check("x-api-key", "three"));
+        assert!(!check("x-api-key", ""));
+        assert!(!check("cookie", "one"));
+    }
+
+    #[test]
+    fn a_wrong_bearer_beside_a_right_key_is_let_in() {
+        let keys = Keys::new(&["one".to_owned()]);
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", HeaderValue::from_static("Bearer x"));
+        headers.insert("x-api-key", HeaderValue::from_static("one"));
+        assert!(keys.check(&headers).is_ok());
+    }
+
+    #[test]
+    fn without_keys_everyone_is_let_in() {
+        assert!(Keys::new(&[]).check(&HeaderMap::new()).is_ok());
+    }
+}

@@ -1,0 +1,11 @@
+//! HTTP: routes, server-sent events, middleware, metrics and the server's life.
+
+pub mod body;
+pub mod dialect;
+pub mod metrics;
+pub mod middleware;
+pub mod routes;
+pub mod serve;
+pub mod shutdown;
+pub mod sse;
+pub mod state;

@@ -1,0 +1,103 @@
+//! The paths. Each is served as `/v1/X`, as `/X` and, since base URLs are often joined wrongly, as `/v1/v1/X`.
+
+mod chat;
+mod completions;
+mod messages;
+mod models;
+mod openapi;
+mod page;
+mod props;
+mod responses;
+mod slots;
+mod status;
+mod text;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, get, post};
+
+use crate::error::ApiError;
+use crate::http::middleware;
+use crate::http::state::App;
+
+/// Paths that are asked for by clients that try several protocols; they get a short answer, not a puzzle.
+const NOT_OURS: [(&str, &str); 6] = [
+    ("embeddings", "this server makes no embeddings"),
+    ("rerank", "this server does not rank documents"),
+    ("images/", "this server makes no images"),
+    ("audio/", "this server does not handle audio"),
+    ("moderations", "this server does not moderate"),
+    (
+        "api/",
+        "this server does not speak the ollama protocol; use /v1",
+    ),
+];
+
+/// Every path behind `/v1`, and who answers there.
+fn routes() -> [(&'static str, MethodRouter<App>); 23] {
+    [
+        ("/health", get(status::health)),
+        ("/models", get(models::models)),
+        ("/models/{*id}", get(models::model)),
+        ("/props", get(props::props)),
+        ("/slots", get(slots::slots)),
+        ("/status", get(slots::page)),
+        ("/status/json", get(slots::snapshot)),
+        ("/status/events", get(slots::events)),
+        ("/metrics", get(status::metrics)),
+        ("/version", get(status::version)),
+        ("/openapi.json", get(openapi::openapi)),
+        ("/chat/completions", post(chat::completions)),
+        ("/chat/completions/input_tokens", post(chat::input_tokens)),
+        ("/chat/completions/control", post(chat::control)),
+        ("/completions", post(completions::completions)),
+        ("/responses", post(responses::responses)),
+        ("/responses/input_tokens", post(responses::input_tokens)),
+        ("/messages", post(messages::messages)),
+        ("/messages/count_tokens", post(messages::count_tokens)),
+        ("/tokenize", post(text::tokenize)),
+        ("/detokenize", post(text::detokenize)),
+        ("/tokenizer_info", get(text::tokenizer_info)),
+        ("/apply-template", post(text::apply_template)),
+    ]
+}
+
+/// Every path in its usual form, for those who want to know what there is.
+fn paths() -> impl Iterator<Item = String> {
+    routes().into_iter().map(|(path, _)| format!("/v1{path}"))
+}
+
+/// All routes, with everything that goes around them.
+pub fn router(app: App) -> Router {
+    let mut router = Router::new()
+        .route("/", get(page::root))
+        .route("/v1", get(status::health));
+    for (path, method) in routes() {
+        for base in ["", "/v1", "/v1/v1"] {
+            router = router.route(&format!("{base}{path}"), method.clone());
+        }
+    }
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), middleware::guard))
+        .with_state(app)
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let path = request.uri().path();
+    let tail = path.trim_start_matches("/v1").trim_start_matches('/');
+    let message = match NOT_OURS.iter().find(|(known, _)| tail.starts_with(known)) {
+        Some((_, why)) => format!("{path}: {why}"),
+        None => format!("nothing is served at {path}"),
+    };
+    ApiError::NotFound { message }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    ApiError::MethodNotAllowed {
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+    }
+}

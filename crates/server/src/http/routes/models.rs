@@ -1,0 +1,164 @@
+//! The one model, as the lists of several protocols show it.
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, State};
+use serde_json::{Value, json};
+
+use super::status::NAME;
+use crate::error::ApiError;
+use crate::http::state::App;
+
+/// What Codex tells a model of this catalogue to be; it sends its own text where it has one.
+const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in the user's terminal. \
+Use the tools you are given to read files, run commands and make changes; do not guess what a command would print. \
+Keep changes small and in the style of the code around them, check them where that is possible, \
+and end with a short summary of what was done and what was not.";
+
+/// How hard to think, as the catalogue lists it.
+const EFFORTS: [(&str, &str); 4] = [
+    ("low", "Thinks briefly"),
+    ("medium", "Thinks as long as everyday tasks need"),
+    ("high", "Thinks long"),
+    ("xhigh", "Thinks as long as it takes"),
+];
+
+/// `GET /v1/models`: the list of OpenAI's protocol, with the keys of Anthropic's beside it. Codex, which says
+/// its version in the query, gets its catalogue too. Answers while loading, with less in it.
+pub(super) async fn models(State(app): State<App>, RawQuery(query): RawQuery) -> Json<Value> {
+    let entry = entry(&app);
+    let mut list = json!({
+        "object": "list",
+        "has_more": false,
+        "first_id": entry["id"],
+        "last_id": entry["id"],
+        "data": [entry],
+    });
+    let mut asked = query.as_deref().unwrap_or_default().split('&');
+    if asked.any(|pair| pair.split('=').next() == Some("client_version")) {
+        list["models"] = json!([catalogue_entry(&app)]);
+    }
+    Json(list)
+}
+
+/// `GET /v1/models/{id}`.
+pub(super) async fn model(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    // A name that is no text cannot be the model's.
+    let Path(id) = id.unwrap_or_else(|_| Path(String::new()));
+    if id != app.config().model_name {
+        return Err(ApiError::ModelNotFound {
+            asked: id,
+            served: app.config().model_name.clone(),
+        });
+    }
+    Ok(Json(entry(&app)))
+}
+
+fn entry(app: &App) -> Value {
+    let mut entry = json!({
+        "id": app.config().model_name,
+        "object": "model",
+        "created": app.started_unix(),
+        "owned_by": NAME,
+        "type": "model",
+        "display_name": app.config().model_name,
+        "created_at": rfc3339(app.started_unix()),
+    });
+    if let Some(ready) = app.engine().ready() {
+        let context = ready.info.limits.context;
+        let facts = &ready.model.facts;
+        for key in ["context_length", "max_context_length", "max_model_len"] {
+            entry[key] = json!(context);
+        }
+        entry["meta"] = json!({
+            "n_ctx": context,
+            "n_ctx_train": facts.trained_context,
+            "n_vocab": facts.vocab,
+            "n_params": facts.parameters,
+            "size": facts.size_bytes,
+        });
+    }
+    entry
+}
+
+/// The model as Codex wants it described. It reads this strictly: one field of another type, and it drops the
+/// whole catalogue.
+fn catalogue_entry(app: &App) -> Value {
+    let ready = app.engine().ready();
+    let can = ready
+        .as_ref()
+        .map(|ready| ready.model.template.capabilities());
+    let thinks = can.is_some_and(|can| can.thinking_switch || can.opens_reasoning);
+    let efforts: Vec<Value> = EFFORTS
+        .iter()
+        .filter(|_| thinks)
+        .map(|(effort, description)| json!({"effort": effort, "description": description}))
+        .collect();
+    let mut entry = json!({
+        "slug": app.config().model_name,
+        "display_name": app.config().model_name,
+        "description": format!("Served by {NAME}"),
+        "supported_reasoning_levels": efforts,
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": true,
+        "priority": 0,
+        "upgrade": null,
+        "base_instructions": CODEX_INSTRUCTIONS,
+        "supports_reasoning_summaries": thinks,
+        "support_verbosity": false,
+        "default_verbosity": null,
+        "apply_patch_tool_type": null,
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supports_parallel_tool_calls": true,
+        "effective_context_window_percent": 95,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
+    });
+    if thinks {
+        entry["default_reasoning_level"] = json!("medium");
+    }
+    if let Some(ready) = ready {
+        entry["context_window"] = json!(ready.info.limits.context);
+    }
+    entry
+}
+
+/// A time as `2026-01-31T23:59:59Z`, by the civil calendar counted from 0000-03-01.
+fn rfc3339(unix: u64) -> String {
+    let (days, second) = (unix / 86_400, unix % 86_400);
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, later) = match month < 10 {
+        true => (month + 3, 0),
+        false => (month - 9, 1),
+    };
+    let year = year + era * 400 + later;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_by_the_calendar() {
+        for (unix, written) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(rfc3339(unix), written);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What is loaded and how it is set up. Keys are only ever added; what does not exist here is said to be off.
+
+use axum::Json;
+use axum::extract::State;
+use chat::Tokenizer;
+use contract::TokenId;
+use decode::{PrefixStats, Stats};
+use serde_json::{Value, json};
+
+use super::status::{NAME, VERSION};
+use crate::engine::store::StoreFacts;
+use crate::engine::{Phase, Ready};
+use crate::error::ApiError;
+use crate::http::state::App;
+use crate::scripted;
+
+/// Raised when a key is removed, renamed or gets another type.
+const SCHEMA: u32 = 2;
+
+/// Efforts a request may name.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high", "max"];
+
+/// Tiers of effort, in their order.
+const TIERS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
+
+/// `GET /props`.
+pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    let config = app.config();
+    let Ready { model, info, .. } = &*ready;
+    // Where files lie is for those who hold a key; without keys, everyone may read this page.
+    let shown = |path: &Option<String>| path.clone().filter(|_| !config.api_keys.is_empty());
+    let mut props = json!({
+        "api": {"endpoints": super::paths().collect::<Vec<String>>()},
+        "build_info": format!("{NAME} v{VERSION} props_schema={SCHEMA}"),
+        "server": {"name": NAME, "version": VERSION, "props_schema": SCHEMA},
+        "daemon": {"alive": app.engine().phase() == Phase::Ready},
+        "model_alias": config.model_name,
+        "model_path": shown(&model.facts.path),
+        "model": {
+            "arch": model.facts.architecture,
+            "draft_path": shown(&model.facts.draft_path),
+            "tokenizer_id": null,
+        },
+        "total_slots": info.limits.sequences,
+        "modalities": {"vision": false, "audio": false},
+        "is_sleeping": false,
+        "runtime": {
+            "backend": info.device.id,
+            "device": info.device.name,
+            "features": info.device.features,
+            "fa_window": config.window.window.tokens(),
+            "fa_window_sinks": config.window.window.sinks(),
+            "fa_window_force": config.window.force,
+            "kv_cache_k": info.kv.k.name(),
+            "kv_cache_v": info.kv.v.name(),
+            "kv_cache_choice": model.facts.kv_choice,
+            "lazy_draft": model.facts.lazy_draft,
+            "draft_residency": if model.facts.lazy_draft { "auto" } else { "persistent" },
+            "target_sharding": null,
+            "target_device": info.device.id,
+            "draft_device": info.draft_depth.map(|_| &info.device.id),
+            "chunk": info.limits.prefill_chunk,
+            "kv_pool": pool(&app.engine().published().stats),
+            "memory_bytes": info.memory.total_bytes(),
+        },
+        "speculative": {
+            "enabled": info.draft_depth.is_some(),
+            "draft_depth": info.draft_depth,
+            "exact": info.batch_invariant,
+            "ddtree_budget": info.draft_depth.map(|_| info.limits.tree_nodes.saturating_sub(1)),
+        },
+        "speculative_mode": if info.draft_depth.is_some() { "dflash" } else { "off" },
+        "bos_token": null,
+        "eos_token": special(&model.tokenizer, &model.eos),
+    });
+    if info.device.id == scripted::DEVICE {
+        props["warning"] = json!(scripted::WARNING);
+    }
+    for part in [
+        generation(&ready),
+        template(&ready),
+        caches(&ready, &app.engine().published().stats.prefix),
+    ] {
+        if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
+            props.extend(part);
+        }
+    }
+    Ok(Json(props))
+}
+
+/// The pages that all sequences share, in tokens, and who waits for them.
+fn pool(stats: &Stats) -> Value {
+    json!({
+        "tokens": stats.pool_tokens,
+        "in_use": stats.pool_tokens - stats.free_tokens,
+        "kept_by_cache": stats.kept_tokens,
+        "free": stats.free_tokens - stats.kept_tokens,
+        "queue_waits_for_it": stats.pool_waits,
+        "parked": stats.parked,
+        "lifetime_parked": stats.parkings,
+    })
+}
+
+/// What a request gets that does not say.
+fn generation(ready: &Ready) -> Value {
+    let defaults = &ready.model.defaults;
+    json!({
+        "default_generation_settings": {
+            "n_ctx": ready.info.limits.context,
+            "n_predict": defaults.max_tokens,
+            "temperature": defaults.temperature,
+            "top_p": defaults.top_p,
+            "top_k": defaults.top_k,
+            "min_p": defaults.min_p,
+            "repeat_penalty": defaults.repetition_penalty,
+            "presence_penalty": defaults.presence_penalty,
+        },
+        "budget_envelope": envelope(ready),
+        "model_card": ready.model.facts.card.as_ref().and_then(|card| card.verbatim.clone()),
+        "sampling": {"capabilities": {
+            "supports_temperature": true, "supports_top_p": true, "supports_top_k": true,
+            "supports_min_p": true, "supports_repetition_penalty": true,
+            "supports_frequency_penalty": true, "supports_presence_penalty": true,
+            "supports_seed": true, "supports_logit_bias": true, "supports_logprobs": true,
+            "supports_n": true, "supports_stop": true,
+        }},
+    })
+}
+
+/// How long requests may think and answer.
+fn envelope(ready: &Ready) -> Value {
+    let (facts, defaults) = (&ready.model.facts, &ready.model.defaults);
+    let reasoning = &defaults.reasoning;
+    let tiers = TIERS.iter().enumerate();
+    let tiers = tiers.map(|(i, name)| ((*name).to_owned(), json!(reasoning.tiers.map(|t| t[i]))));
+    json!({
+        "model_card_source": facts.card.as_ref().map(|card| &card.source),
+        "default_max_tokens": defaults.max_tokens,
+        "most_tokens": reasoning.most_tokens,
+        "hard_limit_reply_budget": reasoning.reply_budget,
+        "think_max_tokens": reasoning.think_max_tokens,
+        "effort_tiers": tiers.collect::<serde_json::Map<String, Value>>(),
+    })
+}
+
+/// What the chat template was found able to express.
+fn template(ready: &Ready) -> Value {
+    let (model, can) = (&ready.model, ready.model.template.capabilities());
+    let reasoning = can.thinking_switch || can.opens_reasoning;
+    json!({
+        "chat_template": model.template.source(),
+        "chat_template_caps": {
+            "supports_system_role": can.system,
+            "supports_tools": can.tools,
+            "supports_tool_responses": can.tool_results,
+            "supports_enable_thinking": can.thinking_switch,
+            "supports_reasoning_effort": can.effort,
+        },
+        "capabilities": {
+            "speculative_supported": ready.info.draft_depth.is_some(),
+            "tools_supported": can.tools,
+            "reasoning_supported": reasoning,
+        },
+        "reasoning": {
+            "supported": reasoning,
+            "default": model.defaults.thinking.unwrap_or(can.opens_reasoning),
+            "supported_efforts": EFFORTS,
+        },
+    })
+}
+
+/// Caches and compression that clients of other servers look for.
+fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
+    let store = ready.store.as_ref();
+    json!({
+        "prefix_cache": {
+            "capacity": ready.prefix.slots,
+            "in_use": prefix.entries,
+            "lifetime_hits": prefix.hits,
+            "lookups": prefix.lookups,
+            "cached_tokens": prefix.cached_tokens,
+            "bytes": prefix.bytes,
+            "capacity_bytes": ready.prefix.bytes,
+            "evicted": prefix.evicted,
+            "failed": prefix.failed,
+            "read_ahead": {
+                "most_tokens": ready.prefix.ahead,
+                "tokens": prefix.ahead_tokens,
+                "saved": prefix.ahead_saved,
+                "hits": prefix.ahead_hits,
+            },
+        },
+        "full_cache": {
+            "enabled": store.is_some(),
+            "capacity_bytes": store.map_or(0, |store| store.budget),
+            "stored": prefix.stored,
+            "lifetime_hits": prefix.store_hits,
+            "disk_policy": if store.is_some() { "full" } else { "off" },
+            "trouble": store.and_then(StoreFacts::trouble),
+            "capacity": 0, "in_use": 0, "disk_bytes": 0,
+        },
+        "pflash": {
+            "enabled": false, "mode": "off", "threshold": 0, "keep_ratio": 0.0, "drafter_gguf": null,
+            "skip_park": false, "bsa_enabled": false, "bsa_alpha": 0.0, "lm_head_fix": false,
+            "draft_residency": "persistent",
+        },
+        "tool_replay": {
+            "max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0,
+        },
+    })
+}
+
+/// The text of the first of `ids`.
+fn special(tokenizer: &Tokenizer, ids: &[TokenId]) -> Option<String> {
+    ids.first().map(|id| tokenizer.decode(&[*id]))
+}

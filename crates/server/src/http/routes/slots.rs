@@ -1,0 +1,189 @@
+//! Who is on the device and who waits. Nothing here waits on the engine, and no text is told.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::page::POLICY;
+use super::status::{NAME, VERSION};
+use crate::engine::active_requests::Entry;
+use crate::error::ApiError;
+use crate::http::metrics::Stage;
+use crate::http::state::App;
+
+const PAGE: &str = include_str!("../page/status.html");
+/// How often a watcher hears of tokens.
+const TICK: Duration = Duration::from_millis(250);
+/// How often a watcher hears of everything, in ticks.
+const STATUS_TICKS: u32 = 4;
+/// Silence after which a comment is sent.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+/// Events a watcher may be behind; one that is further behind is let go.
+const BEHIND: usize = 64;
+
+/// `GET /slots`.
+pub(super) async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    app.ready()?;
+    Ok(Json(now(&app)))
+}
+
+/// Everything that is shown, as of now; while the model is loading, without what comes of it.
+fn now(app: &App) -> Value {
+    let published = app.engine().published();
+    let stats = &published.stats;
+    let limits = published.ready.as_ref().map(|ready| ready.info.limits);
+    let requests: Vec<Value> = app
+        .board()
+        .entries()
+        .iter()
+        .map(|entry| shown(entry))
+        .collect();
+    json!({
+        "total": limits.map(|limits| limits.sequences),
+        "context": limits.map(|limits| limits.context),
+        "sequences": stats.sequences,
+        "prefilling": stats.prefilling,
+        "requests_running": published.running,
+        "requests_waiting": app.engine().waiting(),
+        "pool_tokens": stats.pool_tokens,
+        "free_context_tokens": stats.free_tokens,
+        "kept_context_tokens": stats.kept_tokens,
+        "pool_waits": stats.pool_waits,
+        "parked": stats.parked,
+        "generated_tokens": stats.generated_tokens,
+        "prompt_tokens": stats.prompt_tokens,
+        "snapshots": stats.prefix.entries,
+        "snapshot_bytes": stats.prefix.bytes,
+        "requests": requests,
+    })
+}
+
+fn shown(entry: &Entry) -> Value {
+    let state = match entry.stage() {
+        Stage::Queue => "waiting",
+        Stage::Prefill => "prefill",
+        Stage::Decode => "decode",
+    };
+    json!({
+        "id": entry.id,
+        "state": state,
+        "priority": entry.priority,
+        "session": entry.session,
+        "choices": entry.choices,
+        "prompt_tokens": entry.prompt_tokens,
+        "cached_tokens": entry.cached_tokens(),
+        "generated_tokens": entry.generated_tokens(),
+        "max_tokens": entry.max_tokens,
+        "age_s": (entry.age_s() * 10.0).round() / 10.0,
+    })
+}
+
+/// Refuses where nobody asked for these pages.
+fn open(app: &App) -> Result<(), ApiError> {
+    match app.config().status_page {
+        true => Ok(()),
+        false => Err(ApiError::NotFound {
+            message: "the status pages are switched off; start the server with --status-page"
+                .to_owned(),
+        }),
+    }
+}
+
+/// `GET /status`: a page that follows the events.
+pub(super) async fn page(State(app): State<App>) -> Result<Response, ApiError> {
+    open(&app)?;
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    Ok((headers, PAGE).into_response())
+}
+
+/// `GET /status/json`.
+pub(super) async fn snapshot(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    open(&app)?;
+    Ok(Json(status(&app)))
+}
+
+fn status(app: &App) -> Value {
+    let phase = app.engine().published().phase;
+    json!({
+        "server": {"name": NAME, "version": VERSION},
+        "model": app.config().model_name,
+        "phase": format!("{phase:?}").split('(').next().unwrap_or_default().to_lowercase(),
+        "started": app.started_unix(),
+        "slots": now(app),
+    })
+}
+
+/// `GET /status/events`: a `status` event each second while something changes, `token` events between them.
+pub(super) async fn events(State(app): State<App>) -> Result<Response, ApiError> {
+    open(&app)?;
+    let (sender, receiver) = mpsc::channel(BEHIND);
+    tokio::spawn(watch(app, sender));
+    let stream = futures::stream::unfold(receiver, |mut receiver| async move {
+        let bytes: Bytes = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(bytes), receiver))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    Ok((headers, Body::from_stream(stream)).into_response())
+}
+
+/// Tells one watcher until it leaves or falls behind, or the server ends.
+async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
+    let mut generated: HashMap<u64, usize> = HashMap::new();
+    let mut told = Value::Null;
+    let mut last = Instant::now();
+    let mut ticks = tokio::time::interval(TICK);
+    for tick in 0_u32.. {
+        ticks.tick().await;
+        let mut text = String::new();
+        let entries = app.board().entries();
+        generated.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
+        for entry in &entries {
+            let tokens = entry.generated_tokens();
+            let before = generated.insert(entry.id, tokens).unwrap_or(0);
+            if tokens > before {
+                let data =
+                    json!({"id": entry.id, "tokens": tokens - before, "generated_tokens": tokens});
+                text += &format!("event: token\ndata: {data}\n\n");
+            }
+        }
+        if tick.is_multiple_of(STATUS_TICKS) {
+            let status = status(&app);
+            if status != told {
+                text += &format!("event: status\ndata: {status}\n\n");
+                told = status;
+            }
+        }
+        if text.is_empty() && last.elapsed() >= HEARTBEAT {
+            text += ": still here\n\n";
+        }
+        if !text.is_empty() {
+            last = Instant::now();
+            if sender.try_send(text.into()).is_err() {
+                return;
+            }
+        }
+        let ended = matches!(
+            app.engine().phase(),
+            crate::engine::Phase::Failed(_) | crate::engine::Phase::Stopped
+        );
+        if ended || sender.is_closed() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the server is and how it fares. Nothing here waits on the engine.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::engine::Phase;
+use crate::error::ApiError;
+use crate::http::state::App;
+
+pub(super) const NAME: &str = "hearth";
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Liveness: 200 only while requests are taken.
+pub(super) async fn health(State(app): State<App>) -> Response {
+    let published = app.engine().published();
+    let stuck = app
+        .engine()
+        .turn_age()
+        .filter(|age| *age >= app.config().times.stall);
+    let (status, body) = match (&published.phase, stuck) {
+        (Phase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
+        (Phase::Ready, Some(age)) => (
+            "error",
+            json!({"detail": format!("one engine step has taken {} s so far", age.as_secs())}),
+        ),
+        (Phase::Loading, _) => {
+            let progress = published
+                .progress
+                .map(|p| json!({"done_bytes": p.done_bytes, "total_bytes": p.total_bytes}));
+            ("loading", json!({"progress": progress}))
+        }
+        (Phase::Draining | Phase::Stopped, _) => ("draining", json!({})),
+        (Phase::Failed(detail), _) => ("error", json!({"detail": &**detail})),
+    };
+    let mut body = body;
+    body["status"] = json!(status);
+    let mut response = (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
+    response
+}
+
+/// Prometheus text.
+pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
+    if !app.config().metrics {
+        return Err(ApiError::NotFound {
+            message: "metrics are switched off".to_owned(),
+        });
+    }
+    let text = app
+        .metrics()
+        .render(&app.engine().published(), app.engine().waiting());
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// The program's version.
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({"version": VERSION}))
+}

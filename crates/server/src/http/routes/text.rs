@@ -1,0 +1,166 @@
+//! Text to tokens, tokens to text, messages to prompt. None of it touches the queue or the device.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use bytes::Bytes;
+use chat::SpecialTokens;
+use chat::openai::request::ChatRequest;
+use contract::TokenId;
+use serde_json::{Map, Value, json};
+
+use crate::engine::Ready;
+use crate::error::ApiError;
+use crate::http::body;
+use crate::http::state::App;
+use crate::text::prepare;
+
+/// `POST /tokenize`: of text (`content` or `prompt`), or of `messages` as a prompt.
+pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+    let (ready, bytes) = take(&app, body).await?;
+    let policy = prepare::policy(app.config());
+    let answer = body::run_sized(bytes.len(), move || {
+        let map = object(&bytes)?;
+        let model = &ready.model;
+        let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
+            let request = ChatRequest::from_json(&bytes)?;
+            prepare::chat(&ready, &policy, &request)?.ids.to_vec()
+        } else {
+            let text = string(&map, &["content", "prompt"])?;
+            let special = match flag(&map, "parse_special", true)? {
+                true => SpecialTokens::Parse,
+                false => SpecialTokens::AsText,
+            };
+            model.tokenizer.encode(text, special)?
+        };
+        let with_pieces = flag(&map, "with_pieces", false)?;
+        let tokens = ids.iter().map(|id| match with_pieces {
+            false => json!(id.0),
+            true => match std::str::from_utf8(model.tokenizer.bytes(*id)) {
+                Ok(piece) => json!({"id": id.0, "piece": piece}),
+                Err(_) => json!({"id": id.0, "piece": model.tokenizer.bytes(*id)}),
+            },
+        });
+        Ok(json!({
+            "tokens": tokens.collect::<Vec<Value>>(),
+            "count": ids.len(),
+            "max_model_len": ready.info.limits.context,
+        }))
+    })
+    .await?;
+    Ok(Json(answer))
+}
+
+/// `POST /detokenize`.
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let (ready, bytes) = take(&app, body).await?;
+    let answer = body::run_sized(bytes.len(), move || {
+        let map = object(&bytes)?;
+        let Some(tokens) = map.get("tokens").and_then(Value::as_array) else {
+            return Err(ApiError::invalid_param(
+                "tokens",
+                "tokens: must be an array of token ids",
+            ));
+        };
+        let mut ids = Vec::with_capacity(tokens.len());
+        for (index, token) in tokens.iter().enumerate() {
+            let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
+            match id.map(TokenId) {
+                Some(id) if id.index() < ready.info.vocab => ids.push(id),
+                _ => {
+                    let field = format!("tokens[{index}]");
+                    let vocab = ready.info.vocab;
+                    let message = format!("{field}: {token} is no token id below {vocab}");
+                    return Err(ApiError::invalid_param(&field, message));
+                }
+            }
+        }
+        let text = ready.model.tokenizer.decode(&ids);
+        // Two protocols have this call, and each has its own name for the answer.
+        Ok(json!({"content": text, "prompt": text}))
+    })
+    .await?;
+    Ok(Json(answer))
+}
+
+/// `GET /tokenizer_info`: what a client that renders prompts by itself has to know.
+pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let ready = app.ready()?;
+    let template = &ready.model.template;
+    let named = |text: &str| match text {
+        "" => Value::Null,
+        text => text.into(),
+    };
+    Ok(Json(json!({
+        "tokenizer_class": "hearth",
+        "vocab_size": ready.model.tokenizer.n_tokens(),
+        "model_max_length": ready.info.limits.context,
+        "bos_token": named(template.bos_token()),
+        "eos_token": named(template.eos_token()),
+        "pad_token": Value::Null,
+        "chat_template": template.source(),
+    })))
+}
+
+/// `POST /apply-template`: the prompt a chat request would run.
+pub(super) async fn apply_template(
+    State(app): State<App>,
+    body: Body,
+) -> Result<Json<Value>, ApiError> {
+    let (ready, bytes) = take(&app, body).await?;
+    let policy = prepare::policy(app.config());
+    let prompt = body::run_sized(bytes.len(), move || {
+        let request = ChatRequest::from_json(&bytes)?;
+        prepare::chat(&ready, &policy, &request)
+    })
+    .await?;
+    Ok(Json(json!({"prompt": prompt.text})))
+}
+
+async fn take(app: &App, body: Body) -> Result<(Arc<Ready>, Bytes), ApiError> {
+    let bytes = body::read(body, app.config().body_limit_bytes).await?;
+    Ok((app.ready()?, bytes))
+}
+
+fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
+        Err(error) => Err(ApiError::invalid(format!(
+            "the body is not valid JSON: {error}"
+        ))),
+    }
+}
+
+fn string<'a>(map: &'a Map<String, Value>, names: &[&str]) -> Result<&'a str, ApiError> {
+    for name in names {
+        match map.get(*name) {
+            None | Some(Value::Null) => {}
+            Some(Value::String(text)) => return Ok(text),
+            Some(_) => {
+                return Err(ApiError::invalid_param(
+                    name,
+                    format!("{name}: must be a string"),
+                ));
+            }
+        }
+    }
+    let name = names.first().copied().unwrap_or("content");
+    Err(ApiError::invalid_param(name, format!("{name}: is missing")))
+}
+
+fn flag(map: &Map<String, Value>, name: &str, default: bool) -> Result<bool, ApiError> {
+    match map.get(name) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(_) => Err(ApiError::invalid_param(
+            name,
+            format!("{name}: must be true or false"),
+        )),
+    }
+}

@@ -1,0 +1,120 @@
+//! One server from its listener to its end.
+
+use std::time::Duration;
+
+use axum::serve::ListenerExt;
+use tokio::net::TcpListener;
+
+use crate::engine::handle::EngineHandle;
+use crate::engine::{Engine, EngineFactory, Phase};
+use crate::error::ServeError;
+use crate::http::routes;
+use crate::http::shutdown::Stop;
+use crate::http::state::App;
+use crate::settings::ServerConfig;
+
+/// After the engine has ended, connections get this long to read what was written for them.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// Serves until it is asked to stop or the engine is lost.
+///
+/// The listener answers from the first moment: health says "loading" until `factory`, run on the engine
+/// thread, has given the model. Asked to stop once, the server takes nothing more, lets running requests
+/// finish within the configured time, refuses those that wait, and ends; asked twice, it returns at once.
+pub async fn serve(
+    config: ServerConfig,
+    factory: EngineFactory,
+    listener: TcpListener,
+    stop: Stop,
+) -> Result<(), ServeError> {
+    let (engine, handle) = Engine::start(factory, config.queue_limit)?;
+    let served = serve_with(config, handle.clone(), listener, stop).await;
+    // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
+    let leaves = handle.phase() == Phase::Loading || matches!(served, Err(ServeError::Forced));
+    if !leaves {
+        handle.drain(Duration::ZERO);
+        // The engine has ended or ends with its present step; a blocking join would hold up a worker.
+        let _ = tokio::task::spawn_blocking(move || engine.join()).await;
+    }
+    served
+}
+
+/// As [`serve`], on an engine that was started elsewhere and stays its starter's to join.
+pub async fn serve_with(
+    config: ServerConfig,
+    handle: EngineHandle,
+    listener: TcpListener,
+    stop: Stop,
+) -> Result<(), ServeError> {
+    let times = config.times;
+    let app = App::new(config, handle.clone());
+    let listener = listener.tap_io(|stream| {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps its delay");
+        }
+    });
+    let (closing, close) = tokio::sync::oneshot::channel::<()>();
+    let server = axum::serve(listener, routes::router(app)).with_graceful_shutdown(async {
+        // A dropped sender closes just as well.
+        let _ = close.await;
+    });
+    let mut server = tokio::spawn(server.into_future());
+    let ended = |phase: &Phase| matches!(phase, Phase::Failed(_) | Phase::Stopped);
+    let life = async {
+        match handle.wait_for(ended).await {
+            // An engine that failed without ever having had a model failed to load it.
+            Phase::Failed(detail) if handle.ready().is_none() => {
+                Ended::NotLoaded(detail.to_string())
+            }
+            Phase::Failed(detail) => Ended::Lost(detail.to_string()),
+            _ => Ended::Stopped,
+        }
+    };
+    let outcome = tokio::select! {
+        how = life => how,
+        () = stop.asked(1) => Ended::Asked,
+        broken = &mut server => {
+            handle.drain(times.shutdown);
+            return broken.map_err(std::io::Error::other)?.map_err(ServeError::Io);
+        }
+    };
+    let result = match outcome {
+        Ended::NotLoaded(detail) => Err(ServeError::Load(detail)),
+        Ended::Lost(detail) => {
+            // Long enough for probes and for the error events of live requests.
+            tokio::time::sleep(times.linger).await;
+            Err(ServeError::EngineLost(detail))
+        }
+        Ended::Stopped => Ok(()),
+        Ended::Asked => {
+            tracing::info!(grace_s = times.shutdown.as_secs(), "stopping");
+            if handle.phase() == Phase::Loading {
+                return Ok(());
+            }
+            handle.drain(times.shutdown);
+            drop(closing);
+            let drained = async {
+                let phase = handle.wait_for(ended).await;
+                let _ = tokio::time::timeout(LAST_BYTES, &mut server).await;
+                phase
+            };
+            return tokio::select! {
+                phase = drained => match phase {
+                    Phase::Failed(detail) => Err(ServeError::EngineLost(detail.to_string())),
+                    _ => Ok(()),
+                },
+                () = stop.asked(2) => Err(ServeError::Forced),
+            };
+        }
+    };
+    drop(closing);
+    let _ = tokio::time::timeout(LAST_BYTES, &mut server).await;
+    result
+}
+
+enum Ended {
+    NotLoaded(String),
+    Lost(String),
+    Stopped,
+    Asked,
+}

@@ -1,0 +1,221 @@
+//! From the flags about drafting to a draft beside its model and to how trees are built.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use contract::{Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, OpenPlan, Runner, Tree};
+use decode::{Seed, Speculation};
+use model::{DraftOptions, LoadedDraft};
+
+use crate::cli::{DeviceArgs, DraftArgs, OnOff};
+use crate::open;
+use crate::open::bundled::Bundled;
+use crate::progress::bytes_text;
+
+/// Drafted nodes of a tree when nobody says.
+const BUDGET: usize = 22;
+/// Nodes of a pass without a draft: a run of forced tokens takes one each.
+const FORCED_NODES: usize = 16;
+/// How long measuring the costs may take.
+pub(crate) const MEASURING: Duration = Duration::from_secs(1);
+
+/// What goes beside a model, and how it is used.
+pub(crate) struct Drafting {
+    /// The draft, if there is one.
+    pub plan: Option<DraftPlan>,
+    /// Whether trees must give the bits of plain decoding.
+    pub exact: bool,
+    /// How trees are built.
+    pub speculation: Speculation,
+    /// Whether the costs are to be measured once the model is open.
+    measures: bool,
+}
+
+impl Drafting {
+    /// Nothing drafted.
+    pub(crate) fn none() -> Drafting {
+        Drafting {
+            plan: None,
+            exact: false,
+            speculation: Speculation {
+                budget: 0,
+                ..Speculation::default()
+            },
+            measures: false,
+        }
+    }
+
+    /// What the flags mean for a model; `bundled` is what it came from, if it is the bundled one.
+    pub(crate) fn of(
+        args: &DraftArgs,
+        device: &DeviceArgs,
+        loaded: &model::LoadedModel,
+        bundled: Option<Bundled>,
+    ) -> anyhow::Result<Drafting> {
+        let mut drafting = Drafting {
+            exact: args.exact,
+            ..Drafting::none()
+        };
+        if let Some(name) = &args.draft_device
+            && name != &device.device
+            && name != "auto"
+        {
+            bail!(
+                "--draft-device {name}: the draft runs where the model does, on --device {}; leave it away",
+                device.device
+            );
+        }
+        if args.no_speculation {
+            return Ok(drafting);
+        }
+        let options = options(args.draft_swa);
+        let found = match (&args.draft, bundled) {
+            (Some(path), _) => Some(model::load_draft(path, &loaded.spec, options)?),
+            (None, Some(bundled)) => {
+                let bytes = gguf::FileBytes::embedded(bundled.draft);
+                let name = format!("{}-draft", bundled.name);
+                Some(model::load_draft_bytes(
+                    &name,
+                    bytes,
+                    &loaded.spec,
+                    options,
+                )?)
+            }
+            (None, None) => None,
+        };
+        let Some(found) = found else {
+            return Ok(drafting);
+        };
+        let budget = args.ddtree_budget.map_or(BUDGET, usize::from);
+        let seed = match (args.no_ddtree, args.ddtree_chain_seed) {
+            (true, _) => Seed::ChainOnly,
+            (false, true) => Seed::Chain,
+            (false, false) => Seed::None,
+        };
+        drafting.plan = Some(draft_plan(found, device.cpu_reference, args.lazy_draft));
+        drafting.speculation = Speculation {
+            budget,
+            seed,
+            temperature: args.ddtree_temp,
+            lookup: args.lookup,
+            ..Speculation::default()
+        };
+        drafting.measures = args.ddtree_cost_stop == OnOff::On && budget > 0;
+        Ok(drafting)
+    }
+
+    /// Nodes of the widest tree.
+    pub(crate) fn tree_nodes(&self) -> usize {
+        (self.speculation.budget + 1).clamp(FORCED_NODES, Tree::MAX_NODES)
+    }
+
+    /// Opens a plan, and says how trees are built on it. A draft that even at its best would bring too little on
+    /// this device is let go again, so that it costs nothing.
+    pub(crate) fn open(
+        &self,
+        backend: &dyn Backend,
+        plan: OpenPlan,
+        also: &mut dyn FnMut(LoadProgress),
+    ) -> anyhow::Result<(Box<dyn Runner>, Speculation)> {
+        let mut runner = open::open(backend, plan.clone(), also)?;
+        let mut speculation = self.speculation(runner.as_mut())?;
+        let depth = runner.info().draft_depth.unwrap_or(0);
+        let Some(costs) = &speculation.costs else {
+            return Ok((runner, speculation));
+        };
+        let promise = costs.promise(depth.min(speculation.budget));
+        if promise >= decode::WORTH_TRYING {
+            return Ok((runner, speculation));
+        }
+        tracing::warn!(
+            "the draft is not used: drafts are wrong at times, and even one that never is would bring no more than \
+             {promise:.2} times the speed of plain decoding on this device, where {} are wanted to try; \
+             --ddtree-cost-stop off uses it all the same",
+            decode::WORTH_TRYING
+        );
+        drop(runner);
+        let plain = OpenPlan {
+            draft: None,
+            ..plan
+        };
+        speculation.budget = 0;
+        Ok((open::open(backend, plain, also)?, speculation))
+    }
+
+    /// How trees are built on an opened runner that has nothing to do yet.
+    fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
+        let mut speculation = self.speculation.clone();
+        let lazy = self
+            .plan
+            .as_ref()
+            .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
+        if self.measures && lazy {
+            // Measuring would load it.
+            speculation.measures = Some(MEASURING);
+        } else if self.measures && runner.info().draft_depth.is_some() {
+            speculation.costs = decode::costs::measure(runner, clock, MEASURING)?;
+        }
+        if let Some(costs) = &speculation.costs {
+            let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
+            tracing::info!(
+                draft = ms(costs.draft(1)),
+                one_row = ms(costs.verify(1)),
+                eight_rows = ms(costs.verify(8)),
+                sixteen_rows = ms(costs.verify(16)),
+                "measured what passes cost"
+            );
+        }
+        Ok(speculation)
+    }
+
+    /// A line about the draft for people.
+    pub(crate) fn line(&self) -> Option<String> {
+        let plan = self.plan.as_ref()?;
+        let spec = &plan.spec;
+        let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
+        let how = match self.speculation.seed {
+            Seed::ChainOnly => "chains",
+            Seed::Chain => "trees seeded with a chain",
+            Seed::None => "trees",
+        };
+        Some(format!(
+            "draft {}: {} layers, {}, blocks of {}, {how} of up to {} drafted tokens",
+            spec.name,
+            spec.layers.len(),
+            bytes_text(bytes),
+            spec.block,
+            self.speculation.budget
+        ))
+    }
+}
+
+/// What a flag says about the window.
+pub(crate) fn options(draft_swa: usize) -> DraftOptions {
+    DraftOptions {
+        window: (draft_swa > 0).then_some(draft_swa),
+    }
+}
+
+/// The plan of a draft beside a model.
+pub(crate) fn draft_plan(found: LoadedDraft, reference: bool, lazy: bool) -> DraftPlan {
+    DraftPlan {
+        spec: found.spec,
+        weights: found.weights,
+        // As with the model's own cache, the reference rounds nothing.
+        kv: match reference {
+            true => KvFormat::F32,
+            false => KvFormat::F16,
+        },
+        load: match lazy {
+            true => DraftLoad::AtFirstUse,
+            false => DraftLoad::AtOpen,
+        },
+    }
+}
+
+/// Time since the first call.
+pub(crate) fn clock() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}

@@ -1,0 +1,573 @@
+//! Which storage of keys and values and how long a context a plan gets: what was asked for, or the best that fits.
+//!
+//! - A storage that was named is taken. On a card, otherwise, the first of q8_0, q4_0 and tq3_0 with which the asked
+//!   context fits: each takes less and errs more than the one before. On the CPU it is f16, since a machine has more
+//!   memory than a card and rows that are not packed are read fastest there.
+//! - A context that was asked for is taken or refused. Otherwise it is the longest that fits, at most what the model
+//!   was trained for; on a card a coarser storage is only taken where a finer one leaves less than [`ENOUGH`] tokens.
+//!   On the CPU it is at most [`CPU_CONTEXT`], and a fifth of the memory stays free for the rest of the machine.
+//! - All of that is for one sequence. Several share one pool: as many tokens as were asked for, or else a context for
+//!   each as far as they fit.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use contract::{
+    Backend, DeviceError, DeviceInfo, KvFormat, KvFormats, Limits, MemoryPlan, OpenPlan,
+};
+
+use crate::cli::DeviceArgs;
+use crate::open::drafting::Drafting;
+use crate::progress::bytes_text;
+
+/// The longest context that is planned for on the CPU when nobody asked for one.
+const CPU_CONTEXT: usize = 32_768;
+/// Tokens with which a storage is good enough when nobody asked for a context.
+const ENOUGH: usize = 32_768;
+/// Contexts shorter than this help nobody.
+const LEAST_CONTEXT: usize = 1_024;
+/// No model comes near this; a longer context is a slip of the keyboard.
+pub(crate) const MOST_CONTEXT: usize = 1 << 24;
+/// Contexts that nobody asked for are multiples of this, or what the model was trained for.
+const STEP: usize = 256;
+const DEFAULT_CHUNK: usize = 512;
+/// A card needs more rows to be busy.
+const CARD_CHUNK: usize = 2048;
+/// Storages on a card when none is named, the finest first.
+const CARD_KV: [KvFormat; 3] = [KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Tq3_0];
+
+/// What a command wants to open, before the context is fitted to the memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish {
+    /// Sequences open at once.
+    pub sequences: usize,
+    /// Context in tokens when no flag says otherwise; `None` for as much as fits.
+    pub context: Option<usize>,
+    /// Nodes of the widest tree.
+    pub tree_nodes: usize,
+}
+
+/// A plan that fits, what it takes, and of what.
+pub(crate) struct Fitted {
+    /// What to open.
+    pub plan: OpenPlan,
+    /// What it takes.
+    pub memory: MemoryPlan,
+    /// The device it fits on.
+    pub device: DeviceInfo,
+    /// Why keys and values are stored as they are, and the context is as long as it is.
+    pub why: String,
+}
+
+/// Storages to try, the best first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Choices {
+    kinds: Vec<KvFormats>,
+    /// Whether they were named.
+    named: bool,
+}
+
+/// What was chosen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Picked {
+    kv: KvFormats,
+    context: usize,
+    why: String,
+}
+
+/// What there is to choose by.
+struct Room<'a> {
+    choices: &'a Choices,
+    /// The context that was asked for.
+    asked: Option<usize>,
+    /// The longest context that is taken unasked, and the least with which a storage is good enough.
+    longest: usize,
+    enough: usize,
+    /// Bytes that may be taken.
+    bytes: u64,
+    sequences: usize,
+}
+
+/// Storages of keys and values that the flags mean.
+fn choices(args: &DeviceArgs, on_card: bool) -> anyhow::Result<Choices> {
+    let parse = |flag: &str, name: &str| -> anyhow::Result<KvFormat> {
+        let known = KvFormat::ALL
+            .into_iter()
+            .find(|format| format.name().eq_ignore_ascii_case(name));
+        known.with_context(|| {
+            let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
+            format!(
+                "{flag} {name}: unknown type, use one of {}",
+                names.join(", ")
+            )
+        })
+    };
+    let single = |flag: &str, name: &Option<String>| {
+        let name = name.as_ref();
+        name.map(|name| parse(flag, name)).transpose()
+    };
+    let k = single("--cache-type-k", &args.cache_type_k)?;
+    let v = single("--cache-type-v", &args.cache_type_v)?;
+    let both: Vec<KvFormat> = match &args.kv_type {
+        Some(names) => names
+            .split(',')
+            .map(|name| parse("--kv-type", name.trim()))
+            .collect::<anyhow::Result<_>>()?,
+        // The reference judges others, so it rounds nothing unless it is told to.
+        None if args.cpu_reference => vec![KvFormat::F32],
+        None if on_card => CARD_KV.to_vec(),
+        None => vec![KvFormat::F16],
+    };
+    let mut kinds: Vec<KvFormats> = Vec::new();
+    for both in both {
+        let pair = KvFormats {
+            k: k.unwrap_or(both),
+            v: v.unwrap_or(both),
+        };
+        if !kinds.contains(&pair) {
+            kinds.push(pair);
+        }
+    }
+    Ok(Choices {
+        kinds,
+        named: args.kv_type.is_some() || (k.is_some() && v.is_some()),
+    })
+}
+
+fn name(kv: KvFormats) -> String {
+    match kv.k == kv.v {
+        true => kv.k.name().to_owned(),
+        false => format!("{} keys and {} values", kv.k.name(), kv.v.name()),
+    }
+}
+
+/// Chooses by what each storage takes at a context; a storage that the device lacks is passed over unless it is the
+/// last.
+fn pick(
+    room: &Room<'_>,
+    takes: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
+) -> anyhow::Result<Picked> {
+    let mut passed: Vec<String> = Vec::new();
+    let mut best: Option<Picked> = None;
+    let last = room.choices.kinds.len().saturating_sub(1);
+    for (i, kv) in room.choices.kinds.iter().enumerate() {
+        let least = match takes(*kv, room.asked.unwrap_or(LEAST_CONTEXT.min(room.longest))) {
+            Ok(bytes) => bytes,
+            Err(DeviceError::Unsupported { .. }) if i < last => {
+                tracing::debug!("the device does not store {}; trying the next", name(*kv));
+                passed.push(format!("the device does not store {}", name(*kv)));
+                continue;
+            }
+            Err(_) if best.is_some() => break,
+            Err(error) => return Err(error.into()),
+        };
+        let told = |bytes: u64| {
+            format!(
+                "{} would take {} of {}",
+                name(*kv),
+                bytes_text(bytes),
+                bytes_text(room.bytes)
+            )
+        };
+        if least > room.bytes {
+            passed.push(told(least));
+            continue;
+        }
+        let fits = |n: usize| takes(*kv, n).is_ok_and(|bytes| bytes <= room.bytes);
+        let context = match room.asked {
+            Some(context) => context,
+            None => longest(room.longest, fits),
+        };
+        let enough = room.asked.is_some() || context >= room.enough.min(room.longest);
+        let picked = Picked {
+            kv: *kv,
+            context,
+            why: why(room, *kv, (context, &passed)),
+        };
+        if enough {
+            return Ok(picked);
+        }
+        passed.push(format!("{} leaves {context} tokens", name(*kv)));
+        if best.as_ref().is_none_or(|best| best.context < context) {
+            best = Some(picked);
+        }
+    }
+    best.with_context(|| refusal(room, &passed, takes))
+}
+
+/// The longest context up to `most` that fits; memory grows with the context.
+pub(crate) fn longest(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if fits(most) {
+        return most;
+    }
+    let (mut low, mut high) = (0, most / STEP);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        match fits(middle * STEP) {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    low * STEP
+}
+
+/// Why a storage and a context were chosen.
+fn why(room: &Room<'_>, kv: KvFormats, (context, passed): (usize, &[String])) -> String {
+    let storage = match (room.choices.named, passed.is_empty()) {
+        (true, true) => "as asked".to_owned(),
+        (false, true) if room.choices.kinds.len() == 1 => "the default here".to_owned(),
+        (false, true) => "the finest of the types tried on a card".to_owned(),
+        (_, false) => passed.join(", "),
+    };
+    let length = match room.asked {
+        Some(_) => "as asked".to_owned(),
+        None if context == room.longest => "the longest taken unasked".to_owned(),
+        None => "the longest that fits".to_owned(),
+    };
+    format!("{}: {storage}; context of {context}: {length}", name(kv))
+}
+
+/// What is said when nothing fits.
+fn refusal(
+    room: &Room<'_>,
+    passed: &[String],
+    takes: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
+) -> String {
+    let free = bytes_text(room.bytes);
+    let tried = passed.join(", ");
+    let Some(context) = room.asked else {
+        return format!(
+            "even a context of {LEAST_CONTEXT} tokens does not fit: {tried}; {free} are free"
+        );
+    };
+    let fits = |kv: KvFormats| longest(context, |n| takes(kv, n).is_ok_and(|b| b <= room.bytes));
+    let most = room.choices.kinds.iter().map(|kv| (fits(*kv), *kv));
+    let instead = match most.max_by_key(|(n, _)| *n) {
+        Some((n, kv)) if n >= STEP => format!("--max-ctx {n} fits with {}", name(kv)),
+        _ => "no context fits; use a smaller model".to_owned(),
+    };
+    format!(
+        "--max-ctx {context}: a context of {context} tokens for {} sequences to share does not fit: {tried}, and {free} \
+         are free; {instead}, or lower --max-sequences or --kv-pool, or use a coarser --kv-type",
+        room.sequences
+    )
+}
+
+/// Tokens of a prefill call.
+pub(crate) fn chunk(args: &DeviceArgs, on_card: bool) -> usize {
+    args.chunk.unwrap_or(match on_card {
+        true => CARD_CHUNK,
+        false => DEFAULT_CHUNK,
+    })
+}
+
+/// Makes a plan without a draft.
+pub(crate) fn fit(
+    backend: &dyn Backend,
+    loaded: &model::LoadedModel,
+    args: &DeviceArgs,
+    wish: Wish,
+) -> anyhow::Result<Fitted> {
+    fit_beside(backend, loaded, args, (wish, &Drafting::none()))
+}
+
+/// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
+pub(crate) fn fit_beside(
+    backend: &dyn Backend,
+    loaded: &model::LoadedModel,
+    args: &DeviceArgs,
+    (wish, drafting): (Wish, &Drafting),
+) -> anyhow::Result<Fitted> {
+    let trained = loaded.spec.trained_context;
+    let device = backend.probe()?;
+    let on_card = device.id != "cpu";
+    let prefill_chunk = chunk(args, on_card);
+    if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
+        bail!("--chunk {prefill_chunk}: use a multiple of 64");
+    }
+    let asked = args.max_ctx.or(wish.context);
+    if let Some(context) = asked {
+        if context > MOST_CONTEXT {
+            bail!(
+                "--max-ctx {context}: use at most {MOST_CONTEXT}; the model was trained for {trained}"
+            );
+        }
+        if context > trained {
+            tracing::warn!(
+                context,
+                trained,
+                "the context is longer than the model was trained for"
+            );
+        }
+    }
+    if let Some(pool) = args.kv_pool.filter(|pool| *pool < asked.unwrap_or(1)) {
+        bail!(
+            "--kv-pool {pool}: use at least the {} of --max-ctx",
+            asked.unwrap_or(1)
+        );
+    }
+    let plan = |kv: KvFormats, context: usize, pool: usize| OpenPlan {
+        target: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        draft: drafting.plan.clone(),
+        batch_invariant: drafting.exact,
+        kv,
+        limits: Limits {
+            sequences: wish.sequences,
+            context,
+            tree_nodes: wish.tree_nodes,
+            prefill_chunk,
+            pool: Some(pool),
+        },
+    };
+    let free = device.free_bytes;
+    let choices = choices(args, on_card)?;
+    let room = Room {
+        choices: &choices,
+        asked,
+        longest: match on_card {
+            true => trained,
+            false => trained.min(CPU_CONTEXT),
+        }
+        .min(args.kv_pool.unwrap_or(usize::MAX)),
+        enough: match on_card {
+            true => ENOUGH,
+            false => LEAST_CONTEXT,
+        },
+        bytes: match on_card || asked.is_some() {
+            true => free,
+            false => free / 5 * 4,
+        },
+        sequences: wish.sequences,
+    };
+    let takes = |kv: KvFormats, (context, pool): (usize, usize)| {
+        let memory = backend.estimate(&plan(kv, context, pool))?;
+        Ok(memory.total_bytes())
+    };
+    // A pool is never smaller than one sequence.
+    let least = args.kv_pool.unwrap_or(0);
+    let picked = pick(&room, |kv, context| takes(kv, (context, least)))?;
+    let (kv, context) = (picked.kv, picked.context);
+    let pool = args.kv_pool.unwrap_or_else(|| {
+        let each = (context + wish.tree_nodes).next_multiple_of(STEP);
+        let fits = |n: usize| takes(kv, (context, n)).is_ok_and(|bytes| bytes <= room.bytes);
+        longest(each.saturating_mul(wish.sequences), fits)
+    });
+    let plan = plan(kv, context, pool);
+    let memory = backend.estimate(&plan)?;
+    Ok(Fitted {
+        plan,
+        memory,
+        device,
+        why: picked.why,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::open::{device, open, tiny};
+    use clap::Parser;
+    use contract::KvPool;
+
+    fn device_args(words: &[&str]) -> DeviceArgs {
+        let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Serve(args) => args.device,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn check_refused(words: &[&str], parts: &[&str]) {
+        let args = device_args(words);
+        let loaded = tiny();
+        let backend = device(&args).unwrap();
+        let wish = Wish {
+            sequences: 4,
+            context: None,
+            tree_nodes: 1,
+        };
+        let Err(error) = fit(backend.as_ref(), &loaded, &args, wish) else {
+            panic!("{words:?} was taken");
+        };
+        for part in parts {
+            assert!(error.to_string().contains(part), "{part} in {error}");
+        }
+    }
+
+    use KvFormat::{F16, F32, Q4_0, Q8_0, Tq3_0};
+
+    #[test]
+    fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
+        let check = |words: &[&str], expected: &[(KvFormat, KvFormat)]| {
+            let choices = choices(&device_args(words), false).unwrap();
+            let pairs: Vec<_> = choices.kinds.iter().map(|kv| (kv.k, kv.v)).collect();
+            assert_eq!(pairs, expected, "{words:?}");
+        };
+        check(&["--kv-type", "q8_0"], &[(Q8_0, Q8_0)]);
+        let words = ["--kv-type", "q8_0", "--cache-type-v", "F16"];
+        check(&words, &[(Q8_0, F16)]);
+        check(&["--cpu-reference"], &[(F32, F32)]);
+        check(&[], &[(F16, F16)]);
+        let words = ["--kv-type", "tq3_0,q4_0"];
+        check(&words, &[(Tq3_0, Tq3_0), (Q4_0, Q4_0)]);
+    }
+
+    #[test]
+    fn on_a_card_the_types_are_tried_from_fine_to_coarse() {
+        let kinds = |words: &[&str]| {
+            let choices = choices(&device_args(words), true).unwrap();
+            choices
+                .kinds
+                .iter()
+                .map(|kv| (kv.k, kv.v))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&[]), [(Q8_0, Q8_0), (Q4_0, Q4_0), (Tq3_0, Tq3_0)]);
+        assert_eq!(kinds(&["--cache-type-k", "f16"])[0], (F16, Q8_0));
+        assert_eq!(kinds(&["--kv-type", "f16"]), [(F16, F16)]);
+        let both = ["--cache-type-k", "f16", "--cache-type-v", "q8_0"];
+        assert_eq!(kinds(&both), [(F16, Q8_0)]);
+    }
+
+    /// A device with 24,000 bytes, of which weights take 16,000, and each token 34, 18 or 14 thousandths.
+    fn takes(kv: KvFormats, context: usize) -> Result<u64, DeviceError> {
+        let each = match kv.k {
+            Q8_0 => 34,
+            Q4_0 => 18,
+            Tq3_0 => 14,
+            _ => {
+                return Err(DeviceError::Unsupported {
+                    what: kv.k.name().to_owned(),
+                    device: "this".to_owned(),
+                    instead: "use q4_0".to_owned(),
+                });
+            }
+        };
+        Ok(16_000 + each * context as u64 / 1000)
+    }
+
+    fn picked(kinds: &[KvFormat], asked: Option<usize>, bytes: u64) -> anyhow::Result<Picked> {
+        let choices = Choices {
+            kinds: kinds.iter().map(|k| KvFormats { k: *k, v: *k }).collect(),
+            named: false,
+        };
+        let room = Room {
+            choices: &choices,
+            asked,
+            longest: 262_144,
+            enough: ENOUGH,
+            bytes,
+            sequences: 1,
+        };
+        pick(&room, takes)
+    }
+
+    #[test]
+    fn an_asked_context_gets_the_finest_type_that_fits() {
+        for (asked, kv) in [(131_072, Q8_0), (262_144, Q4_0), (500_000, Tq3_0)] {
+            let picked = picked(&CARD_KV, Some(asked), 24_000).unwrap();
+            assert_eq!((picked.kv.k, picked.context), (kv, asked), "{}", picked.why);
+        }
+        let refused = picked(&CARD_KV, Some(600_000), 24_000)
+            .unwrap_err()
+            .to_string();
+        for part in [
+            "--max-ctx 600000",
+            "free",
+            "--max-ctx 571392 fits with tq3_0",
+        ] {
+            assert!(refused.contains(part), "{part} in {refused}");
+        }
+    }
+
+    #[test]
+    fn unasked_the_finest_type_with_enough_tokens_gets_all_that_fits() {
+        let check = |bytes, kv, context| {
+            let picked = picked(&CARD_KV, None, bytes).unwrap();
+            assert_eq!(
+                (picked.kv.k, picked.context),
+                (kv, context),
+                "{}",
+                picked.why
+            );
+        };
+        check(24_000, Q8_0, 235_264);
+        check(40_000, Q8_0, 262_144);
+        // 1,000 bytes are 29,412 tokens of q8_0, and 55,555 of q4_0.
+        check(17_000, Q4_0, 55_552);
+        // Less than enough with each: the type with the longest.
+        check(16_200, Tq3_0, 14_336);
+        assert!(picked(&CARD_KV, None, 16_001).is_err());
+    }
+
+    #[test]
+    fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named() {
+        let choose = |kinds: &[KvFormat]| picked(kinds, Some(4096), 24_000).map(|p| p.kv.k);
+        assert_eq!(choose(&[F16, Q4_0]).unwrap(), Q4_0);
+        assert_eq!(choose(&[Q8_0, F16]).unwrap(), Q8_0);
+        // The last is left to be refused by the device in its own words.
+        assert!(choose(&[F16]).unwrap_err().to_string().contains("use q4_0"));
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_refused_by_its_flag() {
+        check_refused(&["--kv-type", "q7"], &["--kv-type q7", "q8_0"]);
+        check_refused(&["--chunk", "100"], &["--chunk 100", "multiple of 64"]);
+        check_refused(
+            &["--max-ctx", "99999999999"],
+            &["--max-ctx 99999999999", "at most"],
+        );
+        check_refused(
+            &["--max-ctx", "16777216", "--kv-pool", "67108864"],
+            &["--max-ctx 16777216", "free"],
+        );
+    }
+
+    #[test]
+    fn sequences_share_a_pool_of_what_was_asked_for_or_of_a_context_for_each() {
+        let loaded = tiny();
+        let pool = |words: &[&str]| {
+            let args = device_args(words);
+            let backend = device(&args).unwrap();
+            let wish = Wish {
+                sequences: 4,
+                context: None,
+                tree_nodes: 16,
+            };
+            let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+            let limits = fitted.plan.limits;
+            (
+                limits.context,
+                KvPool::for_limits(limits, 256).pages,
+                fitted.memory.kv_bytes,
+            )
+        };
+        let (context, pages, all) = pool(&["--max-ctx", "1024"]);
+        assert_eq!((context, pages), (1024, 20));
+        let (context, pages, some) = pool(&["--max-ctx", "1024", "--kv-pool", "2048"]);
+        assert_eq!((context, pages, some), (1024, 8, all / 20 * 8));
+        // Nobody can be longer than the pool.
+        let (context, pages, _) = pool(&["--kv-pool", "512"]);
+        assert_eq!((context, pages), (512, 3));
+        let words = ["--max-ctx", "1024", "--kv-pool", "512"];
+        check_refused(&words, &["--kv-pool 512", "1024"]);
+    }
+
+    #[test]
+    fn a_tiny_model_opens_with_the_context_it_was_trained_for() {
+        let args = device_args(&[]);
+        let loaded = tiny();
+        let backend = device(&args).unwrap();
+        let wish = Wish {
+            sequences: 1,
+            context: None,
+            tree_nodes: 1,
+        };
+        let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+        assert_eq!(fitted.plan.limits.context, loaded.spec.trained_context);
+        let runner = open(backend.as_ref(), fitted.plan, &mut |_| {}).unwrap();
+        assert_eq!(runner.info().vocab, loaded.spec.vocab);
+    }
+}

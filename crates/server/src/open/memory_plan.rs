@@ -1,0 +1,231 @@
+//! The table of `hearth inspect --plan`: what a model takes for any context and storage of keys and values,
+//! before anything is loaded.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use anyhow::Context;
+use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, ModelSpec, OpenPlan};
+use serde_json::{Value, json};
+
+use crate::cli::InspectArgs;
+use crate::open::drafting::Drafting;
+use crate::open::{self, memory_fit};
+use crate::progress::bytes_text;
+
+/// Contexts of the table, in tokens.
+const CONTEXTS: [usize; 6] = [8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
+
+/// One storage of keys and values.
+struct Line {
+    format: KvFormat,
+    /// Bytes of one token of one sequence.
+    token_bytes: u64,
+    /// Bytes in all with a pool of one context, by context.
+    totals: Vec<u64>,
+    /// The longest context that fits, in tokens.
+    longest: usize,
+}
+
+/// The device to plan for: the one here, or a card with the memory that was named.
+///
+/// # Errors
+/// Where there is no such device, or the size is none.
+pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
+    let Some(text) = &args.plan.vram else {
+        return open::device(&args.device);
+    };
+    let total_bytes =
+        open::bytes_of(text).with_context(|| format!("--vram {text}: use a size such as 24GiB"))?;
+    let here = cuda::probe()
+        .ok()
+        .and_then(|cards| cards.into_iter().next());
+    let card = cuda::Card {
+        total_bytes,
+        name: format!("a card with {}", bytes_text(total_bytes)),
+        ..here.unwrap_or_else(usual_card)
+    };
+    let options = cuda::Options {
+        unseen: true,
+        ..open::choice(&args.device)?.card
+    };
+    Ok(Box::new(cuda::CudaBackend::with_options(card, options)))
+}
+
+/// What is planned for where there is no card: an RTX 3090, as far as a plan depends on it.
+fn usual_card() -> cuda::Card {
+    cuda::Card {
+        ordinal: 0,
+        name: String::new(),
+        capability: (8, 6),
+        multiprocessors: 82,
+        total_bytes: 0,
+    }
+}
+
+/// The table for people and for programs.
+pub(crate) fn table(
+    backend: &dyn Backend,
+    loaded: &model::LoadedModel,
+    args: &InspectArgs,
+    drafting: &Drafting,
+) -> anyhow::Result<(String, Value)> {
+    let device = backend.probe()?;
+    let room = device.free_bytes;
+    let plan = |format: KvFormat, context: usize| OpenPlan {
+        target: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        draft: drafting.plan.clone(),
+        batch_invariant: drafting.exact,
+        kv: KvFormats {
+            k: format,
+            v: format,
+        },
+        limits: Limits {
+            sequences: args.max_sequences,
+            context,
+            tree_nodes: drafting.tree_nodes(),
+            prefill_chunk: memory_fit::chunk(&args.device, device.id != "cpu"),
+            // What one sequence at full length takes; more only lets more of them be long at once.
+            pool: Some(args.device.kv_pool.unwrap_or(0)),
+        },
+    };
+    let mut lines = Vec::new();
+    for format in KvFormat::ALL {
+        if format == KvFormat::F32 {
+            continue;
+        }
+        let takes = |context: usize| match backend.estimate(&plan(format, context)) {
+            Ok(memory) => Ok(Some(memory.total_bytes())),
+            Err(DeviceError::Unsupported { .. }) => Ok(None),
+            Err(error) => Err(error),
+        };
+        // What the device does not store has no line.
+        let totals: Result<Option<Vec<u64>>, DeviceError> =
+            CONTEXTS.into_iter().map(takes).collect();
+        let Some(totals) = totals? else { continue };
+        let fits = |n: usize| takes(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
+        lines.push(Line {
+            format,
+            token_bytes: token_bytes(&loaded.spec, format),
+            totals,
+            longest: memory_fit::longest(memory_fit::MOST_CONTEXT, fits),
+        });
+    }
+    Ok((text(&lines, room, args), json_of(&lines, room, args)))
+}
+
+/// Bytes of the keys and values of one token.
+fn token_bytes(spec: &ModelSpec, format: KvFormat) -> u64 {
+    let layers = spec.attention_layers();
+    layers
+        .map(|a| 2 * format.bytes(a.n_kv_heads * a.head_dim) as u64)
+        .sum()
+}
+
+fn text(lines: &[Line], room: u64, args: &InspectArgs) -> String {
+    let mut text = format!(
+        "\nmemory for {} sequences that share one context, in GiB; what does not fit {} is in brackets\n  {:<8}{:>10}",
+        args.max_sequences,
+        bytes_text(room),
+        "type",
+        "B/token"
+    );
+    for context in CONTEXTS {
+        let _ = write!(text, "{:>10}", format!("{}K", context / 1024));
+    }
+    text.push_str("   longest\n");
+    for line in lines {
+        let _ = write!(text, "  {:<8}{:>10}", line.format.name(), line.token_bytes);
+        for total in &line.totals {
+            let gib = *total as f64 / f64::from(1 << 30);
+            let shown = match *total <= room {
+                true => format!("{gib:.2} "),
+                false => format!("({gib:.2})"),
+            };
+            let _ = write!(text, "{shown:>10}");
+        }
+        let _ = writeln!(text, "{:>10}", line.longest);
+    }
+    text
+}
+
+fn json_of(lines: &[Line], room: u64, args: &InspectArgs) -> Value {
+    let rows = lines.iter().map(|line| {
+        let totals = CONTEXTS.iter().zip(&line.totals);
+        let totals = totals.map(
+            |(context, bytes)| json!({"context": context, "bytes": bytes, "fits": *bytes <= room}),
+        );
+        json!({
+            "type": line.format.name(),
+            "token_bytes": line.token_bytes,
+            "longest_context": line.longest,
+            "totals": totals.collect::<Vec<Value>>(),
+        })
+    });
+    json!({
+        "room_bytes": room,
+        "sequences": args.max_sequences,
+        "pool_tokens": args.device.kv_pool,
+        "types": rows.collect::<Vec<Value>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use contract::{DraftLoad, DraftPlan, QuantType};
+    use model::synth::{SynthSpec, draft_for};
+
+    /// GiB planned for the 27B shape, upper bounds of what the driver takes included.
+    fn takes(capability: (u32, u32), (format, context): (KvFormat, usize)) -> f64 {
+        let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+        let loaded = spec.load().unwrap();
+        let made = draft_for(&loaded, QuantType::Q8_0, 1);
+        let card = cuda::Card {
+            capability,
+            multiprocessors: if capability == (9, 0) { 132 } else { 82 },
+            total_bytes: 24 << 30,
+            ..usual_card()
+        };
+        let plan = OpenPlan {
+            target: Arc::clone(&loaded.spec),
+            weights: Arc::clone(&loaded.weights),
+            draft: Some(DraftPlan {
+                spec: Arc::clone(&made.spec),
+                weights: Arc::clone(&made.weights),
+                kv: KvFormat::F16,
+                load: DraftLoad::AtOpen,
+            }),
+            batch_invariant: false,
+            kv: KvFormats {
+                k: format,
+                v: format,
+            },
+            limits: Limits {
+                sequences: 1,
+                context,
+                tree_nodes: 23,
+                prefill_chunk: 2048,
+                pool: None,
+            },
+        };
+        let memory = cuda::CudaBackend::new(card).estimate(&plan).unwrap();
+        memory.total_bytes() as f64 / f64::from(1 << 30)
+    }
+
+    /// The contexts that a home card is there for, with a draft beside the model and trees of 22 drafted nodes.
+    #[test]
+    fn long_contexts_fit_a_card_of_24_gib() {
+        for capability in [(8, 6), (9, 0)] {
+            for wanted in [
+                (KvFormat::Q8_0, 131_072 + 512),
+                (KvFormat::Q4_0, 262_144),
+                (KvFormat::Tq3_0, 262_144),
+            ] {
+                let gib = takes(capability, wanted);
+                assert!(gib < 23.6, "{wanted:?} on {capability:?}: {gib:.2} GiB");
+            }
+        }
+    }
+}

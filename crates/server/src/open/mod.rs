@@ -1,0 +1,218 @@
+//! From a path and device flags to an opened model: what every command that runs a model begins with.
+
+pub mod bundled;
+pub mod devices;
+pub(crate) mod drafting;
+mod memory_fit;
+pub(crate) mod memory_plan;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use chat::Tokenizer;
+use chat::template::ChatTemplate;
+use contract::{Backend, LoadProgress, OpenPlan, Runner};
+
+use crate::cli::{DeviceArgs, Sums};
+use crate::config;
+use crate::open::bundled::Bundled;
+pub(crate) use crate::open::memory_fit::{Fitted, Wish, fit, fit_beside};
+use crate::progress::{Progress, bytes_text};
+use crate::settings::GenerationDefaults;
+use crate::text::constraints::Constrain;
+use crate::text::model_context::{ModelFacts, ServedModel};
+use devices::DeviceChoice;
+
+/// The device that the flags mean.
+pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
+    Ok(devices::choose(&choice(args)?)?)
+}
+
+/// What the flags say of the device.
+pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
+    let vram_limit = match &args.vram_limit {
+        Some(text) => Some(
+            bytes_of(text)
+                .with_context(|| format!("--vram-limit {text}: use a size such as 24G"))?,
+        ),
+        None => None,
+    };
+    Ok(DeviceChoice {
+        name: args.device.clone(),
+        cpu_reference: args.cpu_reference,
+        threads: args.threads,
+        card: cuda::Options {
+            vram_limit,
+            eager: args.eager,
+            sums: args.sums.map(sums),
+            compile: config::kernels::options(&args.compiler),
+            ..cuda::Options::default()
+        },
+    })
+}
+
+/// An order of sums as the card's crate calls it.
+pub(crate) fn sums(named: Sums) -> cuda::Sums {
+    match named {
+        Sums::ByPath => cuda::Sums::ByPath,
+        Sums::Fast => cuda::Sums::Fast,
+    }
+}
+
+/// A size such as `24G`, `512M` or plain bytes, in binary units.
+pub(crate) fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim().trim_end_matches(['b', 'B', 'i']);
+    let (digits, shift) = match text.chars().last()?.to_ascii_uppercase() {
+        'K' => (&text[..text.len() - 1], 10),
+        'M' => (&text[..text.len() - 1], 20),
+        'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: f64 = digits.trim().parse().ok().filter(|n| *n > 0.0)?;
+    Some((number * f64::from(1_u32 << shift)) as u64)
+}
+
+/// Loads a model file.
+pub(crate) fn load(path: &Path) -> anyhow::Result<model::LoadedModel> {
+    Ok(model::load(path)?)
+}
+
+/// Loads a model file, or the bundled model when there is none.
+pub(crate) fn load_or(path: Option<&Path>, bundled: Bundled) -> anyhow::Result<model::LoadedModel> {
+    match path {
+        Some(path) => load(path),
+        None => {
+            let bytes = gguf::FileBytes::embedded(bundled.gguf);
+            Ok(model::load_bytes(bundled.name, bytes)?)
+        }
+    }
+}
+
+/// A tiny model with random weights.
+#[cfg(test)]
+pub(crate) fn tiny() -> model::LoadedModel {
+    let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
+    let bytes = gguf::FileBytes::shared(spec.bytes().unwrap().into());
+    model::load_bytes("tiny synthetic model", bytes).unwrap()
+}
+
+/// The text side of a loaded model.
+pub(crate) fn text_side(
+    loaded: &model::LoadedModel,
+    path: Option<&Path>,
+    template_file: Option<&Path>,
+    defaults: GenerationDefaults,
+) -> anyhow::Result<ServedModel> {
+    let template = match template_file {
+        Some(file) => {
+            let source = config::read_text("--chat-template-file", file)?;
+            let template = ChatTemplate::from_source(&source, &loaded.vocab);
+            template.with_context(|| format!("--chat-template-file {}", file.display()))?
+        }
+        None => ChatTemplate::from_vocab(&loaded.vocab)?,
+    };
+    let tokenizer = Arc::new(Tokenizer::new(&loaded.vocab)?);
+    let eos = loaded.vocab.eos.clone();
+    Ok(ServedModel {
+        constrain: Constrain::new(&tokenizer, &eos, loaded.spec.vocab, &defaults.reasoning),
+        tokenizer,
+        template,
+        eos,
+        defaults,
+        facts: ModelFacts {
+            trained_context: loaded.spec.trained_context,
+            vocab: loaded.spec.vocab,
+            parameters: loaded.facts.parameters,
+            size_bytes: loaded.facts.bytes,
+            architecture: loaded.facts.architecture.clone(),
+            path: path.map(|path| path.display().to_string()),
+            ..ModelFacts::default()
+        },
+    })
+}
+
+/// Opens a plan, with a progress bar named after the model; `also` hears of the progress too.
+pub(crate) fn open(
+    backend: &dyn Backend,
+    plan: OpenPlan,
+    also: &mut dyn FnMut(LoadProgress),
+) -> anyhow::Result<Box<dyn Runner>> {
+    let progress = Progress::new(format!("loading {}", plan.target.name));
+    Ok(backend.open(plan, &mut |at| {
+        progress.set(at.done_bytes, at.total_bytes);
+        also(at);
+    })?)
+}
+
+/// The plan in four lines: model, device, memory, and why keys and values are stored as they are.
+pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &Fitted) -> [String; 4] {
+    let Fitted {
+        plan,
+        memory,
+        device,
+        why,
+    } = fitted;
+    let facts = &loaded.facts;
+    [
+        format!(
+            "model {}: {}, {} weights, {}",
+            facts.name,
+            facts.architecture,
+            count_text(facts.parameters),
+            bytes_text(facts.bytes)
+        ),
+        format!(
+            "device {}: {} ({}), {} of {} free",
+            device.id,
+            device.name,
+            device.features.join(", "),
+            bytes_text(device.free_bytes),
+            bytes_text(device.total_bytes)
+        ),
+        format!(
+            "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of up to {} \
+             tokens that share {} (keys {}, values {}), states {}, draft {}, scratch {}, driver {}; pinned on the host {}",
+            bytes_text(memory.total_bytes()),
+            bytes_text(memory.weights_bytes),
+            bytes_text(memory.mapped_bytes),
+            bytes_text(memory.kv_bytes),
+            plan.limits.sequences,
+            plan.limits.context,
+            plan.limits.pool_tokens(),
+            plan.kv.k.name(),
+            plan.kv.v.name(),
+            bytes_text(memory.state_bytes),
+            bytes_text(memory.draft_bytes),
+            bytes_text(memory.scratch_bytes),
+            bytes_text(memory.driver_bytes),
+            bytes_text(memory.pinned_bytes)
+        ),
+        format!("keys and values {why}"),
+    ]
+}
+
+/// A large number as people say it.
+pub(crate) fn count_text(count: u64) -> String {
+    match count {
+        1_000_000_000.. => format!("{:.2} billion", count as f64 / 1e9),
+        1_000_000.. => format!("{:.1} million", count as f64 / 1e6),
+        _ => count.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_binary_units() {
+        assert_eq!(bytes_of("24G"), Some(24 << 30));
+        assert_eq!(bytes_of("24GiB"), Some(24 << 30));
+        assert_eq!(bytes_of("1.5m"), Some(3 << 19));
+        assert_eq!(bytes_of("4096"), Some(4096));
+        for wrong in ["", "G", "-1G", "many"] {
+            assert_eq!(bytes_of(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Progress: a bar on a terminal, a log line now and then elsewhere.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// All bars of the process, so that log lines can be written between them.
+static BARS: LazyLock<MultiProgress> =
+    LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
+
+/// How long without a line where no bar can be drawn.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// How far something has come, on standard error.
+pub(crate) struct Progress {
+    what: String,
+    /// Whether things are counted, and not bytes.
+    things: bool,
+    /// `None` where no bar can be drawn.
+    bar: Option<ProgressBar>,
+    last_line: Cell<Instant>,
+}
+
+impl Progress {
+    /// In bytes, named by what is being done.
+    pub(crate) fn new(what: impl Into<String>) -> Progress {
+        const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+        Progress::drawn(what.into(), BYTES, false)
+    }
+
+    /// In whole things, named by what is being done.
+    pub(crate) fn counting(what: impl Into<String>) -> Progress {
+        Progress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
+    }
+
+    fn drawn(what: String, template: &str, things: bool) -> Progress {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = BARS.add(ProgressBar::new(0));
+            let style = ProgressStyle::with_template(template).expect("both templates are valid");
+            bar.set_style(style);
+            bar.set_message(what.clone());
+            bar
+        });
+        Progress {
+            what,
+            things,
+            bar,
+            last_line: Cell::new(Instant::now()),
+        }
+    }
+
+    /// Sets how far it has come.
+    pub(crate) fn set(&self, done_bytes: u64, total_bytes: u64) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(total_bytes);
+                bar.set_position(done_bytes);
+            }
+            None if self.last_line.get().elapsed() >= QUIET => {
+                self.last_line.set(Instant::now());
+                let percent = percent(done_bytes, total_bytes);
+                let total = match self.things {
+                    true => total_bytes.to_string(),
+                    false => bytes_text(total_bytes),
+                };
+                tracing::info!("{}: {percent} % of {total}", self.what);
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+            BARS.remove(bar);
+        }
+    }
+}
+
+/// A whole percentage, 100 of nothing.
+pub(crate) fn percent(done: u64, total: u64) -> u64 {
+    u64::try_from(u128::from(done) * 100 / u128::from(total.max(1)))
+        .unwrap_or(100)
+        .min(100)
+}
+
+/// Standard error, for log lines: bars step aside while one is written.
+pub(crate) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        BARS.suspend(|| io::stderr().write_all(bytes))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// A size for people, in binary units.
+pub(crate) fn bytes_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.2} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_the_unit_that_fits() {
+        assert_eq!(bytes_text(1023), "1023 B");
+        assert_eq!(bytes_text(1536), "1.50 KiB");
+        assert_eq!(bytes_text(5 << 40), "5.00 TiB");
+    }
+
+    #[test]
+    fn percentages_stay_between_0_and_100() {
+        assert_eq!(percent(1, 3), 33);
+        assert_eq!((percent(0, 0), percent(5, 4)), (0, 100));
+        assert_eq!(percent(u64::MAX, u64::MAX), 100);
+    }
+}

@@ -1,0 +1,217 @@
+//! What a reply must keep to, per model and per request: grammars compiled once, and the course of thinking.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use chat::grammar::OutputGrammar;
+use chat::{SpecialTokens, Tokenizer};
+use contract::{TokenId, TokenKind, TokenMask};
+use decode::{
+    Budget, Constraint, Constraints, Course, CoursePlan, Grammar, GrammarError, Grammars, Opening,
+    Reins, ThinkTags, Word,
+};
+
+use crate::error::ApiError;
+use crate::text::prepare::Prompt;
+use crate::text::reasoning::ReasoningDefaults;
+
+/// How many compiled grammars are kept.
+const KEPT: usize = 64;
+
+/// What constraints need to know of a model. Made once; grammars build their tables at the first use.
+pub struct Constrain {
+    tokenizer: Arc<Tokenizer>,
+    eos: Vec<TokenId>,
+    /// Length of a row.
+    vocab: usize,
+    tags: Option<ThinkTags>,
+    call_tags: Option<(TokenId, TokenId)>,
+    closing: Arc<[TokenId]>,
+    gap: Arc<[TokenId]>,
+    soft_lift: f32,
+    sentence_ends: OnceLock<Arc<TokenMask>>,
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
+    /// Grammars by their text, the latest used last.
+    compiled: Mutex<VecDeque<(String, Grammar)>>,
+}
+
+impl Constrain {
+    /// For a model with rows of `vocab` tokens, of which `eos` end a reply.
+    pub fn new(
+        tokenizer: &Arc<Tokenizer>,
+        eos: &[TokenId],
+        vocab: usize,
+        reasoning: &ReasoningDefaults,
+    ) -> Constrain {
+        let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
+        let tags = pair("<think>", "</think>").map(|(open, close)| ThinkTags { open, close });
+        let encode = |text: &str| {
+            tokenizer
+                .encode(text, SpecialTokens::Parse)
+                .unwrap_or_default()
+        };
+        let mut closing = encode(&reasoning.close_text);
+        if let Some(tags) = tags
+            && !closing.contains(&tags.close)
+        {
+            closing.push(tags.close);
+        }
+        Constrain {
+            eos: eos.to_vec(),
+            vocab: vocab.max(tokenizer.n_tokens()),
+            tags,
+            call_tags: pair("<tool_call>", "</tool_call>"),
+            closing: closing.into(),
+            gap: encode("\n\n").into(),
+            soft_lift: reasoning.soft_lift,
+            sentence_ends: OnceLock::new(),
+            grammars: OnceLock::new(),
+            compiled: Mutex::new(VecDeque::new()),
+            tokenizer: Arc::clone(tokenizer),
+        }
+    }
+
+    /// The grammar of a shape. Takes up to a second; errors name the request's field.
+    pub fn compile(&self, shape: &OutputGrammar) -> Result<Grammar, ApiError> {
+        let refused = |error: &GrammarError| {
+            ApiError::invalid_param(&shape.field, format!("{}: {error}", shape.field))
+        };
+        match (self.grammar(&shape.lark), &shape.fallback) {
+            (Ok(grammar), _) => Ok(grammar),
+            (Err(error), None) => Err(refused(&error)),
+            (Err(error), Some(wider)) => {
+                tracing::info!(%error, "the arguments of calls are not typed by their schemas");
+                self.grammar(wider).map_err(|error| refused(&error))
+            }
+        }
+    }
+
+    fn grammar(&self, lark: &str) -> Result<Grammar, GrammarError> {
+        let compiled = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = compiled();
+        if let Some(at) = kept.iter().position(|(text, _)| text == lark)
+            && let Some(found) = kept.remove(at)
+        {
+            let grammar = found.1.clone();
+            kept.push_back(found);
+            return Ok(grammar);
+        }
+        // Others must not wait while this one is compiled.
+        drop(kept);
+        let grammars = self.grammars.get_or_init(|| self.tables());
+        let grammar = grammars.as_ref().map_err(Clone::clone)?.compile(lark)?;
+        grammar.check()?;
+        let mut kept = compiled();
+        kept.push_back((lark.to_owned(), grammar.clone()));
+        if kept.len() > KEPT {
+            kept.pop_front();
+        }
+        Ok(grammar)
+    }
+
+    fn tables(&self) -> Result<Grammars, GrammarError> {
+        let word = |id: usize| {
+            let id = TokenId(u32::try_from(id).unwrap_or(u32::MAX));
+            match self.tokenizer.kind(id) {
+                TokenKind::Normal | TokenKind::Byte if !self.eos.contains(&id) => {
+                    Word::Text(self.tokenizer.bytes(id).to_vec())
+                }
+                _ => Word::Mark,
+            }
+        };
+        let words: Vec<Word> = (0..self.tokenizer.n_tokens()).map(word).collect();
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let encode = move |text: &str| {
+            // What cannot be encoded does not give the text back, and is spelled another way then.
+            tokenizer
+                .encode(text, SpecialTokens::AsText)
+                .unwrap_or_default()
+        };
+        Grammars::new(&words, self.vocab, &self.eos, Arc::new(encode))
+    }
+
+    /// A text that is of a grammar from its beginning.
+    pub fn text(&self, grammar: Grammar) -> Constraints {
+        let plan = Arc::new(CoursePlan {
+            opening: Opening::Text,
+            tags: None,
+            budget: None,
+            closing: Arc::default(),
+            gap: Arc::default(),
+            in_thinking: None,
+            call_tags: None,
+            grammar: Some(grammar),
+        });
+        Constraints::new(move |_| Box::new(Course::new(Arc::clone(&plan), Arc::default())))
+    }
+
+    /// The course of each of a request's `n` replies, and what holds on to them; `None` where nothing is to be
+    /// kept to.
+    pub fn course(
+        &self,
+        prompt: &Prompt,
+        grammar: Option<Grammar>,
+        n: usize,
+    ) -> Option<(Constraints, Vec<Arc<Reins>>)> {
+        let thinks = self.tags.is_some() && prompt.opening != Opening::Text;
+        if !thinks && grammar.is_none() {
+            return None;
+        }
+        let budget = prompt.thinking_budget.map(|tokens| Budget {
+            tokens,
+            soft: ReasoningDefaults::soft_tokens(tokens),
+            lift: self.soft_lift,
+            sentence_ends: Arc::clone(
+                self.sentence_ends
+                    .get_or_init(|| Arc::new(self.ends_of_sentences())),
+            ),
+        });
+        let plan = Arc::new(CoursePlan {
+            opening: prompt.opening,
+            tags: self.tags,
+            budget,
+            closing: Arc::clone(&self.closing),
+            gap: Arc::clone(&self.gap),
+            in_thinking: grammar.is_some().then(|| Arc::new(self.only_thoughts())),
+            call_tags: self.call_tags.filter(|_| grammar.is_none()),
+            grammar,
+        });
+        let reins: Vec<Arc<Reins>> = (0..n).map(|_| Arc::default()).collect();
+        let held = reins.clone();
+        let course = Constraints::new(move |choice| -> Box<dyn Constraint> {
+            let reins = held.get(choice).map(Arc::clone).unwrap_or_default();
+            Box::new(Course::new(Arc::clone(&plan), reins))
+        });
+        Some((course, reins))
+    }
+
+    /// All tokens but those that end a reply or begin a call: thinking comes before what a grammar describes.
+    fn only_thoughts(&self) -> TokenMask {
+        let mut mask = TokenMask::all(self.vocab);
+        self.eos.iter().for_each(|id| mask.remove(*id));
+        if let Some((open, _)) = self.call_tags {
+            mask.remove(open);
+        }
+        mask
+    }
+
+    /// Tokens after which a sentence or a line is over.
+    fn ends_of_sentences(&self) -> TokenMask {
+        let mut mask = TokenMask::none(self.vocab);
+        for id in (0..self.tokenizer.n_tokens()).filter_map(|id| u32::try_from(id).ok()) {
+            let bytes = self.tokenizer.bytes(TokenId(id));
+            let ends = match std::str::from_utf8(bytes) {
+                Ok(text) if text.ends_with('\n') => true,
+                Ok(text) => text.trim_end().ends_with(['.', '!', '?', '。', '！', '？']),
+                Err(_) => false,
+            };
+            if ends {
+                mask.insert(TokenId(id));
+            }
+        }
+        mask
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! From a request's messages to tokens: normalise, render, tokenise. Pure work, and for long conversations
+//! long work; see [`crate::http::body::run_sized`].
+
+use std::sync::Arc;
+
+use chat::conversation::Conversation;
+use chat::grammar::ToolCallMarkup;
+use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
+use chat::reply::tool_call_start_token;
+use chat::template::{RenderedPrompt, ToolCallFormat};
+use contract::TokenId;
+use decode::Opening;
+
+use crate::engine::Ready;
+use crate::error::ApiError;
+use crate::ids;
+use crate::settings::ServerConfig;
+use crate::text::model_context::ServedModel;
+use crate::text::reasoning::LEAST_THINKING;
+
+/// A prompt ready for the engine.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// What the template wrote.
+    pub text: String,
+    /// Its tokens.
+    pub ids: Arc<[TokenId]>,
+    /// Where the reply begins.
+    pub opening: Opening,
+    /// The most tokens of thinking.
+    pub thinking_budget: Option<usize>,
+}
+
+/// What the server decides about every conversation.
+pub fn policy(config: &ServerConfig) -> ConversationPolicy {
+    ConversationPolicy {
+        late_system: config.late_system,
+        thinking_default: config.defaults.thinking,
+        now_unix: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
+    }
+}
+
+/// The prompt of a chat request. Where there is hardly room for thinking, there is none.
+pub fn chat(
+    ready: &Ready,
+    policy: &ConversationPolicy,
+    request: &ChatRequest,
+) -> Result<Prompt, ApiError> {
+    let conversation = request.conversation(policy)?;
+    let prompt = prompt(ready, request, &conversation)?;
+    let is_short = prompt.thinking_budget.is_some_and(|n| n < LEAST_THINKING);
+    if prompt.opening == Opening::Thinking && is_short {
+        let briefly = Conversation {
+            enable_thinking: Some(false),
+            ..conversation
+        };
+        return self::prompt(ready, request, &briefly);
+    }
+    Ok(prompt)
+}
+
+fn prompt(
+    ready: &Ready,
+    request: &ChatRequest,
+    conversation: &Conversation,
+) -> Result<Prompt, ApiError> {
+    let model = &ready.model;
+    let rendered = model.template.render(conversation)?;
+    let ids = model.tokenizer.encode_rendered(&rendered)?;
+    let room = ready.info.limits.context.saturating_sub(ids.len());
+    let max_tokens = most_tokens(model, request, room);
+    let reasoning = &model.defaults.reasoning;
+    Ok(Prompt {
+        opening: opening(model, &rendered, conversation),
+        thinking_budget: reasoning.budget(&request.thinking, max_tokens),
+        ids: ids.into(),
+        text: rendered.text,
+    })
+}
+
+/// Where the reply to a prompt begins.
+fn opening(model: &ServedModel, rendered: &RenderedPrompt, conversation: &Conversation) -> Opening {
+    let left_open = !rendered.closes_reasoning() && !conversation.continue_final_message;
+    if rendered.opens_reasoning() {
+        Opening::Thinking
+    } else if left_open && model.template.capabilities().model_opens_reasoning {
+        Opening::Either
+    } else {
+        Opening::Text
+    }
+}
+
+/// The most tokens of a reply where `room` are free: what is asked for or usual, but never more than the model
+/// is good for.
+pub fn most_tokens(model: &ServedModel, request: &ChatRequest, room: usize) -> usize {
+    let defaults = &model.defaults;
+    let wanted = request.sampling.max_tokens.or(defaults.max_tokens);
+    let most = defaults.reasoning.most_tokens.unwrap_or(usize::MAX);
+    wanted.unwrap_or(room).min(most).min(room)
+}
+
+/// The token that opens a call, for a request that shows tools but forbids calling them.
+pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
+    let barred = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
+    barred
+        .then(|| tool_call_start_token(&model.tokenizer))
+        .flatten()
+}
+
+/// How the model writes calls.
+pub fn call_markup(model: &ServedModel) -> ToolCallMarkup<'_> {
+    let format = model.template.capabilities().call_format;
+    ToolCallMarkup {
+        tokenizer: &model.tokenizer,
+        format: format.unwrap_or(ToolCallFormat::JsonInTags),
+    }
+}

@@ -1,0 +1,220 @@
+//! Thinking within a budget, and thinking that is closed from outside.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::test_server::{Plan, chat_body};
+
+/// Thinks for ever, one step after another, and goes on with them when its thought is closed.
+fn thinker() -> Plan {
+    let steps = (0..100).map(|n| format!("step {n}: {}. ", n * n * 7919));
+    Plan::saying(&steps.collect::<String>())
+}
+
+async fn thought(fields: Value) -> Value {
+    let house = thinker().open().await;
+    let body = house.chat(fields).await.json().await;
+    body["choices"][0].clone()
+}
+
+#[tokio::test]
+async fn a_budget_closes_the_thought_and_the_reply_goes_on() {
+    let choice =
+        thought(json!({"thinking": {"type": "enabled", "budget_tokens": 100}, "max_tokens": 240}))
+            .await;
+    let details = &choice["finish_details"];
+    assert_eq!(details["close_kind"], "hard", "{choice}");
+    let thinking = choice["message"]["reasoning_content"].as_str().unwrap();
+    assert_eq!(
+        thinking.len(),
+        100,
+        "one byte is a token here: {thinking:?}"
+    );
+    assert!(
+        choice["message"]["content"]
+            .as_str()
+            .unwrap()
+            .contains("step")
+    );
+    assert_eq!(details["total_tokens"], 240);
+    assert_eq!(choice["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn tiers_and_the_length_bound_a_thought_that_has_no_budget() {
+    let choice = thought(json!({"reasoning_effort": "low", "max_tokens": 200})).await;
+    assert_eq!(choice["finish_details"]["close_kind"], "hard");
+    let thinking = choice["message"]["reasoning_content"].as_str().unwrap();
+    assert_eq!(thinking.len(), 100, "half of the reply is kept free");
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_to_think_there_is_no_thought() {
+    let house = thinker().open().await;
+    let prompt = async |fields: Value| {
+        let body = house
+            .post("/apply-template", &chat_body(fields))
+            .await
+            .json()
+            .await;
+        body["prompt"].as_str().unwrap().ends_with("<think>\n")
+    };
+    assert!(prompt(json!({"enable_thinking": true})).await);
+    assert!(!prompt(json!({"enable_thinking": true, "max_tokens": 32})).await);
+    assert!(!prompt(json!({"enable_thinking": true, "thinking_budget": 63})).await);
+    let short = json!({"reasoning_effort": "low", "max_tokens": 32});
+    let body = house.chat(short).await.json().await;
+    assert!(
+        !body["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(body["choices"][0]["message"].get("reasoning_content"), None);
+}
+
+#[tokio::test]
+async fn a_thought_that_ends_by_itself_frees_the_rest_of_the_reply() {
+    let said = format!("hm.</think>\n\n{}", "word ".repeat(80));
+    let house = Plan::saying(&said).open().await;
+    let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 64}, "max_tokens": 300});
+    let choice = house.chat(fields).await.json().await["choices"][0].clone();
+    assert_eq!(choice["finish_details"]["close_kind"], "natural");
+    assert_eq!(choice["finish_details"]["thinking_tokens"], 3);
+    assert!(
+        choice["message"]["content"].as_str().unwrap().len() > 290,
+        "{choice}"
+    );
+}
+
+#[tokio::test]
+async fn the_line_break_before_the_close_is_not_part_of_the_thought() {
+    for (said, expected) in [
+        ("hm.\n</think>\n\nhi", "hm."),
+        ("a\n\nb\r\n</think>hi", "a\n\nb"),
+    ] {
+        let house = Plan::saying(said).open().await;
+        let fields = json!({"enable_thinking": true, "stream": true});
+        let chunks = house.chat(fields.clone()).await.chunks().await;
+        let parts = chunks
+            .iter()
+            .filter_map(|c| c["choices"][0]["delta"]["reasoning_content"].as_str());
+        assert_eq!(parts.collect::<String>(), expected);
+        let mut whole = fields;
+        whole["stream"] = json!(false);
+        let body = house.chat(whole).await.json().await;
+        assert_eq!(body["choices"][0]["message"]["reasoning_content"], expected);
+        assert_eq!(body["choices"][0]["message"]["content"], "hi");
+    }
+}
+
+#[tokio::test]
+async fn a_reply_under_way_can_be_told_to_stop_thinking() {
+    let mut plan = thinker();
+    plan.step = Duration::from_millis(3);
+    let house = plan.open().await;
+    let mut stream = house
+        .chat(json!({"enable_thinking": true, "stream": true, "max_tokens": 420}))
+        .await;
+    let mut id = String::new();
+    let mut thought = String::new();
+    let mut said = String::new();
+    let mut asked = false;
+    while let Some(event) = stream.event().await {
+        let Some(data) = event.strip_prefix("data: {") else {
+            continue;
+        };
+        let chunk: Value = serde_json::from_str(&format!("{{{data}")).unwrap();
+        id = chunk["id"].as_str().unwrap().to_owned();
+        let delta = &chunk["choices"][0]["delta"];
+        thought.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
+        said.push_str(delta["content"].as_str().unwrap_or_default());
+        if thought.len() > 10 && !asked {
+            asked = true;
+            let order = json!({"id": id, "action": "reasoning_end"});
+            let answer = house.post("/v1/chat/completions/control", &order).await;
+            assert_eq!(answer.status, 200);
+        }
+    }
+    assert!(thought.len() < 200, "{thought}");
+    assert!(!said.is_empty());
+    let order = |id: &str| json!({"id": id, "action": "reasoning_end"});
+    let over = house
+        .post("/v1/chat/completions/control", &order(&id))
+        .await;
+    assert_eq!(over.status, 404, "it is over");
+    let bad = json!({"id": id, "action": "louder"});
+    assert_eq!(
+        house
+            .post("/v1/chat/completions/control", &bad)
+            .await
+            .status,
+        400
+    );
+}
+
+#[tokio::test]
+async fn a_text_that_goes_round_behind_a_closed_thought_is_ended() {
+    // Sixteen letters, again and again.
+    let round = "abcdefghijklmno.".repeat(60);
+    let house = Plan::saying(&round).open().await;
+    let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 70}, "max_tokens": 400});
+    let choice = house.chat(fields).await.json().await["choices"][0].clone();
+    assert_eq!(
+        choice["finish_details"]["degenerate_decode"], true,
+        "{choice}"
+    );
+    assert_eq!(choice["finish_reason"], "length");
+    assert!(
+        choice["finish_details"]["total_tokens"].as_u64().unwrap() < 150,
+        "{choice}"
+    );
+}
+
+#[tokio::test]
+async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
+    let house = Plan::saying("hm.</think>\n\nhi").open().await;
+    let body = |display: Option<&str>| {
+        let mut thinking = json!({"type": "enabled", "budget_tokens": 100});
+        if let Some(display) = display {
+            thinking["display"] = json!(display);
+        }
+        json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "thinking": thinking})
+    };
+    let shown = house.post("/v1/messages", &body(None)).await.json().await;
+    assert_eq!(shown["content"][0]["thinking"], "hm.");
+    assert!(
+        !shown["content"][0]["signature"]
+            .as_str()
+            .unwrap()
+            .is_empty()
+    );
+    let hidden = house
+        .post("/v1/messages", &body(Some("omitted")))
+        .await
+        .json()
+        .await;
+    assert_eq!(hidden["content"][0]["type"], "thinking", "{hidden}");
+    assert_eq!(hidden["content"][0]["thinking"], "");
+    assert!(
+        !hidden["content"][0]["signature"]
+            .as_str()
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(hidden["content"][1]["text"], "hi");
+    let mut streamed = body(Some("omitted"));
+    streamed["stream"] = json!(true);
+    let events = house.post("/v1/messages", &streamed).await.events().await;
+    let deltas: Vec<&str> = events
+        .iter()
+        .filter_map(|(_, data)| data["delta"]["type"].as_str())
+        .collect();
+    assert!(!deltas.contains(&"thinking_delta"), "{deltas:?}");
+    assert!(deltas.contains(&"signature_delta"), "{deltas:?}");
+    // What clients say beyond that means that it is shown.
+    let unknown = house.post("/v1/messages", &body(Some("updates"))).await;
+    let shown = unknown.json().await;
+    assert_eq!(shown["content"][0]["thinking"], "hm.");
+}

@@ -1,0 +1,277 @@
+//! A whole server on a port of its own, with a scripted device and a vocabulary of a few hundred tokens.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chat::Tokenizer;
+use chat::template::ChatTemplate;
+use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
+use decode::{PrefixConfig, SchedulerConfig};
+use serde_json::{Value, json};
+use server::engine::{EngineFactory, Loaded};
+use server::http::shutdown::{Stop, StopSwitch};
+use server::settings::{GenerationDefaults, ServerConfig};
+use server::text::constraints::Constrain;
+use server::text::model_context::{ModelFacts, ServedModel};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::client::{self, Answer};
+use crate::script::{Script, ScriptRunner, Watch};
+
+pub(crate) const TEMPLATE: &str = "{%- for message in messages %}\
+{%- if message.content == 'template, break' %}{{ raise_exception('no such talk') }}{% endif %}\
+{%- if message.content == 'template, fall' %}{{ no_such_function() }}{% endif %}\
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
+{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}\
+{%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{% endif %}\
+{%- endif %}";
+
+const SPECIAL: [(&str, TokenKind); 7] = [
+    ("<|endoftext|>", TokenKind::Control),
+    ("<|im_start|>", TokenKind::Control),
+    ("<|im_end|>", TokenKind::Control),
+    ("<think>", TokenKind::UserDefined),
+    ("</think>", TokenKind::UserDefined),
+    ("<tool_call>", TokenKind::UserDefined),
+    ("</tool_call>", TokenKind::UserDefined),
+];
+
+/// One token per byte, in the byte-mapped alphabet, and a few strings on top.
+pub(crate) fn vocab() -> Vocab {
+    let mut tokens = Vec::new();
+    let mut next = 256;
+    for byte in 0..=255_u8 {
+        let shown = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let letter = match shown {
+            true => char::from(byte),
+            false => {
+                next += 1;
+                char::from_u32(next - 1).unwrap()
+            }
+        };
+        tokens.push(letter.to_string());
+    }
+    let mut kinds = vec![TokenKind::Normal; 256];
+    for (text, kind) in SPECIAL {
+        tokens.push(text.to_owned());
+        kinds.push(kind);
+    }
+    Vocab {
+        tokens,
+        kinds,
+        pre: PreTokenizer::Qwen2,
+        eos: vec![special("<|im_end|>"), special("<|endoftext|>")],
+        eos_token: Some(special("<|im_end|>")),
+        chat_template: Some(TEMPLATE.to_owned()),
+        ..Vocab::default()
+    }
+}
+
+pub(crate) fn special(text: &str) -> TokenId {
+    let at = SPECIAL.iter().position(|(s, _)| *s == text).unwrap();
+    TokenId(256 + at as u32)
+}
+
+/// The tokens of a text: one per byte, but for the special strings.
+pub(crate) fn tokens(text: &str) -> Vec<TokenId> {
+    let mut ids = Vec::new();
+    let mut rest = text;
+    'outer: while !rest.is_empty() {
+        for (string, _) in SPECIAL {
+            if let Some(after) = rest.strip_prefix(string) {
+                ids.push(special(string));
+                rest = after;
+                continue 'outer;
+            }
+        }
+        let first = rest.chars().next().unwrap();
+        let mut bytes = [0; 4];
+        ids.extend(
+            first
+                .encode_utf8(&mut bytes)
+                .bytes()
+                .map(|b| TokenId(u32::from(b))),
+        );
+        rest = &rest[first.len_utf8()..];
+    }
+    ids
+}
+
+/// A device that says `text` and ends.
+pub(crate) fn says(text: &str) -> Option<Script> {
+    let tokens = tokens(text);
+    Some(Arc::new(move |n| {
+        tokens.get(n).copied().unwrap_or(special("<|im_end|>"))
+    }))
+}
+
+/// How a house is furnished.
+pub(crate) struct Plan {
+    pub(crate) script: Option<Script>,
+    pub(crate) config: ServerConfig,
+    pub(crate) limits: Limits,
+    pub(crate) prefix: PrefixConfig,
+    pub(crate) step: Duration,
+    pub(crate) load_time: Duration,
+    pub(crate) load_error: Option<&'static str>,
+}
+
+impl Plan {
+    pub(crate) fn saying(text: &str) -> Plan {
+        Plan {
+            script: says(text),
+            ..Plan::default()
+        }
+    }
+
+    pub(crate) async fn open(self) -> House {
+        House::open(self).await
+    }
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        let mut config = ServerConfig {
+            model_name: "tiny".to_owned(),
+            ..ServerConfig::default()
+        };
+        config.times.linger = Duration::from_secs(1);
+        Plan {
+            script: None,
+            config,
+            limits: Limits {
+                sequences: 4,
+                context: 512,
+                tree_nodes: 8,
+                prefill_chunk: 64,
+                pool: None,
+            },
+            prefix: PrefixConfig::default(),
+            step: Duration::ZERO,
+            load_time: Duration::ZERO,
+            load_error: None,
+        }
+    }
+}
+
+/// A running server.
+pub(crate) struct House {
+    pub(crate) address: SocketAddr,
+    pub(crate) watch: Watch,
+    pub(crate) stop: StopSwitch,
+    pub(crate) served: JoinHandle<Result<(), server::error::ServeError>>,
+}
+
+impl House {
+    async fn open(plan: Plan) -> House {
+        let vocab = vocab();
+        let n_tokens = vocab.tokens.len();
+        let (runner, watch) = ScriptRunner::new(n_tokens, plan.limits, plan.step, plan.script);
+        let (load_time, load_error) = (plan.load_time, plan.load_error);
+        let (sequences, prefix) = (plan.limits.sequences, plan.prefix);
+        let factory: EngineFactory = Box::new(move |_| {
+            std::thread::sleep(load_time);
+            if let Some(error) = load_error {
+                return Err(error.into());
+            }
+            let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
+            let defaults = GenerationDefaults {
+                temperature: 0.0,
+                ..GenerationDefaults::default()
+            };
+            let model = ServedModel {
+                constrain: Constrain::new(&tokenizer, &vocab.eos, n_tokens, &defaults.reasoning),
+                tokenizer,
+                template: ChatTemplate::from_vocab(&vocab)?,
+                eos: vocab.eos.clone(),
+                defaults,
+                facts: ModelFacts {
+                    trained_context: 1024,
+                    vocab: n_tokens,
+                    parameters: 12,
+                    size_bytes: 34,
+                    architecture: "script".to_owned(),
+                    path: Some("/models/tiny.gguf".to_owned()),
+                    ..ModelFacts::default()
+                },
+            };
+            Ok(Loaded {
+                runner: Box::new(contract::checked::CheckedRunner::new(runner)),
+                scheduler: SchedulerConfig {
+                    max_sequences: sequences,
+                    prefix,
+                    eos: vocab.eos.clone(),
+                    ..SchedulerConfig::default()
+                },
+                model,
+                store: None,
+            })
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (switch, stop) = Stop::new();
+        let served = tokio::spawn(server::serve(plan.config, factory, listener, stop));
+        let house = House {
+            address,
+            watch,
+            stop: switch,
+            served,
+        };
+        if load_time.is_zero() && load_error.is_none() {
+            house.until(200).await;
+        }
+        house
+    }
+
+    /// Waits until health says so.
+    pub(crate) async fn until(&self, status: u16) {
+        let wait = async {
+            while self.get("/health").await.status != status {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(client::PATIENCE, wait)
+            .await
+            .expect("health in time");
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        client::send(self.address, "GET", path, &[], b"").await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_bytes(path, body.to_string().as_bytes()).await
+    }
+
+    pub(crate) async fn post_bytes(&self, path: &str, body: &[u8]) -> Answer {
+        let headers = [("content-type", "application/json")];
+        client::send(self.address, "POST", path, &headers, body).await
+    }
+
+    /// A chat request about nothing, with more fields.
+    pub(crate) async fn chat(&self, fields: Value) -> Answer {
+        self.post("/v1/chat/completions", &chat_body(fields)).await
+    }
+
+    /// Waits until `holds`.
+    pub(crate) async fn eventually(&self, what: &str, holds: impl Fn(&Watch) -> bool) {
+        let wait = async {
+            while !holds(&self.watch) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let waited = tokio::time::timeout(client::PATIENCE, wait).await;
+        waited.unwrap_or_else(|_| panic!("in time: {what}"));
+    }
+}
+
+pub(crate) fn chat_body(fields: Value) -> Value {
+    let mut body = json!({"model": "any", "messages": [{"role": "user", "content": "hi"}]});
+    for (key, value) in fields.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    body
+}
