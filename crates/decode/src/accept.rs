@@ -5,36 +5,36 @@
 
 use contract::{DeviceError, LogitsRow, LogitsSelection, NodeIdx, Tree, TreePath};
 
-use crate::doubt::Doubt;
+use crate::doubt::SurprisalEma;
 use crate::sequence::{NodePlan, Sequence};
-use crate::{FinishReason, OutToken};
+use crate::{FinishReason, OutputToken};
 
 /// What a walk found.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Walk {
+pub(crate) struct AcceptResult {
     /// The tokens chosen, oldest first, at least one. Unless the sequence ends, the last is the next root.
-    pub(crate) tokens: Vec<OutToken>,
+    pub(crate) tokens: Vec<OutputToken>,
     /// The nodes walked: what a commit keeps.
     pub(crate) path: TreePath,
     /// Tokens among them that were forced.
     pub(crate) forced: usize,
     /// How unexpected the text is with them.
-    pub(crate) doubt: Doubt,
+    pub(crate) surprisal: SurprisalEma,
     /// Why the sequence ends with the last token, if it does.
-    pub(crate) ending: Option<FinishReason>,
+    pub(crate) finish_reason: Option<FinishReason>,
 }
 
 /// Walks from the root; `plans` and `rows`, as asked by the plans, are `[n_nodes]`.
-pub(crate) fn walk(
+pub(crate) fn accept(
     sequence: &Sequence,
     tree: &Tree,
     plans: &[NodePlan],
     rows: &[LogitsRow],
-) -> Result<Walk, DeviceError> {
+) -> Result<AcceptResult, DeviceError> {
     let mut node = NodeIdx::ROOT;
-    let mut tokens: Vec<OutToken> = Vec::new();
+    let mut tokens: Vec<OutputToken> = Vec::new();
     let mut forced = 0;
-    let mut doubt = sequence.doubt;
+    let mut surprisal = sequence.surprisal;
     loop {
         let missing = || DeviceError::InvalidCall {
             call: "verify",
@@ -44,31 +44,31 @@ pub(crate) fn walk(
             .get(node.index())
             .zip(rows.get(node.index()))
             .filter(|(plan, row)| {
-                plan.ask.selection == LogitsSelection::None || !row.ids.is_empty()
+                plan.request.selection == LogitsSelection::None || !row.ids.is_empty()
             })
             .ok_or_else(missing)?;
         let chosen = match plan.forced {
-            Some(token) => sequence.sampler.take_forced(row, token),
+            Some(token) => sequence.sampler.forced_output(row, token),
             None => {
                 let position = sequence.position_after(tokens.len());
                 let chosen = sequence.sampler.choose(row, position);
-                doubt.see(row, chosen.id);
+                surprisal.observe(row, chosen.id);
                 chosen
             }
         };
         forced += usize::from(plan.forced.is_some());
         let id = chosen.id;
         tokens.push(chosen);
-        let ending = sequence.ending(tokens.len(), id);
+        let finish_reason = sequence.finish_reason(tokens.len(), id);
         match tree.child_with(node, id) {
-            Some(child) if ending.is_none() => node = child,
+            Some(child) if finish_reason.is_none() => node = child,
             _ => {
-                return Ok(Walk {
+                return Ok(AcceptResult {
                     tokens,
                     path: tree.path_to(node),
                     forced,
-                    doubt,
-                    ending,
+                    surprisal,
+                    finish_reason,
                 });
             }
         }

@@ -2,16 +2,16 @@
 //!
 //! A template shows a finished turn otherwise than the prompt that asked for it: thoughts go once the next wish comes,
 //! and with them every state behind the first of them. Whoever writes prompts knows the new form as soon as the reply
-//! is whole, and hands its tokens over ([`Scheduler::foresee`]); while there is nothing else to do they are read chunk
-//! by chunk ([`Scheduler::read_ahead`]) and their states saved, so that the next prompt goes on from there. A prompt
+//! is whole, and hands its tokens over ([`Scheduler::queue_warmup`]); while there is nothing else to do they are read chunk
+//! by chunk ([`Scheduler::warmup_step`]) and their states saved, so that the next prompt goes on from there. A prompt
 //! that begins otherwise loses nothing: states are found by tokens, here as everywhere. The rules:
 //!
 //! - Only an idle scheduler reads ahead. The first job waits for the chunk under way and no longer; what was read until
 //!   then is saved, and the rest is read in another pause, unless that job's prompt is the one that was foreseen.
 //! - A conversation has one text at most: what is foreseen of it next, or its next prompt, takes its place. They are
 //!   known for the same by what stands before the reply that was made last.
-//! - A text is read only where that spares its prompt [`apart`](crate::Boundaries::apart) tokens, from the longest state
-//!   there is, and [`PrefixConfig::ahead`](crate::PrefixConfig::ahead) tokens of it at most.
+//! - A text is read only where that spares its prompt [`apart`](crate::SavePointConfig::apart) tokens, from the longest state
+//!   there is, and [`PrefixConfig::warmup_tokens`](crate::PrefixConfig::warmup_tokens) tokens of it at most.
 //! - It takes only pages that neither a sequence nor a saved state holds, and while no prompt has used them its states
 //!   are the first to be given up ([`prefix`](crate::prefix)), so nothing that is known to be of use goes for a guess.
 
@@ -21,37 +21,37 @@ use std::sync::Arc;
 use contract::{DeviceError, TokenId};
 
 use crate::prefill::Prefill;
-use crate::prefix::{Mark, Restored, Stop};
+use crate::prefix::{Restored, SaveInfo, SavePoint};
 use crate::{Job, Scheduler};
 
 /// Texts that wait for a pause; with one more the oldest goes. So many conversations may be in a pause at once.
-const TEXTS: usize = 4;
+const MAX_PENDING: usize = 4;
 
 /// What the next prompt of a conversation will begin with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Foreseen {
+pub struct NextPrompt {
     /// Its tokens, as far as they are known.
     pub tokens: Arc<[TokenId]>,
-    /// The conversation, as [`Settings::session`](crate::Settings::session).
+    /// The conversation, as [`GenerationParams::session`](crate::GenerationParams::session).
     pub session: Option<Arc<str>>,
 }
 
 /// A text that is still to come.
-struct Text {
-    foreseen: Foreseen,
+struct PendingPrompt {
+    next: NextPrompt,
     /// Where the reply begins that was made last.
     reply: usize,
     /// Tokens of it read in all pauses.
     read: usize,
 }
 
-impl Text {
+impl PendingPrompt {
     /// Whether a prompt, or what is foreseen now, is the one that was foreseen, or has come in its place.
-    fn is_past(&self, prompt: &[TokenId], session: Option<&Arc<str>>) -> bool {
-        let Foreseen {
+    fn is_superseded_by(&self, prompt: &[TokenId], session: Option<&Arc<str>>) -> bool {
+        let NextPrompt {
             tokens,
             session: own,
-        } = &self.foreseen;
+        } = &self.next;
         let both = tokens.iter().zip(prompt);
         let common = both.take_while(|(a, b)| a == b).count();
         // Requests on the side have the name too, but not half of the text.
@@ -62,16 +62,16 @@ impl Text {
 
 /// What is read ahead, and what will be.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct PrefixWarmup {
     /// Texts not begun, or put aside; the next one last.
-    waiting: VecDeque<Text>,
+    pending: VecDeque<PendingPrompt>,
     /// The text under way. The scheduler closes its place.
-    reading: Option<Reading>,
+    active: Option<ActiveWarmup>,
 }
 
 /// A text under way.
-struct Reading {
-    text: Text,
+struct ActiveWarmup {
+    text: PendingPrompt,
     /// Tokens of it that are read, up to the last place where a state is saved.
     end: usize,
     prefill: Prefill,
@@ -79,103 +79,103 @@ struct Reading {
     saved: usize,
 }
 
-impl Ahead {
+impl PrefixWarmup {
     /// Whether a place on the device is held.
-    pub(crate) fn is_reading(&self) -> bool {
-        self.reading.is_some()
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.is_some()
     }
 
     /// A job has come: what was foreseen of its conversation is past.
-    pub(crate) fn see(&mut self, job: &Job) {
-        let session = job.settings.session.as_ref();
-        self.waiting
-            .retain(|text| !text.is_past(&job.prompt, session));
+    pub(crate) fn drop_superseded(&mut self, job: &Job) {
+        let session = job.params.session.as_ref();
+        self.pending
+            .retain(|text| !text.is_superseded_by(&job.prompt, session));
     }
 }
 
 impl Scheduler {
     /// Takes what the next prompt of a conversation will begin with. Where reading ahead is off it is forgotten.
-    pub fn foresee(&mut self, text: Foreseen) {
-        if !self.prefix.reads_ahead() || self.lost.is_some() {
+    pub fn queue_warmup(&mut self, text: NextPrompt) {
+        if !self.prefix.warmup_enabled() || self.lost.is_some() {
             return;
         }
         let reply = self.prefix.last_reply(&text.tokens);
-        let waiting = &mut self.ahead.waiting;
-        waiting.retain(|old| !old.is_past(&text.tokens, text.session.as_ref()));
-        if waiting.len() == TEXTS {
-            waiting.pop_front();
+        let pending = &mut self.warmup.pending;
+        pending.retain(|old| !old.is_superseded_by(&text.tokens, text.session.as_ref()));
+        if pending.len() == MAX_PENDING {
+            pending.pop_front();
         }
-        waiting.push_back(Text {
-            foreseen: text,
+        pending.push_back(PendingPrompt {
+            next: text,
             reply,
             read: 0,
         });
     }
 
-    /// Whether [`read_ahead`](Scheduler::read_ahead) has something to do.
-    pub fn has_ahead(&self) -> bool {
-        let ahead = &self.ahead;
-        self.lost.is_none() && (ahead.is_reading() || !ahead.waiting.is_empty())
+    /// Whether [`warmup_step`](Scheduler::warmup_step) has something to do.
+    pub fn has_warmup(&self) -> bool {
+        let warmup = &self.warmup;
+        self.lost.is_none() && (warmup.is_active() || !warmup.pending.is_empty())
     }
 
     /// Reads at most one chunk of what was foreseen. To be called while [`is_idle`](Scheduler::is_idle), else it does
     /// nothing.
     ///
     /// The only error is [`DeviceError::DeviceLost`].
-    pub fn read_ahead(&mut self) -> Result<(), DeviceError> {
-        if !self.has_ahead() || !self.is_idle() {
+    pub fn warmup_step(&mut self) -> Result<(), DeviceError> {
+        if !self.has_warmup() || !self.is_idle() {
             return Ok(());
         }
-        if !self.ahead.is_reading() {
-            let Some(text) = self.ahead.waiting.pop_back() else {
+        if !self.warmup.is_active() {
+            let Some(text) = self.warmup.pending.pop_back() else {
                 return Ok(());
             };
-            self.ahead.reading = self.begin_ahead(text)?;
+            self.warmup.active = self.start_warmup(text)?;
         }
-        let Some(mut reading) = self.ahead.reading.take() else {
+        let Some(mut active) = self.warmup.active.take() else {
             return Ok(());
         };
-        let (seq, before) = (reading.prefill.seq, reading.prefill.done);
-        let tokens = &reading.text.foreseen.tokens[..reading.end];
-        let chunk = reading
+        let (seq, before) = (active.prefill.seq, active.prefill.done);
+        let tokens = &active.text.next.tokens[..active.end];
+        let chunk = active
             .prefill
             .chunk(&mut *self.runner, tokens, self.chunk, None);
         if let Err(error) = chunk {
             self.runner.close(seq);
-            return given_up(error);
+            return ignore_refusal(error);
         }
-        let done = reading.prefill.done;
-        reading.text.read += done - before;
-        self.prefix.count_ahead(done - before);
-        let saved = match reading.prefill.reached() {
-            Some(stop) => self.save_ahead(&mut reading, stop.head),
+        let done = active.prefill.done;
+        active.text.read += done - before;
+        self.prefix.count_warmup(done - before);
+        let saved = match active.prefill.reached() {
+            Some(stop) => self.save_warmup(&mut active, stop.head),
             None => Ok(()),
         };
-        if saved.is_err() || done == reading.end {
+        if saved.is_err() || done == active.end {
             self.runner.close(seq);
             return saved;
         }
-        self.ahead.reading = Some(reading);
+        self.warmup.active = Some(active);
         Ok(())
     }
 
-    /// A sequence that holds what is known of a text, if reading on is worth it and takes nothing from anybody.
-    fn begin_ahead(&mut self, text: Text) -> Result<Option<Reading>, DeviceError> {
+    /// A sequence that holds what is known of a text, if active on is worth it and takes nothing from anybody.
+    fn start_warmup(&mut self, text: PendingPrompt) -> Result<Option<ActiveWarmup>, DeviceError> {
         let info = self.runner.info();
         let (align, page) = (info.prefill_align.max(1), info.pool.page_size);
-        let tokens = &text.foreseen.tokens;
+        let tokens = &text.next.tokens;
         let known = self.prefix.covered(tokens);
-        let mut stops = self.prefix.stops(tokens, known, align);
-        let most = known.saturating_add(self.prefix.ahead_left(text.read));
+        let mut save_points = self.prefix.save_points(tokens, known, align);
+        let most = known.saturating_add(self.prefix.warmup_budget_left(text.read));
         let most = most.min(info.limits.context) / align * align;
-        let end = stops.last().map_or(0, |last| last.at.min(most));
-        if end < known + self.prefix.least_ahead() {
+        let end = save_points.last().map_or(0, |last| last.at.min(most));
+        if end < known + self.prefix.min_warmup_tokens() {
             return Ok(None);
         }
-        stops.retain(|stop| stop.at <= end);
-        if stops.last().is_none_or(|last| last.at < end) {
+        save_points.retain(|stop| stop.at <= end);
+        if save_points.last().is_none_or(|last| last.at < end) {
             let (at, head) = (end, false);
-            stops.push(Stop { at, head });
+            save_points.push(SavePoint { at, head });
         }
         let room = self.runner.capacity();
         let free = room.tokens.saturating_sub(room.evictable_tokens);
@@ -184,11 +184,14 @@ impl Scheduler {
         }
         let seq = match self.runner.open(end) {
             Ok(seq) => seq,
-            Err(error) => return given_up(error).map(|()| None),
+            Err(error) => return ignore_refusal(error).map(|()| None),
         };
-        let at = match self.prefix.resume(&mut *self.runner, seq, tokens) {
+        let at = match self
+            .prefix
+            .restore_for_warmup(&mut *self.runner, seq, tokens)
+        {
             Ok(Restored::At(position)) => position,
-            Ok(Restored::Nothing) => 0,
+            Ok(Restored::NotFound) => 0,
             Ok(Restored::Broken) => {
                 self.runner.close(seq);
                 return Ok(None);
@@ -198,52 +201,52 @@ impl Scheduler {
                 return Err(error);
             }
         };
-        Ok(Some(Reading {
+        Ok(Some(ActiveWarmup {
             text,
             end,
-            prefill: Prefill::new(seq, None).resumed(at, stops),
+            prefill: Prefill::new(seq, None).resumed(at, save_points),
             saved: at,
         }))
     }
 
     /// A job has come, or the end: what was read is saved, and the place given back. What is left waits for another
     /// pause, if it is still to come.
-    pub(crate) fn put_ahead_aside(&mut self) -> Result<(), DeviceError> {
-        let Some(mut reading) = self.ahead.reading.take() else {
+    pub(crate) fn pause_warmup(&mut self) -> Result<(), DeviceError> {
+        let Some(mut active) = self.warmup.active.take() else {
             return Ok(());
         };
-        let new = reading.prefill.done - reading.saved;
-        let saved = match new >= self.prefix.least_ahead() {
-            true => self.save_ahead(&mut reading, false),
+        let new = active.prefill.done - active.saved;
+        let saved = match new >= self.prefix.min_warmup_tokens() {
+            true => self.save_warmup(&mut active, false),
             false => Ok(()),
         };
-        self.runner.close(reading.prefill.seq);
+        self.runner.close(active.prefill.seq);
         let mut jobs = self.queue.jobs();
         let past = |job: &Job| {
-            let session = job.settings.session.as_ref();
-            reading.text.is_past(&job.prompt, session)
+            let session = job.params.session.as_ref();
+            active.text.is_superseded_by(&job.prompt, session)
         };
         if !jobs.any(past) {
-            self.ahead.waiting.push_back(reading.text);
+            self.warmup.pending.push_back(active.text);
         }
         saved
     }
 
-    fn save_ahead(&mut self, reading: &mut Reading, head: bool) -> Result<(), DeviceError> {
-        let Prefill { seq, done, .. } = reading.prefill;
-        reading.saved = done;
-        let mark = Mark {
+    fn save_warmup(&mut self, active: &mut ActiveWarmup, head: bool) -> Result<(), DeviceError> {
+        let Prefill { seq, done, .. } = active.prefill;
+        active.saved = done;
+        let mark = SaveInfo {
             head,
-            session: reading.text.foreseen.session.as_ref(),
-            ahead: true,
+            session: active.text.next.session.as_ref(),
+            from_warmup: true,
         };
-        let tokens = &reading.text.foreseen.tokens[..done];
+        let tokens = &active.text.next.tokens[..done];
         self.prefix.save(&mut *self.runner, seq, tokens, mark)
     }
 }
 
-/// A refusal ends the reading of a text, since nobody waits for it; a lost device is everyone's.
-fn given_up(error: DeviceError) -> Result<(), DeviceError> {
+/// A refusal ends the active of a text, since nobody waits for it; a lost device is everyone's.
+fn ignore_refusal(error: DeviceError) -> Result<(), DeviceError> {
     match error {
         lost @ DeviceError::DeviceLost { .. } => Err(lost),
         error => {

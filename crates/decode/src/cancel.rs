@@ -1,6 +1,6 @@
 //! Letting go of what nobody wants any more: between steps, so between chunks and between rounds.
 
-use crate::running::Parked;
+use crate::running::Preempted;
 use crate::{ChoiceStats, Event, FinishReason, JobId, Scheduler};
 
 impl Scheduler {
@@ -9,11 +9,16 @@ impl Scheduler {
         let open: Vec<usize> = if let Some(entry) = self.queue.find(id) {
             entry.open.clone()
         } else if let Some(running) = self.running.iter().find(|running| running.id == id) {
-            let spoken = running.sequences.iter().map(|sequence| sequence.choice);
-            let parked = running.parked.iter().filter_map(Parked::choice);
-            let retold = running.retold.iter().map(|retold| retold.sequence.choice);
-            let begun = spoken.chain(parked).chain(retold);
-            begun.chain(running.unbegun.iter().copied()).collect()
+            let decoding = running.sequences.iter().map(|sequence| sequence.choice);
+            let preempted = running.preempted.iter().filter_map(Preempted::choice);
+            let recomputing = running
+                .recomputing
+                .iter()
+                .map(|recomputing| recomputing.sequence.choice);
+            let begun = decoding.chain(preempted).chain(recomputing);
+            begun
+                .chain(running.pending_choices.iter().copied())
+                .collect()
         } else {
             return;
         };
@@ -40,28 +45,32 @@ impl Scheduler {
             }
         } else if let Some(at) = self.running.iter().position(|running| running.id == id) {
             let running = &mut self.running[at];
-            let spoken = running.sequences.iter().position(|s| s.choice == choice);
-            let waiting = running.unbegun.iter().position(|open| *open == choice);
-            let mut parked = running.parked.iter();
-            let parked = parked.position(|parked| parked.choice() == Some(choice));
-            let mut retold = running.retold.iter();
-            let retold = retold.position(|retold| retold.sequence.choice == choice);
-            let stats = match (spoken, parked, waiting) {
-                (None, None, None) if let Some(i) = retold => {
-                    let retold = running.retold.remove(i);
-                    self.runner.close(retold.prefill.seq);
+            let decoding = running.sequences.iter().position(|s| s.choice == choice);
+            let waiting = running
+                .pending_choices
+                .iter()
+                .position(|open| *open == choice);
+            let mut preempted = running.preempted.iter();
+            let preempted = preempted.position(|preempted| preempted.choice() == Some(choice));
+            let mut recomputing = running.recomputing.iter();
+            let recomputing =
+                recomputing.position(|recomputing| recomputing.sequence.choice == choice);
+            let stats = match (decoding, preempted, waiting) {
+                (None, None, None) if let Some(i) = recomputing => {
+                    let recomputing = running.recomputing.remove(i);
+                    self.runner.close(recomputing.prefill.seq);
                     self.stats.cancelled.decode += 1;
-                    retold.sequence.stats
+                    recomputing.sequence.stats
                 }
                 (None, Some(i), _) => {
-                    let parked = running.parked.remove(i);
+                    let preempted = running.preempted.remove(i);
                     self.stats.cancelled.decode += 1;
-                    if let Some(state) = parked.state() {
+                    if let Some(state) = preempted.state() {
                         self.runner.free_snapshot(state);
                     }
-                    match parked {
-                        Parked::Speaking(sequence, _) => sequence.stats,
-                        Parked::Reading(..) => running.blank_stats(),
+                    match preempted {
+                        Preempted::Decode(sequence, _) => sequence.stats,
+                        Preempted::Prefill(..) => running.initial_stats(),
                     }
                 }
                 (Some(i), ..) => {
@@ -71,22 +80,22 @@ impl Scheduler {
                     sequence.stats
                 }
                 (None, None, Some(i)) => {
-                    running.unbegun.remove(i);
-                    if !running.is_reading() {
+                    running.pending_choices.remove(i);
+                    if !running.is_prefilling() {
                         self.stats.cancelled.decode += 1;
-                    } else if running.unbegun.is_empty() {
+                    } else if running.pending_choices.is_empty() {
                         self.stats.cancelled.prefill += 1;
                         running.prefill.take().into_iter().for_each(|prefill| {
                             self.runner.close(prefill.seq);
                         });
-                        let states = running.parked.drain(..).filter_map(|p| p.state());
+                        let states = running.preempted.drain(..).filter_map(|p| p.state());
                         states.for_each(|state| self.runner.free_snapshot(state));
                     }
-                    running.blank_stats()
+                    running.initial_stats()
                 }
                 (None, None, None) => return,
             };
-            self.retire();
+            self.remove_finished();
             stats
         } else {
             return;
@@ -97,6 +106,6 @@ impl Scheduler {
             reason,
             stats,
         };
-        self.news.push((id, event));
+        self.pending_events.push((id, event));
     }
 }

@@ -12,8 +12,11 @@ use std::sync::Arc;
 
 use contract::{TokenId, TokenMask};
 
-pub use course::{Budget, Close, Course, CoursePlan, Opening, Reins, ThinkTags};
-pub use grammar::{Encode, Grammar, GrammarError, Grammars, Word};
+pub use course::{
+    InitialPhase, ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle,
+    ReasoningMachine, ReasoningTags,
+};
+pub use grammar::{Grammar, GrammarCompiler, GrammarError, Tokenize, VocabEntry};
 
 /// Decides over the tokens of one choice, in the words of tokens that follow those it was told of.
 ///
@@ -27,7 +30,7 @@ pub trait Constraint: Send {
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>>;
 
     /// The token that is to be likelier than it is after `path`. Asked only where nothing is forced.
-    fn lean(&mut self, _path: &[TokenId]) -> Option<Lean> {
+    fn logit_boost(&mut self, _path: &[TokenId]) -> Option<LogitBoost> {
         None
     }
 
@@ -42,11 +45,11 @@ pub trait Constraint: Send {
 
 /// A token made likelier.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lean {
+pub struct LogitBoost {
     /// The token.
     pub token: TokenId,
     /// Added to its logit.
-    pub lift: f32,
+    pub boost: f32,
 }
 
 /// Makes the constraint of each choice of a job, fresh.
@@ -121,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forced_text_comes_whole_wherever_it_is_cut() {
+    fn forced_text_is_complete_for_any_split() {
         let text: Vec<TokenId> = (10..15).map(TokenId).collect();
         for cut in 0..9 {
             let mut forced = ForcedText::after(3, text.clone().into());

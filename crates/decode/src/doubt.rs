@@ -7,16 +7,16 @@ use contract::{LogitsRow, TokenId};
 
 /// The mean surprise of the last tokens, newest first in weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Doubt(Option<f64>);
+pub(crate) struct SurprisalEma(Option<f64>);
 
-impl Doubt {
+impl SurprisalEma {
     /// What the newest token counts.
     const SHARE: f64 = 0.5;
     /// Of a text of which nothing is known.
     const UNKNOWN: f64 = 0.02;
 
     /// Takes in a token that was drawn from `row`. A row that does not hold it says nothing.
-    pub(crate) fn see(&mut self, row: &LogitsRow, token: TokenId) {
+    pub(crate) fn observe(&mut self, row: &LogitsRow, token: TokenId) {
         let at = match row.ids.get(token.index()) {
             // In a whole row a token stands at its own id.
             Some(id) if *id == token => Some(token.index()),
@@ -29,13 +29,13 @@ impl Doubt {
         let surprise = f64::from(row.lse - logit).max(0.0);
         if surprise.is_finite() {
             let before = self.0.unwrap_or(surprise);
-            self.0 = Some(before + Doubt::SHARE * (surprise - before));
+            self.0 = Some(before + SurprisalEma::SHARE * (surprise - before));
         }
     }
 
     /// In nats a token.
     pub(crate) fn nats(self) -> f64 {
-        self.0.unwrap_or(Doubt::UNKNOWN)
+        self.0.unwrap_or(SurprisalEma::UNKNOWN)
     }
 }
 
@@ -54,22 +54,22 @@ mod tests {
     }
 
     #[test]
-    fn doubt_follows_the_probabilities_of_tokens_and_forgets_by_halves() {
-        let mut doubt = Doubt::default();
-        doubt.see(&row(&[7, 3], &[-0.5, -2.0]), TokenId(3));
-        assert_eq!(doubt.nats(), 2.0);
-        doubt.see(&row(&[0, 1], &[-1.0, -9.0]), TokenId(0));
-        assert_eq!(doubt.nats(), 1.5);
+    fn surprisal_ema_halves_older_tokens() {
+        let mut surprisal = SurprisalEma::default();
+        surprisal.observe(&row(&[7, 3], &[-0.5, -2.0]), TokenId(3));
+        assert_eq!(surprisal.nats(), 2.0);
+        surprisal.observe(&row(&[0, 1], &[-1.0, -9.0]), TokenId(0));
+        assert_eq!(surprisal.nats(), 1.5);
         // A token that the row lacks, and one that could not come, say nothing.
-        doubt.see(&row(&[7], &[-0.5]), TokenId(3));
-        doubt.see(&row(&[7], &[f32::NEG_INFINITY]), TokenId(7));
-        assert_eq!(doubt.nats(), 1.5);
+        surprisal.observe(&row(&[7], &[-0.5]), TokenId(3));
+        surprisal.observe(&row(&[7], &[f32::NEG_INFINITY]), TokenId(7));
+        assert_eq!(surprisal.nats(), 1.5);
     }
 
     #[test]
-    fn an_empty_row_leaves_the_doubt_unknown() {
-        let mut doubt = Doubt::default();
-        doubt.see(&LogitsRow::default(), TokenId(3));
-        assert_eq!(doubt.nats(), Doubt::UNKNOWN);
+    fn empty_row_leaves_surprisal_unknown() {
+        let mut surprisal = SurprisalEma::default();
+        surprisal.observe(&LogitsRow::default(), TokenId(3));
+        assert_eq!(surprisal.nats(), SurprisalEma::UNKNOWN);
     }
 }

@@ -6,7 +6,7 @@ use crate::JobId;
 
 /// A job that was refused before anything was queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Reject {
+pub enum SubmitError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, answer included"
@@ -51,7 +51,7 @@ pub enum Reject {
 
 /// Why a running job ended without its answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum JobError {
     /// The device has not enough of something, and no neighbour whose end would free it.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
     OutOfMemory {
@@ -84,36 +84,36 @@ pub enum Failure {
     },
 }
 
-impl From<&DeviceError> for Failure {
-    fn from(error: &DeviceError) -> Failure {
+impl From<&DeviceError> for JobError {
+    fn from(error: &DeviceError) -> JobError {
         match error {
-            DeviceError::PoolExhausted { wanted, free } => Failure::OutOfMemory {
+            DeviceError::PoolExhausted { wanted, free } => JobError::OutOfMemory {
                 what: "pages of keys and values",
                 wanted: *wanted as u64,
                 free: *free as u64,
             },
-            DeviceError::OutOfMemory { what, wanted, free } => Failure::OutOfMemory {
+            DeviceError::OutOfMemory { what, wanted, free } => JobError::OutOfMemory {
                 what,
                 wanted: *wanted,
                 free: *free,
             },
-            DeviceError::DeviceLost { during, detail } => Failure::DeviceLost {
+            DeviceError::DeviceLost { during, detail } => JobError::DeviceLost {
                 during,
                 detail: detail.clone(),
             },
-            other => Failure::Device {
+            other => JobError::Device {
                 detail: other.to_string(),
             },
         }
     }
 }
 
-impl Reject {
+impl SubmitError {
     /// The refusal of a scheduler whose device is gone.
-    pub(crate) fn lost(error: &DeviceError) -> Reject {
-        match Failure::from(error) {
-            Failure::DeviceLost { during, detail } => Reject::DeviceLost { during, detail },
-            other => Reject::DeviceLost {
+    pub(crate) fn lost(error: &DeviceError) -> SubmitError {
+        match JobError::from(error) {
+            JobError::DeviceLost { during, detail } => SubmitError::DeviceLost { during, detail },
+            other => SubmitError::DeviceLost {
                 during: "an earlier call",
                 detail: other.to_string(),
             },

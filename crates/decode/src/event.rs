@@ -2,8 +2,8 @@
 
 use contract::TokenId;
 
-use crate::Failure;
-use crate::stats::{DraftDepths, RoundTimes};
+use crate::JobError;
+use crate::stats::{AcceptanceByDepth, StepTimes};
 
 /// One piece of news about one job, in the order things happened.
 ///
@@ -29,7 +29,7 @@ pub enum Event {
         /// Which choice.
         choice: usize,
         /// The tokens, oldest first.
-        tokens: Vec<OutToken>,
+        tokens: Vec<OutputToken>,
     },
     /// A choice is complete; nothing more comes for it.
     Finished {
@@ -43,13 +43,13 @@ pub enum Event {
     /// The job could not go on; nothing more comes for any of its choices.
     Failed {
         /// Why.
-        error: Failure,
+        error: JobError,
     },
 }
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OutToken {
+pub struct OutputToken {
     /// The token.
     pub id: TokenId,
     /// Its logprob, if the job asked for it.
@@ -88,7 +88,7 @@ pub struct ChoiceStats {
     /// Tokens generated, the ending one included.
     pub generated_tokens: usize,
     /// Verify passes it took part in.
-    pub rounds: usize,
+    pub decode_steps: usize,
     /// Tree nodes proposed beyond the roots; 0 where nothing was drafted.
     pub drafted_tokens: usize,
     /// Of these, nodes that stood on the path kept.
@@ -96,7 +96,7 @@ pub struct ChoiceStats {
     /// Tokens that were forced upon it.
     pub forced_tokens: usize,
     /// How deep its drafts came true.
-    pub depths: DraftDepths,
+    pub depths: AcceptanceByDepth,
     /// Time of the rounds it took part in, with whatever others did in them.
-    pub times: RoundTimes,
+    pub times: StepTimes,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use contract::{AttentionWindow, TokenId};
 
-use crate::{Constraints, Reject};
+use crate::{Constraints, SubmitError};
 
 /// Names a job; chosen by the caller, unique among live jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ pub struct Job {
     /// How many continuations, 1 to [`Job::MAX_CHOICES`]. Choice `i` draws with `seed + i`.
     pub choices: usize,
     /// How to continue.
-    pub settings: Settings,
+    pub params: GenerationParams,
     /// Higher goes first; equal priorities keep their order of arrival.
     pub priority: i32,
 }
@@ -39,7 +39,7 @@ impl Job {
 
 /// How a prompt is continued, and what is told about it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub struct GenerationParams {
     /// How each token is chosen.
     pub sampling: Sampling,
     /// The most tokens generated per choice; the context may end a choice earlier. With 0 the prompt is
@@ -68,7 +68,7 @@ pub struct Settings {
     pub use_saved: bool,
 }
 
-impl Settings {
+impl GenerationParams {
     /// The most alternatives a logprob may come with.
     pub const MAX_LOGPROBS: usize = 20;
 
@@ -78,9 +78,9 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for GenerationParams {
+    fn default() -> GenerationParams {
+        GenerationParams {
             sampling: Sampling::default(),
             max_tokens: usize::MAX,
             min_tokens: 0,
@@ -160,16 +160,16 @@ impl Sampling {
 
 /// Refuses what cannot be done before anything is queued. `vocab` is the length of a row, `context` the
 /// longest sequence in tokens.
-pub(crate) fn admit(job: &Job, vocab: usize, context: usize) -> Result<(), Reject> {
-    let invalid = |field, detail: String| Err(Reject::Invalid { field, detail });
+pub(crate) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), SubmitError> {
+    let invalid = |field, detail: String| Err(SubmitError::Invalid { field, detail });
     let prompt = job.prompt.len();
     if prompt == 0 {
-        return Err(Reject::EmptyPrompt);
+        return Err(SubmitError::EmptyPrompt);
     }
     // A prompt that fills the context could be read, but not continued.
-    let longest = context.saturating_sub(usize::from(job.settings.max_tokens > 0));
+    let longest = context.saturating_sub(usize::from(job.params.max_tokens > 0));
     if prompt > longest {
-        return Err(Reject::TooLong {
+        return Err(SubmitError::TooLong {
             prompt_tokens: prompt,
             context_tokens: context,
         });
@@ -178,17 +178,17 @@ pub(crate) fn admit(job: &Job, vocab: usize, context: usize) -> Result<(), Rejec
         let (n, most) = (job.choices, Job::MAX_CHOICES);
         return invalid("n", format!("{n} is not between 1 and {most}"));
     }
-    let settings = &job.settings;
+    let params = &job.params;
     for (field, count) in [
-        ("logprobs", settings.logprobs),
-        ("prompt_logprobs", settings.prompt_logprobs),
+        ("logprobs", params.logprobs),
+        ("prompt_logprobs", params.prompt_logprobs),
     ] {
-        let most = Settings::MAX_LOGPROBS;
+        let most = GenerationParams::MAX_LOGPROBS;
         if let Some(n) = count.filter(|n| *n > most) {
             return invalid(field, format!("{n} is more than {most}"));
         }
     }
-    let s = &settings.sampling;
+    let s = &params.sampling;
     let ranges: [(&'static str, f32, f32, f32); 6] = [
         ("temperature", s.temperature, 0.0, f32::MAX),
         ("top_p", s.top_p, 0.0, 1.0),

@@ -35,17 +35,18 @@ mod sequence;
 pub mod stats;
 pub mod tree_build;
 
-pub use ahead::Foreseen;
+pub use ahead::NextPrompt;
 pub use constraint::{
-    Budget, Close, Constraint, Constraints, Course, CoursePlan, ForcedText, Grammar, GrammarError,
-    Grammars, Lean, Opening, Reins, ThinkTags, Word,
+    Constraint, Constraints, ForcedText, Grammar, GrammarCompiler, GrammarError, InitialPhase,
+    LogitBoost, ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle, ReasoningMachine,
+    ReasoningTags, VocabEntry,
 };
 pub use costs::{Clock, CostTable};
-pub use error::{Failure, Reject};
-pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutToken};
-pub use grow::Seed;
-pub use job::{Job, JobId, Sampling, Settings};
-pub use prefix::{Boundaries, PrefixConfig, PrefixStats, Store};
+pub use error::{JobError, SubmitError};
+pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutputToken};
+pub use grow::TreeInit;
+pub use job::{GenerationParams, Job, JobId, Sampling};
+pub use prefix::{PrefixConfig, PrefixStats, SavePointConfig, Store};
 pub use scheduler::{Progress, Scheduler, SchedulerConfig};
-pub use stats::{Cancellations, DraftDepths, RoundTimes, Stats};
-pub use tree_build::{Root, Speculation, TreeResult, TreeSource, WORTH_TRYING};
+pub use stats::{AcceptanceByDepth, Cancellations, Stats, StepTimes};
+pub use tree_build::{MIN_SPEEDUP, Speculation, TreeRequest, TreeResult, TreeSource};

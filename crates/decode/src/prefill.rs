@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use contract::{DeviceError, LogitsRequest, LogitsRow, Runner, SeqId, TokenId};
 
 use crate::Logprobs;
-use crate::prefix::Stop;
-use crate::sample::{ask_about, told_about};
+use crate::prefix::SavePoint;
+use crate::sample::{logprob_request, requested_logprob};
 
 /// The size all chunks are cut by: the largest multiple of `align` within `limit`, or `limit` where there
 /// is none.
@@ -35,7 +35,7 @@ pub(crate) struct Prefill {
     /// Logprobs of the tokens read so far and the one after.
     logprobs: Vec<Option<Logprobs>>,
     /// Where the state is to be saved: chunks end there too. Places behind which nothing was read yet, rising.
-    stops: VecDeque<Stop>,
+    save_points: VecDeque<SavePoint>,
 }
 
 impl Prefill {
@@ -47,23 +47,23 @@ impl Prefill {
             told,
             // Nothing stands before the first token, so nothing says how likely it was.
             logprobs: vec![None],
-            stops: VecDeque::new(),
+            save_points: VecDeque::new(),
         }
     }
 
-    /// The same for a sequence that holds the first `done` tokens, to be saved at `stops`, all of them later.
-    pub(crate) fn resumed(self, done: usize, stops: Vec<Stop>) -> Prefill {
+    /// The same for a sequence that holds the first `done` tokens, to be saved at `save_points`, all of them later.
+    pub(crate) fn resumed(self, done: usize, save_points: Vec<SavePoint>) -> Prefill {
         Prefill {
             done,
-            stops: stops.into(),
+            save_points: save_points.into(),
             ..self
         }
     }
 
     /// The place to save that has just been reached, if one has.
-    pub(crate) fn reached(&mut self) -> Option<Stop> {
+    pub(crate) fn reached(&mut self) -> Option<SavePoint> {
         let done = self.done;
-        self.stops.pop_front_if(|stop| stop.at == done)
+        self.save_points.pop_front_if(|stop| stop.at == done)
     }
 
     /// Whether the next chunk is the last of a prompt of `len` tokens.
@@ -74,7 +74,11 @@ impl Prefill {
     /// Where the next chunk ends: where a state is to be saved or with the prompt, if that is within `size`, or else at
     /// the next absolute multiple of `size`.
     fn next_end(&self, len: usize, size: usize) -> usize {
-        let stop = self.stops.front().map_or(len, |stop| stop.at).min(len);
+        let stop = self
+            .save_points
+            .front()
+            .map_or(len, |stop| stop.at)
+            .min(len);
         match stop - self.done <= size {
             true => stop,
             false => (self.done / size + 1) * size,
@@ -98,7 +102,7 @@ impl Prefill {
             requests.extend(
                 followers
                     .clone()
-                    .map(|next| ask_about(*next, n))
+                    .map(|next| logprob_request(*next, n))
                     .enumerate(),
             );
         }
@@ -123,7 +127,7 @@ impl Prefill {
         if let Some(n) = self.told {
             let told = followers.zip(&rows);
             self.logprobs
-                .extend(told.map(|(next, row)| Some(told_about(row, *next, n))));
+                .extend(told.map(|(next, row)| Some(requested_logprob(row, *next, n))));
         }
         self.done = end;
         Ok(row)
@@ -140,36 +144,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_before_a_place_is_one_chunk_if_it_fits() {
-        let places = |stops: &[usize]| {
-            stops
+    fn remainder_before_a_save_point_is_one_chunk_when_it_fits() {
+        let places = |save_points: &[usize]| {
+            save_points
                 .iter()
-                .map(|at| Stop {
+                .map(|at| SavePoint {
                     at: *at,
                     head: false,
                 })
                 .collect()
         };
-        for (done, stops, len, expected) in [
+        for (done, save_points, len, expected) in [
             (0, &[][..], 5000, vec![2048, 4096, 5000]),
             (0, &[1984, 4096], 5000, vec![1984, 2048, 4096, 5000]),
             // Resumed between two multiples: across the next one, where all of it fits.
             (1984, &[3072], 3100, vec![3072, 3100]),
             (1984, &[4096], 4100, vec![2048, 4096, 4100]),
         ] {
-            let mut prefill = Prefill::new(SeqId(0), None).resumed(done, places(stops));
+            let mut prefill = Prefill::new(SeqId(0), None).resumed(done, places(save_points));
             let mut ends = Vec::new();
             while prefill.done < len {
                 prefill.done = prefill.next_end(len, 2048);
                 prefill.reached();
                 ends.push(prefill.done);
             }
-            assert_eq!(ends, expected, "from {done}, stops {stops:?}");
+            assert_eq!(ends, expected, "from {done}, save_points {save_points:?}");
         }
     }
 
     #[test]
-    fn chunks_are_cut_by_a_multiple_of_the_alignment() {
+    fn chunk_size_is_a_multiple_of_the_alignment() {
         for (limit, align, expected) in [
             (512, 64, 512),
             (500, 64, 448),

@@ -7,34 +7,34 @@ use std::sync::Arc;
 use crate::{Job, JobId};
 
 /// How often the conversation admitted last may go before a job that came earlier.
-const PASSED: u32 = 2;
+const MAX_OVERTAKES: u32 = 2;
 
-/// When a job's turn comes: higher priority first, then order of arrival.
-pub(crate) type Turn = (Reverse<i32>, u64);
+/// When a job's key comes: higher priority first, then order of arrival.
+pub(crate) type PriorityKey = (Reverse<i32>, u64);
 
 /// A waiting job and those of its choices that nobody has cancelled.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct QueuedJob {
     /// The job.
     pub(crate) job: Job,
     /// Choices still wanted, rising, at least one.
     pub(crate) open: Vec<usize>,
     /// How many have gone before it that came after it.
-    passed: u32,
+    overtaken: u32,
 }
 
 /// Jobs waiting for room, in the order of their turns, but that the conversation admitted last goes on first, since
-/// its state is at hand. That happens to a job [`PASSED`] times at most, and never across priorities; otherwise the
-/// first one is not passed over, however small the ones behind it are, so none waits for ever.
+/// its state is at hand. That happens to a job [`MAX_OVERTAKES`] times at most, and never across priorities; otherwise the
+/// first one is not overtaken over, however small the ones behind it are, so none waits for ever.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    entries: BTreeMap<Turn, Entry>,
+pub(crate) struct WaitingQueue {
+    entries: BTreeMap<PriorityKey, QueuedJob>,
     arrivals: u64,
     /// The name of the conversation admitted last, if it had one.
-    hot: Option<Arc<str>>,
+    last_session: Option<Arc<str>>,
 }
 
-impl Queue {
+impl WaitingQueue {
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
@@ -48,46 +48,55 @@ impl Queue {
     /// Lines a job up.
     pub(crate) fn push(&mut self, job: Job) {
         self.arrivals += 1;
-        let turn = (Reverse(job.priority), self.arrivals);
+        let key = (Reverse(job.priority), self.arrivals);
         let open = (0..job.choices).collect();
-        let passed = 0;
-        self.entries.insert(turn, Entry { job, open, passed });
+        let overtaken = 0;
+        self.entries.insert(
+            key,
+            QueuedJob {
+                job,
+                open,
+                overtaken,
+            },
+        );
     }
 
-    /// The next in line.
+    /// The next in queued.
     pub(crate) fn first(&self) -> Option<&Job> {
-        let entry = self.entries.get(&self.next()?)?;
+        let entry = self.entries.get(&self.next_key()?)?;
         Some(&entry.job)
     }
 
-    /// The turn of the next in line.
-    pub(crate) fn first_turn(&self) -> Option<Turn> {
-        self.next()
+    /// The key of the next in queued.
+    pub(crate) fn first_key(&self) -> Option<PriorityKey> {
+        self.next_key()
     }
 
-    /// Takes the next in line out.
-    pub(crate) fn pop(&mut self) -> Option<(Turn, Entry)> {
-        let turn = self.next()?;
-        for (_, entry) in self.entries.range_mut(..turn) {
-            entry.passed += 1;
+    /// Takes the next in queued out.
+    pub(crate) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
+        let key = self.next_key()?;
+        for (_, entry) in self.entries.range_mut(..key) {
+            entry.overtaken += 1;
         }
-        let entry = self.entries.remove(&turn)?;
-        self.hot = entry.job.settings.session.clone();
-        Some((turn, entry))
+        let entry = self.entries.remove(&key)?;
+        self.last_session = entry.job.params.session.clone();
+        Some((key, entry))
     }
 
-    /// Whose turn it is.
-    fn next(&self) -> Option<Turn> {
+    /// Whose key it is.
+    fn next_key(&self) -> Option<PriorityKey> {
         let (first, _) = self.entries.first_key_value()?;
-        let of_hot = |entry: &Entry| self.hot.is_some() && entry.job.settings.session == self.hot;
-        for (turn, entry) in &self.entries {
-            if turn.0 != first.0 {
+        let same_session = |entry: &QueuedJob| {
+            self.last_session.is_some() && entry.job.params.session == self.last_session
+        };
+        for (key, entry) in &self.entries {
+            if key.0 != first.0 {
                 break;
             }
-            if of_hot(entry) {
-                return Some(*turn);
+            if same_session(entry) {
+                return Some(*key);
             }
-            if entry.passed >= PASSED {
+            if entry.overtaken >= MAX_OVERTAKES {
                 break;
             }
         }
@@ -95,15 +104,15 @@ impl Queue {
     }
 
     /// A waiting job, wherever it stands.
-    pub(crate) fn find(&mut self, id: JobId) -> Option<&mut Entry> {
+    pub(crate) fn find(&mut self, id: JobId) -> Option<&mut QueuedJob> {
         self.entries.values_mut().find(|entry| entry.job.id == id)
     }
 
     /// Takes a job out, wherever it stands.
-    pub(crate) fn remove(&mut self, id: JobId) -> Option<Entry> {
+    pub(crate) fn remove(&mut self, id: JobId) -> Option<QueuedJob> {
         let mut entries = self.entries.iter();
-        let turn = *entries.find(|(_, entry)| entry.job.id == id)?.0;
-        self.entries.remove(&turn)
+        let key = *entries.find(|(_, entry)| entry.job.id == id)?.0;
+        self.entries.remove(&key)
     }
 
     /// All that wait.
@@ -120,7 +129,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Settings;
+    use crate::GenerationParams;
     use contract::TokenId;
 
     fn job(id: u64, priority: i32) -> Job {
@@ -132,27 +141,27 @@ mod tests {
             id: JobId(id),
             prompt: [TokenId(0)].into(),
             choices: 2,
-            settings: Settings {
+            params: GenerationParams {
                 session: session.map(Into::into),
-                ..Settings::default()
+                ..GenerationParams::default()
             },
             priority,
         }
     }
 
-    fn order(queue: &mut Queue) -> Vec<u64> {
+    fn order(queue: &mut WaitingQueue) -> Vec<u64> {
         let next = || {
-            let told = queue.first().map(|job| job.id);
+            let peeked = queue.first().map(|job| job.id);
             let (_, entry) = queue.pop()?;
-            assert_eq!(told, Some(entry.job.id));
+            assert_eq!(peeked, Some(entry.job.id));
             Some(entry.job.id.0)
         };
         std::iter::from_fn(next).collect()
     }
 
     #[test]
-    fn higher_priority_goes_first_and_equals_keep_their_order() {
-        let mut queue = Queue::default();
+    fn higher_priority_first_then_arrival_order() {
+        let mut queue = WaitingQueue::default();
         for (id, priority) in [(1, 0), (2, 5), (3, 0), (4, -1), (5, 5)] {
             queue.push(job(id, priority));
         }
@@ -162,18 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_goes_on_before_others_begin_but_passes_nobody_more_than_twice() {
-        let mut queue = Queue::default();
-        let mut line = vec![of(1, 0, Some("a")), of(2, 0, Some("b")), of(3, 0, None)];
-        line.extend((4..8).map(|id| of(id, 0, Some("a"))));
-        line.into_iter().for_each(|job| queue.push(job));
+    fn last_session_goes_first_but_overtakes_a_job_at_most_twice() {
+        let mut queue = WaitingQueue::default();
+        let mut queued = vec![of(1, 0, Some("a")), of(2, 0, Some("b")), of(3, 0, None)];
+        queued.extend((4..8).map(|id| of(id, 0, Some("a"))));
+        queued.into_iter().for_each(|job| queue.push(job));
         // After 4 and 5 the second has waited enough; the third then goes before the conversation of the others.
         assert_eq!(order(&mut queue), [1, 4, 5, 2, 3, 6, 7]);
     }
 
     #[test]
-    fn a_conversation_passes_nobody_of_a_higher_priority() {
-        let mut queue = Queue::default();
+    fn last_session_never_overtakes_higher_priority() {
+        let mut queue = WaitingQueue::default();
         queue.push(of(1, 1, Some("a")));
         queue.push(of(2, 1, None));
         queue.push(of(3, 0, Some("a")));
@@ -181,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn jobs_without_a_name_are_not_a_conversation() {
-        let mut queue = Queue::default();
+    fn jobs_without_session_keep_arrival_order() {
+        let mut queue = WaitingQueue::default();
         queue.push(job(1, 0));
         queue.push(of(2, 0, Some("a")));
         queue.push(job(3, 0));

@@ -1,4 +1,4 @@
-//! What the stop by costs may lose: rounds on a fake runner whose passes take the time of a table, with texts whose
+//! What the stop by costs may lose: rounds on a fake runner whose passes take the time of a table, with scenarios whose
 //! drafts come true as an adversary likes.
 
 use std::time::Duration;
@@ -7,12 +7,12 @@ use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod}
 use contract::{CommitItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
 use crate::costs::CostTable;
-use crate::habit::{EARNED, FIRST, PURSES};
-use crate::tree_build::{Drafted, Root, Speculation, TreeResult, TreeSource};
-use crate::{RoundTimes, Seed};
+use crate::habit::{INITIAL_BUDGET, REGRET_RATE, SHARED_BUDGETS};
+use crate::tree_build::{DraftModelSource, Speculation, TreeRequest, TreeResult, TreeSource};
+use crate::{StepTimes, TreeInit};
 
 /// A device on which a draft costs more than a token, and rows cost a third of one: two CPU cores and a small model.
-fn dear() -> CostTable {
+fn expensive_draft() -> CostTable {
     let verify = [
         (1, 0.64),
         (2, 0.76),
@@ -25,7 +25,7 @@ fn dear() -> CostTable {
 }
 
 /// A device that is bound by reading weights: a draft costs a seventh of a token, 24 rows hardly more than one.
-fn cheap() -> CostTable {
+fn cheap_draft() -> CostTable {
     let verify = [(1, 7.0), (8, 7.4), (16, 8.3), (24, 9.6)];
     table(&verify, &[(1, 0.97), (2, 1.43)])
 }
@@ -37,35 +37,35 @@ fn table(verify: &[(usize, f64)], draft: &[(usize, f64)]) -> CostTable {
 }
 
 /// What a table says, with every round's time off by up to a fifth.
-struct Machine {
+struct NoisyDevice {
     costs: CostTable,
-    dice: u64,
+    rng: u64,
 }
 
-impl Machine {
-    fn off(&mut self) -> f64 {
-        // Knuth's MMIX generator; its high bits are good enough for dice.
-        self.dice = self
-            .dice
+impl NoisyDevice {
+    fn noise(&mut self) -> f64 {
+        // Knuth's MMIX generator; its high bits are good enough for rng.
+        self.rng = self
+            .rng
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        0.8 + 0.4 * (self.dice >> 40) as f64 / f64::from(1 << 24)
+        0.8 + 0.4 * (self.rng >> 40) as f64 / f64::from(1 << 24)
     }
 }
 
-/// What a text is like: how many drafted tokens come true in a round, given its number, the tokens said so far
-/// and the longest way down the tree; and the doubt at its tokens.
-struct Text {
+/// What a scenario is like: how many drafted tokens come true in a round, given its number, the tokens generated so far
+/// and the longest way down the tree; and the surprisal at its tokens.
+struct Scenario {
     tokens: usize,
     kept: fn(usize, usize, usize) -> usize,
-    doubt: f64,
+    surprisal: f64,
 }
 
-/// Time of all texts against that of plain decoding, and tokens of all of them, one text after another.
-fn spoken(costs: CostTable, texts: impl Iterator<Item = Text>) -> (f64, f64, usize) {
-    let mut machine = Machine {
+/// Time of all scenarios against that of plain decoding, and tokens of all of them, one scenario after another.
+fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64, f64, usize) {
+    let mut device = NoisyDevice {
         costs: costs.clone(),
-        dice: 11,
+        rng: 11,
     };
     let spec = FakeSpec {
         draft: Some(FakeDraft {
@@ -81,54 +81,54 @@ fn spoken(costs: CostTable, texts: impl Iterator<Item = Text>) -> (f64, f64, usi
         ..FakeSpec::default()
     };
     let mut runner = FakeRunner::new(spec);
-    let mut drafted = Drafted::new(Speculation {
-        seed: Seed::None,
+    let mut drafted = DraftModelSource::new(Speculation {
+        init: TreeInit::None,
         costs: Some(costs.clone()),
         ..Speculation::default()
     });
-    let (mut took, mut plainly, mut said) = (0.0, 0.0, 0);
-    for text in texts {
-        let seq = runner.open(text.tokens + 100).unwrap();
-        let (mut left, mut rounds) = (text.tokens, 0);
+    let (mut seconds_taken, mut plain_seconds, mut generated) = (0.0, 0.0, 0);
+    for scenario in scenarios {
+        let seq = runner.open(scenario.tokens + 100).unwrap();
+        let (mut left, mut rounds) = (scenario.tokens, 0);
         while left > 0 {
             let history = [TokenId((left % 20) as u32)];
-            let root = Root {
+            let root = TreeRequest {
                 seq,
                 history: &history,
                 max_depth: left - 1,
                 forced: &[],
                 speculate: true,
-                doubt: text.doubt,
+                surprisal: scenario.surprisal,
             };
             let drafts = runner.handle().record().count(RunnerMethod::Draft);
             let tree = drafted.trees(&mut runner, &[root]).unwrap().remove(0);
             let drew = runner.handle().record().count(RunnerMethod::Draft) > drafts;
             let deepest = tree.depths().iter().copied().max().map_or(0, usize::from);
-            let tokens = 1 + (text.kept)(rounds, text.tokens - left, deepest).min(deepest);
+            let tokens = 1 + (scenario.kept)(rounds, scenario.tokens - left, deepest).min(deepest);
             advance(&mut runner, seq, &tree);
             let seconds = Duration::from_secs_f64;
-            let off = machine.off();
+            let off = device.noise();
             let draft = if drew {
-                machine.costs.draft(1) * off
+                device.costs.draft(1) * off
             } else {
                 0.0
             };
-            let verify = machine.costs.verify(tree.len()) * off;
-            let times = RoundTimes {
+            let verify = device.costs.verify(tree.len()) * off;
+            let times = StepTimes {
                 draft: seconds(draft),
                 verify: seconds(verify),
                 commit: Duration::ZERO,
             };
             drafted.learn(&[TreeResult { seq, tokens }], times);
-            took += draft + verify;
-            plainly += tokens as f64 * machine.costs.verify(1);
+            seconds_taken += draft + verify;
+            plain_seconds += tokens as f64 * device.costs.verify(1);
             left -= tokens;
-            said += tokens;
+            generated += tokens;
             rounds += 1;
         }
         runner.close(seq);
     }
-    (took, plainly, said)
+    (seconds_taken, plain_seconds, generated)
 }
 
 /// Keeps the fake's own position moving; which token it stands at is of no matter.
@@ -147,12 +147,12 @@ fn advance(runner: &mut dyn Runner, seq: SeqId, tree: &Tree) {
     runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
 }
 
-fn texts(n: usize, text: impl Fn(usize) -> Text) -> impl Iterator<Item = Text> {
-    (0..n).map(text)
+fn scenarios(n: usize, scenario: impl Fn(usize) -> Scenario) -> impl Iterator<Item = Scenario> {
+    (0..n).map(scenario)
 }
 
 #[test]
-fn no_adversary_takes_more_than_the_purses_and_the_share() {
+fn adversarial_acceptance_loses_at_most_the_regret_bound() {
     let adversaries: [fn(usize, usize, usize) -> usize; 6] = [
         // Nothing ever comes true.
         |_, _, _| 0,
@@ -160,30 +160,34 @@ fn no_adversary_takes_more_than_the_purses_and_the_share() {
         |round, _, deepest| if round % 12 < 4 { deepest } else { 0 },
         // One good round in many.
         |round, _, deepest| if round % 7 == 0 { deepest } else { 0 },
-        // The beginning of each text promises what the rest breaks.
-        |_, said, deepest| if said < 30 { deepest } else { 0 },
+        // The beginning of each scenario promises what the rest breaks.
+        |_, generated, deepest| if generated < 30 { deepest } else { 0 },
         // Just too little, always.
         |_, _, deepest| deepest.min(1),
         |round, _, deepest| deepest.min(round % 3),
     ];
-    for costs in [dear(), cheap()] {
+    for costs in [expensive_draft(), cheap_draft()] {
         for (i, kept) in adversaries.into_iter().enumerate() {
-            for doubt in [0.0, 0.3] {
+            for surprisal in [0.0, 0.3] {
                 for (n, tokens) in [(30, 20), (6, 128), (1, 1000)] {
-                    let of = |_| Text {
+                    let of = |_| Scenario {
                         tokens,
                         kept,
-                        doubt,
+                        surprisal,
                     };
-                    let (took, plainly, said) = spoken(costs.clone(), texts(n, of));
-                    let token = plainly / said as f64;
-                    let lost = (took - plainly) / token;
+                    let (seconds_taken, plain_seconds, generated) =
+                        simulate(costs.clone(), scenarios(n, of));
+                    let token = plain_seconds / generated as f64;
+                    let lost = (seconds_taken - plain_seconds) / token;
                     // Rounds are off by up to a fifth, in both directions.
-                    let noise = 0.01 * said as f64;
-                    let most = PURSES * FIRST + EARNED * said as f64 + noise + 2.0;
+                    let noise = 0.01 * generated as f64;
+                    let most = SHARED_BUDGETS * INITIAL_BUDGET
+                        + REGRET_RATE * generated as f64
+                        + noise
+                        + 2.0;
                     assert!(
                         lost <= most,
-                        "{i}, doubt {doubt}, {n} x {tokens}: {lost} of {most}"
+                        "{i}, surprisal {surprisal}, {n} x {tokens}: {lost} of {most}"
                     );
                 }
             }
@@ -192,48 +196,60 @@ fn no_adversary_takes_more_than_the_purses_and_the_share() {
 }
 
 #[test]
-fn what_never_comes_true_costs_less_than_three_hundredths() {
-    for costs in [dear(), cheap()] {
-        for doubt in [0.0, 0.05, 1.0] {
-            let of = |_| Text {
+fn draft_that_is_never_accepted_costs_less_than_3_percent() {
+    for costs in [expensive_draft(), cheap_draft()] {
+        for surprisal in [0.0, 0.05, 1.0] {
+            let of = |_| Scenario {
                 tokens: 256,
                 kept: |_, _, _| 0,
-                doubt,
+                surprisal,
             };
-            let (took, plainly, _) = spoken(costs.clone(), texts(20, of));
-            assert!(took < 1.03 * plainly, "{doubt}: {took} for {plainly}");
+            let (seconds_taken, plain_seconds, _) = simulate(costs.clone(), scenarios(20, of));
+            assert!(
+                seconds_taken < 1.03 * plain_seconds,
+                "{surprisal}: {seconds_taken} for {plain_seconds}"
+            );
         }
     }
 }
 
 #[test]
-fn what_comes_true_is_drafted_from_the_first_round_on() {
-    let of = |_| Text {
+fn accepted_drafts_speed_up_from_the_first_step() {
+    let of = |_| Scenario {
         tokens: 96,
         kept: |_, _, deepest| deepest,
-        doubt: 0.0005,
+        surprisal: 0.0005,
     };
-    let (took, plainly, _) = spoken(dear(), texts(10, of));
-    assert!(plainly > 1.4 * took, "{took} for {plainly}");
-    // Where drafts are cheap, texts are drafted however doubtful they are.
-    for doubt in [0.4, 9.0] {
-        let of = |_| Text {
+    let (seconds_taken, plain_seconds, _) = simulate(expensive_draft(), scenarios(10, of));
+    assert!(
+        plain_seconds > 1.4 * seconds_taken,
+        "{seconds_taken} for {plain_seconds}"
+    );
+    // Where drafts are cheap, scenarios are drafted however doubtful they are.
+    for surprisal in [0.4, 9.0] {
+        let of = |_| Scenario {
             tokens: 96,
             kept: |_, _, deepest| deepest.min(3),
-            doubt,
+            surprisal,
         };
-        let (took, plainly, _) = spoken(cheap(), texts(10, of));
-        assert!(plainly > 2.0 * took, "{doubt}: {took} for {plainly}");
+        let (seconds_taken, plain_seconds, _) = simulate(cheap_draft(), scenarios(10, of));
+        assert!(
+            plain_seconds > 2.0 * seconds_taken,
+            "{surprisal}: {seconds_taken} for {plain_seconds}"
+        );
     }
 }
 
 #[test]
-fn a_long_text_that_turns_good_is_found_out() {
-    let of = |_| Text {
+fn controller_detects_a_text_that_becomes_predictable() {
+    let of = |_| Scenario {
         tokens: 3000,
-        kept: |_, said, deepest| if said < 800 { 0 } else { deepest },
-        doubt: 0.2,
+        kept: |_, generated, deepest| if generated < 800 { 0 } else { deepest },
+        surprisal: 0.2,
     };
-    let (took, plainly, _) = spoken(dear(), texts(1, of));
-    assert!(plainly > 1.2 * took, "{took} for {plainly}");
+    let (seconds_taken, plain_seconds, _) = simulate(expensive_draft(), scenarios(1, of));
+    assert!(
+        plain_seconds > 1.2 * seconds_taken,
+        "{seconds_taken} for {plain_seconds}"
+    );
 }

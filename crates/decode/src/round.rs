@@ -5,57 +5,57 @@ use contract::{
     TreePath, VerifyItem,
 };
 
-use crate::accept::{Walk, walk};
+use crate::accept::{AcceptResult, accept};
 use crate::sequence::{NodePlan, Sequence};
-use crate::tree_build::{Root, Roots, TreeResult, TreeSource};
-use crate::{Clock, DraftDepths, RoundTimes};
+use crate::tree_build::{NoDraft, TreeRequest, TreeResult, TreeSource};
+use crate::{AcceptanceByDepth, Clock, StepTimes};
 
 /// What became of one sequence.
-pub(crate) enum Verdict {
+pub(crate) enum SequenceOutcome {
     /// It has new tokens, already in its history. If it goes on, its path is committed.
-    Went(Walk),
+    Advanced(AcceptResult),
     /// There was no room for it this time; nothing has changed.
-    Waits(DeviceError),
+    OutOfMemory(DeviceError),
     /// It cannot go on.
-    Fails(DeviceError),
+    Failed(DeviceError),
 }
 
 /// What became of a round.
 #[derive(Default)]
-pub(crate) struct Outcome {
+pub(crate) struct DecodeStepResult {
     /// One per sequence, in order.
-    pub(crate) verdicts: Vec<Verdict>,
+    pub(crate) outcomes: Vec<SequenceOutcome>,
     /// Over all its sequences.
-    pub(crate) counts: Counts,
-    pub(crate) times: RoundTimes,
+    pub(crate) counts: StepCounts,
+    pub(crate) times: StepTimes,
     /// Whether trees were wanted and there was no room to draft them.
     pub(crate) undrafted: bool,
 }
 
 /// What a round drafted, kept and forced.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct StepCounts {
     pub(crate) drafted: u64,
     pub(crate) accepted: u64,
     pub(crate) forced: u64,
-    pub(crate) depths: DraftDepths,
+    pub(crate) depths: AcceptanceByDepth,
 }
 
 /// One sequence's part in a verify call.
-struct Item {
+struct VerifyEntry {
     seq: SeqId,
     tree: Tree,
     plans: Vec<NodePlan>,
     requests: Vec<LogitsRequest>,
 }
 
-impl Item {
+impl VerifyEntry {
     /// A sequence's tree, without what no walk can reach.
-    fn new(sequence: &mut Sequence, tree: &Tree) -> Item {
+    fn new(sequence: &mut Sequence, tree: &Tree) -> VerifyEntry {
         let (tree, plans) = sequence.reachable(tree);
-        Item {
+        VerifyEntry {
             seq: sequence.seq,
-            requests: plans.iter().map(|plan| plan.ask.clone()).collect(),
+            requests: plans.iter().map(|plan| plan.request.clone()).collect(),
             tree,
             plans,
         }
@@ -69,98 +69,103 @@ impl Item {
 }
 
 /// Takes every sequence of the batch one round further. Only a lost device is an error.
-pub(crate) fn round(
+pub(crate) fn decode_step(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
     batch: &mut [&mut Sequence],
     clock: Clock,
-) -> Result<Outcome, DeviceError> {
+) -> Result<DecodeStepResult, DeviceError> {
     let start = clock();
-    let (trees, undrafted) = match propose(runner, source, batch) {
+    let (trees, undrafted) = match propose_trees(runner, source, batch) {
         Ok(proposed) => proposed,
         Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
         Err(error) => {
-            let all = batch.iter().map(|_| Verdict::Fails(again(&error)));
-            return Ok(Outcome {
-                verdicts: all.collect(),
-                ..Outcome::default()
+            let all = batch.iter().map(|_| SequenceOutcome::Failed(again(&error)));
+            return Ok(DecodeStepResult {
+                outcomes: all.collect(),
+                ..DecodeStepResult::default()
             });
         }
     };
     let pairs = batch.iter_mut().zip(&trees);
-    let mut items: Vec<Item> = pairs.map(|(s, tree)| Item::new(s, tree)).collect();
+    let mut items: Vec<VerifyEntry> = pairs.map(|(s, tree)| VerifyEntry::new(s, tree)).collect();
     let drafted = clock();
     let answers = verify(runner, &mut items)?;
     let verified = clock();
-    let mut verdicts = Vec::with_capacity(batch.len());
+    let mut outcomes = Vec::with_capacity(batch.len());
     for ((sequence, item), answer) in batch.iter().zip(&items).zip(answers) {
-        verdicts.push(match answer {
-            Ok(rows) => match walk(sequence, &item.tree, &item.plans, &rows) {
-                Ok(walk) => Verdict::Went(walk),
-                Err(error) => Verdict::Fails(error),
+        outcomes.push(match answer {
+            Ok(rows) => match accept(sequence, &item.tree, &item.plans, &rows) {
+                Ok(result) => SequenceOutcome::Advanced(result),
+                Err(error) => SequenceOutcome::Failed(error),
             },
-            Err(error) if error.is_out_of_memory() => Verdict::Waits(error),
-            Err(error) => Verdict::Fails(error),
+            Err(error) if error.is_out_of_memory() => SequenceOutcome::OutOfMemory(error),
+            Err(error) => SequenceOutcome::Failed(error),
         });
     }
     // A sequence that ends is about to be closed, which drops what is pending.
-    let going: Vec<usize> = (0..batch.len())
-        .filter(|i| matches!(&verdicts[*i], Verdict::Went(walk) if walk.ending.is_none()))
+    let continuing: Vec<usize> = (0..batch.len())
+        .filter(|i| matches!(&outcomes[*i], SequenceOutcome::Advanced(result) if result.finish_reason.is_none()))
         .collect();
-    let paths: Vec<(SeqId, &TreePath)> = going
+    let paths: Vec<(SeqId, &TreePath)> = continuing
         .iter()
-        .filter_map(|i| match &verdicts[*i] {
-            Verdict::Went(walk) => Some((batch[*i].seq, &walk.path)),
-            Verdict::Waits(_) | Verdict::Fails(_) => None,
+        .filter_map(|i| match &outcomes[*i] {
+            SequenceOutcome::Advanced(result) => Some((batch[*i].seq, &result.path)),
+            SequenceOutcome::OutOfMemory(_) | SequenceOutcome::Failed(_) => None,
         })
         .collect();
     let chosen = clock();
     let committed = commit(runner, &paths)?;
-    for (i, result) in going.into_iter().zip(committed) {
+    for (i, result) in continuing.into_iter().zip(committed) {
         if let Err(error) = result {
-            verdicts[i] = Verdict::Fails(error);
+            outcomes[i] = SequenceOutcome::Failed(error);
         }
     }
-    let mut outcome = Outcome {
-        verdicts,
+    let mut step = DecodeStepResult {
+        outcomes,
         undrafted,
-        counts: Counts::default(),
-        times: RoundTimes {
+        counts: StepCounts::default(),
+        times: StepTimes {
             draft: drafted - start,
             verify: verified - drafted,
             commit: clock() - chosen,
         },
     };
     let mut results = Vec::with_capacity(batch.len());
-    for ((sequence, verdict), item) in batch.iter_mut().zip(&outcome.verdicts).zip(&items) {
-        if let Verdict::Went(walk) = verdict {
+    for ((sequence, outcome), item) in batch.iter_mut().zip(&step.outcomes).zip(&items) {
+        if let SequenceOutcome::Advanced(result) = outcome {
             results.push(TreeResult {
                 seq: item.seq,
-                tokens: walk.tokens.len(),
+                tokens: result.tokens.len(),
             });
-            settle(sequence, walk, item, &mut outcome.counts);
-            sequence.stats.times.add(outcome.times);
+            record(sequence, result, item, &mut step.counts);
+            sequence.stats.times.add(step.times);
         }
     }
-    source.learn(&results, outcome.times);
-    Ok(outcome)
+    source.learn(&results, step.times);
+    Ok(step)
 }
 
 /// Takes a walk into a sequence's history and into the counts.
-fn settle(sequence: &mut Sequence, walk: &Walk, item: &Item, counts: &mut Counts) {
-    sequence.push(&walk.tokens);
-    sequence.doubt = walk.doubt;
+fn record(
+    sequence: &mut Sequence,
+    result: &AcceptResult,
+    item: &VerifyEntry,
+    counts: &mut StepCounts,
+) {
+    sequence.push(&result.tokens);
+    sequence.surprisal = result.surprisal;
     let drafted = item.tree.nodes().filter(|n| item.is_drafted(*n)).count();
-    let path = walk.path.nodes().iter();
+    let path = result.path.nodes().iter();
     let accepted = path.filter(|n| item.is_drafted(**n)).count();
     let stats = &mut sequence.stats;
-    stats.rounds += 1;
+    stats.decode_steps += 1;
     stats.drafted_tokens += drafted;
     stats.accepted_tokens += accepted;
-    stats.forced_tokens += walk.forced;
+    stats.forced_tokens += result.forced;
     counts.drafted += drafted as u64;
     counts.accepted += accepted as u64;
-    counts.forced += walk.forced as u64;
+    counts.forced += result.forced as u64;
     if drafted > 0 {
         stats.depths.add(accepted);
         counts.depths.add(accepted);
@@ -168,37 +173,39 @@ fn settle(sequence: &mut Sequence, walk: &Walk, item: &Item, counts: &mut Counts
 }
 
 /// One tree per sequence, each with the right root, and whether there was no room to draft.
-fn propose(
+fn propose_trees(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
     batch: &mut [&mut Sequence],
 ) -> Result<(Vec<Tree>, bool), DeviceError> {
-    let widest = runner.info().limits.tree_nodes;
-    let runs: Vec<Vec<TokenId>> = batch
+    let max_nodes = runner.info().limits.tree_nodes;
+    let forced_runs: Vec<Vec<TokenId>> = batch
         .iter_mut()
-        .map(|sequence| sequence.forced_run(sequence.max_depth().min(widest - 1)))
+        .map(|sequence| sequence.forced_run(sequence.max_depth().min(max_nodes - 1)))
         .collect();
-    let roots: Vec<Root<'_>> = batch
+    let roots: Vec<TreeRequest<'_>> = batch
         .iter()
-        .zip(&runs)
-        .map(|(sequence, forced)| Root {
+        .zip(&forced_runs)
+        .map(|(sequence, forced)| TreeRequest {
             seq: sequence.seq,
             history: sequence.history.tokens(),
             max_depth: sequence.max_depth(),
             forced,
             speculate: sequence.speculate,
-            doubt: sequence.doubt.nats(),
+            surprisal: sequence.surprisal.nats(),
         })
         .collect();
     let trees = match source.trees(runner, &roots) {
         Ok(trees) => trees,
-        Err(error) if error.is_out_of_memory() => return Ok((Roots.trees(runner, &roots)?, true)),
+        Err(error) if error.is_out_of_memory() => {
+            return Ok((NoDraft.trees(runner, &roots)?, true));
+        }
         Err(error) => return Err(error),
     };
     let fit = trees
         .iter()
         .zip(&roots)
-        .filter(|(tree, root)| tree.tokens()[0] == root.token() && tree.len() <= widest);
+        .filter(|(tree, root)| tree.tokens()[0] == root.token() && tree.len() <= max_nodes);
     if trees.len() != roots.len() || fit.count() != roots.len() {
         return Err(DeviceError::InvalidCall {
             call: "trees",
@@ -211,7 +218,7 @@ fn propose(
 type Answer = Result<Vec<LogitsRow>, DeviceError>;
 
 /// Verifies all together; where that is refused, each alone; where that finds no room, its root alone.
-fn verify(runner: &mut dyn Runner, items: &mut [Item]) -> Result<Vec<Answer>, DeviceError> {
+fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answer>, DeviceError> {
     let calls: Vec<VerifyItem<'_>> = items
         .iter()
         .map(|item| VerifyItem {

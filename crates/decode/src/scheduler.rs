@@ -6,18 +6,18 @@ use std::time::Duration;
 use contract::checked::CheckedRunner;
 use contract::{Capacity, DeviceError, Runner, RunnerInfo, TokenId};
 
-use crate::ahead::Ahead;
+use crate::ahead::PrefixWarmup;
 use crate::error::lost_again;
-use crate::job::admit;
-use crate::parking::is_dry;
+use crate::job::validate;
+use crate::parking::pool_exhausted;
 use crate::prefill::chunk_size;
 use crate::prefix::{PrefixCache, PrefixConfig, Store};
-use crate::queue::Queue;
-use crate::round::{Verdict, round};
-use crate::running::{Model, Parked, Running};
+use crate::queue::WaitingQueue;
+use crate::round::{SequenceOutcome, decode_step};
+use crate::running::{ModelLimits, Preempted, RunningJob};
 use crate::sequence::Sequence;
-use crate::tree_build::{Drafted, Roots, Speculation, TreeSource};
-use crate::{Clock, Event, Failure, FinishReason, Job, JobId, OutToken, Reject, Stats};
+use crate::tree_build::{DraftModelSource, NoDraft, Speculation, TreeSource};
+use crate::{Clock, Event, FinishReason, Job, JobError, JobId, OutputToken, Stats, SubmitError};
 
 /// How a scheduler works.
 #[derive(Debug, Clone)]
@@ -28,11 +28,11 @@ pub struct SchedulerConfig {
     pub queue_limit: usize,
     /// Tokens that each text is thought to grow by: a job is let in where the pool has room for its prompt and so many
     /// tokens more, beside as many for each text that is being said; fewer where its `max_tokens` are. A pool that
-    /// runs dry all the same costs time, never a token.
+    /// runs exhausted all the same costs time, never a token.
     pub reserve: usize,
     /// Prompt tokens read per call; the runner's own limit and alignment apply too.
     pub prefill_chunk: usize,
-    /// The model's own ending tokens.
+    /// The model's own finish_reason tokens.
     pub eos: Vec<TokenId>,
     /// Up to how many best tokens are fetched alone; beyond that whole rows are.
     pub top_limit: usize,
@@ -82,18 +82,18 @@ pub struct Scheduler {
     pub(crate) chunk: usize,
     /// The room of the empty runner, which an idle scheduler must have got back.
     empty: Capacity,
-    pub(crate) queue: Queue,
+    pub(crate) queue: WaitingQueue,
     /// Freed with the runner.
     pub(crate) prefix: PrefixCache,
     /// What is read while nothing else is to be done.
-    pub(crate) ahead: Ahead,
+    pub(crate) warmup: PrefixWarmup,
     /// In order of admission.
-    pub(crate) running: Vec<Running>,
+    pub(crate) running: Vec<RunningJob>,
     /// News that came up between steps.
-    pub(crate) news: Events,
-    last: Work,
+    pub(crate) pending_events: Events,
+    last_phase: Phase,
     /// What the device said when it last had no room, in the step being done.
-    refusal: Option<Failure>,
+    last_out_of_memory: Option<JobError>,
     /// The call and the words with which the device was lost.
     pub(crate) lost: Option<DeviceError>,
     pub(crate) stats: Stats,
@@ -101,20 +101,20 @@ pub struct Scheduler {
 
 /// What a step may be given to; the two take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Work {
-    Read,
-    Speak,
+enum Phase {
+    Prefill,
+    Decode,
 }
 
-/// What came of an attempt to work.
+/// What came of an outcome to work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attempt {
+pub(crate) enum StepOutcome {
     /// There was nothing to do.
-    Nothing,
+    NothingToDo,
     /// Something got further, or ended.
-    Moved,
+    Advanced,
     /// The device had no room.
-    Refused,
+    OutOfMemory,
 }
 
 impl Scheduler {
@@ -122,9 +122,9 @@ impl Scheduler {
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
         let drafts = runner.info().draft_depth.is_some() && config.speculation.budget > 0;
         let trees: Box<dyn TreeSource> = if drafts {
-            Box::new(Drafted::new(config.speculation.clone()))
+            Box::new(DraftModelSource::new(config.speculation.clone()))
         } else {
-            Box::new(Roots)
+            Box::new(NoDraft)
         };
         Scheduler::with_trees(runner, config, trees)
     }
@@ -149,12 +149,12 @@ impl Scheduler {
             trees,
             prefix: PrefixCache::new(config.prefix.clone()),
             config,
-            queue: Queue::default(),
-            ahead: Ahead::default(),
+            queue: WaitingQueue::default(),
+            warmup: PrefixWarmup::default(),
             running: Vec::new(),
-            news: Vec::new(),
-            last: Work::Speak,
-            refusal: None,
+            pending_events: Vec::new(),
+            last_phase: Phase::Decode,
+            last_out_of_memory: None,
             lost: None,
             stats: Stats::default(),
         }
@@ -162,24 +162,24 @@ impl Scheduler {
 
     /// Gives the prefix cache something that keeps states beyond the process.
     #[must_use]
-    pub fn keep_in(mut self, store: Box<dyn Store>) -> Scheduler {
-        self.prefix.keep_in(store);
+    pub fn with_store(mut self, store: Box<dyn Store>) -> Scheduler {
+        self.prefix.with_store(store);
         self
     }
 
-    /// Whether [`upkeep`](Scheduler::upkeep) has something to look at.
-    pub fn has_upkeep(&self) -> bool {
-        self.lost.is_none() && self.prefix.has_upkeep()
+    /// Whether [`persist_next`](Scheduler::persist_next) has something to look at.
+    pub fn has_unpersisted(&self) -> bool {
+        self.lost.is_none() && self.prefix.has_unpersisted()
     }
 
     /// Does one piece of work that nobody waits for: one saved state goes to the store, if it is worth it. To be
     /// called while [`is_idle`](Scheduler::is_idle).
     ///
     /// The only error is [`DeviceError::DeviceLost`].
-    pub fn upkeep(&mut self) -> Result<(), DeviceError> {
+    pub fn persist_next(&mut self) -> Result<(), DeviceError> {
         match self.lost {
             Some(_) => Ok(()),
-            None => self.prefix.upkeep(&mut *self.runner),
+            None => self.prefix.persist_next(&mut *self.runner),
         }
     }
 
@@ -190,56 +190,56 @@ impl Scheduler {
         if self.lost.is_some() {
             return Ok(());
         }
-        self.put_ahead_aside()?;
+        self.pause_warmup()?;
         self.prefix.flush(&mut *self.runner)
     }
 
     /// Puts a job into the queue, or says why not.
-    pub fn submit(&mut self, job: Job) -> Result<(), Reject> {
+    pub fn submit(&mut self, job: Job) -> Result<(), SubmitError> {
         if let Some(error) = &self.lost {
-            return Err(Reject::lost(error));
+            return Err(SubmitError::lost(error));
         }
         let info = self.runner.info();
-        admit(&job, info.vocab, info.limits.context)?;
+        validate(&job, info.vocab, info.limits.context)?;
         let live = self.running.iter().any(|running| running.id == job.id);
         if live || self.queue.find(job.id).is_some() {
-            return Err(Reject::Duplicate(job.id));
+            return Err(SubmitError::Duplicate(job.id));
         }
         if self.queue.len() >= self.config.queue_limit {
-            return Err(Reject::QueueFull {
+            return Err(SubmitError::QueueFull {
                 queued: self.queue.len(),
                 limit: self.config.queue_limit,
             });
         }
         self.stats.submitted += 1;
-        self.ahead.see(&job);
+        self.warmup.drop_superseded(&job);
         self.queue.push(job);
         Ok(())
     }
 
-    /// Does one piece of device work, a prefill chunk or a round in turn, and appends what came of it to
+    /// Does one piece of device work, a prefill chunk or a round in key, and appends what came of it to
     /// `out`. One piece and not both, so that neither's tokens wait for the other.
     ///
     /// The only error is [`DeviceError::DeviceLost`]: every job has then got its `Failed`, and no more are taken.
     pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
-        out.append(&mut self.news);
+        out.append(&mut self.pending_events);
         if let Some(error) = &self.lost {
             return Err(lost_again(error));
         }
-        if let Err(error) = self.work(out) {
-            self.lose(&error, out);
+        if let Err(error) = self.run_step(out) {
+            self.fail_all(&error, out);
             return Err(error);
         }
         if self.is_idle() {
-            self.check_returned();
+            self.check_for_leaks();
             return Ok(Progress::Idle);
         }
         Ok(Progress::Working)
     }
 
-    /// Whether no job is left and no news waits, so that `step` would do nothing.
+    /// Whether no job is left and no pending_events waits, so that `step` would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.running.is_empty() && self.news.is_empty()
+        self.queue.is_empty() && self.running.is_empty() && self.pending_events.is_empty()
     }
 
     /// What it is doing and has done.
@@ -248,12 +248,12 @@ impl Scheduler {
         Stats {
             queued: self.queue.len(),
             running: self.running.len(),
-            sequences: self.open_sequences(),
+            sequences: self.n_open_sequences(),
             prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
             pool_tokens: self.runner.info().pool.tokens(),
             free_tokens: room.tokens,
-            kept_tokens: room.evictable_tokens,
-            parked: self.running.iter().map(|r| r.parked.len()).sum(),
+            evictable_tokens: room.evictable_tokens,
+            preempted: self.running.iter().map(|r| r.preempted.len()).sum(),
             prefix: self.prefix.stats(&*self.runner),
             ..self.stats
         }
@@ -264,42 +264,42 @@ impl Scheduler {
         self.runner.info()
     }
 
-    fn work(&mut self, out: &mut Events) -> Result<(), DeviceError> {
-        self.refusal = None;
+    fn run_step(&mut self, out: &mut Events) -> Result<(), DeviceError> {
+        self.last_out_of_memory = None;
         self.stats.pool_waits = false;
         if !self.queue.is_empty() {
-            self.put_ahead_aside()?;
+            self.pause_warmup()?;
         }
         self.prepare()?;
         // Whoever was in goes on before anyone begins.
-        let mut refused = self.resume(out)? == Attempt::Refused;
-        refused |= self.begin_choices(out)? == Attempt::Refused;
+        let mut out_of_memory = self.resume(out)? == StepOutcome::OutOfMemory;
+        out_of_memory |= self.start_pending_choices(out)? == StepOutcome::OutOfMemory;
         if !self.stats.pool_waits {
-            refused |= self.admit_queued(out)? == Attempt::Refused;
+            out_of_memory |= self.admit_queued(out)? == StepOutcome::OutOfMemory;
         }
-        let order = match self.last {
-            Work::Speak => [Work::Read, Work::Speak],
-            Work::Read => [Work::Speak, Work::Read],
+        let order = match self.last_phase {
+            Phase::Decode => [Phase::Prefill, Phase::Decode],
+            Phase::Prefill => [Phase::Decode, Phase::Prefill],
         };
-        for work in order {
-            let attempt = match work {
-                Work::Read => self.read(out)?,
-                Work::Speak => self.speak(out)?,
+        for phase in order {
+            let outcome = match phase {
+                Phase::Prefill => self.run_prefill_chunk(out)?,
+                Phase::Decode => self.run_decode_step(out)?,
             };
-            match attempt {
-                Attempt::Nothing => {}
-                Attempt::Refused => refused = true,
-                Attempt::Moved => {
-                    self.last = work;
+            match outcome {
+                StepOutcome::NothingToDo => {}
+                StepOutcome::OutOfMemory => out_of_memory = true,
+                StepOutcome::Advanced => {
+                    self.last_phase = phase;
                     return Ok(());
                 }
             }
         }
-        if refused {
+        if out_of_memory {
             // Where the device itself lacked something, saved states go before anyone fails.
-            let lacking = self.refusal.is_some();
-            if !lacking || !self.prefix.shed(&mut *self.runner)? {
-                self.make_room(out);
+            let device_memory = self.last_out_of_memory.is_some();
+            if !device_memory || !self.prefix.evict_one(&mut *self.runner)? {
+                self.fail_last_admitted(out);
             }
         }
         Ok(())
@@ -308,8 +308,7 @@ impl Scheduler {
     /// Lets the source of trees get ready for the first job that may be drafted for.
     fn prepare(&mut self) -> Result<(), DeviceError> {
         let first = self.queue.first().filter(|_| self.running.is_empty());
-        let (Some(clock), Some(true)) =
-            (self.config.clock, first.map(|job| job.settings.speculate))
+        let (Some(clock), Some(true)) = (self.config.clock, first.map(|job| job.params.speculate))
         else {
             return Ok(());
         };
@@ -325,17 +324,17 @@ impl Scheduler {
     }
 
     /// Tells of new tokens, and of the end where they bring it; then the sequence's place is closed.
-    pub(crate) fn tell(
+    pub(crate) fn emit(
         &mut self,
         sequence: &Sequence,
-        tokens: Vec<OutToken>,
-        ending: Option<FinishReason>,
+        tokens: Vec<OutputToken>,
+        finish_reason: Option<FinishReason>,
         out: &mut Events,
     ) {
         let (id, choice) = (sequence.job, sequence.choice);
         self.stats.generated_tokens += tokens.len() as u64;
         out.push((id, Event::Tokens { choice, tokens }));
-        if let Some(reason) = ending {
+        if let Some(reason) = finish_reason {
             self.runner.close(sequence.seq);
             self.stats.finished += 1;
             let stats = sequence.stats;
@@ -349,98 +348,107 @@ impl Scheduler {
     }
 
     /// Takes every sequence that speaks one round further.
-    fn speak(&mut self, out: &mut Events) -> Result<Attempt, DeviceError> {
+    fn run_decode_step(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
         let mut batch: Vec<&mut Sequence> = self
             .running
             .iter_mut()
             .flat_map(|running| &mut running.sequences)
             .collect();
         if batch.is_empty() {
-            return Ok(Attempt::Nothing);
+            return Ok(StepOutcome::NothingToDo);
         }
         let _span = tracing::trace_span!("round", sequences = batch.len()).entered();
         let clock = self.config.clock.unwrap_or(|| Duration::ZERO);
-        let outcome = round(&mut *self.runner, &mut *self.trees, &mut batch, clock)?;
-        let whose: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
-        self.stats.rounds += 1;
-        self.stats.undrafted_rounds += u64::from(outcome.undrafted);
-        self.stats.drafted_tokens += outcome.counts.drafted;
-        self.stats.accepted_tokens += outcome.counts.accepted;
-        self.stats.forced_tokens += outcome.counts.forced;
-        self.stats.drafted_rounds += u64::from(outcome.counts.depths.rounds);
-        let kept = self.stats.kept_depths.iter_mut();
-        for (sum, round) in kept.zip(outcome.counts.depths.kept) {
+        let decoded = decode_step(&mut *self.runner, &mut *self.trees, &mut batch, clock)?;
+        let owners: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
+        self.stats.decode_steps += 1;
+        self.stats.undrafted_steps += u64::from(decoded.undrafted);
+        self.stats.drafted_tokens += decoded.counts.drafted;
+        self.stats.accepted_tokens += decoded.counts.accepted;
+        self.stats.forced_tokens += decoded.counts.forced;
+        self.stats.drafted_steps += u64::from(decoded.counts.depths.steps);
+        let kept = self.stats.accepted_by_depth.iter_mut();
+        for (sum, round) in kept.zip(decoded.counts.depths.accepted) {
             *sum += u64::from(round);
         }
-        self.stats.times.add(outcome.times);
-        let mut went = 0;
-        let mut attempt = Attempt::Refused;
-        let mut dry = false;
-        for ((id, choice), verdict) in whose.into_iter().zip(outcome.verdicts) {
+        self.stats.times.add(decoded.times);
+        let mut advanced = 0;
+        let mut outcome = StepOutcome::OutOfMemory;
+        let mut exhausted = false;
+        for ((id, choice), sequence_outcome) in owners.into_iter().zip(decoded.outcomes) {
             // A choice that failed earlier in this loop took its whole job with it.
             let Some(at) = self.running.iter().position(|running| running.id == id) else {
                 continue;
             };
-            match verdict {
-                Verdict::Waits(error) => {
-                    dry |= is_dry(&error);
-                    self.refused(&error);
+            match sequence_outcome {
+                SequenceOutcome::OutOfMemory(error) => {
+                    exhausted |= pool_exhausted(&error);
+                    self.note_out_of_memory(&error);
                 }
-                Verdict::Fails(error) => {
-                    attempt = Attempt::Moved;
+                SequenceOutcome::Failed(error) => {
+                    outcome = StepOutcome::Advanced;
                     self.fail(at, &error, out)?;
                 }
-                Verdict::Went(walk) => {
-                    attempt = Attempt::Moved;
-                    went += 1;
-                    self.settle(at, choice, walk, out);
+                SequenceOutcome::Advanced(result) => {
+                    outcome = StepOutcome::Advanced;
+                    advanced += 1;
+                    self.finish_sequence_step(at, choice, result, out);
                 }
             }
         }
-        self.stats.batched += went as u64;
-        self.stats.largest_batch = self.stats.largest_batch.max(went);
-        self.retire();
-        if dry && self.park()? {
-            attempt = Attempt::Moved;
+        self.stats.batched += advanced as u64;
+        self.stats.largest_batch = self.stats.largest_batch.max(advanced);
+        self.remove_finished();
+        if exhausted && self.preempt_last()? {
+            outcome = StepOutcome::Advanced;
         }
-        Ok(attempt)
+        Ok(outcome)
     }
 
     /// Tells what a round gave a choice, and lets it go if it ended.
-    fn settle(&mut self, at: usize, choice: usize, walk: crate::accept::Walk, out: &mut Events) {
+    fn finish_sequence_step(
+        &mut self,
+        at: usize,
+        choice: usize,
+        result: crate::accept::AcceptResult,
+        out: &mut Events,
+    ) {
         let sequences = &mut self.running[at].sequences;
         let Some(i) = sequences.iter().position(|s| s.choice == choice) else {
             return;
         };
         if let Some(fault) = sequences[i].fault() {
             let detail = fault.to_owned();
-            return self.remove_failed(at, Failure::Constraint { detail }, out);
+            return self.remove_failed(at, JobError::Constraint { detail }, out);
         }
         let sequence = sequences.remove(i);
-        self.tell(&sequence, walk.tokens, walk.ending, out);
-        if walk.ending.is_none() {
+        self.emit(&sequence, result.tokens, result.finish_reason, out);
+        if result.finish_reason.is_none() {
             self.running[at].sequences.insert(i, sequence);
         }
     }
 
     /// Nothing could move for want of room: the job that came last gives up its own.
-    fn make_room(&mut self, out: &mut Events) {
+    fn fail_last_admitted(&mut self, out: &mut Events) {
         let latest = self.running.iter().enumerate();
-        let victim = latest.max_by_key(|(_, running)| running.turn);
-        let (prompt, max_tokens) = match (victim, self.queue.first()) {
-            (Some((_, running)), _) => (running.prompt.len(), running.settings.max_tokens),
-            (None, Some(job)) => (job.prompt.len(), job.settings.max_tokens),
+        let evictee = latest.max_by_key(|(_, running)| running.key);
+        let (prompt, max_tokens) = match (evictee, self.queue.first()) {
+            (Some((_, running)), _) => (running.prompt.len(), running.params.max_tokens),
+            (None, Some(job)) => (job.prompt.len(), job.params.max_tokens),
             (None, None) => return,
         };
-        let victim = victim.map(|(at, _)| at);
+        let evictee = evictee.map(|(at, _)| at);
         let context = self.runner.info().limits.context;
         let wanted = prompt.saturating_add(max_tokens).min(context);
-        let failure = self.refusal.take().unwrap_or(Failure::OutOfMemory {
-            what: "context tokens",
-            wanted: wanted as u64,
-            free: self.runner.capacity().tokens as u64,
-        });
-        match victim {
+        let failure = self
+            .last_out_of_memory
+            .take()
+            .unwrap_or(JobError::OutOfMemory {
+                what: "context tokens",
+                wanted: wanted as u64,
+                free: self.runner.capacity().tokens as u64,
+            });
+        match evictee {
             Some(at) => self.remove_failed(at, failure, out),
             None => {
                 if let Some((_, entry)) = self.queue.pop() {
@@ -453,9 +461,9 @@ impl Scheduler {
     }
 
     /// Counts a refusal for want of room and keeps its words.
-    pub(crate) fn refused(&mut self, error: &DeviceError) {
+    pub(crate) fn note_out_of_memory(&mut self, error: &DeviceError) {
         self.stats.waits += 1;
-        self.refusal = Some(Failure::from(error));
+        self.last_out_of_memory = Some(JobError::from(error));
     }
 
     /// Fails one job for a device's refusal; a lost device is everyone's.
@@ -468,16 +476,16 @@ impl Scheduler {
         if let DeviceError::DeviceLost { .. } = error {
             return Err(lost_again(error));
         }
-        self.remove_failed(at, Failure::from(error), out);
+        self.remove_failed(at, JobError::from(error), out);
         Ok(())
     }
 
-    pub(crate) fn remove_failed(&mut self, at: usize, error: Failure, out: &mut Events) {
+    pub(crate) fn remove_failed(&mut self, at: usize, error: JobError, out: &mut Events) {
         let running = self.running.remove(at);
         tracing::warn!(job = running.id.0, %error, "job failed");
-        running.places().for_each(|seq| self.runner.close(seq));
-        let states = running.parked.iter().filter_map(Parked::state);
-        let ends = running.prompt_end.iter().map(|end| end.snapshot);
+        running.open_seqs().for_each(|seq| self.runner.close(seq));
+        let states = running.preempted.iter().filter_map(Preempted::state);
+        let ends = running.prompt_state.iter().map(|end| end.snapshot);
         states
             .chain(ends)
             .for_each(|snapshot| self.runner.free_snapshot(snapshot));
@@ -486,23 +494,23 @@ impl Scheduler {
     }
 
     /// Tells every job that the device is lost.
-    fn lose(&mut self, error: &DeviceError, out: &mut Events) {
+    fn fail_all(&mut self, error: &DeviceError, out: &mut Events) {
         tracing::error!(%error, "every job fails");
         let running = mem::take(&mut self.running).into_iter().map(|r| r.id);
         let queued = mem::take(&mut self.queue);
         for id in running.chain(queued.into_ids()) {
             self.stats.failed += 1;
-            let error = Failure::from(error);
+            let error = JobError::from(error);
             out.push((id, Event::Failed { error }));
         }
         self.lost = Some(lost_again(error));
     }
 
     /// Frees saved prompt ends nobody waits for, and forgets jobs that are done.
-    pub(crate) fn retire(&mut self) {
+    pub(crate) fn remove_finished(&mut self) {
         for running in &mut self.running {
-            if running.unbegun.is_empty()
-                && let Some(end) = running.prompt_end.take()
+            if running.pending_choices.is_empty()
+                && let Some(end) = running.prompt_state.take()
             {
                 self.runner.free_snapshot(end.snapshot);
             }
@@ -511,8 +519,8 @@ impl Scheduler {
     }
 
     /// An idle scheduler holds nothing, so the runner must be as empty as at the start.
-    fn check_returned(&mut self) {
-        if self.ahead.is_reading() {
+    fn check_for_leaks(&mut self) {
+        if self.warmup.is_active() {
             return;
         }
         let mut room = self.runner.capacity();
@@ -529,13 +537,13 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn open_sequences(&self) -> usize {
-        self.running.iter().map(|r| r.places().count()).sum()
+    pub(crate) fn n_open_sequences(&self) -> usize {
+        self.running.iter().map(|r| r.open_seqs().count()).sum()
     }
 
-    pub(crate) fn model(&self) -> Model<'_> {
+    pub(crate) fn model(&self) -> ModelLimits<'_> {
         let info = self.runner.info();
-        Model {
+        ModelLimits {
             eos: &self.config.eos,
             vocab: info.vocab,
             context: info.limits.context,

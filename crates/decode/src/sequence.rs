@@ -3,15 +3,15 @@
 use contract::{AttentionWindow, LogitsRequest, NodeIdx, SeqId, TokenId, Tree};
 
 use crate::constraint::Constraint;
-use crate::doubt::Doubt;
+use crate::doubt::SurprisalEma;
 use crate::sample::{History, Sampler};
-use crate::{ChoiceStats, FinishReason, JobId, OutToken, Settings};
+use crate::{ChoiceStats, FinishReason, GenerationParams, JobId, OutputToken};
 
 /// What is asked at a node, and what comes there.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NodePlan {
     /// What to ask of the device.
-    pub(crate) ask: LogitsRequest,
+    pub(crate) request: LogitsRequest,
     /// The token that comes whatever is answered.
     pub(crate) forced: Option<TokenId>,
 }
@@ -24,14 +24,14 @@ pub(crate) struct Sequence {
     pub(crate) job: JobId,
     /// Which of the job's choices it is.
     pub(crate) choice: usize,
-    /// Its place on the device; closed by whoever takes the sequence out of the scheduler.
+    /// Its index on the device; closed by whoever takes the sequence out of the scheduler.
     pub(crate) seq: SeqId,
     /// Prompt and output.
     pub(crate) history: History,
     /// Chooses its tokens.
     pub(crate) sampler: Sampler,
     /// When it ends.
-    pub(crate) bounds: Bounds,
+    pub(crate) stop_conditions: StopConditions,
     /// What may or must come next; it knows of every token that was generated.
     pub(crate) constraint: Option<Box<dyn Constraint>>,
     /// Whether tokens may be drafted for it.
@@ -39,37 +39,41 @@ pub(crate) struct Sequence {
     /// What of its context it sees while it speaks.
     pub(crate) window: AttentionWindow,
     /// How unexpected its last tokens were.
-    pub(crate) doubt: Doubt,
+    pub(crate) surprisal: SurprisalEma,
     /// What it has taken so far.
     pub(crate) stats: ChoiceStats,
 }
 
 /// What ends a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Bounds {
+pub(crate) struct StopConditions {
     /// Tokens that end it.
-    pub(crate) ends: Vec<TokenId>,
-    /// The most tokens it may generate.
+    pub(crate) end_tokens: Vec<TokenId>,
+    /// The max_tokens tokens it may generate.
     pub(crate) max_tokens: usize,
-    /// The most tokens of prompt and output together.
+    /// The max_tokens tokens of prompt and output together.
     pub(crate) context: usize,
 }
 
-impl Bounds {
-    /// The bounds that `settings` mean for a model with these ending tokens and this context.
-    pub(crate) fn new(settings: &Settings, eos: &[TokenId], context: usize) -> Bounds {
-        let mut ends = settings.stop_tokens.clone();
-        if !settings.ignore_eos {
-            ends.extend_from_slice(eos);
+impl StopConditions {
+    /// The stop_conditions that `params` mean for a model with these finish_reason tokens and this context.
+    pub(crate) fn new(
+        params: &GenerationParams,
+        eos: &[TokenId],
+        context: usize,
+    ) -> StopConditions {
+        let mut end_tokens = params.stop_tokens.clone();
+        if !params.ignore_eos {
+            end_tokens.extend_from_slice(eos);
         }
-        Bounds {
-            ends,
-            max_tokens: settings.max_tokens,
+        StopConditions {
+            end_tokens,
+            max_tokens: params.max_tokens,
             context,
         }
     }
 
-    /// The most tokens a device must hold for a prompt of this length.
+    /// The max_tokens tokens a device must hold for a prompt of this length.
     pub(crate) fn max_len(&self, prompt: usize) -> usize {
         prompt.saturating_add(self.max_tokens).min(self.context)
     }
@@ -84,11 +88,11 @@ impl Sequence {
     /// How many tokens may still be generated.
     pub(crate) fn remaining(&self) -> usize {
         let by_count = self
-            .bounds
+            .stop_conditions
             .max_tokens
             .saturating_sub(self.history.generated());
         let by_context = self
-            .bounds
+            .stop_conditions
             .context
             .saturating_sub(self.history.tokens().len());
         by_count.min(by_context)
@@ -100,12 +104,12 @@ impl Sequence {
     }
 
     /// Why the sequence ends, if it does, once `ahead` more tokens have been chosen, `last` being the latest.
-    pub(crate) fn ending(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
-        if self.bounds.ends.contains(&last) {
+    pub(crate) fn finish_reason(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
+        if self.stop_conditions.end_tokens.contains(&last) {
             Some(FinishReason::Eos)
-        } else if self.history.generated() + ahead >= self.bounds.max_tokens {
+        } else if self.history.generated() + ahead >= self.stop_conditions.max_tokens {
             Some(FinishReason::Length)
-        } else if self.history.tokens().len() + ahead >= self.bounds.context {
+        } else if self.history.tokens().len() + ahead >= self.stop_conditions.context {
             Some(FinishReason::ContextFull)
         } else {
             None
@@ -117,17 +121,17 @@ impl Sequence {
         self.constraint.as_ref()?.fault()
     }
 
-    /// The tokens that come next for certain, at most `most`.
-    pub(crate) fn forced_run(&mut self, most: usize) -> Vec<TokenId> {
+    /// The tokens that come next for certain, at max_tokens `max_tokens`.
+    pub(crate) fn forced_run(&mut self, max_tokens: usize) -> Vec<TokenId> {
         let mut run = Vec::new();
         let Some(constraint) = &mut self.constraint else {
             return run;
         };
-        while run.len() < most
+        while run.len() < max_tokens
             && let Some(token) = constraint.forced(&run)
         {
             run.push(token);
-            if self.bounds.ends.contains(&token) {
+            if self.stop_conditions.end_tokens.contains(&token) {
                 break;
             }
         }
@@ -140,16 +144,18 @@ impl Sequence {
         let forced = constraint.and_then(|constraint| constraint.forced(path));
         if let Some(token) = forced {
             return NodePlan {
-                ask: self.sampler.ask_forced(token),
+                request: self.sampler.request_forced(token),
                 forced,
             };
         }
-        let (allowed, lean) = match &mut self.constraint {
+        let (allowed, boost) = match &mut self.constraint {
             None => (None, None),
-            Some(constraint) => (constraint.allowed(path), constraint.lean(path)),
+            Some(constraint) => (constraint.allowed(path), constraint.logit_boost(path)),
         };
         NodePlan {
-            ask: self.sampler.ask(&self.history, path, allowed, lean),
+            request: self
+                .sampler
+                .logits_request(&self.history, path, allowed, boost),
             forced,
         }
     }
@@ -161,27 +167,32 @@ impl Sequence {
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
         let mut plans = vec![self.plan(&[])];
         // Where each node of the tree went, if it was kept.
-        let mut places = vec![Some(NodeIdx::ROOT)];
+        let mut new_index = vec![Some(NodeIdx::ROOT)];
         for node in tree.nodes().skip(1) {
-            let parent = tree.parent(node).and_then(|parent| places[parent.index()]);
+            let parent = tree
+                .parent(node)
+                .and_then(|parent| new_index[parent.index()]);
             let token = tree.token(node);
-            let place = parent
-                .filter(|_| tree.depth(node) <= max_depth && !self.bounds.ends.contains(&token))
+            let index = parent
+                .filter(|_| {
+                    tree.depth(node) <= max_depth
+                        && !self.stop_conditions.end_tokens.contains(&token)
+                })
                 .filter(|parent| admits(&plans[parent.index()], token))
                 .and_then(|parent| kept.push(parent, token).ok());
-            if let Some(place) = place {
-                let path = kept.path_to(place);
+            if let Some(index) = index {
+                let path = kept.path_to(index);
                 let below_root = path.nodes()[1..].iter().map(|n| kept.token(*n));
                 let below_root: Vec<TokenId> = below_root.collect();
                 plans.push(self.plan(&below_root));
             }
-            places.push(place);
+            new_index.push(index);
         }
         (kept.with_window(self.window), plans)
     }
 
     /// Takes chosen tokens into the history.
-    pub(crate) fn push(&mut self, tokens: &[OutToken]) {
+    pub(crate) fn push(&mut self, tokens: &[OutputToken]) {
         tokens.iter().for_each(|token| self.history.push(token.id));
         if let Some(constraint) = &mut self.constraint {
             let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();
@@ -193,7 +204,11 @@ impl Sequence {
 
 /// Whether a walk may go from a node with this plan to one with this token.
 fn admits(plan: &NodePlan, token: TokenId) -> bool {
-    let edits = plan.ask.edits.as_ref().filter(|_| plan.forced.is_none());
+    let edits = plan
+        .request
+        .edits
+        .as_ref()
+        .filter(|_| plan.forced.is_none());
     let mask = edits.and_then(|edits| edits.allowed.as_ref());
     plan.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
 }

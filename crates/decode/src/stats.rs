@@ -6,27 +6,30 @@ use crate::PrefixStats;
 
 /// How deep drafts came true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DraftDepths {
+pub struct AcceptanceByDepth {
     /// Rounds that carried drafted nodes.
-    pub rounds: u32,
+    pub steps: u32,
     /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
-    pub kept: [u32; DraftDepths::COUNTED],
+    pub accepted: [u32; AcceptanceByDepth::COUNTED],
 }
 
-impl DraftDepths {
+impl AcceptanceByDepth {
     /// Depths that are counted apart.
     pub const COUNTED: usize = 16;
 
     /// Counts a round that kept `n` drafted tokens.
     pub(crate) fn add(&mut self, n: usize) {
-        self.rounds += 1;
-        self.kept.iter_mut().take(n).for_each(|count| *count += 1);
+        self.steps += 1;
+        self.accepted
+            .iter_mut()
+            .take(n)
+            .for_each(|count| *count += 1);
     }
 }
 
 /// Time that rounds took; zero where the scheduler was given no clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RoundTimes {
+pub struct StepTimes {
     /// Drafting and building trees.
     pub draft: Duration,
     /// Verifying them.
@@ -35,8 +38,8 @@ pub struct RoundTimes {
     pub commit: Duration,
 }
 
-impl RoundTimes {
-    pub(crate) fn add(&mut self, other: RoundTimes) {
+impl StepTimes {
+    pub(crate) fn add(&mut self, other: StepTimes) {
         self.draft += other.draft;
         self.verify += other.verify;
         self.commit += other.commit;
@@ -59,13 +62,13 @@ pub struct Stats {
     /// Of these, tokens that no sequence holds.
     pub free_tokens: usize,
     /// Of these, tokens of saved states, which give way when a sequence needs their place.
-    pub kept_tokens: usize,
+    pub evictable_tokens: usize,
     /// Prompts and choices that gave their place up to others now, and wait for one.
-    pub parked: usize,
+    pub preempted: usize,
     /// Whether what is next waits for others to leave the pool, and not for a place.
     pub pool_waits: bool,
     /// Times a prompt or a choice gave its place up because another could not grow.
-    pub parkings: u64,
+    pub preemptions: u64,
     /// Times one went on after that.
     pub resumed: u64,
     /// Jobs taken in all.
@@ -83,13 +86,13 @@ pub struct Stats {
     /// Prefill calls.
     pub chunks: u64,
     /// Rounds.
-    pub rounds: u64,
+    pub decode_steps: u64,
     /// Sequences taken through a round, summed over rounds: divided by `rounds`, the mean batch.
     pub batched: u64,
     /// The largest batch so far.
     pub largest_batch: usize,
     /// Rounds that wanted trees and had no room to draft them, so that they decoded plainly.
-    pub undrafted_rounds: u64,
+    pub undrafted_steps: u64,
     /// Tree nodes proposed beyond the roots.
     pub drafted_tokens: u64,
     /// Of these, nodes on the paths kept.
@@ -97,11 +100,11 @@ pub struct Stats {
     /// Tokens that were forced upon texts.
     pub forced_tokens: u64,
     /// Rounds of single sequences that carried drafted nodes.
-    pub drafted_rounds: u64,
+    pub drafted_steps: u64,
     /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
-    pub kept_depths: [u64; DraftDepths::COUNTED],
+    pub accepted_by_depth: [u64; AcceptanceByDepth::COUNTED],
     /// Time of all rounds.
-    pub times: RoundTimes,
+    pub times: StepTimes,
     /// Times the device had no room for a sequence to open, read on or go through a round.
     pub waits: u64,
     /// Times an idle scheduler found that the device had not got back all it had lent; a defect.

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chat::{ChatError, ErrorKind};
-use decode::{Failure, Reject};
+use decode::{JobError, SubmitError};
 use serde_json::{Value, json};
 
 use crate::engine::Phase;
@@ -269,32 +269,36 @@ impl From<ChatError> for ApiError {
     }
 }
 
-impl From<Reject> for ApiError {
-    fn from(reject: Reject) -> ApiError {
+impl From<SubmitError> for ApiError {
+    fn from(reject: SubmitError) -> ApiError {
         match reject {
-            Reject::TooLong {
+            SubmitError::TooLong {
                 prompt_tokens,
                 context_tokens,
             } => ApiError::ContextLength {
                 prompt: prompt_tokens,
                 limit: context_tokens,
             },
-            Reject::EmptyPrompt => ApiError::invalid_param("prompt", "the prompt has no tokens"),
-            Reject::QueueFull { queued, .. } => ApiError::QueueFull { waiting: queued },
-            Reject::Invalid { field, .. } => ApiError::invalid_param(field, reject.to_string()),
-            Reject::Duplicate(_) | Reject::DeviceLost { .. } => {
+            SubmitError::EmptyPrompt => {
+                ApiError::invalid_param("prompt", "the prompt has no tokens")
+            }
+            SubmitError::QueueFull { queued, .. } => ApiError::QueueFull { waiting: queued },
+            SubmitError::Invalid { field, .. } => {
+                ApiError::invalid_param(field, reject.to_string())
+            }
+            SubmitError::Duplicate(_) | SubmitError::DeviceLost { .. } => {
                 ApiError::internal(reject.to_string())
             }
         }
     }
 }
 
-impl From<Failure> for ApiError {
-    fn from(failure: Failure) -> ApiError {
+impl From<JobError> for ApiError {
+    fn from(failure: JobError) -> ApiError {
         match failure {
-            Failure::OutOfMemory { .. } => ApiError::unavailable(failure.to_string()),
-            Failure::Constraint { .. } => ApiError::internal(failure.to_string()),
-            Failure::DeviceLost { .. } | Failure::Device { .. } => {
+            JobError::OutOfMemory { .. } => ApiError::unavailable(failure.to_string()),
+            JobError::Constraint { .. } => ApiError::internal(failure.to_string()),
+            JobError::DeviceLost { .. } | JobError::Device { .. } => {
                 ApiError::internal(failure.to_string())
             }
         }

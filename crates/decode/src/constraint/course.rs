@@ -1,33 +1,33 @@
-//! The course of a reply: thinking, which may have to end, then a text, which may have to obey a grammar.
+//! The machine of a reply: thinking, which may have to end, then a text, which may have to obey a grammar.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use contract::{TokenId, TokenMask};
 
-use super::grammar::{Follower, Grammar};
-use super::{Constraint, Lean};
+use super::grammar::{Grammar, GrammarState};
+use super::{Constraint, LogitBoost};
 
 /// Where a reply begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opening {
+pub enum InitialPhase {
     /// In a thinking block that the prompt opened.
-    Thinking,
+    Reasoning,
     /// In the text, unless its first token opens a thinking block.
     Either,
     /// In the text.
-    Text,
+    Answer,
 }
 
 /// What is the same for all choices of a request.
 #[derive(Debug, Clone)]
-pub struct CoursePlan {
+pub struct ReasoningConfig {
     /// Where a reply begins.
-    pub opening: Opening,
+    pub opening: InitialPhase,
     /// The tokens around thinking; without them nothing is known of thinking, and all is text.
-    pub tags: Option<ThinkTags>,
+    pub tags: Option<ReasoningTags>,
     /// How long thinking may be; `None` for as long as it likes.
-    pub budget: Option<Budget>,
+    pub budget: Option<ReasoningBudget>,
     /// What closes thinking when it has to be closed, the closing tag included; at least one token where there
     /// are tags.
     pub closing: Arc<[TokenId]>,
@@ -43,7 +43,7 @@ pub struct CoursePlan {
 
 /// The tokens around thinking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThinkTags {
+pub struct ReasoningTags {
     /// Opens it.
     pub open: TokenId,
     /// Closes it.
@@ -52,20 +52,20 @@ pub struct ThinkTags {
 
 /// How long thinking may be.
 #[derive(Debug, Clone)]
-pub struct Budget {
+pub struct ReasoningBudget {
     /// After so many tokens it is closed.
     pub tokens: usize,
     /// Over so many tokens before that, the closing tag is leaned towards where a sentence ends.
     pub soft: usize,
     /// How much the closing tag's logit is lifted at most, at the end of the budget.
-    pub lift: f32,
+    pub boost: f32,
     /// Tokens after which a sentence or a line is over.
     pub sentence_ends: Arc<TokenMask>,
 }
 
 /// How thinking ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Close {
+pub enum ReasoningEnd {
     /// By itself, or not at all.
     #[default]
     Natural,
@@ -75,184 +75,186 @@ pub enum Close {
     Hard,
 }
 
-/// The strings between a choice's course and those who watch it. Shared; one for each choice.
+/// The strings between a choice's machine and those who watch it. Shared; one for each choice.
 #[derive(Debug, Default)]
-pub struct Reins {
-    close_now: AtomicBool,
-    close: AtomicU8,
+pub struct ReasoningHandle {
+    end_requested: AtomicBool,
+    end: AtomicU8,
 }
 
-impl Reins {
+impl ReasoningHandle {
     /// Closes thinking as soon as possible, if the choice is thinking then.
-    pub fn close_thinking(&self) {
-        self.close_now.store(true, Ordering::Relaxed);
+    pub fn end_reasoning(&self) {
+        self.end_requested.store(true, Ordering::Relaxed);
     }
 
     /// How thinking ended.
-    pub fn close(&self) -> Close {
-        match self.close.load(Ordering::Relaxed) {
-            1 => Close::Soft,
-            2 => Close::Hard,
-            _ => Close::Natural,
+    pub fn end(&self) -> ReasoningEnd {
+        match self.end.load(Ordering::Relaxed) {
+            1 => ReasoningEnd::Soft,
+            2 => ReasoningEnd::Hard,
+            _ => ReasoningEnd::Natural,
         }
     }
 
-    fn note(&self, close: Close) {
-        let code = match close {
-            Close::Natural => 0,
-            Close::Soft => 1,
-            Close::Hard => 2,
+    fn note(&self, end: ReasoningEnd) {
+        let code = match end {
+            ReasoningEnd::Natural => 0,
+            ReasoningEnd::Soft => 1,
+            ReasoningEnd::Hard => 2,
         };
-        self.close.store(code, Ordering::Relaxed);
+        self.end.store(code, Ordering::Relaxed);
     }
 }
 
 /// How far a reply has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum Phase {
     /// Nothing has been said, and thinking may be opened.
-    Open,
+    Undecided,
     /// `n` tokens of thinking.
-    Thinking {
+    Reasoning {
         n: usize,
         /// A sentence ended with the last of them.
         at_end: bool,
     },
     /// A call in the middle of thinking.
-    Call,
+    ToolCall,
     /// `n` tokens of what closes thinking.
     Closing { n: usize },
     /// `n` tokens of the gap.
-    Gap { n: usize },
+    Separator { n: usize },
     /// `n` tokens of text.
-    Text { n: usize },
+    Answer { n: usize },
 }
 
-/// A choice's course.
-pub struct Course {
-    plan: Arc<CoursePlan>,
-    stage: Stage,
-    reins: Arc<Reins>,
-    follower: Option<Follower>,
+/// A choice's machine.
+pub struct ReasoningMachine {
+    plan: Arc<ReasoningConfig>,
+    phase: Phase,
+    handle: Arc<ReasoningHandle>,
+    grammar_state: Option<GrammarState>,
 }
 
-impl Course {
+impl ReasoningMachine {
     /// A choice that has said nothing.
-    pub fn new(plan: Arc<CoursePlan>, reins: Arc<Reins>) -> Course {
-        let stage = match (plan.opening, plan.tags) {
-            (Opening::Thinking, Some(_)) => Stage::Thinking {
+    pub fn new(plan: Arc<ReasoningConfig>, handle: Arc<ReasoningHandle>) -> ReasoningMachine {
+        let phase = match (plan.opening, plan.tags) {
+            (InitialPhase::Reasoning, Some(_)) => Phase::Reasoning {
                 n: 0,
                 at_end: false,
             },
-            (Opening::Either, Some(_)) => Stage::Open,
-            _ => Stage::Text { n: 0 },
+            (InitialPhase::Either, Some(_)) => Phase::Undecided,
+            _ => Phase::Answer { n: 0 },
         };
-        Course {
-            follower: plan.grammar.as_ref().map(Grammar::begin),
-            stage,
+        ReasoningMachine {
+            grammar_state: plan.grammar.as_ref().map(Grammar::begin),
+            phase,
             plan,
-            reins,
+            handle,
         }
     }
 
-    /// The stage after `path`, and how many tokens at the end of `path` are text.
-    fn after(&self, path: &[TokenId]) -> (Stage, usize) {
-        let mut stage = self.stage;
+    /// The phase after `path`, and how many tokens at the end of `path` are text.
+    fn after(&self, path: &[TokenId]) -> (Phase, usize) {
+        let mut phase = self.phase;
         let mut text = 0;
         for token in path {
-            stage = self.plan.step(stage, *token);
-            text = match stage {
-                Stage::Text { n } => n.min(text + 1),
+            phase = self.plan.step(phase, *token);
+            text = match phase {
+                Phase::Answer { n } => n.min(text + 1),
                 _ => 0,
             };
         }
-        (stage, text)
+        (phase, text)
     }
 }
 
-impl CoursePlan {
-    /// The stage one token later.
-    fn step(&self, stage: Stage, token: TokenId) -> Stage {
-        let is = |tag: fn(ThinkTags) -> TokenId| self.tags.map(tag) == Some(token);
-        match stage {
-            Stage::Open if is(|tags| tags.open) => Stage::Thinking {
+impl ReasoningConfig {
+    /// The phase one token later.
+    fn step(&self, phase: Phase, token: TokenId) -> Phase {
+        let is = |tag: fn(ReasoningTags) -> TokenId| self.tags.map(tag) == Some(token);
+        match phase {
+            Phase::Undecided if is(|tags| tags.open) => Phase::Reasoning {
                 n: 0,
                 at_end: false,
             },
-            Stage::Open => Stage::Text { n: 1 },
-            Stage::Thinking { n, .. } if self.is_over(n) => self.closing_after(1),
-            Stage::Thinking { .. } if is(|tags| tags.close) => self.gap_after(0),
-            Stage::Thinking { .. } if self.call_tags.is_some_and(|(open, _)| open == token) => {
-                Stage::Call
+            Phase::Undecided => Phase::Answer { n: 1 },
+            Phase::Reasoning { n, .. } if self.budget_used(n) => self.end_sequence_after(1),
+            Phase::Reasoning { .. } if is(|tags| tags.close) => self.separator_after(0),
+            Phase::Reasoning { .. } if self.call_tags.is_some_and(|(open, _)| open == token) => {
+                Phase::ToolCall
             }
-            Stage::Thinking { n, .. } => Stage::Thinking {
+            Phase::Reasoning { n, .. } => Phase::Reasoning {
                 n: n + 1,
                 at_end: self
                     .budget
                     .as_ref()
                     .is_some_and(|budget| budget.sentence_ends.contains(token)),
             },
-            Stage::Call if self.call_tags.is_some_and(|(_, close)| close == token) => {
-                Stage::Text { n: 0 }
+            Phase::ToolCall if self.call_tags.is_some_and(|(_, close)| close == token) => {
+                Phase::Answer { n: 0 }
             }
-            Stage::Call if is(|tags| tags.close) => self.gap_after(0),
-            Stage::Call => Stage::Call,
-            Stage::Closing { n } => self.closing_after(n + 1),
-            Stage::Gap { n } => self.gap_after(n + 1),
-            Stage::Text { n } => Stage::Text { n: n + 1 },
+            Phase::ToolCall if is(|tags| tags.close) => self.separator_after(0),
+            Phase::ToolCall => Phase::ToolCall,
+            Phase::Closing { n } => self.end_sequence_after(n + 1),
+            Phase::Separator { n } => self.separator_after(n + 1),
+            Phase::Answer { n } => Phase::Answer { n: n + 1 },
         }
     }
 
-    fn is_over(&self, thinking_tokens: usize) -> bool {
+    fn budget_used(&self, thinking_tokens: usize) -> bool {
         self.budget
             .as_ref()
             .is_some_and(|budget| thinking_tokens >= budget.tokens)
     }
 
-    fn closing_after(&self, n: usize) -> Stage {
+    fn end_sequence_after(&self, n: usize) -> Phase {
         match n < self.closing.len() {
-            true => Stage::Closing { n },
-            false => Stage::Text { n: 0 },
+            true => Phase::Closing { n },
+            false => Phase::Answer { n: 0 },
         }
     }
 
-    fn gap_after(&self, n: usize) -> Stage {
+    fn separator_after(&self, n: usize) -> Phase {
         match self.grammar.is_some() && n < self.gap.len() {
-            true => Stage::Gap { n },
-            false => Stage::Text { n: 0 },
+            true => Phase::Separator { n },
+            false => Phase::Answer { n: 0 },
         }
     }
 
     /// Whether `n` tokens of thinking lie where its end is leaned towards, and how far in, above 0 up to 1.
-    fn softness(&self, n: usize) -> Option<f32> {
+    fn boost_fraction(&self, n: usize) -> Option<f32> {
         let budget = self.budget.as_ref().filter(|budget| budget.soft > 0)?;
         let into = (n + budget.soft).checked_sub(budget.tokens)?;
         Some((into + 1).min(budget.soft) as f32 / budget.soft as f32)
     }
 }
 
-impl Constraint for Course {
+impl Constraint for ReasoningMachine {
     fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
-        let (stage, text) = self.after(path);
-        match stage {
-            Stage::Thinking { n, .. } if self.plan.is_over(n) => self.plan.closing.first().copied(),
-            Stage::Closing { n } => self.plan.closing.get(n).copied(),
-            Stage::Gap { n } => self.plan.gap.get(n).copied(),
-            Stage::Text { .. } => {
-                let tail = &path[path.len() - text..];
-                self.follower.as_mut()?.forced(tail)
+        let (phase, text) = self.after(path);
+        match phase {
+            Phase::Reasoning { n, .. } if self.plan.budget_used(n) => {
+                self.plan.closing.first().copied()
             }
-            Stage::Open | Stage::Thinking { .. } | Stage::Call => None,
+            Phase::Closing { n } => self.plan.closing.get(n).copied(),
+            Phase::Separator { n } => self.plan.gap.get(n).copied(),
+            Phase::Answer { .. } => {
+                let tail = &path[path.len() - text..];
+                self.grammar_state.as_mut()?.forced(tail)
+            }
+            Phase::Undecided | Phase::Reasoning { .. } | Phase::ToolCall => None,
         }
     }
 
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>> {
-        let (stage, text) = self.after(path);
-        match stage {
-            Stage::Thinking { .. } => self.plan.in_thinking.clone(),
-            Stage::Call | Stage::Closing { .. } | Stage::Gap { .. } => None,
-            Stage::Open => {
-                let mask = self.follower.as_mut()?.allowed(&[]);
+        let (phase, text) = self.after(path);
+        match phase {
+            Phase::Reasoning { .. } => self.plan.in_thinking.clone(),
+            Phase::ToolCall | Phase::Closing { .. } | Phase::Separator { .. } => None,
+            Phase::Undecided => {
+                let mask = self.grammar_state.as_mut()?.allowed(&[]);
                 let Some(tags) = self.plan.tags else {
                     return Some(mask);
                 };
@@ -260,58 +262,58 @@ impl Constraint for Course {
                 mask.insert(tags.open);
                 Some(Arc::new(mask))
             }
-            Stage::Text { .. } => {
+            Phase::Answer { .. } => {
                 let tail = &path[path.len() - text..];
-                Some(self.follower.as_mut()?.allowed(tail))
+                Some(self.grammar_state.as_mut()?.allowed(tail))
             }
         }
     }
 
-    fn lean(&mut self, path: &[TokenId]) -> Option<Lean> {
-        let (Stage::Thinking { n, at_end: true }, _) = self.after(path) else {
+    fn logit_boost(&mut self, path: &[TokenId]) -> Option<LogitBoost> {
+        let (Phase::Reasoning { n, at_end: true }, _) = self.after(path) else {
             return None;
         };
-        let softness = self.plan.softness(n)?;
-        Some(Lean {
+        let boost_fraction = self.plan.boost_fraction(n)?;
+        Some(LogitBoost {
             token: self.plan.tags?.close,
-            lift: softness * self.plan.budget.as_ref()?.lift,
+            boost: boost_fraction * self.plan.budget.as_ref()?.boost,
         })
     }
 
     fn advance(&mut self, tokens: &[TokenId]) {
         for token in tokens {
-            let before = self.stage;
-            self.stage = self.plan.step(before, *token);
-            match (before, self.stage) {
-                (Stage::Thinking { n, .. }, Stage::Gap { .. } | Stage::Text { .. })
-                    if !self.plan.is_over(n) =>
+            let before = self.phase;
+            self.phase = self.plan.step(before, *token);
+            match (before, self.phase) {
+                (Phase::Reasoning { n, .. }, Phase::Separator { .. } | Phase::Answer { .. })
+                    if !self.plan.budget_used(n) =>
                 {
-                    let soft = self.plan.softness(n).is_some();
-                    self.reins.note(match soft {
-                        true => Close::Soft,
-                        false => Close::Natural,
+                    let soft = self.plan.boost_fraction(n).is_some();
+                    self.handle.note(match soft {
+                        true => ReasoningEnd::Soft,
+                        false => ReasoningEnd::Natural,
                     });
                 }
-                (Stage::Thinking { n, .. }, _) if self.plan.is_over(n) => {
-                    self.reins.note(Close::Hard);
+                (Phase::Reasoning { n, .. }, _) if self.plan.budget_used(n) => {
+                    self.handle.note(ReasoningEnd::Hard);
                 }
-                (Stage::Open, Stage::Text { .. }) | (Stage::Text { .. }, _) => {
-                    if let Some(follower) = &mut self.follower {
-                        follower.advance(&[*token]);
+                (Phase::Undecided, Phase::Answer { .. }) | (Phase::Answer { .. }, _) => {
+                    if let Some(grammar_state) = &mut self.grammar_state {
+                        grammar_state.advance(&[*token]);
                     }
                 }
                 _ => {}
             }
         }
-        let thinks = matches!(self.stage, Stage::Thinking { .. });
-        if thinks && self.reins.close_now.load(Ordering::Relaxed) {
-            self.reins.note(Close::Hard);
-            self.stage = Stage::Closing { n: 0 };
+        let thinks = matches!(self.phase, Phase::Reasoning { .. });
+        if thinks && self.handle.end_requested.load(Ordering::Relaxed) {
+            self.handle.note(ReasoningEnd::Hard);
+            self.phase = Phase::Closing { n: 0 };
         }
     }
 
     fn fault(&self) -> Option<&str> {
-        self.follower.as_ref()?.fault()
+        self.grammar_state.as_ref()?.fault()
     }
 }
 

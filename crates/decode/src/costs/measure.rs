@@ -9,20 +9,20 @@ use contract::{
 
 use super::{Clock, CostTable};
 
-/// Verify sizes that are measured, and the widest that there can be; the start waits for it, and between them lie
+/// Verify sizes that are measured, and the max_nodes that there can be; the start waits for it, and between them lie
 /// nearly straight lines.
 const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
 /// Sequences that passes are measured for together, at most: a device may take more than one pass for the rows of more.
-const TOGETHER: usize = 4;
+const MAX_SEQUENCES: usize = 4;
 /// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one
 /// row more than each size are known to be those of the next.
 const PADDED: (usize, f64) = (8, 1.1);
 /// Turns through all passes; the fastest of each counts, since what else the machine does disturbs whole stretches.
-const TURNS: usize = 4;
+const REPETITIONS: usize = 4;
 /// Tokens read before anything is measured.
 const CONTEXT: usize = 64;
-/// The most passes of a turn that commit a token.
-const SIZES_AT_MOST: usize = 3 * SIZES.len();
+/// The most passes of a repetition that commit a token.
+const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 
 /// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
 /// stands still. What was measured when the time is over is the table.
@@ -43,30 +43,31 @@ pub fn measure(
         .min(limits.prefill_chunk)
         .min(limits.context / 2)
         .max(1);
-    let commits = (TURNS + 1) * SIZES_AT_MOST;
+    let commits = (REPETITIONS + 1) * MAX_COMMITS_PER_REPETITION;
     let max_len = limits.context.min(context + commits + Tree::MAX_NODES);
     let mut seqs = vec![runner.open(max_len)?];
     // More than one shows what drafts and passes of several cost; there may be no room for them.
-    while seqs.len() < limits.sequences.min(TOGETHER)
+    while seqs.len() < limits.sequences.min(MAX_SEQUENCES)
         && let Ok(seq) = runner.open(max_len)
     {
         seqs.push(seq);
     }
-    let mut trial = Trial {
+    let mut measurement = CostMeasurement {
         runner,
         clock,
         end: clock() + limit,
-        room: max_len - context,
+        tokens_left: max_len - context,
         context,
         depth,
     };
-    let measured = trial.table(&seqs);
-    seqs.into_iter().for_each(|seq| trial.runner.close(seq));
+    let measured = measurement.table(&seqs);
+    seqs.into_iter()
+        .for_each(|seq| measurement.runner.close(seq));
     measured
 }
 
 /// One pass to be measured over and over.
-struct Pass {
+struct MeasuredPass {
     seqs: Vec<SeqId>,
     /// Rows in all; none for a draft.
     rows: usize,
@@ -75,26 +76,26 @@ struct Pass {
 }
 
 /// A measurement under way.
-struct Trial<'a> {
+struct CostMeasurement<'a> {
     runner: &'a mut dyn Runner,
     clock: Clock,
-    /// When no further turn is begun.
+    /// When no further repetition is begun.
     end: Duration,
     /// Tokens that may still be committed and verified.
-    room: usize,
+    tokens_left: usize,
     context: usize,
     depth: usize,
 }
 
-impl Trial<'_> {
+impl CostMeasurement<'_> {
     fn table(&mut self, seqs: &[SeqId]) -> Result<Option<CostTable>, DeviceError> {
         let tokens = vec![TokenId(0); self.context];
         for seq in seqs {
             self.runner.prefill(*seq, &tokens, &[])?;
         }
         let limits = self.runner.info().limits;
-        let widest = limits.tree_nodes.min(Tree::MAX_NODES);
-        let pass = |n: usize, rows: usize| Pass {
+        let max_nodes = limits.tree_nodes.min(Tree::MAX_NODES);
+        let pass = |n: usize, rows: usize| MeasuredPass {
             seqs: seqs[..n].to_vec(),
             rows,
             best: f64::INFINITY,
@@ -102,23 +103,23 @@ impl Trial<'_> {
         // Sizes between what fewer sequences can have and the most that `n` can.
         let sizes = |fewer: usize, n: usize| {
             let between = SIZES.into_iter();
-            let between = between.filter(move |rows| (fewer + 1..n * widest).contains(rows));
-            between.chain([n * widest]).map(move |rows| (n, rows))
+            let between = between.filter(move |rows| (fewer + 1..n * max_nodes).contains(rows));
+            between.chain([n * max_nodes]).map(move |rows| (n, rows))
         };
         let mut several = vec![2, seqs.len()];
         several.dedup();
         several.retain(|n| (2..=seqs.len()).contains(n));
         let mut drafts = vec![pass(1, 0)];
         drafts.extend(several.iter().map(|n| pass(*n, 0)));
-        let mut verify: Vec<Pass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
+        let mut verify: Vec<MeasuredPass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
         self.turns(&mut drafts)?;
         self.turns(&mut verify)?;
         if is_padded(&points(&verify)) {
             // What lies beyond one tree is no straight line either.
             let mut fewer = 1;
             for n in several {
-                let more = sizes(fewer * widest, n);
-                let mut more: Vec<Pass> = more.map(|(n, rows)| pass(n, rows)).collect();
+                let more = sizes(fewer * max_nodes, n);
+                let mut more: Vec<MeasuredPass> = more.map(|(n, rows)| pass(n, rows)).collect();
                 self.turns(&mut more)?;
                 verify.append(&mut more);
                 fewer = n;
@@ -136,22 +137,22 @@ impl Trial<'_> {
         Ok(CostTable::new(with_steps(&points(&verify)), draft))
     }
 
-    /// Runs every pass once for what happens once, and then turn by turn while there is time and room.
-    fn turns(&mut self, passes: &mut [Pass]) -> Result<(), DeviceError> {
-        for turn in 0..=TURNS {
+    /// Runs every pass once for what happens once, and then repetition by repetition while there is time and room.
+    fn turns(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
+        for repetition in 0..=REPETITIONS {
             for pass in &mut *passes {
-                if self.room <= pass.rows.div_ceil(pass.seqs.len()) {
+                if self.tokens_left <= pass.rows.div_ceil(pass.seqs.len()) {
                     continue;
                 }
                 let seconds = match pass.rows {
                     0 => self.draft(&pass.seqs)?,
                     rows => self.verify(&pass.seqs, rows)?,
                 };
-                if turn > 0 {
+                if repetition > 0 {
                     pass.best = pass.best.min(seconds);
                 }
             }
-            if turn > 0 && (self.clock)() > self.end {
+            if repetition > 0 && (self.clock)() > self.end {
                 break;
             }
         }
@@ -197,13 +198,13 @@ impl Trial<'_> {
         self.runner.verify(&items)?;
         // A device may leave part of a commit to the next pass; in turns, each follows one.
         self.runner.commit(&commits)?;
-        self.room -= 1;
+        self.tokens_left -= 1;
         Ok(((self.clock)() - start).as_secs_f64())
     }
 }
 
 /// `(rows, seconds)` of what was measured. More rows cannot cost less: what seems so was disturbed.
-fn points(passes: &[Pass]) -> Vec<(usize, f64)> {
+fn points(passes: &[MeasuredPass]) -> Vec<(usize, f64)> {
     let measured = passes.iter().filter(|pass| pass.best.is_finite());
     let mut points: Vec<(usize, f64)> = measured.map(|pass| (pass.rows, pass.best)).collect();
     let mut least = f64::INFINITY;
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runner_is_measured_in_turns_and_left_as_it_was() {
+    fn measurement_interleaves_passes_and_restores_the_runner() {
         let spec = FakeSpec {
             draft: Some(FakeDraft {
                 depth: 7,
@@ -266,10 +267,10 @@ mod tests {
         // Every fifth pass is held up.
         let hook = move |call| {
             calls += 1;
-            let held_up = if calls.is_multiple_of(5) { 9000 } else { 0 };
+            let delay = if calls.is_multiple_of(5) { 9000 } else { 0 };
             let micros = match call {
-                RunnerMethod::Draft => 300 + held_up,
-                RunnerMethod::Verify => 1000 + held_up,
+                RunnerMethod::Draft => 300 + delay,
+                RunnerMethod::Verify => 1000 + delay,
                 _ => 0,
             };
             NOW.set(NOW.get() + micros);
@@ -288,18 +289,18 @@ mod tests {
         let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
         assert_eq!(sizes(costs.draft_points()), [1, 2, 4]);
         assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
-        let standing = measure(
+        let stopped_clock = measure(
             &mut FakeRunner::new(spec),
             || Duration::ZERO,
             Duration::ZERO,
         );
-        assert_eq!(standing.unwrap(), None);
+        assert_eq!(stopped_clock.unwrap(), None);
         let mut plain = FakeRunner::new(FakeSpec::default());
         assert_eq!(measure(&mut plain, now, Duration::ZERO).unwrap(), None);
     }
 
     #[test]
-    fn padded_passes_show_as_steps() {
+    fn padded_devices_get_step_shaped_costs() {
         let padded = [(1, 7.0), (2, 7.4), (8, 7.4), (16, 8.3), (24, 9.6)];
         let found = with_steps(&padded);
         let expected = [
@@ -317,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn more_rows_never_cost_less() {
-        let pass = |(rows, best)| Pass {
+    fn measured_costs_never_fall_with_rows() {
+        let pass = |(rows, best)| MeasuredPass {
             seqs: Vec::new(),
             rows,
             best,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use measure::measure;
 
-use crate::RoundTimes;
+use crate::StepTimes;
 
 /// A clock that only moves forward. The crate has none of its own.
 pub type Clock = fn() -> Duration;
@@ -48,7 +48,7 @@ impl CostTable {
 
     /// The most that drafting could bring: tokens a second against plain decoding, were every drafted token of
     /// the best-sized chain of up to `depth` kept.
-    pub fn promise(&self, depth: usize) -> f64 {
+    pub fn max_speedup(&self, depth: usize) -> f64 {
         let draft = self.draft(1);
         let at = |drafted: usize| {
             let rows = drafted + 1;
@@ -70,15 +70,15 @@ impl CostTable {
 
 /// The table as rounds go now: it was measured after few tokens, contexts grow, and machines have other work.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Pace {
+pub(crate) struct OnlineCostModel {
     measured: CostTable,
     now: CostTable,
 }
 
-impl Pace {
+impl OnlineCostModel {
     /// As measured.
-    pub(crate) fn new(measured: CostTable) -> Pace {
-        Pace {
+    pub(crate) fn new(measured: CostTable) -> OnlineCostModel {
+        OnlineCostModel {
             now: measured.clone(),
             measured,
         }
@@ -91,37 +91,37 @@ impl Pace {
 
     /// Takes in a round of `rows` nodes and of drafts for `drafted` sequences. Times of a clock that stands still
     /// say nothing.
-    pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: RoundTimes) {
+    pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: StepTimes) {
         /// What one round counts; most are alike, and some are disturbed.
-        const SHARE: f64 = 0.2;
+        const EMA_WEIGHT: f64 = 0.2;
         /// With which power a number of rows that is less than half or more than twice its own goes along. A power, and
         /// not a share of each step: what noise adds and takes away again must leave nothing behind.
-        const FAR: f64 = 0.25;
+        const FAR_EXPONENT: f64 = 0.25;
         /// How much of what is thought of other passes each round forgets, in favour of what was measured at first
         /// and the speed of now. What a busy hour has taught would else never be found out to be over.
-        const FORGETS: f64 = 1.0 / 256.0;
-        let off = |took: Duration, expected: f64| {
-            let off = took.as_secs_f64() / expected;
-            (off > 0.0).then(|| off.clamp(0.5, 2.0) - 1.0)
+        const FORGET_RATE: f64 = 1.0 / 256.0;
+        let deviation = |took: Duration, expected: f64| {
+            let deviation = took.as_secs_f64() / expected;
+            (deviation > 0.0).then(|| deviation.clamp(0.5, 2.0) - 1.0)
         };
-        let Some(verified) = off(times.verify + times.commit, self.now.verify(rows)) else {
+        let Some(verified) = deviation(times.verify + times.commit, self.now.verify(rows)) else {
             return;
         };
-        let turn = 1.0 + SHARE * verified;
+        let factor = 1.0 + EMA_WEIGHT * verified;
         let is_near = |size: usize| size <= 2 * rows && rows <= 2 * size;
         for (size, seconds) in &mut self.now.verify {
-            *seconds *= turn.powf(if is_near(*size) { 1.0 } else { FAR });
+            *seconds *= factor.powf(if is_near(*size) { 1.0 } else { FAR_EXPONENT });
         }
         let speed = self.now.verify(rows) / self.measured.verify(rows);
         let fade = |(now, first): (&mut (usize, f64), &(usize, f64))| {
-            now.1 *= (first.1 * speed / now.1).powf(FORGETS);
+            now.1 *= (first.1 * speed / now.1).powf(FORGET_RATE);
         };
         let sizes = self.now.verify.iter_mut().zip(&self.measured.verify);
         sizes.filter(|(now, _)| !is_near(now.0)).for_each(fade);
-        match off(times.draft, self.now.draft(drafted)).filter(|_| drafted > 0) {
-            Some(off) => {
+        match deviation(times.draft, self.now.draft(drafted)).filter(|_| drafted > 0) {
+            Some(deviation) => {
                 for (_, seconds) in &mut self.now.draft {
-                    *seconds *= 1.0 + SHARE * off;
+                    *seconds *= 1.0 + EMA_WEIGHT * deviation;
                 }
             }
             None => {
@@ -151,7 +151,7 @@ fn interpolate(points: &[(usize, f64)], at: usize) -> f64 {
 }
 
 /// One sequence's nodes in the order they would be added: the probability that each is kept.
-pub(crate) struct Prospect {
+pub(crate) struct NodeChances {
     /// Nodes that are in any case: the root and what is forced.
     pub(crate) certain: usize,
     /// `[drafted nodes]`.
@@ -160,7 +160,7 @@ pub(crate) struct Prospect {
 
 /// How many drafted nodes of each sequence a round should carry, and what it may hope for.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct TreeSizes {
     pub(crate) nodes: Vec<usize>,
     /// Tokens expected over all sequences.
     pub(crate) tokens: f64,
@@ -171,18 +171,22 @@ pub(crate) struct Plan {
 /// The sizes at which tokens per second are most, beside `others` nodes of sequences that do not draft. Nodes are
 /// taken by falling chance over all sequences, and every number of them is tried, so that steps in the table are
 /// seen for what they are.
-pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect], others: usize) -> Plan {
-    let certain = others + prospects.iter().map(|p| p.certain).sum::<usize>();
-    let draft = costs.draft(prospects.len());
-    let mut nodes = vec![0; prospects.len()];
+pub(crate) fn choose_sizes(
+    costs: &CostTable,
+    chances_by_sequence: &[NodeChances],
+    others: usize,
+) -> TreeSizes {
+    let certain = others + chances_by_sequence.iter().map(|p| p.certain).sum::<usize>();
+    let draft = costs.draft(chances_by_sequence.len());
+    let mut nodes = vec![0; chances_by_sequence.len()];
     let (mut rows, mut tokens) = (certain, certain as f64);
-    let mut best = Plan {
+    let mut best = TreeSizes {
         nodes: nodes.clone(),
         tokens,
         seconds: draft + costs.verify(rows),
     };
     loop {
-        let next = prospects.iter().zip(&nodes).enumerate();
+        let next = chances_by_sequence.iter().zip(&nodes).enumerate();
         let next = next.filter_map(|(i, (p, n))| Some((i, *p.chances.get(*n)?)));
         let Some((i, chance)) = next.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0))) else {
             return best;
@@ -192,7 +196,7 @@ pub(crate) fn choose(costs: &CostTable, prospects: &[Prospect], others: usize) -
         tokens += chance;
         let seconds = draft + costs.verify(rows);
         if tokens / seconds > best.tokens / best.seconds {
-            best = Plan {
+            best = TreeSizes {
                 nodes: nodes.clone(),
                 tokens,
                 seconds,
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_straight_between_points_and_beyond_them() {
+    fn costs_are_interpolated_and_extrapolated_linearly() {
         let costs = table();
         for (rows, seconds) in [(1, 1.0), (8, 1.7), (12, 2.85), (16, 4.0), (31, 7.0)] {
             assert!((costs.verify(rows) - seconds).abs() < 1e-9, "{rows}");
@@ -229,110 +233,110 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_follows_rounds_that_take_longer_and_no_standing_clock() {
+    fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
         let ms = Duration::from_millis;
-        let mut pace = Pace::new(table());
-        pace.learn((8, 1), RoundTimes::default());
-        assert_eq!(pace.now(), &table());
-        let times = RoundTimes {
+        let mut cost_model = OnlineCostModel::new(table());
+        cost_model.learn((8, 1), StepTimes::default());
+        assert_eq!(cost_model.now(), &table());
+        let times = StepTimes {
             draft: ms(1000),
             verify: ms(2000),
             commit: ms(550),
         };
         for _ in 0..40 {
-            pace.learn((8, 1), times);
+            cost_model.learn((8, 1), times);
         }
-        let now = pace.now();
+        let now = cost_model.now();
         assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
         // What is far from it follows more slowly.
         assert!(now.verify(16) > 5.5 && now.verify(1) > 1.05 && now.verify(1) < 1.3);
         let before = now.verify(8);
         // One round that was held up moves little.
-        let held_up = RoundTimes {
+        let held_up = StepTimes {
             verify: ms(90_000),
             ..times
         };
-        pace.learn((8, 1), held_up);
-        assert!(pace.now().verify(8) < 1.21 * before);
+        cost_model.learn((8, 1), held_up);
+        assert!(cost_model.now().verify(8) < 1.21 * before);
     }
 
     /// Rounds without drafts whose times are 0.7 to 3 times `seconds`, most of them near it.
-    fn plain_rounds(pace: &mut Pace, n: usize, seconds: f64) {
-        let mut dice = 5_u64;
+    fn plain_rounds(cost_model: &mut OnlineCostModel, n: usize, seconds: f64) {
+        let mut rng = 5_u64;
         for _ in 0..n {
-            // Knuth's MMIX generator; its high bits are good enough for dice.
-            dice = dice
+            // Knuth's MMIX generator; its high bits are good enough for rng.
+            rng = rng
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let luck = (dice >> 40) as f64 / f64::from(1 << 24);
-            let times = RoundTimes {
-                verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * luck.powi(6))),
-                ..RoundTimes::default()
+            let draw = (rng >> 40) as f64 / f64::from(1 << 24);
+            let times = StepTimes {
+                verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * draw.powi(6))),
+                ..StepTimes::default()
             };
-            pace.learn((1, 0), times);
+            cost_model.learn((1, 0), times);
         }
     }
 
     #[test]
-    fn noise_of_small_passes_teaches_nothing_of_large_ones() {
-        let mut pace = Pace::new(table());
+    fn noise_of_small_passes_leaves_large_costs_unchanged() {
+        let mut cost_model = OnlineCostModel::new(table());
         let before = table().verify(16) / table().verify(1);
         for _ in 0..20 {
-            plain_rounds(&mut pace, 500, 1.0);
-            let now = pace.now();
-            let off = now.verify(16) / now.verify(1) / before;
-            assert!((0.7..1.4).contains(&off), "{off}");
+            plain_rounds(&mut cost_model, 500, 1.0);
+            let now = cost_model.now();
+            let deviation = now.verify(16) / now.verify(1) / before;
+            assert!((0.7..1.4).contains(&deviation), "{deviation}");
             assert!((0.3..0.8).contains(&now.draft(1)), "{now:?}");
         }
     }
 
     #[test]
-    fn what_was_slow_in_a_busy_hour_is_thought_quick_again_afterwards() {
-        let mut pace = Pace::new(table());
-        let times = |ms: u64| RoundTimes {
+    fn cost_model_recovers_after_a_slow_period() {
+        let mut cost_model = OnlineCostModel::new(table());
+        let times = |ms: u64| StepTimes {
             draft: Duration::from_millis(ms),
             verify: Duration::from_millis(8 * ms),
-            ..RoundTimes::default()
+            ..StepTimes::default()
         };
         // Drafts and large passes take three times as long as measured, and then nothing is drafted any more.
         for _ in 0..60 {
-            pace.learn((16, 1), times(1500));
+            cost_model.learn((16, 1), times(1500));
         }
-        assert!(pace.now().draft(1) > 1.4 && pace.now().verify(16) > 11.0);
-        plain_rounds(&mut pace, 1500, 1.0);
-        let now = pace.now();
+        assert!(cost_model.now().draft(1) > 1.4 && cost_model.now().verify(16) > 11.0);
+        plain_rounds(&mut cost_model, 1500, 1.0);
+        let now = cost_model.now();
         assert!(now.draft(1) < 0.7 && now.verify(16) < 5.5, "{now:?}");
     }
 
     #[test]
-    fn a_promise_is_what_full_acceptance_would_bring() {
+    fn max_speedup_assumes_full_acceptance() {
         // Eight rows of 1.7 and a draft of 0.5 for eight tokens that plainly take 8.
-        assert!((table().promise(7) - 8.0 / 2.2).abs() < 1e-9);
-        assert!((table().promise(1) - 2.0 / 1.6).abs() < 1e-9);
+        assert!((table().max_speedup(7) - 8.0 / 2.2).abs() < 1e-9);
+        assert!((table().max_speedup(1) - 2.0 / 1.6).abs() < 1e-9);
     }
 
     #[test]
-    fn a_sure_draft_gets_many_nodes_and_a_poor_one_few() {
-        let sure = Prospect {
+    fn confident_draft_gets_more_nodes_than_a_poor_one() {
+        let sure = NodeChances {
             certain: 1,
             chances: vec![0.95; 15],
         };
-        let poor = Prospect {
+        let poor = NodeChances {
             certain: 1,
             chances: vec![0.05; 15],
         };
-        assert_eq!(choose(&table(), &[poor], 0).nodes, [0]);
-        assert_eq!(choose(&table(), &[sure], 0).nodes, [7]);
+        assert_eq!(choose_sizes(&table(), &[poor], 0).nodes, [0]);
+        assert_eq!(choose_sizes(&table(), &[sure], 0).nodes, [7]);
     }
 
     #[test]
-    fn sequences_share_a_round_by_what_their_nodes_promise() {
-        let of = |chance: f64| Prospect {
+    fn step_nodes_are_shared_by_expected_tokens() {
+        let of = |chance: f64| NodeChances {
             certain: 1,
             chances: vec![chance; 15],
         };
-        let plan = choose(&table(), &[of(0.01), of(0.5)], 0);
-        assert_eq!(plan.nodes, [0, 6]);
-        assert!((plan.tokens - 5.0).abs() < 1e-9 && (plan.seconds - 2.7).abs() < 1e-9);
+        let sizes = choose_sizes(&table(), &[of(0.01), of(0.5)], 0);
+        assert_eq!(sizes.nodes, [0, 6]);
+        assert!((sizes.tokens - 5.0).abs() < 1e-9 && (sizes.seconds - 2.7).abs() < 1e-9);
     }
 }

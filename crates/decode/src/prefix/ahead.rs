@@ -6,17 +6,17 @@ use super::{PrefixCache, Restored};
 
 impl PrefixCache {
     /// Whether anything is to be read ahead.
-    pub(crate) fn reads_ahead(&self) -> bool {
-        self.is_on() && self.config.ahead > 0
+    pub(crate) fn warmup_enabled(&self) -> bool {
+        self.is_on() && self.config.warmup_tokens > 0
     }
 
     /// How many tokens of a text may still be read, of which `read` were.
-    pub(crate) fn ahead_left(&self, read: usize) -> usize {
-        self.config.ahead.saturating_sub(read)
+    pub(crate) fn warmup_budget_left(&self, read: usize) -> usize {
+        self.config.warmup_tokens.saturating_sub(read)
     }
 
-    /// The fewest tokens that are worth reading ahead.
-    pub(crate) fn least_ahead(&self) -> usize {
+    /// The fewest tokens that are class reading ahead.
+    pub(crate) fn min_warmup_tokens(&self) -> usize {
         self.config.boundaries.apart.max(1)
     }
 
@@ -31,28 +31,28 @@ impl PrefixCache {
     }
 
     /// Counts tokens read ahead.
-    pub(crate) fn count_ahead(&mut self, tokens: usize) {
-        self.stats.ahead_tokens += tokens as u64;
+    pub(crate) fn count_warmup(&mut self, tokens: usize) {
+        self.stats.warmup_tokens += tokens as u64;
     }
 
     /// How many tokens the longest saved beginning of a text holds.
     pub(crate) fn covered(&self, tokens: &[TokenId]) -> usize {
-        let along = self.radix.along(tokens);
-        along.last().map_or(0, |key| self.radix.depth(*key))
+        let prefixes = self.radix.prefixes_of(tokens);
+        prefixes.last().map_or(0, |key| self.radix.depth(*key))
     }
 
     /// Puts the longest saved beginning of a text into a fresh sequence.
     ///
     /// The only error is a lost device.
-    pub(crate) fn resume(
+    pub(crate) fn restore_for_warmup(
         &mut self,
         runner: &mut dyn Runner,
         seq: SeqId,
         tokens: &[TokenId],
     ) -> Result<Restored, DeviceError> {
-        match self.radix.along(tokens).last() {
-            Some(key) => self.load(runner, seq, *key),
-            None => Ok(Restored::Nothing),
+        match self.radix.prefixes_of(tokens).last() {
+            Some(key) => self.restore_entry(runner, seq, *key),
+            None => Ok(Restored::NotFound),
         }
     }
 }

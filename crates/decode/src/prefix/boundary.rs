@@ -1,4 +1,4 @@
-//! Where a prompt is worth saving.
+//! Where a prompt is class saving.
 //!
 //! A saved state helps a later prompt only if that prompt begins with the same tokens, and templates change
 //! what they showed before: the reasoning of an earlier reply is dropped, a generation prompt becomes a whole
@@ -9,23 +9,23 @@ use contract::TokenId;
 
 /// When prompts are saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Boundaries {
+pub struct SavePointConfig {
     /// Tokens that begin a turn. Without any, prompts are saved at `every` and at their end.
     pub turn_starts: Vec<TokenId>,
     /// How many of the last turns are saved at their beginning.
     pub turns: usize,
     /// A state is also saved each time so many tokens have been read, unless another is near; 0 for never.
     pub every: usize,
-    /// Shorter beginnings are not worth their bytes.
+    /// Shorter beginnings are not class their bytes.
     pub least: usize,
     /// Of two places closer than this, the later one is saved, and a prompt's end only if it is at least as
     /// far behind the last turn. Behind a state that was found, the same holds for all places but the last.
     pub apart: usize,
 }
 
-impl Default for Boundaries {
-    fn default() -> Boundaries {
-        Boundaries {
+impl Default for SavePointConfig {
+    fn default() -> SavePointConfig {
+        SavePointConfig {
             turn_starts: Vec::new(),
             turns: 2,
             every: 4096,
@@ -37,17 +37,22 @@ impl Default for Boundaries {
 
 /// A place to save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stop {
+pub(crate) struct SavePoint {
     /// Tokens before it.
     pub(crate) at: usize,
     /// Whether it stands behind the head of the prompt, which other conversations share.
     pub(crate) head: bool,
 }
 
-impl Boundaries {
+impl SavePointConfig {
     /// The places to save of a prompt of which `read` tokens need not be read, rising. All are multiples of
     /// `align`, and at least one token is left to be read behind each.
-    pub(crate) fn stops(&self, prompt: &[TokenId], read: usize, align: usize) -> Vec<Stop> {
+    pub(crate) fn save_points(
+        &self,
+        prompt: &[TokenId],
+        read: usize,
+        align: usize,
+    ) -> Vec<SavePoint> {
         let align = align.max(1);
         let floor = |at: usize| at.min(prompt.len().saturating_sub(1)) / align * align;
         let begins =
@@ -91,7 +96,7 @@ impl Boundaries {
         kept.retain(behind);
         kept.extend(self.between(&kept, (read, end), align));
         kept.sort_unstable();
-        let stop = |at| Stop {
+        let stop = |at| SavePoint {
             at,
             head: Some(at) == head,
         };
@@ -132,21 +137,21 @@ mod tests {
         (0..len).map(token).collect()
     }
 
-    fn check(boundaries: &Boundaries, prompt: &[TokenId], read: usize, expected: &[usize]) {
-        let stops = boundaries.stops(prompt, read, 64);
-        let found: Vec<usize> = stops.iter().map(|stop| stop.at).collect();
+    fn check(boundaries: &SavePointConfig, prompt: &[TokenId], read: usize, expected: &[usize]) {
+        let save_points = boundaries.save_points(prompt, read, 64);
+        let found: Vec<usize> = save_points.iter().map(|stop| stop.at).collect();
         assert_eq!(found, expected, "{boundaries:?}, {read} read");
     }
 
     #[test]
-    fn the_head_and_the_last_turns_are_saved_at_whole_chunks() {
-        let boundaries = Boundaries {
+    fn save_points_cover_system_prefix_and_last_turns() {
+        let boundaries = SavePointConfig {
             turn_starts: vec![TURN],
-            ..Boundaries::default()
+            ..SavePointConfig::default()
         };
         let long = prompt(3000, &[0, 700, 1000, 1500, 2000, 2990]);
         check(&boundaries, &long, 0, &[640, 1984, 2944]);
-        assert!(boundaries.stops(&long, 0, 64)[0].head);
+        assert!(boundaries.save_points(&long, 0, 64)[0].head);
         // What is there already is not saved again, nor what stands close behind it.
         check(&boundaries, &long, 1984, &[2944]);
         check(&boundaries, &long, 1792, &[2944]);
@@ -170,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_without_turns_is_saved_at_its_end_and_on_the_way() {
-        let boundaries = Boundaries::default();
+    fn save_points_without_turns_are_periodic_and_at_the_end() {
+        let boundaries = SavePointConfig::default();
         check(&boundaries, &prompt(9000, &[]), 0, &[4096, 8192, 8960]);
         check(&boundaries, &prompt(129, &[]), 0, &[128]);
         // One token is always left to be read.
@@ -181,7 +186,7 @@ mod tests {
         check(&boundaries, &prompt(9000, &[]), 3584, &[8192, 8960]);
         check(&boundaries, &prompt(9000, &[]), 8128, &[8960]);
         check(&boundaries, &prompt(4200, &[]), 0, &[4160]);
-        let never = Boundaries {
+        let never = SavePointConfig {
             every: 0,
             ..boundaries
         };

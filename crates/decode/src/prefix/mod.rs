@@ -1,6 +1,6 @@
 //! The prefix cache: states saved while prompts are read, found again when another prompt begins alike.
 //!
-//! `radix` finds, `boundary` says what is worth saving, `policy` what goes when there is too much, and a
+//! `radix` finds, `boundary` says what is class saving, `policy` what goes when there is too much, and a
 //! [`Store`] keeps what shall outlive the process. The states themselves are snapshots of the runner; what
 //! several of them share is the runner's business, and so is the count of their bytes
 //! ([`Capacity::snapshot_bytes`](contract::Capacity)).
@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 use contract::{DeviceError, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId};
 
-pub use boundary::Boundaries;
-pub(crate) use boundary::Stop;
-pub use store::{Found, Store};
+pub(crate) use boundary::SavePoint;
+pub use boundary::SavePointConfig;
+pub use store::{Store, StoreHit};
 
-use radix::{Key, Radix};
+use radix::{Key, RadixTree};
 
 /// How much is saved, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub struct PrefixConfig {
     /// Bytes that all snapshots of the runner may hold.
     pub bytes: u64,
     /// What of a prompt is saved.
-    pub boundaries: Boundaries,
+    pub boundaries: SavePointConfig,
     /// Where snapshots are kept.
     pub place: SnapshotLocation,
     /// Shorter beginnings are not given to the store.
     pub least_stored: usize,
     /// Tokens that are read at most of what a next prompt is thought to begin with, while nothing else is to be done; 0
     /// reads nothing ahead.
-    pub ahead: usize,
+    pub warmup_tokens: usize,
 }
 
 impl Default for PrefixConfig {
@@ -48,10 +48,10 @@ impl Default for PrefixConfig {
         PrefixConfig {
             slots: 0,
             bytes: u64::MAX,
-            boundaries: Boundaries::default(),
+            boundaries: SavePointConfig::default(),
             place: SnapshotLocation::Host,
             least_stored: 512,
-            ahead: 0,
+            warmup_tokens: 0,
         }
     }
 }
@@ -80,19 +80,19 @@ pub struct PrefixStats {
     /// States that could not be saved, restored or read from the store. Each was a miss and no more.
     pub failed: u64,
     /// Tokens read ahead, while nothing else was to be done.
-    pub ahead_tokens: u64,
+    pub warmup_tokens: u64,
     /// States saved of what was read ahead.
-    pub ahead_saved: u64,
+    pub warmup_saved: u64,
     /// Of these, states that a prompt went on from.
-    pub ahead_hits: u64,
+    pub warmup_hits: u64,
 }
 
 /// A saved state.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct PrefixEntry {
     /// Freed by the cache when the entry goes.
     pub(crate) snapshot: SnapshotId,
-    /// The tick of its last use.
+    /// The use_counter of its last use.
     pub(crate) used: u64,
     /// Who has it.
     pub(crate) session: Option<Arc<str>>,
@@ -103,36 +103,36 @@ pub(crate) struct Entry {
     /// Whether its conversation has come more than once: a prompt that went on from an earlier turn led to it.
     pub(crate) returned: bool,
     /// Whether it has been looked at for the store.
-    pub(crate) offered: bool,
+    pub(crate) offered_to_store: bool,
     /// Whether it was read ahead, and no prompt has used it.
-    pub(crate) ahead: bool,
+    pub(crate) from_warmup: bool,
 }
 
-impl Entry {
+impl PrefixEntry {
     /// Whether a prompt has led to it. What was read ahead is but a guess, which makes no other state more or less dear.
-    pub(crate) fn is_real(&self) -> bool {
-        !self.ahead
+    pub(crate) fn is_from_prompt(&self) -> bool {
+        !self.from_warmup
     }
 }
 
 /// What is told of a state when it is saved.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Mark<'a> {
+pub(crate) struct SaveInfo<'a> {
     /// Whether it stands behind the head of a prompt.
     pub(crate) head: bool,
     /// Who has it.
     pub(crate) session: Option<&'a Arc<str>>,
     /// Whether it is of a prompt that has not come yet.
-    pub(crate) ahead: bool,
+    pub(crate) from_warmup: bool,
 }
 
 /// Saved states of one runner.
 pub(crate) struct PrefixCache {
     config: PrefixConfig,
-    radix: Radix<Entry>,
+    radix: RadixTree<PrefixEntry>,
     store: Option<Box<dyn Store>>,
     /// Counts uses; the algorithm knows no clock.
-    tick: u64,
+    use_counter: u64,
     stats: PrefixStats,
 }
 
@@ -141,7 +141,7 @@ pub(crate) enum Restored {
     /// The sequence holds so many tokens of the prompt.
     At(usize),
     /// Nothing fitted, and the sequence is as it was.
-    Nothing,
+    NotFound,
     /// The device refused in the middle, and nobody knows what the sequence holds: it must be closed.
     Broken,
 }
@@ -150,15 +150,15 @@ impl PrefixCache {
     pub(crate) fn new(config: PrefixConfig) -> PrefixCache {
         PrefixCache {
             config,
-            radix: Radix::default(),
+            radix: RadixTree::default(),
             store: None,
-            tick: 0,
+            use_counter: 0,
             stats: PrefixStats::default(),
         }
     }
 
     /// Gives it something that keeps states beyond the process.
-    pub(crate) fn keep_in(&mut self, store: Box<dyn Store>) {
+    pub(crate) fn with_store(&mut self, store: Box<dyn Store>) {
         self.store = Some(store);
     }
 
@@ -181,9 +181,14 @@ impl PrefixCache {
     }
 
     /// Where to save a prompt of which `read` tokens need not be read.
-    pub(crate) fn stops(&self, prompt: &[TokenId], read: usize, align: usize) -> Vec<Stop> {
+    pub(crate) fn save_points(
+        &self,
+        prompt: &[TokenId],
+        read: usize,
+        align: usize,
+    ) -> Vec<SavePoint> {
         match self.is_on() {
-            true => self.config.boundaries.stops(prompt, read, align),
+            true => self.config.boundaries.save_points(prompt, read, align),
             false => Vec::new(),
         }
     }
@@ -199,32 +204,37 @@ impl PrefixCache {
         session: Option<&Arc<str>>,
     ) -> Result<Restored, DeviceError> {
         if !self.is_on() {
-            return Ok(Restored::Nothing);
+            return Ok(Restored::NotFound);
         }
         self.stats.lookups += 1;
-        self.tick += 1;
+        self.use_counter += 1;
         // The last token is always read, since its row is wanted.
         let usable = &prompt[..prompt.len().saturating_sub(1)];
-        self.import(runner, usable, session)?;
-        let along = self.radix.along(usable);
-        let Some(&key) = along.last() else {
-            return Ok(Restored::Nothing);
+        self.import_from_store(runner, usable, session)?;
+        let prefixes = self.radix.prefixes_of(usable);
+        let Some(&key) = prefixes.last() else {
+            return Ok(Restored::NotFound);
         };
-        let restored = self.load(runner, seq, key)?;
+        let restored = self.restore_entry(runner, seq, key)?;
         let Restored::At(position) = restored else {
             return Ok(restored);
         };
-        for passed in along {
-            let shared = passed == key || self.radix.after(passed, Entry::is_real).len() > 1;
+        for passed in prefixes {
+            let shared = passed == key
+                || self
+                    .radix
+                    .child_entries(passed, PrefixEntry::is_from_prompt)
+                    .len()
+                    > 1;
             if let Some(entry) = self.radix.get_mut(passed)
                 && (shared || entry.head)
             {
-                entry.used = self.tick;
+                entry.used = self.use_counter;
             }
         }
         if let Some(entry) = self.radix.get_mut(key) {
             entry.resumed = true;
-            self.stats.ahead_hits += u64::from(std::mem::take(&mut entry.ahead));
+            self.stats.warmup_hits += u64::from(std::mem::take(&mut entry.from_warmup));
             if let Some(session) = session {
                 entry.session = Some(Arc::clone(session));
             }
@@ -235,14 +245,14 @@ impl PrefixCache {
     }
 
     /// Puts a saved state into a fresh sequence.
-    fn load(
+    fn restore_entry(
         &mut self,
         runner: &mut dyn Runner,
         seq: SeqId,
         key: Key,
     ) -> Result<Restored, DeviceError> {
         let Some(entry) = self.radix.get(key) else {
-            return Ok(Restored::Nothing);
+            return Ok(Restored::NotFound);
         };
         match runner.restore(seq, entry.snapshot) {
             Ok(()) => Ok(Restored::At(self.radix.depth(key))),
@@ -250,7 +260,7 @@ impl PrefixCache {
             Err(error) => {
                 tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
                 self.stats.failed += 1;
-                self.free(runner, key);
+                self.remove_entry(runner, key);
                 Ok(Restored::Broken)
             }
         }
@@ -264,17 +274,17 @@ impl PrefixCache {
         runner: &mut dyn Runner,
         seq: SeqId,
         tokens: &[TokenId],
-        mark: Mark<'_>,
+        mark: SaveInfo<'_>,
     ) -> Result<(), DeviceError> {
-        let Mark { head, session, .. } = mark;
-        self.tick += 1;
-        let along = self.radix.along(tokens);
-        let there = along.last().copied();
+        let SaveInfo { head, session, .. } = mark;
+        self.use_counter += 1;
+        let prefixes = self.radix.prefixes_of(tokens);
+        let there = prefixes.last().copied();
         if let Some(key) = there.filter(|key| self.radix.depth(*key) == tokens.len()) {
             if let Some(entry) = self.radix.get_mut(key) {
-                entry.used = self.tick;
+                entry.used = self.use_counter;
                 entry.head |= head;
-                entry.ahead &= mark.ahead;
+                entry.from_warmup &= mark.from_warmup;
             }
             return Ok(());
         }
@@ -295,52 +305,54 @@ impl PrefixCache {
             }
         };
         self.stats.saved += 1;
-        self.stats.ahead_saved += u64::from(mark.ahead);
+        self.stats.warmup_saved += u64::from(mark.from_warmup);
         // What went on from a head may be anybody's first turn; what went on from a turn is that conversation's next.
-        let again = |entry: &Entry| !entry.head && (entry.resumed || entry.returned);
-        let mut earlier = along.iter().filter_map(|key| self.radix.get(*key));
-        let entry = Entry {
+        let again = |entry: &PrefixEntry| !entry.head && (entry.resumed || entry.returned);
+        let mut earlier = prefixes.iter().filter_map(|key| self.radix.get(*key));
+        let entry = PrefixEntry {
             snapshot: info.id,
-            used: self.tick,
+            used: self.use_counter,
             session: session.cloned(),
             head,
             resumed: false,
             returned: earlier.any(again),
-            offered: false,
-            ahead: mark.ahead,
+            offered_to_store: false,
+            from_warmup: mark.from_warmup,
         };
         self.insert(runner, tokens, entry);
-        self.shrink(runner)
+        self.enforce_limits(runner)
     }
 
     /// Gives up the least dear state. Says whether there was one.
-    pub(crate) fn shed(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
-        let Some(key) = policy::victim(&self.radix) else {
+    pub(crate) fn evict_one(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
+        let Some(key) = policy::choose_evictee(&self.radix) else {
             return Ok(false);
         };
-        if policy::lasting(&self.radix).contains(&key) {
-            self.give(runner, key, Growth::Any)?;
+        if policy::worth_persisting(&self.radix).contains(&key) {
+            self.export_to_store(runner, key, ExportRule::AnyNew)?;
         }
         self.stats.evicted += 1;
-        self.free(runner, key);
+        self.remove_entry(runner, key);
         Ok(true)
     }
 
     /// Whether a state waits to be looked at for the store.
-    pub(crate) fn has_upkeep(&self) -> bool {
-        let offers = |entry: &Entry, depth| !entry.offered && depth >= self.config.least_stored;
+    pub(crate) fn has_unpersisted(&self) -> bool {
+        let unoffered = |entry: &PrefixEntry, depth| {
+            !entry.offered_to_store && depth >= self.config.least_stored
+        };
         self.store.is_some()
             && self
                 .radix
                 .entries()
-                .any(|(_, depth, entry)| offers(entry, depth))
+                .any(|(_, depth, entry)| unoffered(entry, depth))
     }
 
-    /// Gives one state to the store, if one is worth it.
-    pub(crate) fn upkeep(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
-        let lasting = policy::lasting(&self.radix);
-        for key in &lasting {
-            if self.give(runner, *key, Growth::Eighth)? {
+    /// Gives one state to the store, if one is class it.
+    pub(crate) fn persist_next(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        let worth_persisting = policy::worth_persisting(&self.radix);
+        for key in &worth_persisting {
+            if self.export_to_store(runner, *key, ExportRule::EighthNew)? {
                 return Ok(());
             }
         }
@@ -348,7 +360,7 @@ impl PrefixCache {
         let all: Vec<Key> = self.radix.entries().map(|(key, ..)| key).collect();
         for key in all {
             if let Some(entry) = self.radix.get_mut(key) {
-                entry.offered = true;
+                entry.offered_to_store = true;
             }
         }
         Ok(())
@@ -356,26 +368,29 @@ impl PrefixCache {
 
     /// Gives everything to the store that it lacks, the latest used first, since the process ends.
     pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
-        let lasting = policy::lasting(&self.radix);
+        let worth_persisting = policy::worth_persisting(&self.radix);
         if let Some(store) = &mut self.store {
-            let by_use: Vec<_> = lasting.iter().map(|key| self.radix.tokens(*key)).collect();
-            store.closing(&by_use);
+            let by_use: Vec<_> = worth_persisting
+                .iter()
+                .map(|key| self.radix.tokens(*key))
+                .collect();
+            store.begin_shutdown(&by_use);
         }
-        for key in lasting {
-            self.give(runner, key, Growth::Any)?;
+        for key in worth_persisting {
+            self.export_to_store(runner, key, ExportRule::AnyNew)?;
         }
         Ok(())
     }
 
     /// Brings the longest stored beginning in, if it is longer than what is there.
-    fn import(
+    fn import_from_store(
         &mut self,
         runner: &mut dyn Runner,
         usable: &[TokenId],
         session: Option<&Arc<str>>,
     ) -> Result<(), DeviceError> {
         loop {
-            let there = self.radix.along(usable).last().copied();
+            let there = self.radix.prefixes_of(usable).last().copied();
             let held = there.map_or(0, |key| self.radix.depth(key));
             let Some(store) = &mut self.store else {
                 return Ok(());
@@ -387,18 +402,18 @@ impl PrefixCache {
             match runner.import_at(&*found.source) {
                 Ok(info) if info.position == tokens.len() => {
                     self.stats.store_hits += 1;
-                    let entry = Entry {
+                    let entry = PrefixEntry {
                         snapshot: info.id,
-                        used: self.tick,
+                        used: self.use_counter,
                         session: session.cloned(),
                         head: false,
                         resumed: false,
                         returned: false,
-                        offered: true,
-                        ahead: false,
+                        offered_to_store: true,
+                        from_warmup: false,
                     };
                     self.insert(runner, tokens, entry);
-                    return self.shrink(runner);
+                    return self.enforce_limits(runner);
                 }
                 Ok(info) => {
                     runner.free_snapshot(info.id);
@@ -418,7 +433,7 @@ impl PrefixCache {
         }
     }
 
-    fn insert(&mut self, runner: &mut dyn Runner, tokens: &[TokenId], entry: Entry) {
+    fn insert(&mut self, runner: &mut dyn Runner, tokens: &[TokenId], entry: PrefixEntry) {
         let (_, before) = self.radix.insert(tokens, entry);
         if let Some(before) = before {
             runner.free_snapshot(before.snapshot);
@@ -426,37 +441,37 @@ impl PrefixCache {
     }
 
     /// Gives states up until slots and bytes are kept.
-    fn shrink(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+    fn enforce_limits(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         while self.radix.len() > self.config.slots
             || (!self.is_empty() && runner.capacity().snapshot_bytes > self.config.bytes)
         {
-            self.shed(runner)?;
+            self.evict_one(runner)?;
         }
         Ok(())
     }
 
     /// Exports a state to the store, if it is long enough and far enough beyond what the store has.
-    fn give(
+    fn export_to_store(
         &mut self,
         runner: &mut dyn Runner,
         key: Key,
-        growth: Growth,
+        rule: ExportRule,
     ) -> Result<bool, DeviceError> {
         let depth = self.radix.depth(key);
         let (Some(store), Some(entry)) = (&mut self.store, self.radix.get_mut(key)) else {
             return Ok(false);
         };
-        let again = matches!(growth, Growth::Any);
-        if depth < self.config.least_stored || (entry.offered && !again) {
+        let again = matches!(rule, ExportRule::AnyNew);
+        if depth < self.config.least_stored || (entry.offered_to_store && !again) {
             return Ok(false);
         }
-        entry.offered = true;
+        entry.offered_to_store = true;
         let snapshot = entry.snapshot;
         let tokens = self.radix.tokens(key);
         let new = depth - store.covered(&tokens).min(depth);
-        let enough = match growth {
-            Growth::Any => new > 0,
-            Growth::Eighth => new >= depth / 8,
+        let enough = match rule {
+            ExportRule::AnyNew => new > 0,
+            ExportRule::EighthNew => new >= depth / 8,
         };
         if !enough {
             return Ok(false);
@@ -476,7 +491,7 @@ impl PrefixCache {
         }
     }
 
-    fn free(&mut self, runner: &mut dyn Runner, key: Key) {
+    fn remove_entry(&mut self, runner: &mut dyn Runner, key: Key) {
         if let Some(entry) = self.radix.remove(key) {
             runner.free_snapshot(entry.snapshot);
         }
@@ -485,9 +500,9 @@ impl PrefixCache {
 
 /// How much longer than what the store has a state must be to be written.
 #[derive(Debug, Clone, Copy)]
-enum Growth {
+enum ExportRule {
     /// By anything: it is about to be lost.
-    Any,
+    AnyNew,
     /// By an eighth of its length, so that a growing conversation is written a few times over and not each turn.
-    Eighth,
+    EighthNew,
 }

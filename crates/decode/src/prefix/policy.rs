@@ -13,58 +13,67 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Entry;
-use super::radix::{Key, Radix};
+use super::PrefixEntry;
+use super::radix::{Key, RadixTree};
 
 /// How dear a state is; the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Worth {
+pub(crate) enum EvictionClass {
     /// Exactly one continues it, or it was read ahead and no prompt has used it: as dear as the tokens between it and
     /// the one before.
-    Passed(usize),
+    Interior(usize),
     /// Nothing continues it, or it stands behind the head of a prompt that has not come twice.
-    Tip,
+    Leaf,
     /// The end of a conversation that has a name or came back, or a head that several prompts began with.
-    Kept,
+    Pinned,
     /// Several continue it.
     Shared,
 }
 
 /// How dear each state is.
-pub(crate) fn worths(radix: &Radix<Entry>) -> BTreeMap<Key, Worth> {
-    let mut worths = BTreeMap::new();
+pub(crate) fn classes(radix: &RadixTree<PrefixEntry>) -> BTreeMap<Key, EvictionClass> {
+    let mut classes = BTreeMap::new();
     for (key, depth, entry) in radix.entries() {
-        let passed =
-            || Worth::Passed(depth - radix.before(key).map_or(0, |before| radix.depth(before)));
-        let worth = match radix.after(key, Entry::is_real).len() {
-            _ if entry.ahead => passed(),
-            0 => Worth::Tip,
-            1 if entry.head => Worth::Tip,
-            1 => passed(),
-            _ => Worth::Shared,
+        let passed = || {
+            EvictionClass::Interior(
+                depth
+                    - radix
+                        .parent_entry(key)
+                        .map_or(0, |before| radix.depth(before)),
+            )
         };
-        worths.insert(key, worth);
+        let class = match radix.child_entries(key, PrefixEntry::is_from_prompt).len() {
+            _ if entry.from_warmup => passed(),
+            0 => EvictionClass::Leaf,
+            1 if entry.head => EvictionClass::Leaf,
+            1 => passed(),
+            _ => EvictionClass::Shared,
+        };
+        classes.insert(key, class);
     }
     let used = |key: &Key| radix.get(*key).map_or(0, |entry| entry.used);
-    let mut kept: Vec<Key> = worth_keeping(radix, &worths).into_iter().collect();
+    let mut kept: Vec<Key> = pinned_leaves(radix, &classes).into_iter().collect();
     kept.sort_by_key(|key| Reverse(used(key)));
     kept.truncate((radix.len() / 2).max(1));
     for key in kept {
-        worths.insert(key, Worth::Kept);
+        classes.insert(key, EvictionClass::Pinned);
     }
-    worths
+    classes
 }
 
 /// The tips that are kept from side requests, while there is room for that.
 ///
 /// Of a name these are two: the longest, which is the conversation from its first turn on, and the one that came
 /// back last, which is the conversation after it was begun anew or cut short under its old name.
-fn worth_keeping(radix: &Radix<Entry>, worths: &BTreeMap<Key, Worth>) -> BTreeSet<Key> {
+fn pinned_leaves(
+    radix: &RadixTree<PrefixEntry>,
+    classes: &BTreeMap<Key, EvictionClass>,
+) -> BTreeSet<Key> {
     let mut kept = BTreeSet::new();
     let mut longest: BTreeMap<Arc<str>, (usize, u64, Key)> = BTreeMap::new();
     let mut latest: BTreeMap<Arc<str>, (u64, Key)> = BTreeMap::new();
     for (key, depth, entry) in radix.entries() {
-        if worths.get(&key) != Some(&Worth::Tip) {
+        if classes.get(&key) != Some(&EvictionClass::Leaf) {
             continue;
         }
         if entry.head && entry.resumed {
@@ -72,7 +81,10 @@ fn worth_keeping(radix: &Radix<Entry>, worths: &BTreeMap<Key, Worth>) -> BTreeSe
             continue;
         }
         // What an entry behind the head is followed by is longer, and of the same conversation.
-        if !radix.after(key, Entry::is_real).is_empty() {
+        if !radix
+            .child_entries(key, PrefixEntry::is_from_prompt)
+            .is_empty()
+        {
             continue;
         }
         let Some(session) = &entry.session else {
@@ -96,22 +108,22 @@ fn worth_keeping(radix: &Radix<Entry>, worths: &BTreeMap<Key, Worth>) -> BTreeSe
 }
 
 /// The state to give up: the least dear, among equals the one longest unused.
-pub(crate) fn victim(radix: &Radix<Entry>) -> Option<Key> {
-    let worths = worths(radix);
+pub(crate) fn choose_evictee(radix: &RadixTree<PrefixEntry>) -> Option<Key> {
+    let classes = classes(radix);
     let used = |key: &Key| radix.get(*key).map_or(0, |entry| entry.used);
-    worths
+    classes
         .into_iter()
-        .min_by_key(|(key, worth)| (*worth, used(key)))
+        .min_by_key(|(key, class)| (*class, used(key)))
         .map(|(key, _)| key)
 }
 
-/// States worth keeping when the process ends, the latest used first. Of a prompt that went on from one, the states on the
+/// States class keeping when the process ends, the latest used first. Of a prompt that went on from one, the states on the
 /// way to it were used with it: the longest comes first, which saves most.
-pub(crate) fn lasting(radix: &Radix<Entry>) -> Vec<Key> {
-    let worths = worths(radix);
+pub(crate) fn worth_persisting(radix: &RadixTree<PrefixEntry>) -> Vec<Key> {
+    let classes = classes(radix);
     let kept = radix
         .entries()
-        .filter(|(key, ..)| !matches!(worths.get(key), Some(Worth::Passed(_))));
+        .filter(|(key, ..)| !matches!(classes.get(key), Some(EvictionClass::Interior(_))));
     let mut keys: Vec<(Key, (u64, usize))> = kept
         .map(|(key, depth, entry)| (key, (entry.used, depth)))
         .collect();
@@ -133,7 +145,7 @@ mod tests {
         head: bool,
         resumed: bool,
         returned: bool,
-        ahead: bool,
+        from_warmup: bool,
     }
 
     const fn saved(text: &'static str, used: u64) -> Saved {
@@ -144,7 +156,7 @@ mod tests {
             head: false,
             resumed: false,
             returned: false,
-            ahead: false,
+            from_warmup: false,
         }
     }
 
@@ -176,48 +188,48 @@ mod tests {
 
         const fn ahead(self) -> Saved {
             Saved {
-                ahead: true,
+                from_warmup: true,
                 ..self
             }
         }
     }
 
-    fn tree(entries: &[Saved]) -> Radix<Entry> {
-        let mut radix = Radix::default();
+    fn tree(entries: &[Saved]) -> RadixTree<PrefixEntry> {
+        let mut radix = RadixTree::default();
         for saved in entries {
             let tokens: Vec<TokenId> = saved.text.bytes().map(|b| TokenId(b.into())).collect();
-            let entry = Entry {
+            let entry = PrefixEntry {
                 snapshot: SnapshotId(saved.used),
                 used: saved.used,
                 session: saved.session.map(Into::into),
                 head: saved.head,
                 resumed: saved.resumed,
                 returned: saved.returned,
-                offered: false,
-                ahead: saved.ahead,
+                offered_to_store: false,
+                from_warmup: saved.from_warmup,
             };
             radix.insert(&tokens, entry);
         }
         radix
     }
 
-    /// The order in which entries go, by the tick of their last use.
+    /// The order in which entries go, by the use_counter of their last use.
     fn order(entries: &[Saved]) -> Vec<u64> {
         let mut radix = tree(entries);
         let gone = std::iter::from_fn(|| {
-            let key = victim(&radix)?;
+            let key = choose_evictee(&radix)?;
             radix.remove(key).map(|entry| entry.used)
         });
         gone.collect()
     }
 
-    /// The entry that goes first, by the tick of its last use.
+    /// The entry that goes first, by the use_counter of its last use.
     fn first(entries: &[Saved]) -> u64 {
         order(entries)[0]
     }
 
     #[test]
-    fn the_past_of_a_conversation_thins_out_before_its_end_goes() {
+    fn interior_entries_are_evicted_before_leaves() {
         // Passed states 2 (2 tokens behind 1), 3 (4 behind) and 1 (8), then the tip.
         let line = [
             saved("aaaaaaaa", 1),
@@ -229,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_nobody_uses_goes_before_one_in_use_and_what_they_share_last() {
+    fn unused_leaf_goes_first_and_shared_prefix_last() {
         let talks = [saved("hhaa", 5), saved("hhbb", 3), saved("hh", 1)];
         assert_eq!(order(&talks), [3, 1, 5]);
         let with_head = [
@@ -241,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_came_once_is_no_dearer_than_the_prompt_behind_it() {
+    fn system_prefix_used_once_ranks_as_a_leaf() {
         let once = [
             saved("hhaa", 4),
             saved("hh", 3).head(),
@@ -252,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_request_of_a_session_goes_before_its_conversation() {
+    fn side_request_is_evicted_before_its_session() {
         let talks = [
             saved("abcdef", 1).of("s"),
             saved("xy", 9).of("s"),
@@ -262,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_beside_a_named_conversation_go_first_whether_they_bear_its_name_or_none() {
+    fn side_requests_are_evicted_first_with_or_without_session() {
         for name in [None, Some("s")] {
             let side = |text, used| Saved {
                 session: name,
@@ -280,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_that_came_back_needs_no_name() {
+    fn returning_conversation_is_pinned_without_session() {
         let talks = [
             saved("abcdef", 1).returned(),
             saved("x", 2),
@@ -291,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_begun_anew_under_its_name_is_kept_once_it_came_back() {
+    fn restarted_session_is_pinned_once_it_returns() {
         let anew = |returned| Saved {
             returned,
             ..saved("pq", 5).of("s")
@@ -307,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn old_names_leave_half_of_the_places_to_newcomers() {
+    fn pinned_entries_take_at_most_half_of_the_slots() {
         let names = ["a", "b", "c", "d", "e"];
         let texts = ["aa", "bb", "cc", "dd", "ee"];
         let mut talks: Vec<Saved> = (names.iter().zip(texts).zip(1..))
@@ -320,14 +332,14 @@ mod tests {
     }
 
     #[test]
-    fn what_another_continues_need_not_outlive_the_process() {
+    fn interior_entries_are_not_persisted() {
         let radix = tree(&[
             saved("ab", 1),
             saved("abcd", 2),
             saved("x", 3).head(),
             saved("xyz", 4),
         ]);
-        let kept: Vec<u64> = lasting(&radix)
+        let kept: Vec<u64> = worth_persisting(&radix)
             .iter()
             .map(|key| radix.get(*key).unwrap().used)
             .collect();
@@ -335,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_ahead_goes_before_anything_a_prompt_has_led_to() {
+    fn warmup_entries_are_evicted_before_prompt_entries() {
         let talk = [
             saved("abcd", 1),
             saved("abcdxyz", 9).of("s").ahead(),
@@ -346,7 +358,7 @@ mod tests {
         // The state that another passed saves four tokens, the guess three; then come the ends, the oldest first, of
         // which that before the guess is one as before.
         assert_eq!(order(&talk), [9, 2, 1, 3, 4]);
-        let kept: Vec<u64> = lasting(&tree(&talk))
+        let kept: Vec<u64> = worth_persisting(&tree(&talk))
             .iter()
             .filter_map(|key| tree(&talk).get(*key).map(|entry| entry.used))
             .collect();
@@ -354,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_states_used_together_the_longest_is_kept_first() {
+    fn longest_of_equally_recent_entries_is_persisted_first() {
         // A head, what two branches share, and the end of the branch in use; then a request beside it.
         let talk = [
             saved("hh", 7).head().resumed(),
@@ -364,7 +376,7 @@ mod tests {
             saved("q", 9),
         ];
         let radix = tree(&talk);
-        let kept: Vec<usize> = lasting(&radix)
+        let kept: Vec<usize> = worth_persisting(&radix)
             .into_iter()
             .map(|key| radix.depth(key))
             .collect();

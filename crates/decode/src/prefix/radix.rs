@@ -13,7 +13,7 @@ pub(crate) struct Key(usize);
 
 /// Entries by the tokens that lead to them.
 #[derive(Debug)]
-pub(crate) struct Radix<E> {
+pub(crate) struct RadixTree<E> {
     /// Freed places are `None` and used again. Place 0 is the root, which leads nowhere and holds nothing.
     nodes: Vec<Option<Node<E>>>,
 }
@@ -32,9 +32,9 @@ struct Node<E> {
 
 const ROOT: usize = 0;
 
-impl<E> Default for Radix<E> {
-    fn default() -> Radix<E> {
-        Radix {
+impl<E> Default for RadixTree<E> {
+    fn default() -> RadixTree<E> {
+        RadixTree {
             nodes: vec![Some(Node {
                 parent: ROOT,
                 edge: Vec::new(),
@@ -46,7 +46,7 @@ impl<E> Default for Radix<E> {
     }
 }
 
-impl<E> Radix<E> {
+impl<E> RadixTree<E> {
     /// How many entries there are.
     pub(crate) fn len(&self) -> usize {
         self.entries().count()
@@ -88,7 +88,7 @@ impl<E> Radix<E> {
     }
 
     /// The entries at beginnings of `tokens`, `tokens` itself included, shortest first.
-    pub(crate) fn along(&self, tokens: &[TokenId]) -> Vec<Key> {
+    pub(crate) fn prefixes_of(&self, tokens: &[TokenId]) -> Vec<Key> {
         let mut found = Vec::new();
         let mut at = ROOT;
         loop {
@@ -106,7 +106,7 @@ impl<E> Radix<E> {
     }
 
     /// The nearest entry at a shorter beginning.
-    pub(crate) fn before(&self, key: Key) -> Option<Key> {
+    pub(crate) fn parent_entry(&self, key: Key) -> Option<Key> {
         let mut at = key.0;
         while at != ROOT {
             at = self.node(at).parent;
@@ -118,7 +118,7 @@ impl<E> Radix<E> {
     }
 
     /// The entries that count and continue this one with no such entry between.
-    pub(crate) fn after(&self, key: Key, counts: impl Fn(&E) -> bool) -> Vec<Key> {
+    pub(crate) fn child_entries(&self, key: Key, counts: impl Fn(&E) -> bool) -> Vec<Key> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = self.node(key.0).children.values().copied().collect();
         while let Some(at) = open.pop() {
@@ -255,47 +255,47 @@ mod tests {
         tokens.iter().map(|t| t.0 as u8 as char).collect()
     }
 
-    fn along(radix: &Radix<u32>, prompt: &str) -> Vec<String> {
-        let keys = radix.along(&ids(prompt));
+    fn prefixes(radix: &RadixTree<u32>, prompt: &str) -> Vec<String> {
+        let keys = radix.prefixes_of(&ids(prompt));
         keys.iter().map(|key| text(&radix.tokens(*key))).collect()
     }
 
     #[test]
-    fn the_entries_along_a_text_come_shortest_first() {
-        let mut radix = Radix::default();
+    fn prefixes_are_listed_shortest_first() {
+        let mut radix = RadixTree::default();
         for (i, entry) in ["abcd", "ab", "abxy", "q"].into_iter().enumerate() {
             radix.insert(&ids(entry), i as u32);
         }
-        assert_eq!(along(&radix, "abcdef"), ["ab", "abcd"]);
-        assert_eq!(along(&radix, "abx"), ["ab"]);
-        assert_eq!(along(&radix, "abcd"), ["ab", "abcd"]);
-        assert!(along(&radix, "zz").is_empty());
-        let ab = radix.along(&ids("ab"))[0];
+        assert_eq!(prefixes(&radix, "abcdef"), ["ab", "abcd"]);
+        assert_eq!(prefixes(&radix, "abx"), ["ab"]);
+        assert_eq!(prefixes(&radix, "abcd"), ["ab", "abcd"]);
+        assert!(prefixes(&radix, "zz").is_empty());
+        let ab = radix.prefixes_of(&ids("ab"))[0];
         let mut after: Vec<String> = radix
-            .after(ab, |_| true)
+            .child_entries(ab, |_| true)
             .iter()
             .map(|k| text(&radix.tokens(*k)))
             .collect();
         after.sort();
         assert_eq!(after, ["abcd", "abxy"]);
         let below = radix.insert(&ids("abcdef"), 7).0;
-        assert_eq!(radix.after(ab, |entry| *entry == 7), [below]);
+        assert_eq!(radix.child_entries(ab, |entry| *entry == 7), [below]);
         radix.remove(below);
-        let abcd = radix.along(&ids("abcd"))[1];
-        assert_eq!(radix.before(abcd), Some(ab));
-        assert_eq!((radix.before(ab), radix.depth(abcd)), (None, 4));
+        let abcd = radix.prefixes_of(&ids("abcd"))[1];
+        assert_eq!(radix.parent_entry(abcd), Some(ab));
+        assert_eq!((radix.parent_entry(ab), radix.depth(abcd)), (None, 4));
     }
 
     #[test]
-    fn entries_stay_found_when_their_ancestors_go() {
-        let mut radix = Radix::default();
+    fn entries_survive_removal_of_ancestors() {
+        let mut radix = RadixTree::default();
         let mut keys: Vec<Key> = ["ab", "abcd", "abxy"]
             .map(|t| radix.insert(&ids(t), 0).0)
             .into();
         radix.remove(keys.remove(0)).unwrap();
-        assert_eq!(along(&radix, "abcd"), ["abcd"]);
+        assert_eq!(prefixes(&radix, "abcd"), ["abcd"]);
         radix.remove(keys.remove(0)).unwrap();
-        assert_eq!(along(&radix, "abxyz"), ["abxy"]);
+        assert_eq!(prefixes(&radix, "abxyz"), ["abxy"]);
         radix.remove(keys.remove(0)).unwrap();
         assert_eq!((radix.len(), radix.nodes.iter().flatten().count()), (0, 1));
     }
@@ -305,18 +305,18 @@ mod tests {
 
         /// Against a plain map: the same entries, the same beginnings found, and no more nodes than needed.
         #[test]
-        fn it_is_a_map_that_knows_beginnings(
+        fn radix_tree_matches_a_plain_map_with_prefix_lookup(
             steps in proptest::collection::vec((any::<bool>(), "[ab]{1,6}"), 0..60),
             probes in proptest::collection::vec("[ab]{0,8}", 1..8),
         ) {
-            let mut radix = Radix::default();
+            let mut radix = RadixTree::default();
             let mut model: BTreeMap<String, u32> = BTreeMap::new();
             for (i, (put, word)) in steps.into_iter().enumerate() {
                 let word_ids = ids(&word);
                 if put {
                     prop_assert_eq!(radix.insert(&word_ids, i as u32).1, model.insert(word, i as u32));
                 } else {
-                    let key = radix.along(&word_ids).last().copied();
+                    let key = radix.prefixes_of(&word_ids).last().copied();
                     let key = key.filter(|key| radix.depth(*key) == word.len());
                     prop_assert_eq!(key.and_then(|key| radix.remove(key)), model.remove(&word));
                 }
@@ -327,7 +327,7 @@ mod tests {
                 let expected: Vec<&String> = (1..=probe.len())
                     .filter_map(|n| model.get_key_value(&probe[..n]).map(|(word, _)| word))
                     .collect();
-                let found = along(&radix, &probe);
+                let found = prefixes(&radix, &probe);
                 prop_assert_eq!(found.iter().collect::<Vec<_>>(), expected);
             }
         }

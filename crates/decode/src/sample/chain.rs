@@ -58,7 +58,7 @@ fn best(row: &LogitsRow) -> TokenId {
 
 /// What the cuts leave of a row, ranked, with its mass; the best logit is `max`.
 fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> {
-    let weigh = |at: usize| {
+    let to_candidate = |at: usize| {
         let (id, logit) = (row.ids[at], row.logits[at]);
         let below = f64::from(logit) - f64::from(max);
         // Equal infinities give no number; the best is the best.
@@ -72,29 +72,29 @@ fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> 
     let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
     let (mut left, total): (Vec<Candidate>, f64) = if sampling.top_k > 0 {
         let best = rank::best(&row.logits, &row.ids, sampling.top_k);
-        let left: Vec<Candidate> = best.into_iter().map(weigh).collect();
+        let left: Vec<Candidate> = best.into_iter().map(to_candidate).collect();
         let total = left.iter().map(|c| c.mass).sum();
         (left, total)
     } else {
         let total: f64 = mass::block_masses(&row.logits, max, sampling.temperature)
             .iter()
             .sum();
-        // All tokens below an even share of what top-p may leave out weigh no more than that together, so
+        // All tokens below an even share of what top-p may leave out to_candidate no more than that together, so
         // what it keeps lies among the others; half of that share leaves room for rounding.
         let share = 0.5 * (1.0 - top_p).max(0.0) * total / row.ids.len() as f64;
         let floor = share.min(1.0).max(min_p);
-        let mut left: Vec<Candidate> = above(&row.logits, max, floor, sampling.temperature)
-            .map(weigh)
+        let mut left: Vec<Candidate> = indices_above(&row.logits, max, floor, sampling.temperature)
+            .map(to_candidate)
             .filter(|c| c.mass >= floor)
             .collect();
-        rank_enough(
+        rank_until_mass(
             &mut left,
             if top_p < 1.0 { top_p * total } else { f64::MAX },
         );
         (left, total)
     };
     if top_p < 1.0
-        && let Some(last) = reaching(&left, top_p * total)
+        && let Some(last) = first_reaching(&left, top_p * total)
     {
         left.truncate(last + 1);
     }
@@ -104,7 +104,7 @@ fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> 
 }
 
 /// Where the cumulative mass of ranked candidates reaches `target`.
-fn reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
+fn first_reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
     let mut reached = 0.0;
     ranked.iter().position(|c| {
         reached += c.mass;
@@ -114,13 +114,13 @@ fn reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
 
 /// Leaves the best candidates, ranked, until their mass reaches `target`; all of them where it does not.
 /// Ranks a few first, since a few are most often enough.
-fn rank_enough(left: &mut Vec<Candidate>, target: f64) {
+fn rank_until_mass(left: &mut Vec<Candidate>, target: f64) {
     let by_rank = |a: &Candidate, b: &Candidate| rank::by_rank(&(a.logit, a.id), &(b.logit, b.id));
     let mut few = 128;
     while few < left.len() {
         left.select_nth_unstable_by(few, by_rank);
         left[..few].sort_unstable_by(by_rank);
-        if let Some(last) = reaching(&left[..few], target) {
+        if let Some(last) = first_reaching(&left[..few], target) {
             left.truncate(last + 1);
             return;
         }
@@ -130,7 +130,7 @@ fn rank_enough(left: &mut Vec<Candidate>, target: f64) {
 }
 
 /// Places of the logits whose mass may be `floor` or more; a few lighter ones may be among them.
-fn above(
+fn indices_above(
     logits: &[f32],
     max: f32,
     floor: f64,
@@ -271,7 +271,7 @@ mod tests {
     ];
 
     #[test]
-    fn draws_follow_the_exact_distribution() {
+    fn samples_follow_the_exact_distribution() {
         let cases = [
             sampling(1.0, 0, 1.0, 0.0),
             sampling(0.7, 0, 1.0, 0.0),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_sampler_does_not_pass_the_same_test() {
+    fn wrong_sampler_fails_the_chi_square_test() {
         let s = sampling(1.0, 0, 1.0, 0.0);
         let expected = exact(&LOGITS, &s);
         let wrong = [
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_lower_id() {
+    fn ties_pick_the_lower_id() {
         let tied = row(&[1.0, 3.0, 3.0, 3.0]);
         assert_eq!(choose(&tied, &Sampling::greedy(), 0.9), TokenId(1));
         for draw in [0.0, 0.49] {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn at_least_one_token_is_left_whatever_is_cut() {
+    fn cuts_always_leave_one_token() {
         let s = sampling(1.0, 1, 0.0, 1.0);
         assert_eq!(choose(&row(&LOGITS), &s, 0.999_999), TokenId(5));
         let s = sampling(1.0, 0, 0.0, 0.0);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_numbers_still_give_a_token() {
+    fn infinite_logits_still_yield_a_token() {
         let s = sampling(1.0, 0, 0.9, 0.1);
         let barred = [f32::NEG_INFINITY; 3];
         assert_eq!(choose(&row(&barred), &s, 0.5).index() / 3, 0);
@@ -344,7 +344,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_can_come_out_is_what_the_definition_allows(
+        fn support_after_cuts_matches_the_definition(
             logits in prop_oneof![
                 prop::collection::vec(-8.0_f32..8.0, 1..40),
                 prop::collection::vec(-2.0_f32..2.0, 300..900),
@@ -370,7 +370,7 @@ mod tests {
         }
 
         #[test]
-        fn a_top_row_and_a_full_row_give_the_same_token(
+        fn top_k_row_and_full_row_choose_the_same_token(
             logits in prop::collection::vec(-8.0_f32..8.0, 1..40),
             top_k in 1..12_usize,
             more in 0..5_usize,

@@ -95,7 +95,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_exponential_is_right_to_a_few_units_of_the_last_digit() {
+    fn fast_exp_relative_error_is_below_2e_7() {
         for i in 0..=870_000 {
             let x = -(i as f32) * 1e-4;
             let exact = f64::from(x).exp();
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_draw_lands_where_the_exact_cumulative_mass_puts_it(
+        fn picked_token_matches_exact_cumulative_mass(
             logits in prop::collection::vec(-12.0_f32..4.0, 1..1500),
             temperature in 0.3_f32..2.0, draw in 0.0..1.0_f64,
         ) {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_without_mass_are_never_picked() {
+    fn zero_mass_tokens_are_never_picked() {
         let bar = f32::NEG_INFINITY;
         let mut row = vec![bar; 2000];
         row[700] = -3.0;

@@ -12,18 +12,18 @@ use contract::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenId, T
 
 pub(crate) use penalty::History;
 
-use crate::{Lean, Logprobs, OutToken, Settings};
+use crate::{GenerationParams, LogitBoost, Logprobs, OutputToken};
 
-/// Chooses the tokens of one sequence. What it chooses depends on the settings, the seed, the history and
+/// Chooses the tokens of one sequence. What it chooses depends on the params, the seed, the history and
 /// the position alone.
 #[derive(Debug)]
 pub(crate) struct Sampler {
-    settings: Arc<Settings>,
+    params: Arc<GenerationParams>,
     /// The job's seed plus the number of the choice.
     seed: u64,
     selection: LogitsSelection,
     /// Everything but the tokens that end the sequence, where these must wait for `min_tokens`.
-    not_yet_ending: Option<Arc<TokenMask>>,
+    forbid_end_tokens: Option<Arc<TokenMask>>,
     /// The edits of every position that needs no mask and no counts.
     bias_only: Option<Arc<LogitEdits>>,
 }
@@ -32,16 +32,16 @@ impl Sampler {
     /// A sampler for choice `choice`; `ends` are the tokens that end it, `vocab` the length of a row, and
     /// rows of more than `top_limit` best tokens are asked for whole.
     pub(crate) fn new(
-        settings: Arc<Settings>,
+        params: Arc<GenerationParams>,
         choice: usize,
-        ends: &[TokenId],
+        end_tokens: &[TokenId],
         vocab: usize,
         top_limit: usize,
     ) -> Sampler {
-        let sampling = &settings.sampling;
-        let not_yet_ending = (settings.min_tokens > 0 && !ends.is_empty()).then(|| {
+        let sampling = &params.sampling;
+        let forbid_end_tokens = (params.min_tokens > 0 && !end_tokens.is_empty()).then(|| {
             let mut mask = TokenMask::all(vocab);
-            ends.iter().for_each(|token| mask.remove(*token));
+            end_tokens.iter().for_each(|token| mask.remove(*token));
             Arc::new(mask)
         });
         let bias_only = (!sampling.bias.is_empty()).then(|| {
@@ -52,39 +52,39 @@ impl Sampler {
         });
         Sampler {
             seed: sampling.seed.wrapping_add(choice as u64),
-            selection: selection(&settings, vocab, top_limit),
-            settings,
-            not_yet_ending,
+            selection: selection(&params, vocab, top_limit),
+            params,
+            forbid_end_tokens,
             bias_only,
         }
     }
 
     /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root, where only
     /// `allowed` may come and one may be leaned towards.
-    pub(crate) fn ask(
+    pub(crate) fn logits_request(
         &self,
         history: &History,
         path: &[TokenId],
         allowed: Option<Arc<TokenMask>>,
-        lean: Option<Lean>,
+        boost: Option<LogitBoost>,
     ) -> LogitsRequest {
-        let sampling = &self.settings.sampling;
+        let sampling = &self.params.sampling;
         let generated = history.generated() + path.len();
         let not_yet = self
-            .not_yet_ending
+            .forbid_end_tokens
             .as_ref()
-            .filter(|_| generated < self.settings.min_tokens);
+            .filter(|_| generated < self.params.min_tokens);
         let mask = match (not_yet, allowed) {
-            (Some(not_yet), Some(allowed)) => both(not_yet, allowed),
+            (Some(not_yet), Some(allowed)) => intersect(not_yet, allowed),
             (Some(not_yet), None) => Some(Arc::clone(not_yet)),
             (None, allowed) => allowed,
         };
-        let edits = if mask.is_some() || lean.is_some() || penalises(&self.settings) {
+        let edits = if mask.is_some() || boost.is_some() || has_penalties(&self.params) {
             let mut bias = sampling.bias.clone();
-            if let Some(Lean { token, lift }) = lean {
+            if let Some(LogitBoost { token, boost }) = boost {
                 match bias.iter_mut().find(|(other, _)| *other == token) {
-                    Some((_, given)) => *given += lift,
-                    None => bias.push((token, lift)),
+                    Some((_, given)) => *given += boost,
+                    None => bias.push((token, boost)),
                 }
             }
             Some(Arc::new(LogitEdits {
@@ -105,60 +105,60 @@ impl Sampler {
     }
 
     /// What to ask where `token` comes anyway: how likely it was, if that is to be told.
-    pub(crate) fn ask_forced(&self, token: TokenId) -> LogitsRequest {
-        match self.settings.logprobs {
-            Some(n) => ask_about(token, n),
+    pub(crate) fn request_forced(&self, token: TokenId) -> LogitsRequest {
+        match self.params.logprobs {
+            Some(n) => logprob_request(token, n),
             None => LogitsRequest::NONE,
         }
     }
 
-    /// A token that comes anyway, with what the device answered to [`ask_forced`](Sampler::ask_forced).
-    pub(crate) fn take_forced(&self, row: &LogitsRow, token: TokenId) -> OutToken {
-        OutToken {
+    /// A token that comes anyway, with what the device answered to [`request_forced`](Sampler::request_forced).
+    pub(crate) fn forced_output(&self, row: &LogitsRow, token: TokenId) -> OutputToken {
+        OutputToken {
             id: token,
-            logprobs: self.settings.logprobs.map(|n| logprobs(row, token, n)),
+            logprobs: self.params.logprobs.map(|n| logprobs(row, token, n)),
         }
     }
 
     /// The token at absolute position `position`, from what the device answered to [`ask`](Sampler::ask).
-    pub(crate) fn choose(&self, row: &LogitsRow, position: usize) -> OutToken {
+    pub(crate) fn choose(&self, row: &LogitsRow, position: usize) -> OutputToken {
         let draw = rng::uniform(self.seed, position as u64);
-        let id = chain::choose(row, &self.settings.sampling, draw);
-        OutToken {
+        let id = chain::choose(row, &self.params.sampling, draw);
+        OutputToken {
             id,
-            logprobs: self.settings.logprobs.map(|n| logprobs(row, id, n)),
+            logprobs: self.params.logprobs.map(|n| logprobs(row, id, n)),
         }
     }
 }
 
 /// What both allow; where that is nothing, the text may end before its time.
-fn both(not_yet_ending: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
+fn intersect(forbid_end_tokens: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
     let mut mask = TokenMask::clone(&allowed);
-    mask.intersect(not_yet_ending);
+    mask.intersect(forbid_end_tokens);
     match mask.words().iter().any(|word| *word != 0) {
         true => Some(Arc::new(mask)),
         false => Some(allowed),
     }
 }
 
-fn penalises(settings: &Settings) -> bool {
-    let sampling = &settings.sampling;
+fn has_penalties(params: &GenerationParams) -> bool {
+    let sampling = &params.sampling;
     sampling.repetition != 1.0 || sampling.frequency != 0.0 || sampling.presence != 0.0
 }
 
-/// How much of a row the settings need: the best tokens where that is enough, else all of it.
-fn selection(settings: &Settings, vocab: usize, top_limit: usize) -> LogitsSelection {
-    let sampling = &settings.sampling;
-    let edited = penalises(settings)
+/// How much of a row the params need: the best tokens where that is enough, else all of it.
+fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> LogitsSelection {
+    let sampling = &params.sampling;
+    let edited = has_penalties(params)
         || !sampling.bias.is_empty()
-        || settings.min_tokens > 0
-        || settings.constraints.is_some();
+        || params.min_tokens > 0
+        || params.constraints.is_some();
     let drawn = match (sampling.is_greedy(), sampling.top_k) {
         (true, _) => 1,
         (false, 0) => return LogitsSelection::Full,
         (false, k) => k.min(vocab),
     };
-    let told = settings.logprobs.unwrap_or(0);
+    let told = params.logprobs.unwrap_or(0);
     // The best by raw logit need not be among the best by edited logit.
     if told > 0 && edited {
         return LogitsSelection::Full;
@@ -190,20 +190,20 @@ fn logprobs(row: &LogitsRow, token: TokenId, n: usize) -> Logprobs {
 ///
 /// Lifting that one token above all others brings it, with its raw logit, to the head of the best `n + 1`;
 /// the others keep their raw order, so a whole row need not travel.
-pub(crate) fn ask_about(next: TokenId, n: usize) -> LogitsRequest {
+pub(crate) fn logprob_request(next: TokenId, n: usize) -> LogitsRequest {
     /// Above any logit a model gives, and finite.
-    const LIFT: f32 = 1e30;
+    const BOOST: f32 = 1e30;
     LogitsRequest {
         selection: LogitsSelection::TopK(n + 1),
         edits: Some(Arc::new(LogitEdits {
-            bias: vec![(next, LIFT)],
+            bias: vec![(next, BOOST)],
             ..LogitEdits::default()
         })),
     }
 }
 
-/// What a row asked for with [`ask_about`] says of `next`.
-pub(crate) fn told_about(row: &LogitsRow, next: TokenId, n: usize) -> Logprobs {
+/// What a row asked for with [`logprob_request`] says of `next`.
+pub(crate) fn requested_logprob(row: &LogitsRow, next: TokenId, n: usize) -> Logprobs {
     logprobs(row, next, n)
 }
 
@@ -230,17 +230,17 @@ mod tests {
         min_tokens: usize,
         expected: LogitsSelection,
     ) {
-        let settings = Settings {
+        let params = GenerationParams {
             sampling,
             logprobs,
             min_tokens,
-            ..Settings::default()
+            ..GenerationParams::default()
         };
-        assert_eq!(selection(&settings, 1000, 64), expected, "{settings:?}");
+        assert_eq!(selection(&params, 1000, 64), expected, "{params:?}");
     }
 
     #[test]
-    fn whole_rows_travel_only_where_the_best_tokens_are_not_enough() {
+    fn full_rows_are_requested_only_when_top_k_is_not_enough() {
         let top_k = |top_k| Sampling {
             top_k,
             ..Sampling::default()
@@ -262,23 +262,28 @@ mod tests {
     }
 
     #[test]
-    fn no_ending_token_comes_before_the_least_length() {
-        let settings = Arc::new(Settings {
+    fn end_tokens_are_masked_before_min_tokens() {
+        let params = Arc::new(GenerationParams {
             sampling: Sampling::greedy(),
             min_tokens: 3,
-            ..Settings::default()
+            ..GenerationParams::default()
         });
-        let sampler = Sampler::new(settings.clone(), 0, &[TokenId(2)], LANGUAGE.vocab, 64);
-        let mut history = History::new(&[TokenId(1)], &settings.sampling);
+        let sampler = Sampler::new(params.clone(), 0, &[TokenId(2)], LANGUAGE.vocab, 64);
+        let mut history = History::new(&[TokenId(1)], &params.sampling);
         let bars = |ask: LogitsRequest| {
             ask.edits
                 .and_then(|edits| edits.allowed.clone())
                 .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
         };
-        assert!(bars(sampler.ask(&history, &[], None, None)));
+        assert!(bars(sampler.logits_request(&history, &[], None, None)));
         history.push(TokenId(9));
-        assert!(bars(sampler.ask(&history, &[TokenId(4)], None, None)));
-        assert!(!bars(sampler.ask(
+        assert!(bars(sampler.logits_request(
+            &history,
+            &[TokenId(4)],
+            None,
+            None
+        )));
+        assert!(!bars(sampler.logits_request(
             &history,
             &[TokenId(4), TokenId(5)],
             None,
@@ -288,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn logprobs_come_from_the_raw_row_whatever_edits_it(
+        fn logprobs_come_from_raw_logits(
             prompt in prop::collection::vec(0..40_u32, 1..8),
             bias in -3.0_f32..3.0,
             repetition in prop::sample::select(vec![1.0_f32, 1.3]),
@@ -302,13 +307,13 @@ mod tests {
                 bias: vec![(TokenId(7), bias)],
                 ..Sampling::default()
             };
-            let settings = Arc::new(Settings {
-                sampling, logprobs: Some(n), ..Settings::default()
+            let params = Arc::new(GenerationParams {
+                sampling, logprobs: Some(n), ..GenerationParams::default()
             });
-            let sampler = Sampler::new(settings.clone(), 0, &[], LANGUAGE.vocab, 64);
-            let history = History::new(&prompt, &settings.sampling);
+            let sampler = Sampler::new(params.clone(), 0, &[], LANGUAGE.vocab, 64);
+            let history = History::new(&prompt, &params.sampling);
             let trace = LANGUAGE.begin().then_all(&prompt);
-            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.ask(&history, &[], None, None)), prompt.len());
+            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.logits_request(&history, &[], None, None)), prompt.len());
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             let told = out.logprobs.unwrap();
             prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);
@@ -319,13 +324,13 @@ mod tests {
         }
 
         #[test]
-        fn a_lifted_token_tells_its_raw_logprob_and_the_raw_best(
+        fn logprob_request_returns_raw_logprob_and_raw_top(
             prompt in prop::collection::vec(0..40_u32, 1..8), next in 0..40_u32, n in 0..6_usize,
         ) {
             let prompt: Vec<TokenId> = prompt.into_iter().map(TokenId).collect();
             let trace = LANGUAGE.begin().then_all(&prompt);
-            let row = LANGUAGE.row(trace, &ask_about(TokenId(next), n));
-            let told = told_about(&row, TokenId(next), n);
+            let row = LANGUAGE.row(trace, &logprob_request(TokenId(next), n));
+            let told = requested_logprob(&row, TokenId(next), n);
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             prop_assert_eq!(told, logprobs(&raw, TokenId(next), n));
         }

@@ -13,28 +13,28 @@ use crate::Sampling;
 pub(crate) struct History {
     tokens: Vec<TokenId>,
     prompt_len: usize,
-    tally: Tally,
+    penalties: PenaltyCounts,
 }
 
 /// Counts kept only for penalties that are on.
 #[derive(Debug, Clone)]
-struct Tally {
-    counts: BTreeMap<TokenId, Count>,
+struct PenaltyCounts {
+    counts: BTreeMap<TokenId, TokenUse>,
     /// The tokens that `repetition` looks at, oldest first; only where the window is bounded.
     window: VecDeque<TokenId>,
     /// `None` where `repetition` is off.
-    seen: Option<Reach>,
+    seen: Option<PenaltyWindow>,
     counts_generated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum PenaltyWindow {
     All,
     Last(usize),
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Count {
+struct TokenUse {
     seen: u32,
     generated: u32,
 }
@@ -43,20 +43,20 @@ impl History {
     /// The history of a sequence that has generated nothing yet.
     pub(crate) fn new(prompt: &[TokenId], sampling: &Sampling) -> History {
         let seen = (sampling.repetition != 1.0).then_some(match sampling.window {
-            None => Reach::All,
-            Some(n) => Reach::Last(n),
+            None => PenaltyWindow::All,
+            Some(n) => PenaltyWindow::Last(n),
         });
-        let mut tally = Tally {
+        let mut penalties = PenaltyCounts {
             counts: BTreeMap::new(),
             window: VecDeque::new(),
             seen,
             counts_generated: sampling.frequency != 0.0 || sampling.presence != 0.0,
         };
-        prompt.iter().for_each(|token| tally.see(*token));
+        prompt.iter().for_each(|token| penalties.count_seen(*token));
         History {
             tokens: prompt.to_vec(),
             prompt_len: prompt.len(),
-            tally,
+            penalties,
         }
     }
 
@@ -73,36 +73,37 @@ impl History {
     /// Adds a generated token.
     pub(crate) fn push(&mut self, token: TokenId) {
         self.tokens.push(token);
-        self.tally.generate(token);
+        self.penalties.count_generated(token);
     }
 
     /// What the penalties count once `path` has been generated too.
     pub(crate) fn counts_after(&self, path: &[TokenId]) -> Vec<TokenCount> {
         if path.is_empty() {
-            return self.tally.list();
+            return self.penalties.list();
         }
-        let mut tally = self.tally.clone();
-        path.iter().for_each(|token| tally.generate(*token));
-        tally.list()
+        let mut penalties = self.penalties.clone();
+        path.iter()
+            .for_each(|token| penalties.count_generated(*token));
+        penalties.list()
     }
 }
 
-impl Tally {
-    fn generate(&mut self, token: TokenId) {
+impl PenaltyCounts {
+    fn count_generated(&mut self, token: TokenId) {
         if self.counts_generated {
             self.counts.entry(token).or_default().generated += 1;
         }
-        self.see(token);
+        self.count_seen(token);
     }
 
-    fn see(&mut self, token: TokenId) {
+    fn count_seen(&mut self, token: TokenId) {
         match self.seen {
             None => {}
-            Some(Reach::All) => self.counts.entry(token).or_default().seen += 1,
-            Some(Reach::Last(reach)) => {
+            Some(PenaltyWindow::All) => self.counts.entry(token).or_default().seen += 1,
+            Some(PenaltyWindow::Last(len)) => {
                 self.counts.entry(token).or_default().seen += 1;
                 self.window.push_back(token);
-                if self.window.len() > reach
+                if self.window.len() > len
                     && let Some(left) = self.window.pop_front()
                     && let Some(count) = self.counts.get_mut(&left)
                 {
@@ -134,8 +135,8 @@ mod tests {
 
     /// The definition, counted anew from the whole history.
     fn counted(tokens: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<TokenCount> {
-        let reach = sampling.window.unwrap_or(tokens.len()).min(tokens.len());
-        let window = &tokens[tokens.len() - reach..];
+        let len = sampling.window.unwrap_or(tokens.len()).min(tokens.len());
+        let window = &tokens[tokens.len() - len..];
         let mut ids = tokens.to_vec();
         ids.sort_unstable();
         ids.dedup();
@@ -155,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn running_counts_are_the_counts_of_the_whole_history(
+        fn incremental_counts_match_a_full_recount(
             prompt in prop::collection::vec(0..6_u32, 1..12),
             output in prop::collection::vec(0..6_u32, 0..12),
             path in prop::collection::vec(0..6_u32, 0..5),

@@ -22,24 +22,24 @@ pub(super) fn best(values: &[f32], ids: &[TokenId], k: usize) -> Vec<usize> {
         all.sort_unstable_by(rank);
         return all;
     }
-    // What has been met so far and may still be among the best; cut down to `k` whenever it has doubled,
-    // which sets the bar for what comes.
-    let mut met: Vec<usize> = Vec::with_capacity(2 * k);
-    let mut bar = f32::NEG_INFINITY;
+    // What has been found so far and may still be among the best; cut down to `k` whenever it has doubled,
+    // which sets the threshold for what comes.
+    let mut found: Vec<usize> = Vec::with_capacity(2 * k);
+    let mut threshold = f32::NEG_INFINITY;
     for (at, value) in values[..len].iter().enumerate() {
-        if *value < bar {
+        if *value < threshold {
             continue;
         }
-        met.push(at);
-        if met.len() == 2 * k {
-            met.select_nth_unstable_by(k - 1, rank);
-            met.truncate(k);
-            bar = values[met[k - 1]];
+        found.push(at);
+        if found.len() == 2 * k {
+            found.select_nth_unstable_by(k - 1, rank);
+            found.truncate(k);
+            threshold = values[found[k - 1]];
         }
     }
-    met.sort_unstable_by(rank);
-    met.truncate(k);
-    met
+    found.sort_unstable_by(rank);
+    found.truncate(k);
+    found
 }
 
 #[cfg(test)]
@@ -49,7 +49,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_best_are_the_head_of_everything_sorted(
+        fn top_k_matches_full_sort(
             // Few different values, so that ties are common; ids in any order.
             entries in prop::collection::btree_map(0..500_u32, 0..9_i32, 1..200),
             reversed in any::<bool>(), k in 0..40_usize,

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn philox_gives_the_published_vectors() {
+    fn philox_matches_published_vectors() {
         // From the known-answer file of the authors' Random123 library, `philox4x32 10`.
         let cases = [
             (
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_even_and_differ_by_seed_and_by_position() {
+    fn draws_are_uniform_and_differ_by_seed_and_position() {
         const N: u64 = 20_000;
         let mut buckets = [0_u32; 16];
         for position in 0..N {

@@ -5,34 +5,34 @@ use std::sync::Arc;
 
 use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{Limits, TokenId};
-use decode::{Foreseen, Job, PrefixConfig, Progress, SchedulerConfig};
+use decode::{Job, NextPrompt, PrefixConfig, Progress, SchedulerConfig};
 use proptest::prelude::*;
 
 use crate::turns::{by_turns, long_spec, turn};
-use crate::world::{Dice, World, alone, config, greedy, job};
+use crate::world::{SchedulerFixture, TestRng, config, greedy, job, reference_outputs};
 
 const CHUNK: usize = 16;
 
-fn reading(slots: usize, ahead: usize) -> SchedulerConfig {
+fn warmup_config(slots: usize, ahead: usize) -> SchedulerConfig {
     SchedulerConfig {
         prefill_chunk: CHUNK,
         prefix: PrefixConfig {
-            ahead,
+            warmup_tokens: ahead,
             ..by_turns(slots)
         },
         ..config()
     }
 }
 
-fn foreseen(tokens: Vec<TokenId>) -> Foreseen {
-    Foreseen {
+fn next_prompt(tokens: Vec<TokenId>) -> NextPrompt {
+    NextPrompt {
         tokens: tokens.into(),
         session: None,
     }
 }
 
 /// A prompt, what the template makes of it once its reply stands there, and the prompt that comes then.
-fn talk() -> (Job, Vec<TokenId>, Job) {
+fn conversation() -> (Job, Vec<TokenId>, Job) {
     let wish = turn(20, 1);
     // Turns with thoughts in them.
     let asked = [wish.clone(), turn(60, 2), turn(50, 3), turn(2, 4)].concat();
@@ -42,140 +42,149 @@ fn talk() -> (Job, Vec<TokenId>, Job) {
     (job(0, asked, greedy(6)), shown, job(1, next, greedy(6)))
 }
 
-fn pause(world: &mut World) -> usize {
+fn run_warmup(fixture: &mut SchedulerFixture) -> usize {
     let mut chunks = 0;
-    while world.scheduler.has_ahead() {
-        world.scheduler.read_ahead().unwrap();
+    while fixture.scheduler.has_warmup() {
+        fixture.scheduler.warmup_step().unwrap();
         chunks += 1;
         assert!(chunks < 1000, "no end");
     }
     chunks
 }
 
-fn cached(world: &World, id: u64) -> usize {
-    world.said()[&(id, 0)].stats.cached_tokens
+fn cached(fixture: &SchedulerFixture, id: u64) -> usize {
+    fixture.outputs()[&(id, 0)].stats.cached_tokens
 }
 
-fn check(world: &World, spec: &FakeSpec, jobs: &[Job]) {
-    let said = world.said();
+fn check(fixture: &SchedulerFixture, spec: &FakeSpec, jobs: &[Job]) {
+    let outputs = fixture.outputs();
     for job in jobs {
-        let expected = &alone(spec, job)[0];
-        assert_eq!(said[&(job.id.0, 0)].tokens, expected.tokens, "{}", job.id);
+        let expected = &reference_outputs(spec, job)[0];
+        assert_eq!(
+            outputs[&(job.id.0, 0)].tokens,
+            expected.tokens,
+            "{}",
+            job.id
+        );
     }
 }
 
 #[test]
-fn the_next_prompt_goes_on_from_what_was_read_in_the_pause() {
-    let (first, shown, next) = talk();
+fn next_prompt_resumes_from_warmed_up_prefix() {
+    let (first, shown, next) = conversation();
     for (ahead, expected) in [(0, 20), (1000, 116)] {
-        let mut world = World::new(long_spec(), reading(8, ahead));
-        world.submit(first.clone());
-        world.finish();
-        world.scheduler.foresee(foreseen(shown.clone()));
-        assert_eq!(world.scheduler.has_ahead(), ahead > 0);
-        let events = world.events.len();
-        pause(&mut world);
-        assert_eq!(world.events.len(), events, "nobody is told");
-        world.submit(next.clone());
-        world.finish();
-        assert_eq!(cached(&world, 1), expected);
-        check(&world, &long_spec(), &[first.clone(), next.clone()]);
-        let stats = world.scheduler.stats();
-        assert_eq!(stats.prefix.ahead_hits, u64::from(ahead > 0));
-        assert_eq!(stats.prefix.ahead_tokens > 0, ahead > 0);
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, ahead));
+        fixture.submit(first.clone());
+        fixture.finish();
+        fixture.scheduler.queue_warmup(next_prompt(shown.clone()));
+        assert_eq!(fixture.scheduler.has_warmup(), ahead > 0);
+        let events = fixture.events.len();
+        run_warmup(&mut fixture);
+        assert_eq!(fixture.events.len(), events, "nobody is reported");
+        fixture.submit(next.clone());
+        fixture.finish();
+        assert_eq!(cached(&fixture, 1), expected);
+        check(&fixture, &long_spec(), &[first.clone(), next.clone()]);
+        let stats = fixture.scheduler.stats();
+        assert_eq!(stats.prefix.warmup_hits, u64::from(ahead > 0));
+        assert_eq!(stats.prefix.warmup_tokens > 0, ahead > 0);
         assert_eq!(stats.prefix.lookups, 2, "reading ahead looks nothing up");
         assert_eq!(stats.prompt_tokens as usize, {
             let whole = first.prompt.len() + next.prompt.len();
-            whole - cached(&world, 1)
+            whole - cached(&fixture, 1)
         });
     }
 }
 
 #[test]
-fn nothing_is_read_where_the_forms_are_equal() {
-    let (first, ..) = talk();
-    let mut world = World::new(long_spec(), reading(8, 1000));
-    world.submit(first.clone());
-    world.finish();
-    let calls = world.handle.record().prefills.len();
+fn warmup_skips_prompts_already_cached() {
+    let (first, ..) = conversation();
+    let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 1000));
+    fixture.submit(first.clone());
+    fixture.finish();
+    let calls = fixture.handle.record().prefills.len();
     // As it was asked, and a reply of a few tokens.
     let shown = [first.prompt[..132].to_vec(), turn(5, 5), turn(1, 6)].concat();
-    world.scheduler.foresee(foreseen(shown));
-    assert_eq!(pause(&mut world), 1);
-    assert_eq!(world.handle.record().prefills.len(), calls);
+    fixture.scheduler.queue_warmup(next_prompt(shown));
+    assert_eq!(run_warmup(&mut fixture), 1);
+    assert_eq!(fixture.handle.record().prefills.len(), calls);
 }
 
 #[test]
-fn a_job_that_comes_in_the_middle_waits_for_one_chunk_and_keeps_what_was_read() {
-    let (first, shown, next) = talk();
+fn arriving_job_waits_for_at_most_one_warmup_chunk() {
+    let (first, shown, next) = conversation();
     let other = job(2, turn(50, 12), greedy(3));
     for (job, kept) in [(next, 5 * CHUNK), (other, 0)] {
-        let mut world = World::new(long_spec(), reading(8, 1000));
-        world.submit(first.clone());
-        world.finish();
-        world.scheduler.foresee(foreseen(shown.clone()));
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 1000));
+        fixture.submit(first.clone());
+        fixture.finish();
+        fixture.scheduler.queue_warmup(next_prompt(shown.clone()));
         for _ in 0..4 {
-            world.scheduler.read_ahead().unwrap();
+            fixture.scheduler.warmup_step().unwrap();
         }
-        let read = world.handle.record().prefills.len();
-        world.submit(job.clone());
+        let read = fixture.handle.record().prefills.len();
+        fixture.submit(job.clone());
         // No more of it is read, though it is asked for.
-        world.scheduler.read_ahead().unwrap();
-        assert_eq!(world.handle.record().prefills.len(), read);
-        world.finish();
-        assert_eq!(cached(&world, job.id.0), kept);
-        check(&world, &long_spec(), &[first.clone(), job.clone()]);
+        fixture.scheduler.warmup_step().unwrap();
+        assert_eq!(fixture.handle.record().prefills.len(), read);
+        fixture.finish();
+        assert_eq!(cached(&fixture, job.id.0), kept);
+        check(&fixture, &long_spec(), &[first.clone(), job.clone()]);
         // The rest waits for another pause, unless its prompt has come.
-        assert_eq!(world.scheduler.has_ahead(), kept == 0);
-        let before = world.scheduler.stats().prefix.ahead_tokens;
-        pause(&mut world);
-        let after = world.scheduler.stats().prefix.ahead_tokens;
+        assert_eq!(fixture.scheduler.has_warmup(), kept == 0);
+        let before = fixture.scheduler.stats().prefix.warmup_tokens;
+        run_warmup(&mut fixture);
+        let after = fixture.scheduler.stats().prefix.warmup_tokens;
         assert_eq!(after > before, kept == 0);
         assert!(after <= 96, "what was read is not read again: {after}");
-        world.finish();
+        fixture.finish();
     }
 }
 
 #[test]
-fn no_more_is_read_than_the_budget() {
-    let (first, shown, next) = talk();
+fn warmup_stays_within_token_budget() {
+    let (first, shown, next) = conversation();
     for budget in [4, 24, 40] {
-        let mut world = World::new(long_spec(), reading(8, budget));
-        world.submit(first.clone());
-        world.finish();
-        world.scheduler.foresee(foreseen(shown.clone()));
-        pause(&mut world);
-        let read = world.scheduler.stats().prefix.ahead_tokens as usize;
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, budget));
+        fixture.submit(first.clone());
+        fixture.finish();
+        fixture.scheduler.queue_warmup(next_prompt(shown.clone()));
+        run_warmup(&mut fixture);
+        let read = fixture.scheduler.stats().prefix.warmup_tokens as usize;
         assert!(read <= budget && (read > 0) == (budget >= 8), "{read}");
-        world.submit(next.clone());
-        world.finish();
-        assert_eq!(cached(&world, 1), 20 + read);
-        check(&world, &long_spec(), slice::from_ref(&next));
+        fixture.submit(next.clone());
+        fixture.finish();
+        assert_eq!(cached(&fixture, 1), 20 + read);
+        check(&fixture, &long_spec(), slice::from_ref(&next));
     }
 }
 
 #[test]
-fn guesses_go_before_what_prompts_have_led_to_and_take_no_pages_from_it() {
-    let (first, shown, _) = talk();
+fn warmup_entries_are_evicted_first_and_take_no_used_pages() {
+    let (first, shown, _) = conversation();
     // Room for the states of the prompt and no more.
     let saved = {
-        let mut world = World::new(long_spec(), reading(8, 0));
-        world.submit(first.clone());
-        world.finish();
-        world.scheduler.stats().prefix.entries
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 0));
+        fixture.submit(first.clone());
+        fixture.finish();
+        fixture.scheduler.stats().prefix.entries
     };
-    let mut world = World::new(long_spec(), reading(saved, 1000));
-    world.submit(first.clone());
-    world.finish();
-    world.scheduler.foresee(foreseen(shown.clone()));
-    pause(&mut world);
+    let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(saved, 1000));
+    fixture.submit(first.clone());
+    fixture.finish();
+    fixture.scheduler.queue_warmup(next_prompt(shown.clone()));
+    run_warmup(&mut fixture);
     let again = Job {
         id: decode::JobId(7),
         ..first.clone()
     };
-    world.submit(again);
-    world.finish();
-    assert_eq!(cached(&world, 7), 132, "the prompt's own states are there");
+    fixture.submit(again);
+    fixture.finish();
+    assert_eq!(
+        cached(&fixture, 7),
+        132,
+        "the prompt's own states are there"
+    );
     // A device without a free page: nothing is tried.
     let full = FakeSpec {
         pool_tokens: 160 + 24,
@@ -185,49 +194,49 @@ fn guesses_go_before_what_prompts_have_led_to_and_take_no_pages_from_it() {
         },
         ..long_spec()
     };
-    let mut world = World::new(full, reading(8, 1000));
-    world.submit(first);
-    world.finish();
-    let calls = world.handle.record().prefills.len();
-    if world.scheduler.stats().kept_tokens > 0 {
-        world.scheduler.foresee(foreseen(shown));
-        pause(&mut world);
-        assert_eq!(world.handle.record().prefills.len(), calls);
+    let mut fixture = SchedulerFixture::new(full, warmup_config(8, 1000));
+    fixture.submit(first);
+    fixture.finish();
+    let calls = fixture.handle.record().prefills.len();
+    if fixture.scheduler.stats().evictable_tokens > 0 {
+        fixture.scheduler.queue_warmup(next_prompt(shown));
+        run_warmup(&mut fixture);
+        assert_eq!(fixture.handle.record().prefills.len(), calls);
     }
 }
 
 #[test]
-fn a_device_that_refuses_leaves_the_next_prompt_as_it_was() {
-    let (first, shown, next) = talk();
+fn failed_warmup_does_not_change_next_prompt() {
+    let (first, shown, next) = conversation();
     for call in [
         RunnerMethod::Open,
         RunnerMethod::Prefill,
         RunnerMethod::Restore,
         RunnerMethod::Snapshot,
     ] {
-        let mut world = World::new(long_spec(), reading(8, 1000));
-        world.submit(first.clone());
-        world.finish();
-        world.handle.fail(InjectedFault {
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 1000));
+        fixture.submit(first.clone());
+        fixture.finish();
+        fixture.handle.fail(InjectedFault {
             call,
             when: FaultTrigger::From(0),
             kind: FaultKind::OutOfMemory,
         });
-        world.scheduler.foresee(foreseen(shown.clone()));
-        pause(&mut world);
-        world.handle.heal();
-        world.submit(next.clone());
-        world.finish();
-        check(&world, &long_spec(), slice::from_ref(&next));
+        fixture.scheduler.queue_warmup(next_prompt(shown.clone()));
+        run_warmup(&mut fixture);
+        fixture.handle.heal();
+        fixture.submit(next.clone());
+        fixture.finish();
+        check(&fixture, &long_spec(), slice::from_ref(&next));
     }
 }
 
 #[test]
-fn what_was_foreseen_of_a_conversation_is_forgotten_when_it_goes_on() {
-    let (first, shown, next) = talk();
+fn arriving_prompt_drops_superseded_warmup() {
+    let (first, shown, next) = conversation();
     let named = |job: Job, name: &str| {
         let mut job = job;
-        job.settings.session = Some(name.into());
+        job.params.session = Some(name.into());
         job
     };
     // The same beginning, but other words than were thought in the turn before the reply, or in the reply.
@@ -243,40 +252,43 @@ fn what_was_foreseen_of_a_conversation_is_forgotten_when_it_goes_on() {
         (job(6, echoed, greedy(2)), true),
         (named(job(5, side, greedy(2)), "a"), false),
     ] {
-        let mut world = World::new(long_spec(), reading(8, 1000));
-        world.submit(first.clone());
-        world.finish();
-        let text = Foreseen {
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 1000));
+        fixture.submit(first.clone());
+        fixture.finish();
+        let text = NextPrompt {
             tokens: shown.clone().into(),
             session: Some(Arc::from("a")),
         };
-        world.scheduler.foresee(text);
-        world.submit(job.clone());
-        world.finish();
-        assert_eq!(world.scheduler.has_ahead(), !forgotten, "{}", job.id);
+        fixture.scheduler.queue_warmup(text);
+        fixture.submit(job.clone());
+        fixture.finish();
+        assert_eq!(fixture.scheduler.has_warmup(), !forgotten, "{}", job.id);
     }
 }
 
 #[test]
-fn a_conversation_has_one_text_at_most_and_four_wait() {
-    let mut world = World::new(long_spec(), reading(16, 1000));
+fn warmup_queue_keeps_one_prompt_per_conversation_and_four_in_all() {
+    let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(16, 1000));
     let text = |salt: usize, reply: usize| {
         let turns = [turn(20, 1), turn(9, salt), turn(12, reply), turn(1, 8)];
-        foreseen(turns.concat())
+        next_prompt(turns.concat())
     };
     // The same reply written otherwise takes the place of the one before.
     for reply in [11, 12, 13] {
-        world.scheduler.foresee(text(2, reply));
+        fixture.scheduler.queue_warmup(text(2, reply));
     }
-    pause(&mut world);
-    let opened = world.handle.record().count(RunnerMethod::Open);
+    run_warmup(&mut fixture);
+    let opened = fixture.handle.record().count(RunnerMethod::Open);
     assert_eq!(opened, 1);
     // Six conversations: the oldest two are not read.
     for salt in 20..26 {
-        world.scheduler.foresee(text(salt, 11));
+        fixture.scheduler.queue_warmup(text(salt, 11));
     }
-    pause(&mut world);
-    assert_eq!(world.handle.record().count(RunnerMethod::Open) - opened, 4);
+    run_warmup(&mut fixture);
+    assert_eq!(
+        fixture.handle.record().count(RunnerMethod::Open) - opened,
+        4
+    );
 }
 
 proptest! {
@@ -284,38 +296,38 @@ proptest! {
 
     /// Conversations that go on as foreseen or not, with pauses of any length in between, say what they say alone.
     #[test]
-    fn whatever_is_read_in_pauses_nobody_says_anything_else(
+    fn warmup_never_changes_tokens(
         seed in any::<u64>(),
         slots in 1_usize..10,
         budget in 0_usize..200,
     ) {
-        let mut world = World::new(long_spec(), reading(slots, budget));
-        let mut dice = Dice(seed);
-        let mut talks = [turn(20, 1), turn(20, 1), turn(30, 2)];
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(slots, budget));
+        let mut rng = TestRng(seed);
+        let mut conversations = [turn(20, 1), turn(20, 1), turn(30, 2)];
         let mut jobs = Vec::new();
         for id in 0..9 {
-            let who = dice.below(talks.len());
-            let talk = &mut talks[who];
-            let thoughts = turn(10 + dice.below(30), dice.below(50));
-            let asked = [&talk[..], &thoughts, &turn(1, 3)].concat();
+            let who = rng.below(conversations.len());
+            let conversation = &mut conversations[who];
+            let thoughts = turn(10 + rng.below(30), rng.below(50));
+            let asked = [&conversation[..], &thoughts, &turn(1, 3)].concat();
             jobs.push(job(id, asked, greedy(3)));
-            world.submit(jobs[id as usize].clone());
-            if dice.below(3) > 0 {
-                world.finish();
+            fixture.submit(jobs[id as usize].clone());
+            if rng.below(3) > 0 {
+                fixture.finish();
             }
-            talk.extend(turn(10 + dice.below(20), dice.below(50)));
-            world.scheduler.foresee(foreseen([&talk[..], &turn(1, 8)].concat()));
-            for _ in 0..dice.below(8) {
-                world.scheduler.read_ahead().unwrap();
+            conversation.extend(turn(10 + rng.below(20), rng.below(50)));
+            fixture.scheduler.queue_warmup(next_prompt([&conversation[..], &turn(1, 8)].concat()));
+            for _ in 0..rng.below(8) {
+                fixture.scheduler.warmup_step().unwrap();
             }
-            if dice.below(4) == 0 {
-                talk.truncate(talk.len() - 5);
+            if rng.below(4) == 0 {
+                conversation.truncate(conversation.len() - 5);
             }
         }
-        while world.step().unwrap() == Progress::Working {}
-        pause(&mut world);
-        world.finish();
-        check(&world, &long_spec(), &jobs);
-        prop_assert_eq!(world.scheduler.stats().leaks, 0);
+        while fixture.step().unwrap() == Progress::Working {}
+        run_warmup(&mut fixture);
+        fixture.finish();
+        check(&fixture, &long_spec(), &jobs);
+        prop_assert_eq!(fixture.scheduler.stats().leaks, 0);
     }
 }

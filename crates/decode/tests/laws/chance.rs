@@ -3,9 +3,9 @@
 
 use conformance::fake::{FakeDraft, FakeSpec, Language};
 use contract::{LogitsRequest, TokenId};
-use decode::{Sampling, Settings};
+use decode::{GenerationParams, Sampling};
 
-use crate::world::{World, config, job, prompt, spec};
+use crate::world::{SchedulerFixture, config, job, prompt, spec};
 
 const TINY: Language = Language {
     vocab: 8,
@@ -15,7 +15,7 @@ const TINY: Language = Language {
 };
 const DRAWS: u64 = 20_000;
 
-/// What the settings make of a raw row, written down once more: `[vocab]` probabilities.
+/// What the params make of a raw row, written down once more: `[vocab]` probabilities.
 fn probabilities(history: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<f64> {
     let row = TINY.row(TINY.begin().then_all(history), &LogitsRequest::full());
     let mut logits: Vec<f64> = row.raw.iter().map(|x| f64::from(*x)).collect();
@@ -58,9 +58,9 @@ fn probabilities(history: &[TokenId], prompt_len: usize, sampling: &Sampling) ->
 
 /// Counts of pairs of tokens, `[vocab, vocab]`, one draw per seed; `wrong` is the share of seeds that are asked
 /// at another temperature.
-fn counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
+fn pair_counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
     let mut counts = vec![0; TINY.vocab * TINY.vocab];
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft: drafted.then_some(FakeDraft {
                 depth: 3,
@@ -72,7 +72,7 @@ fn counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
     );
     for seed in 0..DRAWS {
         let spoiled = (seed as f64 * 0.618_034).fract() < wrong;
-        let settings = Settings {
+        let params = GenerationParams {
             sampling: Sampling {
                 seed: seed * 7919,
                 temperature: sampling.temperature * if spoiled { 2.0 } else { 1.0 },
@@ -80,14 +80,14 @@ fn counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
             },
             max_tokens: 2,
             ignore_eos: true,
-            ..Settings::default()
+            ..GenerationParams::default()
         };
-        world.submit(job(seed, start(), settings));
-        world.finish();
-        let said = world.said();
-        let ids = said[&(seed, 0)].ids();
+        fixture.submit(job(seed, start(), params));
+        fixture.finish();
+        let outputs = fixture.outputs();
+        let ids = outputs[&(seed, 0)].ids();
         counts[ids[0].index() * TINY.vocab + ids[1].index()] += 1;
-        world.events.clear();
+        fixture.events.clear();
     }
     counts
 }
@@ -98,7 +98,7 @@ fn start() -> Vec<TokenId> {
 
 /// Chi-square over the pairs, cells that expect fewer than five draws thrown together, against the bound that a
 /// right sampler passes with a probability of about 0.001.
-fn misfit(sampling: &Sampling, counts: &[u64]) -> (f64, f64) {
+fn chi_square(sampling: &Sampling, counts: &[u64]) -> (f64, f64) {
     let prompt = start();
     let first = probabilities(&prompt, prompt.len(), sampling);
     let (mut chi, mut cells) = (0.0, 0);
@@ -152,10 +152,10 @@ fn cases() -> [Sampling; 3] {
 }
 
 #[test]
-fn pairs_of_tokens_come_as_often_as_the_target_says() {
+fn sampled_token_pairs_follow_the_target_distribution() {
     for sampling in cases() {
         for drafted in [false, true] {
-            let (chi, bound) = misfit(&sampling, &counts(&sampling, drafted, 0.0));
+            let (chi, bound) = chi_square(&sampling, &pair_counts(&sampling, drafted, 0.0));
             assert!(
                 chi < bound,
                 "{chi} over {bound}, drafted {drafted}, {sampling:?}"
@@ -165,8 +165,8 @@ fn pairs_of_tokens_come_as_often_as_the_target_says() {
 }
 
 #[test]
-fn a_sampler_that_is_wrong_one_time_in_five_is_found_out() {
+fn chi_square_test_detects_a_sampler_wrong_one_time_in_five() {
     let sampling = &cases()[0];
-    let (chi, bound) = misfit(sampling, &counts(sampling, true, 0.2));
+    let (chi, bound) = chi_square(sampling, &pair_counts(sampling, true, 0.2));
     assert!(chi > bound, "{chi} under {bound}: the test has no teeth");
 }

@@ -4,12 +4,15 @@ use conformance::fake::{
     FakeDraft, FakeSpec, FaultKind, FaultTrigger, Flaw, InjectedFault, RunnerMethod,
 };
 use contract::{DeviceError, SeqId};
-use decode::{Failure, FinishReason, Job, Progress, Reject};
+use decode::{FinishReason, Job, JobError, Progress, SubmitError};
 use proptest::prelude::*;
 
-use crate::world::{ENDLESS, LANGUAGE, World, alone, config, greedy, job, prompt, sampled, spec};
+use crate::world::{
+    ENDLESS, LANGUAGE, SchedulerFixture, config, greedy, job, prompt, reference_outputs, sampled,
+    spec,
+};
 
-fn no_room(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
+fn out_of_memory(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
     InjectedFault {
         call,
         when,
@@ -18,18 +21,18 @@ fn no_room(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
 }
 
 /// Three jobs, begun one after another.
-fn three() -> Vec<Job> {
+fn three_jobs() -> Vec<Job> {
     (0..3)
         .map(|id| job(id, prompt(6, id as u32), sampled(15, id)))
         .collect()
 }
 
-fn check_untouched(world: &World, jobs: &[Job]) {
-    let said = world.said();
+fn check_unaffected(fixture: &SchedulerFixture, jobs: &[Job]) {
+    let outputs = fixture.outputs();
     for job in jobs {
-        let expected = alone(&spec(ENDLESS), job);
+        let expected = reference_outputs(&spec(ENDLESS), job);
         for (choice, expected) in expected.iter().enumerate() {
-            let found = &said[&(job.id.0, choice)];
+            let found = &outputs[&(job.id.0, choice)];
             assert_eq!(found.tokens, expected.tokens, "{}", job.id);
             assert_eq!(found.reason, expected.reason);
         }
@@ -37,7 +40,7 @@ fn check_untouched(world: &World, jobs: &[Job]) {
 }
 
 #[test]
-fn a_lost_device_fails_every_job_once_and_takes_no_more() {
+fn lost_device_fails_every_job_once_and_rejects_new_jobs() {
     for call in [
         RunnerMethod::Open,
         RunnerMethod::Prefill,
@@ -51,200 +54,206 @@ fn a_lost_device_fails_every_job_once_and_takes_no_more() {
             depth: 3,
             right: 0.5,
         });
-        let mut world = World::new(
+        let mut fixture = SchedulerFixture::new(
             FakeSpec {
                 draft,
                 ..spec(ENDLESS)
             },
             config(),
         );
-        world.handle.fail(InjectedFault {
+        fixture.handle.fail(InjectedFault {
             call,
             when: FaultTrigger::Nth(1),
             kind: FaultKind::DeviceLost,
         });
         for id in 0..12 {
-            world.submit(Job {
+            fixture.submit(Job {
                 choices: 2,
                 ..job(id, prompt(6, id as u32), greedy(30))
             });
         }
         let error = loop {
-            match world.step() {
+            match fixture.step() {
                 Ok(Progress::Working) => {}
                 Ok(Progress::Idle) => panic!("{call:?} was never called twice"),
                 Err(error) => break error,
             }
         };
         assert!(matches!(error, DeviceError::DeviceLost { during, .. } if during == call.name()));
-        let said = world.said();
+        let outputs = fixture.outputs();
         for id in 0..12 {
             let whole = (0..2).all(|choice| {
-                said.get(&(id, choice))
-                    .is_some_and(|said| said.reason.is_some())
+                outputs
+                    .get(&(id, choice))
+                    .is_some_and(|outputs| outputs.reason.is_some())
             });
-            let failed = matches!(world.failure(id), Some(Failure::DeviceLost { .. }));
+            let failed = matches!(fixture.failure(id), Some(JobError::DeviceLost { .. }));
             assert!(whole != failed, "{call:?}: job {id}");
         }
-        assert!(world.scheduler.is_idle());
-        let refused = world.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
-        assert!(matches!(refused, Err(Reject::DeviceLost { .. })));
-        assert!(matches!(world.step(), Err(DeviceError::DeviceLost { .. })));
+        assert!(fixture.scheduler.is_idle());
+        let refused = fixture.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
+        assert!(matches!(refused, Err(SubmitError::DeviceLost { .. })));
+        assert!(matches!(
+            fixture.step(),
+            Err(DeviceError::DeviceLost { .. })
+        ));
     }
 }
 
 #[test]
-fn a_batch_without_room_is_decoded_one_by_one() {
-    let mut world = World::new(spec(ENDLESS), config());
-    world
-        .handle
-        .fail(no_room(RunnerMethod::Verify, FaultTrigger::MoreThan(1)));
-    world
-        .handle
-        .fail(no_room(RunnerMethod::Commit, FaultTrigger::MoreThan(1)));
-    three().into_iter().for_each(|job| world.submit(job));
-    world.finish();
-    check_untouched(&world, &three());
+fn out_of_memory_batch_is_decoded_sequence_by_sequence() {
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture.handle.fail(out_of_memory(
+        RunnerMethod::Verify,
+        FaultTrigger::MoreThan(1),
+    ));
+    fixture.handle.fail(out_of_memory(
+        RunnerMethod::Commit,
+        FaultTrigger::MoreThan(1),
+    ));
+    three_jobs().into_iter().for_each(|job| fixture.submit(job));
+    fixture.finish();
+    check_unaffected(&fixture, &three_jobs());
 }
 
 #[test]
-fn a_sequence_without_room_waits_for_its_neighbours_and_then_fails_alone() {
-    let mut world = World::new(spec(ENDLESS), config());
+fn out_of_memory_sequence_waits_for_others_then_fails_alone() {
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
     // The fake numbers what it opens from 1.
-    world.handle.fail(no_room(
+    fixture.handle.fail(out_of_memory(
         RunnerMethod::Verify,
         FaultTrigger::Naming(SeqId(2)),
     ));
-    three().into_iter().for_each(|job| world.submit(job));
-    world.finish();
-    let jobs = three();
-    check_untouched(&world, &[jobs[0].clone(), jobs[2].clone()]);
+    three_jobs().into_iter().for_each(|job| fixture.submit(job));
+    fixture.finish();
+    let jobs = three_jobs();
+    check_unaffected(&fixture, &[jobs[0].clone(), jobs[2].clone()]);
     assert!(matches!(
-        world.failure(1),
-        Some(Failure::OutOfMemory { .. })
+        fixture.failure(1),
+        Some(JobError::OutOfMemory { .. })
     ));
-    assert!(world.scheduler.stats().waits > 10);
+    assert!(fixture.scheduler.stats().waits > 10);
 }
 
 #[test]
-fn a_sequence_without_room_for_its_tree_decodes_plainly() {
+fn out_of_memory_tree_falls_back_to_plain_decoding() {
     let draft = Some(FakeDraft {
         depth: 4,
         right: 1.0,
     });
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft,
             ..spec(ENDLESS)
         },
         config(),
     );
-    world
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Verify, FaultTrigger::Nth(0)));
-    world
+        .fail(out_of_memory(RunnerMethod::Verify, FaultTrigger::Nth(0)));
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Draft, FaultTrigger::Nth(1)));
-    world.submit(job(0, prompt(6, 0), greedy(12)));
-    world.finish();
-    check_untouched(&world, &[job(0, prompt(6, 0), greedy(12))]);
-    assert_eq!(world.scheduler.stats().undrafted_rounds, 1);
-    let widths: Vec<usize> = world.handle.record().verifies.concat();
+        .fail(out_of_memory(RunnerMethod::Draft, FaultTrigger::Nth(1)));
+    fixture.submit(job(0, prompt(6, 0), greedy(12)));
+    fixture.finish();
+    check_unaffected(&fixture, &[job(0, prompt(6, 0), greedy(12))]);
+    assert_eq!(fixture.scheduler.stats().undrafted_steps, 1);
+    let widths: Vec<usize> = fixture.handle.record().verifies.concat();
     assert_eq!(&widths[..2], [1, 1]);
     assert!(widths[2] > 1);
 }
 
 #[test]
-fn a_job_whose_commit_finds_no_room_fails_alone() {
-    let mut world = World::new(spec(ENDLESS), config());
-    world.handle.fail(no_room(
+fn out_of_memory_commit_fails_only_its_job() {
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture.handle.fail(out_of_memory(
         RunnerMethod::Commit,
         FaultTrigger::Naming(SeqId(3)),
     ));
-    three().into_iter().for_each(|job| world.submit(job));
-    world.finish();
-    check_untouched(&world, &three()[..2]);
+    three_jobs().into_iter().for_each(|job| fixture.submit(job));
+    fixture.finish();
+    check_unaffected(&fixture, &three_jobs()[..2]);
     assert!(matches!(
-        world.failure(2),
-        Some(Failure::OutOfMemory { .. })
+        fixture.failure(2),
+        Some(JobError::OutOfMemory { .. })
     ));
 }
 
 #[test]
-fn a_prompt_without_room_is_read_later() {
-    let mut world = World::new(spec(ENDLESS), config());
-    world
+fn out_of_memory_prefill_is_retried_later() {
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(1)));
-    world
+        .fail(out_of_memory(RunnerMethod::Prefill, FaultTrigger::Nth(1)));
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(2)));
-    three().into_iter().for_each(|job| world.submit(job));
-    world.finish();
-    check_untouched(&world, &three());
-    assert!(world.scheduler.stats().waits >= 2);
+        .fail(out_of_memory(RunnerMethod::Prefill, FaultTrigger::Nth(2)));
+    three_jobs().into_iter().for_each(|job| fixture.submit(job));
+    fixture.finish();
+    check_unaffected(&fixture, &three_jobs());
+    assert!(fixture.scheduler.stats().waits >= 2);
 }
 
 #[test]
-fn prompts_that_block_each_other_cost_the_one_that_came_last() {
-    let mut world = World::new(spec(ENDLESS), config());
-    world
+fn mutually_blocking_prefills_fail_the_last_admitted() {
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Prefill, FaultTrigger::Nth(0)));
-    three().into_iter().for_each(|job| world.submit(job));
-    world.finish();
-    check_untouched(&world, &three()[..2]);
+        .fail(out_of_memory(RunnerMethod::Prefill, FaultTrigger::Nth(0)));
+    three_jobs().into_iter().for_each(|job| fixture.submit(job));
+    fixture.finish();
+    check_unaffected(&fixture, &three_jobs()[..2]);
     assert!(matches!(
-        world.failure(2),
-        Some(Failure::OutOfMemory { .. })
+        fixture.failure(2),
+        Some(JobError::OutOfMemory { .. })
     ));
 }
 
 #[test]
-fn a_prompt_state_that_does_not_fit_the_device_is_kept_by_the_host() {
+fn prompt_snapshot_falls_back_to_host_memory() {
     let two = Job {
         choices: 2,
         ..job(0, prompt(6, 0), sampled(9, 1))
     };
-    let mut world = World::new(spec(ENDLESS), config());
-    world
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Snapshot, FaultTrigger::Nth(0)));
-    world.submit(two.clone());
-    world.finish();
-    check_untouched(&world, std::slice::from_ref(&two));
+        .fail(out_of_memory(RunnerMethod::Snapshot, FaultTrigger::Nth(0)));
+    fixture.submit(two.clone());
+    fixture.finish();
+    check_unaffected(&fixture, std::slice::from_ref(&two));
 
-    let mut world = World::new(spec(ENDLESS), config());
-    world
+    let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
+    fixture
         .handle
-        .fail(no_room(RunnerMethod::Snapshot, FaultTrigger::From(0)));
-    world.submit(two);
-    world.submit(job(1, prompt(6, 1), greedy(9)));
-    world.finish();
+        .fail(out_of_memory(RunnerMethod::Snapshot, FaultTrigger::From(0)));
+    fixture.submit(two);
+    fixture.submit(job(1, prompt(6, 1), greedy(9)));
+    fixture.finish();
     assert!(matches!(
-        world.failure(0),
-        Some(Failure::OutOfMemory { .. })
+        fixture.failure(0),
+        Some(JobError::OutOfMemory { .. })
     ));
-    check_untouched(&world, &[job(1, prompt(6, 1), greedy(9))]);
+    check_unaffected(&fixture, &[job(1, prompt(6, 1), greedy(9))]);
 }
 
 #[test]
-fn an_idle_scheduler_notices_what_the_device_did_not_get_back() {
+fn idle_scheduler_reports_leaked_device_resources() {
     let leaky = FakeSpec {
         flaw: Some(Flaw::CloseLeaks),
         ..spec(ENDLESS)
     };
-    let mut world = World::new(leaky, config());
-    world.submit(job(0, prompt(6, 0), greedy(3)));
-    while world.step().unwrap() == Progress::Working {}
-    assert_eq!(world.scheduler.stats().leaks, 1);
-    world.step().unwrap();
-    assert_eq!(world.scheduler.stats().leaks, 1);
+    let mut fixture = SchedulerFixture::new(leaky, config());
+    fixture.submit(job(0, prompt(6, 0), greedy(3)));
+    while fixture.step().unwrap() == Progress::Working {}
+    assert_eq!(fixture.scheduler.stats().leaks, 1);
+    fixture.step().unwrap();
+    assert_eq!(fixture.scheduler.stats().leaks, 1);
 }
 
 /// What the laws rest on: a runner that breaks a promise does give other tokens.
 #[test]
-fn a_runner_that_mixes_up_siblings_or_commits_gives_other_tokens() {
+fn runner_with_sibling_or_commit_flaw_changes_tokens() {
     for flaw in [
         Flaw::SiblingsVisible,
         Flaw::CommitsWholeTree,
@@ -259,15 +268,15 @@ fn a_runner_that_mixes_up_siblings_or_commits_gives_other_tokens() {
             flaw: Some(flaw),
             ..spec(ENDLESS)
         };
-        let mut world = World::new(flawed, config());
+        let mut fixture = SchedulerFixture::new(flawed, config());
         let job = job(0, prompt(6, 0), greedy(40));
-        world.submit(job.clone());
-        while matches!(world.step(), Ok(Progress::Working)) {}
-        let expected = alone(&spec(ENDLESS), &job);
-        let same = world
-            .said()
+        fixture.submit(job.clone());
+        while matches!(fixture.step(), Ok(Progress::Working)) {}
+        let expected = reference_outputs(&spec(ENDLESS), &job);
+        let same = fixture
+            .outputs()
             .get(&(0, 0))
-            .is_some_and(|said| said.tokens == expected[0].tokens);
+            .is_some_and(|outputs| outputs.tokens == expected[0].tokens);
         assert!(!same, "{flaw:?}");
     }
 }
@@ -282,29 +291,29 @@ fn any_fault() -> impl Strategy<Value = InjectedFault> {
         RunnerMethod::Snapshot,
         RunnerMethod::Restore,
     ]);
-    (call, 0..40_u64).prop_map(|(call, nth)| no_room(call, FaultTrigger::Nth(nth)))
+    (call, 0..40_u64).prop_map(|(call, nth)| out_of_memory(call, FaultTrigger::Nth(nth)))
 }
 
 proptest! {
     #[test]
-    fn refusals_never_change_a_token_and_every_job_ends(
+    fn injected_faults_never_change_tokens_and_every_job_ends(
         faults in prop::collection::vec(any_fault(), 0..12),
         choices in prop::collection::vec(1..3_usize, 1..4),
     ) {
         let draft = Some(FakeDraft { depth: 4, right: 0.6 });
-        let mut world = World::new(FakeSpec { draft, ..spec(LANGUAGE) }, config());
-        faults.into_iter().for_each(|fault| world.handle.fail(fault));
+        let mut fixture = SchedulerFixture::new(FakeSpec { draft, ..spec(LANGUAGE) }, config());
+        faults.into_iter().for_each(|fault| fixture.handle.fail(fault));
         let jobs: Vec<Job> = choices.iter().enumerate().map(|(i, choices)| Job {
             choices: *choices,
             ..job(i as u64, prompt(40, i as u32), sampled(20, i as u64))
         }).collect();
-        jobs.iter().for_each(|job| world.submit(job.clone()));
-        world.finish();
-        let said = world.said();
+        jobs.iter().for_each(|job| fixture.submit(job.clone()));
+        fixture.finish();
+        let outputs = fixture.outputs();
         for job in &jobs {
-            let failed = world.failure(job.id.0);
-            for (choice, expected) in alone(&spec(LANGUAGE), job).iter().enumerate() {
-                let found = said.get(&(job.id.0, choice)).cloned().unwrap_or_default();
+            let failed = fixture.failure(job.id.0);
+            for (choice, expected) in reference_outputs(&spec(LANGUAGE), job).iter().enumerate() {
+                let found = outputs.get(&(job.id.0, choice)).cloned().unwrap_or_default();
                 if failed.is_some() {
                     prop_assert!(expected.tokens.starts_with(&found.tokens));
                 } else {

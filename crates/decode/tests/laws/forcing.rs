@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use conformance::fake::{FakeDraft, FakeSpec, Language, RunnerMethod};
 use contract::{TokenId, TokenMask};
-use decode::{Constraint, Constraints, FinishReason, ForcedText, Job, Settings};
+use decode::{Constraint, Constraints, FinishReason, ForcedText, GenerationParams, Job};
 use proptest::prelude::*;
 
 use crate::world::{
-    Dice, ENDLESS, LANGUAGE, Said, Wild, World, config, greedy, job, prompt, sampled, spec,
+    ENDLESS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
+    sampled, spec,
 };
 
 /// A grammar of sorts: the residue of the last token decides which residues may follow; where the sum of what
-/// was said is a multiple of seven, the next token is forced.
+/// was outputs is a multiple of seven, the next token is forced.
 #[derive(Clone)]
 struct Residues {
     last: u32,
@@ -72,58 +73,58 @@ fn text(wait: usize, len: u32) -> (Constraints, Vec<TokenId>) {
     (Constraints::new(make), text)
 }
 
-fn said(world: &mut World, job: Job) -> Vec<Said> {
+fn outputs(fixture: &mut SchedulerFixture, job: Job) -> Vec<Output> {
     let choices = job.choices;
-    world.submit(job);
-    world.finish();
-    let mut all = world.said();
+    fixture.submit(job);
+    fixture.finish();
+    let mut all = fixture.outputs();
     (0..choices)
         .map(|i| all.remove(&(0, i)).unwrap_or_default())
         .collect()
 }
 
-/// Plainly: one token a round, forced or not, in a world whose passes hold one row.
-fn plain(language: Language, job: &Job) -> Vec<Said> {
+/// Plainly: one token a round, forced or not, in a fixture whose passes hold one row.
+fn plain_outputs(language: Language, job: &Job) -> Vec<Output> {
     let mut narrow = spec(language);
     narrow.limits.tree_nodes = 1;
-    said(&mut World::new(narrow, config()), job.clone())
+    outputs(&mut SchedulerFixture::new(narrow, config()), job.clone())
 }
 
-fn same(a: &[Said], b: &[Said]) -> bool {
-    let parts = |said: &Said| (said.tokens.clone(), said.reason);
+fn same(a: &[Output], b: &[Output]) -> bool {
+    let parts = |outputs: &Output| (outputs.tokens.clone(), outputs.reason);
     a.iter().map(parts).eq(b.iter().map(parts))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
     #[test]
-    fn constraints_give_one_text_with_any_tree_and_with_none(
+    fn constrained_output_is_independent_of_trees(
         len in 1..40_usize, salt in 0..40_u32, max_tokens in 1..60_usize, seed: u64,
         sample: bool, wait in 0..12_usize, run in 1..30_u32, grammar: bool,
         nodes in 1..24_usize, right in 0.0..1.0_f64, choices in 1..3_usize, logprobs in prop::option::of(0..3_usize),
     ) {
-        let settings = if sample { sampled(max_tokens, seed) } else { greedy(max_tokens) };
+        let params = if sample { sampled(max_tokens, seed) } else { greedy(max_tokens) };
         let constraints = if grammar { residues() } else { text(wait, run).0 };
         let job = Job {
             choices,
-            ..job(0, prompt(len, salt), Settings { constraints: Some(constraints), logprobs, ..settings })
+            ..job(0, prompt(len, salt), GenerationParams { constraints: Some(constraints), logprobs, ..params })
         };
-        let expected = plain(LANGUAGE, &job);
-        let wild = Wild { language: LANGUAGE, dice: Dice(seed), nodes };
-        let found = said(&mut World::with_trees(spec(LANGUAGE), config(), wild), job.clone());
+        let expected = plain_outputs(LANGUAGE, &job);
+        let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
+        let found = outputs(&mut SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, right }), ..spec(LANGUAGE) };
-        let found = said(&mut World::new(drafting.clone(), config()), job.clone());
+        let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let mut opted_out = job;
-        opted_out.settings.speculate = false;
-        let found = said(&mut World::new(drafting, config()), opted_out);
+        opted_out.params.speculate = false;
+        let found = outputs(&mut SchedulerFixture::new(drafting, config()), opted_out);
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
     }
 }
 
 #[test]
-fn a_forced_run_takes_one_pass_with_and_without_a_draft() {
+fn forced_run_takes_one_pass_with_and_without_draft() {
     for draft in [
         None,
         Some(FakeDraft {
@@ -132,73 +133,76 @@ fn a_forced_run_takes_one_pass_with_and_without_a_draft() {
         }),
     ] {
         let (constraints, text) = text(4, 20);
-        let settings = Settings {
+        let params = GenerationParams {
             constraints: Some(constraints),
             speculate: draft.is_some(),
             ..greedy(30)
         };
-        let mut world = World::new(
+        let mut fixture = SchedulerFixture::new(
             FakeSpec {
                 draft,
                 ..spec(ENDLESS)
             },
             config(),
         );
-        let said = said(&mut world, job(0, prompt(9, 1), settings)).remove(0);
-        assert_eq!(said.ids()[4..24], text);
-        assert_eq!(said.reason, Some(FinishReason::Length));
-        assert_eq!(said.stats.forced_tokens, 20);
+        let outputs = outputs(&mut fixture, job(0, prompt(9, 1), params)).remove(0);
+        assert_eq!(outputs.ids()[4..24], text);
+        assert_eq!(outputs.reason, Some(FinishReason::Length));
+        assert_eq!(outputs.stats.forced_tokens, 20);
         // Plainly: three more, then the run and the token after it at once, then five.
         let most = if draft.is_some() { 4 } else { 9 };
-        assert!(said.stats.rounds <= most, "{:?}", said.stats);
-        assert!(draft.is_some() || said.stats.drafted_tokens == 0);
-        assert!(world.scheduler.stats().forced_tokens == 20);
+        assert!(outputs.stats.decode_steps <= most, "{:?}", outputs.stats);
+        assert!(draft.is_some() || outputs.stats.drafted_tokens == 0);
+        assert!(fixture.scheduler.stats().forced_tokens == 20);
     }
 }
 
 #[test]
-fn a_text_may_begin_with_what_is_forced_and_end_in_it() {
+fn output_may_start_and_end_within_forced_tokens() {
     let (constraints, text) = text(0, 5);
-    let settings = Settings {
+    let params = GenerationParams {
         constraints: Some(constraints),
         ..greedy(3)
     };
-    let said = said(
-        &mut World::new(spec(ENDLESS), config()),
-        job(0, prompt(9, 1), settings),
+    let outputs = outputs(
+        &mut SchedulerFixture::new(spec(ENDLESS), config()),
+        job(0, prompt(9, 1), params),
     )
     .remove(0);
-    assert_eq!(said.ids(), text[..3]);
+    assert_eq!(outputs.ids(), text[..3]);
     assert_eq!(
-        said.stats.forced_tokens, 2,
+        outputs.stats.forced_tokens, 2,
         "the first came with the prompt's row"
     );
 }
 
 #[test]
-fn a_request_can_opt_out_of_drafting() {
+fn request_can_disable_speculation() {
     let draft = Some(FakeDraft {
         depth: 7,
         right: 1.0,
     });
-    let settings = Settings {
+    let params = GenerationParams {
         speculate: false,
         ..greedy(10)
     };
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft,
             ..spec(ENDLESS)
         },
         config(),
     );
-    let said = said(&mut world, job(0, prompt(9, 1), settings)).remove(0);
-    assert_eq!((said.stats.rounds, said.stats.drafted_tokens), (9, 0));
-    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
+    let outputs = outputs(&mut fixture, job(0, prompt(9, 1), params)).remove(0);
+    assert_eq!(
+        (outputs.stats.decode_steps, outputs.stats.drafted_tokens),
+        (9, 0)
+    );
+    assert_eq!(fixture.handle.record().count(RunnerMethod::Draft), 0);
 }
 
 #[test]
-fn depths_and_times_are_told() {
+fn finished_event_reports_acceptance_depths_and_times() {
     let draft = Some(FakeDraft {
         depth: 7,
         right: 1.0,
@@ -212,24 +216,24 @@ fn depths_and_times_are_told() {
         clock: Some(clock),
         ..config()
     };
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft,
             ..spec(ENDLESS)
         },
         config,
     );
-    let said = said(&mut world, job(0, prompt(9, 1), greedy(17))).remove(0);
-    let stats = said.stats;
-    assert_eq!((stats.rounds, stats.depths.rounds), (2, 2));
-    assert_eq!(stats.depths.kept[..8], [2, 2, 2, 2, 2, 2, 2, 0]);
+    let outputs = outputs(&mut fixture, job(0, prompt(9, 1), greedy(17))).remove(0);
+    let stats = outputs.stats;
+    assert_eq!((stats.decode_steps, stats.depths.steps), (2, 2));
+    assert_eq!(stats.depths.accepted[..8], [2, 2, 2, 2, 2, 2, 2, 0]);
     assert!(stats.times.draft.as_millis() >= 2 && stats.times.verify.as_millis() >= 2);
-    let all = world.scheduler.stats();
-    assert_eq!((all.drafted_rounds, all.kept_depths[6]), (2, 2));
+    let all = fixture.scheduler.stats();
+    assert_eq!((all.drafted_steps, all.accepted_by_depth[6]), (2, 2));
 }
 
 #[test]
-fn drafting_rests_where_even_a_perfect_draft_would_not_pay() {
+fn drafting_stops_when_a_perfect_draft_cannot_pay() {
     let draft = Some(FakeDraft {
         depth: 7,
         right: 1.0,
@@ -244,19 +248,27 @@ fn drafting_rests_where_even_a_perfect_draft_would_not_pay() {
             },
             ..config()
         };
-        let mut world = World::new(
+        let mut fixture = SchedulerFixture::new(
             FakeSpec {
                 draft,
                 ..spec(ENDLESS)
             },
             config,
         );
-        let said = said(&mut world, job(0, prompt(9, 1), greedy(33))).remove(0);
-        assert_eq!(world.handle.record().count(RunnerMethod::Draft) > 0, drafts);
-        assert_eq!(said.stats.rounds < 12, drafts, "{:?}", said.stats);
+        let outputs = outputs(&mut fixture, job(0, prompt(9, 1), greedy(33))).remove(0);
         assert_eq!(
-            said.ids(),
-            plain(ENDLESS, &job(0, prompt(9, 1), greedy(33)))[0].ids()
+            fixture.handle.record().count(RunnerMethod::Draft) > 0,
+            drafts
+        );
+        assert_eq!(
+            outputs.stats.decode_steps < 12,
+            drafts,
+            "{:?}",
+            outputs.stats
+        );
+        assert_eq!(
+            outputs.ids(),
+            plain_outputs(ENDLESS, &job(0, prompt(9, 1), greedy(33)))[0].ids()
         );
     }
 }

@@ -6,13 +6,15 @@ use std::sync::{Arc, LazyLock};
 use conformance::fake::{FakeDraft, FakeSpec};
 use contract::{TokenId, TokenMask};
 use decode::{
-    Budget, Close, Constraints, Course, CoursePlan, FinishReason, Grammar, Grammars, Job, Opening,
-    Reins, Settings, ThinkTags, Word,
+    Constraints, FinishReason, GenerationParams, Grammar, GrammarCompiler, InitialPhase, Job,
+    ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle, ReasoningMachine,
+    ReasoningTags, VocabEntry,
 };
 use proptest::prelude::*;
 
 use crate::world::{
-    Dice, EOS, LANGUAGE, Said, Wild, World, config, greedy, job, prompt, sampled, spec,
+    EOS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
+    sampled, spec,
 };
 
 /// What the fake's forty tokens stand for; the ending one, the tags of thinking, and three that are nothing.
@@ -30,10 +32,10 @@ const LARK: &str = r#"start: %json {"type": "object", "properties": {"a": {"type
 
 static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
     let word = |text: &&str| match text.is_empty() || text.starts_with('<') {
-        true => Word::Mark,
-        false => Word::Text(text.as_bytes().to_vec()),
+        true => VocabEntry::Special,
+        false => VocabEntry::Text(text.as_bytes().to_vec()),
     };
-    let words: Vec<Word> = WORDS.iter().map(word).collect();
+    let words: Vec<VocabEntry> = WORDS.iter().map(word).collect();
     // Greedy from the left, as the words allow it.
     let encode = |text: &str| {
         let mut ids = Vec::new();
@@ -49,27 +51,27 @@ static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
         }
         ids
     };
-    let grammars = Grammars::new(&words, LANGUAGE.vocab, &[EOS], Arc::new(encode)).unwrap();
+    let grammars = GrammarCompiler::new(&words, LANGUAGE.vocab, &[EOS], Arc::new(encode)).unwrap();
     grammars.compile(LARK).unwrap()
 });
 
-fn course(opening: Opening, budget: usize, reins: &Arc<Reins>) -> Constraints {
+fn reasoning(opening: InitialPhase, budget: usize, handle: &Arc<ReasoningHandle>) -> Constraints {
     let mut sentence_ends = TokenMask::none(LANGUAGE.vocab);
     for id in [25, 26] {
         sentence_ends.insert(TokenId(id));
     }
     let mut in_thinking = TokenMask::all(LANGUAGE.vocab);
     in_thinking.remove(EOS);
-    let plan = Arc::new(CoursePlan {
+    let plan = Arc::new(ReasoningConfig {
         opening,
-        tags: Some(ThinkTags {
+        tags: Some(ReasoningTags {
             open: OPEN,
             close: CLOSE,
         }),
-        budget: Some(Budget {
+        budget: Some(ReasoningBudget {
             tokens: budget,
             soft: budget / 2,
-            lift: 8.0,
+            boost: 8.0,
             sentence_ends: Arc::new(sentence_ends),
         }),
         closing: Arc::new([TokenId(26), TokenId(25), CLOSE, TokenId(25)]),
@@ -78,14 +80,19 @@ fn course(opening: Opening, budget: usize, reins: &Arc<Reins>) -> Constraints {
         call_tags: None,
         grammar: Some(GRAMMAR.clone()),
     });
-    let reins = Arc::clone(reins);
-    Constraints::new(move |_| Box::new(Course::new(Arc::clone(&plan), Arc::clone(&reins))))
+    let handle = Arc::clone(handle);
+    Constraints::new(move |_| {
+        Box::new(ReasoningMachine::new(
+            Arc::clone(&plan),
+            Arc::clone(&handle),
+        ))
+    })
 }
 
-fn said(mut world: World, job: &Job) -> Said {
-    world.submit(job.clone());
-    world.finish();
-    world.said().remove(&(0, 0)).unwrap_or_default()
+fn outputs(mut fixture: SchedulerFixture, job: &Job) -> Output {
+    fixture.submit(job.clone());
+    fixture.finish();
+    fixture.outputs().remove(&(0, 0)).unwrap_or_default()
 }
 
 /// The reply's text, without the ending token.
@@ -96,37 +103,37 @@ fn text(ids: &[TokenId]) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(120))]
     #[test]
-    fn thinking_and_grammar_give_one_text_with_any_tree_and_with_none(
+    fn reasoning_and_grammar_output_is_independent_of_trees(
         len in 1..12_usize, salt in 0..40_u32, seed: u64, sample: bool, budget in 1..20_usize,
         nodes in 1..24_usize, right in 0.0..1.0_f64, begins in 0..3_usize,
     ) {
-        let opening = [Opening::Thinking, Opening::Either, Opening::Text][begins];
-        let settings = if sample { sampled(80, seed) } else { greedy(80) };
-        let reins: Arc<Reins> = Arc::default();
-        let job = job(0, prompt(len, salt), Settings {
-            constraints: Some(course(opening, budget, &reins)), ..settings
+        let opening = [InitialPhase::Reasoning, InitialPhase::Either, InitialPhase::Answer][begins];
+        let params = if sample { sampled(80, seed) } else { greedy(80) };
+        let handle: Arc<ReasoningHandle> = Arc::default();
+        let job = job(0, prompt(len, salt), GenerationParams {
+            constraints: Some(reasoning(opening, budget, &handle)), ..params
         });
         let mut narrow = spec(LANGUAGE);
         narrow.limits.tree_nodes = 1;
-        let expected = said(World::new(narrow, config()), &job);
-        let close = reins.close();
-        let wild = Wild { language: LANGUAGE, dice: Dice(seed), nodes };
+        let expected = outputs(SchedulerFixture::new(narrow, config()), &job);
+        let close = handle.end();
+        let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
         let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, right }), ..spec(LANGUAGE) };
-        for world in [
-            World::with_trees(spec(LANGUAGE), config(), wild),
-            World::new(drafting, config()),
+        for fixture in [
+            SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees),
+            SchedulerFixture::new(drafting, config()),
         ] {
-            let found = said(world, &job);
+            let found = outputs(fixture, &job);
             prop_assert_eq!(text(&found.ids()), text(&expected.ids()));
             prop_assert_eq!((found.ids(), found.reason), (expected.ids(), expected.reason));
-            prop_assert_eq!(reins.close(), close);
+            prop_assert_eq!(handle.end(), close);
         }
         let ids = expected.ids();
-        let thinks = opening == Opening::Thinking || ids.first() == Some(&OPEN);
+        let thinks = opening == InitialPhase::Reasoning || ids.first() == Some(&OPEN);
         let at = ids.iter().position(|id| *id == CLOSE).filter(|_| thinks);
         if let Some(at) = at {
-            let closing = if close == Close::Hard { 2 } else { 0 };
-            let opened = usize::from(opening != Opening::Thinking);
+            let closing = if close == ReasoningEnd::Hard { 2 } else { 0 };
+            let opened = usize::from(opening != InitialPhase::Reasoning);
             prop_assert!(at - closing - opened <= budget, "{}", text(&ids));
         }
         if expected.reason == Some(FinishReason::Eos) {
@@ -148,22 +155,22 @@ proptest! {
 
 /// Without these the law above would be about nothing.
 #[test]
-fn texts_do_end_and_thoughts_are_closed_in_every_way() {
+fn samples_cover_every_reasoning_end() {
     let mut ended = 0;
     let mut closes = [0; 3];
     for seed in 0..120 {
-        let reins: Arc<Reins> = Arc::default();
+        let handle: Arc<ReasoningHandle> = Arc::default();
         let job = job(
             0,
             prompt(3, seed as u32),
-            Settings {
-                constraints: Some(course(Opening::Thinking, 12, &reins)),
+            GenerationParams {
+                constraints: Some(reasoning(InitialPhase::Reasoning, 12, &handle)),
                 ..sampled(80, seed)
             },
         );
-        let said = said(World::new(spec(LANGUAGE), config()), &job);
-        ended += usize::from(said.reason == Some(FinishReason::Eos));
-        closes[reins.close() as usize] += 1;
+        let outputs = outputs(SchedulerFixture::new(spec(LANGUAGE), config()), &job);
+        ended += usize::from(outputs.reason == Some(FinishReason::Eos));
+        closes[handle.end() as usize] += 1;
     }
     assert!(ended > 40, "{ended} of 120 ended");
     assert!(closes.iter().all(|n| *n > 2), "{closes:?}");

@@ -2,9 +2,11 @@
 
 use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{KvPool, Limits};
-use decode::{Failure, FinishReason, Job, JobId, Progress, SchedulerConfig, Stats};
+use decode::{FinishReason, Job, JobError, JobId, Progress, SchedulerConfig, Stats};
 
-use crate::world::{ENDLESS, World, alone, config, greedy, job, prompt, sampled, spec};
+use crate::world::{
+    ENDLESS, SchedulerFixture, config, greedy, job, prompt, reference_outputs, sampled, spec,
+};
 
 const PAGE: usize = 8;
 
@@ -35,22 +37,22 @@ fn with_reserve(reserve: usize) -> SchedulerConfig {
 }
 
 /// Steps to the end and looks at the stats after each step.
-fn watch(world: &mut World, mut seen: impl FnMut(Stats)) {
-    while world.step().unwrap() != Progress::Idle {
-        seen(world.scheduler.stats());
+fn run_observed(fixture: &mut SchedulerFixture, mut seen: impl FnMut(Stats)) {
+    while fixture.step().unwrap() != Progress::Idle {
+        seen(fixture.scheduler.stats());
     }
-    let stats = world.scheduler.stats();
-    assert_eq!((stats.leaks, stats.parked, stats.failed), (0, 0, 0));
-    assert_eq!(stats.parkings, stats.resumed);
+    let stats = fixture.scheduler.stats();
+    assert_eq!((stats.leaks, stats.preempted, stats.failed), (0, 0, 0));
+    assert_eq!(stats.preemptions, stats.resumed);
     assert_eq!(stats.free_tokens, stats.pool_tokens);
-    assert_eq!(stats.prefix.bytes, 0, "no state of a parked one is left");
+    assert_eq!(stats.prefix.bytes, 0, "no state of a preempted one is left");
 }
 
-fn check_alone(world: &World, spec: &FakeSpec, jobs: &[Job]) {
-    let said = world.said();
+fn check_against_reference(fixture: &SchedulerFixture, spec: &FakeSpec, jobs: &[Job]) {
+    let outputs = fixture.outputs();
     for job in jobs {
-        for (choice, expected) in alone(spec, job).into_iter().enumerate() {
-            let found = &said[&(job.id.0, choice)];
+        for (choice, expected) in reference_outputs(spec, job).into_iter().enumerate() {
+            let found = &outputs[&(job.id.0, choice)];
             assert_eq!(found.ids(), expected.ids(), "{} {choice}", job.id);
             assert_eq!(found.reason, expected.reason);
         }
@@ -58,7 +60,7 @@ fn check_alone(world: &World, spec: &FakeSpec, jobs: &[Job]) {
 }
 
 #[test]
-fn several_fill_the_pool_one_waits_one_is_parked_and_all_say_what_they_say_alone() {
+fn full_pool_queues_and_preempts_without_changing_tokens() {
     let spec = pool(20);
     let jobs = [
         job(0, prompt(40, 0), greedy(50)),
@@ -66,71 +68,75 @@ fn several_fill_the_pool_one_waits_one_is_parked_and_all_say_what_they_say_alone
         job(2, prompt(60, 2), greedy(30)),
         job(3, prompt(10, 3), sampled(10, 8)),
     ];
-    let mut world = World::new(spec.clone(), with_reserve(8));
-    jobs.iter().for_each(|job| world.submit(job.clone()));
-    let (mut waited, mut parked, mut least) = (0, 0, usize::MAX);
-    watch(&mut world, |stats| {
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(8));
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
+    let (mut waited, mut preempted, mut least) = (0, 0, usize::MAX);
+    run_observed(&mut fixture, |stats| {
         waited += usize::from(stats.pool_waits && stats.queued > 0);
-        parked = parked.max(stats.parked);
+        preempted = preempted.max(stats.preempted);
         least = least.min(stats.free_tokens);
     });
-    check_alone(&world, &spec, &jobs);
+    check_against_reference(&fixture, &spec, &jobs);
     assert!(waited > 0);
-    assert_eq!((parked, least), (1, 0));
-    assert_eq!(world.started(), [0, 1, 2, 3]);
+    assert_eq!((preempted, least), (1, 0));
+    assert_eq!(fixture.started(), [0, 1, 2, 3]);
 }
 
 #[test]
-fn a_pool_that_is_exactly_full_is_enough_and_one_page_less_parks_one() {
-    for (pages, parkings) in [(16, 0), (15, 1)] {
+fn exactly_full_pool_never_preempts_and_one_page_less_preempts_once() {
+    for (pages, preemptions) in [(16, 0), (15, 1)] {
         let spec = pool(pages);
         // 63 rows each in the end, which is eight pages: the last token is never read.
         let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
-        let mut world = World::new(spec.clone(), with_reserve(0));
-        jobs.iter().for_each(|job| world.submit(job.clone()));
+        let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+        jobs.iter().for_each(|job| fixture.submit(job.clone()));
         let mut least = usize::MAX;
-        watch(&mut world, |stats| least = least.min(stats.free_tokens));
-        check_alone(&world, &spec, &jobs);
+        run_observed(&mut fixture, |stats| least = least.min(stats.free_tokens));
+        check_against_reference(&fixture, &spec, &jobs);
         assert_eq!(least, 0);
-        assert_eq!(world.scheduler.stats().parkings, parkings, "{pages} pages");
+        assert_eq!(
+            fixture.scheduler.stats().preemptions,
+            preemptions,
+            "{pages} pages"
+        );
     }
 }
 
 #[test]
-fn what_is_parked_goes_on_before_anyone_begins_and_is_not_parked_again_and_again() {
+fn preempted_sequences_resume_before_new_jobs_and_only_once() {
     let spec = pool(20);
     let mut jobs: Vec<Job> = (0..2)
         .map(|id| job(id, prompt(40, id as u32), greedy(50)))
         .collect();
     jobs.extend((2..9).map(|id| job(id, prompt(8, id as u32), greedy(4))));
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    jobs[..2].iter().for_each(|job| world.submit(job.clone()));
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    jobs[..2].iter().for_each(|job| fixture.submit(job.clone()));
     let mut waits_behind = 0;
     let mut late = jobs[2..].iter();
     for _ in 0..10_000 {
-        let parked = world.scheduler.stats().parked;
-        let began = world.started().len();
-        if parked > 0
+        let preempted = fixture.scheduler.stats().preempted;
+        let began = fixture.started().len();
+        if preempted > 0
             && let Some(job) = late.next()
         {
-            world.submit(job.clone());
+            fixture.submit(job.clone());
         }
-        let done = world.step().unwrap() == Progress::Idle;
-        if parked > 0 && world.scheduler.stats().parked > 0 {
-            assert_eq!(world.started().len(), began, "somebody overtook");
-            waits_behind += world.scheduler.stats().queued;
+        let done = fixture.step().unwrap() == Progress::Idle;
+        if preempted > 0 && fixture.scheduler.stats().preempted > 0 {
+            assert_eq!(fixture.started().len(), began, "somebody overtook");
+            waits_behind += fixture.scheduler.stats().queued;
         }
         if done && late.len() == 0 {
             break;
         }
     }
-    check_alone(&world, &spec, &jobs);
+    check_against_reference(&fixture, &spec, &jobs);
     assert!(waits_behind > 0);
-    assert_eq!(world.scheduler.stats().parkings, 1);
+    assert_eq!(fixture.scheduler.stats().preemptions, 1);
 }
 
 #[test]
-fn the_place_whose_turn_comes_last_is_given_up_whoever_came_first() {
+fn lowest_priority_sequence_is_preempted_regardless_of_arrival() {
     let spec = pool(15);
     let jobs = [
         job(0, prompt(40, 0), greedy(24)),
@@ -139,36 +145,38 @@ fn the_place_whose_turn_comes_last_is_given_up_whoever_came_first() {
             ..job(1, prompt(40, 1), greedy(24))
         },
     ];
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    jobs.iter().for_each(|job| world.submit(job.clone()));
-    world.finish();
-    check_alone(&world, &spec, &jobs);
-    assert_eq!(world.scheduler.stats().parkings, 1);
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
+    fixture.finish();
+    check_against_reference(&fixture, &spec, &jobs);
+    assert_eq!(fixture.scheduler.stats().preemptions, 1);
     let ended = |id: u64| {
-        let mut events = world.events.iter();
+        let mut events = fixture.events.iter();
         events.rposition(|(job, _)| job.0 == id)
     };
     assert!(ended(1) < ended(0));
 }
 
 #[test]
-fn choices_are_parked_one_by_one() {
+fn choices_of_one_job_are_preempted_one_by_one() {
     let spec = pool(20);
     let four = Job {
         choices: 4,
         ..job(0, prompt(24, 0), sampled(60, 3))
     };
     let jobs = [four, job(1, prompt(24, 1), greedy(20))];
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    jobs.iter().for_each(|job| world.submit(job.clone()));
-    let mut parked = 0;
-    watch(&mut world, |stats| parked = parked.max(stats.parked));
-    check_alone(&world, &spec, &jobs);
-    assert!(parked >= 2, "{parked}");
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
+    let mut preempted = 0;
+    run_observed(&mut fixture, |stats| {
+        preempted = preempted.max(stats.preempted)
+    });
+    check_against_reference(&fixture, &spec, &jobs);
+    assert!(preempted >= 2, "{preempted}");
 }
 
-/// One that speaks and one that reads behind it, so that the reader is parked in the middle of its prompt.
-fn reader() -> (FakeSpec, [Job; 2]) {
+/// One that speaks and one that reads behind it, so that the reader is preempted in the middle of its prompt.
+fn prefill_case() -> (FakeSpec, [Job; 2]) {
     let jobs = [
         job(0, prompt(8, 0), greedy(88)),
         job(1, prompt(90, 1), greedy(4)),
@@ -177,46 +185,46 @@ fn reader() -> (FakeSpec, [Job; 2]) {
     (pool(15), jobs)
 }
 
-fn park_a_reader(world: &mut World, jobs: &[Job; 2]) {
-    world.submit(jobs[0].clone());
+fn submit_with_prefill_preempted(fixture: &mut SchedulerFixture, jobs: &[Job; 2]) {
+    fixture.submit(jobs[0].clone());
     // It speaks for a while, then somebody begins to read whom there is hardly room for.
     for _ in 0..8 {
-        world.step().unwrap();
+        fixture.step().unwrap();
     }
-    world.submit(jobs[1].clone());
+    fixture.submit(jobs[1].clone());
 }
 
 #[test]
-fn a_prompt_half_read_is_read_on_where_it_stopped() {
-    let (spec, jobs) = reader();
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    park_a_reader(&mut world, &jobs);
-    watch(&mut world, |_| ());
-    check_alone(&world, &spec, &jobs);
-    let stats = world.scheduler.stats();
-    assert_eq!((stats.parkings, stats.prompt_tokens), (1, 98));
+fn preempted_prefill_resumes_at_saved_position() {
+    let (spec, jobs) = prefill_case();
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    submit_with_prefill_preempted(&mut fixture, &jobs);
+    run_observed(&mut fixture, |_| ());
+    check_against_reference(&fixture, &spec, &jobs);
+    let stats = fixture.scheduler.stats();
+    assert_eq!((stats.preemptions, stats.prompt_tokens), (1, 98));
 }
 
 #[test]
-fn a_prompt_whose_state_nobody_could_save_is_read_again() {
-    let (spec, jobs) = reader();
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    world.handle.fail(InjectedFault {
+fn preempted_prefill_without_snapshot_is_recomputed() {
+    let (spec, jobs) = prefill_case();
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    fixture.handle.fail(InjectedFault {
         call: RunnerMethod::Snapshot,
         when: FaultTrigger::From(0),
         kind: FaultKind::OutOfMemory,
     });
-    park_a_reader(&mut world, &jobs);
-    watch(&mut world, |_| ());
-    check_alone(&world, &spec, &jobs);
-    let stats = world.scheduler.stats();
-    assert_eq!(stats.parkings, 1);
+    submit_with_prefill_preempted(&mut fixture, &jobs);
+    run_observed(&mut fixture, |_| ());
+    check_against_reference(&fixture, &spec, &jobs);
+    let stats = fixture.scheduler.stats();
+    assert_eq!(stats.preemptions, 1);
     assert!(stats.prompt_tokens > 98);
 }
 
 /// No state can be saved from here on.
-fn save_nothing(world: &World) {
-    world.handle.fail(InjectedFault {
+fn fail_snapshots(fixture: &SchedulerFixture) {
+    fixture.handle.fail(InjectedFault {
         call: RunnerMethod::Snapshot,
         when: FaultTrigger::From(0),
         kind: FaultKind::OutOfMemory,
@@ -224,85 +232,87 @@ fn save_nothing(world: &World) {
 }
 
 #[test]
-fn a_text_whose_state_nobody_could_save_is_read_again_and_goes_on() {
+fn preempted_decode_without_snapshot_is_recomputed() {
     let spec = pool(15);
-    for settings in [greedy(24), sampled(24, 5)] {
-        let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), settings.clone()));
-        let mut world = World::new(spec.clone(), with_reserve(0));
-        save_nothing(&world);
-        jobs.iter().for_each(|job| world.submit(job.clone()));
-        watch(&mut world, |_| ());
-        check_alone(&world, &spec, &jobs);
-        let stats = world.scheduler.stats();
-        assert_eq!(stats.parkings, 1);
-        // Both prompts, and once more the second with what it had said.
+    for params in [greedy(24), sampled(24, 5)] {
+        let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), params.clone()));
+        let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+        fail_snapshots(&fixture);
+        jobs.iter().for_each(|job| fixture.submit(job.clone()));
+        run_observed(&mut fixture, |_| ());
+        check_against_reference(&fixture, &spec, &jobs);
+        let stats = fixture.scheduler.stats();
+        assert_eq!(stats.preemptions, 1);
+        // Both prompts, and once more the second with what it had outputs.
         assert!(stats.prompt_tokens > 40 + 40 + 40, "{stats:?}");
     }
 }
 
 #[test]
-fn choices_whose_states_nobody_could_save_are_read_again_one_by_one() {
+fn preempted_choices_without_snapshot_are_recomputed_one_by_one() {
     let spec = pool(20);
     let three = Job {
         choices: 3,
         ..job(1, prompt(24, 1), sampled(40, 3))
     };
     let jobs = [job(0, prompt(24, 0), greedy(60)), three];
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    jobs.iter().for_each(|job| world.submit(job.clone()));
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
     // Where the prompt's end is saved for the later choices, that goes well.
-    while world.scheduler.stats().sequences < 4 {
-        world.step().unwrap();
+    while fixture.scheduler.stats().sequences < 4 {
+        fixture.step().unwrap();
     }
-    save_nothing(&world);
-    let mut parked = 0;
-    watch(&mut world, |stats| parked = parked.max(stats.parked));
-    check_alone(&world, &spec, &jobs);
-    assert!(parked >= 1 && world.scheduler.stats().parkings >= 2);
+    fail_snapshots(&fixture);
+    let mut preempted = 0;
+    run_observed(&mut fixture, |stats| {
+        preempted = preempted.max(stats.preempted)
+    });
+    check_against_reference(&fixture, &spec, &jobs);
+    assert!(preempted >= 1 && fixture.scheduler.stats().preemptions >= 2);
 }
 
 #[test]
-fn a_text_that_is_read_again_can_be_cancelled_in_the_middle() {
+fn recomputing_choice_can_be_cancelled() {
     let spec = pool(15);
     let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    save_nothing(&world);
-    jobs.iter().for_each(|job| world.submit(job.clone()));
-    while world.scheduler.stats().parkings == 0 || world.scheduler.stats().parked > 0 {
-        world.step().unwrap();
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    fail_snapshots(&fixture);
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
+    while fixture.scheduler.stats().preemptions == 0 || fixture.scheduler.stats().preempted > 0 {
+        fixture.step().unwrap();
     }
-    let said = world.said()[&(1, 0)].tokens.len();
-    world.scheduler.cancel(JobId(1));
-    world.finish();
-    check_alone(&world, &spec, &jobs[..1]);
-    let cancelled = &world.said()[&(1, 0)];
+    let outputs = fixture.outputs()[&(1, 0)].tokens.len();
+    fixture.scheduler.cancel(JobId(1));
+    fixture.finish();
+    check_against_reference(&fixture, &spec, &jobs[..1]);
+    let cancelled = &fixture.outputs()[&(1, 0)];
     assert_eq!(cancelled.reason, Some(FinishReason::Cancelled));
-    assert_eq!(cancelled.tokens.len(), said);
+    assert_eq!(cancelled.tokens.len(), outputs);
 }
 
 #[test]
-fn a_parked_one_that_cannot_be_restored_fails_alone() {
+fn failed_restore_fails_only_the_preempted_job() {
     let spec = pool(15);
     let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
-    let mut world = World::new(spec.clone(), with_reserve(0));
-    world.handle.fail(InjectedFault {
+    let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
+    fixture.handle.fail(InjectedFault {
         call: RunnerMethod::Restore,
         when: FaultTrigger::From(0),
         kind: FaultKind::OutOfMemory,
     });
-    jobs.iter().for_each(|job| world.submit(job.clone()));
-    world.finish();
-    check_alone(&world, &spec, &jobs[..1]);
+    jobs.iter().for_each(|job| fixture.submit(job.clone()));
+    fixture.finish();
+    check_against_reference(&fixture, &spec, &jobs[..1]);
     assert!(matches!(
-        world.failure(1),
-        Some(Failure::OutOfMemory { .. })
+        fixture.failure(1),
+        Some(JobError::OutOfMemory { .. })
     ));
-    assert_eq!(world.scheduler.stats().prefix.bytes, 0);
+    assert_eq!(fixture.scheduler.stats().prefix.bytes, 0);
 }
 
 #[test]
-fn whoever_is_parked_can_be_cancelled_and_leaves_nothing_behind() {
-    let (read_spec, read) = reader();
+fn cancelled_preempted_jobs_free_their_snapshots() {
+    let (read_spec, read) = prefill_case();
     let spoken = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
     for (spec, jobs, choice) in [
         (pool(15), &spoken, Some(0)),
@@ -310,22 +320,25 @@ fn whoever_is_parked_can_be_cancelled_and_leaves_nothing_behind() {
         (read_spec.clone(), &read, Some(0)),
         (read_spec, &read, None),
     ] {
-        let mut world = World::new(spec.clone(), with_reserve(0));
+        let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
         match jobs == &read {
-            true => park_a_reader(&mut world, jobs),
-            false => jobs.iter().for_each(|job| world.submit(job.clone())),
+            true => submit_with_prefill_preempted(&mut fixture, jobs),
+            false => jobs.iter().for_each(|job| fixture.submit(job.clone())),
         }
-        while world.scheduler.stats().parked == 0 {
-            assert_eq!(world.step().unwrap(), Progress::Working);
+        while fixture.scheduler.stats().preempted == 0 {
+            assert_eq!(fixture.step().unwrap(), Progress::Working);
         }
         match choice {
-            Some(choice) => world.scheduler.cancel_choice(JobId(1), choice),
-            None => world.scheduler.cancel(JobId(1)),
+            Some(choice) => fixture.scheduler.cancel_choice(JobId(1), choice),
+            None => fixture.scheduler.cancel(JobId(1)),
         }
-        assert_eq!(world.scheduler.stats().parked, 0);
-        world.finish();
-        check_alone(&world, &spec, &jobs[..1]);
-        assert_eq!(world.said()[&(1, 0)].reason, Some(FinishReason::Cancelled));
-        assert_eq!(world.scheduler.stats().prefix.bytes, 0);
+        assert_eq!(fixture.scheduler.stats().preempted, 0);
+        fixture.finish();
+        check_against_reference(&fixture, &spec, &jobs[..1]);
+        assert_eq!(
+            fixture.outputs()[&(1, 0)].reason,
+            Some(FinishReason::Cancelled)
+        );
+        assert_eq!(fixture.scheduler.stats().prefix.bytes, 0);
     }
 }

@@ -1,12 +1,13 @@
-//! Nothing but prompt, settings and seed decides a text.
+//! Nothing but prompt, params and seed decides a text.
 
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
 use contract::{KvPool, LogitEdits, LogitsRequest, TokenCount, TokenId};
-use decode::{FinishReason, Job, JobId, Sampling, SchedulerConfig, Settings, Speculation};
+use decode::{FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, Speculation};
 use proptest::prelude::*;
 
 use crate::world::{
-    Dice, ENDLESS, EOS, LANGUAGE, Wild, World, alone, config, greedy, job, prompt, sampled, spec,
+    ENDLESS, EOS, LANGUAGE, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
+    reference_outputs, sampled, spec,
 };
 
 fn any_sampling() -> impl Strategy<Value = Sampling> {
@@ -46,7 +47,7 @@ fn any_sampling() -> impl Strategy<Value = Sampling> {
     )
 }
 
-fn any_settings() -> impl Strategy<Value = Settings> {
+fn any_params() -> impl Strategy<Value = GenerationParams> {
     (
         any_sampling(),
         prop::sample::select(vec![1_usize, 2, 7, 20, 500]),
@@ -56,33 +57,28 @@ fn any_settings() -> impl Strategy<Value = Settings> {
         prop::option::of(0..4_usize),
     )
         .prop_map(
-            |(sampling, max_tokens, min_tokens, stop, ignore_eos, logprobs)| Settings {
+            |(sampling, max_tokens, min_tokens, stop, ignore_eos, logprobs)| GenerationParams {
                 sampling,
                 max_tokens,
                 min_tokens,
                 stop_tokens: stop.into_iter().map(TokenId).collect(),
                 ignore_eos,
                 logprobs,
-                ..Settings::default()
+                ..GenerationParams::default()
             },
         )
 }
 
 fn any_job(id: u64) -> impl Strategy<Value = Job> {
-    (
-        1..60_usize,
-        0..50_u32,
-        any_settings(),
-        1..4_usize,
-        -1..2_i32,
-    )
-        .prop_map(move |(len, salt, settings, choices, priority)| Job {
+    (1..60_usize, 0..50_u32, any_params(), 1..4_usize, -1..2_i32).prop_map(
+        move |(len, salt, params, choices, priority)| Job {
             id: JobId(id),
             prompt: prompt(len, salt).into(),
             choices,
-            settings,
+            params,
             priority,
-        })
+        },
+    )
 }
 
 /// How trees come about.
@@ -94,7 +90,7 @@ enum Trees {
         depth: usize,
         budget: usize,
     },
-    Wild {
+    RandomTrees {
         seed: u64,
         nodes: usize,
     },
@@ -110,13 +106,13 @@ fn any_trees() -> impl Strategy<Value = Trees> {
                 budget,
             }
         }),
-        (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::Wild { seed, nodes }),
+        (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::RandomTrees { seed, nodes }),
     ]
 }
 
-fn world(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> World {
+fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> SchedulerFixture {
     match *trees {
-        Trees::Plain => World::new(spec.clone(), config),
+        Trees::Plain => SchedulerFixture::new(spec.clone(), config),
         Trees::Drafted {
             right,
             depth,
@@ -127,7 +123,7 @@ fn world(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> World {
                 draft,
                 ..spec.clone()
             };
-            World::new(
+            SchedulerFixture::new(
                 drafting,
                 SchedulerConfig {
                     speculation: Speculation {
@@ -138,13 +134,13 @@ fn world(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> World {
                 },
             )
         }
-        Trees::Wild { seed, nodes } => {
-            let wild = Wild {
+        Trees::RandomTrees { seed, nodes } => {
+            let random_trees = RandomTrees {
                 language: spec.language,
-                dice: Dice(seed),
+                rng: TestRng(seed),
                 nodes,
             };
-            World::with_trees(spec.clone(), config, wild)
+            SchedulerFixture::with_trees(spec.clone(), config, random_trees)
         }
     }
 }
@@ -154,7 +150,7 @@ proptest! {
 
     /// The law of the algorithm.
     #[test]
-    fn any_tree_batch_chunk_and_cancellation_gives_the_tokens_of_plain_decoding(
+    fn any_tree_batch_chunk_and_cancellation_matches_plain_decoding(
         jobs in (any_job(0), any_job(1), any_job(2), any_job(3)),
         n_jobs in 1..5_usize,
         trees in any_trees(),
@@ -171,24 +167,24 @@ proptest! {
         let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
         let jobs = &jobs[..n_jobs];
         let config = SchedulerConfig { max_sequences, prefill_chunk, reserve, ..config() };
-        let mut world = world(&spec, config, &trees);
+        let mut fixture = fixture(&spec, config, &trees);
         for turn in 0..30 {
             for (job, _) in jobs.iter().zip(&arrivals).filter(|(_, at)| **at == turn) {
-                world.submit(job.clone());
+                fixture.submit(job.clone());
             }
             for (id, choice, _) in cancelled.iter().filter(|(_, _, at)| *at == turn) {
                 match choice {
-                    Some(choice) => world.scheduler.cancel_choice(JobId(*id), *choice),
-                    None => world.scheduler.cancel(JobId(*id)),
+                    Some(choice) => fixture.scheduler.cancel_choice(JobId(*id), *choice),
+                    None => fixture.scheduler.cancel(JobId(*id)),
                 }
             }
-            world.step().unwrap();
+            fixture.step().unwrap();
         }
-        world.finish();
-        let said = world.said();
+        fixture.finish();
+        let outputs = fixture.outputs();
         for job in jobs {
-            for (choice, expected) in alone(&spec, job).into_iter().enumerate() {
-                let found = said.get(&(job.id.0, choice));
+            for (choice, expected) in reference_outputs(&spec, job).into_iter().enumerate() {
+                let found = outputs.get(&(job.id.0, choice));
                 let found = found.ok_or_else(|| TestCaseError::fail("a choice was forgotten"))?;
                 if found.reason == Some(FinishReason::Cancelled) {
                     prop_assert!(expected.tokens.starts_with(&found.tokens));
@@ -202,14 +198,14 @@ proptest! {
 
     /// Plain decoding itself, against the definition worked out by hand.
     #[test]
-    fn greedy_text_is_the_best_edited_token_at_every_position(
-        len in 1..40_usize, salt in 0..50_u32, settings in any_settings(),
+    fn greedy_output_is_the_argmax_of_processed_logits(
+        len in 1..40_usize, salt in 0..50_u32, params in any_params(),
     ) {
-        let mut settings = settings;
-        settings.sampling.temperature = 0.0;
-        let job = job(0, prompt(len, salt), settings.clone());
-        let found = alone(&spec(LANGUAGE), &job).remove(0);
-        let s = &settings.sampling;
+        let mut params = params;
+        params.sampling.temperature = 0.0;
+        let job = job(0, prompt(len, salt), params.clone());
+        let found = reference_outputs(&spec(LANGUAGE), &job).remove(0);
+        let s = &params.sampling;
         let mut text = prompt(len, salt);
         let reason = loop {
             let generated = text.len() - len;
@@ -230,9 +226,9 @@ proptest! {
             let mut row = LANGUAGE.row(LANGUAGE.begin().then_all(&text), &LogitsRequest::full()).raw;
             edits.apply(&mut row);
             let ends = |token: TokenId| {
-                settings.stop_tokens.contains(&token) || (token == EOS && !settings.ignore_eos)
+                params.stop_tokens.contains(&token) || (token == EOS && !params.ignore_eos)
             };
-            if generated < settings.min_tokens {
+            if generated < params.min_tokens {
                 for token in (0..40).map(TokenId).filter(|t| ends(*t)) {
                     row[token.index()] = f32::NEG_INFINITY;
                 }
@@ -242,7 +238,7 @@ proptest! {
             text.push(token);
             if ends(token) {
                 break FinishReason::Eos;
-            } else if generated + 1 == settings.max_tokens {
+            } else if generated + 1 == params.max_tokens {
                 break FinishReason::Length;
             } else if text.len() == 96 {
                 break FinishReason::ContextFull;
@@ -254,34 +250,40 @@ proptest! {
 }
 
 #[test]
-fn a_right_draft_yields_several_tokens_a_round() {
+fn perfect_draft_yields_several_tokens_per_step() {
     let job = job(0, prompt(9, 1), greedy(40));
-    let plain = alone(&spec(ENDLESS), &job).remove(0);
+    let plain = reference_outputs(&spec(ENDLESS), &job).remove(0);
     let draft = Some(FakeDraft {
         depth: 7,
         right: 1.0,
     });
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft,
             ..spec(ENDLESS)
         },
         config(),
     );
-    world.submit(job);
-    world.finish();
-    let said = &world.said()[&(0, 0)];
-    assert_eq!(said.tokens, plain.tokens);
+    fixture.submit(job);
+    fixture.finish();
+    let outputs = &fixture.outputs()[&(0, 0)];
+    assert_eq!(outputs.tokens, plain.tokens);
     // 39 tokens after the first, 8 a round.
-    assert_eq!((plain.stats.rounds, said.stats.rounds), (39, 5));
-    let stats = world.scheduler.stats();
+    assert_eq!(
+        (plain.stats.decode_steps, outputs.stats.decode_steps),
+        (39, 5)
+    );
+    let stats = fixture.scheduler.stats();
     assert_eq!(stats.accepted_tokens, 34);
-    assert_eq!(stats.accepted_tokens as usize, said.stats.accepted_tokens);
+    assert_eq!(
+        stats.accepted_tokens as usize,
+        outputs.stats.accepted_tokens
+    );
     assert!(stats.drafted_tokens > stats.accepted_tokens);
 }
 
 #[test]
-fn speculation_can_be_turned_off() {
+fn zero_speculation_budget_disables_drafting() {
     let draft = Some(FakeDraft {
         depth: 7,
         right: 1.0,
@@ -293,83 +295,88 @@ fn speculation_can_be_turned_off() {
         },
         ..config()
     };
-    let mut world = World::new(
+    let mut fixture = SchedulerFixture::new(
         FakeSpec {
             draft,
             ..spec(ENDLESS)
         },
         off,
     );
-    world.submit(job(0, prompt(9, 1), greedy(10)));
-    world.finish();
-    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
-    assert_eq!(world.said()[&(0, 0)].stats.drafted_tokens, 0);
+    fixture.submit(job(0, prompt(9, 1), greedy(10)));
+    fixture.finish();
+    assert_eq!(fixture.handle.record().count(RunnerMethod::Draft), 0);
+    assert_eq!(fixture.outputs()[&(0, 0)].stats.drafted_tokens, 0);
 }
 
 #[test]
-fn the_context_ends_a_text_at_the_same_token_with_and_without_a_tree() {
+fn context_limit_ends_output_at_same_token_with_and_without_tree() {
     for seed in 0..40 {
         let job = job(0, prompt(70, seed), sampled(1000, u64::from(seed)));
-        let plain = alone(&spec(ENDLESS), &job).remove(0);
+        let plain = reference_outputs(&spec(ENDLESS), &job).remove(0);
         assert_eq!(plain.reason, Some(FinishReason::ContextFull));
         assert_eq!(plain.tokens.len(), 96 - 70);
-        let wild = Wild {
+        let random_trees = RandomTrees {
             language: ENDLESS,
-            dice: Dice(u64::from(seed)),
+            rng: TestRng(u64::from(seed)),
             nodes: 24,
         };
-        let mut world = World::with_trees(spec(ENDLESS), config(), wild);
-        world.submit(job);
-        world.finish();
-        let said = &world.said()[&(0, 0)];
-        assert_eq!((said.reason, &said.tokens), (plain.reason, &plain.tokens));
+        let mut fixture = SchedulerFixture::with_trees(spec(ENDLESS), config(), random_trees);
+        fixture.submit(job);
+        fixture.finish();
+        let outputs = &fixture.outputs()[&(0, 0)];
+        assert_eq!(
+            (outputs.reason, &outputs.tokens),
+            (plain.reason, &plain.tokens)
+        );
     }
 }
 
 #[test]
-fn seeds_give_different_texts_and_the_same_seed_the_same() {
-    let text = |seed| alone(&spec(ENDLESS), &job(0, prompt(9, 1), sampled(30, seed))).remove(0);
+fn equal_seeds_repeat_output_and_different_seeds_differ() {
+    let text = |seed| {
+        reference_outputs(&spec(ENDLESS), &job(0, prompt(9, 1), sampled(30, seed))).remove(0)
+    };
     assert_eq!(text(1), text(1));
     assert_ne!(text(1).ids(), text(2).ids());
 }
 
 #[test]
-fn prompt_logprobs_are_those_of_the_raw_rows_however_the_prompt_is_cut() {
+fn prompt_logprobs_equal_raw_logprobs_for_any_chunk_size() {
     let prompt = prompt(50, 3);
-    let mut settings = greedy(0);
-    settings.prompt_logprobs = Some(2);
+    let mut params = greedy(0);
+    params.prompt_logprobs = Some(2);
     for prefill_chunk in [1, 4, 7, 32] {
-        let mut world = World::new(
+        let mut fixture = SchedulerFixture::new(
             spec(LANGUAGE),
             SchedulerConfig {
                 prefill_chunk,
                 ..config()
             },
         );
-        world.submit(job(0, prompt.clone(), settings.clone()));
-        world.finish();
+        fixture.submit(job(0, prompt.clone(), params.clone()));
+        fixture.finish();
         assert_eq!(
-            world.said()[&(0, 0)].reason,
+            fixture.outputs()[&(0, 0)].reason,
             Some(FinishReason::Length),
             "nothing was to be generated"
         );
-        let told = world.prompt_logprobs(0).unwrap();
-        assert_eq!(told.len(), prompt.len());
-        assert_eq!(told[0], None);
+        let reported = fixture.prompt_logprobs(0).unwrap();
+        assert_eq!(reported.len(), prompt.len());
+        assert_eq!(reported[0], None);
         for at in 1..prompt.len() {
             let trace = LANGUAGE.begin().then_all(&prompt[..at]);
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             let best = LANGUAGE.row(trace, &LogitsRequest::top_k(2));
-            let told = told[at].as_ref().unwrap();
-            assert_eq!(told.logprob, raw.raw[prompt[at].index()] - raw.raw_lse);
-            let ids: Vec<TokenId> = told.top.iter().map(|(id, _)| *id).collect();
+            let reported = reported[at].as_ref().unwrap();
+            assert_eq!(reported.logprob, raw.raw[prompt[at].index()] - raw.raw_lse);
+            let ids: Vec<TokenId> = reported.top.iter().map(|(id, _)| *id).collect();
             assert_eq!(ids, best.ids);
         }
     }
 }
 
 #[test]
-fn costs_are_measured_before_the_first_job_that_may_be_drafted_for() {
+fn pass_costs_are_measured_before_first_speculative_job() {
     let clock = || {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NOW: AtomicU64 = AtomicU64::new(0);
@@ -391,25 +398,25 @@ fn costs_are_measured_before_the_first_job_that_may_be_drafted_for() {
         clock: Some(clock),
         ..config()
     };
-    let mut world = World::new(spec.clone(), config);
-    let plain = Settings {
+    let mut fixture = SchedulerFixture::new(spec.clone(), config);
+    let plain = GenerationParams {
         speculate: false,
         ..greedy(20)
     };
-    let expected = alone(&spec, &job(0, prompt(9, 1), greedy(20))).remove(0);
-    world.submit(job(0, prompt(9, 1), plain));
-    world.finish();
-    assert_eq!(world.handle.record().count(RunnerMethod::Draft), 0);
-    world.submit(job(1, prompt(9, 1), greedy(20)));
-    world.step().unwrap();
-    let measuring = world.handle.record().count(RunnerMethod::Draft);
+    let expected = reference_outputs(&spec, &job(0, prompt(9, 1), greedy(20))).remove(0);
+    fixture.submit(job(0, prompt(9, 1), plain));
+    fixture.finish();
+    assert_eq!(fixture.handle.record().count(RunnerMethod::Draft), 0);
+    fixture.submit(job(1, prompt(9, 1), greedy(20)));
+    fixture.step().unwrap();
+    let measuring = fixture.handle.record().count(RunnerMethod::Draft);
     assert!(measuring > 0);
-    world.finish();
-    world.submit(job(2, prompt(9, 1), greedy(20)));
-    world.finish();
-    for said in world.said().values() {
-        assert_eq!(said.tokens, expected.tokens);
+    fixture.finish();
+    fixture.submit(job(2, prompt(9, 1), greedy(20)));
+    fixture.finish();
+    for outputs in fixture.outputs().values() {
+        assert_eq!(outputs.tokens, expected.tokens);
     }
     // A draft and a token cost the same on this clock, so few rounds draft; measuring is over.
-    assert!(world.handle.record().count(RunnerMethod::Draft) < measuring + 40);
+    assert!(fixture.handle.record().count(RunnerMethod::Draft) < measuring + 40);
 }

@@ -2,7 +2,7 @@
 
 use conformance::fake::FakeSpec;
 use contract::{Limits, TokenId};
-use decode::{Boundaries, PrefixConfig};
+use decode::{PrefixConfig, SavePointConfig};
 
 use crate::world::{ENDLESS, spec};
 
@@ -25,7 +25,7 @@ pub(crate) fn long_spec() -> FakeSpec {
 pub(crate) fn by_turns(slots: usize) -> PrefixConfig {
     PrefixConfig {
         slots,
-        boundaries: Boundaries {
+        boundaries: SavePointConfig {
             turn_starts: vec![TURN],
             turns: 2,
             every: 64,

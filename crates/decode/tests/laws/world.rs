@@ -1,12 +1,12 @@
-//! One scheduler over one fake, and everything it said.
+//! One scheduler over one fake, and everything it outputs.
 
 use std::collections::BTreeMap;
 
 use conformance::fake::{Ending, FakeHandle, FakeRunner, FakeSpec, Language};
 use contract::{DeviceError, Limits, Runner, TokenId, Tree};
 use decode::{
-    ChoiceStats, Event, Failure, FinishReason, Job, JobId, Logprobs, OutToken, Progress, Root,
-    Sampling, Scheduler, SchedulerConfig, Settings, TreeSource,
+    ChoiceStats, Event, FinishReason, GenerationParams, Job, JobError, JobId, Logprobs,
+    OutputToken, Progress, Sampling, Scheduler, SchedulerConfig, TreeRequest, TreeSource,
 };
 
 pub(crate) const EOS: TokenId = TokenId(2);
@@ -61,59 +61,59 @@ pub(crate) fn prompt(len: usize, salt: u32) -> Vec<TokenId> {
         .collect()
 }
 
-pub(crate) fn job(id: u64, prompt: Vec<TokenId>, settings: Settings) -> Job {
+pub(crate) fn job(id: u64, prompt: Vec<TokenId>, params: GenerationParams) -> Job {
     Job {
         id: JobId(id),
         prompt: prompt.into(),
         choices: 1,
-        settings,
+        params,
         priority: 0,
     }
 }
 
-pub(crate) fn greedy(max_tokens: usize) -> Settings {
-    Settings {
+pub(crate) fn greedy(max_tokens: usize) -> GenerationParams {
+    GenerationParams {
         sampling: Sampling::greedy(),
         max_tokens,
-        ..Settings::default()
+        ..GenerationParams::default()
     }
 }
 
-pub(crate) fn sampled(max_tokens: usize, seed: u64) -> Settings {
-    Settings {
+pub(crate) fn sampled(max_tokens: usize, seed: u64) -> GenerationParams {
+    GenerationParams {
         sampling: Sampling {
             seed,
             ..Sampling::default()
         },
         max_tokens,
-        ..Settings::default()
+        ..GenerationParams::default()
     }
 }
 
-/// What one choice said.
+/// What one choice outputs.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Said {
-    pub(crate) tokens: Vec<OutToken>,
+pub(crate) struct Output {
+    pub(crate) tokens: Vec<OutputToken>,
     pub(crate) reason: Option<FinishReason>,
     pub(crate) stats: ChoiceStats,
 }
 
-impl Said {
+impl Output {
     pub(crate) fn ids(&self) -> Vec<TokenId> {
         self.tokens.iter().map(|token| token.id).collect()
     }
 }
 
-pub(crate) struct World {
+pub(crate) struct SchedulerFixture {
     pub(crate) scheduler: Scheduler,
     pub(crate) handle: FakeHandle,
     pub(crate) events: Vec<(JobId, Event)>,
 }
 
-impl World {
-    pub(crate) fn new(spec: FakeSpec, config: SchedulerConfig) -> World {
+impl SchedulerFixture {
+    pub(crate) fn new(spec: FakeSpec, config: SchedulerConfig) -> SchedulerFixture {
         let runner = FakeRunner::new(spec);
-        World {
+        SchedulerFixture {
             handle: runner.handle(),
             scheduler: Scheduler::new(Box::new(runner), config),
             events: Vec::new(),
@@ -124,9 +124,9 @@ impl World {
         spec: FakeSpec,
         config: SchedulerConfig,
         trees: impl TreeSource + 'static,
-    ) -> World {
+    ) -> SchedulerFixture {
         let runner = FakeRunner::new(spec);
-        World {
+        SchedulerFixture {
             handle: runner.handle(),
             scheduler: Scheduler::with_trees(Box::new(runner), config, Box::new(trees)),
             events: Vec::new(),
@@ -153,28 +153,28 @@ impl World {
         self.scheduler.submit(job).expect("the job is admissible");
     }
 
-    /// What every choice said, checked against the order that events promise.
-    pub(crate) fn said(&self) -> BTreeMap<(u64, usize), Said> {
-        let mut all: BTreeMap<(u64, usize), Said> = BTreeMap::new();
+    /// What every choice outputs, checked against the order that events promise.
+    pub(crate) fn outputs(&self) -> BTreeMap<(u64, usize), Output> {
+        let mut all: BTreeMap<(u64, usize), Output> = BTreeMap::new();
         let mut over: Vec<JobId> = Vec::new();
         for (id, event) in &self.events {
             assert!(!over.contains(id), "{id} speaks after its end: {event:?}");
             match event {
                 Event::Tokens { choice, tokens } => {
-                    let said = all.entry((id.0, *choice)).or_default();
-                    assert!(!tokens.is_empty() && said.reason.is_none(), "{id}");
-                    said.tokens.extend(tokens.iter().cloned());
+                    let outputs = all.entry((id.0, *choice)).or_default();
+                    assert!(!tokens.is_empty() && outputs.reason.is_none(), "{id}");
+                    outputs.tokens.extend(tokens.iter().cloned());
                 }
                 Event::Finished {
                     choice,
                     reason,
                     stats,
                 } => {
-                    let said = all.entry((id.0, *choice)).or_default();
-                    assert!(said.reason.is_none(), "{id} ends twice");
-                    said.reason = Some(*reason);
-                    said.stats = *stats;
-                    assert_eq!(stats.generated_tokens, said.tokens.len());
+                    let outputs = all.entry((id.0, *choice)).or_default();
+                    assert!(outputs.reason.is_none(), "{id} ends twice");
+                    outputs.reason = Some(*reason);
+                    outputs.stats = *stats;
+                    assert_eq!(stats.generated_tokens, outputs.tokens.len());
                 }
                 Event::Failed { .. } => over.push(*id),
                 Event::Started { .. } | Event::Prefill { .. } | Event::PromptLogprobs(_) => {}
@@ -183,7 +183,7 @@ impl World {
         all
     }
 
-    pub(crate) fn failure(&self, id: u64) -> Option<Failure> {
+    pub(crate) fn failure(&self, id: u64) -> Option<JobError> {
         self.events.iter().find_map(|(job, event)| match event {
             Event::Failed { error } if job.0 == id => Some(error.clone()),
             _ => None,
@@ -192,7 +192,7 @@ impl World {
 
     pub(crate) fn prompt_logprobs(&self, id: u64) -> Option<Vec<Option<Logprobs>>> {
         self.events.iter().find_map(|(job, event)| match event {
-            Event::PromptLogprobs(told) if job.0 == id => Some(told.clone()),
+            Event::PromptLogprobs(reported) if job.0 == id => Some(reported.clone()),
             _ => None,
         })
     }
@@ -207,8 +207,8 @@ impl World {
     }
 }
 
-/// What each choice of a job says when it is alone, decoded plainly, its prompt read at once.
-pub(crate) fn alone(spec: &FakeSpec, job: &Job) -> Vec<Said> {
+/// What each choice of a job says when it is reference_outputs, decoded plainly, its prompt read at once.
+pub(crate) fn reference_outputs(spec: &FakeSpec, job: &Job) -> Vec<Output> {
     let mut spec = spec.clone();
     spec.limits.prefill_chunk = spec.limits.context;
     (spec.pool_tokens, spec.page_size) = (spec.limits.context + spec.limits.tree_nodes, 1);
@@ -220,26 +220,26 @@ pub(crate) fn alone(spec: &FakeSpec, job: &Job) -> Vec<Said> {
     };
     (0..job.choices)
         .map(|choice| {
-            let mut world = World::new(spec.clone(), one_at_a_time.clone());
+            let mut fixture = SchedulerFixture::new(spec.clone(), one_at_a_time.clone());
             let mut job = Job {
                 id: JobId(0),
                 choices: 1,
                 ..job.clone()
             };
-            job.settings.sampling.seed += choice as u64;
-            world.submit(job);
-            world.finish();
-            world.said().remove(&(0, 0)).unwrap_or_default()
+            job.params.sampling.seed += choice as u64;
+            fixture.submit(job);
+            fixture.finish();
+            fixture.outputs().remove(&(0, 0)).unwrap_or_default()
         })
         .collect()
 }
 
 /// Numbers for tests; a fixed start gives a fixed sequence.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct TestRng(pub(crate) u64);
 
-impl Dice {
+impl TestRng {
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        // Knuth's MMIX multiplier; the high bits are good enough for dice.
+        // Knuth's MMIX multiplier; the high bits are good enough for rng.
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -249,32 +249,32 @@ impl Dice {
 }
 
 /// Trees of any shape: sometimes right, sometimes wrong, sometimes deeper than is of use.
-pub(crate) struct Wild {
+pub(crate) struct RandomTrees {
     pub(crate) language: Language,
-    pub(crate) dice: Dice,
+    pub(crate) rng: TestRng,
     pub(crate) nodes: usize,
 }
 
-impl TreeSource for Wild {
+impl TreeSource for RandomTrees {
     fn trees(
         &mut self,
         _runner: &mut dyn Runner,
-        roots: &[Root<'_>],
+        roots: &[TreeRequest<'_>],
     ) -> Result<Vec<Tree>, DeviceError> {
         Ok(roots.iter().map(|root| self.tree(root)).collect())
     }
 }
 
-impl Wild {
-    fn tree(&mut self, root: &Root<'_>) -> Tree {
+impl RandomTrees {
+    fn tree(&mut self, root: &TreeRequest<'_>) -> Tree {
         let mut tree = Tree::root(root.token());
         let mut traces = vec![self.language.begin().then_all(root.history)];
-        for _ in 0..self.dice.below(self.nodes) {
-            let back = self.dice.below(3).min(tree.len() - 1);
+        for _ in 0..self.rng.below(self.nodes) {
+            let back = self.rng.below(3).min(tree.len() - 1);
             let parent = contract::NodeIdx((tree.len() - 1 - back) as u16);
             let likely =
                 conformance::fake::ranked(&self.language.logits(traces[parent.index()]), 4);
-            let token = likely[self.dice.below(likely.len())];
+            let token = likely[self.rng.below(likely.len())];
             if tree.push(parent, token).is_ok() {
                 traces.push(traces[parent.index()].then(token));
             }

@@ -111,7 +111,7 @@ impl Answerer {
         let begun = Instant::now();
         self.scheduler.submit(Job {
             id,
-            settings: self.settings(n_prompt)?,
+            params: self.settings(n_prompt)?,
             prompt: prompt.into(),
             choices: 1,
             priority: 0,
@@ -171,7 +171,7 @@ impl Answerer {
         }
     }
 
-    fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::Settings> {
+    fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::GenerationParams> {
         let info = self.scheduler.info();
         let room = sampling_params::room(n_prompt, info.limits.context)?;
         let fields = SamplingParams {

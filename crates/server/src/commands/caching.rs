@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use chat::conversation::{Conversation, Message, Role};
 use contract::vocab::TokenKind;
 use contract::{Backend, DeviceError, Runner, SnapshotLocation, TokenId};
-use decode::{Boundaries, PrefixConfig};
+use decode::{PrefixConfig, SavePointConfig};
 
 use crate::cli::CacheArgs;
 use crate::engine::store::{DiskStore, StoreConfig};
@@ -36,14 +36,14 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
     Ok(PrefixConfig {
         slots: args.prefix_cache_slots,
         bytes,
-        boundaries: Boundaries {
+        boundaries: SavePointConfig {
             turn_starts: turn_starts(model),
             every: EVERY,
-            ..Boundaries::default()
+            ..SavePointConfig::default()
         },
         place: SnapshotLocation::Host,
         least_stored: args.kv_cache_min_tokens.max(1),
-        ahead: args.read_ahead,
+        warmup_tokens: args.read_ahead,
     })
 }
 
@@ -51,9 +51,9 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
 pub(super) fn of_talk(model: &ServedModel) -> PrefixConfig {
     PrefixConfig {
         slots: TALK_SLOTS,
-        boundaries: Boundaries {
+        boundaries: SavePointConfig {
             turn_starts: turn_starts(model),
-            ..Boundaries::default()
+            ..SavePointConfig::default()
         },
         ..PrefixConfig::default()
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use chat::ChatError;
 use chat::conversation::{Message, Role};
 use chat::openai::response::FinishReason;
-use decode::Reject;
+use decode::SubmitError;
 
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
@@ -198,7 +198,7 @@ impl<W: Write> Speaker<W> {
 
 /// Whether the conversation itself was at fault.
 fn is_refusal(error: &anyhow::Error) -> bool {
-    error.is::<ApiError>() || error.is::<ChatError>() || error.is::<Reject>()
+    error.is::<ApiError>() || error.is::<ChatError>() || error.is::<SubmitError>()
 }
 
 /// How fast it went.

@@ -4,8 +4,8 @@ use std::io::Write;
 
 use anyhow::{Context, bail};
 use contract::{DraftCandidates, TokenId, Tree};
-use decode::Seed;
-use decode::grow::{Shape, Soil, grow};
+use decode::TreeInit;
+use decode::grow::{TreeBudget, TreeInputs, build_tree};
 use serde_json::json;
 
 use crate::cli::TreeArgs;
@@ -30,31 +30,31 @@ pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
         );
     }
     let candidates = candidates(&values, vocab, args.top_k.min(vocab), args.temperature);
-    let soil = Soil {
+    let inputs = TreeInputs {
         root: TokenId(u32::MAX),
         forced: &[],
         hints: &[],
         candidates: &candidates,
     };
-    let seed = match args.no_chain_seed {
-        true => Seed::None,
-        false => Seed::Chain,
+    let init = match args.no_chain_seed {
+        true => TreeInit::None,
+        false => TreeInit::Chain,
     };
-    let grown = grow(
-        soil,
-        Shape {
-            budget: usize::from(args.budget),
+    let draft_tree = build_tree(
+        inputs,
+        TreeBudget {
+            max_nodes: usize::from(args.budget),
             max_depth: depth,
-            seed,
+            init,
         },
     );
-    let nodes = || grown.tree.nodes().skip(1);
-    let parents = nodes().map(|node| grown.tree.parent(node).map_or(0, |p| p.index()));
+    let nodes = || draft_tree.tree.nodes().skip(1);
+    let parents = nodes().map(|node| draft_tree.tree.parent(node).map_or(0, |p| p.index()));
     let report = json!({
-        "token": nodes().map(|node| grown.tree.token(node).0).collect::<Vec<_>>(),
-        "depth": nodes().map(|node| grown.tree.depth(node)).collect::<Vec<_>>(),
+        "token": nodes().map(|node| draft_tree.tree.token(node).0).collect::<Vec<_>>(),
+        "depth": nodes().map(|node| draft_tree.tree.depth(node)).collect::<Vec<_>>(),
         "parent": parents.collect::<Vec<_>>(),
-        "weight": grown.weights[1..],
+        "weight": draft_tree.weights[1..],
     });
     writeln!(std::io::stdout().lock(), "{report}").context("cannot write the tree")
 }

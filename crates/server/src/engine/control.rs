@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use decode::Reins;
+use decode::ReasoningHandle;
 
 /// Answers under way that have reins.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
-    held: Arc<Mutex<HashMap<String, Vec<Arc<Reins>>>>>,
+    held: Arc<Mutex<HashMap<String, Vec<Arc<ReasoningHandle>>>>>,
 }
 
 /// Keeps an answer listed while it lives.
@@ -20,7 +20,7 @@ pub struct Listed {
 
 impl Live {
     /// Lists an answer until what is returned is dropped.
-    pub fn list(&self, id: &str, reins: Vec<Arc<Reins>>) -> Listed {
+    pub fn list(&self, id: &str, reins: Vec<Arc<ReasoningHandle>>) -> Listed {
         self.map(|held| held.insert(id.to_owned(), reins));
         Listed {
             live: self.clone(),
@@ -32,14 +32,14 @@ impl Live {
     pub fn close_thinking(&self, id: &str) -> bool {
         self.map(|held| match held.get(id) {
             Some(reins) => {
-                reins.iter().for_each(|reins| reins.close_thinking());
+                reins.iter().for_each(|reins| reins.end_reasoning());
                 true
             }
             None => false,
         })
     }
 
-    fn map<T>(&self, work: impl FnOnce(&mut HashMap<String, Vec<Arc<Reins>>>) -> T) -> T {
+    fn map<T>(&self, work: impl FnOnce(&mut HashMap<String, Vec<Arc<ReasoningHandle>>>) -> T) -> T {
         work(&mut self.held.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

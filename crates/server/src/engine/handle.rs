@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use contract::TokenId;
-use decode::{Event, FinishReason, Foreseen, Job, JobId, Reject, Settings};
+use decode::{Event, FinishReason, GenerationParams, Job, JobId, NextPrompt, SubmitError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::engine::{Beat, Message, Phase, Published, Ready, Submission};
@@ -20,7 +20,7 @@ pub struct Order {
     /// How many replies are wanted; reply `i` is seeded with `seed + i`.
     pub choices: usize,
     /// How each is sampled and ended.
-    pub settings: Settings,
+    pub settings: GenerationParams,
     /// Higher goes first in the queue.
     pub priority: i32,
 }
@@ -56,7 +56,7 @@ pub enum Update {
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// The scheduler does not take it.
-    Rejected(Reject),
+    Rejected(SubmitError),
     /// It waited too long for its turn.
     QueueTimeout(Duration),
     /// The server is going down.
@@ -149,7 +149,7 @@ impl EngineHandle {
             id,
             prompt: order.prompt,
             choices,
-            settings: order.settings,
+            params: order.settings,
             priority: order.priority,
         };
         let submission = Box::new(Submission { job, sink, place });
@@ -170,7 +170,7 @@ impl EngineHandle {
     }
 
     /// Tells the engine what a conversation's next prompt will begin with, to be read when there is nothing else to do.
-    pub fn foresee(&self, text: Foreseen) {
+    pub fn foresee(&self, text: NextPrompt) {
         // An engine that is gone reads nothing.
         let _ = self.inbox.send(Message::Foresee(text));
     }

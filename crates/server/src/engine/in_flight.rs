@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chat::openai::response::FinishReason;
-use decode::{Event, FinishReason as Ended, Logprobs, OutToken, Reins};
+use decode::{Event, FinishReason as Ended, Logprobs, OutputToken, ReasoningHandle};
 
 use crate::engine::active_requests::Place;
 use crate::engine::handle::{Events, Order, Stamped, Update};
@@ -131,7 +131,7 @@ impl Run {
     }
 
     /// What holds the thinking of its choices, where there is anything to hold.
-    pub fn reins(&self) -> Vec<Arc<Reins>> {
+    pub fn reins(&self) -> Vec<Arc<ReasoningHandle>> {
         let reins = self.choices.iter().filter_map(Choice::reins);
         reins.map(Arc::clone).collect()
     }
@@ -214,7 +214,13 @@ impl Run {
         Ok(())
     }
 
-    fn tokens(&mut self, choice: usize, tokens: Vec<OutToken>, at: Instant, news: &mut Vec<News>) {
+    fn tokens(
+        &mut self,
+        choice: usize,
+        tokens: Vec<OutputToken>,
+        at: Instant,
+        news: &mut Vec<News>,
+    ) {
         let state = &mut self.choices[choice];
         let before = state.n_tokens();
         let parts = state.push(tokens);

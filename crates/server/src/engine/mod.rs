@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use contract::{LoadProgress, Runner, RunnerInfo};
-use decode::{Event, Foreseen, Job, JobId, PrefixConfig, Scheduler, SchedulerConfig, Stats};
+use decode::{Event, Job, JobId, NextPrompt, PrefixConfig, Scheduler, SchedulerConfig, Stats};
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
@@ -109,7 +109,7 @@ pub(crate) enum Message {
     /// Drop one choice of a request.
     CancelChoice(JobId, usize),
     /// What a conversation's next prompt will begin with.
-    Foresee(Foreseen),
+    Foresee(NextPrompt),
     /// Take nothing more, finish what runs within the given time, and end.
     Drain(Duration),
 }
@@ -229,7 +229,7 @@ fn run(
     };
     let mut scheduler = Scheduler::new(loaded.runner, scheduler);
     if let Some(store) = loaded.store {
-        scheduler = scheduler.keep_in(Box::new(store));
+        scheduler = scheduler.with_store(Box::new(store));
     }
     let mut turns = Turns {
         scheduler,
@@ -354,21 +354,21 @@ impl Turns<'_> {
         beat: &Beat,
     ) -> Result<Option<Message>, contract::DeviceError> {
         let begun = Instant::now();
-        while self.scheduler.has_ahead() || self.scheduler.has_upkeep() {
+        while self.scheduler.has_warmup() || self.scheduler.has_unpersisted() {
             match inbox.try_recv() {
                 Ok(message) => return Ok(Some(message)),
                 Err(TryRecvError::Disconnected) => return Ok(None),
                 Err(TryRecvError::Empty) if begun.elapsed() < BETWEEN_TURNS => {
                     std::thread::sleep(LOOK_AGAIN);
                 }
-                Err(TryRecvError::Empty) if self.scheduler.has_ahead() => {
+                Err(TryRecvError::Empty) if self.scheduler.has_warmup() => {
                     beat.turn();
-                    self.scheduler.read_ahead()?;
+                    self.scheduler.warmup_step()?;
                     beat.idle();
                     self.publish();
                 }
                 Err(TryRecvError::Empty) => {
-                    self.scheduler.upkeep()?;
+                    self.scheduler.persist_next()?;
                 }
             }
         }
@@ -388,7 +388,7 @@ impl Turns<'_> {
                     self.scheduler.cancel_choice(id, choice);
                 }
             }
-            Message::Foresee(text) => self.scheduler.foresee(text),
+            Message::Foresee(text) => self.scheduler.queue_warmup(text),
             Message::Drain(grace) => self.drain(grace),
         }
     }

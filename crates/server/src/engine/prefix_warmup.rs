@@ -3,7 +3,7 @@
 //! Templates show a turn otherwise once it is history: thoughts go, calls are written anew. How they will show it is
 //! known here, where requests are rendered, so the conversation is rendered with the reply in it and a message after
 //! it, and what does not depend on that message is read by the engine while nobody asks for anything
-//! ([`Scheduler::foresee`](decode::Scheduler::foresee)). Clients send back what they were sent, so this is mostly the
+//! ([`Scheduler::queue_warmup`](decode::Scheduler::queue_warmup)). Clients send back what they were sent, so this is mostly the
 //! next prompt's beginning; where it is not, nothing is lost but the time nobody wanted.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use chat::openai::request::{ChatRequest, ConversationPolicy};
 use chat::openai::response::FinishReason;
 use chat::reply::{Reply, ReplyDelta};
 use contract::TokenId;
-use decode::Foreseen;
+use decode::NextPrompt;
 
 use crate::engine::Ready;
 use crate::engine::handle::EngineHandle;
@@ -34,7 +34,7 @@ impl Foresight {
     /// Follows a request, if reading ahead is on and its next one can be foreseen: one reply, which is a whole message,
     /// and saved states are not forbidden.
     pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<Foresight> {
-        let on = ready.prefix.slots > 0 && ready.prefix.ahead > 0 && request.cache.enabled;
+        let on = ready.prefix.slots > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
         let plain = request.sampling.n == 1
             && request.add_generation_prompt
             && !request.continue_final_message;
@@ -63,7 +63,7 @@ impl Foresight {
             Ok(tokens) => {
                 let session = self.request.cache.session.as_deref().map(Arc::from);
                 let tokens = tokens.into();
-                engine.foresee(Foreseen { tokens, session });
+                engine.foresee(NextPrompt { tokens, session });
             }
             Err(error) => tracing::debug!(%error, "the next prompt cannot be foreseen"),
         });

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use chat::openai::response::{SpeculationTimings, Timings, Usage};
 use contract::AttentionWindow;
-use decode::{ChoiceStats, DraftDepths, RoundTimes};
+use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
 
 use crate::http::metrics::{RequestSummary, Stage};
 
@@ -47,21 +47,21 @@ pub struct Rounds {
     /// Tokens that were forced.
     pub forced: usize,
     /// How deep drafts came true.
-    pub depths: DraftDepths,
+    pub depths: AcceptanceByDepth,
     /// Time.
-    pub times: RoundTimes,
+    pub times: StepTimes,
 }
 
 impl Rounds {
     /// Adds a finished choice.
     pub fn add(&mut self, stats: &ChoiceStats) {
-        self.passes += stats.rounds;
+        self.passes += stats.decode_steps;
         self.tokens += stats.generated_tokens.saturating_sub(1);
         self.drafted += stats.drafted_tokens;
         self.accepted += stats.accepted_tokens;
         self.forced += stats.forced_tokens;
-        self.depths.rounds += stats.depths.rounds;
-        for (sum, kept) in self.depths.kept.iter_mut().zip(stats.depths.kept) {
+        self.depths.steps += stats.depths.steps;
+        for (sum, kept) in self.depths.accepted.iter_mut().zip(stats.depths.accepted) {
             *sum += kept;
         }
         self.times.draft += stats.times.draft;
@@ -76,10 +76,10 @@ impl Rounds {
         };
         let round = |value: f64, unit: f64| (value * unit).round() / unit;
         let ms = |time: Duration| round(time.as_secs_f64() * 1e3, 10.0);
-        let drafted = f64::from(self.depths.rounds);
+        let drafted = f64::from(self.depths.steps);
         let mut by_depth: Vec<f64> = self
             .depths
-            .kept
+            .accepted
             .iter()
             .map(|kept| round(share(f64::from(*kept), drafted), 1000.0))
             .collect();

@@ -12,7 +12,7 @@ use chat::ChatError;
 use chat::openai::request::{ChatRequest, ReasoningFormat};
 use chat::openai::response::FinishReason;
 use chat::reply::ReplyConfig;
-use decode::{Grammar, Opening};
+use decode::{Grammar, InitialPhase};
 
 use crate::engine::Ready;
 use crate::engine::handle::Order;
@@ -111,7 +111,7 @@ impl<T: Send + 'static> Talk<T> {
         let plan = ChoicePlan {
             tokenizer: Arc::clone(&model.tokenizer),
             reading: ReplyConfig {
-                starts_in_reasoning: self.prompt.opening == Opening::Thinking,
+                starts_in_reasoning: self.prompt.opening == InitialPhase::Reasoning,
                 split_reasoning: request.reasoning_format == ReasoningFormat::Split,
                 tools: request.callable_tools(),
                 parallel_tool_calls: request.parallel_tool_calls,

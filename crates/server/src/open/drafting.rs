@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use contract::{Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, OpenPlan, Runner, Tree};
-use decode::{Seed, Speculation};
+use decode::{Speculation, TreeInit};
 use model::{DraftOptions, LoadedDraft};
 
 use crate::cli::{DeviceArgs, DraftArgs, OnOff};
@@ -88,15 +88,15 @@ impl Drafting {
             return Ok(drafting);
         };
         let budget = args.ddtree_budget.map_or(BUDGET, usize::from);
-        let seed = match (args.no_ddtree, args.ddtree_chain_seed) {
-            (true, _) => Seed::ChainOnly,
-            (false, true) => Seed::Chain,
-            (false, false) => Seed::None,
+        let init = match (args.no_ddtree, args.ddtree_chain_seed) {
+            (true, _) => TreeInit::ChainOnly,
+            (false, true) => TreeInit::Chain,
+            (false, false) => TreeInit::None,
         };
         drafting.plan = Some(draft_plan(found, device.cpu_reference, args.lazy_draft));
         drafting.speculation = Speculation {
             budget,
-            seed,
+            init,
             temperature: args.ddtree_temp,
             lookup: args.lookup,
             ..Speculation::default()
@@ -124,15 +124,15 @@ impl Drafting {
         let Some(costs) = &speculation.costs else {
             return Ok((runner, speculation));
         };
-        let promise = costs.promise(depth.min(speculation.budget));
-        if promise >= decode::WORTH_TRYING {
+        let promise = costs.max_speedup(depth.min(speculation.budget));
+        if promise >= decode::MIN_SPEEDUP {
             return Ok((runner, speculation));
         }
         tracing::warn!(
             "the draft is not used: drafts are wrong at times, and even one that never is would bring no more than \
              {promise:.2} times the speed of plain decoding on this device, where {} are wanted to try; \
              --ddtree-cost-stop off uses it all the same",
-            decode::WORTH_TRYING
+            decode::MIN_SPEEDUP
         );
         drop(runner);
         let plain = OpenPlan {
@@ -174,10 +174,10 @@ impl Drafting {
         let plan = self.plan.as_ref()?;
         let spec = &plan.spec;
         let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
-        let how = match self.speculation.seed {
-            Seed::ChainOnly => "chains",
-            Seed::Chain => "trees seeded with a chain",
-            Seed::None => "trees",
+        let how = match self.speculation.init {
+            TreeInit::ChainOnly => "chains",
+            TreeInit::Chain => "trees seeded with a chain",
+            TreeInit::None => "trees",
         };
         Some(format!(
             "draft {}: {} layers, {}, blocks of {}, {how} of up to {} drafted tokens",

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use chat::Tokenizer;
 use chat::openai::response::{TokenLogprob, TopLogprob};
 use contract::TokenId;
-use decode::{Logprobs, OutToken};
+use decode::{Logprobs, OutputToken};
 
 /// Tokens whose text has not been given out yet.
 pub struct Pending {
@@ -45,7 +45,7 @@ impl Pending {
     }
 
     /// Takes a token as it is generated; one without logprobs was not asked for.
-    pub fn push(&mut self, token: OutToken) {
+    pub fn push(&mut self, token: OutputToken) {
         if let Some(logprobs) = token.logprobs {
             self.waiting.push_back(Waiting {
                 id: token.id,

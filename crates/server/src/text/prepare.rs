@@ -9,7 +9,7 @@ use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::reply::tool_call_start_token;
 use chat::template::{RenderedPrompt, ToolCallFormat};
 use contract::TokenId;
-use decode::Opening;
+use decode::InitialPhase;
 
 use crate::engine::Ready;
 use crate::error::ApiError;
@@ -26,7 +26,7 @@ pub struct Prompt {
     /// Its tokens.
     pub ids: Arc<[TokenId]>,
     /// Where the reply begins.
-    pub opening: Opening,
+    pub opening: InitialPhase,
     /// The most tokens of thinking.
     pub thinking_budget: Option<usize>,
 }
@@ -49,7 +49,7 @@ pub fn chat(
     let conversation = request.conversation(policy)?;
     let prompt = prompt(ready, request, &conversation)?;
     let is_short = prompt.thinking_budget.is_some_and(|n| n < LEAST_THINKING);
-    if prompt.opening == Opening::Thinking && is_short {
+    if prompt.opening == InitialPhase::Reasoning && is_short {
         let briefly = Conversation {
             enable_thinking: Some(false),
             ..conversation
@@ -79,14 +79,18 @@ fn prompt(
 }
 
 /// Where the reply to a prompt begins.
-fn opening(model: &ServedModel, rendered: &RenderedPrompt, conversation: &Conversation) -> Opening {
+fn opening(
+    model: &ServedModel,
+    rendered: &RenderedPrompt,
+    conversation: &Conversation,
+) -> InitialPhase {
     let left_open = !rendered.closes_reasoning() && !conversation.continue_final_message;
     if rendered.opens_reasoning() {
-        Opening::Thinking
+        InitialPhase::Reasoning
     } else if left_open && model.template.capabilities().model_opens_reasoning {
-        Opening::Either
+        InitialPhase::Either
     } else {
-        Opening::Text
+        InitialPhase::Answer
     }
 }
 

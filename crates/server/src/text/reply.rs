@@ -6,7 +6,7 @@ use chat::Tokenizer;
 use chat::openai::response::{ChatLogprobs, FinishReason};
 use chat::reply::{EarlyStop, Reply, ReplyConfig, ReplyDelta, ReplyEnd, ReplyParser, ReplyStats};
 use contract::TokenId;
-use decode::{Close, FinishReason as Ended, OutToken, Reins};
+use decode::{FinishReason as Ended, OutputToken, ReasoningEnd, ReasoningHandle};
 
 use crate::ids;
 use crate::text::logprobs::{Pending, Shown};
@@ -43,7 +43,7 @@ pub struct Choice {
     /// Whether a stop token came.
     stopped: bool,
     /// Where its thinking is held, if it is.
-    reins: Option<Arc<Reins>>,
+    reins: Option<Arc<ReasoningHandle>>,
     /// Closes thinking.
     close_token: Option<TokenId>,
     /// Whether that came.
@@ -77,20 +77,20 @@ impl Choice {
     }
 
     /// The same, with its thinking held by `reins`.
-    pub fn held(self, reins: Option<Arc<Reins>>) -> Choice {
+    pub fn held(self, reins: Option<Arc<ReasoningHandle>>) -> Choice {
         Choice { reins, ..self }
     }
 
     /// Where its thinking is held, if it is.
-    pub fn reins(&self) -> Option<&Arc<Reins>> {
+    pub fn reins(&self) -> Option<&Arc<ReasoningHandle>> {
         self.reins.as_ref()
     }
 
     /// How its thinking ended.
-    pub fn close(&self) -> Close {
+    pub fn close(&self) -> ReasoningEnd {
         self.reins
             .as_ref()
-            .map_or(Close::Natural, |reins| reins.close())
+            .map_or(ReasoningEnd::Natural, |reins| reins.end())
     }
 
     /// Whether it was ended because it said the same over and over.
@@ -127,7 +127,7 @@ impl Choice {
     }
 
     /// Takes new tokens and gives what became certain with them.
-    pub fn push(&mut self, tokens: Vec<OutToken>) -> Vec<Part> {
+    pub fn push(&mut self, tokens: Vec<OutputToken>) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
         for token in tokens {
@@ -143,7 +143,7 @@ impl Choice {
             }
             // The engine is ahead: how the thought ended is known before its tokens are seen here.
             let is_close = self.close_token == Some(token.id);
-            self.is_closed |= is_close && self.close() == Close::Hard;
+            self.is_closed |= is_close && self.close() == ReasoningEnd::Hard;
             match &mut self.pending {
                 None => ids.push(token.id),
                 Some(pending) => {

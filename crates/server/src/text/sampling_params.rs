@@ -2,7 +2,7 @@
 
 use chat::openai::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
-use decode::{Sampling, Settings};
+use decode::{GenerationParams, Sampling};
 
 use crate::error::ApiError;
 use crate::ids;
@@ -37,7 +37,7 @@ pub fn settings(
     defaults: &GenerationDefaults,
     max_tokens: usize,
     vocab: usize,
-) -> Result<Settings, ApiError> {
+) -> Result<GenerationParams, ApiError> {
     for (token, _) in &fields.logit_bias {
         known(*token, vocab, "logit_bias")?;
     }
@@ -52,7 +52,7 @@ pub fn settings(
     let mut bias = fields.logit_bias.clone();
     bias.sort_by_key(|(token, _)| *token);
     bias.dedup_by_key(|(token, _)| *token);
-    Ok(Settings {
+    Ok(GenerationParams {
         sampling: Sampling {
             temperature: fields.temperature.unwrap_or(defaults.temperature),
             top_k: fields.top_k.unwrap_or(defaults.top_k),
@@ -95,7 +95,7 @@ fn known(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
 mod tests {
     use super::*;
 
-    fn check(fields: SamplingParams) -> Settings {
+    fn check(fields: SamplingParams) -> GenerationParams {
         settings(&fields, &GenerationDefaults::default(), 100, 1000).unwrap()
     }
 

@@ -17,7 +17,8 @@ use contract::{
 };
 use cuda::{CudaBackend, Options, Sums, compile};
 use decode::{
-    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
+    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
+    Speculation,
 };
 
 use crate::draft::{acceptance, feed, plan_with_draft};
@@ -92,20 +93,20 @@ fn texts(
     };
     let mut scheduler = Scheduler::new(runner, config);
     for (i, prompt) in prompts.iter().enumerate() {
-        let settings = Settings {
+        let settings = GenerationParams {
             sampling: Sampling::greedy(),
             max_tokens: WORDS,
             // Toys end early, and a text that goes on is compared longer.
             ignore_eos: true,
             speculate: trees,
-            ..Settings::default()
+            ..GenerationParams::default()
         };
         scheduler
             .submit(Job {
                 id: JobId(i as u64),
                 prompt: prompt.as_slice().into(),
                 choices: 1,
-                settings,
+                params: settings,
                 priority: 0,
             })
             .unwrap();

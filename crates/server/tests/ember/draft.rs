@@ -6,8 +6,8 @@ use contract::{
     NodeIdx, OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
-use decode::Seed;
-use decode::grow::{Shape, Soil, grow};
+use decode::TreeInit;
+use decode::grow::{TreeBudget, TreeInputs, build_tree};
 use model::DraftOptions;
 
 use crate::golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};
@@ -151,25 +151,25 @@ fn kept(tree: &Tree, text: &[TokenId]) -> usize {
 pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64)> {
     let plan = plan_with_draft(None, FAST);
     let mut all = Vec::new();
-    for (kind, seed) in [("chain", Seed::ChainOnly), ("tree", Seed::None)] {
+    for (kind, seed) in [("chain", TreeInit::ChainOnly), ("tree", TreeInit::None)] {
         let (mut found, mut expected) = (0, 0.0);
         for case in cases().iter().filter(|case| !case["kept"].is_null()) {
             let text = ids(&case["greedy_ids"]);
             expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
             let name = case["name"].as_str().unwrap();
             drafts((&plan, backend), name, (K, 1), &mut |root, candidates| {
-                let soil = Soil {
+                let soil = TreeInputs {
                     root: text[root],
                     forced: &[],
                     hints: &[],
                     candidates: &candidates,
                 };
-                let shape = Shape {
-                    budget: 22,
+                let shape = TreeBudget {
+                    max_nodes: 22,
                     max_depth: 15,
-                    seed,
+                    init: seed,
                 };
-                found += kept(&grow(soil, shape).tree, &text[root + 1..]);
+                found += kept(&build_tree(soil, shape).tree, &text[root + 1..]);
             });
         }
         all.push((kind, found, expected));

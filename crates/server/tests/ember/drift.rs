@@ -9,8 +9,8 @@ use contract::{
     SnapshotLocation, TokenId, VerifyItem,
 };
 use cpu::CpuBackend;
-use decode::Seed;
-use decode::grow::{Shape, Soil, grow};
+use decode::TreeInit;
+use decode::grow::{TreeBudget, TreeInputs, build_tree};
 
 use crate::draft::{feed, plan_with_draft};
 use crate::golden::{FAST, ORACLE, ember};
@@ -31,18 +31,18 @@ fn tree_text(
     let mut text = Vec::new();
     for _ in 0..steps {
         let candidates = runner.draft(&[DraftItem { seq, root }], depth, 8).unwrap();
-        let soil = Soil {
+        let soil = TreeInputs {
             root,
             forced: &[],
             hints: &[],
             candidates: &candidates[0],
         };
-        let shape = Shape {
-            budget: 22,
+        let shape = TreeBudget {
+            max_nodes: 22,
             max_depth: depth,
-            seed: Seed::None,
+            init: TreeInit::None,
         };
-        let tree = grow(soil, shape).tree;
+        let tree = build_tree(soil, shape).tree;
         let requests = vec![LogitsRequest::top_k(1); tree.len()];
         let item = VerifyItem {
             seq,

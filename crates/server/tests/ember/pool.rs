@@ -5,8 +5,8 @@ use chat::{SpecialTokens, Tokenizer};
 use contract::Backend;
 use cpu::CpuBackend;
 use decode::{
-    Event, Job, JobId, OutToken, PrefixConfig, Progress, Sampling, Scheduler, SchedulerConfig,
-    Settings, Speculation, Stats,
+    Event, GenerationParams, Job, JobId, OutputToken, PrefixConfig, Progress, Sampling, Scheduler,
+    SchedulerConfig, Speculation, Stats,
 };
 
 use crate::draft::plan_with_draft;
@@ -62,12 +62,12 @@ fn jobs() -> Vec<Job> {
                 .unwrap()
                 .into(),
             choices: 1,
-            settings: Settings {
+            params: GenerationParams {
                 sampling,
                 max_tokens,
                 ignore_eos: true,
                 logprobs: Some(3),
-                ..Settings::default()
+                ..GenerationParams::default()
             },
             priority: 0,
         }
@@ -76,7 +76,7 @@ fn jobs() -> Vec<Job> {
 }
 
 /// What each job says, and whether anyone waited for pages.
-fn said(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutToken>>, bool, Stats) {
+fn said(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>, bool, Stats) {
     let (mut events, mut waited) = (Vec::new(), false);
     for job in jobs {
         scheduler.submit(job.clone()).unwrap();
@@ -106,13 +106,13 @@ pub(crate) fn few_pages_change_no_bit(backend: &dyn Backend, exact: bool) {
             .0
             .remove(0)
     };
-    let expected: Vec<Vec<OutToken>> = jobs.iter().map(alone).collect();
+    let expected: Vec<Vec<OutputToken>> = jobs.iter().map(alone).collect();
     for slots in [0, 8] {
         // One context: hardly more than one of them takes.
         let (found, waited, stats) = said(&mut scheduler(on, Some(0), slots), &jobs);
         assert!(found == expected, "{slots} slots: {stats:?}");
-        assert!(waited && stats.parkings > 0, "{stats:?}");
-        assert_eq!((stats.parkings, stats.leaks), (stats.resumed, 0));
+        assert!(waited && stats.preemptions > 0, "{stats:?}");
+        assert_eq!((stats.preemptions, stats.leaks), (stats.resumed, 0));
         assert_eq!(stats.free_tokens, stats.pool_tokens);
     }
 }

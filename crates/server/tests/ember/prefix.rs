@@ -7,8 +7,8 @@ use chat::{SpecialTokens, Tokenizer};
 use contract::{Backend, KvFormat, TokenId};
 use cpu::CpuBackend;
 use decode::{
-    Boundaries, Event, Foreseen, Job, JobId, OutToken, PrefixConfig, PrefixStats, Progress,
-    Sampling, Scheduler, SchedulerConfig, Seed, Settings, Speculation,
+    Event, GenerationParams, Job, JobId, NextPrompt, OutputToken, PrefixConfig, PrefixStats,
+    Progress, Sampling, SavePointConfig, Scheduler, SchedulerConfig, Speculation, TreeInit,
 };
 use server::engine::store::{DiskStore, StoreConfig};
 
@@ -30,19 +30,19 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
         eos: loaded.vocab.eos,
         speculation: Speculation {
             budget: 7,
-            seed: Seed::None,
+            init: TreeInit::None,
             ..Speculation::default()
         },
         prefix: PrefixConfig {
             slots,
-            boundaries: Boundaries {
+            boundaries: SavePointConfig {
                 turn_starts: vec![tokenizer.id_of("<|im_start|>").unwrap()],
                 // Turns are short here.
                 apart: 64,
-                ..Boundaries::default()
+                ..SavePointConfig::default()
             },
             least_stored: 64,
-            ahead: 1 << 20,
+            warmup_tokens: 1 << 20,
             ..PrefixConfig::default()
         },
         ..SchedulerConfig::default()
@@ -53,7 +53,7 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
         .unwrap();
     let scheduler = Scheduler::new(runner, config);
     match store {
-        Some(store) => scheduler.keep_in(Box::new(store)),
+        Some(store) => scheduler.with_store(Box::new(store)),
         None => scheduler,
     }
 }
@@ -84,7 +84,7 @@ fn prompts(turns: usize) -> Vec<Vec<TokenId>> {
     prompts
 }
 
-fn settings(i: usize) -> Settings {
+fn settings(i: usize) -> GenerationParams {
     let sampling = match i % 2 {
         0 => Sampling::greedy(),
         _ => Sampling {
@@ -93,11 +93,11 @@ fn settings(i: usize) -> Settings {
             ..Sampling::default()
         },
     };
-    Settings {
+    GenerationParams {
         sampling,
         max_tokens: MAX_TOKENS,
         logprobs: Some(3),
-        ..Settings::default()
+        ..GenerationParams::default()
     }
 }
 
@@ -106,7 +106,7 @@ fn answers(
     scheduler: &mut Scheduler,
     prompts: &[Vec<TokenId>],
     first: usize,
-) -> (Vec<Vec<OutToken>>, PrefixStats) {
+) -> (Vec<Vec<OutputToken>>, PrefixStats) {
     let mut said = vec![Vec::new(); prompts.len()];
     let mut events = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
@@ -114,7 +114,7 @@ fn answers(
             id: JobId(i as u64),
             prompt: Arc::from(&prompt[..]),
             choices: 1,
-            settings: settings(first + i),
+            params: settings(first + i),
             priority: 0,
         };
         scheduler.submit(job).unwrap();
@@ -175,9 +175,9 @@ fn check(format: KvFormat, turns: usize) {
 }
 
 /// Most of the next prompt of a conversation, once a prompt of [`prompts`] was answered.
-fn foreseen(prompts: &[Vec<TokenId>], i: usize) -> Option<Foreseen> {
+fn foreseen(prompts: &[Vec<TokenId>], i: usize) -> Option<NextPrompt> {
     let next = prompts.get(i + 3)?;
-    Some(Foreseen {
+    Some(NextPrompt {
         tokens: next[..next.len() - 9].into(),
         session: None,
     })
@@ -194,15 +194,15 @@ fn pauses_of_any_length_leave_the_same_bits() {
             let one = std::slice::from_ref(prompt);
             found.extend(answers(&mut reader, one, i).0);
             if let Some(text) = foreseen(&prompts, i) {
-                reader.foresee(text);
+                reader.queue_warmup(text);
             }
             for _ in 0..chunks {
-                reader.read_ahead().unwrap();
+                reader.warmup_step().unwrap();
             }
         }
         assert!(found == expected, "{chunks} chunks in each pause");
         let stats = reader.stats().prefix;
-        assert!(stats.ahead_hits > 0 && stats.failed == 0, "{stats:?}");
+        assert!(stats.warmup_hits > 0 && stats.failed == 0, "{stats:?}");
     }
 }
 

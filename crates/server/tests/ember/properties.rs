@@ -7,8 +7,8 @@ use chat::{SpecialTokens, Tokenizer};
 use contract::{Backend, TokenId};
 use cpu::CpuBackend;
 use decode::{
-    ChoiceStats, Event, FinishReason, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Seed, Settings, Speculation,
+    ChoiceStats, Event, FinishReason, GenerationParams, Job, JobId, Progress, Sampling, Scheduler,
+    SchedulerConfig, Speculation, TreeInit,
 };
 
 use crate::draft::plan_with_draft;
@@ -48,7 +48,7 @@ pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
 }
 
 /// How a prompt is continued: every third greedily, the others by drawing, some with penalties or cut tails.
-fn settings(i: usize) -> Settings {
+fn settings(i: usize) -> GenerationParams {
     let sampling = match i % 6 {
         0 | 3 => Sampling::greedy(),
         1 => Sampling {
@@ -77,10 +77,10 @@ fn settings(i: usize) -> Settings {
             ..Sampling::default()
         },
     };
-    Settings {
+    GenerationParams {
         sampling,
         max_tokens: MAX_TOKENS,
-        ..Settings::default()
+        ..GenerationParams::default()
     }
 }
 
@@ -122,7 +122,7 @@ impl World {
             id: JobId(i as u64),
             prompt: Arc::from(prompt),
             choices: if i.is_multiple_of(11) { 2 } else { 1 },
-            settings: settings(i),
+            params: settings(i),
             priority: 0,
         };
         self.scheduler.submit(job).unwrap();
@@ -162,10 +162,10 @@ impl World {
     }
 }
 
-fn speculation(budget: usize, seed: Seed) -> Speculation {
+fn speculation(budget: usize, init: TreeInit) -> Speculation {
     Speculation {
         budget,
-        seed,
+        init,
         ..Speculation::default()
     }
 }
@@ -180,7 +180,7 @@ pub(crate) fn every_budget_says_the_same(
     let budgets: Vec<usize> = budgets.collect();
     // Each budget takes its own prompts, three or four of them.
     let of = |budget: usize| (0..PROMPTS).filter(move |i| i % 64 == budget);
-    let mut plain = World::new((backend, exact), speculation(0, Seed::None), 1);
+    let mut plain = World::new((backend, exact), speculation(0, TreeInit::None), 1);
     for i in budgets.iter().copied().flat_map(of) {
         plain.submit(i, &prompts[i]);
     }
@@ -189,7 +189,12 @@ pub(crate) fn every_budget_says_the_same(
     for &budget in &budgets {
         // In batches of one to four.
         let mine: Vec<usize> = of(budget).collect();
-        let seed = [Seed::None, Seed::Chain, Seed::None, Seed::ChainOnly][budget % 4];
+        let seed = [
+            TreeInit::None,
+            TreeInit::Chain,
+            TreeInit::None,
+            TreeInit::ChainOnly,
+        ][budget % 4];
         let mut world = World::new((backend, exact), speculation(budget, seed), 1 + budget % 4);
         for &i in &mine {
             world.submit(i, &prompts[i]);
@@ -230,7 +235,7 @@ fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
 fn one_pass_a_step_and_several_tokens_a_pass() {
     let prompts = prompts();
     let cpu = CpuBackend::new(FAST);
-    let mut world = World::new((&cpu, false), speculation(22, Seed::None), 1);
+    let mut world = World::new((&cpu, false), speculation(22, TreeInit::None), 1);
     for (i, prompt) in prompts.iter().enumerate().take(24) {
         world.submit(i, prompt);
     }
@@ -238,10 +243,13 @@ fn one_pass_a_step_and_several_tokens_a_pass() {
     let stats = world.scheduler.stats();
     let texts = world.said.iter().filter(|said| said.1.is_some()).count() as u64;
     // A round is one verify: with one sequence at a time there are as many as steps.
-    assert_eq!(stats.rounds, stats.batched);
-    assert!(stats.drafted_rounds * 10 > stats.rounds * 9, "{stats:?}");
-    assert_eq!(stats.undrafted_rounds, 0);
-    let per_step = (stats.generated_tokens - texts) as f64 / stats.rounds as f64;
+    assert_eq!(stats.decode_steps, stats.batched);
+    assert!(
+        stats.drafted_steps * 10 > stats.decode_steps * 9,
+        "{stats:?}"
+    );
+    assert_eq!(stats.undrafted_steps, 0);
+    let per_step = (stats.generated_tokens - texts) as f64 / stats.decode_steps as f64;
     assert!(per_step > 1.5, "{per_step} tokens a step");
     let kept: u64 = world
         .said

@@ -2,7 +2,7 @@
 
 use conformance::fake::RunnerMethod;
 use contract::Limits;
-use decode::{Boundaries, PrefixConfig};
+use decode::{PrefixConfig, SavePointConfig};
 use serde_json::{Value, json};
 
 use crate::client;
@@ -17,10 +17,10 @@ fn plan() -> Plan {
         },
         prefix: PrefixConfig {
             slots: 8,
-            boundaries: Boundaries {
+            boundaries: SavePointConfig {
                 turn_starts: vec![special("<|im_start|>")],
                 apart: 8,
-                ..Boundaries::default()
+                ..SavePointConfig::default()
             },
             ..PrefixConfig::default()
         },
@@ -237,7 +237,7 @@ fn reader(ahead: usize) -> Plan {
     Plan {
         script: crate::test_server::says(&"A long answer, of many words. ".repeat(8)),
         prefix: PrefixConfig {
-            ahead,
+            warmup_tokens: ahead,
             ..plan.prefix
         },
         ..plan

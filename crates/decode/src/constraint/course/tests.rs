@@ -12,20 +12,20 @@ fn ids(ids: &[u32]) -> Vec<TokenId> {
     ids.iter().map(|id| TokenId(*id)).collect()
 }
 
-fn plan(budget: Option<(usize, usize)>) -> CoursePlan {
-    let mut ends = TokenMask::none(100);
-    ends.insert(TokenId(STOP));
-    CoursePlan {
-        opening: Opening::Thinking,
-        tags: Some(ThinkTags {
+fn plan(budget: Option<(usize, usize)>) -> ReasoningConfig {
+    let mut sentence_ends = TokenMask::none(100);
+    sentence_ends.insert(TokenId(STOP));
+    ReasoningConfig {
+        opening: InitialPhase::Reasoning,
+        tags: Some(ReasoningTags {
             open: TokenId(OPEN),
             close: TokenId(CLOSE),
         }),
-        budget: budget.map(|(tokens, soft)| Budget {
+        budget: budget.map(|(tokens, soft)| ReasoningBudget {
             tokens,
             soft,
-            lift: 8.0,
-            sentence_ends: Arc::new(ends),
+            boost: 8.0,
+            sentence_ends: Arc::new(sentence_ends),
         }),
         closing: ids(&[70, CLOSE, 71]).into(),
         gap: ids(&[71]).into(),
@@ -36,12 +36,12 @@ fn plan(budget: Option<(usize, usize)>) -> CoursePlan {
 }
 
 /// Says `wanted`, one after another, where nothing is forced, and gives all that came.
-fn said(course: &mut Course, wanted: &[u32], told_every: usize) -> Vec<u32> {
+fn said(machine: &mut ReasoningMachine, wanted: &[u32], told_every: usize) -> Vec<u32> {
     let mut all: Vec<TokenId> = Vec::new();
     let mut told = 0;
     let mut wanted = wanted.iter();
     loop {
-        let token = match course.forced(&all[told..]) {
+        let token = match machine.forced(&all[told..]) {
             Some(token) => token,
             None => match wanted.next() {
                 Some(token) => TokenId(*token),
@@ -50,98 +50,108 @@ fn said(course: &mut Course, wanted: &[u32], told_every: usize) -> Vec<u32> {
         };
         all.push(token);
         if all.len() - told == told_every {
-            course.advance(&all[told..]);
+            machine.advance(&all[told..]);
             told = all.len();
         }
     }
-    course.advance(&all[told..]);
+    machine.advance(&all[told..]);
     all.iter().map(|token| token.0).collect()
 }
 
 #[track_caller]
-fn check(plan: CoursePlan, wanted: &[u32], expected: &[u32], close: Close) {
+fn check(plan: ReasoningConfig, wanted: &[u32], expected: &[u32], close: ReasoningEnd) {
     for told_every in [1, 2, 3, 100] {
-        let reins = Arc::new(Reins::default());
-        let mut course = Course::new(Arc::new(plan.clone()), Arc::clone(&reins));
+        let handle = Arc::new(ReasoningHandle::default());
+        let mut machine = ReasoningMachine::new(Arc::new(plan.clone()), Arc::clone(&handle));
         assert_eq!(
-            said(&mut course, wanted, told_every),
+            said(&mut machine, wanted, told_every),
             expected,
             "told every {told_every}"
         );
-        assert_eq!(reins.close(), close, "told every {told_every}");
+        assert_eq!(handle.end(), close, "told every {told_every}");
     }
 }
 
 #[test]
-fn thinking_is_closed_when_its_budget_is_used_up_and_never_in_the_text() {
+fn reasoning_ends_at_its_budget_and_answer_is_unlimited() {
     check(
         plan(Some((3, 0))),
         &[1, 2, 3, 4, 5, 6, 7, 8],
         &[1, 2, 3, 70, CLOSE, 71, 4, 5, 6, 7, 8],
-        Close::Hard,
+        ReasoningEnd::Hard,
     );
     let early = [1, CLOSE, 3, 4, 5, 6, 7, 8];
-    check(plan(Some((3, 0))), &early, &early, Close::Natural);
-    check(plan(None), &early, &early, Close::Natural);
+    check(plan(Some((3, 0))), &early, &early, ReasoningEnd::Natural);
+    check(plan(None), &early, &early, ReasoningEnd::Natural);
     let mut text = plan(Some((3, 0)));
-    text.opening = Opening::Text;
-    check(text, &[1, 2, 3, 4, 5], &[1, 2, 3, 4, 5], Close::Natural);
+    text.opening = InitialPhase::Answer;
+    check(
+        text,
+        &[1, 2, 3, 4, 5],
+        &[1, 2, 3, 4, 5],
+        ReasoningEnd::Natural,
+    );
 }
 
 #[test]
-fn a_reply_may_open_its_thinking_itself() {
+fn model_may_open_reasoning_itself() {
     let mut either = plan(Some((2, 0)));
-    either.opening = Opening::Either;
+    either.opening = InitialPhase::Either;
     check(
         either.clone(),
         &[OPEN, 1, 2, 3],
         &[OPEN, 1, 2, 70, CLOSE, 71, 3],
-        Close::Hard,
+        ReasoningEnd::Hard,
     );
-    check(either, &[1, OPEN, 3, 4], &[1, OPEN, 3, 4], Close::Natural);
+    check(
+        either,
+        &[1, OPEN, 3, 4],
+        &[1, OPEN, 3, 4],
+        ReasoningEnd::Natural,
+    );
 }
 
 #[test]
-fn a_call_in_thinking_is_not_cut() {
+fn tool_call_within_reasoning_is_not_interrupted() {
     let call = [1, CALL, 2, 3, 4, 5, CALL_END, 6, 7];
-    check(plan(Some((3, 0))), &call, &call, Close::Natural);
+    check(plan(Some((3, 0))), &call, &call, ReasoningEnd::Natural);
 }
 
 #[test]
-fn the_end_of_a_sentence_leans_towards_the_close_the_more_the_nearer_the_budget() {
-    let lean = |path: &[u32]| {
-        let mut course = Course::new(Arc::new(plan(Some((8, 4)))), Arc::default());
-        course.lean(&ids(path)).map(|lean| {
-            assert_eq!(lean.token, TokenId(CLOSE));
-            lean.lift
+fn sentence_ends_boost_reasoning_end_more_near_the_budget() {
+    let boost = |path: &[u32]| {
+        let mut machine = ReasoningMachine::new(Arc::new(plan(Some((8, 4)))), Arc::default());
+        machine.logit_boost(&ids(path)).map(|boost| {
+            assert_eq!(boost.token, TokenId(CLOSE));
+            boost.boost
         })
     };
-    assert_eq!(lean(&[1, 1, STOP]), None, "too early");
-    assert_eq!(lean(&[1, 1, 1, STOP]), Some(2.0));
-    assert_eq!(lean(&[1, 1, 1, 1, STOP]), Some(4.0));
-    assert_eq!(lean(&[1, 1, 1, 1, 1, 1, STOP]), Some(8.0));
-    assert_eq!(lean(&[1, 1, 1, 1, STOP, 1]), None, "in a sentence");
-    assert_eq!(lean(&[1, 1, 1, STOP, CLOSE]), None, "in the text");
+    assert_eq!(boost(&[1, 1, STOP]), None, "too early");
+    assert_eq!(boost(&[1, 1, 1, STOP]), Some(2.0));
+    assert_eq!(boost(&[1, 1, 1, 1, STOP]), Some(4.0));
+    assert_eq!(boost(&[1, 1, 1, 1, 1, 1, STOP]), Some(8.0));
+    assert_eq!(boost(&[1, 1, 1, 1, STOP, 1]), None, "in a sentence");
+    assert_eq!(boost(&[1, 1, 1, STOP, CLOSE]), None, "in the text");
     check(
         plan(Some((8, 4))),
         &[1, 1, 1, 1, STOP, CLOSE, 3],
         &[1, 1, 1, 1, STOP, CLOSE, 3],
-        Close::Soft,
+        ReasoningEnd::Soft,
     );
 }
 
 #[test]
-fn reins_close_thinking_between_two_rounds() {
-    let reins = Arc::new(Reins::default());
-    let mut course = Course::new(Arc::new(plan(None)), Arc::clone(&reins));
-    course.advance(&ids(&[1, 2]));
-    reins.close_thinking();
-    assert_eq!(course.forced(&ids(&[3])), None, "not in the middle of one");
-    course.advance(&ids(&[3]));
+fn handle_ends_reasoning_between_decode_steps() {
+    let handle = Arc::new(ReasoningHandle::default());
+    let mut machine = ReasoningMachine::new(Arc::new(plan(None)), Arc::clone(&handle));
+    machine.advance(&ids(&[1, 2]));
+    handle.end_reasoning();
+    assert_eq!(machine.forced(&ids(&[3])), None, "not in the middle of one");
+    machine.advance(&ids(&[3]));
     assert_eq!(
-        said(&mut course, &[4], 2),
+        said(&mut machine, &[4], 2),
         [70, CLOSE, 71, 4],
         "the closing text comes whole"
     );
-    assert_eq!(reins.close(), Close::Hard);
+    assert_eq!(handle.end(), ReasoningEnd::Hard);
 }

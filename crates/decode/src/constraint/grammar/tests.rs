@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The bytes, some longer words, a mark, and two tokens that end a text; rows are longer than the vocabulary.
+/// The bytes, some longer vocab_entries, a mark, and two tokens that end a text; rows are longer than the vocabulary.
 const LONGER: [&str; 8] = [
     "{\"",
     "\":",
@@ -19,15 +19,20 @@ const MARK: TokenId = TokenId(264);
 const EOS: [TokenId; 2] = [TokenId(265), TokenId(266)];
 const VOCAB: usize = 300;
 
-static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| {
-    let mut words: Vec<Word> = (0..=255).map(|byte| Word::Text(vec![byte])).collect();
-    words.extend(LONGER.map(|text| Word::Text(text.as_bytes().to_vec())));
-    words.extend([Word::Mark, Word::Mark, Word::Mark]);
-    Grammars::new(&words, VOCAB, &EOS, Arc::new(encode)).unwrap()
+static GRAMMARS: LazyLock<GrammarCompiler> = LazyLock::new(|| {
+    let mut vocab_entries: Vec<VocabEntry> =
+        (0..=255).map(|byte| VocabEntry::Text(vec![byte])).collect();
+    vocab_entries.extend(LONGER.map(|text| VocabEntry::Text(text.as_bytes().to_vec())));
+    vocab_entries.extend([
+        VocabEntry::Special,
+        VocabEntry::Special,
+        VocabEntry::Special,
+    ]);
+    GrammarCompiler::new(&vocab_entries, VOCAB, &EOS, Arc::new(tokenize)).unwrap()
 });
 
-/// The longest words first.
-fn encode(text: &str) -> Vec<TokenId> {
+/// The longest vocab_entries first.
+fn tokenize(text: &str) -> Vec<TokenId> {
     let mut ids = Vec::new();
     let mut rest = text;
     while let Some(first) = rest.bytes().next() {
@@ -65,7 +70,7 @@ fn text(ids: &[TokenId]) -> String {
 }
 
 /// Every token that may follow, by what is forced and by the mask.
-fn next(follower: &mut Follower, path: &[TokenId]) -> Vec<TokenId> {
+fn next(follower: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
     let forced = follower.forced(path);
     let mask = follower.allowed(path);
     let all = (0..VOCAB as u32)
@@ -83,7 +88,7 @@ fn next(follower: &mut Follower, path: &[TokenId]) -> Vec<TokenId> {
 
 /// A text of the language, choosing with `dice` among what may follow.
 fn spoken(
-    follower: &mut Follower,
+    follower: &mut GrammarState,
     dice: &mut impl FnMut(usize) -> usize,
     most: usize,
 ) -> Vec<TokenId> {
@@ -108,7 +113,7 @@ const PERSON: &str = r#"start: %json {"type": "object", "properties": {"name": {
     "additionalProperties": false}"#;
 
 #[test]
-fn what_is_forced_comes_without_being_asked_and_ends_the_text() {
+fn forced_tokens_follow_the_grammar_and_end_with_eos() {
     let grammar = GRAMMARS
         .compile("start: \"{\\\"name\\\":\" (\"true\" | \"null\") <[264]>")
         .unwrap();
@@ -139,7 +144,7 @@ fn what_is_forced_comes_without_being_asked_and_ends_the_text() {
 }
 
 #[test]
-fn marks_and_ends_are_no_text() {
+fn special_and_end_tokens_match_no_text() {
     let grammar = GRAMMARS.compile("start: /[^z]*/ \"z\"").unwrap();
     let mask = grammar.begin().allowed(&[]);
     for barred in [MARK, EOS[0], EOS[1], TokenId(0xff), TokenId(299)] {
@@ -149,7 +154,7 @@ fn marks_and_ends_are_no_text() {
 }
 
 #[test]
-fn what_is_wrong_with_a_grammar_is_said_without_our_own_notation() {
+fn grammar_errors_omit_internal_notation() {
     let check = |lark: &str, expected: &str| {
         let detail = match GRAMMARS.compile(lark) {
             Err(error) => error.detail,
@@ -180,7 +185,7 @@ fn what_is_wrong_with_a_grammar_is_said_without_our_own_notation() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
-    fn a_node_is_told_the_same_whichever_nodes_were_asked_about_before(
+    fn mask_of_a_path_is_independent_of_earlier_queries(
         choices in prop::collection::vec(0..1000_usize, 200), told in 0..12_usize, rank: u64,
     ) {
         let grammar = GRAMMARS.compile(PERSON).unwrap();
@@ -206,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn what_ends_is_complete(choices in prop::collection::vec(0..1000_usize, 200)) {
+    fn generated_text_is_complete_when_it_ends(choices in prop::collection::vec(0..1000_usize, 200)) {
         let grammar = GRAMMARS.compile(PERSON).unwrap();
         let mut choices = choices.into_iter().cycle();
         let path = spoken(&mut grammar.begin(), &mut move |n| choices.next().unwrap() % n, 400);

@@ -12,7 +12,8 @@ use anyhow::{Context, bail};
 use chat::SpecialTokens;
 use contract::TokenId;
 use decode::{
-    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
+    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
+    Speculation,
 };
 use serde_json::json;
 
@@ -161,12 +162,12 @@ fn answer(
         id: JobId(0),
         prompt: prompt.into(),
         choices: 1,
-        settings: Settings {
+        params: GenerationParams {
             sampling: Sampling::greedy(),
             max_tokens: most,
             // What is measured is decoding alone.
             use_saved: false,
-            ..Settings::default()
+            ..GenerationParams::default()
         },
         priority: 0,
     })?;
@@ -193,7 +194,7 @@ fn answer(
                         }
                     }
                 }
-                Event::Finished { stats, .. } => took.drafted = stats.depths.rounds as usize,
+                Event::Finished { stats, .. } => took.drafted = stats.depths.steps as usize,
                 Event::Failed { error } => bail!("an answer failed: {error}"),
                 _ => {}
             }

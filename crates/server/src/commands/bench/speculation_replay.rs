@@ -22,7 +22,7 @@ use contract::{
 };
 use cpu::CpuBackend;
 use decode::{
-    CostTable, Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings,
+    CostTable, Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
     Speculation,
 };
 
@@ -430,11 +430,11 @@ fn answer(scheduler: &mut Scheduler, told: &Told) -> (Vec<TokenId>, f64) {
         id: JobId(0),
         prompt: told.prompt.as_slice().into(),
         choices: 1,
-        settings: Settings {
+        params: GenerationParams {
             sampling: Sampling::greedy(),
             max_tokens: told.tokens.len(),
             use_saved: false,
-            ..Settings::default()
+            ..GenerationParams::default()
         },
         priority: 0,
     };

@@ -12,7 +12,8 @@ use anyhow::{Context, bail};
 use contract::{Runner, TokenId};
 use decode::costs::CostTable;
 use decode::{
-    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Settings, Speculation,
+    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
+    Speculation,
 };
 use serde_json::json;
 
@@ -167,11 +168,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                     id: JobId(i as u64),
                     prompt: (0..args.depth.max(1)).map(token).collect(),
                     choices: 1,
-                    settings: Settings {
+                    params: GenerationParams {
                         sampling: Sampling::greedy(),
                         max_tokens: tokens,
                         ignore_eos: true,
-                        ..Settings::default()
+                        ..GenerationParams::default()
                     },
                     priority: 0,
                 })?;
@@ -249,7 +250,10 @@ fn drive(scheduler: &mut Scheduler, runner: &Lent, sequences: usize) -> anyhow::
             }
         }
         let batch = after.batched - before.batched;
-        if after.rounds > before.rounds && batch == sequences as u64 && after.running == sequences {
+        if after.decode_steps > before.decode_steps
+            && batch == sequences as u64
+            && after.running == sequences
+        {
             steps.push(Step {
                 ms: took.as_secs_f64() * 1e3,
                 calls: runner.take_calls(),

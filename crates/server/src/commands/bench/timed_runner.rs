@@ -14,8 +14,8 @@ use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRow, NodeIdx, Runner,
     RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
-use decode::Seed;
-use decode::grow::{Shape, Soil, grow};
+use decode::TreeInit;
+use decode::grow::{TreeBudget, TreeInputs, build_tree};
 
 /// Time inside the runner's calls, and what they were about.
 #[derive(Debug, Clone, Default)]
@@ -141,18 +141,22 @@ impl MadeUp {
             k: RANKS,
         };
         self.rate(&mut candidates);
-        let soil = Soil {
+        let inputs = TreeInputs {
             root: TokenId(u32::MAX),
             forced: &[],
             hints: &[],
             candidates: &candidates,
         };
-        let shape = Shape {
-            budget,
+        let budget = TreeBudget {
+            max_nodes: budget,
             max_depth: depth,
-            seed: Seed::None,
+            init: TreeInit::None,
         };
-        grow(soil, shape).weights.iter().map(|w| w.exp()).sum()
+        build_tree(inputs, budget)
+            .weights
+            .iter()
+            .map(|w| w.exp())
+            .sum()
     }
 
     /// The chance of a candidate: each next one has half of what is left, or of the best one's, whichever is less.
@@ -344,18 +348,18 @@ mod tests {
                 k: RANKS,
             };
             made_up.draft(SeqId(1), &mut candidates);
-            let soil = Soil {
+            let inputs = TreeInputs {
                 root: TokenId(1),
                 forced: &[],
                 hints: &[],
                 candidates: &candidates,
             };
-            let shape = Shape {
-                budget,
+            let budget = TreeBudget {
+                max_nodes: budget,
                 max_depth: 15,
-                seed: Seed::None,
+                init: TreeInit::None,
             };
-            let tree = grow(soil, shape).tree;
+            let tree = build_tree(inputs, budget).tree;
             let mut rows: Vec<LogitsRow> = (0..tree.len()).map(|_| row(0)).collect();
             said += made_up.verify(SeqId(1), &tree, &mut rows);
             let mut at = NodeIdx::ROOT;

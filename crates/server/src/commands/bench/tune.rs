@@ -13,7 +13,8 @@ use anyhow::{Context, bail};
 use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
 use contract::{Backend, OpenPlan, TokenId, Tree};
 use decode::{
-    Event, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig, Seed, Settings, Speculation,
+    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
+    Speculation, TreeInit,
 };
 use serde_json::{Value, json};
 
@@ -119,11 +120,11 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
 const STOPPED: &str = "cost stop";
 
 fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
-    let way = |name: String, budget: usize, seed: Seed| Way {
+    let way = |name: String, budget: usize, init: TreeInit| Way {
         name,
         speculation: Some(Speculation {
             budget,
-            seed,
+            init,
             ..Speculation::default()
         }),
     };
@@ -132,9 +133,9 @@ fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
         speculation: None,
     }];
     let budgets = args.budgets.iter().filter(|budget| **budget > 0);
-    ways.extend(budgets.map(|&budget| way(budget.to_string(), budget, Seed::None)));
-    ways.push(way("chain".to_owned(), widest, Seed::ChainOnly));
-    ways.push(way(STOPPED.to_owned(), widest, Seed::None));
+    ways.extend(budgets.map(|&budget| way(budget.to_string(), budget, TreeInit::None)));
+    ways.push(way("chain".to_owned(), widest, TreeInit::ChainOnly));
+    ways.push(way(STOPPED.to_owned(), widest, TreeInit::None));
     ways
 }
 
@@ -206,10 +207,10 @@ fn answer(
         id: JobId(0),
         prompt: prompt.tokens.as_slice().into(),
         choices: 1,
-        settings: Settings {
+        params: GenerationParams {
             sampling: Sampling::greedy(),
             max_tokens: most,
-            ..Settings::default()
+            ..GenerationParams::default()
         },
         priority: 0,
     })?;

@@ -29,7 +29,7 @@ use std::time::SystemTime;
 
 use contract::{DetachedSnapshot, DeviceError, TokenId};
 use decode::Store;
-use decode::prefix::Found;
+use decode::prefix::StoreHit;
 
 use access_times::LastUses;
 use directory::Shelf;
@@ -123,7 +123,7 @@ impl DiskStore {
 }
 
 impl Store for DiskStore {
-    fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<Found> {
+    fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<StoreHit> {
         let mut shelf = lock(&self.shelf);
         shelf.look();
         loop {
@@ -131,7 +131,7 @@ impl Store for DiskStore {
             match file::open(&path, &tokens) {
                 Ok(payload) => {
                     shelf.renew(&tokens, SystemTime::now());
-                    return Some(Found {
+                    return Some(StoreHit {
                         position: tokens.len(),
                         source: Box::new(payload),
                     });
@@ -168,7 +168,7 @@ impl Store for DiskStore {
         }
     }
 
-    fn closing(&mut self, by_use: &[Vec<TokenId>]) {
+    fn begin_shutdown(&mut self, by_use: &[Vec<TokenId>]) {
         self.closing = true;
         let last_uses = LastUses::new(by_use, SystemTime::now());
         let shelf = lock(&self.shelf);

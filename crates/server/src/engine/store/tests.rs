@@ -160,7 +160,7 @@ fn at_the_end_what_was_used_last_is_kept() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         let mut store = DiskStore::open(config(&dir, budget)).unwrap();
         let all: Vec<_> = by_use.iter().map(|&salt| tokens(10, salt)).collect();
-        store.closing(&all);
+        store.begin_shutdown(&all);
         for &salt in by_use.iter().filter(|&&salt| salt > 1) {
             store.put(&state(salt).0, Box::new(state(salt).1));
         }
@@ -181,7 +181,7 @@ fn what_waits_when_the_end_comes_takes_its_place_by_use() {
     for salt in [0, 1, 2] {
         store.put(&state(salt).0, Box::new(state(salt).1));
     }
-    store.closing(&[tokens(10, 0), tokens(10, 3), tokens(10, 2)]);
+    store.begin_shutdown(&[tokens(10, 0), tokens(10, 3), tokens(10, 2)]);
     store.put(&state(3).0, Box::new(state(3).1));
     if store.covered(&tokens(10, 0)) == 0 {
         store.put(&state(0).0, Box::new(state(0).1));

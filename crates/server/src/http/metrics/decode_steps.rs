@@ -1,6 +1,6 @@
 //! Meters of rounds and drafts, set from the scheduler's own counters.
 
-use decode::{DraftDepths, Stats};
+use decode::{AcceptanceByDepth, Stats};
 use metrics::{Counter, Gauge, Key, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
@@ -19,7 +19,7 @@ pub(super) struct RoundMeters {
     forced: Counter,
     undrafted: Counter,
     /// Per depth, the drafted steps that kept at least so many tokens.
-    depths: [Counter; DraftDepths::COUNTED],
+    depths: [Counter; AcceptanceByDepth::COUNTED],
     /// Drafting, verifying, committing.
     times: [Gauge; 3],
 }
@@ -70,14 +70,14 @@ impl RoundMeters {
 
     /// Shows the counters as they are now.
     pub(super) fn set(&self, stats: &Stats) {
-        self.steps.absolute(stats.rounds);
+        self.steps.absolute(stats.decode_steps);
         self.batched.absolute(stats.batched);
-        self.drafted_steps.absolute(stats.drafted_rounds);
+        self.drafted_steps.absolute(stats.drafted_steps);
         self.drafted.absolute(stats.drafted_tokens);
         self.accepted.absolute(stats.accepted_tokens);
         self.forced.absolute(stats.forced_tokens);
-        self.undrafted.absolute(stats.undrafted_rounds);
-        for (counter, kept) in self.depths.iter().zip(stats.kept_depths) {
+        self.undrafted.absolute(stats.undrafted_steps);
+        for (counter, kept) in self.depths.iter().zip(stats.accepted_by_depth) {
             counter.absolute(kept);
         }
         let times = stats.times;

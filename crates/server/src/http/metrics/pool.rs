@@ -13,7 +13,7 @@ pub(super) struct PoolMeters {
     kept: Gauge,
     waiting: Gauge,
     parked: Gauge,
-    parkings: Counter,
+    preemptions: Counter,
 }
 
 impl PoolMeters {
@@ -37,7 +37,7 @@ impl PoolMeters {
                 "hearth_kv_pool_parked",
                 "Prompts and replies that gave their place up to others and wait to go on.",
             ),
-            parkings: make.counter(
+            preemptions: make.counter(
                 "hearth_kv_pool_parked_total",
                 "Times one did, because another could not grow.",
             ),
@@ -49,10 +49,10 @@ impl PoolMeters {
         self.tokens.set(stats.pool_tokens as f64);
         self.used
             .set((stats.pool_tokens - stats.free_tokens) as f64);
-        self.kept.set(stats.kept_tokens as f64);
+        self.kept.set(stats.evictable_tokens as f64);
         let waiting = if stats.pool_waits { stats.queued } else { 0 };
         self.waiting.set(waiting as f64);
-        self.parked.set(stats.parked as f64);
-        self.parkings.absolute(stats.parkings);
+        self.parked.set(stats.preempted as f64);
+        self.preemptions.absolute(stats.preemptions);
     }
 }

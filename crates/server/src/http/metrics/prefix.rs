@@ -17,9 +17,9 @@ pub(super) struct PrefixMeters {
     evicted: Counter,
     stored: Counter,
     failed: Counter,
-    ahead_tokens: Counter,
-    ahead_saved: Counter,
-    ahead_hits: Counter,
+    warmup_tokens: Counter,
+    warmup_saved: Counter,
+    warmup_hits: Counter,
 }
 
 impl PrefixMeters {
@@ -53,15 +53,15 @@ impl PrefixMeters {
                 "hearth_prefix_failed_total",
                 "States that could not be saved, restored or read.",
             ),
-            ahead_tokens: make.counter(
+            warmup_tokens: make.counter(
                 "hearth_read_ahead_tokens_total",
                 "Tokens read while nobody asked for anything, since the next prompt will begin with them.",
             ),
-            ahead_saved: make.counter(
+            warmup_saved: make.counter(
                 "hearth_read_ahead_saved_total",
                 "States saved of what was read ahead.",
             ),
-            ahead_hits: make.counter(
+            warmup_hits: make.counter(
                 "hearth_read_ahead_hits_total",
                 "Prompts that went on from a state that was read ahead.",
             ),
@@ -79,8 +79,8 @@ impl PrefixMeters {
         self.evicted.absolute(stats.evicted);
         self.stored.absolute(stats.stored);
         self.failed.absolute(stats.failed);
-        self.ahead_tokens.absolute(stats.ahead_tokens);
-        self.ahead_saved.absolute(stats.ahead_saved);
-        self.ahead_hits.absolute(stats.ahead_hits);
+        self.warmup_tokens.absolute(stats.warmup_tokens);
+        self.warmup_saved.absolute(stats.warmup_saved);
+        self.warmup_hits.absolute(stats.warmup_hits);
     }
 }

@@ -9,7 +9,7 @@ use chat::ChatError;
 use chat::openai::request::{ChatRequest, ControlAction, ControlRequest};
 use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
-use decode::Close;
+use decode::ReasoningEnd;
 use serde_json::{Value, json};
 
 use crate::engine::control::Listed;
@@ -109,9 +109,9 @@ impl Envelope {
         let (thinking, total) = (choice.summary().reasoning_tokens, choice.n_tokens());
         Some(FinishDetails {
             close_kind: match choice.close() {
-                Close::Natural => CloseKind::Natural,
-                Close::Soft => CloseKind::Soft,
-                Close::Hard => CloseKind::Hard,
+                ReasoningEnd::Natural => CloseKind::Natural,
+                ReasoningEnd::Soft => CloseKind::Soft,
+                ReasoningEnd::Hard => CloseKind::Hard,
             },
             degenerate_decode: choice.went_round(),
             thinking_tokens: thinking,

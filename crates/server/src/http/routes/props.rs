@@ -94,11 +94,11 @@ fn pool(stats: &Stats) -> Value {
     json!({
         "tokens": stats.pool_tokens,
         "in_use": stats.pool_tokens - stats.free_tokens,
-        "kept_by_cache": stats.kept_tokens,
-        "free": stats.free_tokens - stats.kept_tokens,
+        "kept_by_cache": stats.evictable_tokens,
+        "free": stats.free_tokens - stats.evictable_tokens,
         "queue_waits_for_it": stats.pool_waits,
-        "parked": stats.parked,
-        "lifetime_parked": stats.parkings,
+        "parked": stats.preempted,
+        "lifetime_parked": stats.preemptions,
     })
 }
 
@@ -185,10 +185,10 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
             "evicted": prefix.evicted,
             "failed": prefix.failed,
             "read_ahead": {
-                "most_tokens": ready.prefix.ahead,
-                "tokens": prefix.ahead_tokens,
-                "saved": prefix.ahead_saved,
-                "hits": prefix.ahead_hits,
+                "most_tokens": ready.prefix.warmup_tokens,
+                "tokens": prefix.warmup_tokens,
+                "saved": prefix.warmup_saved,
+                "hits": prefix.warmup_hits,
             },
         },
         "full_cache": {

@@ -7,8 +7,8 @@ use chat::grammar::OutputGrammar;
 use chat::{SpecialTokens, Tokenizer};
 use contract::{TokenId, TokenKind, TokenMask};
 use decode::{
-    Budget, Constraint, Constraints, Course, CoursePlan, Grammar, GrammarError, Grammars, Opening,
-    Reins, ThinkTags, Word,
+    Constraint, Constraints, Grammar, GrammarCompiler, GrammarError, InitialPhase, ReasoningBudget,
+    ReasoningConfig, ReasoningHandle, ReasoningMachine, ReasoningTags, VocabEntry,
 };
 
 use crate::error::ApiError;
@@ -24,14 +24,14 @@ pub struct Constrain {
     eos: Vec<TokenId>,
     /// Length of a row.
     vocab: usize,
-    tags: Option<ThinkTags>,
+    tags: Option<ReasoningTags>,
     call_tags: Option<(TokenId, TokenId)>,
     closing: Arc<[TokenId]>,
     gap: Arc<[TokenId]>,
     soft_lift: f32,
     sentence_ends: OnceLock<Arc<TokenMask>>,
-    grammars: OnceLock<Result<Grammars, GrammarError>>,
-    /// Grammars by their text, the latest used last.
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    /// GrammarCompiler by their text, the latest used last.
     compiled: Mutex<VecDeque<(String, Grammar)>>,
 }
 
@@ -44,7 +44,7 @@ impl Constrain {
         reasoning: &ReasoningDefaults,
     ) -> Constrain {
         let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
-        let tags = pair("<think>", "</think>").map(|(open, close)| ThinkTags { open, close });
+        let tags = pair("<think>", "</think>").map(|(open, close)| ReasoningTags { open, close });
         let encode = |text: &str| {
             tokenizer
                 .encode(text, SpecialTokens::Parse)
@@ -109,17 +109,17 @@ impl Constrain {
         Ok(grammar)
     }
 
-    fn tables(&self) -> Result<Grammars, GrammarError> {
+    fn tables(&self) -> Result<GrammarCompiler, GrammarError> {
         let word = |id: usize| {
             let id = TokenId(u32::try_from(id).unwrap_or(u32::MAX));
             match self.tokenizer.kind(id) {
                 TokenKind::Normal | TokenKind::Byte if !self.eos.contains(&id) => {
-                    Word::Text(self.tokenizer.bytes(id).to_vec())
+                    VocabEntry::Text(self.tokenizer.bytes(id).to_vec())
                 }
-                _ => Word::Mark,
+                _ => VocabEntry::Special,
             }
         };
-        let words: Vec<Word> = (0..self.tokenizer.n_tokens()).map(word).collect();
+        let words: Vec<VocabEntry> = (0..self.tokenizer.n_tokens()).map(word).collect();
         let tokenizer = Arc::clone(&self.tokenizer);
         let encode = move |text: &str| {
             // What cannot be encoded does not give the text back, and is spelled another way then.
@@ -127,13 +127,13 @@ impl Constrain {
                 .encode(text, SpecialTokens::AsText)
                 .unwrap_or_default()
         };
-        Grammars::new(&words, self.vocab, &self.eos, Arc::new(encode))
+        GrammarCompiler::new(&words, self.vocab, &self.eos, Arc::new(encode))
     }
 
     /// A text that is of a grammar from its beginning.
     pub fn text(&self, grammar: Grammar) -> Constraints {
-        let plan = Arc::new(CoursePlan {
-            opening: Opening::Text,
+        let plan = Arc::new(ReasoningConfig {
+            opening: InitialPhase::Answer,
             tags: None,
             budget: None,
             closing: Arc::default(),
@@ -142,7 +142,9 @@ impl Constrain {
             call_tags: None,
             grammar: Some(grammar),
         });
-        Constraints::new(move |_| Box::new(Course::new(Arc::clone(&plan), Arc::default())))
+        Constraints::new(move |_| {
+            Box::new(ReasoningMachine::new(Arc::clone(&plan), Arc::default()))
+        })
     }
 
     /// The course of each of a request's `n` replies, and what holds on to them; `None` where nothing is to be
@@ -152,21 +154,21 @@ impl Constrain {
         prompt: &Prompt,
         grammar: Option<Grammar>,
         n: usize,
-    ) -> Option<(Constraints, Vec<Arc<Reins>>)> {
-        let thinks = self.tags.is_some() && prompt.opening != Opening::Text;
+    ) -> Option<(Constraints, Vec<Arc<ReasoningHandle>>)> {
+        let thinks = self.tags.is_some() && prompt.opening != InitialPhase::Answer;
         if !thinks && grammar.is_none() {
             return None;
         }
-        let budget = prompt.thinking_budget.map(|tokens| Budget {
+        let budget = prompt.thinking_budget.map(|tokens| ReasoningBudget {
             tokens,
             soft: ReasoningDefaults::soft_tokens(tokens),
-            lift: self.soft_lift,
+            boost: self.soft_lift,
             sentence_ends: Arc::clone(
                 self.sentence_ends
                     .get_or_init(|| Arc::new(self.ends_of_sentences())),
             ),
         });
-        let plan = Arc::new(CoursePlan {
+        let plan = Arc::new(ReasoningConfig {
             opening: prompt.opening,
             tags: self.tags,
             budget,
@@ -176,11 +178,11 @@ impl Constrain {
             call_tags: self.call_tags.filter(|_| grammar.is_none()),
             grammar,
         });
-        let reins: Vec<Arc<Reins>> = (0..n).map(|_| Arc::default()).collect();
+        let reins: Vec<Arc<ReasoningHandle>> = (0..n).map(|_| Arc::default()).collect();
         let held = reins.clone();
         let course = Constraints::new(move |choice| -> Box<dyn Constraint> {
             let reins = held.get(choice).map(Arc::clone).unwrap_or_default();
-            Box::new(Course::new(Arc::clone(&plan), reins))
+            Box::new(ReasoningMachine::new(Arc::clone(&plan), reins))
         });
         Some((course, reins))
     }
