@@ -2,7 +2,7 @@
 
 use contract::DeviceError;
 
-use crate::JobId;
+use crate::job::JobId;
 
 /// A job that was refused before anything was queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use contract::TokenId;
 
-use crate::JobError;
+use crate::error::JobError;
 use crate::stats::{AcceptanceByDepth, StepTimes};
 
 /// One piece of news about one job, in the order things happened.

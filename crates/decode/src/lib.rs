@@ -9,44 +9,27 @@
 
 #![forbid(unsafe_code)]
 
-mod accept;
-mod admission;
-mod ahead;
-mod cancel;
 pub mod constraint;
-pub mod costs;
-mod doubt;
 pub mod error;
 pub mod event;
-pub mod grow;
-mod habit;
 pub mod job;
-mod parking;
-mod prefill;
 pub mod prefix;
-mod queue;
-#[cfg(test)]
-mod regret;
-mod round;
-mod running;
 mod sample;
 pub mod scheduler;
-mod sequence;
+pub mod speculation;
 pub mod stats;
-pub mod tree_build;
 
-pub use ahead::NextPrompt;
 pub use constraint::{
     Constraint, Constraints, ForcedText, Grammar, GrammarCompiler, GrammarError, InitialPhase,
     LogitBoost, ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle, ReasoningMachine,
     ReasoningTags, VocabEntry,
 };
-pub use costs::{Clock, CostTable};
 pub use error::{JobError, SubmitError};
 pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutputToken};
-pub use grow::TreeInit;
 pub use job::{GenerationParams, Job, JobId, Sampling};
 pub use prefix::{PrefixConfig, PrefixStats, SavePointConfig, Store};
-pub use scheduler::{Progress, Scheduler, SchedulerConfig};
+pub use scheduler::{NextPrompt, Progress, Scheduler, SchedulerConfig};
+pub use speculation::{
+    Clock, CostTable, MIN_SPEEDUP, Speculation, TreeInit, TreeRequest, TreeResult, TreeSource,
+};
 pub use stats::{AcceptanceByDepth, Cancellations, Stats, StepTimes};
-pub use tree_build::{MIN_SPEEDUP, Speculation, TreeRequest, TreeResult, TreeSource};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::PrefixStats;
+use crate::prefix::PrefixStats;
 
 /// How deep drafts came true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,18 +8,18 @@
 //! A state is only ever used for a prompt that begins with exactly its tokens and goes on behind them. It was
 //! saved where a prompt is cut anyway, so that reading on gives the bits of reading everything.
 
-mod ahead;
-mod boundary;
-mod policy;
+mod eviction;
 mod radix;
+mod save_points;
 mod store;
+mod warmup;
 
 use std::sync::Arc;
 
 use contract::{DeviceError, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId};
 
-pub(crate) use boundary::SavePoint;
-pub use boundary::SavePointConfig;
+pub(crate) use save_points::SavePoint;
+pub use save_points::SavePointConfig;
 pub use store::{Store, StoreHit};
 
 use radix::{Key, RadixTree};
@@ -325,10 +325,10 @@ impl PrefixCache {
 
     /// Gives up the least dear state. Says whether there was one.
     pub(crate) fn evict_one(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
-        let Some(key) = policy::choose_evictee(&self.radix) else {
+        let Some(key) = eviction::choose_evictee(&self.radix) else {
             return Ok(false);
         };
-        if policy::worth_persisting(&self.radix).contains(&key) {
+        if eviction::worth_persisting(&self.radix).contains(&key) {
             self.export_to_store(runner, key, ExportRule::AnyNew)?;
         }
         self.stats.evicted += 1;
@@ -350,7 +350,7 @@ impl PrefixCache {
 
     /// Gives one state to the store, if one is class it.
     pub(crate) fn persist_next(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
-        let worth_persisting = policy::worth_persisting(&self.radix);
+        let worth_persisting = eviction::worth_persisting(&self.radix);
         for key in &worth_persisting {
             if self.export_to_store(runner, *key, ExportRule::EighthNew)? {
                 return Ok(());
@@ -368,7 +368,7 @@ impl PrefixCache {
 
     /// Gives everything to the store that it lacks, the latest used first, since the process ends.
     pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
-        let worth_persisting = policy::worth_persisting(&self.radix);
+        let worth_persisting = eviction::worth_persisting(&self.radix);
         if let Some(store) = &mut self.store {
             let by_use: Vec<_> = worth_persisting
                 .iter()

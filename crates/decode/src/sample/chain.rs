@@ -8,7 +8,7 @@
 use contract::{LogitsRow, TokenId};
 
 use super::{mass, rank};
-use crate::Sampling;
+use crate::job::Sampling;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Candidate {

@@ -12,7 +12,9 @@ use contract::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenId, T
 
 pub(crate) use penalty::History;
 
-use crate::{GenerationParams, LogitBoost, Logprobs, OutputToken};
+use crate::constraint::LogitBoost;
+use crate::event::{Logprobs, OutputToken};
+use crate::job::GenerationParams;
 
 /// Chooses the tokens of one sequence. What it chooses depends on the params, the seed, the history and
 /// the position alone.
@@ -210,7 +212,7 @@ pub(crate) fn requested_logprob(row: &LogitsRow, next: TokenId, n: usize) -> Log
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sampling;
+    use crate::job::Sampling;
     use conformance::fake::{Ending, Language};
     use proptest::prelude::*;
 

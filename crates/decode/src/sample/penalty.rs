@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use contract::{TokenCount, TokenId};
 
-use crate::Sampling;
+use crate::job::Sampling;
 
 /// Prompt and output of one sequence, with the counts its penalties need.
 ///

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use contract::{DraftCandidates, TokenId, Tree};
 use decode::TreeInit;
-use decode::grow::{TreeBudget, TreeInputs, build_tree};
+use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 use serde_json::json;
 
 use crate::cli::TreeArgs;

@@ -154,7 +154,7 @@ impl Drafting {
             // Measuring would load it.
             speculation.measures = Some(MEASURING);
         } else if self.measures && runner.info().draft_depth.is_some() {
-            speculation.costs = decode::costs::measure(runner, clock, MEASURING)?;
+            speculation.costs = decode::speculation::measure(runner, clock, MEASURING)?;
         }
         if let Some(costs) = &speculation.costs {
             let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);

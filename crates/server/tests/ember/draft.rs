@@ -7,7 +7,7 @@ use contract::{
 };
 use cpu::{CpuBackend, CpuOptions};
 use decode::TreeInit;
-use decode::grow::{TreeBudget, TreeInputs, build_tree};
+use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 use model::DraftOptions;
 
 use crate::golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};

@@ -10,7 +10,7 @@ use contract::{
 };
 use cpu::CpuBackend;
 use decode::TreeInit;
-use decode::grow::{TreeBudget, TreeInputs, build_tree};
+use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 
 use crate::draft::{feed, plan_with_draft};
 use crate::golden::{FAST, ORACLE, ember};

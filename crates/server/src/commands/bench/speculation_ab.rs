@@ -79,7 +79,8 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut with_draft = plain.clone();
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
-    let costs = decode::costs::measure(runner.as_mut(), drafting::clock, drafting::MEASURING)?;
+    let costs =
+        decode::speculation::measure(runner.as_mut(), drafting::clock, drafting::MEASURING)?;
     let Some(costs) = costs else {
         bail!("nothing was measured: the device has no draft");
     };

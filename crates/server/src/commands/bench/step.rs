@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::{Runner, TokenId};
-use decode::costs::CostTable;
+use decode::CostTable;
 use decode::{
     Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
     Speculation,
@@ -92,7 +92,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let costs = match args.cost_stop {
         OnOff::Off => None,
         OnOff::On => {
-            decode::costs::measure(&mut runner.clone(), drafting::clock, drafting::MEASURING)?
+            decode::speculation::measure(&mut runner.clone(), drafting::clock, drafting::MEASURING)?
         }
     };
     let budget = usize::from(args.budget);

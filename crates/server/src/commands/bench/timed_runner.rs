@@ -15,7 +15,7 @@ use contract::{
     RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 use decode::TreeInit;
-use decode::grow::{TreeBudget, TreeInputs, build_tree};
+use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 
 /// Time inside the runner's calls, and what they were about.
 #[derive(Debug, Clone, Default)]

@@ -86,7 +86,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
             let runner = open(backend.as_ref(), plan)?;
             let costs = match plainly {
                 true => None,
-                false => decode::costs::measure(
+                false => decode::speculation::measure(
                     &mut runner.clone(),
                     drafting::clock,
                     drafting::MEASURING,

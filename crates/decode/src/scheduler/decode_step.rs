@@ -1,0 +1,295 @@
+//! One pass over all ready sequences: draft, tree, verify, accept, commit.
+
+use contract::{
+    CommitItem, DeviceError, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree,
+    TreePath, VerifyItem,
+};
+
+use super::accept::{AcceptResult, accept};
+use super::sequence::{NodePlan, Sequence};
+use crate::speculation::Clock;
+use crate::speculation::{NoDraft, TreeRequest, TreeResult, TreeSource};
+use crate::stats::{AcceptanceByDepth, StepTimes};
+
+/// What became of one sequence.
+pub(crate) enum SequenceOutcome {
+    /// It has new tokens, already in its history. If it goes on, its path is committed.
+    Advanced(AcceptResult),
+    /// There was no room for it this time; nothing has changed.
+    OutOfMemory(DeviceError),
+    /// It cannot go on.
+    Failed(DeviceError),
+}
+
+/// What became of a round.
+#[derive(Default)]
+pub(crate) struct DecodeStepResult {
+    /// One per sequence, in order.
+    pub(crate) outcomes: Vec<SequenceOutcome>,
+    /// Over all its sequences.
+    pub(crate) counts: StepCounts,
+    pub(crate) times: StepTimes,
+    /// Whether trees were wanted and there was no room to draft them.
+    pub(crate) undrafted: bool,
+}
+
+/// What a round drafted, kept and forced.
+#[derive(Default)]
+pub(crate) struct StepCounts {
+    pub(crate) drafted: u64,
+    pub(crate) accepted: u64,
+    pub(crate) forced: u64,
+    pub(crate) depths: AcceptanceByDepth,
+}
+
+/// One sequence's part in a verify call.
+struct VerifyEntry {
+    seq: SeqId,
+    tree: Tree,
+    plans: Vec<NodePlan>,
+    requests: Vec<LogitsRequest>,
+}
+
+impl VerifyEntry {
+    /// A sequence's tree, without what no walk can reach.
+    fn new(sequence: &mut Sequence, tree: &Tree) -> VerifyEntry {
+        let (tree, plans) = sequence.reachable(tree);
+        VerifyEntry {
+            seq: sequence.seq,
+            requests: plans.iter().map(|plan| plan.request.clone()).collect(),
+            tree,
+            plans,
+        }
+    }
+
+    /// Nodes that a draft proposed: those that nothing forced.
+    fn is_drafted(&self, node: NodeIdx) -> bool {
+        let parent = self.tree.parent(node);
+        parent.is_some_and(|parent| self.plans[parent.index()].forced.is_none())
+    }
+}
+
+/// Takes every sequence of the batch one round further. Only a lost device is an error.
+pub(crate) fn decode_step(
+    runner: &mut dyn Runner,
+    source: &mut dyn TreeSource,
+    batch: &mut [&mut Sequence],
+    clock: Clock,
+) -> Result<DecodeStepResult, DeviceError> {
+    let start = clock();
+    let (trees, undrafted) = match propose_trees(runner, source, batch) {
+        Ok(proposed) => proposed,
+        Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+        Err(error) => {
+            let all = batch.iter().map(|_| SequenceOutcome::Failed(again(&error)));
+            return Ok(DecodeStepResult {
+                outcomes: all.collect(),
+                ..DecodeStepResult::default()
+            });
+        }
+    };
+    let pairs = batch.iter_mut().zip(&trees);
+    let mut items: Vec<VerifyEntry> = pairs.map(|(s, tree)| VerifyEntry::new(s, tree)).collect();
+    let drafted = clock();
+    let answers = verify(runner, &mut items)?;
+    let verified = clock();
+    let mut outcomes = Vec::with_capacity(batch.len());
+    for ((sequence, item), answer) in batch.iter().zip(&items).zip(answers) {
+        outcomes.push(match answer {
+            Ok(rows) => match accept(sequence, &item.tree, &item.plans, &rows) {
+                Ok(result) => SequenceOutcome::Advanced(result),
+                Err(error) => SequenceOutcome::Failed(error),
+            },
+            Err(error) if error.is_out_of_memory() => SequenceOutcome::OutOfMemory(error),
+            Err(error) => SequenceOutcome::Failed(error),
+        });
+    }
+    // A sequence that ends is about to be closed, which drops what is pending.
+    let continuing: Vec<usize> = (0..batch.len())
+        .filter(|i| matches!(&outcomes[*i], SequenceOutcome::Advanced(result) if result.finish_reason.is_none()))
+        .collect();
+    let paths: Vec<(SeqId, &TreePath)> = continuing
+        .iter()
+        .filter_map(|i| match &outcomes[*i] {
+            SequenceOutcome::Advanced(result) => Some((batch[*i].seq, &result.path)),
+            SequenceOutcome::OutOfMemory(_) | SequenceOutcome::Failed(_) => None,
+        })
+        .collect();
+    let chosen = clock();
+    let committed = commit(runner, &paths)?;
+    for (i, result) in continuing.into_iter().zip(committed) {
+        if let Err(error) = result {
+            outcomes[i] = SequenceOutcome::Failed(error);
+        }
+    }
+    let mut step = DecodeStepResult {
+        outcomes,
+        undrafted,
+        counts: StepCounts::default(),
+        times: StepTimes {
+            draft: drafted - start,
+            verify: verified - drafted,
+            commit: clock() - chosen,
+        },
+    };
+    let mut results = Vec::with_capacity(batch.len());
+    for ((sequence, outcome), item) in batch.iter_mut().zip(&step.outcomes).zip(&items) {
+        if let SequenceOutcome::Advanced(result) = outcome {
+            results.push(TreeResult {
+                seq: item.seq,
+                tokens: result.tokens.len(),
+            });
+            record(sequence, result, item, &mut step.counts);
+            sequence.stats.times.add(step.times);
+        }
+    }
+    source.learn(&results, step.times);
+    Ok(step)
+}
+
+/// Takes a walk into a sequence's history and into the counts.
+fn record(
+    sequence: &mut Sequence,
+    result: &AcceptResult,
+    item: &VerifyEntry,
+    counts: &mut StepCounts,
+) {
+    sequence.push(&result.tokens);
+    sequence.surprisal = result.surprisal;
+    let drafted = item.tree.nodes().filter(|n| item.is_drafted(*n)).count();
+    let path = result.path.nodes().iter();
+    let accepted = path.filter(|n| item.is_drafted(**n)).count();
+    let stats = &mut sequence.stats;
+    stats.decode_steps += 1;
+    stats.drafted_tokens += drafted;
+    stats.accepted_tokens += accepted;
+    stats.forced_tokens += result.forced;
+    counts.drafted += drafted as u64;
+    counts.accepted += accepted as u64;
+    counts.forced += result.forced as u64;
+    if drafted > 0 {
+        stats.depths.add(accepted);
+        counts.depths.add(accepted);
+    }
+}
+
+/// One tree per sequence, each with the right root, and whether there was no room to draft.
+fn propose_trees(
+    runner: &mut dyn Runner,
+    source: &mut dyn TreeSource,
+    batch: &mut [&mut Sequence],
+) -> Result<(Vec<Tree>, bool), DeviceError> {
+    let max_nodes = runner.info().limits.tree_nodes;
+    let forced_runs: Vec<Vec<TokenId>> = batch
+        .iter_mut()
+        .map(|sequence| sequence.forced_run(sequence.max_depth().min(max_nodes - 1)))
+        .collect();
+    let roots: Vec<TreeRequest<'_>> = batch
+        .iter()
+        .zip(&forced_runs)
+        .map(|(sequence, forced)| TreeRequest {
+            seq: sequence.seq,
+            history: sequence.history.tokens(),
+            max_depth: sequence.max_depth(),
+            forced,
+            speculate: sequence.speculate,
+            surprisal: sequence.surprisal.nats(),
+        })
+        .collect();
+    let trees = match source.trees(runner, &roots) {
+        Ok(trees) => trees,
+        Err(error) if error.is_out_of_memory() => {
+            return Ok((NoDraft.trees(runner, &roots)?, true));
+        }
+        Err(error) => return Err(error),
+    };
+    let fit = trees
+        .iter()
+        .zip(&roots)
+        .filter(|(tree, root)| tree.tokens()[0] == root.token() && tree.len() <= max_nodes);
+    if trees.len() != roots.len() || fit.count() != roots.len() {
+        return Err(DeviceError::InvalidCall {
+            call: "trees",
+            detail: format!("{} roots did not get trees of their own", roots.len()),
+        });
+    }
+    Ok((trees, false))
+}
+
+type Answer = Result<Vec<LogitsRow>, DeviceError>;
+
+/// Verifies all together; where that is refused, each alone; where that finds no room, its root alone.
+fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answer>, DeviceError> {
+    let calls: Vec<VerifyItem<'_>> = items
+        .iter()
+        .map(|item| VerifyItem {
+            seq: item.seq,
+            tree: &item.tree,
+            requests: &item.requests,
+        })
+        .collect();
+    match runner.verify(&calls) {
+        Ok(rows) if rows.len() == items.len() => Ok(rows.into_iter().map(Ok).collect()),
+        Ok(rows) => Ok(items
+            .iter()
+            .map(|_| {
+                Err(DeviceError::InvalidCall {
+                    call: "verify",
+                    detail: format!("{} answers for {} items", rows.len(), items.len()),
+                })
+            })
+            .collect()),
+        Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+        Err(error) => match items {
+            [item] if item.tree.len() > 1 && error.is_out_of_memory() => {
+                let window = item.tree.window();
+                item.tree = Tree::root(item.tree.tokens()[0]).with_window(window);
+                item.requests.truncate(1);
+                item.plans.truncate(1);
+                verify(runner, items)
+            }
+            [_] => Ok(vec![Err(error)]),
+            _ => {
+                let mut answers = Vec::with_capacity(items.len());
+                for item in items.chunks_mut(1) {
+                    answers.extend(verify(runner, item)?);
+                }
+                Ok(answers)
+            }
+        },
+    }
+}
+
+/// Commits all together; where that is refused, each alone.
+fn commit(
+    runner: &mut dyn Runner,
+    paths: &[(SeqId, &TreePath)],
+) -> Result<Vec<Result<(), DeviceError>>, DeviceError> {
+    if paths.is_empty() {
+        return Ok(Vec::new());
+    }
+    let calls: Vec<CommitItem<'_>> = paths
+        .iter()
+        .map(|(seq, path)| CommitItem { seq: *seq, path })
+        .collect();
+    match runner.commit(&calls) {
+        Ok(()) => Ok(paths.iter().map(|_| Ok(())).collect()),
+        Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+        Err(error) if paths.len() == 1 => Ok(vec![Err(error)]),
+        Err(_) => {
+            let mut results = Vec::with_capacity(paths.len());
+            for path in paths.chunks(1) {
+                results.extend(commit(runner, path)?);
+            }
+            Ok(results)
+        }
+    }
+}
+
+/// The same refusal for another sequence; device errors cannot be copied.
+fn again(error: &DeviceError) -> DeviceError {
+    DeviceError::InvalidCall {
+        call: "draft",
+        detail: error.to_string(),
+    }
+}

@@ -1,0 +1,200 @@
+//! Who waits, and who goes next.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::job::{Job, JobId};
+
+/// How often the conversation admitted last may go before a job that came earlier.
+const MAX_OVERTAKES: u32 = 2;
+
+/// When a job's key comes: higher priority first, then order of arrival.
+pub(crate) type PriorityKey = (Reverse<i32>, u64);
+
+/// A waiting job and those of its choices that nobody has cancelled.
+#[derive(Debug)]
+pub(crate) struct QueuedJob {
+    /// The job.
+    pub(crate) job: Job,
+    /// Choices still wanted, rising, at least one.
+    pub(crate) open: Vec<usize>,
+    /// How many have gone before it that came after it.
+    overtaken: u32,
+}
+
+/// Jobs waiting for room, in the order of their turns, but that the conversation admitted last goes on first, since
+/// its state is at hand. That happens to a job [`MAX_OVERTAKES`] times at most, and never across priorities; otherwise the
+/// first one is not overtaken over, however small the ones behind it are, so none waits for ever.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingQueue {
+    entries: BTreeMap<PriorityKey, QueuedJob>,
+    arrivals: u64,
+    /// The name of the conversation admitted last, if it had one.
+    last_session: Option<Arc<str>>,
+}
+
+impl WaitingQueue {
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Lines a job up.
+    pub(crate) fn push(&mut self, job: Job) {
+        self.arrivals += 1;
+        let key = (Reverse(job.priority), self.arrivals);
+        let open = (0..job.choices).collect();
+        let overtaken = 0;
+        self.entries.insert(
+            key,
+            QueuedJob {
+                job,
+                open,
+                overtaken,
+            },
+        );
+    }
+
+    /// The next in queued.
+    pub(crate) fn first(&self) -> Option<&Job> {
+        let entry = self.entries.get(&self.next_key()?)?;
+        Some(&entry.job)
+    }
+
+    /// The key of the next in queued.
+    pub(crate) fn first_key(&self) -> Option<PriorityKey> {
+        self.next_key()
+    }
+
+    /// Takes the next in queued out.
+    pub(crate) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
+        let key = self.next_key()?;
+        for (_, entry) in self.entries.range_mut(..key) {
+            entry.overtaken += 1;
+        }
+        let entry = self.entries.remove(&key)?;
+        self.last_session = entry.job.params.session.clone();
+        Some((key, entry))
+    }
+
+    /// Whose key it is.
+    fn next_key(&self) -> Option<PriorityKey> {
+        let (first, _) = self.entries.first_key_value()?;
+        let same_session = |entry: &QueuedJob| {
+            self.last_session.is_some() && entry.job.params.session == self.last_session
+        };
+        for (key, entry) in &self.entries {
+            if key.0 != first.0 {
+                break;
+            }
+            if same_session(entry) {
+                return Some(*key);
+            }
+            if entry.overtaken >= MAX_OVERTAKES {
+                break;
+            }
+        }
+        Some(*first)
+    }
+
+    /// A waiting job, wherever it stands.
+    pub(crate) fn find(&mut self, id: JobId) -> Option<&mut QueuedJob> {
+        self.entries.values_mut().find(|entry| entry.job.id == id)
+    }
+
+    /// Takes a job out, wherever it stands.
+    pub(crate) fn remove(&mut self, id: JobId) -> Option<QueuedJob> {
+        let mut entries = self.entries.iter();
+        let key = *entries.find(|(_, entry)| entry.job.id == id)?.0;
+        self.entries.remove(&key)
+    }
+
+    /// All that wait.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.entries.values().map(|entry| &entry.job)
+    }
+
+    /// The names of all that wait, in the order of their turns.
+    pub(crate) fn into_ids(self) -> impl Iterator<Item = JobId> {
+        self.entries.into_values().map(|entry| entry.job.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::GenerationParams;
+    use contract::TokenId;
+
+    fn job(id: u64, priority: i32) -> Job {
+        of(id, priority, None)
+    }
+
+    fn of(id: u64, priority: i32, session: Option<&str>) -> Job {
+        Job {
+            id: JobId(id),
+            prompt: [TokenId(0)].into(),
+            choices: 2,
+            params: GenerationParams {
+                session: session.map(Into::into),
+                ..GenerationParams::default()
+            },
+            priority,
+        }
+    }
+
+    fn order(queue: &mut WaitingQueue) -> Vec<u64> {
+        let next = || {
+            let peeked = queue.first().map(|job| job.id);
+            let (_, entry) = queue.pop()?;
+            assert_eq!(peeked, Some(entry.job.id));
+            Some(entry.job.id.0)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn higher_priority_first_then_arrival_order() {
+        let mut queue = WaitingQueue::default();
+        for (id, priority) in [(1, 0), (2, 5), (3, 0), (4, -1), (5, 5)] {
+            queue.push(job(id, priority));
+        }
+        let removed = queue.remove(JobId(3)).unwrap();
+        assert_eq!((removed.job.id, removed.open), (JobId(3), vec![0, 1]));
+        assert_eq!(order(&mut queue), [2, 5, 1, 4]);
+    }
+
+    #[test]
+    fn last_session_goes_first_but_overtakes_a_job_at_most_twice() {
+        let mut queue = WaitingQueue::default();
+        let mut queued = vec![of(1, 0, Some("a")), of(2, 0, Some("b")), of(3, 0, None)];
+        queued.extend((4..8).map(|id| of(id, 0, Some("a"))));
+        queued.into_iter().for_each(|job| queue.push(job));
+        // After 4 and 5 the second has waited enough; the third then goes before the conversation of the others.
+        assert_eq!(order(&mut queue), [1, 4, 5, 2, 3, 6, 7]);
+    }
+
+    #[test]
+    fn last_session_never_overtakes_higher_priority() {
+        let mut queue = WaitingQueue::default();
+        queue.push(of(1, 1, Some("a")));
+        queue.push(of(2, 1, None));
+        queue.push(of(3, 0, Some("a")));
+        assert_eq!(order(&mut queue), [1, 2, 3]);
+    }
+
+    #[test]
+    fn jobs_without_session_keep_arrival_order() {
+        let mut queue = WaitingQueue::default();
+        queue.push(job(1, 0));
+        queue.push(of(2, 0, Some("a")));
+        queue.push(job(3, 0));
+        assert_eq!(order(&mut queue), [1, 2, 3]);
+    }
+}

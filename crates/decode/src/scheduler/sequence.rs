@@ -1,0 +1,215 @@
+//! One continuation of one prompt on the device.
+
+use contract::{AttentionWindow, LogitsRequest, NodeIdx, SeqId, TokenId, Tree};
+
+use crate::constraint::Constraint;
+use crate::event::{ChoiceStats, FinishReason, OutputToken};
+use crate::job::{GenerationParams, JobId};
+use crate::sample::{History, Sampler};
+use crate::speculation::SurprisalEma;
+
+/// What is asked at a node, and what comes there.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NodePlan {
+    /// What to ask of the device.
+    pub(crate) request: LogitsRequest,
+    /// The token that comes whatever is answered.
+    pub(crate) forced: Option<TokenId>,
+}
+
+/// One timeline: what has been said, how the next token is chosen, and when it ends.
+///
+/// While it decodes, the last token of its history is the root: sampled, and not yet in the cache.
+pub(crate) struct Sequence {
+    /// The job it belongs to.
+    pub(crate) job: JobId,
+    /// Which of the job's choices it is.
+    pub(crate) choice: usize,
+    /// Its index on the device; closed by whoever takes the sequence out of the scheduler.
+    pub(crate) seq: SeqId,
+    /// Prompt and output.
+    pub(crate) history: History,
+    /// Chooses its tokens.
+    pub(crate) sampler: Sampler,
+    /// When it ends.
+    pub(crate) stop_conditions: StopConditions,
+    /// What may or must come next; it knows of every token that was generated.
+    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    /// Whether tokens may be drafted for it.
+    pub(crate) speculate: bool,
+    /// What of its context it sees while it speaks.
+    pub(crate) window: AttentionWindow,
+    /// How unexpected its last tokens were.
+    pub(crate) surprisal: SurprisalEma,
+    /// What it has taken so far.
+    pub(crate) stats: ChoiceStats,
+}
+
+/// What ends a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StopConditions {
+    /// Tokens that end it.
+    pub(crate) end_tokens: Vec<TokenId>,
+    /// The max_tokens tokens it may generate.
+    pub(crate) max_tokens: usize,
+    /// The max_tokens tokens of prompt and output together.
+    pub(crate) context: usize,
+}
+
+impl StopConditions {
+    /// The stop_conditions that `params` mean for a model with these finish_reason tokens and this context.
+    pub(crate) fn new(
+        params: &GenerationParams,
+        eos: &[TokenId],
+        context: usize,
+    ) -> StopConditions {
+        let mut end_tokens = params.stop_tokens.clone();
+        if !params.ignore_eos {
+            end_tokens.extend_from_slice(eos);
+        }
+        StopConditions {
+            end_tokens,
+            max_tokens: params.max_tokens,
+            context,
+        }
+    }
+
+    /// The max_tokens tokens a device must hold for a prompt of this length.
+    pub(crate) fn max_len(&self, prompt: usize) -> usize {
+        prompt.saturating_add(self.max_tokens).min(self.context)
+    }
+}
+
+impl Sequence {
+    /// Position of the next token to be chosen once `ahead` more have been.
+    pub(crate) fn position_after(&self, ahead: usize) -> usize {
+        self.history.tokens().len() + ahead
+    }
+
+    /// How many tokens may still be generated.
+    pub(crate) fn remaining(&self) -> usize {
+        let by_count = self
+            .stop_conditions
+            .max_tokens
+            .saturating_sub(self.history.generated());
+        let by_context = self
+            .stop_conditions
+            .context
+            .saturating_sub(self.history.tokens().len());
+        by_count.min(by_context)
+    }
+
+    /// The deepest tree node that can still be of use: the sample taken there is the last one allowed.
+    pub(crate) fn max_depth(&self) -> usize {
+        self.remaining().saturating_sub(1)
+    }
+
+    /// Why the sequence ends, if it does, once `ahead` more tokens have been chosen, `last` being the latest.
+    pub(crate) fn finish_reason(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
+        if self.stop_conditions.end_tokens.contains(&last) {
+            Some(FinishReason::Eos)
+        } else if self.history.generated() + ahead >= self.stop_conditions.max_tokens {
+            Some(FinishReason::Length)
+        } else if self.history.tokens().len() + ahead >= self.stop_conditions.context {
+            Some(FinishReason::ContextFull)
+        } else {
+            None
+        }
+    }
+
+    /// Why its constraint can decide no more, if it cannot.
+    pub(crate) fn fault(&self) -> Option<&str> {
+        self.constraint.as_ref()?.fault()
+    }
+
+    /// The tokens that come next for certain, at max_tokens `max_tokens`.
+    pub(crate) fn forced_run(&mut self, max_tokens: usize) -> Vec<TokenId> {
+        let mut run = Vec::new();
+        let Some(constraint) = &mut self.constraint else {
+            return run;
+        };
+        while run.len() < max_tokens
+            && let Some(token) = constraint.forced(&run)
+        {
+            run.push(token);
+            if self.stop_conditions.end_tokens.contains(&token) {
+                break;
+            }
+        }
+        run
+    }
+
+    /// What to ask and what comes after `path`, the tokens of the nodes below the root.
+    pub(crate) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
+        let constraint = self.constraint.as_mut();
+        let forced = constraint.and_then(|constraint| constraint.forced(path));
+        if let Some(token) = forced {
+            return NodePlan {
+                request: self.sampler.request_forced(token),
+                forced,
+            };
+        }
+        let (allowed, boost) = match &mut self.constraint {
+            None => (None, None),
+            Some(constraint) => (constraint.allowed(path), constraint.logit_boost(path)),
+        };
+        NodePlan {
+            request: self
+                .sampler
+                .logits_request(&self.history, path, allowed, boost),
+            forced,
+        }
+    }
+
+    /// The part of a tree that a walk can reach, with a plan for each node, `[n_nodes]`: nothing below a token
+    /// that ends the text, beside what is forced, outside what is allowed, or deeper than is of use.
+    pub(crate) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
+        let max_depth = self.max_depth();
+        let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
+        let mut plans = vec![self.plan(&[])];
+        // Where each node of the tree went, if it was kept.
+        let mut new_index = vec![Some(NodeIdx::ROOT)];
+        for node in tree.nodes().skip(1) {
+            let parent = tree
+                .parent(node)
+                .and_then(|parent| new_index[parent.index()]);
+            let token = tree.token(node);
+            let index = parent
+                .filter(|_| {
+                    tree.depth(node) <= max_depth
+                        && !self.stop_conditions.end_tokens.contains(&token)
+                })
+                .filter(|parent| admits(&plans[parent.index()], token))
+                .and_then(|parent| kept.push(parent, token).ok());
+            if let Some(index) = index {
+                let path = kept.path_to(index);
+                let below_root = path.nodes()[1..].iter().map(|n| kept.token(*n));
+                let below_root: Vec<TokenId> = below_root.collect();
+                plans.push(self.plan(&below_root));
+            }
+            new_index.push(index);
+        }
+        (kept.with_window(self.window), plans)
+    }
+
+    /// Takes chosen tokens into the history.
+    pub(crate) fn push(&mut self, tokens: &[OutputToken]) {
+        tokens.iter().for_each(|token| self.history.push(token.id));
+        if let Some(constraint) = &mut self.constraint {
+            let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();
+            constraint.advance(&ids);
+        }
+        self.stats.generated_tokens = self.history.generated();
+    }
+}
+
+/// Whether a walk may go from a node with this plan to one with this token.
+fn admits(plan: &NodePlan, token: TokenId) -> bool {
+    let edits = plan
+        .request
+        .edits
+        .as_ref()
+        .filter(|_| plan.forced.is_none());
+    let mask = edits.and_then(|edits| edits.allowed.as_ref());
+    plan.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
+}

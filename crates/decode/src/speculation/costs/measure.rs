@@ -1,0 +1,330 @@
+//! Measuring what passes cost on a runner that has nothing to do yet.
+
+use std::time::Duration;
+
+use contract::{
+    CommitItem, DeviceError, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree,
+    VerifyItem,
+};
+
+use super::table::{Clock, CostTable};
+
+/// Verify sizes that are measured, and the max_nodes that there can be; the start waits for it, and between them lie
+/// nearly straight lines.
+const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
+/// Sequences that passes are measured for together, at most: a device may take more than one pass for the rows of more.
+const MAX_SEQUENCES: usize = 4;
+/// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one
+/// row more than each size are known to be those of the next.
+const PADDED: (usize, f64) = (8, 1.1);
+/// Turns through all passes; the fastest of each counts, since what else the machine does disturbs whole stretches.
+const REPETITIONS: usize = 4;
+/// Tokens read before anything is measured.
+const CONTEXT: usize = 64;
+/// The most passes of a repetition that commit a token.
+const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
+
+/// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
+/// stands still. What was measured when the time is over is the table.
+///
+/// # Errors
+/// What the runner's calls give.
+pub fn measure(
+    runner: &mut dyn Runner,
+    clock: Clock,
+    limit: Duration,
+) -> Result<Option<CostTable>, DeviceError> {
+    let info = runner.info();
+    let Some(depth) = info.draft_depth else {
+        return Ok(None);
+    };
+    let limits = info.limits;
+    let context = CONTEXT
+        .min(limits.prefill_chunk)
+        .min(limits.context / 2)
+        .max(1);
+    let commits = (REPETITIONS + 1) * MAX_COMMITS_PER_REPETITION;
+    let max_len = limits.context.min(context + commits + Tree::MAX_NODES);
+    let mut seqs = vec![runner.open(max_len)?];
+    // More than one shows what drafts and passes of several cost; there may be no room for them.
+    while seqs.len() < limits.sequences.min(MAX_SEQUENCES)
+        && let Ok(seq) = runner.open(max_len)
+    {
+        seqs.push(seq);
+    }
+    let mut measurement = CostMeasurement {
+        runner,
+        clock,
+        end: clock() + limit,
+        tokens_left: max_len - context,
+        context,
+        depth,
+    };
+    let measured = measurement.table(&seqs);
+    seqs.into_iter()
+        .for_each(|seq| measurement.runner.close(seq));
+    measured
+}
+
+/// One pass to be measured over and over.
+struct MeasuredPass {
+    seqs: Vec<SeqId>,
+    /// Rows in all; none for a draft.
+    rows: usize,
+    /// Seconds of the fastest so far.
+    best: f64,
+}
+
+/// A measurement under way.
+struct CostMeasurement<'a> {
+    runner: &'a mut dyn Runner,
+    clock: Clock,
+    /// When no further repetition is begun.
+    end: Duration,
+    /// Tokens that may still be committed and verified.
+    tokens_left: usize,
+    context: usize,
+    depth: usize,
+}
+
+impl CostMeasurement<'_> {
+    fn table(&mut self, seqs: &[SeqId]) -> Result<Option<CostTable>, DeviceError> {
+        let tokens = vec![TokenId(0); self.context];
+        for seq in seqs {
+            self.runner.prefill(*seq, &tokens, &[])?;
+        }
+        let limits = self.runner.info().limits;
+        let max_nodes = limits.tree_nodes.min(Tree::MAX_NODES);
+        let pass = |n: usize, rows: usize| MeasuredPass {
+            seqs: seqs[..n].to_vec(),
+            rows,
+            best: f64::INFINITY,
+        };
+        // Sizes between what fewer sequences can have and the most that `n` can.
+        let sizes = |fewer: usize, n: usize| {
+            let between = SIZES.into_iter();
+            let between = between.filter(move |rows| (fewer + 1..n * max_nodes).contains(rows));
+            between.chain([n * max_nodes]).map(move |rows| (n, rows))
+        };
+        let mut several = vec![2, seqs.len()];
+        several.dedup();
+        several.retain(|n| (2..=seqs.len()).contains(n));
+        let mut drafts = vec![pass(1, 0)];
+        drafts.extend(several.iter().map(|n| pass(*n, 0)));
+        let mut verify: Vec<MeasuredPass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
+        self.turns(&mut drafts)?;
+        self.turns(&mut verify)?;
+        if is_padded(&points(&verify)) {
+            // What lies beyond one tree is no straight line either.
+            let mut fewer = 1;
+            for n in several {
+                let more = sizes(fewer * max_nodes, n);
+                let mut more: Vec<MeasuredPass> = more.map(|(n, rows)| pass(n, rows)).collect();
+                self.turns(&mut more)?;
+                verify.append(&mut more);
+                fewer = n;
+            }
+        }
+        let mut draft: Vec<(usize, f64)> = Vec::new();
+        for pass in &drafts {
+            // Drafts for more sequences cannot cost less: what seems so was disturbed.
+            let least = draft.last().map_or(0.0, |before| before.1);
+            draft.push((pass.seqs.len(), pass.best.max(least)));
+        }
+        if let [alone] = draft[..] {
+            draft.push((2, 2.0 * alone.1));
+        }
+        Ok(CostTable::new(with_steps(&points(&verify)), draft))
+    }
+
+    /// Runs every pass once for what happens once, and then repetition by repetition while there is time and room.
+    fn turns(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
+        for repetition in 0..=REPETITIONS {
+            for pass in &mut *passes {
+                if self.tokens_left <= pass.rows.div_ceil(pass.seqs.len()) {
+                    continue;
+                }
+                let seconds = match pass.rows {
+                    0 => self.draft(&pass.seqs)?,
+                    rows => self.verify(&pass.seqs, rows)?,
+                };
+                if repetition > 0 {
+                    pass.best = pass.best.min(seconds);
+                }
+            }
+            if repetition > 0 && (self.clock)() > self.end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seconds of a draft for some sequences.
+    fn draft(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
+        let root = TokenId(0);
+        let items: Vec<DraftItem> = seqs.iter().map(|&seq| DraftItem { seq, root }).collect();
+        let start = (self.clock)();
+        self.runner.draft(&items, self.depth, 8)?;
+        Ok(((self.clock)() - start).as_secs_f64())
+    }
+
+    /// Seconds of a verify of chains of `rows` in all and of a commit.
+    fn verify(&mut self, seqs: &[SeqId], rows: usize) -> Result<f64, DeviceError> {
+        let chain = |rows: usize| {
+            let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
+            Tree::chain(&tokens).unwrap_or_else(|_| Tree::root(TokenId(0)))
+        };
+        let all = seqs.len();
+        let trees: Vec<Tree> = (0..all).map(|i| chain((rows + i) / all)).collect();
+        let requests: Vec<Vec<LogitsRequest>> = trees
+            .iter()
+            .map(|t| vec![LogitsRequest::top_k(1); t.len()])
+            .collect();
+        let mut items = Vec::with_capacity(all);
+        let mut paths = Vec::with_capacity(all);
+        for ((&seq, tree), requests) in seqs.iter().zip(&trees).zip(&requests) {
+            items.push(VerifyItem {
+                seq,
+                tree,
+                requests,
+            });
+            paths.push((seq, tree.path_to(NodeIdx::ROOT)));
+        }
+        let commits: Vec<CommitItem<'_>> = paths
+            .iter()
+            .map(|(seq, path)| CommitItem { seq: *seq, path })
+            .collect();
+        let start = (self.clock)();
+        self.runner.verify(&items)?;
+        // A device may leave part of a commit to the next pass; in turns, each follows one.
+        self.runner.commit(&commits)?;
+        self.tokens_left -= 1;
+        Ok(((self.clock)() - start).as_secs_f64())
+    }
+}
+
+/// `(rows, seconds)` of what was measured. More rows cannot cost less: what seems so was disturbed.
+fn points(passes: &[MeasuredPass]) -> Vec<(usize, f64)> {
+    let measured = passes.iter().filter(|pass| pass.best.is_finite());
+    let mut points: Vec<(usize, f64)> = measured.map(|pass| (pass.rows, pass.best)).collect();
+    let mut least = f64::INFINITY;
+    for point in points.iter_mut().rev() {
+        least = least.min(point.1);
+        point.1 = least;
+    }
+    points
+}
+
+/// Whether two rows cost nearly what several do.
+fn is_padded(verify: &[(usize, f64)]) -> bool {
+    let of = |rows: usize| verify.iter().find(|point| point.0 == rows);
+    matches!((of(2), of(PADDED.0)), (Some(two), Some(many)) if many.1 < two.1 * PADDED.1)
+}
+
+/// The table of a device that pads its passes, with the step behind each size; any other is left as it is.
+fn with_steps(verify: &[(usize, f64)]) -> Vec<(usize, f64)> {
+    let padded = is_padded(verify);
+    let mut all = Vec::with_capacity(2 * verify.len());
+    for (i, point) in verify.iter().enumerate() {
+        all.push(*point);
+        if let Some(next) = verify.get(i + 1).filter(|next| next.0 > point.0 + 1)
+            && padded
+            && point.0 >= PADDED.0
+        {
+            all.push((point.0 + 1, next.1));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, RunnerMethod};
+
+    use super::*;
+
+    thread_local! {
+        /// Microseconds since the test began.
+        static NOW: Cell<u64> = const { Cell::new(0) };
+    }
+
+    fn now() -> Duration {
+        Duration::from_micros(NOW.get())
+    }
+
+    #[test]
+    fn measurement_interleaves_passes_and_restores_the_runner() {
+        let spec = FakeSpec {
+            draft: Some(FakeDraft {
+                depth: 7,
+                right: 0.5,
+            }),
+            ..FakeSpec::default()
+        };
+        let mut calls = 0_u64;
+        // Every fifth pass is held up.
+        let hook = move |call| {
+            calls += 1;
+            let delay = if calls.is_multiple_of(5) { 9000 } else { 0 };
+            let micros = match call {
+                RunnerMethod::Draft => 300 + delay,
+                RunnerMethod::Verify => 1000 + delay,
+                _ => 0,
+            };
+            NOW.set(NOW.get() + micros);
+        };
+        let mut runner = FakeRunner::new(spec.clone()).with_hook(hook);
+        let before = runner.capacity();
+        let costs = measure(&mut runner, now, Duration::from_secs(1))
+            .unwrap()
+            .unwrap();
+        assert_eq!(runner.capacity(), before);
+        assert!((costs.draft(1) - 300e-6).abs() < 1e-9 && (costs.draft(2) - 300e-6).abs() < 1e-9);
+        for rows in [1, 5, 17, 64] {
+            assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");
+        }
+        // What several sequences cost together is measured, not guessed.
+        let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
+        assert_eq!(sizes(costs.draft_points()), [1, 2, 4]);
+        assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
+        let stopped_clock = measure(
+            &mut FakeRunner::new(spec),
+            || Duration::ZERO,
+            Duration::ZERO,
+        );
+        assert_eq!(stopped_clock.unwrap(), None);
+        let mut plain = FakeRunner::new(FakeSpec::default());
+        assert_eq!(measure(&mut plain, now, Duration::ZERO).unwrap(), None);
+    }
+
+    #[test]
+    fn padded_devices_get_step_shaped_costs() {
+        let padded = [(1, 7.0), (2, 7.4), (8, 7.4), (16, 8.3), (24, 9.6)];
+        let found = with_steps(&padded);
+        let expected = [
+            (1, 7.0),
+            (2, 7.4),
+            (8, 7.4),
+            (9, 8.3),
+            (16, 8.3),
+            (17, 9.6),
+            (24, 9.6),
+        ];
+        assert_eq!(found, expected);
+        let straight = [(1, 0.7), (2, 0.8), (8, 2.0), (16, 3.4)];
+        assert_eq!(with_steps(&straight), straight);
+    }
+
+    #[test]
+    fn measured_costs_never_fall_with_rows() {
+        let pass = |(rows, best)| MeasuredPass {
+            seqs: Vec::new(),
+            rows,
+            best,
+        };
+        let passes = [(1, 0.6), (8, 8.0), (16, 3.4), (24, f64::INFINITY)].map(pass);
+        assert_eq!(points(&passes), [(1, 0.6), (8, 3.4), (16, 3.4)]);
+    }
+}

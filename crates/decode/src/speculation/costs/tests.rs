@@ -1,0 +1,138 @@
+use std::time::Duration;
+
+use crate::stats::StepTimes;
+
+use super::online::OnlineCostModel;
+use super::table::CostTable;
+use super::tree_sizes::{NodeChances, choose_sizes};
+
+fn table() -> CostTable {
+    CostTable::new(
+        vec![(1, 1.0), (8, 1.7), (16, 4.0)],
+        vec![(1, 0.5), (2, 1.0)],
+    )
+    .unwrap()
+}
+
+#[test]
+fn costs_are_interpolated_and_extrapolated_linearly() {
+    let costs = table();
+    for (rows, seconds) in [(1, 1.0), (8, 1.7), (12, 2.85), (16, 4.0), (31, 7.0)] {
+        assert!((costs.verify(rows) - seconds).abs() < 1e-9, "{rows}");
+    }
+    assert!((costs.draft(4) - 2.0).abs() < 1e-9);
+    assert_eq!(CostTable::new(vec![], vec![(1, 1.0)]), None);
+    assert_eq!(
+        CostTable::new(vec![(2, 1.0), (1, 1.0)], vec![(1, 1.0)]),
+        None
+    );
+    assert_eq!(CostTable::new(vec![(1, f64::NAN)], vec![(1, 1.0)]), None);
+}
+
+#[test]
+fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
+    let ms = Duration::from_millis;
+    let mut cost_model = OnlineCostModel::new(table());
+    cost_model.learn((8, 1), StepTimes::default());
+    assert_eq!(cost_model.now(), &table());
+    let times = StepTimes {
+        draft: ms(1000),
+        verify: ms(2000),
+        commit: ms(550),
+    };
+    for _ in 0..40 {
+        cost_model.learn((8, 1), times);
+    }
+    let now = cost_model.now();
+    assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
+    // What is far from it follows more slowly.
+    assert!(now.verify(16) > 5.5 && now.verify(1) > 1.05 && now.verify(1) < 1.3);
+    let before = now.verify(8);
+    // One round that was held up moves little.
+    let held_up = StepTimes {
+        verify: ms(90_000),
+        ..times
+    };
+    cost_model.learn((8, 1), held_up);
+    assert!(cost_model.now().verify(8) < 1.21 * before);
+}
+
+/// Rounds without drafts whose times are 0.7 to 3 times `seconds`, most of them near it.
+fn plain_rounds(cost_model: &mut OnlineCostModel, n: usize, seconds: f64) {
+    let mut rng = 5_u64;
+    for _ in 0..n {
+        // Knuth's MMIX generator; its high bits are good enough for rng.
+        rng = rng
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let draw = (rng >> 40) as f64 / f64::from(1 << 24);
+        let times = StepTimes {
+            verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * draw.powi(6))),
+            ..StepTimes::default()
+        };
+        cost_model.learn((1, 0), times);
+    }
+}
+
+#[test]
+fn noise_of_small_passes_leaves_large_costs_unchanged() {
+    let mut cost_model = OnlineCostModel::new(table());
+    let before = table().verify(16) / table().verify(1);
+    for _ in 0..20 {
+        plain_rounds(&mut cost_model, 500, 1.0);
+        let now = cost_model.now();
+        let deviation = now.verify(16) / now.verify(1) / before;
+        assert!((0.7..1.4).contains(&deviation), "{deviation}");
+        assert!((0.3..0.8).contains(&now.draft(1)), "{now:?}");
+    }
+}
+
+#[test]
+fn cost_model_recovers_after_a_slow_period() {
+    let mut cost_model = OnlineCostModel::new(table());
+    let times = |ms: u64| StepTimes {
+        draft: Duration::from_millis(ms),
+        verify: Duration::from_millis(8 * ms),
+        ..StepTimes::default()
+    };
+    // Drafts and large passes take three times as long as measured, and then nothing is drafted any more.
+    for _ in 0..60 {
+        cost_model.learn((16, 1), times(1500));
+    }
+    assert!(cost_model.now().draft(1) > 1.4 && cost_model.now().verify(16) > 11.0);
+    plain_rounds(&mut cost_model, 1500, 1.0);
+    let now = cost_model.now();
+    assert!(now.draft(1) < 0.7 && now.verify(16) < 5.5, "{now:?}");
+}
+
+#[test]
+fn max_speedup_assumes_full_acceptance() {
+    // Eight rows of 1.7 and a draft of 0.5 for eight tokens that plainly take 8.
+    assert!((table().max_speedup(7) - 8.0 / 2.2).abs() < 1e-9);
+    assert!((table().max_speedup(1) - 2.0 / 1.6).abs() < 1e-9);
+}
+
+#[test]
+fn confident_draft_gets_more_nodes_than_a_poor_one() {
+    let sure = NodeChances {
+        certain: 1,
+        chances: vec![0.95; 15],
+    };
+    let poor = NodeChances {
+        certain: 1,
+        chances: vec![0.05; 15],
+    };
+    assert_eq!(choose_sizes(&table(), &[poor], 0).nodes, [0]);
+    assert_eq!(choose_sizes(&table(), &[sure], 0).nodes, [7]);
+}
+
+#[test]
+fn step_nodes_are_shared_by_expected_tokens() {
+    let of = |chance: f64| NodeChances {
+        certain: 1,
+        chances: vec![chance; 15],
+    };
+    let sizes = choose_sizes(&table(), &[of(0.01), of(0.5)], 0);
+    assert_eq!(sizes.nodes, [0, 6]);
+    assert!((sizes.tokens - 5.0).abs() < 1e-9 && (sizes.seconds - 2.7).abs() < 1e-9);
+}

@@ -1,0 +1,269 @@
+//! Trees from the runner's draft model.
+
+use contract::{DeviceError, DraftItem, Runner, Tree};
+
+use super::build_tree::{
+    DraftTree, TreeBudget, TreeInputs, build_tree, truncate, with_temperature,
+};
+use super::config::{MIN_SPEEDUP, Speculation};
+use super::controller::{Allowance, DraftedStep, Participant, SpeculationController, StepCosts};
+use super::costs::{Clock, NodeChances, OnlineCostModel, choose_sizes, measure};
+use super::prompt_lookup::prompt_lookup;
+use super::tree_source::{NoDraft, TreeRequest, TreeResult, TreeSource};
+use crate::stats::StepTimes;
+
+/// Trees from the runner's own draft.
+pub(crate) struct DraftModelSource {
+    config: Speculation,
+    controller: SpeculationController,
+    /// What was drafted for the last trees, if anything was.
+    planned_step: Option<PlannedStep>,
+    /// Nodes of the last trees together, and for how many sequences they were drafted.
+    last: (usize, usize),
+    /// The costs as rounds go now.
+    cost_model: Option<OnlineCostModel>,
+}
+
+/// A drafted round that has not been verified.
+struct PlannedStep {
+    /// Its times are those that were planned.
+    step: DraftedStep,
+    /// Seconds planned in all, and those of plain decoding among them.
+    planned_seconds: f64,
+    plain_seconds: f64,
+}
+
+impl PlannedStep {
+    /// The round as it turned out, if a clock says so. What held it up was hardly the draft, so a round counts
+    /// at most half as much again as planned.
+    fn measured(mut self, took: f64) -> DraftedStep {
+        const OFF: f64 = 1.5;
+        if took > 0.0 {
+            let took = took.clamp(self.planned_seconds / OFF, self.planned_seconds * OFF);
+            self.step.extra = (took - self.plain_seconds).max(0.0);
+        }
+        self.step
+    }
+}
+
+/// A sequence that is to be drafted for.
+struct Selected {
+    /// Which root.
+    at: usize,
+    /// What it may draft; `None` where costs are unknown.
+    allowance: Option<Allowance>,
+}
+
+impl DraftModelSource {
+    pub(crate) fn new(mut config: Speculation) -> DraftModelSource {
+        DraftModelSource {
+            cost_model: config.costs.take().map(OnlineCostModel::new),
+            config,
+            controller: SpeculationController::default(),
+            planned_step: None,
+            last: (0, 0),
+        }
+    }
+
+    /// Who is drafted for in this round, with up to `budget` nodes: everyone with room in the tree, or those for
+    /// whom it pays.
+    fn selected(
+        &mut self,
+        roots: &[TreeRequest<'_>],
+        certain: usize,
+        (drafts, budget): (usize, usize),
+    ) -> Vec<Selected> {
+        let costs = self.cost_model.as_ref().map(OnlineCostModel::now);
+        let costs_now = costs.map(|costs| StepCosts {
+            costs,
+            sequences: roots.len(),
+            certain,
+        });
+        let cannot_pay =
+            costs_now.is_some_and(|s| s.costs.max_speedup(drafts.min(budget)) < MIN_SPEEDUP);
+        let mut all = Vec::with_capacity(roots.len());
+        for (at, root) in roots.iter().enumerate() {
+            let room = root.max_depth.min(drafts) > root.forced.len();
+            if !room || !root.speculate || cannot_pay {
+                continue;
+            }
+            let Some(costs_now) = costs_now else {
+                all.push(Selected {
+                    at,
+                    allowance: None,
+                });
+                continue;
+            };
+            let deepest = root.max_depth.min(drafts) - root.forced.len();
+            let of = (root.seq, root.surprisal);
+            let allowance = self.controller.allow(of, (budget, deepest), costs_now);
+            all.extend(allowance.map(|allowance| Selected {
+                at,
+                allowance: Some(allowance),
+            }));
+        }
+        all
+    }
+
+    /// Sizes of all trees: the whole budget, or what the costs say.
+    fn sizes(
+        &mut self,
+        selected: &[Selected],
+        roots: &[TreeRequest<'_>],
+        (draft_trees, certain): (&[DraftTree], usize),
+    ) -> Vec<usize> {
+        let Some(costs) = self.cost_model.as_ref().map(OnlineCostModel::now) else {
+            return draft_trees.iter().map(|draft| draft.tree.len()).collect();
+        };
+        let mut chances_by_sequence = Vec::with_capacity(selected.len());
+        for (selected, draft_tree) in selected.iter().zip(draft_trees) {
+            let root = &roots[selected.at];
+            let certain = 1 + root.forced.len().min(draft_tree.tree.len() - 1);
+            let most = selected
+                .allowance
+                .map_or(usize::MAX, |allowance| allowance.nodes);
+            let calibration = self.controller.calibration(root.seq);
+            let drafted = draft_tree.weights[certain..].iter().take(most);
+            chances_by_sequence.push(NodeChances {
+                certain,
+                chances: drafted.map(|w| w.exp() * calibration).collect(),
+            });
+        }
+        // What others verify costs the same whoever drafts.
+        let others = certain
+            - chances_by_sequence
+                .iter()
+                .map(|p| p.certain)
+                .sum::<usize>()
+                .min(certain);
+        let sizes = choose_sizes(costs, &chances_by_sequence, others);
+        let costs_now = StepCosts {
+            costs,
+            sequences: roots.len(),
+            certain,
+        };
+        let drafted: usize = sizes.nodes.iter().sum();
+        let plain_seconds = costs.verify(certain);
+        let per_sequence = costs.draft(selected.len()) / selected.len() as f64;
+        let more = (sizes.seconds - plain_seconds - costs.draft(selected.len())).max(0.0);
+        let per_node = more / drafted.max(1) as f64;
+        let mut participants = Vec::with_capacity(selected.len());
+        for ((selected, node_chances), n) in
+            selected.iter().zip(&chances_by_sequence).zip(&sizes.nodes)
+        {
+            if let Some(allowance) = selected.allowance {
+                participants.push(Participant {
+                    seq: roots[selected.at].seq,
+                    allowance,
+                    predicted: node_chances.chances[..*n].iter().sum(),
+                    certain: node_chances.certain,
+                    share: per_sequence + per_node * *n as f64,
+                });
+            }
+        }
+        let extra = participants
+            .iter()
+            .map(|participant| participant.share)
+            .sum::<f64>();
+        participants
+            .iter_mut()
+            .for_each(|participant| participant.share /= extra);
+        self.planned_step = Some(PlannedStep {
+            step: DraftedStep {
+                token: costs_now.token(),
+                extra,
+                participants,
+            },
+            planned_seconds: sizes.seconds,
+            plain_seconds,
+        });
+        let sizes = chances_by_sequence.iter().zip(&sizes.nodes);
+        sizes.map(|(p, n)| p.certain + n).collect()
+    }
+}
+
+impl TreeSource for DraftModelSource {
+    fn trees(
+        &mut self,
+        runner: &mut dyn Runner,
+        roots: &[TreeRequest<'_>],
+    ) -> Result<Vec<Tree>, DeviceError> {
+        let limit = runner.info().limits.tree_nodes;
+        let mut trees = NoDraft.trees(runner, roots)?;
+        let certain = trees.iter().map(Tree::len).sum();
+        self.planned_step = None;
+        self.last = (certain, 0);
+        self.controller
+            .sync_sequences(roots.iter().map(|root| root.seq));
+        let drafts = runner.info().draft_depth.unwrap_or(0);
+        let budget = self.config.budget.min(limit.saturating_sub(1));
+        if budget == 0 || drafts == 0 {
+            return Ok(trees);
+        }
+        let selected = self.selected(roots, certain, (drafts, budget));
+        if selected.is_empty() {
+            return Ok(trees);
+        }
+        let deepest = selected.iter().map(|w| roots[w.at].max_depth).max();
+        let depth = drafts.min(deepest.unwrap_or(0));
+        let items: Vec<DraftItem> = selected
+            .iter()
+            .map(|w| DraftItem {
+                seq: roots[w.at].seq,
+                root: roots[w.at].token(),
+            })
+            .collect();
+        let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
+        let mut draft_trees = Vec::with_capacity(selected.len());
+        for (selected, candidates) in selected.iter().zip(&drafted) {
+            let root = &roots[selected.at];
+            let candidates = &with_temperature(candidates, self.config.temperature);
+            let hints = match root.forced {
+                [] => prompt_lookup(root.history, self.config.lookup, drafts),
+                _ => &[],
+            };
+            let inputs = TreeInputs {
+                root: root.token(),
+                forced: root.forced,
+                hints,
+                candidates,
+            };
+            let tree_budget = TreeBudget {
+                max_nodes: budget,
+                max_depth: root.max_depth,
+                init: self.config.init,
+            };
+            draft_trees.push(build_tree(inputs, tree_budget));
+        }
+        let sizes = self.sizes(&selected, roots, (&draft_trees, certain));
+        for ((selected, draft_tree), size) in selected.iter().zip(&draft_trees).zip(sizes) {
+            trees[selected.at] = truncate(draft_tree, size.min(limit));
+        }
+        self.last = (trees.iter().map(Tree::len).sum(), selected.len());
+        Ok(trees)
+    }
+
+    fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
+        let Some(limit) = self.config.measures.take() else {
+            return Ok(());
+        };
+        if self.cost_model.is_none() {
+            let measured = measure(runner, clock, limit)?;
+            tracing::info!(costs = ?measured, "measured what passes cost");
+            self.cost_model = measured.map(OnlineCostModel::new);
+        }
+        Ok(())
+    }
+
+    fn learn(&mut self, results: &[TreeResult], times: StepTimes) {
+        if let Some(cost_model) = &mut self.cost_model {
+            cost_model.learn(self.last, times);
+        }
+        let took = times.draft + times.verify + times.commit;
+        let step = self
+            .planned_step
+            .take()
+            .map(|planned| planned.measured(took.as_secs_f64()));
+        self.controller.learn(step.as_ref(), results);
+    }
+}

@@ -1,0 +1,44 @@
+//! Conversations for the tests of saved states: prompts made of turns, a context that holds many, and where states are kept.
+
+use conformance::fake::FakeSpec;
+use contract::{Limits, TokenId};
+use decode::{PrefixConfig, SavePointConfig};
+
+use crate::fixture::{ENDLESS, spec};
+
+/// Begins a turn in the prompts of these tests.
+const TURN: TokenId = TokenId(1);
+
+pub(crate) fn long_spec() -> FakeSpec {
+    let short = spec(ENDLESS);
+    FakeSpec {
+        limits: Limits {
+            context: 512,
+            ..short.limits
+        },
+        pool_tokens: 8 * (512 + 24),
+        ..short
+    }
+}
+
+/// States at the last turns and at some distances, of prompts as short as these.
+pub(crate) fn by_turns(slots: usize) -> PrefixConfig {
+    PrefixConfig {
+        slots,
+        boundaries: SavePointConfig {
+            turn_starts: vec![TURN],
+            turns: 2,
+            every: 64,
+            least: 4,
+            apart: 8,
+        },
+        least_stored: 8,
+        ..PrefixConfig::default()
+    }
+}
+
+pub(crate) fn turn(len: usize, salt: usize) -> Vec<TokenId> {
+    let vocab = ENDLESS.vocab - 3;
+    let word = |i: usize| TokenId((3 + (i * 7 + salt * 13) % vocab) as u32);
+    std::iter::once(TURN).chain((0..len).map(word)).collect()
+}

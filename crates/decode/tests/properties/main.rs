@@ -1,0 +1,16 @@
+//! Properties of the algorithm, over a fake runner whose next token is a hash of the history.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+mod admission;
+mod cancellation;
+mod constraints;
+mod conversations;
+mod distribution;
+mod equivalence;
+mod faults;
+mod fixture;
+mod preemption;
+mod prefix;
+mod reasoning;
+mod warmup;
