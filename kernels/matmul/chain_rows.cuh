@@ -22,8 +22,8 @@ __device__ __forceinline__ void flag_store_f16x2(u8* to, u32 v) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v ? v : 0x80008000u) : "memory");
 }
 // Tile `n` of 16 columns as halves: `low` the first eight columns, `high` the others.
-__device__ __forceinline__ void store_f16_tile(u8* split_row_blocks, int index, int n, u32 low, u32 high) {
-    u8* to = halves + (size_t(index / 4) * N8_TILES + n) * A16_TILE + index % 4 * 256 + threadIdx.x % 32 * 4;
+__device__ __forceinline__ void store_f16_tile(u8* f16, int index, int n, u32 low, u32 high) {
+    u8* to = f16 + (size_t(index / 4) * N8_TILES + n) * A16_TILE + index % 4 * 256 + threadIdx.x % 32 * 4;
     flag_store_f16x2(to, movmatrix_trans(low));
     flag_store_f16x2(to + 128, movmatrix_trans(high));
 }
@@ -310,7 +310,7 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
     // flag_store, or those of the first block both.
     const bool two_blocks = N8_TILES <= 4 && phase.epilogue_kind == EPILOGUE_STORE && blocks.last == first + 1, split_row_blocks = two_blocks && blocks.n_reducers == 2;
     const u32 rank = blockIdx.x - first;
-    if (rank || !(keeps_accumulators || two_blocks && !halves)) {
+    if (rank || !(keeps_accumulators || two_blocks && !split_row_blocks)) {
         publish_partial_tile(phase, s, scratch, tile, first, warp, acc, split_row_blocks ? rank : M16_TILES);
         if (rank >= blocks.n_reducers) return;
     }

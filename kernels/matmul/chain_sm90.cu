@@ -53,10 +53,10 @@ __device__ __forceinline__ int f32_thread() { return threadIdx.x - FIRST_AUX_WAR
 __device__ __forceinline__ int f32_warp() { return warp_index() - FIRST_AUX_WARP; }
 __device__ __forceinline__ void f32_sync() { asm volatile("bar.sync 2, %0;" ::"n"(F32_WARPS * 32) : "memory"); }
 
-#include "matmul/params.cuh"
+#include "matmul/chain.cuh"
 #include "matmul/chain_rows.cuh"
 #include "matmul/plain_sm90.cuh"
-#include "matmul/gemm_mainloop.cuh"
+#include "matmul/walk.cuh"
 
 struct FusedLayerParams {
     Matrix matrices[MAX_MATRICES];
@@ -163,7 +163,7 @@ __device__ __forceinline__ void compute_scales(const FusedLayerParams& params, i
     }
 }
 __device__ __forceinline__ void collect_scales(const FusedLayerParams& params, int phase_index, RowScales& rows) {
-    if (LOCAL_SCALES || params.phases[phase_index].sums == nullptr) return;
+    if (LOCAL_SCALES || params.phases[phase_index].in_squares == nullptr) return;
     const int f32_row = f32_thread();
     static_assert(F32_WARPS * 32 <= MAX_ROWS, "a slot for each thread");
     float scale;

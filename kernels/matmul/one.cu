@@ -25,7 +25,7 @@
 #define F32_WARPS WARPS
 __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { __syncthreads(); }
-#include "matmul/f32.cuh"
+#include "matmul/plain.cuh"
 #include "matmul/a16.cuh"
 #include "matmul/tiles.cuh"
 #include "norm/emit.cuh"

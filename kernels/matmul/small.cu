@@ -39,8 +39,8 @@ __device__ __forceinline__ void sync_math_warps() { asm volatile("bar.sync 1, %0
 #define F32_WARPS WARPS
 __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { sync_math_warps(); }
-#include "matmul/f32.cuh"
-#include "matmul/gemm_mainloop.cuh"
+#include "matmul/plain.cuh"
+#include "matmul/walk.cuh"
 
 struct Matrix {
     const u8* weights;
@@ -74,7 +74,7 @@ constexpr int STAGE_BYTES = KINDS ? WEIGHT_STAGE_BYTES + N8_TILES * A16_TILE * m
 
 // Where a row block begins: its row factors, and behind them its units.
 __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int row_block) {
-    return s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile * 8);
+    return s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
 }
 // What the next slice is made of, from slice to slice.
 struct SliceIterator {

@@ -154,7 +154,7 @@ struct Tile {
             read_scales_pair<SLICE>(tile);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND>& lane_offsets, u32 piece) {
+    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND>& lane_offsets, u32 slice_address) {
         if (SLICE == 0)
             tile[0].header[0] = ld_shared_v4(slice_address + lane_offsets.head[0]);
         else
@@ -281,7 +281,7 @@ struct Tile<KIND_Q6K> {
         if (SLICE == 0) tile[0].d_f16[0] = *(const u16*)(at + 1664 + r * 2);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND_Q6K>& lane_offsets, u32 piece) {
+    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND_Q6K>& lane_offsets, u32 slice_address) {
         tile[0].raw_scales[0] = ld_shared_v2(slice_address + lane_offsets.head[SLICE]);
         if (SLICE == 0) tile[0].d_f16[0] = ld_shared_u16(slice_address + lane_offsets.d_f16);
     }

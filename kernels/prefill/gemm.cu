@@ -16,7 +16,7 @@
 #include "common/step.cuh"
 #include "prefill/panel.cuh"
 #include "prefill/target.cuh"
-#include "prefill/scheduler.cuh"
+#include "prefill/units.cuh"
 
 #define STAGES 3
 #define THREADS 256

@@ -16,7 +16,7 @@
 #include "common/step.cuh"
 #include "prefill/panel.cuh"
 #include "prefill/target.cuh"
-#include "prefill/scheduler.cuh"
+#include "prefill/units.cuh"
 #include "common/wgmma_sm90.cuh"
 #include "prefill/bulk_sm90.cuh"
 
