@@ -2,10 +2,10 @@
 //
 // Four warps fill a tile in shared memory and four read it, in turns. MEET says how they hand it over, each way as kernels here do:
 //   0  bar.arrive by who is done, bar.sync by who waits (attention/prefill.cu, attention/warp_specialized_sm90.cuh)
-//   1  mbarriers, test_wait: all lanes write or read, __syncwarp, one lane arrives for the warp (matmul/chain_sm90.cu)
+//   1  mbarriers, test_wait: all lanes write or read, __syncwarp, one lane arrives for the warp (gemm/fused_layer_sm90.cu)
 //   2  bar.sync by both
 //   3  mbarriers, every lane arrives
-//   4  a bulk copy fills the tile; who read it arrives as in 1 (matmul/chain_sm90.cu)
+//   4  a bulk copy fills the tile; who read it arrives as in 1 (gemm/fused_layer_sm90.cu)
 //   5  a bulk copy fills the tile; who read it arrives as in 3
 //   6  as 0, but the tile is a word that one thread writes
 //   7  as 5, waited for with try_wait

@@ -7,7 +7,7 @@
 //
 // in   step     partial [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l)
 //      q        [rows][HEADS][Q_STRIDE] f32; with GATED, values HEAD_DIM .. 2 HEAD_DIM of a head are its gate
-// out  [rows][HEADS * HEAD_DIM] in any of the forms of norm/emit.cuh (WIDTH = HEADS * HEAD_DIM)
+// out  [rows][HEADS * HEAD_DIM] in any of the forms of norm/row_output.cuh (WIDTH = HEADS * HEAD_DIM)
 // grid (groups of 256 values, rows) x 256, a thread per value
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
 // test attention::trees_over_*_equal_the_reference
@@ -19,7 +19,7 @@
 #if FIXED_SPLITS
 #include "attention/fixed_splits.cuh"
 #endif
-#include "norm/emit.cuh"
+#include "norm/row_output.cuh"
 
 // Splits whose values are fetched together: all of a row, half, or a third; more at once would not stay in registers.
 #define FETCH_ROUNDS (SPLITS <= 16 ? 1 : SPLITS <= 48 ? 2 : 3)

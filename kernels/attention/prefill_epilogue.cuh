@@ -2,7 +2,7 @@
 //
 // Before this file: HEAD_DIM, HEADS, GATED; PANELS_OUT and F32_OUT (0 or 1: which forms are wanted).
 #pragma once
-#include "prefill/panel.cuh"
+#include "gemm/panel_layout.cuh"
 
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 

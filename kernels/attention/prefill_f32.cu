@@ -13,7 +13,7 @@
 #include "attention/kv_cache.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
+#include "gemm/panel_layout.cuh"
 
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 #define PER_LANE (HEAD_DIM / 32)

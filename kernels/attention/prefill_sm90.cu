@@ -23,7 +23,7 @@
 #include "attention/prefill_epilogue.cuh"
 #include "attention/prefill_kv_tiles.cuh"
 #include "common/wgmma_sm90.cuh"
-#include "prefill/bulk_sm90.cuh"
+#include "gemm/bulk_sm90.cuh"
 
 #if HEAD_DIM != 256
 #error "attention_sm90.cu is for heads of 256 values"

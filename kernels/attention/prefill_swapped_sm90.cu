@@ -15,7 +15,7 @@
 #include "attention/swapped_operands_sm90.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
+#include "gemm/panel_layout.cuh"
 
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 #define KV_TILE 64

@@ -17,7 +17,7 @@
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "rope/rotate.cuh"
+#include "rope/sincos.cuh"
 #include "attention/kv_cache.cuh"
 
 #define DIM_BLOCKS (HEAD_DIM / 32)

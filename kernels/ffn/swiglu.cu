@@ -2,14 +2,14 @@
 //
 //   y = silu(gate) * up
 //
-// in   header, see norm/source.cuh     gate, up [rows] rows of WIDTH f32, STRIDE floats apart
-// out  y [rows][WIDTH] in any of the forms of norm/emit.cuh
+// in   header, see norm/source_rows.cuh     gate, up [rows] rows of WIDTH f32, STRIDE floats apart
+// out  y [rows][WIDTH] in any of the forms of norm/row_output.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference cpu::reference::activation::swiglu     test norm::swiglu_equals_the_reference
 // hot
 #include "common/prelude.cuh"
-#include "norm/source.cuh"
-#include "norm/emit.cuh"
+#include "norm/source_rows.cuh"
+#include "norm/row_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) swiglu_rows(
     const Header* header, const float* gate, const float* up, RowOutput out) {

@@ -7,7 +7,7 @@
 //
 // in:  x [CHANNELS], alpha, beta [V_HEADS], z [VALUES], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k], norm [128]
-// out: [VALUES] in any of the forms of norm/emit.cuh that a lane writes alone; k, u, g and x of the node in the factors
+// out: [VALUES] in any of the forms of norm/row_output.cuh that a lane writes alone; k, u, g and x of the node in the factors
 // grid V_HEADS, 256 threads: a block has a head, a warp 16 of its value columns in four turns, a lane 16 k of one in each
 // shared memory: 2.1 KB. arch: sm_80. reference: cpu::reference::{conv, delta}, norm::gated_rms; test: verify_*, row_*
 // hot
@@ -16,7 +16,7 @@
 #include "gated_delta/layout.cuh"
 #include "gated_delta/recurrence.cuh"
 #include "gated_delta/conv.cuh"
-#include "norm/emit.cuh"
+#include "norm/row_output.cuh"
 
 #define WARPS 8
 #define COLUMN_PASSES (HEAD_DIM / WARPS / 4)  // of four columns of a warp

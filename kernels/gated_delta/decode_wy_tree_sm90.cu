@@ -9,7 +9,7 @@
 //
 // in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]; with NORM z [rows][ld_z], norm [128]
-// out: k, u, g and x of each node into the factors; o [rows][VALUES], or with NORM y in the forms of norm/emit.cuh
+// out: k, u, g and x of each node into the factors; o [rows][VALUES], or with NORM y in the forms of norm/row_output.cuh
 // grid (V_HEADS * 2), 512 threads: a block has 64 value columns of one head. Blocks of one key head stand side by side, and
 // CLUSTER of them convolve its q and k together: each a share of the rows, which it writes into the memory of all
 // shared memory: `Room`, all of it dynamic
@@ -35,7 +35,7 @@
 #include "gated_delta/triangular_solve_sm90.cuh"
 #include "gated_delta/wy_tree_storage_sm90.cuh"
 #if NORM
-#include "norm/emit.cuh"
+#include "norm/row_output.cuh"
 #endif
 
 // What a block has to do with.

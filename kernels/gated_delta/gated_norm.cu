@@ -2,16 +2,16 @@
 //
 //   y[row, h, :] = rms(o[row, h, :]) * norm * silu(z[row, h, :]);   rms(x) = x / sqrt(mean(x^2) + eps)
 //
-// in   header, see norm/source.cuh     o [rows] rows of VALUES f32, LD_O apart     z likewise, LD_Z apart
+// in   header, see norm/source_rows.cuh     o [rows] rows of VALUES f32, LD_O apart     z likewise, LD_Z apart
 //      norm [128]
-// out  y [rows][VALUES] in any of the forms of norm/emit.cuh, or (OUT_PANEL) as f16 panels of prefill/panel.cuh
+// out  y [rows][VALUES] in any of the forms of norm/row_output.cuh, or (OUT_PANEL) as f16 panels of gemm/panel_layout.cuh
 // grid (groups of 256 / 4, rows) x 128: a warp per group, which is two heads, eight values a lane
 // arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
 #include "common/prelude.cuh"
 #include "gated_delta/layout.cuh"
-#include "norm/source.cuh"
-#include "norm/emit.cuh"
-#include "prefill/panel.cuh"
+#include "norm/source_rows.cuh"
+#include "norm/row_output.cuh"
+#include "gemm/panel_layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
 gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, RowOutput out,

@@ -1,4 +1,4 @@
-//! `kernels/matmul/chain_sm90.cu`: all products of 64 layers in chains, as a step of a hybrid model of 27 billion weights has them.
+//! `kernels/gemm/fused_layer_sm90.cu`: all products of 64 layers in chains, as a step of a hybrid model of 27 billion weights has them.
 //!
 //! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
 //! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those

@@ -83,7 +83,7 @@ fn small_models_use_fused_layers_only_on_large_model_paths() {
         let units = backend.units(&plan).unwrap();
         units.iter().any(|unit| unit.file == file)
     };
-    let (single, chain) = ("matmul/one.cu", "matmul/chain_sm90.cu");
+    let (single, chain) = ("gemm/gemv.cu", "gemm/fused_layer_sm90.cu");
     for number in [86, 90] {
         assert!(has(number, false, single) && !has(number, false, chain));
         assert!(!has(number, true, single));

@@ -142,9 +142,9 @@ pub fn compile(
 /// end. Sources that hold many kinds of weights take longest, and the longer the more rows they are for.
 fn longest_first(units: &[&Unit]) -> Vec<usize> {
     const LONG: [&str; 4] = [
-        "matmul/chain_sm90.cu",
-        "matmul/small.cu",
-        "matmul/one.cu",
+        "gemm/fused_layer_sm90.cu",
+        "gemm/decode_gemm_small_batch.cu",
+        "gemm/gemv.cu",
         "attention/decode_",
     ];
     let rank = |unit: &Unit| {
@@ -216,9 +216,9 @@ mod tests {
     fn slowest_units_are_compiled_first() {
         let units = [
             Unit::new("attention/combine_splits.cu"),
-            Unit::new("matmul/chain_sm90.cu").define("ROWS", 8),
-            Unit::new("matmul/small.cu").define("ROWS", 64),
-            Unit::new("matmul/chain_sm90.cu").define("ROWS", 32),
+            Unit::new("gemm/fused_layer_sm90.cu").define("ROWS", 8),
+            Unit::new("gemm/decode_gemm_small_batch.cu").define("ROWS", 64),
+            Unit::new("gemm/fused_layer_sm90.cu").define("ROWS", 32),
         ];
         let order = longest_first(&units.each_ref());
         assert_eq!(order, [3, 1, 2, 0]);

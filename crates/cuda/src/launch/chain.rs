@@ -1,4 +1,4 @@
-//! All products between two mixers of a step, in one launch of `matmul/chain_sm90.cu`.
+//! All products between two mixers of a step, in one launch of `gemm/fused_layer_sm90.cu`.
 //!
 //! Out-projection into the residual stream, gate and up with the gated unit, down into the residual stream, and the
 //! projections of the next layer, the norms before them included.
@@ -30,7 +30,7 @@ const OWN_SHARED: usize = 14 << 10;
 const MOST_SHARED: usize = 227 << 10;
 /// Rows that a chain multiplies at most.
 pub const MOST_ROWS: usize = 64;
-/// Rows of an f32 matrix that a job of `matmul/plain_sm90.cuh` takes, values of K that its slice is a multiple of, and most
+/// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice is a multiple of, and most
 /// jobs: the scratch of products has room for them.
 const PLAIN_ROWS: usize = 16;
 const PLAIN_CHUNK: usize = 256;
@@ -164,7 +164,7 @@ impl Form {
     }
 
     fn unit(self, bucket: usize) -> Unit {
-        Unit::new("matmul/chain_sm90.cu")
+        Unit::new("gemm/fused_layer_sm90.cu")
             .define("ROWS", bucket)
             .define("N8_TILES", bucket.div_ceil(8))
             .define("RING_BYTES", self.ring)
@@ -384,7 +384,7 @@ impl Stages {
     }
 }
 
-/// `Plain` of `matmul/plain_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone would leave multiprocessors without
+/// `Plain` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone would leave multiprocessors without
 /// work. `matrices`: each with its output; `x` f32 `[rows][cols]`.
 fn plain_words(
     card: Card,

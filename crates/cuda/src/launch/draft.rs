@@ -26,7 +26,7 @@ pub fn path_rows(
     Launch {
         entry: "draft_gather_path_rows",
         unit: out.define(
-            Unit::new("draft/path_rows.cu").define("FEATURE_ROWS", kept),
+            Unit::new("draft/gather_path_rows.cu").define("FEATURE_ROWS", kept),
             width,
             rows,
         ),

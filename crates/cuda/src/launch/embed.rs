@@ -22,7 +22,7 @@ pub fn gather(
     );
     Launch {
         entry: "embedding_gather",
-        unit: Unit::new("embed/gather.cu")
+        unit: Unit::new("embedding/gather.cu")
             .define("SOURCE", source.number())
             .define("TYPE", ty.id())
             .define("WIDTH", width)

@@ -1,7 +1,7 @@
 //! Quantised matrix products for few rows.
 //!
 //! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in one launch
-//! of `matmul/small.cu`.
+//! of `gemm/decode_gemm_small_batch.cu`.
 
 use super::{Args, Launch, Unit};
 use crate::pack::activations::A16_TILE;
@@ -30,7 +30,7 @@ const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
 /// Shared memory that f32 matrices add, in bytes.
 pub(super) const PLAIN_SHARED: usize = 17 << 10;
-/// Words that `Segment` of `matmul/small.cu` has.
+/// Words that `Segment` of `gemm/decode_gemm_small_batch.cu` has.
 const SEGMENT_WORDS: usize = 8;
 
 /// What launches depend on besides shapes.
@@ -168,7 +168,7 @@ impl Form {
     }
 
     fn unit(self) -> Unit {
-        Unit::new("matmul/small.cu")
+        Unit::new("gemm/decode_gemm_small_batch.cu")
             .define("ROWS", self.rows)
             .define("N8_TILES", self.tiles())
             .define("STAGES", self.stages)
@@ -368,7 +368,7 @@ impl Part {
     }
 }
 
-/// `Plain` of `matmul/plain.cuh` with room for `most` segments: groups of 8 rows, K cut into slices where groups alone
+/// `Plain` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work. `x` f32 `[rows][cols]`; the outputs are those of the first of its rows.
 pub(super) fn plain_words(
     card: Card,

@@ -31,7 +31,7 @@ pub fn standard_units() -> Vec<Unit> {
 /// One source file with defines: what NVRTC compiles into one module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Unit {
-    /// The file, as `kernels/` has it: `"matmul/small.cu"`.
+    /// The file, as `kernels/` has it: `"gemm/decode_gemm_small_batch.cu"`.
     pub file: &'static str,
     /// Names and values of the defines, in any order.
     pub defines: Vec<(&'static str, String)>,

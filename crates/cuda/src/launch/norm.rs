@@ -26,7 +26,7 @@ impl Source {
         }
     }
 
-    /// The define of `kernels/norm/source.cuh`.
+    /// The define of `kernels/norm/source_rows.cuh`.
     pub(super) fn number(self) -> u32 {
         match self {
             Source::Step(_) => 0,
@@ -39,7 +39,7 @@ impl Source {
 
 /// Where a result goes, form by form; 0 where a form is not wanted.
 ///
-/// The blocked form is that of `kernels/matmul/a16.cuh`, laid out for as many rows as the launch is for.
+/// The blocked form is that of `kernels/gemm/a16_layout.cuh`, laid out for as many rows as the launch is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Out {
     /// Plain f32 rows.
@@ -57,7 +57,7 @@ impl Out {
         }
     }
 
-    /// Adds the defines of `kernels/norm/emit.cuh`.
+    /// Adds the defines of `kernels/norm/row_output.cuh`.
     pub(super) fn define(self, unit: Unit, width: usize, rows: usize) -> Unit {
         let wanted = |at: u64| u32::from(at != 0);
         unit.define("WIDTH", width)
@@ -105,7 +105,7 @@ pub fn rms_and_scales(
     );
     assert!(out != Out::default(), "a norm without a result");
     let warps = warps(shape.width);
-    let unit = Unit::new("norm/rms.cu")
+    let unit = Unit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
         .define("UPDATE", u32::from(x.update != 0))
         .define("NORM_WARPS", warps);
@@ -165,7 +165,7 @@ impl Residual {
 /// f32 rows `x` `[rows][width]` in other forms, unchanged otherwise.
 pub fn convert(width: usize, rows: usize, source: Source, x: u64, out: Out) -> Launch {
     assert!(out != Out::default(), "a conversion without a result");
-    let unit = Unit::new("norm/rms.cu")
+    let unit = Unit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
         .define("NORM_WARPS", 0);
     Launch {

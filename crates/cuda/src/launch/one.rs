@@ -1,4 +1,4 @@
-//! Products of one row with the norm before them, or the gated unit behind them, in one launch of `matmul/one.cu`.
+//! Products of one row with the norm before them, or the gated unit behind them, in one launch of `gemm/gemv.cu`.
 //!
 //! They give the bits of [`super::norm::rms`], [`super::matmul::launches`] and [`super::ffn::swiglu`] one after the other.
 //! Every block waits for the launch before it with all of its weights under way, so steps of small models, which wait for
@@ -13,7 +13,7 @@ use crate::pack::WeightKind;
 
 /// Rows of a tile, which a block has.
 const TILE_ROWS: usize = 16;
-/// Rows that `matmul/small.cu` cuts together.
+/// Rows that `gemm/decode_gemm_small_batch.cu` cuts together.
 const CUT_ROWS: usize = 256;
 /// Rows of an f32 matrix that a block has.
 const PLAIN_ROWS: usize = 8;
@@ -24,7 +24,7 @@ const SUM_BYTES: usize = 4 * TILE_ROWS + 4;
 const MOST_VALUES: usize = 1024;
 /// Shared memory of a block besides, in bytes, at most.
 const OWN_SHARED: usize = 1024;
-/// Words of `Segment` in `matmul/one.cu`.
+/// Words of `Segment` in `gemm/gemv.cu`.
 const SEGMENT_WORDS: usize = 6;
 
 /// The row that is multiplied.
@@ -54,9 +54,9 @@ pub enum Results {
 
 /// The packed segments of a launch.
 struct Line {
-    /// `Segment`s of `matmul/one.cu`.
+    /// `Segment`s of `gemm/gemv.cu`.
     words: Vec<u64>,
-    /// Where `matmul/small.cu` cuts them.
+    /// Where `gemm/decode_gemm_small_batch.cu` cuts them.
     shares: u64,
     /// Blocks that have them.
     blocks: usize,
@@ -119,7 +119,7 @@ impl Line {
     }
 }
 
-/// The block of `matmul/small.cu` whose share holds `cost`.
+/// The block of `gemm/decode_gemm_small_batch.cu` whose share holds `cost`.
 fn block_of(shares: u64, cost: usize) -> usize {
     let (share, extra) = ((shares & 0xffff_ffff) as usize, (shares >> 32) as usize);
     let wide = extra * (share + 1);
@@ -189,7 +189,7 @@ pub fn launch(
         words.extend(plain_words(card, cols, (&plain, MAX_SEGMENTS), x, 0));
     }
     let warps: usize = if tiles * line.sums <= 8 { 8 } else { 16 };
-    let unit = Unit::new("matmul/one.cu")
+    let unit = Unit::new("gemm/gemv.cu")
         .define("WARPS", warps)
         .define("KINDS", bits)
         .define("MAX_MATRICES", MAX_SEGMENTS)

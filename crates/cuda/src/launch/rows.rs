@@ -116,7 +116,7 @@ pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2]
         at.edited != 0 && at.edits != 0 && rows <= ROWS,
         "edits need a place to go"
     );
-    let unit = shape.unit("rows/edit.cu", source);
+    let unit = shape.unit("logits/edit.cu", source);
     let dense = Launch {
         entry: "logits_edit_dense",
         unit: unit.clone(),
@@ -156,7 +156,7 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
     let runs = shape.vocab.div_ceil(RUN);
     let scan = Launch {
         entry: "logits_reduce_chunks",
-        unit: shape.unit("rows/scan.cu", source),
+        unit: shape.unit("logits/reduce_chunks.cu", source),
         grid: [
             runs.div_ceil(8) as u32,
             rows as u32,
@@ -175,7 +175,7 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
     };
     let select = Launch {
         entry: "logits_top_k",
-        unit: shape.unit("rows/select.cu", source).define("K", shape.k),
+        unit: shape.unit("logits/top_k.cu", source).define("K", shape.k),
         grid: [rows as u32, 1, 1],
         block: [1024, 1, 1],
         shared: 0,
@@ -186,7 +186,7 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
     [scan, select]
 }
 
-/// Bytes of one edit, as `kernels/rows/edits.cuh` has it.
+/// Bytes of one edit, as `kernels/logits/edits.cuh` has it.
 const EDIT_BYTES: usize = 32;
 
 /// The edits of asked rows as they are uploaded: `(index among the asked rows, edits)`, rows of `vocab` logits.
@@ -269,7 +269,7 @@ pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch
     );
     Launch {
         entry: "capture_hidden_states",
-        unit: Unit::new("rows/tap.cu")
+        unit: Unit::new("draft/capture_hidden_states.cu")
             .define("WIDTH", width)
             .define("STRIDE", to.stride)
             .define("OFFSET", to.offset)

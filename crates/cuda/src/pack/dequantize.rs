@@ -1,4 +1,4 @@
-//! What a kernel makes of a packed weight, value by value: `kernels/matmul/tiles.cuh` on the host.
+//! What a kernel makes of a packed weight, value by value: `kernels/gemm/dequant_tile.cuh` on the host.
 
 use half::f16;
 

@@ -2,7 +2,7 @@
 //!
 //! [`WeightKind::of`] says which kernel kind serves a stored format, [`pack`] rewrites whole rows, and
 //! [`activations`] is the host twin of the activation forms. Every layout is described once, in
-//! `kernels/matmul/layout.cuh` and `kernels/matmul/a16.cuh`.
+//! `kernels/gemm/weight_layout.cuh` and `kernels/gemm/a16_layout.cuh`.
 
 use contract::QuantType;
 

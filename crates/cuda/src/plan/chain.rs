@@ -92,7 +92,7 @@ impl<'a> Links<'a> {
     }
 
     /// Whether layers of steps go in chains: on the cards they were measured on, where they are faster at
-    /// all the numbers of rows that they take (`kernels/matmul/NOTES.md`). A chain and the launches it stands for differ by
+    /// all the numbers of rows that they take (`kernels/gemm/NOTES.md`). A chain and the launches it stands for differ by
     /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
     /// step has more than [`MOST_ROWS`].
     fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {

@@ -314,8 +314,8 @@ mod tests {
     #[test]
     fn variants_for_one_architecture_are_left_out_elsewhere() {
         let only = |file: &str, number| Arch { number }.runs(file);
-        assert!(only("prefill/gemm_sm90.cu", 90) && !only("prefill/gemm_sm90.cu", 86));
-        assert!(!only("prefill/gemm_sm90.cu", 120));
-        assert!(only("prefill/gemm.cu", 86) && only("prefill/gemm.cu", 120));
+        assert!(only("gemm/prefill_gemm_sm90.cu", 90) && !only("gemm/prefill_gemm_sm90.cu", 86));
+        assert!(!only("gemm/prefill_gemm_sm90.cu", 120));
+        assert!(only("gemm/prefill_gemm.cu", 86) && only("gemm/prefill_gemm.cu", 120));
     }
 }

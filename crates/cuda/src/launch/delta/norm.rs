@@ -12,7 +12,7 @@ const GROUPS: usize = 4;
 pub struct Out {
     /// In the forms of the products of few rows.
     pub forms: Forms,
-    /// f16 panels of `kernels/prefill/panel.cuh`: the address, 0 where they are not wanted, and the rows a panel has
+    /// f16 panels of `kernels/gemm/panel_layout.cuh`: the address, 0 where they are not wanted, and the rows a panel has
     /// room for.
     pub panel: (u64, usize),
 }

@@ -274,7 +274,7 @@ fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
     let (kind, units) = (segment.kind, segment.kind.units(cols));
     Launch {
         entry: "prefill_dequant",
-        unit: Unit::new("prefill/dequant.cu").define("WEIGHT_KIND", kind as u32),
+        unit: Unit::new("gemm/prefill_dequant.cu").define("WEIGHT_KIND", kind as u32),
         grid: [count(units), count(rows.div_ceil(BLOCK_ROWS)), 1],
         block: [256, 1, 1],
         shared: 0,
@@ -330,11 +330,11 @@ fn multiply(
 fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
     let (file, threads, shared) = match card.warpgroups {
         true => (
-            "prefill/gemm_sm90.cu",
+            "gemm/prefill_gemm_sm90.cu",
             384,
             4 * 48 * 1024 + 128 + 8 * 16 * 64 * 4,
         ),
-        false => ("prefill/gemm.cu", 256, 3 * 32 * 1024),
+        false => ("gemm/prefill_gemm.cu", 256, 3 * 32 * 1024),
     };
     Launch {
         entry,
@@ -364,7 +364,7 @@ fn plain(rows: usize, cols: usize, segments: &[Segment], chunk: u64, x: u64) -> 
     let add = segments.iter().any(|s| s.write == Write::Add);
     Launch {
         entry: "prefill_sgemm",
-        unit: Unit::new("prefill/sgemm.cu"),
+        unit: Unit::new("gemm/prefill_gemm_f32.cu"),
         grid: [
             count(columns.div_ceil(PLAIN_COLUMNS)),
             count(rows.div_ceil(PLAIN_ROWS)),

@@ -13,7 +13,7 @@ fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch 
     );
     Launch {
         entry,
-        unit: Unit::new("prefill/rows.cu").define("WIDTH", width),
+        unit: Unit::new("norm/prefill_to_panels.cu").define("WIDTH", width),
         grid: [count(rows), 1, 1],
         block: [THREADS, 1, 1],
         shared: 0,

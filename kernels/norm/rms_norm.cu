@@ -3,14 +3,14 @@
 //   UPDATE: x += update        y = x / sqrt(mean(x^2) + eps) * weight
 //   convert_rows: y = x in the wanted forms
 //
-// in   header, see norm/source.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
-// out  y in any of the forms of norm/emit.cuh; scales [rows] f32, 1 / sqrt(..) of each, or 0 for nowhere
+// in   header, see norm/source_rows.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
+// out  y in any of the forms of norm/row_output.cuh; scales [rows] f32, 1 / sqrt(..) of each, or 0 for nowhere
 // grid rms: rows, one block of NORM_WARPS warps, which holds the row in registers; convert (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
 // arch sm_80 and up     reference cpu::reference::norm::rms     test norm::rms_equals_the_reference
 // hot
 #include "common/prelude.cuh"
-#include "norm/source.cuh"
-#include "norm/emit.cuh"
+#include "norm/source_rows.cuh"
+#include "norm/row_output.cuh"
 
 #define PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 

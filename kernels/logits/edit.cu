@@ -8,7 +8,7 @@
 // grid dense (ceil(VOCAB / 4096), rows) x 256; sparse rows x 256
 // arch sm_80 and up     reference contract::Edits::apply     test rows::edits_equal_the_contract
 #include "common/prelude.cuh"
-#include "rows/edits.cuh"
+#include "logits/edits.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) logits_edit_dense(
     const int* __restrict__ header, const float* __restrict__ logits, float* __restrict__ edited,

@@ -8,10 +8,10 @@
 //
 // The file that includes it defines N8_TILES (tiles of 8 rows of x), WARPS that mma_slice, and M16_TILES, 16-row tiles of a warp: w and w + WARPS, and KINDS.
 #pragma once
-#include "matmul/units.cuh"
+#include "gemm/mma_slice.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) && N8_TILES >= 3
-#include "matmul/units_sm90.cuh"
+#include "gemm/wgmma_slice_sm90.cuh"
 #define USE_WGMMA 1
 #else
 #define USE_WGMMA 0

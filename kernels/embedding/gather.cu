@@ -2,7 +2,7 @@
 //
 //   out[row] = decode(table[token[row]])
 //
-// in   header, see norm/source.cuh     table [vocab] rows of ROW_BYTES bytes in format TYPE (the GGUF id)
+// in   header, see norm/source_rows.cuh     table [vocab] rows of ROW_BYTES bytes in format TYPE (the GGUF id)
 // out  out [rows][WIDTH] f32
 // grid (ceil(WIDTH / 1024), rows) x 256, four neighbouring values a thread
 // arch sm_80 and up     reference contract::quant::dequantize_row     test rows::embedding_rows_equal_the_codec
@@ -11,7 +11,7 @@
 // model stays in the host's memory: a block of threads fetches its bytes in one trip over the bus and decodes them src
 // shared memory. Blocks of some formats stand at odd multiples of two bytes, so those are fetched two bytes at a time.
 #include "common/prelude.cuh"
-#include "norm/source.cuh"
+#include "norm/source_rows.cuh"
 
 #define TYPE_F32 0
 #define TYPE_F16 1

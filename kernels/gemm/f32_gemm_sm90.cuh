@@ -11,7 +11,7 @@
 // Blocks flag_store the sums of their jobs (scratch.cuh), and each block of a row_group adds a share of them up, in the order of k_slices, when it
 // has left its own: only then the rows' factors are wanted. Slices are cut by shapes and card alone. cols is a multiple of 4.
 #pragma once
-#include "matmul/scratch.cuh"
+#include "gemm/ready_flag.cuh"
 
 // Who does it: F32_WARPS warps, index f32_warp() and whose threads f32_thread() counts; f32_sync() lets them wait for each other.
 #define F32_TILE_ROWS 16

@@ -1,10 +1,10 @@
 // Results in the forms that the products behind them read: f32 rows, blocked halves, or both.
 //
 // Defines OUT_F32, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N8_TILES the tiles of 8 rows that the blocked
-// form (matmul/a16.cuh) is laid out for.
+// form (gemm/a16_layout.cuh) is laid out for.
 #pragma once
 #include "common/prelude.cuh"
-#include "matmul/a16.cuh"
+#include "gemm/a16_layout.cuh"
 
 struct RowOutput {
     float* f32;   // [rows][WIDTH]

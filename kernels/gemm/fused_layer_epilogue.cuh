@@ -3,8 +3,8 @@
 // Lane (g, t) = (lane / 4, lane % 4) has, for every tile of 8 rows of x, rows 2 t and 2 t + 1 of columns g (elements 0, 1) and
 // g + 8 (elements 2, 3) of 16 columns of the result.
 #pragma once
-#include "matmul/chain.cuh"
-#include "matmul/scratch.cuh"
+#include "gemm/fused_layer_phases.cuh"
+#include "gemm/ready_flag.cuh"
 
 // 1 / rms of the rows, as last known, and what products of halves made with the one residual are to be multiplied by.
 struct RowScales {

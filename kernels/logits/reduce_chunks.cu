@@ -11,7 +11,7 @@
 // NaN counts as minus infinity. Each chunk is summed in one fixed order.
 // hot
 #include "common/prelude.cuh"
-#include "rows/edits.cuh"
+#include "logits/edits.cuh"
 
 #define WARPS 8
 #define VALUES (CHUNK_SIZE / 32)

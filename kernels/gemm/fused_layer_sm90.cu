@@ -1,4 +1,4 @@
-// matmul/chain_sm90: all products between two mixers of a step of few rows (1..64), in one launch of blocks that stay.
+// gemm/fused_layer_sm90: all products between two mixers of a step of few rows (1..64), in one launch of blocks that stay.
 //
 //   x += out y;   h = silu(gate n(x)) * (up n(x));   x += down h;   p = in n(x) for the matrices `in` of the next layer
 //   n(x) = x / sqrt(mean(x^2) + eps) * weights of the norm
@@ -53,10 +53,10 @@ __device__ __forceinline__ int f32_thread() { return threadIdx.x - FIRST_AUX_WAR
 __device__ __forceinline__ int f32_warp() { return warp_index() - FIRST_AUX_WARP; }
 __device__ __forceinline__ void f32_sync() { asm volatile("bar.sync 2, %0;" ::"n"(F32_WARPS * 32) : "memory"); }
 
-#include "matmul/chain.cuh"
-#include "matmul/chain_rows.cuh"
-#include "matmul/plain_sm90.cuh"
-#include "matmul/walk.cuh"
+#include "gemm/fused_layer_phases.cuh"
+#include "gemm/fused_layer_epilogue.cuh"
+#include "gemm/f32_gemm_sm90.cuh"
+#include "gemm/mainloop.cuh"
 
 struct FusedLayerParams {
     Matrix matrices[MAX_MATRICES];

@@ -11,7 +11,7 @@
 // ref  cpu::reference::{norm::rms, activation::swiglu};  test prefill::rows_match_reference
 // hot
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
+#include "gemm/panel_layout.cuh"
 
 #define THREADS 128
 #define CHUNKS ((WIDTH + 63) / 64 * 8)

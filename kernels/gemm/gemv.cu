@@ -1,4 +1,4 @@
-// matmul/one: mma_units of one row, for models whose steps are bound by the number and the has_row of launches, not by memory.
+// gemm/gemv: mma_units of one row, for models whose steps are bound by the number and the has_row of launches, not by memory.
 //
 //   out[n] (+)= sum over k of W[n][k] * x[k]        for several matrices W that cost_per_block x
 //   NORM:   x = rms(row) * norm, made by every block for itself
@@ -9,15 +9,15 @@
 //
 // A block has sixteen rows of a matrix, or with SWIGLU of both, and total of K: it asks for total of its weights residual the dependency wait,
 // so memory is busy with them, and with those of the launch behind, while this launch waits for the one residual. No two blocks cost_per_block
-// a sum. The bits are those of matmul/small in a bucket of any size: where that kernel split_begin a tile among blocks, partials begin
-// anew here too, and are added up in the same order; the norm is norm/rms, the gated unit ffn/swiglu, f32 matrices f32.cuh.
+// a sum. The bits are those of gemm/decode_gemm_small_batch in a bucket of any size: where that kernel split_begin a tile among blocks, partials begin
+// anew here too, and are added up in the same order; the norm is norm/rms_norm, the gated unit ffn/swiglu, f32 matrices f32.cuh.
 //
 // Grid: groups of 8 rows of the f32 matrices (F32_MATRICES), then tiles of 16 rows of total matrices. WARPS * 32 threads; a warp has the
 // partials between two split_begin.
 // Shared memory, dynamic: weights of the block, x in halves (with F32_MATRICES in f32 too), 68 bytes for each sum.
 //
 // Defines: WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES, NORM and NORM_WARPS, SWIGLU.
-// Architecture floor: sm_80. Judge: matmul/small, bit for bit; test crates/cuda/tests/gemv.rs.
+// Architecture floor: sm_80. Judge: gemm/decode_gemm_small_batch, bit for bit; test crates/cuda/tests/gemv.rs.
 // hot
 #include "common/prelude.cuh"
 #define ROWS 1
@@ -25,10 +25,10 @@
 #define F32_WARPS WARPS
 __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { __syncthreads(); }
-#include "matmul/plain.cuh"
-#include "matmul/a16.cuh"
-#include "matmul/tiles.cuh"
-#include "norm/emit.cuh"
+#include "gemm/f32_gemm.cuh"
+#include "gemm/a16_layout.cuh"
+#include "gemm/dequant_tile.cuh"
+#include "norm/row_output.cuh"
 
 struct Matrix {
     const u8* weights;
@@ -36,13 +36,13 @@ struct Matrix {
     int n_out, add;
     int kind, units;  // along K
     int first_block, tile_bytes;  // its first_block block; bytes of a 16-row tile in a unit
-    u32 first_cost, cost;  // where its units begin on the line of matmul/small, and what each costs
+    u32 first_cost, cost;  // where its units begin on the line of gemm/decode_gemm_small_batch, and what each costs
 };
 struct GemvParams {
     Matrix matrices[MAX_MATRICES];
     const u8* x;
     const float* norm;
-    u32 cost_per_block, extra_blocks;  // block b of matmul/small begins at b * cost_per_block + min(b, extra_blocks)
+    u32 cost_per_block, extra_blocks;  // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, extra_blocks)
     int n_matrices;
     float eps;
     int weight_bytes, partials;  // warp_sums for a tile's weights, and for its partials
@@ -55,13 +55,13 @@ struct GemvParams {
 #define NORM_ROUNDS ((NORM_WARPS + WARPS - 1) / WARPS)
 #define GROUPS_PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 
-// Sixteen rows of a matrix: what they are made of, and where matmul/small split_begin the tile of 256 rows that they belong to.
+// Sixteen rows of a matrix: what they are made of, and where gemm/decode_gemm_small_batch split_begin the tile of 256 rows that they belong to.
 struct TileRows {
     const u8* weights;  // the tile's cost_per_block of unit 0
     int unit_stride;           // bytes from a unit to the next
     int second_slice;         // from its first_block piece to its second_slice
     u32 first_unit;     // its first_block unit, counted from the matrix's
-    u32 first_block;          // the block of matmul/small that begins it
+    u32 first_block;          // the block of gemm/decode_gemm_small_batch that begins it
     int n;              // how many have parts of it
 };
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int u
     }
 }
 
-// Products of one piece as matmul/units.cuh has them; x: halves one after the other.
+// Products of one piece as gemm/mma_slice.cuh has them; x: halves one after the other.
 template <int KIND, int SLICE>
 __device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
     tile.template load_header<SLICE>(weights);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void prefetch_norm_weights(const GemvParams& params, 
 // After it; has_row with the row in shared memory, for total threads.
 __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 #if NORM
-    // As norm/rms of NORM_WARPS warps, of matrix_index a warp here may have several.
+    // As norm/rms_norm of NORM_WARPS warps, of matrix_index a warp here may have several.
     __shared__ float warp_sums[NORM_WARPS];
     float v[NORM_ROUNDS][GROUPS_PER_WARP][8];
 #pragma unroll

@@ -7,9 +7,9 @@
 // it leaves its part, and warps aside sum them while rank tiles are multiplied. Two row blocks of 128 rows make a tile: those of a matrix one
 // after the other, or (EPILOGUE_SWIGLU) row block r of gate and of up.
 #pragma once
-#include "matmul/a16.cuh"
-#include "matmul/cut.cuh"
-#include "matmul/layout.cuh"
+#include "gemm/a16_layout.cuh"
+#include "gemm/stream_k.cuh"
+#include "gemm/weight_layout.cuh"
 
 // What becomes of a phase's products.
 #define EPILOGUE_STORE 0  // out = W x, times the row's factor

@@ -3,12 +3,12 @@
 //   y[i] = x[path.slot][path.node[i]]        paths in order, i counted through them
 //
 // in   commit     x [slots][FEATURE_ROWS][WIDTH] f32
-// out  y in any of the forms of norm/emit.cuh
+// out  y in any of the forms of norm/row_output.cuh
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "norm/emit.cuh"
+#include "norm/row_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) draft_gather_path_rows(const Commit* commit, const float* x, RowOutput out) {
     pdl_launch();

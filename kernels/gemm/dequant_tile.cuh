@@ -10,7 +10,7 @@
 // A warp with two tiles at hand takes load_headers<SLICE>(tile, w) and decode_scales_all<SLICE>(tile) instead, which share the scales' work out better.
 // F16 has no runs: b is values 32 on.
 #pragma once
-#include "matmul/layout.cuh"
+#include "gemm/weight_layout.cuh"
 
 __device__ __forceinline__ uint4 load_16b(const u8* p) { return *(const uint4*)p; }
 // From shared memory, scaled_d its address there.

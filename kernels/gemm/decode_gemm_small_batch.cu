@@ -1,4 +1,4 @@
-// matmul/small: out[row][n] (+)= sum over k of W[n][k] * x[row][k] for a few rows (1..64) and several matrices W that cost_per_block x.
+// gemm/decode_gemm_small_batch: out[row][n] (+)= sum over k of W[n][k] * x[row][k] for a few rows (1..64) and several matrices W that cost_per_block x.
 //
 // Inputs: packed weights (layout.cuh), x in the form of a16.cuh for the same bucket of rows. Output f32 [ROWS][stride] per matrix.
 // Memory-bound: a block streams 256 rows x 128 values of weights a step (20 KB of Q4K; 64 values of some kinds) through a ring in shared
@@ -34,13 +34,13 @@
 __device__ __forceinline__ void sync_math_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 #include "common/prelude.cuh"
-#include "matmul/cut.cuh"
-#include "matmul/scratch.cuh"
+#include "gemm/stream_k.cuh"
+#include "gemm/ready_flag.cuh"
 #define F32_WARPS WARPS
 __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { sync_math_warps(); }
-#include "matmul/plain.cuh"
-#include "matmul/walk.cuh"
+#include "gemm/f32_gemm.cuh"
+#include "gemm/mainloop.cuh"
 
 struct Matrix {
     const u8* weights;

@@ -5,8 +5,8 @@
 // `prefetch_next`. `load_codes(m, q)`: codes of quarter q of tile m; `x`: wgmma_desc_low of the piece's, the same in all lanes. After the last
 // piece of all: wgmma_drain.
 #pragma once
-#include "matmul/units.cuh"
-#include "matmul/wgmma_sm90.cuh"
+#include "gemm/mma_slice.cuh"
+#include "gemm/wgmma_small_n_sm90.cuh"
 
 template <int KIND, int M, int N, int SLICE, typename LoadCodes, typename PrefetchNext, typename OnPreviousDrained, typename PeekNext>
 __device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCodes& load_codes, u32 x, float (&acc)[M][N][4], const PrefetchNext& prefetch_next,

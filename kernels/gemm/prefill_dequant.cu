@@ -1,6 +1,6 @@
 // One packed weight matrix to f16 panels, for the prefill products.
 //
-// in   w       [n_out][K] of kind WEIGHT_KIND as matmul/layout.cuh packs it (not F32)
+// in   w       [n_out][K] of kind WEIGHT_KIND as gemm/weight_layout.cuh packs it (not F32)
 // out  panels  panels of panel_rows rows; row r of the matrix goes to row first + r / 8 * step + r % 8, so that two
 //              matrices can stand interleaved by eights (step 16, first 0 and 8); step 8 keeps them together
 // grid (units of K, row blocks of 128), a warp per tile of 16 rows; values are rounded as in the small-batch products
@@ -8,9 +8,9 @@
 // ref  cpu::reference (gguf codecs);  test prefill::dequantised_panels_are_what_small_products_use
 // hot
 #include "common/prelude.cuh"
-#include "matmul/layout.cuh"
-#include "matmul/tiles.cuh"
-#include "prefill/panel.cuh"
+#include "gemm/weight_layout.cuh"
+#include "gemm/dequant_tile.cuh"
+#include "gemm/panel_layout.cuh"
 
 __device__ __forceinline__ void store_panel_chunk(char *panels, int panel_rows, int row, int chunk, u32 a, u32 b, u32 c, u32 d) {
     *(uint4 *)(panels + panel_chunk(panel_rows, row, chunk)) = make_uint4(a, b, c, d);

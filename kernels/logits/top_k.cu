@@ -13,7 +13,7 @@
 // arch sm_80 and up     reference cpu::reference::rows::row     test rows::reduction_equals_the_reference
 // hot
 #include "common/prelude.cuh"
-#include "rows/edits.cuh"
+#include "logits/edits.cuh"
 
 #define THREADS 1024
 #define MAX_CANDIDATES 2048

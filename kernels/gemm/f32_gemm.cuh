@@ -7,7 +7,7 @@
 // of a row_group's first_row k_slice takes the sums of all (scratch.cuh) when its own packed params is done, and waits for nobody.
 // Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
 #pragma once
-#include "matmul/scratch.cuh"
+#include "gemm/ready_flag.cuh"
 
 // Who does it: F32_WARPS warps, whose threads f32_thread() counts and f32_sync() lets wait for each other.
 #define F32_CHUNK 512

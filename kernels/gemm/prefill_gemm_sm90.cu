@@ -14,11 +14,11 @@
 #define TILE_COLUMNS 256
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
-#include "prefill/target.cuh"
-#include "prefill/units.cuh"
+#include "gemm/panel_layout.cuh"
+#include "gemm/prefill_output.cuh"
+#include "gemm/prefill_tile_scheduler.cuh"
 #include "common/wgmma_sm90.cuh"
-#include "prefill/bulk_sm90.cuh"
+#include "gemm/bulk_sm90.cuh"
 
 #define STAGES 4
 #define STAGING (16 * 64 * 4) // bytes of a warp: 16 rows, 64 columns

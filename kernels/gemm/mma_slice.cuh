@@ -8,8 +8,8 @@
 // What comes first of a piece is fetched (`load_first_chunk`) while products of the piece previous it still run: `prefetch_next` is called once, when
 // the piece's codes are all in registers, and may wait for the next piece and fetch.
 #pragma once
-#include "matmul/a16.cuh"
-#include "matmul/tiles.cuh"
+#include "gemm/a16_layout.cuh"
+#include "gemm/dequant_tile.cuh"
 
 template <int SLICE, int KIND, int M>
 __device__ __forceinline__ void load_first_chunk(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {

@@ -14,9 +14,9 @@
 #define TILE_COLUMNS 128
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "prefill/panel.cuh"
-#include "prefill/target.cuh"
-#include "prefill/units.cuh"
+#include "gemm/panel_layout.cuh"
+#include "gemm/prefill_output.cuh"
+#include "gemm/prefill_tile_scheduler.cuh"
 
 #define STAGES 3
 #define THREADS 256
