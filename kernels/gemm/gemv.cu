@@ -237,7 +237,7 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
     const int group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const F32Matrix& s = f32_matrix(params.f32, group);
     for (int i = threadIdx.x; i < 8 * WIDTH / 4; i += THREADS) {
-        const int row = min((group - s.first_block) * 8 + i / (WIDTH / 4), s.n_out - 1);
+        const int row = min((group - s.first_row) * 8 + i / (WIDTH / 4), s.n_out - 1);
         cp_async_16(shared_address(weights + i), s.weights + size_t(row) * WIDTH + i % (WIDTH / 4) * 4);
     }
     cp_async_commit();
@@ -246,15 +246,15 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
     load_input(params, x);
     for (int n = warp; n < 8; n += WARPS) {
         float total = 0.0f;
-        for (int begin = 0; begin < WIDTH; begin += params.f32.slice) {
+        for (int begin = 0; begin < WIDTH; begin += params.f32.k_slice) {
             float sum = 0.0f;
-            for (int k = begin + lane * 4; k < min(WIDTH, begin + params.f32.slice); k += 128) {
+            for (int k = begin + lane * 4; k < min(WIDTH, begin + params.f32.k_slice); k += 128) {
                 const float4 w = weights[n * (WIDTH / 4) + k / 4], v = *(const float4*)(x.floats + k);
                 sum = fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, sum))));
             }
             total += warp_sum(sum);
         }
-        if (lane == 0) f32_store(s, 0, (group - s.first_block) * 8 + n, total);
+        if (lane == 0) f32_store(s, 0, (group - s.first_row) * 8 + n, total);
     }
 }
 #endif
@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
     float* partials = F32_MATRICES ? x.floats + WIDTH : x.floats;            // [N_MATRICES][params.partials][16]
     int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);            // [N_MATRICES][params.partials], where a sum begins
 #if F32_MATRICES
-    if (int(blockIdx.x) < params.f32.groups) return f32_gemv(params, (float4*)memory, x);
+    if (int(blockIdx.x) < params.f32.row_groups) return f32_gemv(params, (float4*)memory, x);
 #endif
     int matrix_index = 0;
     while (!SWIGLU && matrix_index + 1 < params.n_matrices && int(blockIdx.x) >= params.matrices[matrix_index + 1].first_block) matrix_index++;
