@@ -16,8 +16,9 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use cuda::compile::{Modules, Options};
-use cuda::driver::{Gpu, Timing};
+use cuda::driver::Gpu;
 use cuda::launch::{Launch, Unit, bandwidth};
+use cuda::timing::Timing;
 use serde_json::json;
 
 /// Bytes of the buffers that bandwidth is measured on: far more than any cache.

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use cuda::Meter;
 use cuda::compile::Modules;
-use cuda::driver::{Buffer, Graph, Timing};
+use cuda::driver::{Buffer, Graph};
 use cuda::launch::{Launch, clocks};
+use cuda::timing::Timing;
 use serde_json::json;
 
 use super::{Bench, Work};

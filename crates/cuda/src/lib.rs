@@ -32,6 +32,7 @@ mod runner;
 mod snapshot;
 mod state;
 mod step;
+pub mod timing;
 mod weights;
 
 pub use backend::{CudaBackend, Options};

@@ -22,11 +22,9 @@ use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::exec::answer::candidates;
-use crate::pages::{PageId, PagePool};
+use crate::pages::{PageId, PagePool, SharedPagePool};
 use crate::pinned::PinnedPool;
-use crate::snapshot::{
-    CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, SharedPagePool, Snapshot,
-};
+use crate::snapshot::{CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, Snapshot};
 use crate::step::{self, ChunkHead, Commit, Step};
 
 /// Page-locked memory kept for the next states, in bytes, after those that had it were freed.

@@ -90,3 +90,13 @@ fn load(gpu: &Gpu, compiled: &Compiled, options: &Options) -> Result<Arc<Module>
     let again = again.first().ok_or(refused)?;
     Module::load(gpu, &again.cubin, &name)
 }
+
+impl Gpu {
+    /// Queues a launch on the main stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::DeviceLost`] if the driver refuses it, or reports an earlier kernel's fault.
+    pub fn run(&self, modules: &Modules, launch: &Launch) -> Result<(), DeviceError> {
+        self.run_function(&modules.function(self, launch)?, launch)
+    }
+}

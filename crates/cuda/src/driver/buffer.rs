@@ -9,8 +9,9 @@ use std::sync::Arc;
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
+use super::context::Context;
 use super::error::failed;
-use super::gpu::{Context, Gpu};
+use super::gpu::Gpu;
 use super::stream::{Event, Stream};
 
 /// A value whose bytes are all there is to it: any bit pattern is one, and it has no padding.
@@ -370,6 +371,33 @@ unsafe fn copy_rows(
 }
 
 impl Gpu {
+    /// `len` values on the card, contents undefined. At least 256-byte aligned. `len` may be 0.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the card has no such run of memory free.
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
+        Buffer::new(self, len)
+    }
+
+    /// The values of `host` on the card.
+    pub fn upload<T: Pod>(&self, host: &[T]) -> Result<Buffer<T>, DeviceError> {
+        let mut buffer = self.alloc(host.len())?;
+        buffer.upload(self, host)?;
+        Ok(buffer)
+    }
+
+    /// `len` values on the card, every byte `byte`: 0 for zeros, 0xff for NaNs of any float type.
+    pub fn filled<T: Pod>(&self, len: usize, byte: u8) -> Result<Buffer<T>, DeviceError> {
+        let mut buffer = self.alloc(len)?;
+        buffer.fill(self, byte)?;
+        Ok(buffer)
+    }
+
+    /// `len` values of page-locked host memory, zeroed, which the card can read and write at full speed.
+    pub fn pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
+        Pinned::new(&self.context, len)
+    }
+
     /// What other threads may do.
     pub fn copy_engine(&self) -> CopyEngine {
         CopyEngine(Arc::clone(&self.context))

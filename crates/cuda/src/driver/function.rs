@@ -1,13 +1,16 @@
 //! Loaded modules and their functions.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
+use super::context::Context;
 use super::error::failed;
-use super::gpu::{Context, Gpu};
+use super::gpu::Gpu;
+use super::stream::Stream;
+use crate::launch::Launch;
 
 /// Shared memory that a block gets without asking.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
@@ -218,5 +221,64 @@ impl Function {
         }
         .map(i32::unsigned_abs)
         .map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", self.name, e))
+    }
+}
+
+impl Gpu {
+    /// Queues a launch whose function was looked up before, on the main stream.
+    pub fn run_function(&self, function: &Function, launch: &Launch) -> Result<(), DeviceError> {
+        self.run_on(self.stream(), function, launch)
+    }
+
+    /// Queues a launch on a stream of the caller's.
+    pub fn run_on(
+        &self,
+        stream: &Stream,
+        function: &Function,
+        launch: &Launch,
+    ) -> Result<(), DeviceError> {
+        self.last_entry.set(launch.entry);
+        let mut attributes = Vec::with_capacity(2);
+        // SAFETY: an all-zero attribute is a valid value: id IGNORE and zero padding.
+        let blank: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        if launch.cooperative {
+            let mut attribute = blank;
+            attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attribute.value.cooperative = 1;
+            attributes.push(attribute);
+        }
+        if launch.overlap && self.arch().has_pdl() {
+            let mut attribute = blank;
+            attribute.id =
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+            attributes.push(attribute);
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared,
+            hStream: stream.raw(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::try_from(attributes.len()).unwrap_or(0),
+        };
+        let mut arguments: Vec<*mut c_void> = launch.args.pointers();
+        // SAFETY: the function belongs to a module that `function` keeps loaded; `arguments` points to at
+        // least as many values, of the sizes, as the function takes (checked when it was looked up); the driver
+        // copies them before it returns; `config` and its attributes live until then.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function.raw(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|e| failed("cuLaunchKernelEx", &launch.to_string(), e))
     }
 }

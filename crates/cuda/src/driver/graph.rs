@@ -5,8 +5,9 @@ use std::sync::Arc;
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
+use super::context::Context;
 use super::error::failed;
-use super::gpu::{Context, Gpu};
+use super::gpu::Gpu;
 use super::stream::Stream;
 
 /// Work that was captured from a stream. Whatever it points at must outlive it. Destroyed on drop.

@@ -6,18 +6,19 @@
 //!
 //! All of it belongs to one thread, except that dropping is allowed anywhere.
 
+mod arch;
 mod buffer;
+mod context;
 mod error;
 mod function;
 mod gpu;
 mod graph;
 mod stream;
-mod timing;
 
+pub use arch::Arch;
 pub use buffer::{Buffer, CopyEngine, Pinned, Pod};
 pub use error::failed;
 pub use function::{Function, Module, Resources};
-pub use gpu::{Arch, Gpu};
+pub use gpu::Gpu;
 pub use graph::Graph;
 pub use stream::{Event, Stream};
-pub use timing::Timing;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
+use super::context::Context;
 use super::error::failed;
-use super::gpu::{Context, Gpu};
 
 /// A queue of work that runs in order. Destroyed on drop, after its work has ended.
 #[derive(Debug)]
@@ -83,11 +83,6 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that nothing has recorded yet.
-    pub fn new(gpu: &Gpu) -> Result<Event, DeviceError> {
-        Event::of(&gpu.context)
-    }
-
     pub(super) fn of(context: &Arc<Context>) -> Result<Event, DeviceError> {
         context.enter()?;
         let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)

@@ -9,7 +9,7 @@ use super::matmul::{
 };
 use super::norm::Out;
 use super::{Args, Launch, Unit};
-use crate::pack::activations::A16_TILE;
+use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
 /// Most matrices of one chain.

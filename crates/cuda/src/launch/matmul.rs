@@ -4,7 +4,7 @@
 //! of `gemm/decode_gemm_small_batch.cu`.
 
 use super::{Args, Launch, Unit};
-use crate::pack::activations::A16_TILE;
+use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
 /// Most matrices of one launch.

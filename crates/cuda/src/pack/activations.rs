@@ -2,10 +2,7 @@
 
 use half::f16;
 
-use super::ActivationFormat;
-
-/// Bytes of 8 rows and 64 values of halves.
-pub const A16_TILE: usize = 1024;
+use super::kind::{A16_TILE, ActivationFormat};
 
 /// Rows in a form, and the values they stand for there.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
+use super::kind::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
 
 /// A packed matrix of `rows` rows of `cols` values.
 #[derive(Debug, Clone, Copy)]

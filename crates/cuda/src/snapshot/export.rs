@@ -5,7 +5,7 @@
 //! is held until they are copied, so that none moves meanwhile.
 
 use std::io::Write;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use contract::snapshot::{
     HEADER_BYTES, SECTION_BYTES, SectionKind, SnapshotHeader, SnapshotIdentity, write_header,
@@ -13,50 +13,20 @@ use contract::snapshot::{
 };
 use contract::{DetachedSnapshot, DeviceError, ModelSpec};
 
-use super::import::{KvSide, expected_bytes, index_of, ring_positions, rings};
 use super::neutral::{append_neutral, neutral_states, runs};
-use super::{NonPagedLayout, PageLayout, PartKind, Snapshot, StateCopy};
+use super::non_paged::{NonPagedLayout, PartKind, StateCopy};
+use super::page_layout::PageLayout;
+use super::saved::Snapshot;
+use super::sections::{KvSide, expected_bytes, index_of, ring_positions, rings};
 use crate::driver::{CopyEngine, Stream};
-use crate::pages::{PageId, PagePool};
+use crate::pages::{PageId, SharedPagePool};
 use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{KvGroup, LayerState, State};
 
 /// PagePool that are brought to the host at once.
 const PAGES_PER_FETCH: usize = 32;
 
-/// The pages of a runner, and how many parcels still read them.
-pub(crate) struct SharedPagePool {
-    pages: Mutex<PagePool<PinnedBlock>>,
-    exports: Mutex<usize>,
-    export_ended: Condvar,
-}
-
-impl SharedPagePool {
-    pub(crate) fn new(pages: PagePool<PinnedBlock>) -> SharedPagePool {
-        SharedPagePool {
-            pages: Mutex::new(pages),
-            exports: Mutex::new(0),
-            export_ended: Condvar::new(),
-        }
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, PagePool<PinnedBlock>> {
-        // Every change of the page_pool is whole before anything in it can panic.
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn exports(&self) -> MutexGuard<'_, usize> {
-        self.exports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until no parcel is non_paged.
-    pub(crate) fn wait_for_exports(&self) {
-        let non_paged = self.export_ended.wait_while(self.exports(), |n| *n > 0);
-        drop(non_paged);
-    }
-}
-
-/// PartKind parcels of a runner have in common.
+/// What parcels of a runner have in common.
 #[derive(Clone)]
 pub(crate) struct ExportContext {
     pub(crate) page_pool: Arc<SharedPagePool>,

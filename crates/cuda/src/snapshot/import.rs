@@ -16,50 +16,19 @@ use contract::snapshot::{
 use contract::{DeviceError, ModelSpec};
 
 use super::neutral::{neutral_bytes, runs, write_neutral, write_states};
-use super::{GpuPageCopier, NonPagedLayout, PageLayout, PartKind, Plane, Snapshot, StateCopy};
+use super::non_paged::{NonPagedLayout, PartKind, StateCopy};
+use super::page_layout::{GpuPageCopier, PageLayout, Plane};
+use super::saved::Snapshot;
+use super::sections::{KvSide, expected_bytes, index_of, ring_positions, rings};
 use crate::driver::{CopyEngine, Event, Stream};
 use crate::pages::PagePool;
 use crate::pinned::{PinnedBlock, PinnedPool};
-use crate::state::{DeltaGroup, DraftRing, KvArray, KvGroup, LayerState, PAGE_SIZE, State};
+use crate::state::{DeltaGroup, DraftRing, KvGroup, LayerState, PAGE_SIZE, State};
 
 /// PagePool of a piece: with two of them for each thread, what has to be locked at the first import stays small.
 const PAGES_PER_PIECE: usize = 4;
 /// Threads at most. More than this read no faster.
 const MAX_WORKERS: usize = 16;
-
-/// Which planes an array's values and scales are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KvSide {
-    Keys = 0,
-    Values = 2,
-}
-
-impl KvSide {
-    pub(super) fn array(self, group: &KvGroup) -> &KvArray {
-        match self {
-            KvSide::Keys => &group.k,
-            KvSide::Values => &group.v,
-        }
-    }
-}
-
-/// Positions that a ring holds of `position` committed ones.
-pub(super) fn ring_positions(ring: &DraftRing, position: usize) -> std::ops::Range<usize> {
-    position.saturating_sub(ring.window)..position
-}
-
-pub(super) fn rings(state: &State) -> &[DraftRing] {
-    state.draft.as_ref().map_or(&[], |draft| &draft.rings)
-}
-
-/// The index of a group among the state's.
-pub(super) fn index_of<T>(groups: &[T], group: &T) -> usize {
-    let same = |other: &T| std::ptr::eq(other, group);
-    groups
-        .iter()
-        .position(same)
-        .expect("a place names a group of its state")
-}
 
 impl Snapshot {
     /// Reads what a [`CudaDetachedSnapshot`](super::CudaDetachedSnapshot) wrote, on this device or another; its pages are adopted, on the
@@ -551,37 +520,5 @@ fn write_ring(
         );
         write_neutral((group, array), within, rows, planes);
         rest = behind;
-    }
-}
-
-/// The length a section must have; `None` where there is none of its kind.
-pub(super) fn expected_bytes(
-    (state, n_layers): (&State, usize),
-    position: usize,
-    kind: SectionKind,
-    layer: u32,
-) -> Option<usize> {
-    let layer = usize::try_from(layer).ok()?;
-    let of_ring = |side: KvSide| {
-        let ring = rings(state).get(layer)?;
-        let n = ring_positions(ring, position).len();
-        Some(neutral_bytes(&ring.rows, side.array(&ring.rows), n))
-    };
-    match kind {
-        SectionKind::DraftKeys => return of_ring(KvSide::Keys),
-        SectionKind::DraftValues => return of_ring(KvSide::Values),
-        _ if layer >= n_layers => return None,
-        _ => {}
-    }
-    match (state.layer(layer), kind) {
-        (LayerState::Kv(group, _), SectionKind::Keys) => {
-            Some(neutral_bytes(group, &group.k, position))
-        }
-        (LayerState::Kv(group, _), SectionKind::Values) => {
-            Some(neutral_bytes(group, &group.v, position))
-        }
-        (LayerState::Delta(group, _), SectionKind::DeltaState) => Some(group.state_bytes),
-        (LayerState::Delta(group, _), SectionKind::ConvWindow) => Some(group.window_bytes),
-        _ => None,
     }
 }

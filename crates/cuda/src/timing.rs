@@ -2,9 +2,8 @@
 
 use contract::DeviceError;
 
-use super::gpu::Gpu;
-use super::stream::Event;
 use crate::compile::Modules;
+use crate::driver::{Event, Gpu};
 use crate::launch::Launch;
 
 /// Launches that a timed graph holds at least, so that its own start weighs little.

@@ -1,0 +1,33 @@
+//! The primary context of a device, which everything on it holds.
+
+use contract::DeviceError;
+use cudarc::driver::{result, sys};
+
+use super::error::failed;
+
+/// The primary context of one card, held while anything of ours lives on it.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) raw: sys::CUcontext,
+    pub(super) device: sys::CUdevice,
+}
+
+// SAFETY: a context handle may be used from any thread; `enter` makes it current where it is needed.
+unsafe impl Send for Context {}
+// SAFETY: as above, and nothing here changes after creation.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes the context current on this thread.
+    pub(super) fn enter(&self) -> Result<(), DeviceError> {
+        // SAFETY: `raw` is a retained primary context, released only in `drop`.
+        unsafe { result::ctx::set_current(self.raw) }.map_err(|e| failed("cuCtxSetCurrent", "", e))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `Gpu::open`; everything that used it held an `Arc` of this.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}

@@ -1,0 +1,174 @@
+//! State of a slot that is not paged, and copies of it.
+
+use std::ops::Range;
+
+use contract::DeviceError;
+
+use super::page_layout::planes;
+use crate::driver::{Buffer, Gpu};
+use crate::exec::lane::{BEHIND_ALL, Lane};
+use crate::pinned::PinnedBlock;
+use crate::state::{PAGE_SIZE, State};
+
+/// Layers context states are copied before the next chunk may come to the first of them.
+const LAYERS_PER_BATCH: usize = 4;
+
+/// Bytes of a slot that were copied.
+pub(super) enum StateCopy {
+    Device(Buffer<u8>),
+    Host(PinnedBlock),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Save,
+    Restore,
+}
+
+/// PartKind a piece of a slot is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PartKind {
+    /// Delta states of all layers of a group.
+    States(usize),
+    /// Windows of all layers of a group.
+    Windows(usize),
+    /// One plane of a draft layer's ring, in the order of [`planes`].
+    DraftRing(usize, usize),
+}
+
+/// A piece of every slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StatePart {
+    pub(super) what: PartKind,
+    /// Address in slot 0, and bytes from one slot to the next.
+    pub(super) base: u64,
+    pub(super) slot_bytes: usize,
+    /// Bytes to copy, from the slot's first on, and where they go in a copy.
+    pub(super) bytes: usize,
+    pub(super) at: usize,
+}
+
+/// PartKind a snapshot copies of a slot.
+#[derive(Debug)]
+pub(super) struct NonPagedLayout {
+    pub(super) parts: Vec<StatePart>,
+    pub(super) bytes: usize,
+}
+
+impl NonPagedLayout {
+    /// Of slots with `position` committed tokens.
+    pub(super) fn new(state: &State, position: usize) -> NonPagedLayout {
+        let mut non_paged = NonPagedLayout {
+            parts: Vec::new(),
+            bytes: 0,
+        };
+        for (i, group) in state.delta.iter().enumerate() {
+            for (what, base, layer_bytes) in [
+                (PartKind::States(i), group.states, group.state_bytes),
+                (PartKind::Windows(i), group.windows, group.window_bytes),
+            ] {
+                let bytes = group.slot_bytes(layer_bytes);
+                non_paged.push(what, base, (bytes, bytes));
+            }
+        }
+        let rings = state.draft.iter().flat_map(|draft| &draft.rings);
+        for (i, ring) in rings.enumerate() {
+            let used = position.div_ceil(PAGE_SIZE).min(ring.pages);
+            let planes = planes(&ring.rows.k, &ring.rows.v);
+            for (j, (base, row_bytes)) in planes.into_iter().enumerate() {
+                let page = ring.rows.page_rows() * row_bytes;
+                non_paged.push(
+                    PartKind::DraftRing(i, j),
+                    base,
+                    (ring.pages * page, used * page),
+                );
+            }
+        }
+        non_paged
+    }
+
+    fn push(&mut self, what: PartKind, base: u64, (slot_bytes, bytes): (usize, usize)) {
+        self.parts.push(StatePart {
+            what,
+            base,
+            slot_bytes,
+            bytes,
+            at: self.bytes,
+        });
+        self.bytes += bytes;
+    }
+
+    /// Where a piece lies in a copy.
+    pub(super) fn range(&self, what: PartKind) -> std::ops::Range<usize> {
+        let part = self.parts.iter().find(|part| part.what == what);
+        part.map_or(0..0, |part| part.at..part.at + part.bytes)
+    }
+
+    /// Queues copies of all pieces between a slot and a copy, layers that are read first before the others.
+    pub(super) fn copy(
+        &self,
+        (lane, gpu): (&mut Lane, &Gpu),
+        state: &State,
+        slot: usize,
+        copied: &StateCopy,
+        direction: Direction,
+    ) -> Result<(), DeviceError> {
+        let ends = |what: PartKind, range: Range<usize>| {
+            let part = self.parts.iter().find(|part| part.what == what);
+            let part = part.expect("parts were made from the same state");
+            let of_slot = part.base + (slot * part.slot_bytes + range.start) as u64;
+            let of_copy = copied.address() + (part.at + range.start) as u64;
+            match direction {
+                Direction::Save => (of_copy, of_slot),
+                Direction::Restore => (of_slot, of_copy),
+            }
+        };
+        let mut batches: Vec<(usize, usize, Range<usize>)> = Vec::new();
+        for (i, group) in state.delta.iter().enumerate() {
+            for (n, layers) in group.layers.chunks(LAYERS_PER_BATCH).enumerate() {
+                let begin = n * LAYERS_PER_BATCH;
+                let first = layers.iter().min().copied().unwrap_or(0);
+                batches.push((first, i, begin..begin + layers.len()));
+            }
+        }
+        batches.sort_by_key(|(first, ..)| *first);
+        lane.begin(gpu, slot)?;
+        for (first, i, layers) in batches {
+            let group = &state.delta[i];
+            for (what, bytes) in [
+                (PartKind::States(i), group.state_bytes),
+                (PartKind::Windows(i), group.window_bytes),
+            ] {
+                let (to, from) = ends(what, layers.start * bytes..layers.end * bytes);
+                // SAFETY: a copy is as long as its parts, and pools outlive the queue.
+                unsafe { lane.copy(to, from, layers.len() * bytes) }?;
+            }
+            lane.mark(gpu, slot, first)?;
+        }
+        for part in &self.parts {
+            if let PartKind::DraftRing(..) = part.what {
+                let (to, from) = ends(part.what, 0..part.bytes);
+                // SAFETY: as above.
+                unsafe { lane.copy(to, from, part.bytes) }?;
+            }
+        }
+        lane.mark(gpu, slot, BEHIND_ALL)?;
+        Ok(())
+    }
+}
+
+impl StateCopy {
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            StateCopy::Device(buffer) => buffer.ptr(),
+            StateCopy::Host(block) => block.address(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            StateCopy::Device(buffer) => buffer.bytes(),
+            StateCopy::Host(block) => block.len(),
+        }
+    }
+}
