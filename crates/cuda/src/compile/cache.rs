@@ -6,10 +6,9 @@
 //! checksum, so a damaged one counts as absent. A machine without NVRTC takes the newest version there is.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::nvrtc_library::Nvrtc;
 
@@ -113,17 +112,17 @@ fn newest(folder: &Path, key: &str) -> Option<PathBuf> {
         .map(|(_, path)| path)
 }
 
-/// Writes under another name and renames, so that nobody reads half of it.
+/// Writes a temporary file in `folder` and renames it to `file`, so readers never see a part.
 fn write(folder: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
     fs::create_dir_all(folder)?;
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let draft = folder.join(format!(".{}-{count}.part", process::id()));
-    fs::write(&draft, bytes)?;
-    fs::rename(&draft, file).inspect_err(|_| {
-        // What is left over must not fill the disk; the error tells the rest.
-        let _ = fs::remove_file(&draft);
-    })
+    // Readable by others as the umask allows: a cache may be shared.
+    let mode = fs::Permissions::from_mode(0o666);
+    let mut draft = tempfile::Builder::new()
+        .permissions(mode)
+        .tempfile_in(folder)?;
+    draft.write_all(bytes)?;
+    draft.persist(file)?;
+    Ok(())
 }
 
 /// Magic, length of the CUBIN, CUBIN, log, checksum of all that.
