@@ -1,14 +1,16 @@
-// Puts the splits of attention together, gates the result, and writes it in the forms of the output projection.
+// Combines the KV splits of attention, applies the output gate, and writes the rows in the formats of the output
+// projection.
 //
-//   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), turned back if values are stored turned, * sigmoid(gate)
+//   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), rotated back if V is stored rotated, * sigmoid(gate)
 //
-// A thread has one value, a warp 32 values of one head. Splits are added in order, their l by warp_sum. With FIXED_SPLITS
-// splits are the slots of attention/fixed_splits.cuh.
+// One value per thread, 32 values of a head per warp. Splits are added in order; their l by warp_sum. With FIXED_SPLITS
+// the splits are the slots of fixed_splits.cuh.
 //
-// in   step     partial [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l)
+// in   step     partial [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (m, l)
 //      q        [rows][HEADS][Q_STRIDE] f32; with GATED, values HEAD_DIM .. 2 HEAD_DIM of a head are its gate
-// out  [rows][HEADS * HEAD_DIM] in any of the forms of norm/row_output.cuh (WIDTH = HEADS * HEAD_DIM)
-// grid (groups of 256 values, rows) x 256, a thread per value
+// out  [rows][HEADS * HEAD_DIM] in any format of norm/row_output.cuh (WIDTH = HEADS * HEAD_DIM)
+// grid (groups of 256 values, rows) x 256 threads
+// smem 1 KB, 3 KB with rotation
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
 // test attention::trees_over_*_equal_the_reference
 // hot
@@ -21,21 +23,21 @@
 #endif
 #include "norm/row_output.cuh"
 
-// Splits whose values are fetched together: all of a row, half, or a third; more at once would not stay in registers.
+// Splits loaded together: all of a row, half, or a third; more would not fit in registers.
 #define FETCH_ROUNDS (SPLITS <= 16 ? 1 : SPLITS <= 48 ? 2 : 3)
 #define SPLITS_PER_FETCH ((SPLITS + FETCH_ROUNDS - 1) / FETCH_ROUNDS)
 
 struct SplitReader {
-    const float* o;      // [SPLITS][HEAD_DIM], moved to the value
-    const float2* max_and_sum; // (m, l) [SPLITS]
-    int n;               // splits there are
-    int hidden_from, hidden_to;        // those of them that have no keys
+    const float* o;  // [SPLITS][HEAD_DIM], at this thread's value
+    const float2* max_and_sum;  // (m, l) [SPLITS]
+    int n;  // number of splits
+    int hidden_from, hidden_to;  // those of them without keys
     float fetched[SPLITS_PER_FETCH];
 };
 
 __device__ __forceinline__ bool split_has_keys(const SplitReader& v, int split) { return split < v.n && (split < v.hidden_from || split >= v.hidden_to); }
 
-// Begins to fetch value `value` of head `index` = row * HEADS + head; `rows` are those that `partial` has room for.
+// Starts loading value `value` of head `index` = row * HEADS + head; `rows` is the row capacity of `partial`.
 __device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* partial, int rows, size_t index, int value, int n, int hidden_from,
                                             int hidden_to) {
     v.o = partial + index * SPLITS * HEAD_DIM + value;
@@ -45,7 +47,7 @@ __device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* par
     for (int s = 0; s < SPLITS_PER_FETCH; s++) v.fetched[s] = split_has_keys(v, s) ? __ldcg(v.o + s * HEAD_DIM) : 0.0f;
 }
 
-// The value; all lanes of the warp take part.
+// The combined value; all lanes of the warp take part.
 __device__ __forceinline__ float merge_splits(const SplitReader& v) {
     const int lane = threadIdx.x % 32;
     float max_of_splits = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
@@ -56,7 +58,7 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
         max_of_splits = fmaxf(max_of_splits, max_and_sum_of_lane.x);
     }
     max_of_splits = warp_max(max_of_splits);
-    // A split that sees no key has no weight, whatever it left.
+    // A split without a visible key has zero weight, whatever its partial result is.
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < (SPLITS + 31) / 32; i++) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
     };
 #pragma unroll
     for (int s = 0; s < SPLITS_PER_FETCH; s++) {
-        // Most rows have few.
+        // Most rows have few splits.
         if (s % 8 == 0 && s >= v.n) break;
         add(s, v.fetched[s]);
     }
@@ -90,7 +92,7 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
             add(s, o[s - begin]);
         }
     }
-    // A row whose every key has no weight gives zeros.
+    // A row without any weight gives zeros.
     return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
 }
 
@@ -100,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine_splits(
     __shared__ __align__(16) float values[256];
     __shared__ float scratch[kv_rotated(V_FORMAT) ? 512 : 1];
     const int group = blockIdx.x, row = blockIdx.y, warp = warp_index(), head_first = group * 256 + warp * 32, column = head_first + threadIdx.x % 32;
-    const int head = head_first / HEAD_DIM;  // heads are multiples of 32 wide, so warps are whole
+    const int head = head_first / HEAD_DIM;  // heads are multiples of 32 wide, so a warp is within one head
     if (row >= step->rows) return;
     int n = 1, hidden_from = 0, hidden_to = 0;
 #if FIXED_SPLITS
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) attn_combine_splits(
         SplitReader value;
         prefetch_splits(value, partial, rows, index, column % HEAD_DIM, n, hidden_from, hidden_to);
 #if GATED
-        // The gate stands behind the head in the projection.
+        // In the projection, the gate follows the head.
         gate = sigmoid(q[index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM]);
 #endif
         result = merge_splits(value);

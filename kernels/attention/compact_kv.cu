@@ -1,12 +1,15 @@
-// Moves the cached rows of accepted nodes together, bytes as they are, for all layers of a group at once.
+// Compacts the KV cache after acceptance: moves the rows of accepted nodes together, bytes unchanged, for all layers of
+// a group in one launch.
 //
 //   position committed + i  <-  position committed + node[i]        i = 1 .. length, per path, layer, plane and head
 //
-// Sources rise and stand at or behind their destinations, so eight may be read before eight are written.
-// in   commit    planes: base addresses of key values, key scales, value values, value scales (scales may be null),
-//                layer strides in bytes
-// grid (layers, 4 * KV_HEADS, paths) x 128: threads of a block split the bytes of a row, words of 16 bytes of values and of 4 of scales
-// arch sm_80 and up     reference: the copy itself     test attention::compact_moves_bytes_verbatim
+// Sources rise and are never before their destinations, so eight rows are read before eight are written.
+// in   commit    planes: base addresses of K codes, K scales, V codes, V scales (scales may be null); layer strides in
+//      bytes
+// grid (layers, 4 * KV_HEADS, paths) x 128 threads; the threads divide the bytes of a row: 16-byte words of codes,
+//      4-byte words of scales
+// smem none
+// arch sm_80 and up     reference: a plain copy     test attention::compact_moves_bytes_verbatim
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_cache.cuh"
@@ -48,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_compact_kv(const Commit* 
                                     : planes.layer_stride[3];
     if ((int)blockIdx.z >= commit->paths || base == 0) return;
     const Path& path = commit->path[blockIdx.z];
-    if (path.node[path.length - 1] == path.length - 1) return;  // the path is where it belongs
+    if (path.node[path.length - 1] == path.length - 1) return;  // the path is already contiguous
     u8* plane = (u8*)base + layer * stride;
     if (which == 0) move_rows<uint4>(path, pages, plane, head, kv_row_bytes(K_FORMAT, HEAD_DIM));
     if (which == 2) move_rows<uint4>(path, pages, plane, head, kv_row_bytes(V_FORMAT, HEAD_DIM));

@@ -1,57 +1,58 @@
-// Attention of the rows of 1 to 4 trees over paged, quantised keys and values, on Hopper, in an order that follows from
-// each row's position alone (attention/fixed_splits.cuh): one warpgroup scores and weighs, two sum values (attention/warp_specialized_sm90.cuh).
+// Batch-invariant decode attention of 1 to 4 draft trees on Hopper: fixed KV splits (fixed_splits.cuh),
+// warp-specialized (warp_specialized_sm90.cuh).
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of slot s;  c = scale log2 e
 //
-// in   as tree.cu
-// out  partial [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l): the slots that split_slots has
-// grid a block for each multiprocessor x 384: each takes a share of the items (attention/fixed_splits_schedule.cuh)
-// smem see attention/warp_specialized_sm90.cuh, then Nodes
-// arch sm_90a     reference cpu::reference::attention::attend     test attention::a_node_has_the_bits_of_its_token_alone
+// in   as decode_tree.cu
+// out  partial [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (m, l): the slots of split_slots
+// grid one block per SM x 384 threads; a block takes the items of its BlockSchedule (fixed_splits_schedule.cuh)
+// smem see warp_specialized_sm90.cuh, then TreeStorage
+// arch sm_90a     reference cpu::reference::attention::attend
+// test attention::a_node_has_the_bits_of_its_token_alone
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/warp_specialized_sm90.cuh"
 #include "attention/fixed_splits_schedule.cuh"
 
-// One more barrier of the block (attention/warp_specialized_sm90.cuh): of the warpgroups that sum.
+// Named barrier of the PV warpgroups, besides those of warp_specialized_sm90.cuh.
 #define PV_BARRIER 8
-// Tiles whose copies may still be under way when one is begun: keys two tiles ahead and its own values are there.
+// cp.async groups that may be in flight when a tile starts: K of two tiles ahead and V of this one have landed.
 #define PENDING_COPIES (K_STAGES - 3)
-// Items known at once: those under way, the one behind them that scores may stand in, and what was there before.
+// Items in shared memory: those in flight, the next one for the softmax warpgroup, and the previous ones.
 #define ITEM_SLOTS 8
-// Where items are found ahead of the one whose values are summed: as far as keys are fetched.
+// Items are prefetched this far ahead of the one in P V, as far as K is loaded.
 #define ITEMS_AHEAD K_STAGES
 
 #define NO_NODE 64
-// As with scores (attention/swapped_operands_sm90.cuh).
+// As QK_UNROLL in swapped_operands_sm90.cuh.
 #define PV_UNROLL (ROLLED ? 1 : KV_TILE / 16)
-// Few columns leave registers to the kernel behind, which may then begin.
+// Few columns leave registers for the next kernel of the stream, which may then start early.
 #define SMALL_BLOCK (N8_TILES <= 2)
 
-// What is known of trees and of the items under way.
+// Plans of the trees and the items in flight.
 struct TreeStorage {
     TreePlan plans[STEP_TREES];
     BlockSchedule schedule;
     WorkItem items[ITEM_SLOTS];
-    u32 gather_row[4][KV_TILE];        // of items of nodes' own: where its keys are in the cache, NO_ROW for none
-    u8 node[ITEM_SLOTS][ITEM_NODES];   // of items: their nodes, NO_NODE behind the last
-    u8 depth[ITEM_SLOTS][ITEM_NODES];  // and how far from the root these are
-    int rope_position[ITEM_NODES];           // positions of an item's nodes
-    int softmax_index[ITEM_NODES];       // where bases and sums of weights of its nodes belong
-    int pv_index[2][ITEM_NODES];    // where sums of an item's nodes belong, of items in turn
+    u32 gather_row[4][KV_TILE];  // private items: cache row of each key, NO_ROW for none
+    u8 node[ITEM_SLOTS][ITEM_NODES];  // nodes of the items, NO_NODE after the last
+    u8 depth[ITEM_SLOTS][ITEM_NODES];  // their depths
+    int rope_position[ITEM_NODES];  // positions of an item's nodes
+    int softmax_index[ITEM_NODES];  // where the softmax warpgroup stores bases and row sums of its nodes
+    int pv_index[2][ITEM_NODES];  // where the PV warpgroups store their accumulators; alternating by item
 };
 
 static_assert(sizeof(WorkItem) <= 80 && sizeof(TreePlan) <= 128, "launch::attention counts the bytes of shared memory");
-static_assert(K_STAGES == V_STAGES || K_STAGES == V_STAGES + 1, "values follow keys by one source or two");
-static_assert(ITEM_SLOTS >= ITEMS_AHEAD + 4, "an item is written where nobody reads any more");
+static_assert(K_STAGES == V_STAGES || K_STAGES == V_STAGES + 1, "V loads trail K loads by one or two tiles");
+static_assert(ITEM_SLOTS >= ITEMS_AHEAD + 4, "a new item must not overwrite one in use");
 
-// Whether a node at position `at` sees the key at `key`: windows hide committed keys.
+// Whether a node at `rope_position` sees the key at `key`; windows hide committed keys only.
 __device__ __forceinline__ bool is_visible(const WorkItem& item, int rope_position, int key) {
     if (!WINDOW) return key <= rope_position;
     return key <= rope_position && (rope_position - key < item.window || key >= item.committed || (WINDOW < 0 && key < item.sinks));
 }
 
-// Finds item `next` of a block; a warp.
+// Prefetches item `next` of the block; one warp.
 __device__ __forceinline__ void prefetch_item(const Step* step, const PageTable& pages, TreeStorage& storage, int next) {
     const int lane = threadIdx.x % 32;
     WorkItem item = work_item(step, storage.plans, storage.schedule, next);
@@ -62,7 +63,7 @@ __device__ __forceinline__ void prefetch_item(const Step* step, const PageTable&
     storage.node[next % ITEM_SLOTS][lane] = node;
     if (lane < item.nodes) storage.depth[next % ITEM_SLOTS][lane] = step->position[item.first + node] - item.committed;
 }
-// Where what is found of an item's node `i` belongs, as (row, head 0, slot); -1 for nowhere.
+// Index of node i's result as (row, head 0, slot); -1 for none.
 __device__ __forceinline__ int partial_index(const TreeStorage& storage, int tree_index, int i) {
     const WorkItem& item = storage.items[tree_index % ITEM_SLOTS];
     const int node = storage.node[tree_index % ITEM_SLOTS][i];
@@ -71,7 +72,7 @@ __device__ __forceinline__ int partial_index(const TreeStorage& storage, int tre
     return slot < 0 ? -1 : (item.first + node) * HEADS * SPLITS + slot;
 }
 
-// Finds the rows of an item of nodes' own; the threads that sum.
+// Finds the cache rows of a private item; the PV warpgroups.
 __device__ __forceinline__ void find_gather_rows(const WorkItem& item, const PageTable& pages, u32* rows) {
     const int thread = opaque(threadIdx.x) - 128;
     if (thread < KV_TILE) {
@@ -88,8 +89,8 @@ __device__ __forceinline__ void find_gather_rows(const WorkItem& item, const Pag
     named_barrier_sync<256>(PV_BARRIER);
 }
 
-// Queries of item `which` to where products read them, by `WARPS` warps of which this is number `warp`; with ALL columns without
-// a node become zeros, else they stay: nobody reads what becomes of them.
+// Stores the queries of an item as the wgmma operand; `warp` of WARPS warps. With ZERO_FILL, columns without a node
+// become zeros; otherwise they keep old data, and their results are unused.
 template <int WARPS, int COLUMNS_AT_ONCE, bool ZERO_FILL>
 __device__ __forceinline__ void load_queries(const TreeStorage& storage, int tree_index, const u16* q16, u32 smem_q, int warp) {
     const WorkItem& item = storage.items[tree_index % ITEM_SLOTS];
@@ -113,7 +114,7 @@ __device__ __forceinline__ void load_queries(const TreeStorage& storage, int tre
     }
     fence_proxy_async();
 }
-// What those that score want to know of an item's nodes.
+// Result index and position of an item's nodes, for the softmax warpgroup.
 __device__ __forceinline__ void load_node_slots(TreeStorage& storage, int tree_index) {
     if (threadIdx.x < ITEM_NODES) {
         storage.softmax_index[threadIdx.x] = partial_index(storage, tree_index, threadIdx.x);
@@ -121,7 +122,7 @@ __device__ __forceinline__ void load_node_slots(TreeStorage& storage, int tree_i
     }
 }
 
-// Everything there is to do for a block; planes and pages as the kernel has them.
+// Kernel arguments and shared memory of the block.
 struct KernelParams {
     const Step* step;
     const u16* q16;
@@ -134,19 +135,19 @@ struct KernelParams {
     float scale_log2;
 };
 
-// Where a tile is in the cache: at a row, in the rows of an item of nodes' own, or behind the last.
+// Where a tile is in the cache: at a row, gathered (a private item), or NO_TILE after the last.
 struct TileSource {
     u32 row;
-    int low;  // rows before this are older than the window and may never have been written
+    int low;  // rows below this are older than the window and may never have been written
 };
 #define NO_TILE NO_ROW
 #define GATHERED_TILE 0xfffffff0u
 
-// The tiles of a block's items, one behind the other, as the warpgroups that sum fetch them.
+// Iterator over the tiles of a block's items, for the PV warpgroups.
 struct TileIterator {
     int next;  // item of the next tile
-    int key;   // where the next tile begins; -1 for where its item does
-    u32 row;   // where that is: looked up early, since the lookup takes a while
+    int key;  // its first key; -1 for the start of the item
+    u32 row;  // its cache row; looked up early because the page table lookup has a long latency
 };
 __device__ __forceinline__ TileSource next_tile(const KernelParams& params, TileIterator& tiles) {
     TileSource source = {NO_TILE, 0};
@@ -186,13 +187,13 @@ __device__ __forceinline__ void load_values(const KernelParams& params, const Ti
     load_tile<V_FORMAT, V_STRIDE>(params.storage, source, params.values, params.smem_v + slot * VLoader::BYTES);
 }
 
-// Spots of the last tiles whose keys were fetched, the last first: their values follow.
+// The last two tiles whose K was loaded; their V follows.
 struct TileQueue {
     TileSource last, before;
-    int ahead;  // tiles whose keys were fetched, from that on whose values are summed
+    int ahead;  // tiles with K loaded and P V not done
 };
 
-// The first tiles, one slot of values less than there are; what nodes left must not be fetched before pdl_wait.
+// Loads the first tiles, V one stage less than there are; rows of nodes must not be read before pdl_wait.
 __device__ __forceinline__ TileQueue load_first_tiles(const KernelParams& params, TileIterator& tiles) {
     TileQueue queue = {{NO_TILE, 0}, {NO_TILE, 0}, 0};
 #pragma unroll 1
@@ -207,7 +208,7 @@ __device__ __forceinline__ TileQueue load_first_tiles(const KernelParams& params
     return queue;
 }
 
-// The warpgroup that scores: weights of every tile of every item, then the items' bases and sums of weights.
+// Softmax warpgroup: P of every tile of every item, then the bases and row sums of the item.
 __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, SoftmaxState& softmax) {
     TreeStorage& storage = params.storage;
     const int lane = threadIdx.x % 32, warp = warp_index(), t = lane % 4;
@@ -239,7 +240,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
                         if (!is_visible(item, rope_position, own_key + 8)) scores[4 * n + 2 + e] = -INF;
                     }
             }
-            // Six bases on their way at once.
+            // Six loads of bases in flight.
             float tile_max[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
             for (int first = 0; first < N8_TILES; first += 6) {
@@ -271,7 +272,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
     drain_barriers(tile);
 }
 
-// Sums of the weighted values of every tile of every item; fetches everything.
+// PV warpgroups: accumulate P V of every tile of every item, and load all tiles.
 __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIterator tiles, TileQueue queue, const SoftmaxState& softmax) {
     TreeStorage& storage = params.storage;
     const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
@@ -282,12 +283,12 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIt
     if (queue.ahead > 1) named_barrier_arrive<384>(K_FULL + 1);
 #pragma unroll 1
     for (int next = 0; next < storage.schedule.items; next++) {
-        // What follows is found while there are no sums yet; all pass a barrier before it is read.
+        // Prefetched here while the accumulators are dead; all threads pass a barrier before it is read.
         if (warp == 0 && next > 0 && next + ITEMS_AHEAD < storage.schedule.items) prefetch_item(params.step, params.pages, storage, next + ITEMS_AHEAD);
         const WorkItem& item = storage.items[next % ITEM_SLOTS];
 #pragma unroll
         for (int i = 0; i < 4 * N8_TILES; i++) sums[0][i] = sums[1][i] = 0.0f;
-        // The same is true of these, and they pass another before these are written again.
+        // Also read only after a barrier, and written again only after another.
         const int own = threadIdx.x - 128;
         if (own < ITEM_NODES) storage.pv_index[next & 1][own] = partial_index(storage, next, own);
 #pragma unroll 1
@@ -363,8 +364,8 @@ extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1) attn_deco
     const KernelParams params = {step, q16, keys, values, pages, partial, rows, storage, smem_q, smem_q + 4 * PANEL_BYTES,
                          smem_k, smem_k + K_STAGES * KLoader::BYTES, scale_log2};
     const bool is_softmax = warp < 4;
-    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
-    // waited for.
+    // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
+    // pdl_wait.
     TileIterator tiles = {0, -1, 0};
     TileQueue queue;
     if (!is_softmax) queue = load_first_tiles(params, tiles);

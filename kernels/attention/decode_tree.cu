@@ -1,22 +1,22 @@
-// Attention of the rows of 1 to 4 trees over paged, quantised keys and values, split among blocks (flash decoding).
+// Decode attention of 1 to 4 draft trees over the paged, quantized KV cache: split-K flash decoding on mma.m16n8k16.
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of split s;  c = scale log2 e
 //
-// All query heads of a key head and all rows of a tree are one M dimension (m = node * GROUP_SIZE + head of the group),
-// so every key is read once per split however many rows there are. Committed keys need no mask; tiles that hold nodes or
-// a window's edge are masked by each row's 64 ancestor bits.
+// All query heads of a KV head and all rows of a tree form one M dimension (m = node * GROUP_SIZE + head in group), so
+// a block reads each key once per split, however many rows there are. Committed keys need no mask. Tiles that hold
+// nodes or the edge of a window are masked with each row's 64 ancestor bits.
 //
-// A split is worked through in tiles of 64 keys. Scores of a tile are shared out among the warps by key, go through
-// shared memory as f16 weights, and are multiplied with values shared out by dims. Tiles, steps and the sums in the
-// products are in one order for every shape of launch, and sums of weights are products with ones: a row's bits do not
-// depend on how many rows share the call, nor on M16_TILES.
+// A split is processed in tiles of 64 keys. For Q K^T the warps divide a tile by keys; P goes through shared memory as
+// f16; for P V they divide it by head dims. Row sums of P are products with ones. Tiles, K-steps and accumulation have
+// the same order in every launch shape, so a row's bits depend neither on the row count nor on M16_TILES.
 //
-// in   step     q16 [rows][HEADS][HEAD_DIM] f16, normed and turned     planes of keys and values in any format but F32
-// out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32, behind it [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
-//      not written, combine does not read them
-// grid as many blocks as the card holds at once, x 256: each takes every gridDim.x-th work item
-// smem queries M16_TILES * 32 HEAD_DIM, weights M16_TILES * 2048, STAGES tiles of keys or values, maxima
-// arch sm_80 and up     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
+// in   step     q16 [rows][HEADS][HEAD_DIM] f16, normed and rotated     K and V planes in any format except F32
+// out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
+//      neither written here nor read by combine_splits
+// grid one resident wave x 256 threads; a block takes every gridDim.x-th work item
+// smem Q M16_TILES * 32 HEAD_DIM, P M16_TILES * 2048, STAGES tiles of K or V, softmax state
+// arch sm_80 and up     reference cpu::reference::attention::attend
+// test attention::trees_over_*_equal_the_reference
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -24,7 +24,7 @@
 #include "attention/kv_tiles.cuh"
 
 #define GROUP_SIZE (HEADS / KV_HEADS)
-// Scores: KEY_WARPS warps share the keys of a tile, 8 KEY_TILES each; the others take every QK_PARTS-th tile of M.
+// Q K^T: KEY_WARPS warps divide the keys of a tile, 8 KEY_TILES each; the other factor of warps divides the M tiles.
 #if M16_TILES == 1
 #define KEY_WARPS 8
 #else
@@ -33,7 +33,7 @@
 #define KEY_TILES (8 / KEY_WARPS)
 #define QK_PARTS (8 / KEY_WARPS)
 #define QK_TILES ((M16_TILES + QK_PARTS - 1) / QK_PARTS)
-// Outputs: DIM_BLOCKS warps share the dims, 32 each; the others take every PV_PARTS-th tile of M.
+// P V: DIM_BLOCKS warps divide the head dims, 32 each; the other factor of warps divides the M tiles.
 #define PV_PARTS (8 / DIM_BLOCKS)
 #define PV_TILES ((M16_TILES + PV_PARTS - 1) / PV_PARTS)
 #define L_TILES ((PV_TILES + DIM_BLOCKS - 1) / DIM_BLOCKS)
@@ -41,8 +41,8 @@
 #define K_STRIDE key_stride(K_FORMAT)
 #define V_STRIDE value_stride(V_FORMAT)
 #define ONES 0x3c003c00u
-// Rolled loops (2, 1) won 1.5 us of 12 at 24 rows and 512 keys and lost a quarter of the speed at 128K keys.
-// Half at M16_TILES 2, where two blocks share a multiprocessor and a thread has 128 registers.
+// Unroll factors (2, 1) save 1.5 us of 12 at 24 rows and 512 keys, but cost a quarter of the speed at 128K keys.
+// Half for M16_TILES 2: two blocks share an SM there, and a thread has 128 registers.
 #ifndef QK_UNROLL
 #define QK_UNROLL (M16_TILES == 2 ? DIM_BLOCKS / 2 : DIM_BLOCKS)
 #endif
@@ -54,14 +54,14 @@ __device__ __host__ constexpr int larger_of(int a, int b) { return a > b ? a : b
 #define STAGE_BYTES larger_of(tile_bytes(K_FORMAT, K_STRIDE), tile_bytes(V_FORMAT, V_STRIDE))
 
 struct SoftmaxStorage {
-    float tile_max[M16_TILES * 16][KEY_WARPS];  // of the scores of this tile
-    float running_max[2][M16_TILES * 16];         // of all scores so far, before and after this tile
-    float rescale[M16_TILES * 16];             // what sums so far are multiplied with
+    float tile_max[M16_TILES * 16][KEY_WARPS];  // max score of the current tile
+    float running_max[2][M16_TILES * 16];  // running max before and after the current tile
+    float rescale[M16_TILES * 16];  // factor on the accumulators of earlier tiles
     u64 visible[STEP_ROWS];
     int rope_position[STEP_ROWS];
 };
 
-// Tiles of 16 rows of M that a tree has for one key head.
+// M tiles of 16 rows per KV head of a tree.
 __device__ __forceinline__ int m_tiles(const Tree& tree) { return (tree.nodes * GROUP_SIZE + 15) / 16; }
 
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -75,10 +75,11 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
     extern __shared__ __align__(16) u8 shared[];
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;
-    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
-    // waited for.
+    // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
+    // pdl_wait.
     //
-    // Work items are (tree, split, key head, part of M). With little to do M is cut finer, so that all blocks get some.
+    // Work items are (tree, split, KV head, part of M). If there is little work, M is cut finer so that every block has
+    // some.
     const int trees = step->trees;
     int total_m_tiles = 0;
 #pragma unroll 1
@@ -113,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
         const u32 smem_kv = smem_p + M16_TILES * 2048;
         SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
 
-        // Half `h` of the work is tile h / 2 of the keys, or of the values when h is odd.
+        // Load h is K of tile h / 2 if h is even, V if h is odd.
         const int loads = (end - begin + KV_TILE - 1) / KV_TILE * 2;
         auto load = [&](int h) {
             if (h < loads) {
                 const int key = begin + h / 2 * KV_TILE, position = kv_position(key, range.begin, range.window_begin);
                 const size_t row = kv_row(pages, tree.slot, position, KV_HEADS, kv_head);
                 const u32 to = smem_kv + h % STAGES * STAGE_BYTES;
-                // Nobody sees what is older than the window; it may never have been written.
+                // No row sees keys older than the window; they may never have been written.
                 const int low = WINDOW > 0 ? tree.committed - WINDOW + 1 - position : 0, high = range.end - position;
                 if (h % 2 == 0)
                     tile_load<K_FORMAT, K_STRIDE>(to, keys, row, low, high);
@@ -136,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
         if (keys_are_committed && !waited) pdl_wait();
         waited = true;
 
-        // Queries in fragment order: [tile of M][block][rows g or g + 8][lane], 16 bytes each; zeros past the last row.
+        // Q in fragment order: [M tile][dim block][row g or g + 8][lane], 16 bytes each; rows past the last are zeros.
         for (int i = threadIdx.x; i < tiles * DIM_BLOCKS * 64; i += 256) {
             const int target_lane = i % 32, m = i / (64 * DIM_BLOCKS) * 16 + i / 32 % 2 * 8 + target_lane / 4, b = i / 64 % DIM_BLOCKS;
             uint4 words = make_uint4(0, 0, 0, 0);
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
             for (int c = 0; c < 4; c++) row_sum[i][c] = 0.0f;
 
         float s[QK_TILES][KEY_TILES][4];
-        // ---- scores of tile `j`, and their maxima ----
+        // ---- scores of tile j and their row maxima ----
         auto compute_scores = [&](int j) {
             const int position = kv_position(begin + j * KV_TILE, range.begin, range.window_begin);
             const u32 tile = smem_kv + 2 * j % STAGES * STAGE_BYTES;
@@ -208,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                         const int row = m * 16 + g + 8 * r;
                         float top = -INF;
                         if (masked) {
-                            // Bits of this thread's columns: 8 n + e.
+                            // Visibility bits of this thread's columns: 8 n + e.
                             u32 visible = ~0u;
                             if (row < m_rows) {
                                 const int node = (m_first + row) / GROUP_SIZE;
@@ -230,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                 }
             }
         };
-        // ---- weights of tile `j` from its scores ----
+        // ---- P of tile j from its scores ----
         auto softmax_tile = [&](int j) {
 #pragma unroll
             for (int i = 0; i < QK_TILES; i++) {
@@ -243,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                         float top = -INF;
 #pragma unroll
                         for (int w = 0; w < KEY_WARPS; w++) top = fmaxf(top, softmax.tile_max[row][w]);
-                        // Scores become powers of two here; scale is not negative.
+                        // From here on scores are exponents of two; the scale is not negative.
                         top = fmaxf(before, top * scale_log2);
                         const float base = top == -INF ? 0.0f : top;
                         if (t == 0 && key_warp == 0) {
@@ -256,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                             for (int e = 0; e < 2; e++)
                                 s[i][n][2 * r + e] = exp2_approx(fmaf(s[i][n][2 * r + e], scale_log2, -base));
                     }
-                    // C fragments of two key tiles are the A fragment of one step of 16 keys.
+                    // The C fragments of two key tiles form the A fragment of one K-step of 16 keys.
 #if KEY_WARPS == 4
                     u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp) * 32 + lane) * 16);
                     *(uint4*)to = make_uint4(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]),
@@ -268,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                 }
             }
         };
-        // ---- weights times values of tile `j` ----
+        // ---- O += P V of tile j ----
         auto accumulate_pv = [&](int j) {
             const u32 tile = smem_kv + (2 * j + 1) % STAGES * STAGE_BYTES;
 #pragma unroll
@@ -303,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
 
         const int n_tiles = loads / 2;
 #if STAGES >= 4
-        // Scores of the next tile and outputs of this one stand between the same two barriers.
+        // Scores of tile j + 1 and P V of tile j run between the same two barriers.
         for (int j = -1; j < n_tiles; j++) {
             if (j < 0)
                 cp_async_wait<STAGES - 2>();

@@ -1,15 +1,18 @@
-// Attention of tree rows in f32, keys in path order: committed positions, then the row's own nodes, root first.
+// Decode attention of tree rows in f32, keys in path order: committed positions, then the row's own nodes, root first.
 //
 //   out = softmax(scale * q K^T) V
 //
-// Slow and plain: it serves caches that hold F32, and `--exact` where attention/decode_fixed_splits_sm90.cu cannot. Keys are taken in
-// runs of 256 of the path, so a row's bits depend on its path alone: a tree equals the same tokens fed one by one.
+// Simple and slow: for F32 caches, and for batch-invariant decode where decode_fixed_splits_sm90.cu cannot run. Keys
+// are taken in runs of 256 along the path, so a row's bits depend on its path alone: a tree equals its tokens fed one
+// by one.
 //
-// in   step     q [rows][HEADS][Q_STRIDE] f32, normed, roped and turned as keys are     planes of keys and values
-// out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32 and behind it [rows][HEADS][SPLITS][2] (max in units of log 2, sum);
-//      this kernel fills split 0 (SPLITS is 1)
-// grid (HEADS, rows) x 256
-// arch sm_80 and up     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
+// in   step     q [rows][HEADS][Q_STRIDE] f32, normed, with RoPE, rotated like k     K and V planes
+// out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (max in powers of two, sum);
+//      only split 0 (SPLITS is 1)
+// grid (HEADS, rows) x 256 threads
+// smem one query, 256 scores and cache rows, reduction scratch
+// arch sm_80 and up     reference cpu::reference::attention::attend
+// test attention::trees_over_*_equal_the_reference
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_cache.cuh"
@@ -30,12 +33,12 @@ extern "C" __global__ void __launch_bounds__(256) attn_decode_tree_f32(
     const int node = row - tree.first, rope_position = step->position[row];
     const u64 nodes = visible_nodes(step, tree, node);
     const int window_begin = WINDOW && rope_position >= tree.window ? min(rope_position - tree.window + 1, tree.committed) : 0;
-    // Sinks that stand before the window are counted just before it.
+    // Sinks before the window are numbered just before it.
     const int begin = WINDOW < 0 ? window_begin - min(window_begin, tree.sinks) : window_begin;
     const int count = tree.committed - begin + __popcll(nodes);
     for (int i = threadIdx.x; i < HEAD_DIM; i += 256) query[i] = q[((size_t)row * HEADS + head) * Q_STRIDE + i];
 
-    // Threads are [256 / HEAD_DIM] groups of HEAD_DIM; each group sums every (256 / HEAD_DIM)-th key of a run.
+    // 256 / HEAD_DIM groups of HEAD_DIM threads; each accumulates every (256 / HEAD_DIM)-th key of a run.
     const int parts = 256 / HEAD_DIM, d = threadIdx.x % HEAD_DIM, part = threadIdx.x / HEAD_DIM;
     float running_max = -INF, row_sum = 0.0f, acc = 0.0f;
     for (int run_begin = 0; run_begin < count; run_begin += KEYS_PER_RUN) {

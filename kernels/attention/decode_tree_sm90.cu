@@ -1,13 +1,12 @@
-// Attention of the rows of 1 to 4 trees over paged, quantised keys and values, on Hopper: as tree.cu, by warpgroup
-// products (attention/swapped_operands_sm90.cuh).
+// Decode attention of 1 to 4 draft trees on Hopper: as decode_tree.cu, with wgmma on swapped operands
+// (attention/swapped_operands_sm90.cuh).
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of split s;  c = scale log2 e
 //
-// in, out as tree.cu
-// grid as many blocks as the card holds at once, x 256: each takes a run of items (tree, part of QUERY_COLUMNS rows of M, key
-//      head, split), M being node * GROUP_SIZE + head of the group, and fetches the next item's first keys before it
-//      stores what it has
-// smem see attention/swapped_operands_sm90.cuh
+// in, out as decode_tree.cu
+// grid one resident wave x 256 threads; a block takes a contiguous run of work items (tree, part of QUERY_COLUMNS rows
+//      of M, KV head, split) and loads the first K stages of the next item before it stores the current one
+// smem see swapped_operands_sm90.cuh
 // arch sm_90a     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
 // hot
 #include "common/prelude.cuh"
@@ -15,12 +14,12 @@
 #include "attention/swapped_operands_sm90.cuh"
 #include "attention/work_items.cuh"
 
-// Where the two tiles of an item's pass are in the cache, in rows.
+// Cache rows where the two tiles of a KV block begin.
 struct TileRows {
     u32 row[2];
 };
 
-// Of pass `pass`; what does not exist is not looked up.
+// Rows of KV block `pass`; 0 past the end of the item.
 __device__ __forceinline__ TileRows tile_rows(const WorkItem& item, int pass, const PageTable& pages) {
     TileRows rows;
 #pragma unroll
@@ -31,8 +30,8 @@ __device__ __forceinline__ TileRows tile_rows(const WorkItem& item, int pass, co
     return rows;
 }
 
-// Half `h` of an item's work is pass h / 2 of the keys, or of the values when h is odd: begins to fetch it. `rows` are
-// those of its pass, and then of the next: looked up early, since the lookup takes a while.
+// Starts load h of an item: K of KV block h / 2 if h is even, V if h is odd. `rows` are those of its KV block; after V
+// they advance to the next block, because the page table lookup has a long latency.
 __device__ __forceinline__ void load_stage(const WorkItem& item, int h, TileRows& rows, const Plane& keys, const Plane& values, const PageTable& pages,
                                      u32 smem_kv) {
     const int first = item.begin + h / 2 * BLOCK_KV;
@@ -40,7 +39,7 @@ __device__ __forceinline__ void load_stage(const WorkItem& item, int h, TileRows
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
             const int position = first + tile * KV_TILE;
-            // Nobody sees what is older than the window; it may never have been written.
+            // No row sees keys older than the window; they may never have been written.
             const int low = WINDOW > 0 ? item.tree.committed - WINDOW + 1 - position : 0, high = item.end - position;
             const u32 slot = smem_kv + h % STAGES * STAGE_BYTES;
             if (h % 2 == 0)
@@ -61,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_de
     const u32 smem_q = shared_address(shared), smem_p = smem_q + 4 * PANEL_BYTES, smem_kv = smem_p + 2 * PANEL_BYTES;
     SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + 6 * PANEL_BYTES + STAGES * STAGE_BYTES);
     NodeMasks& nodes = *(NodeMasks*)(&softmax + 1);
-    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
-    // waited for.
+    // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
+    // pdl_wait.
     const int num_items = num_work_items(step);
     int next_item = (int)((i64)blockIdx.x * num_items / gridDim.x);
     const int last_item = (int)((i64)(blockIdx.x + 1) * num_items / gridDim.x);
@@ -82,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_de
     while (true) {
         if (item.query_group != loaded_query_group) {
             loaded_query_group = item.query_group;
-            // A warp takes columns warp, warp + 8, ..; a lane one part of one block of each, several on their way at once.
+            // A warp takes columns warp, warp + 8, ..; a lane takes one 16-byte part of each, several loads in flight.
 #pragma unroll 3
             for (int i = 0; i < N8_TILES; i++) {
                 const int column = warp + 8 * i, m = item.m_first + column, node = m / GROUP_SIZE;

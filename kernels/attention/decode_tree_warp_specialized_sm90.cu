@@ -1,19 +1,19 @@
-// Attention of the rows of 1 to 4 trees over paged, quantised keys and values, on Hopper, for more than a few rows: as
-// tree_sm90.cu, with one warpgroup that scores and weighs and two that sum values (attention/warp_specialized_sm90.cuh).
+// Decode attention of 1 to 4 draft trees on Hopper for more than a few rows: as decode_tree_sm90.cu, but
+// warp-specialized (attention/warp_specialized_sm90.cuh).
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of split s;  c = scale log2 e
 //
-// in, out as tree.cu
-// grid a block for each multiprocessor x 384: each takes a run of items (attention/work_items.cuh)
-// smem see attention/warp_specialized_sm90.cuh, then Nodes
+// in, out as decode_tree.cu
+// grid one block per SM x 384 threads; a block takes a contiguous run of work items (work_items.cuh)
+// smem see warp_specialized_sm90.cuh, then NodeMasks
 // arch sm_90a     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
-// Spills 336 bytes at 144 columns: fields of an item, most of them outside the loop over keys. So it does not say "hot" yet.
+// Spills 336 bytes at 144 columns: fields of an item, most of them outside the loop over keys. So it is not marked hot.
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/warp_specialized_sm90.cuh"
 #include "attention/work_items.cuh"
 
-// Row of the cache where the tile at `key` of an item begins; 0 for what does not exist.
+// Cache row where the tile at `key` of an item begins; 0 past the end of the item.
 __device__ __forceinline__ u32 tile_row(const WorkItem& item, int key, const PageTable& pages) {
     const int position = kv_position(key, item.range_begin, item.window_begin);
     return key < item.end ? (u32)kv_row(pages, item.tree.slot, position, KV_HEADS, item.kv_head) : 0;
@@ -24,12 +24,12 @@ __device__ __forceinline__ void start_loader(TileLoader<FORMAT, STRIDE, SLOTS>& 
     loader.key = item.begin;
     loader.row = tile_row(item, loader.key, pages);
 }
-// The next tile, if the item has one more.
+// Loads the next tile if the item has one more.
 template <int FORMAT, int STRIDE, int SLOTS>
 __device__ __forceinline__ void load_tile(TileLoader<FORMAT, STRIDE, SLOTS>& loader, const WorkItem& item, const Plane& plane,
                                            const PageTable& pages, u32 smem_tiles) {
     if (loader.key < item.end) {
-        // Nobody sees what is older than the window; it may never have been written.
+        // No row sees keys older than the window; they may never have been written.
         const int low = WINDOW > 0 ? item.tree.committed - WINDOW + 1 - loader.key : 0;
         tile_load<FORMAT, STRIDE, 256>(loader.to, plane, loader.row, low, item.end - loader.key, opaque(threadIdx.x) - 128);
         loader.key += KV_TILE;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_tile(TileLoader<FORMAT, STRIDE, SLOTS>& loa
     }
 }
 
-// Queries of an item to where products read them, by `warps` warps of which this is number `warp`.
+// Stores the queries of an item as the wgmma operand; `warp` of `warps` warps.
 __device__ __forceinline__ void load_queries(const WorkItem& item, const u16* q16, u32 smem_q, int warp, int warps) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 4
@@ -64,19 +64,19 @@ __device__ __forceinline__ void load_nodes(const Step* step, const WorkItem& ite
     }
 }
 
-// Everything there is to do for a block; planes and pages as the kernel has them.
+// Kernel arguments and the block's share of the work.
 struct KernelParams {
     const Step* step;
     const u16* q16;
     Plane keys, values;
     PageTable pages;
     float* partial;
-    int rows, first_item, last_item;  // items first .. last
+    int rows, first_item, last_item;  // items first_item .. last_item
     u32 smem_q, smem_p, smem_k, smem_v;
     float scale_log2;
 };
 
-// The first tiles of an item, one slot of values less than there are.
+// Loads the first tiles of an item, V one stage less than there are.
 __device__ __forceinline__ void load_first_tiles(const KernelParams& params, const WorkItem& item, KLoader& keys, VLoader& values) {
     start_loader(keys, item, params.pages);
     start_loader(values, item, params.pages);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_first_tiles(const KernelParams& params, con
     cp_async_commit();
 }
 
-// The warpgroup that scores: weights of every tile of every item, then the items' bases and sums of weights.
+// Softmax warpgroup: P of every tile of every item, then the bases and row sums of the item.
 __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, WorkItem item, SoftmaxState& softmax, NodeMasks& nodes) {
     const int lane = threadIdx.x % 32, warp = warp_index(), t = lane % 4;
     int tile = 0;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
                         if (!(visible_to_lane >> 8 & 1)) scores[4 * n + 2 + e] = -INF;
                     }
             }
-            // Six bases on their way at once.
+            // Six loads of bases in flight.
             float tile_max[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
             for (int first = 0; first < N8_TILES; first += 6) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
     drain_barriers(tile);
 }
 
-// Sums of the weighted values of every tile of every item; fetches everything.
+// PV warpgroups: accumulate P V of every tile of every item, and load all tiles.
 __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, KLoader keys, VLoader values, const SoftmaxState& softmax) {
     const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
     int buffer = 0;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, KLoade
         float sums[2][4 * N8_TILES];
 #pragma unroll
         for (int i = 0; i < 4 * N8_TILES; i++) sums[0][i] = sums[1][i] = 0.0f;
-        // The scores of a tile begin before the values of the one before are asked for.
+        // Scores of the first tile start before V is waited for.
         cp_async_wait<0>();
         named_barrier_arrive<384>(K_FULL + buffer);
         if (item.begin + KV_TILE < item.end) named_barrier_arrive<384>(K_FULL + (buffer ^ 1));
@@ -244,8 +244,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_decode_tree(
     KLoader load_keys;
     VLoader load_values;
     load_keys.to = params.smem_k, load_values.to = params.smem_v;
-    // Nothing in a step writes the header or committed keys and values: only queries and the rows of the nodes must be
-    // waited for.
+    // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
+    // pdl_wait.
     const bool keys_are_committed = min(item.end, item.begin + K_STAGES * KV_TILE) <= item.tree.committed;
     if (!keys_are_committed) pdl_wait();
     if (!is_softmax) load_first_tiles(params, item, load_keys, load_values);

@@ -1,26 +1,26 @@
-// Attention in an order that follows from a row's position alone, so that a row has the same bits whether its token is a
-// node of a tree or is fed by itself later.
+// Fixed KV splits (batch-invariant decode): the summation order follows from a row's position alone, so a row has the
+// same bits as a node of a tree and as a single token.
 //
-// Tiles of 64 keys stand at multiples of 64. A row at position P = 64 t + r sums, each part by itself, from 0 on:
-//   spans of split_tiles(t) tiles up to tile t - 1, the last of them as far as it reaches; tile t - 1; tile t up to P
-// and adds the parts in this order (slots 0, 1, ..). What stands before tile t - 1 was committed before any node of a
-// tree whose root is in tile t, and a tree is at most 64 deep: so nodes share spans and have at most two tiles of their
-// own, in which keys stand where they will stand once they are committed. A row has the spans that its position wants and
-// no more: nodes of one tree want others where its root stands in the last tile before spans become longer.
-// What a window hides counts as keys without weight; they change no bit.
-// Before this file: what attention/kv_range.cuh wants; MAX_FIXED_SPLITS, the spans of a row at most; SPLITS, the slots of a row.
+// Tiles of 64 keys start at multiples of 64. A row at position P = 64 t + r has these parts, each accumulated from 0:
+//   splits of split_tiles(t) tiles up to tile t - 1, the last one possibly shorter; tile t - 1; tile t up to P
+// and combine_splits adds them in this order (slots 0, 1, ..). Keys before tile t - 1 were committed before any node of
+// a tree whose root is in tile t, and a tree is at most 64 deep. So nodes share all splits and have at most two private
+// tiles, where keys have the positions they will have after the commit. The number of splits follows from the row's
+// position: if the root is in the last tile before splits grow longer, nodes of one tree use two different cuts.
+// Keys outside a window get zero weight, which changes no bit.
+// Needs: the defines of kv_range.cuh; MAX_FIXED_SPLITS, the most splits of a row; SPLITS, the slots of a row.
 #pragma once
 #include "attention/kv_range.cuh"
 
-// Tiles of the spans of a row in tile `t`, and how many spans there are.
+// Tiles per split of a row in tile t, and the number of its splits.
 __device__ __forceinline__ int split_tiles(int t) { return t <= 1 ? 1 : (t - 2 + MAX_FIXED_SPLITS) / MAX_FIXED_SPLITS; }
 __device__ __forceinline__ int num_fixed_splits(int t, int tiles) { return t <= 1 ? 0 : (t - 2 + tiles) / tiles; }
 
-// Spans `from` .. `to` that nobody in a tree sees, of `spans` spans of `tiles` tiles.
+// Splits from .. to of `splits`, each of `tiles` tiles, that no row of the tree sees.
 struct HiddenSplits {
     int from, to;
 };
-// The tile in which a tree's window begins.
+// Tile where the window of a tree begins.
 __device__ __forceinline__ int window_tile(const WindowedTree& tree) {
     return WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / KV_TILE : 0;
 }
@@ -30,10 +30,10 @@ __device__ __forceinline__ HiddenSplits hidden_splits(const WindowedTree& tree, 
     return {WINDOW < 0 ? min(((tree.sinks + KV_TILE - 1) / KV_TILE + tiles - 1) / tiles, to) : 0, to};
 }
 
-// SplitSlots of a row.
+// Slots of a row in the partial results.
 struct SplitSlots {
     int count;
-    HiddenSplits hidden;  // slots without anything in them
+    HiddenSplits hidden;  // slots without keys
 };
 __device__ __forceinline__ SplitSlots split_slots(const WindowedTree& tree, int position) {
     const int t = position / KV_TILE, tiles = split_tiles(t), splits = num_fixed_splits(t, tiles);

@@ -1,14 +1,15 @@
-// Work of tree attention in spans (attention/fixed_splits.cuh) by warpgroup products.
+// Work schedule of decode attention with fixed KV splits (fixed_splits.cuh).
 //
-// Items of a tree, each for one key head:
-//   shared  a span, or tile t - 1 of those nodes that stand in the tile of the root, for NODES nodes: committed keys only
-//   own     a tile for nodes of one path, up to NODES of them: its committed keys, then those of the path, each row
-//           fetched from where it is. Nodes before others on a path share the tile: later keys are masked.
-// Nodes beyond the tile of the root share the spans of the others as far as both have the same.
+// Work items of a tree, each for one KV head:
+//   shared   a split, or tile t - 1 for the nodes in the tile of the root; ITEM_NODES nodes; committed keys only
+//   private  one tile for up to ITEM_NODES nodes of one path: its committed keys, then those of the path, gathered row
+//   by
+//            row. Nodes earlier on the path share the tile; later keys are masked.
+// Nodes past the root's tile share the splits of the other nodes as long as both cuts agree.
 //
-// Blocks take units, as many of a class as give all blocks about the same to do: spans of a tree; what its pairs of part and
-// key head have behind those, a shorter span and tile t - 1, as one; all trees' tiles of nodes' own.
-// Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attention/fixed_splits.cuh and attention/kv_cache.cuh want.
+// Blocks take units of shared items so that all blocks have about the same cost. A unit is one split of a tree, or the
+// rest of a (part, KV head) pair: a shorter last split and tile t - 1. Private items fill the remaining time.
+// Needs: HEADS, KV_HEADS, QUERY_COLUMNS, and the defines of fixed_splits.cuh and kv_cache.cuh.
 #pragma once
 #include "attention/kv_cache.cuh"
 #include "attention/fixed_splits.cuh"
@@ -20,12 +21,12 @@
 #define ITEM_NODES (QUERY_COLUMNS / GROUP_SIZE)
 static_assert(ITEM_NODES > 0, "a block takes all heads of a node");
 
-// What beside its tiles an item weighs, in tiles.
+// Fixed cost of a work item, in KV tiles.
 #ifndef ITEM_OVERHEAD
 #define ITEM_OVERHEAD 3
 #endif
 
-// Spans that are items of a part and key head: `first` .. `last`, without those hidden.
+// Splits first .. last of a (part, KV head) pair, except the hidden ones.
 struct SplitSeries {
     int tiles, first, last;
     HiddenSplits hidden;
@@ -34,25 +35,25 @@ __device__ __forceinline__ int num_items(const SplitSeries& series) {
     return series.last - series.first - (series.hidden.to - series.hidden.from);
 }
 
-// What a tree's items are made from; bits are nodes.
+// Schedule of one tree; bit masks are over nodes.
 struct TreePlan {
-    u64 past_root_tile;  // nodes beyond the tile of the root
-    u64 chain_tops;     // nodes that are not another's first child: runs of nodes on one path begin there
-    u64 last;     // nodes that are last of those of an item of their own
+    u64 past_root_tile;  // nodes past the root's tile
+    u64 chain_tops;  // nodes that are not a first child: chains of nodes on one path start there
+    u64 last;  // last node of each private item
     WindowedTree tree;
-    SplitSeries root_tile, past_tile;  // of nodes in the tile of the root; of those beyond it, what the others do not have
-    int common_splits;     // spans before this, of the others, are those of nodes beyond, too
-    int tile;     // of the root
-    int pairs;    // parts x key heads
-    int shared_items;   // items of a pair: spans, then tile t - 1
-    int full_splits;    // of these, before the rest that is one unit
-    int costs[2];  // of a span and of the rest
-    int private_items;     // items of nodes' own
+    SplitSeries root_tile, past_tile;  // for nodes in the root's tile; for nodes past it, the splits that the others do not have
+    int common_splits;  // splits below this index are the same for both
+    int tile;  // tile of the root
+    int pairs;  // parts x KV heads
+    int shared_items;  // items of a pair: splits, then tile t - 1
+    int full_splits;  // of these, the ones before the rest unit
+    int costs[2];  // of a split and of the rest unit, in tiles
+    int private_items;  // number of private items
 };
 
-// Nodes of the run at whose end `path` leads, up to and with its last.
+// Length of the chain that ends at the last node of `path`.
 __device__ __forceinline__ int chain_length(u64 path, u64 chain_tops) { return __popcll(path >> (63 - __clzll(path & chain_tops))); }
-// Of those, how many share an item.
+// Nodes of a chain of `length` that share its last item.
 __device__ __forceinline__ int nodes_in_item(int length) { return (length - 1) % ITEM_NODES + 1; }
 
 __device__ __forceinline__ SplitSeries split_series(const WindowedTree& tree, int t) {
@@ -65,7 +66,7 @@ __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past
     if (past_root_tile) {
         plan.past_tile = split_series(tree, t + 1);
         if (plan.root_tile.tiles == plan.past_tile.tiles) {
-            // Spans that end before tile t - 1; the next is the same where it is that tile.
+            // Splits that end before tile t - 1; the next one is also common if it is that tile.
             SplitSeries& past_tile = plan.past_tile;
             const int full_splits = t > 0 ? (t - 1) / past_tile.tiles : 0;
             plan.common_splits = min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
@@ -76,7 +77,7 @@ __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past
     plan.pairs = (tree.nodes + ITEM_NODES - 1) / ITEM_NODES * KV_HEADS;
     const int root_items = num_items(plan.root_tile), past_items = num_items(plan.past_tile), tiles = plan.root_tile.tiles;
     plan.shared_items = root_items + past_items + (t > 0);
-    // Spans in progress are no longer than the rest; of two lengths, all are whole.
+    // The last split is no longer than the others; with two different cuts, every split is a unit of its own.
     const bool short_last = root_items > 0 && past_items <= 1;
     plan.full_splits = short_last ? root_items - 1 : root_items + past_items;
     const int short_tiles = short_last ? t - 1 - (plan.root_tile.last - 1) * tiles : 0;
@@ -86,12 +87,12 @@ __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past
     return plan;
 }
 
-// Looks at all trees; a warp.
+// Makes the plans of all trees; one warp.
 __device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
     const int lane = threadIdx.x % 32;
     const int trees = step->trees;
     int first = 0;
-    // All that one tree needs is on its way at once.
+    // The loads of a tree are all in flight at once.
     WindowedTree tree = windowed_tree(step, 0);
     u64 path[2];
     int parent[2];
@@ -141,25 +142,26 @@ __device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
 
 struct WorkItem {
     int tree, slot, committed, first;
-    int begin, end;     // keys, multiples of KV_TILE
+    int begin, end;  // keys, multiples of KV_TILE
     int kv_head;
-    int node;           // first node of a shared item, last of an item of nodes' own
+    int node;  // first node of a shared item, last node of a private one
     int nodes;
-    int first_position;             // of nodes' own: position of the first
-    int root_tile_slot, past_tile_slot;  // slots of nodes in the tile of the root and beyond it; -1 for none
+    int first_position;  // private items: position of the first node
+    int root_tile_slot, past_tile_slot;  // result slot of nodes in the root's tile and past it; -1 for none
     bool is_private;
-    u64 path;           // of nodes' own
-    int query_group;        // the same for items with the same queries
+    u64 path;  // private items only
+    int query_group;  // equal for items with the same queries
     int window, sinks;
-    u32 row;            // where its keys begin in the cache, for those that fetch them
+    u32 row;  // first cache row, for the loading warps
 };
 
-// What an item of nodes' own weighs.
+// Cost of a private item, in tiles.
 #define PRIVATE_ITEM_COST (1 + ITEM_OVERHEAD)
 
-// Class `k` of shared items: the rest of each pair of tree k / 2, which may be short and have time for nodes' own, and its spans.
+// Class k of shared items: k even, the rest units of tree k / 2 (short, so private items fit beside them); k odd, its
+// splits.
 struct ItemClass {
-    int units, items, cost;  // items: of a unit
+    int units, items, cost;  // items: per unit
 };
 __device__ __forceinline__ ItemClass item_class(const TreePlan* plans, int k) {
     const TreePlan& plan = plans[k / 2];
@@ -167,14 +169,15 @@ __device__ __forceinline__ ItemClass item_class(const TreePlan* plans, int k) {
     return {k % 2 ? plan.full_splits * plan.pairs : short_last ? plan.pairs : 0, k % 2 ? 1 : short_last, plan.costs[1 - k % 2]};
 }
 
-// The items of a block: `main` shared ones of class `k`, from unit `first` on, or of tree k / 2 one by one where `k` is below
-// 0, then nodes' own from `extra` on; `items` in all.
+// Work of a block: `main` shared items of class k from unit `first`, or single items of tree (-1 - k) / 2 if k < 0;
+// then private items from `extra`. `items` in all.
 struct BlockSchedule {
     int k, first, main, extra, items;
 };
 #define SINGLE_ITEMS(tree) (-1 - 2 * (tree))
-// A block's share, by a warp. Lanes try how long blocks may take, from the mean on; the first that needs no more blocks
-// than there are has it. Nodes' own are for blocks that have no shared ones, or else for those that have time left.
+// Schedule of this block; one warp. Each lane tries a time limit, starting at the mean; the lowest limit that needs no
+// more blocks than the grid has wins. Private items go to blocks without shared items first, then into the time left
+// elsewhere.
 __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans, int trees) {
     const int lane = threadIdx.x % 32, blocks = gridDim.x;
     int private_items = 0, all = 0, cost = 0;
@@ -207,14 +210,14 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
     const u32 enough = __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) && needed_blocks <= blocks);
     const int found = enough ? __ffs(enough) - 1 : 31;
     most = __shfl_sync(WARP_ALL, most, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
-    // What blocks without shared items have no time for.
+    // Private items that the blocks without shared items have no time for.
     const int others = blocks - needed_blocks, left_over = max(0, private_items - others * (most / PRIVATE_ITEM_COST));
     int before = 0, taken = 0;
 #pragma unroll 1
     for (int k = 0; k < 2 * trees; k++) {
         const ItemClass c = item_class(plans, k);
         const int each = units_per_block(c, most), own = blocks_for(c, each), tree_index = blockIdx.x - before;
-        // As many for each as are left, no more.
+        // Evenly, but no more than are left.
         const int private_of_block = own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
         if (tree_index < own) {
             const int main = min(each, c.units - tree_index * each) * c.items, extra = min(left_over, taken + tree_index * private_of_block);
@@ -226,7 +229,7 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
     return {0, 0, 0, extra, max(0, min(each, private_items - extra))};
 }
 
-// Item `next` of a block.
+// Work item `next` of a block.
 __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* plans, const BlockSchedule& schedule, int next) {
     const bool shared_items = next < schedule.main, single = schedule.k < 0, short_last = !single && schedule.k % 2 == 0;
     int index = schedule.extra + next - schedule.main;
@@ -259,7 +262,7 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* 
         const int span = i >= series.hidden.from ? i + series.hidden.to - series.hidden.from : i;
         int begin = span * series.tiles;
         const int end = min(begin + series.tiles, plan.tile - near);
-        // A window's first span is never empty, though its one tile may be without weight.
+        // The first split of a window is never empty, but its only tile may have zero weight.
         if (WINDOW && begin * KV_TILE >= tree.sinks) begin = max(begin, min(window_tile(tree), end - 1));
         item.begin = begin * KV_TILE, item.end = end * KV_TILE;
         item.root_tile_slot = near ? span : -1;
@@ -285,7 +288,7 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* 
     item.query_group = 1 << 24 | tree_index << 16 | index;
     return item;
 }
-// Row of the cache where the tile of an item at `key` begins, 0 beyond its last.
+// Cache row where the tile at `key` begins; 0 past the end of the item.
 __device__ __forceinline__ u32 kv_row_at(const WorkItem& item, int key, const PageTable& pages) {
     return key < item.end ? (u32)kv_row(pages, item.slot, key, KV_HEADS, item.kv_head) : 0;
 }
@@ -293,7 +296,7 @@ __device__ __forceinline__ u32 first_kv_row(const WorkItem& item, const PageTabl
     return item.is_private ? 0 : kv_row_at(item, item.begin, pages);
 }
 
-// Node `i` of an item.
+// Node i of an item.
 __device__ __forceinline__ int item_node(const WorkItem& item, int i) {
     if (!item.is_private) return item.node + i;
     u64 path = item.path;

@@ -1,26 +1,26 @@
-// The rotation of keys and values that are stored coarsely, and of queries to match; and the way back for outputs.
+// Hadamard rotation of quantized keys and values and of the queries, and its inverse for outputs.
 //
-//   turn:      y = after * (H (before * x)) / sqrt(n)        turn_back:  x = before * (H (after * y)) / sqrt(n)
+//   rotate:  y = after * (H (before * x)) / sqrt(n)        inverse:  x = before * (H (after * y)) / sqrt(n)
 //
-// over groups of n = min(128, head) values; H is the Hadamard matrix in natural order, `before` and `after` are fixed
-// signs. Sums are made in the order of the reference (strides rising), so results are the same bits.
+// over groups of n = min(128, head_dim) values; H is the Hadamard matrix in natural order, `before` and `after` are
+// fixed signs. Additions have the order of the reference (rising strides), so the bits are equal.
 // Reference contract::quant::turn; test attention::chunks_are_written_where_they_belong.
 #pragma once
 #include "common/prelude.cuh"
 
-// Bit i % 32 of word i / 32: value i of a group changes its sign.
+// Bit i % 32 of word i / 32 is set if value i of a group changes its sign.
 __device__ __forceinline__ u32 hadamard_signs(bool after_rotation, int word) {
     return after_rotation ? (word == 0 ? 0x16acee90u : word == 1 ? 0x3f628fdcu : word == 2 ? 0xb7a5357au : 0xbea56562u)
                  : (word == 0 ? 0xe46a0359u : word == 1 ? 0x42f85949u : word == 2 ? 0xa4c63bbbu : 0x49f250a9u);
 }
-// `x` with the sign changed that bit `bit` of `signs` says.
+// x with its sign flipped if bit `bit` of `signs` is set.
 __device__ __forceinline__ float flip_sign(float x, u32 signs, int bit) {
     return __uint_as_float(__float_as_uint(x) ^ (signs >> bit & 1) << 31);
 }
 __device__ __host__ constexpr int hadamard_group(int dim) { return dim < 128 ? dim : 128; }
 __device__ __forceinline__ constexpr float hadamard_scale(int dim) { return dim < 128 ? 0.125f : 1.0f / 11.31370849898476f; }
 
-// A head in a warp: lane i holds values 32 b + i in x[b].
+// One head per warp: lane i holds values 32 b + i in x[b].
 template <bool inverse, int dim_blocks>
 __device__ __forceinline__ void hadamard_head(float (&x)[dim_blocks]) {
     constexpr int words_per_group = hadamard_group(32 * dim_blocks) / 32;
@@ -49,7 +49,8 @@ __device__ __forceinline__ void hadamard_head(float (&x)[dim_blocks]) {
         x[b] = flip_sign(__fmul_rn(x[b], hadamard_scale(32 * dim_blocks)), hadamard_signs(!inverse, b % words_per_group), lane);
 }
 
-// Heads in a block of 256 threads, a value a thread; every thread takes part. `room` is 512 floats of shared memory.
+// Heads in a block of 256 threads, one value per thread; every thread takes part. `scratch`: 512 floats of shared
+// memory.
 template <int dim>
 __device__ __forceinline__ float hadamard_inverse_values(float x, float* scratch) {
     const int lane = threadIdx.x % 32, word = threadIdx.x % hadamard_group(dim) / 32;
@@ -70,7 +71,7 @@ __device__ __forceinline__ float hadamard_inverse_values(float x, float* scratch
     return flip_sign(__fmul_rn(x, hadamard_scale(dim)), hadamard_signs(false, word), lane);
 }
 
-// Rows of heads as products leave them: a lane has columns 8 j + 2 (lane % 4) + c of two rows in x[4 j + 2 row + c].
+// Heads in accumulator layout: a lane has columns 8 j + 2 (lane % 4) + c of two rows in x[4 j + 2 row + c].
 template <int dim>
 __device__ __forceinline__ void hadamard_inverse_rows(float (&x)[dim / 2]) {
     constexpr int words_per_group = hadamard_group(dim) / 32;

@@ -1,18 +1,20 @@
-// The paged cache of keys and values: where a row is, and how its values are stored.
+// Paged KV cache: page lookup and storage formats.
 //
-// A page holds PAGE_SIZE positions. Values and scales are two planes of one shape:
+// A page holds PAGE_SIZE positions. Codes and scales are two planes of one shape:
 //   values  [page][kv head][PAGE_SIZE][kv_row_bytes]        scales  [page][kv head][PAGE_SIZE][kv_scale_bytes]
-// F32, F16 and BF16 are plain. The others are stored turned (attention/hadamard.cuh) with KV_ROTATED, TQ3_0 always, in the codes and
-// scales of the formats of the same name (contract::quant); d and m are f16. In blocks of 32:
+// F32, F16 and BF16 are plain. The other formats are stored Hadamard-rotated (hadamard.cuh) if KV_ROTATED is 1, TQ3_0
+// always, with the codes and scales of the formats of the same name (contract::quant); d and m are f16. Blocks of 32:
 //   Q8_0   value = d * q          32 signed bytes
-//   Q4_0   value = d * (q - 8)    byte j: value j low, value j + 16 high
+//   Q4_0   value = d * (q - 8)    byte j: value j in the low nibble, value j + 16 in the high one
 //   Q4_1   value = d * q + m      the same; scales are pairs d, m
-//   Q5_0   value = d * (q - 16)   nibbles as Q4_0; behind those of the row a word for each block with the fifth bits:
-//   Q5_1   value = d * q + m      that of value 16 h + 4 t + r is bit 4 (2 h + r % 2) + t + 16 (r / 2)
-//   TQ3_0  value = norm * level   three words: nibble n of word w has the code of value 8 w + n in its low bits, and its
-//                                 high bit is bit w of the code of value 24 + n; two norms a row, one for each half
-// Rows take whole 16 bytes. The way between these bytes and those of the formats: cuda::launch::attention::rows.
-// Judge: cpu::reference::kv; test attention::hostile_rows_are_stored_as_the_codec_stores_them.
+//   Q5_0   value = d * (q - 16)   nibbles as Q4_0; after the nibbles of the row, one word per block with the fifth
+//   bits:
+//   Q5_1   value = d * q + m      value 16 h + 4 t + r has bit 4 (2 h + r % 2) + t + 16 (r / 2)
+//   TQ3_0  value = norm * level   three words: nibble n of word w has the code of value 8 w + n in its low bits, and
+//   its
+//                                 high bit is bit w of the code of value 24 + n; two norms per row, one per half
+// Rows are multiples of 16 bytes. cuda::launch::attention::rows converts between these bytes and the formats' own.
+// Reference cpu::reference::kv; test attention::hostile_rows_are_stored_as_the_codec_stores_them.
 #pragma once
 #include "attention/hadamard.cuh"
 #include "common/prelude.cuh"
@@ -32,12 +34,12 @@
 #define KV_TQ3_0 8
 
 __device__ __host__ constexpr bool kv_quantized(int format) { return format >= KV_Q8_0; }
-// Whether rows are stored turned.
+// Whether rows are stored Hadamard-rotated.
 __device__ __host__ constexpr bool kv_rotated(int format) { return format == KV_TQ3_0 || (KV_ROTATED && kv_quantized(format)); }
-// Whether blocks have a minimum beside their scale.
+// Whether blocks have a minimum besides their scale.
 __device__ __host__ constexpr bool kv_has_min(int format) { return format == KV_Q4_1 || format == KV_Q5_1; }
 __device__ __host__ constexpr bool kv_has_fifth_bit(int format) { return format == KV_Q5_0 || format == KV_Q5_1; }
-// Bytes of the values of one row.
+// Bytes of the codes of one row.
 __device__ __host__ constexpr int kv_row_bytes(int format, int dim) {
     return format == KV_F32        ? 4 * dim
            : format <= KV_BF16     ? 2 * dim
@@ -51,20 +53,20 @@ __device__ __host__ constexpr int kv_scale_bytes(int format, int dim) {
     return !kv_quantized(format) ? 0 : format == KV_TQ3_0 ? 4 : kv_has_min(format) ? dim / 8 : dim / 16;
 }
 
-// One layer's keys or values.
+// Keys or values of one layer.
 struct Plane {
     u8* values;
     u16* scales;
 };
 
-// Where a sequence's positions are.
+// Page table of the sequences.
 struct PageTable {
     const int* table;  // [slots][max_pages]: physical pages
     int max_pages;
-    int ring_pages;          // 0, or the pages after which positions begin again on the first
+    int ring_pages;  // 0, or the number of pages of a ring buffer
 };
 
-// Index of (position, head) in a plane, in rows.
+// Row index of (position, head) in a plane.
 __device__ __forceinline__ size_t kv_row(const PageTable& pages, int slot, int position, int kv_heads, int head) {
     int page = position / PAGE_SIZE;
     if (pages.ring_pages) page %= pages.ring_pages;
@@ -72,7 +74,7 @@ __device__ __forceinline__ size_t kv_row(const PageTable& pages, int slot, int p
     return ((size_t)page * kv_heads + head) * PAGE_SIZE + position % PAGE_SIZE;
 }
 
-// ---- levels of TQ3_0 ---------------------------------------------------------------------------------------------
+// ---- levels of TQ3_0 ----
 
 __device__ __forceinline__ float tq3_level(int code) {
     const int m = code < 4 ? 3 - code : code - 4;
@@ -84,9 +86,9 @@ __device__ __forceinline__ int tq3_code(float y) {
            (y >= 0.091775f) + (y >= 0.154259f);
 }
 
-// ---- a row into the cache, by a warp --------------------------------------------------------------------------------
+// ---- quantizing and storing one row, by a warp ----
 
-// The value of largest magnitude among the lanes, the lowest lane's at equal magnitudes, 0 if there is none.
+// The value of largest magnitude among the lanes; the lowest lane wins ties; 0 if there is none.
 __device__ __forceinline__ float warp_signed_absmax(float x) {
     const u32 magnitude_bits = x != x ? 0 : __float_as_uint(x) & 0x7fffffffu;
     const u32 most = __reduce_max_sync(WARP_ALL, magnitude_bits);
@@ -94,7 +96,7 @@ __device__ __forceinline__ float warp_signed_absmax(float x) {
     const float peak = __shfl_sync(WARP_ALL, x, __ffs(lane_of_most) - 1);
     return most ? peak : 0.0f;
 }
-// The least value among the lanes, the lowest lane's at equal values; 3.4e38 if none is a number.
+// The least value among the lanes; the lowest lane wins ties; 3.4e38 if none is a number.
 __device__ __forceinline__ float warp_min(float x) {
     const float own = x < 3.402823466e38f ? x : 3.402823466e38f;
     float smallest = own;
@@ -103,10 +105,10 @@ __device__ __forceinline__ float warp_min(float x) {
     return __shfl_sync(WARP_ALL, own, __ffs(__ballot_sync(WARP_ALL, own == smallest)) - 1);
 }
 
-// `v` cut to a whole number of 0 .. top.
+// v truncated to an integer in 0 .. top.
 __device__ __forceinline__ int clamp_code(float v, int top) { return max(0, min(top, __float2int_rz(v))); }
 
-// Blocks of 32 values in codes with a scale: lane i holds values 32 b + i in x[b].
+// Blocks of 32 values as codes with a scale: lane i holds values 32 b + i in x[b].
 template <int format, int dim_blocks>
 __device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&x)[dim_blocks]) {
     const int lane = threadIdx.x % 32;
@@ -143,20 +145,20 @@ __device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&
         const int high = __shfl_down_sync(WARP_ALL, code, 16);
         if (lane < 16) to[16 * b + lane] = (u8)(code & 15 | (high & 15) << 4);
         if (kv_has_fifth_bit(format)) {
-            // Bit `lane` of the word belongs to this value.
+            // This value owns bit `lane` of the word.
             const int value = 16 * (lane >> 3 & 1) + 4 * (lane & 3) + (lane >> 2 & 1) + 2 * (lane >> 4);
             const u32 word = __ballot_sync(WARP_ALL, __shfl_sync(WARP_ALL, code, value) & 16);
             if (lane == b) fifth = word;
         }
     }
-    // The rest of the row's last 16 bytes is zeros.
+    // The last 16 bytes of the row are padded with zeros.
     if (kv_has_fifth_bit(format) && lane < (kv_row_bytes(format, 32 * dim_blocks) - 16 * dim_blocks) / 4) ((u32*)(to + 16 * dim_blocks))[lane] = fifth;
 }
 
-// Groups of 128 values as codes of levels with the length of the group.
+// Groups of 128 values as level codes and the norm of the group.
 template <int dim_blocks>
 __device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[dim_blocks]) {
-    static_assert(dim_blocks % 4 == 0, "TQ3_0 is for heads of whole groups of 128 values");
+    static_assert(dim_blocks % 4 == 0, "TQ3_0 needs a head_dim that is a multiple of 128");
     const int lane = threadIdx.x % 32;
     float y[dim_blocks], length[dim_blocks / 4];
 #pragma unroll
@@ -195,7 +197,7 @@ __device__ __forceinline__ void store_tq3(u8* to, u16* scales, const float (&x)[
     }
 }
 
-// A warp stores row `row`: lane i holds values 32 b + i in x[b], as they come from the projection.
+// A warp stores row `row`: lane i holds values 32 b + i in x[b], not rotated.
 template <int format, int dim_blocks>
 __device__ __forceinline__ void kv_store(const Plane& plane, size_t row, const float (&x)[dim_blocks]) {
     const int lane = threadIdx.x % 32;
@@ -219,7 +221,7 @@ __device__ __forceinline__ void kv_store(const Plane& plane, size_t row, const f
     }
 }
 
-// Value `i` of row `row`, turned if it is stored so.
+// Value i of row `row`; still rotated if it is stored so.
 template <int format, int dim>
 __device__ __forceinline__ float kv_load(const Plane& plane, size_t row, int i) {
     const u8* from = plane.values + row * kv_row_bytes(format, dim);
@@ -244,16 +246,16 @@ __device__ __forceinline__ float kv_load(const Plane& plane, size_t row, int i) 
     return d * ((float)code - (kv_has_fifth_bit(format) ? 16.0f : 8.0f));
 }
 
-// ---- codes to pairs of f16 -------------------------------------------------------------------------------------------
+// ---- codes to f16 pairs ----
 //
-// Codes become whole numbers by a bit pattern (0x6400 | n is 1024 + n) and one exact subtraction; the value is rounded
-// once, by the multiplication.
+// A code becomes an integer by a bit pattern (0x6400 | n is 1024 + n) and one exact subtraction; the multiplication
+// rounds once.
 
 struct Scale {
-    u32 d, m;  // pairs of f16; m where the format has minima
+    u32 d, m;  // f16 pairs; m only in formats with minima
 };
 
-// bf16 to f16; what is beyond the range becomes +-65504.
+// bf16 to f16; values out of range become +-65504.
 __device__ __forceinline__ u32 bf16x2_to_f16x2(u32 pair) {
     u32 out;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(bf16x2_hi(pair)), "f"(bf16x2_lo(pair)));
@@ -270,8 +272,8 @@ __device__ __forceinline__ u32 codes_to_f16x2(u32 codes, const Scale& scale) {
     const u32 n = f16x2_add(codes | 0x64006400u, kv_has_min(format) ? 0xe400e400u : kv_has_fifth_bit(format) ? 0xe410e410u : 0xe408e408u);
     return kv_has_min(format) ? f16x2_fma(n, scale.d, scale.m) : f16x2_mul(n, scale.d);
 }
-// Pair `i` of four: nibbles as they stand in two stored bytes (both halves, bits 0 .. 3), fifth bits as they stand 4 i
-// below bits 0 and 16 of `fifth`.
+// Pair i of four: nibbles as stored in two bytes (both halves, bits 0 .. 3); their fifth bits are 4 i below bits 0 and
+// 16 of `fifth`.
 template <int format>
 __device__ __forceinline__ u32 nibbles_to_f16x2(u32 nibbles, u32 fifth, int i, const Scale& scale) {
     u32 codes = nibbles & 0x000f000fu;
@@ -279,13 +281,13 @@ __device__ __forceinline__ u32 nibbles_to_f16x2(u32 nibbles, u32 fifth, int i, c
     return codes_to_f16x2<format>(codes, scale);
 }
 
-// Bits of the eight levels in f16: low and high bytes, codes 0 .. 3 and 4 .. 7.
+// The eight levels in f16: low and high bytes, codes 0 .. 3 and 4 .. 7.
 #define TQ3_LOW_0 0x7e358b1au
 #define TQ3_LOW_1 0x1a8b357eu
 #define TQ3_HIGH_0 0xa5acafb2u
 #define TQ3_HIGH_1 0x322f2c25u
 
-// Eight codes in nibbles, bit 3 clear, to pairs (0, 1), (2, 3) and so on.
+// Eight codes in nibbles, bit 3 clear, to pairs (0, 1), (2, 3), ..
 __device__ __forceinline__ void tq3_levels(u32 codes, u32 norm, u32 (&out)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -295,7 +297,7 @@ __device__ __forceinline__ void tq3_levels(u32 codes, u32 norm, u32 (&out)[4]) {
         out[2 * i + 1] = f16x2_mul(prmt(low, high, 0x7362), norm);
     }
 }
-// The same of three bytes: six codes in the low bits of their nibbles; the high bit of nibble k of byte w is bit w of
+// The same from three bytes: six codes in the low bits of their nibbles; the high bit of nibble k of byte w is bit w of
 // code 6 + k.
 __device__ __forceinline__ void tq3_to_f16(u32 three, u32 norm, u32 (&out)[4]) {
     tq3_levels(three & 0x00777777u | three << 21 & 0x11000000u | three << 14 & 0x22000000u | three << 7 & 0x44000000u, norm, out);

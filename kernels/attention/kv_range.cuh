@@ -1,26 +1,26 @@
-// Which keys a tree's rows see, and how they are split among blocks.
+// KV range of a draft tree, its splits, and visibility masks.
 //
-// Keys stand at cache positions: 0 .. committed, then one per node. A row sees committed keys inside its window
-// and, of the nodes, those MASK says: 0 its ancestors and itself, 1 all nodes, 2 those up to itself.
-// WINDOW is the window of every tree, 0 for none; -1 where each tree has its own, and sinks.
-// Splits are runs of whole tiles of 64 positions; their bounds depend on `committed` alone, so what a row sums in
-// which order does not depend on how many rows share the call.
+// Cache positions are 0 .. committed, then one per node. A row sees the committed keys inside its window and the nodes
+// that MASK selects: 0 its ancestors and itself, 1 all nodes, 2 the nodes up to itself.
+// WINDOW is the sliding window of every tree, 0 for none; -1 if each tree has its own window and attention sinks.
+// A split is a run of whole 64-key tiles. Its bounds depend on `committed` alone, so the summation order of a row does
+// not depend on the number of rows in the call.
 #pragma once
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
 #define KV_TILE 64
 
-// Keys are counted from `begin` to `end`. Where sinks stand apart from a window, tiles of them are counted just before
-// it, so that runs of tiles remain runs: kv_position says where a count stands in the cache.
+// Keys are numbered from `begin` to `end`. If sinks are separate from the window, their tiles are numbered just before
+// the window, so that splits stay contiguous; kv_position maps a number to its cache position.
 struct KvRange {
-    int begin;   // first key anybody sees, a multiple of KV_TILE
-    int window_begin;    // the window's first key, a multiple of KV_TILE; what is counted before it are sinks
-    int end;     // committed + nodes
-    int split_size;   // positions per split, a multiple of KV_TILE
+    int begin;  // first key that any row sees, a multiple of KV_TILE
+    int window_begin;  // first key of the window, a multiple of KV_TILE; keys numbered before it are sinks
+    int end;  // committed + nodes
+    int split_size;  // keys per split, a multiple of KV_TILE
 };
 
-// A tree, and how far back it sees.
+// A tree and its sliding window.
 struct WindowedTree : Tree {
     int window, sinks;
 };
@@ -43,17 +43,17 @@ __device__ __forceinline__ KvRange kv_range(const WindowedTree& tree) {
     return range;
 }
 
-// Splits that hold any key.
+// Splits that hold at least one key.
 __device__ __forceinline__ int num_splits(const KvRange& range) {
     return (range.end - range.begin + range.split_size - 1) / range.split_size;
 }
 
-// The position of the key that is counted as `key`, a multiple of KV_TILE.
+// Cache position of key number `key`, a multiple of KV_TILE.
 __device__ __forceinline__ int kv_position(int key, int begin, int window_begin) {
     return WINDOW < 0 && key < window_begin ? key - begin : key;
 }
 
-// Nodes that node `node` sees, as bits.
+// Bit mask of the nodes that `node` sees.
 __device__ __forceinline__ u64 visible_nodes(const Step* step, const Tree& tree, int node) {
 #if MASK == 0
     return step->ancestors[tree.first + node];
@@ -64,8 +64,8 @@ __device__ __forceinline__ u64 visible_nodes(const Step* step, const Tree& tree,
 #endif
 }
 
-// Which of the keys at cache positions `position` .. + 64 a row at rotary position `at` sees that sees `nodes`, as bits.
-// A node's cache position is its index; its own position, which a window counts, is not below `committed`.
+// Bit mask of the keys at cache positions `position` .. + 64 that a row sees. `nodes` are the row's visible nodes;
+// `rope_position` is its sequence position, which the window counts from and which is at least `committed`.
 __device__ __forceinline__ u64 visible_keys(int position, const WindowedTree& tree, u64 nodes, int rope_position) {
     const int committed_left = tree.committed - position;
     if (committed_left <= 0) return committed_left > -64 ? nodes >> -committed_left : 0;

@@ -1,13 +1,14 @@
-// Tiles of 64 keys or values in shared memory, and their fragments for mma.m16n8k16.
+// Tiles of 64 keys or values in shared memory, and their mma.m16n8k16 fragments.
 //
-// A tile holds the stored bytes of 64 rows, STRIDE bytes apart so that the reads below meet no bank twice, and behind
-// them their scales. Values become f16 in registers: code times scale, rounded once.
+// A tile holds the stored bytes of 64 rows, STRIDE bytes apart to avoid bank conflicts, followed by their scales.
+// Dequantization to f16 happens in registers: code times scale, rounded once.
 //
-// Keys are the B operand of q K^T (k = dims). In which order dims are taken does not matter as long as queries follow:
-//   F16, BF16, Q8_0   lane t of a quad holds dims 32 b + 8 t .. + 8 of block b, four per step
-//   Q4, Q5            lane t holds bytes 4 t .. + 4: dims 32 b + 4 t + {0, 2, 1, 3} in the first step, 16 more in the second
+// Keys are the B operand of Q K^T (k = head dims). The order of dims is free as long as Q has the same:
+//   F16, BF16, Q8_0   lane t of a quad holds dims 32 b + 8 t .. + 8 of block b, four per K-step
+//   Q4, Q5            lane t holds bytes 4 t .. + 4: dims 32 b + 4 t + {0, 2, 1, 3} in the first K-step, 16 more in the
+//   next
 //   TQ3_0             lane t holds nibbles 2 t and 2 t + 1 of every word: dims 32 b + 8 i + 2 t + {0, 1} in pair i
-// Values are the B operand of P V (k = keys, in order; n = 32 dims in four tiles):
+// Values are the B operand of P V (k = keys, in order; n = 32 dims in four n8 tiles):
 //   F16, BF16, TQ3_0 tile i, column n: dim 8 i + n      Q8_0: 4 n + i      Q4, Q5: 2 n + i % 2 + 16 (i / 2)
 #pragma once
 #include "common/prelude.cuh"
@@ -15,7 +16,7 @@
 
 #define DIM_BLOCKS (HEAD_DIM / 32)
 
-// An odd number of 16 bytes.
+// An odd multiple of 16 bytes.
 __device__ __host__ constexpr int value_stride(int format) { return (kv_row_bytes(format, HEAD_DIM) / 16 | 1) * 16; }
 __device__ __host__ constexpr int key_stride(int format) {
     return format <= KV_BF16     ? kv_row_bytes(format, HEAD_DIM) + 64
@@ -24,7 +25,7 @@ __device__ __host__ constexpr int key_stride(int format) {
 }
 __device__ __host__ constexpr int tile_bytes(int format, int stride) { return 64 * (stride + kv_scale_bytes(format, HEAD_DIM)); }
 
-// `SIZE` bytes (4, 8 or 16), of which only the first `bytes` are read and the rest become zero.
+// cp.async of SIZE bytes (4, 8 or 16): the first `bytes` are read, the rest become zero.
 template <int SIZE>
 __device__ __forceinline__ void cp_async_part(u32 to, const void* from, int bytes) {
     if (SIZE == 16)
@@ -34,8 +35,8 @@ __device__ __forceinline__ void cp_async_part(u32 to, const void* from, int byte
                      : "memory");
 }
 
-// Begins to copy 64 stored rows from row `first` on; those outside `low` .. `high` become zeros, whatever is stored
-// there. `THREADS` threads (128 or 256) take part, this one as number `thread`.
+// Starts cp.async of 64 stored rows from cache row `first`. Rows outside low .. high become zero, whatever is stored
+// there. THREADS threads (128 or 256) take part; `thread` is this one's index.
 template <int format, int stride, int THREADS = 256>
 __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t first, int low, int high, int thread) {
     constexpr int row_bytes = kv_row_bytes(format, HEAD_DIM), words_per_row = row_bytes / 16;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
     }
     if constexpr (kv_quantized(format)) {
         constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16, pieces = bytes / piece_bytes;
-        static_assert(64 * pieces <= THREADS, "a thread copies one piece_bytes of the scales");
+        static_assert(64 * pieces <= THREADS, "a thread copies one piece of the scales");
         const int row = thread / pieces;
         if (row < 64)
             cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes, (const u8*)plane.scales + first * bytes + thread * piece_bytes,
@@ -69,7 +70,7 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
 }
 
 #define NO_ROW 0xffffffffu
-// The same of 64 rows that stand where `rows` says, zeros for NO_ROW; 256 threads.
+// The same for the 64 cache rows in `rows`; NO_ROW becomes zeros. 256 threads.
 template <int format, int stride>
 __device__ __forceinline__ void tile_gather(u32 to, const Plane& plane, const u32* rows, int thread) {
     constexpr int row_bytes = kv_row_bytes(format, HEAD_DIM), words_per_row = row_bytes / 16;
@@ -112,7 +113,7 @@ __device__ __forceinline__ u16 lds16(u32 at) {
     return v;
 }
 
-// The two steps of block `b` of key `key`: {b0, b1} of the first, {b0, b1} of the second.
+// B fragments of both K-steps of dim block b for one key: {b0, b1} of the first, {b0, b1} of the second.
 template <int format, int stride>
 __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out)[4]) {
     const int t = threadIdx.x % 4;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out
     }
 }
 
-// A query's part in the order of key_fragment: the four words of block `b` for lane t, from f16 [HEAD_DIM].
+// Q in the dim order of key_fragment: four words of dim block b for lane t, from f16 [HEAD_DIM].
 template <int format>
 __device__ __forceinline__ uint4 query_words(const u16* query, int b, int t) {
     if (format <= KV_Q8_0) return *(const uint4*)(query + 32 * b + 8 * t);
@@ -166,7 +167,7 @@ __device__ __forceinline__ uint4 query_words(const u16* query, int b, int t) {
                       prmt(high.x, high.y, 0x7632));
 }
 
-// Fragments of keys 16 step .. + 16 and the 32 dims of `block`, four tiles of 8 dims.
+// B fragments of keys 16 step .. + 16 and the 32 dims of `block`: four n8 tiles.
 template <int format, int stride>
 __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u32 (&out)[4][2]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u
             out[2][half] = bytes_to_f16x2(high, 0x4140, scale.d);
             out[3][half] = bytes_to_f16x2(high, 0x4342, scale.d);
         } else if constexpr (format == KV_TQ3_0) {
-            // Nibble g of a word of both keys, side by side: the first key's low.
+            // Nibble g of a word of two neighboring keys, the first key's in the low half.
             u32 words_per_row[3], pairs[4];
 #pragma unroll
             for (int w = 0; w < 3; w++) {
@@ -230,7 +231,7 @@ __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u
     }    }
 }
 
-// Writes one row of four accumulator tiles, columns 2 t and 2 t + 1 of each, to 32 dims.
+// Stores one row of four accumulator tiles (columns 2 t and 2 t + 1 of each) as 32 dims.
 template <int format>
 __device__ __forceinline__ void store_dims(float* to, const float (&o)[4][4], int row) {
     const int t = threadIdx.x % 4, c = 2 * row;

@@ -1,18 +1,19 @@
-// Causal attention of a chunk of a prompt over the paged cache, f16 operands, f32 sums.
+// Prefill attention: causal, for a chunk of a prompt over the paged KV cache; f16 operands, f32 accumulators.
 //
-//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
+//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
+//   committed + i
 //
-// in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) behind it
-//      cache   K and V, the chunk's own included, in any format but F32 (attention/kv_cache.cuh); queries come turned where keys are
-// out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 where not wanted
-//      y       f32 [rows][HEADS * HEAD_DIM]; 0 where not wanted
-// grid (HEADS, tiles of 64 rows of the largest chunk), the longest first. Four warps own 16 rows each, four more bring
-//      keys and values in as f16, each tile of keys while the values before it are summed and the other way round.
-//      Keys are taken in tiles of 64 at absolute positions, so a row's bits do not depend on how the prompt was cut
-//      into chunks. A key whose score is NaN has no weight.
+// in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
+//      cache   K and V including the chunk's own, in any format except F32 (kv_cache.cuh); queries are rotated like K
+// out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 if not wanted
+//      y       f32 [rows][HEADS * HEAD_DIM]; 0 if not wanted
+// grid (HEADS, tiles of 64 rows of the largest chunk) x 256 threads, longest tile first. Four consumer warps own 16
+//      rows each; four producer warps dequantize K and V to f16 in shared memory, K while the previous V is in use and
+//      the other way round. Key tiles start at absolute multiples of 64, so a row's bits do not depend on the chunking
+//      of the prompt. A key whose score is NaN has zero weight.
 // smem 3 * 64 * 2 * HEAD_DIM bytes
-// define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT;  arch sm_80 and up
-// ref  cpu::reference::attention::attend;  test prefill::attention_matches_reference
+// define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT
+// arch sm_80 and up     ref cpu::reference::attention::attend     test prefill::attention_matches_reference
 // hot
 #define QUERIES 64
 #define PRODUCER_THREADS 128
@@ -25,7 +26,7 @@
 
 #define LOWEST_SCORE (-1e30f)
 
-// The queries of the block as f16, rows beyond `rows` zero.
+// Q of the block as f16; rows past `rows` are zero.
 __device__ __forceinline__ void load_queries(const float *q, int q_stride, int first, int rows, u32 to) {
     for (int unit = threadIdx.x; unit < QUERIES * HEAD_DIM / 8; unit += THREADS) {
         const int row = unit / (HEAD_DIM / 8), chunk = unit % (HEAD_DIM / 8);
@@ -41,10 +42,10 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
     }
 }
 
-// Four sums that a product adds to.
+// The C fragment of n8 tile j.
 __device__ __forceinline__ float (&c_fragment(float (&sums)[HEAD_DIM / 2], int j))[4] { return *(float(*)[4])(sums + 4 * j); }
 
-// Named barriers between the loading and the computing warps.
+// Named barriers between the producer and the consumer warps.
 enum Barrier { K_FULL = 1, K_EMPTY, V_FULL, V_EMPTY };
 __device__ __forceinline__ void named_barrier_sync(Barrier e) { asm volatile("bar.sync %0, %1;" ::"r"((int)e), "n"(THREADS) : "memory"); }
 __device__ __forceinline__ void named_barrier_arrive(Barrier e) {
@@ -89,7 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
 
-    // Chunk 2k + c of a row stands at (2k) ^ (c ^ row & 7): a lane's address is one base, flip_sign by 32 * (k % 4).
+    // Chunk 2k + c of a row is at (2k) ^ (c ^ row & 7), so a lane's address is one base with bits flipped by 32 * (k %
+    // 4).
     const u32 q_lane = smem_q + (warp * 16 + lane % 16) * (2 * HEAD_DIM) + ((lane / 16 ^ lane & 7) << 4);
     const u32 k_lane = smem_k + (lane / 16 * 8 + lane % 8) * (2 * HEAD_DIM) + ((lane / 8 % 2 ^ lane & 7) << 4);
     const u32 v_lane = smem_v + (lane % 16) * (2 * HEAD_DIM) + ((lane / 16 ^ lane & 7) << 4);

@@ -1,15 +1,17 @@
-// Causal attention of a chunk of a prompt over the paged cache, all in f32: for caches kept in F32.
+// Prefill attention in f32 throughout: causal, for caches stored as F32.
 //
-//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
+//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
+//   committed + i
 //
-// in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) behind it
-//      cache   K and V in any format of attention/kv_cache.cuh, the chunk's own included; queries come turned where keys are
-// out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 where not wanted
-//      y       f32 [rows][HEADS * HEAD_DIM]; 0 where not wanted
-// grid (HEADS, sixteens of rows of the largest chunk), four warps of four rows each. Keys are taken one by one in the
-//      order of positions: a row's bits do not depend on its neighbours. A key whose score is NaN has no weight.
-// define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT;  arch sm_80 and up
-// ref  cpu::reference::attention::attend;  test prefill::attention_matches_reference
+// in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
+//      cache   K and V including the chunk's own, in any format of kv_cache.cuh; queries are rotated like K
+// out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 if not wanted
+//      y       f32 [rows][HEADS * HEAD_DIM]; 0 if not wanted
+// grid (HEADS, 16-row tiles of the largest chunk) x 128 threads; a warp has four rows. Keys are taken one by one in
+//      order of position, so a row's bits do not depend on its neighbors. A key whose score is NaN has zero weight.
+// smem none
+// define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT
+// arch sm_80 and up     ref cpu::reference::attention::attend     test prefill::attention_matches_reference
 #include "attention/kv_cache.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"

@@ -1,17 +1,17 @@
-// Tiles of 64 cached keys or values on their way to f16 in shared memory.
+// Loads tiles of 64 cached keys or values as f16 into shared memory.
 //
-// A tile is 64 neighbouring positions of one page, so its rows are one piece of memory (attention/kv_cache.cuh). In shared memory its
-// 16-byte chunks stand at (chunk ^ (row & 7)); rows from `valid` on are zero, whatever the cache holds there.
-// Before this file: HEAD_DIM, LOADERS (a multiple of HEAD_DIM / 8).
+// A tile is 64 consecutive positions of one page, so its rows are contiguous (kv_cache.cuh). In shared memory, 16-byte
+// chunk c of a row is at (c ^ (row & 7)). Rows from `valid` on are zero, whatever the cache holds.
+// Needs: HEAD_DIM, PRODUCER_THREADS (a multiple of HEAD_DIM / 8).
 #pragma once
 #include "attention/kv_cache.cuh"
 #include "common/prelude.cuh"
 
 #define KV_TILE 64
-#ifndef KEYS_PER_FETCH // keys that are fetched at once
+#ifndef KEYS_PER_FETCH  // keys per load
 #define KEYS_PER_FETCH KV_TILE
 #endif
-// Where chunk `chunk` of row `row` stands in a tile of `rows` rows: rows one after the other, or in PANELS of 64 columns.
+// Offset of chunk `chunk` of row `row` in a tile of `rows` rows: row-major, or in panels of 64 columns (PANEL_LAYOUT).
 __device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KV_TILE) {
 #ifdef PANEL_LAYOUT
     return (chunk >> 3) * (rows * 128) + row * 128 + (((chunk ^ row) & 7) << 4);
@@ -20,8 +20,8 @@ __device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KV_TILE
 #endif
 }
 
-// `begin` starts to fetch a tile, `finish` completes it; a barrier after it makes the tile visible. The target must be
-// free at `finish`, and where TOUCHES_EARLY already at `begin`. All loader threads (`thread` of LOADERS) take part.
+// `begin` starts loading a tile, `finish` completes it; a barrier must follow. The destination must be free at
+// `finish`, and already at `begin` if WRITES_AT_BEGIN. All PRODUCER_THREADS take part; `thread` is this one's index.
 template <int FORMAT> struct Fetch;
 
 template <> struct Fetch<KV_F16> {
@@ -44,20 +44,20 @@ template <> struct Fetch<KV_F16> {
     __device__ __forceinline__ void finish(u32, int) { cp_async_wait<0>(); }
 };
 
-// Stores 16 bytes, four pairs of f16.
+// Stores 16 bytes, four f16 pairs.
 __device__ __forceinline__ void store_chunk(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// A unit is 16 values of Q8_0, a block of 32 of the others.
+// A unit is 16 values of Q8_0, or a block of 32 values of the other formats.
 template <int FORMAT> struct Fetch {
     static constexpr bool WRITES_AT_BEGIN = false;
     static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = HEAD_DIM / VALUES, UNITS = KEYS_PER_FETCH * PER_ROW;
     static constexpr int UNITS_PER_THREAD = (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
-    static constexpr bool SCALES_32_BIT = kv_has_min(FORMAT); // scales of 32 bits
-    uint4 raw[UNITS_PER_THREAD];                                // TQ3_0: three words
+    static constexpr bool SCALES_32_BIT = kv_has_min(FORMAT);  // 32-bit scales
+    uint4 raw[UNITS_PER_THREAD];  // TQ3_0: three words
     u32 fifth[kv_has_fifth_bit(FORMAT) ? UNITS_PER_THREAD : 1];
-    u32 scale[SCALES_32_BIT ? UNITS_PER_THREAD : (UNITS_PER_THREAD + 1) / 2];        // else halves: those of units 2i and 2i + 1
+    u32 scale[SCALES_32_BIT ? UNITS_PER_THREAD : (UNITS_PER_THREAD + 1) / 2];  // 16-bit scales: those of units 2i and 2i + 1
 
     __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
         constexpr int ROW = kv_row_bytes(FORMAT, HEAD_DIM), SCALES = kv_scale_bytes(FORMAT, HEAD_DIM);
@@ -74,7 +74,7 @@ template <int FORMAT> struct Fetch {
                 raw[i] = *(const uint4 *)(from + key * ROW + part * 16);
             }
             if (kv_has_fifth_bit(FORMAT)) { fifth[i] = ((const u32 *)(from + key * ROW + HEAD_DIM / 2))[part]; }
-            // A scale of 0 makes whatever codes there are 0.
+            // A scale of 0 makes every code 0.
             const bool valid_unit = unit < valid * PER_ROW;
             if (SCALES_32_BIT) {
                 scale[i] = valid_unit ? ((const u32 *)(scales + key * SCALES))[part] : 0;
@@ -122,7 +122,7 @@ template <int FORMAT> struct Fetch {
                     u32 pairs[2][2];
 #pragma unroll
                     for (int j = 0; j < 2; j++) {
-                        // Four bytes, values 8 quarter + 4 j .. of the block.
+                        // Four bytes: values 8 quarter + 4 j .. of the block.
                         u32 codes = words[quarter % 2 * 2 + j] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
                         if (kv_has_fifth_bit(FORMAT)) {
                             const u32 bits = fifth[i] >> (quarter % 2 * 2 + j + quarter / 2 * 8);

@@ -1,20 +1,21 @@
-// Causal attention of a chunk of a prompt over the paged cache, on Hopper: as attention.cu, by warpgroup products.
+// Prefill attention on Hopper for f16 caches: causal, warp-specialized wgmma.
 //
-//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
+//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
+//   committed + i
 //
-// in, out as attention.cu
-// grid (HEADS, tiles of 128 rows of the largest chunk), the longest first. Two warpgroups own 64 rows each; half of a third brings
-//      keys in as f16 and half values, in two stages each. While a tile's values are summed, the next tile's scores
-//      are made: products with keys and values run side by side, softmax beside the latter. Keys are taken in tiles of 64
-//      at absolute positions, so a row's bits do not depend on how the prompt was cut into chunks.
-// smem 64 KB of queries, 2 x 32 KB of keys, 2 x 32 KB of values, barriers
-// define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (F16, Q8_0, Q4_0);  arch sm_90a
-// ref  cpu::reference::attention::attend;  test prefill_attention::attention_matches_reference
+// in, out as prefill.cu
+// grid (HEADS, tiles of 128 rows of the largest chunk) x 384 threads, longest tile first. Two consumer warpgroups own
+//      64 rows each. Half of the third warpgroup produces K, half produces V, in two pipeline stages each. Q K^T of the
+//      next tile is issued together with P V of this one, and the softmax overlaps with P V. Key tiles start at
+//      absolute multiples of 64, so a row's bits do not depend on the chunking of the prompt.
+// smem Q 64 KB, K 2 x 32 KB, V 2 x 32 KB, mbarriers
+// define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (F16, Q8_0, Q4_0)
+// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::attention_matches_reference
 #define QUERIES 128
 #define PRODUCER_THREADS 64
 #define THREADS 384
 #ifndef KEYS_PER_FETCH
-#define KEYS_PER_FETCH (K_FORMAT == KV_Q8_0 || V_FORMAT == KV_Q8_0 ? 16 : 32) // what fits the registers of the loading warps
+#define KEYS_PER_FETCH (K_FORMAT == KV_Q8_0 || V_FORMAT == KV_Q8_0 ? 16 : 32)  // what fits the registers of the producers
 #endif
 #define PANEL_LAYOUT 1
 #include "attention/kv_cache.cuh"
@@ -26,9 +27,9 @@
 #include "gemm/bulk_sm90.cuh"
 
 #if HEAD_DIM != 256
-#error "attention_sm90.cu is for heads of 256 values"
+#error "attention/prefill_sm90.cu needs HEAD_DIM 256"
 #endif
-// Registers of loading and of computing threads: 2 * computing + loading = 504.
+// Registers of a producer and of a consumer thread: 2 * consumer + producer = 504.
 #define QUANTIZED_KV (K_FORMAT != KV_F16 || V_FORMAT != KV_F16)
 #define LOWEST_SCORE (-1e30f)
 #define STAGES 2
@@ -41,10 +42,10 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// What was written to shared memory by this thread may now be read by products.
+// Makes this thread's writes to shared memory visible to wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Where a loading warp writes, and how it tells.
+// Producer side of the pipeline of K or of V.
 struct ProducerPipeline {
     u32 smem, full, empty;
     int stage;
@@ -62,13 +63,13 @@ struct ProducerPipeline {
     }
 };
 
-// Where a sequence's rows of one key head are.
+// Cache rows of one sequence and KV head.
 struct KvSource {
     Plane plane;
     PageTable pages;
     int slot, kv_head, end;
 
-    // Rows of a layer are far below 2^32.
+    // A layer has far fewer than 2^32 rows.
     __device__ __forceinline__ u32 row(int position) const { return (u32)kv_row(pages, slot, position, KV_HEADS, kv_head); }
 };
 
@@ -87,7 +88,7 @@ template <int FORMAT> __device__ __forceinline__ void produce_tiles(const KvSour
         }
         return;
     }
-    // Two pieces take turns: while one is expanded, the other is on its way.
+    // Double buffering in registers: one part is dequantized while the other is in flight.
     Fetch<FORMAT> even, odd;
     u32 row = from.row(0);
     even.begin(from.plane, row, from.end, 0, thread);
@@ -112,7 +113,7 @@ template <int FORMAT> __device__ __forceinline__ void produce_tiles(const KvSour
     }
 }
 
-// The 128 queries of the block as f16, rows beyond `rows` zero; all threads take part.
+// Q of the block as f16; rows past `rows` are zero. All threads take part.
 __device__ __forceinline__ void load_queries(const float *q, int q_stride, int first, int rows, u32 to) {
     for (int unit = threadIdx.x; unit < QUERIES * HEAD_DIM / 8; unit += THREADS) {
         const int row = unit / (HEAD_DIM / 8), chunk = unit % (HEAD_DIM / 8);
@@ -129,7 +130,7 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
     fence_proxy_async();
 }
 
-// scores[64][64] = queries · keys, begun.
+// Issues scores[64][64] = Q K^T.
 __device__ __forceinline__ void issue_qk(float (&scores)[32], u32 q, u32 k) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ void issue_qk(float (&scores)[32], u32 q, u32 k) {
     wgmma_commit();
 }
 
-// sums[64][256] += weights · values, begun.
+// Issues sums[64][256] += P V.
 __device__ __forceinline__ void issue_pv(float (&sums)[128], const u32 (&p)[4][4], u32 v) {
 #pragma unroll
     for (int i = 0; i < KV_TILE / 16; i++) {
@@ -148,11 +149,12 @@ __device__ __forceinline__ void issue_pv(float (&sums)[128], const u32 (&p)[4][4
     wgmma_commit();
 }
 
-// Running softmax of the two rows a thread has part in.
+// Online softmax of the two rows of a thread.
 struct Softmax {
     float row_max[2], row_sum[2], factor;
 
-    // scores become weights; gives what earlier sums fade by. `limit`: first row's last visible key, from the tile's first.
+    // Scores become P; `rescale` is the factor on earlier sums. `limit`: the first row's last visible key, relative to
+    // the tile.
     __device__ __forceinline__ void online_softmax(float (&scores)[32], int limit, float (&rescale)[2]) {
         const int lane = threadIdx.x % 32;
         float new_max[2] = {row_max[0], row_max[1]};
@@ -176,7 +178,7 @@ struct Softmax {
             for (int j = 0; j < 8; j++) {
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    // A score that is NaN has no weight.
+                    // A NaN score gets zero weight.
                     const float weight = fmaxf(exp2_approx(fmaf(scores[4 * j + 2 * i + c], factor, below)), 0.0f);
                     scores[4 * j + 2 * i + c] = weight;
                     row_sum[i] += weight;
@@ -269,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 p[4][4];
 #pragma unroll
         for (int i = 0; i < 128; i++) { sums[i] = 0.0f; }
-        // Tiles that a row of this warpgroup sees any key of; the rest are for the other one.
+        // Keys that any row of this warpgroup sees; later tiles are for the other warpgroup.
         const int visible_end = min(end, committed + first + group * 64 + 64);
         const u32 first_k = k_pipeline.consumer_wait();
         wgmma_fence();

@@ -1,16 +1,16 @@
-// Causal attention of a chunk of a prompt over the paged cache, on Hopper, for caches that are not plain f16: as
-// attention.cu, by warpgroup products that take keys and values from registers (attention/swapped_operands_sm90.cuh), so that codes are
-// expanded once for 8 N8_TILES rows and never pass through memory again.
+// Prefill attention on Hopper for quantized and bf16 caches: causal, with swapped operands (swapped_operands_sm90.cuh),
+// so that codes are dequantized once for 8 N8_TILES rows and go straight into registers.
 //
-//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <= committed + i
+//   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
+//   committed + i
 //
-// in, out as attention.cu
-// grid (HEADS, tiles of 8 N8_TILES rows of the largest chunk) x 256, the longest first. Keys are taken in passes of 128 at
-//      absolute positions, so a row's bits do not depend on how the prompt was cut into chunks.
-// smem see attention/swapped_operands_sm90.cuh; rows leave through it as f32 [8 N8_TILES][260]
-// define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (any but F32), N8_TILES, STAGES;
-// arch sm_90a
-// ref  cpu::reference::attention::attend;  test prefill_attention::attention_matches_reference
+// in, out as prefill.cu
+// grid (HEADS, tiles of 8 N8_TILES rows of the largest chunk) x 256 threads, longest tile first. KV blocks of 128 start
+//      at absolute multiples of 128, so a row's bits do not depend on the chunking of the prompt.
+// smem see swapped_operands_sm90.cuh; the epilogue reuses it as f32 [8 N8_TILES][260]
+// define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (any except F32),
+//      N8_TILES, STAGES
+// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::attention_matches_reference
 // hot
 #include "attention/swapped_operands_sm90.cuh"
 #include "common/prelude.cuh"
@@ -19,9 +19,9 @@
 
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 #define KV_TILE 64
-#define OUT_STRIDE 260 // floats between rows on their way out
+#define OUT_STRIDE 260  // floats between rows in the epilogue
 
-// Pair `i` of query_words, from f32.
+// Pair i of query_words, from f32.
 __device__ __forceinline__ u32 query_pair(const float *query, int b, int t, int i) {
     const float *from = query + 32 * b;
     if (K_FORMAT <= KV_Q8_0) {
@@ -50,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     SoftmaxStorage &softmax = *(SoftmaxStorage *)(memory + 6 * PANEL_BYTES + STAGES * STAGE_BYTES);
     const int end = committed + min(first + QUERY_COLUMNS, rows), passes = (end + BLOCK_KV - 1) / BLOCK_KV;
 
-    // Half `h` of the work is pass h / 2 of the keys, or of the values when h is odd. `row` is that of its pass, and then
-    // of the next: looked up early, since the lookup takes a while.
+    // Starts load h: K of KV block h / 2 if h is even, V if h is odd. `row` is the cache row of its KV block; after V
+    // it advances to the next block, because the page table lookup has a long latency.
     u32 row = (u32)kv_row(pages, slot, 0, KV_HEADS, kv_head);
     const auto load_stage = [&](int h) {
         if (h < 2 * passes) {
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     };
 #pragma unroll 1
     for (int h = 0; h < STAGES - 1; h++) { load_stage(h); }
-    // A warp takes rows warp, warp + 8, ..; a lane one part of one block of each, several on their way at once.
+    // A warp takes rows warp, warp + 8, ..; a lane takes one 16-byte part of each, several loads in flight.
 #pragma unroll 4
     for (int i = 0; i < N8_TILES; i++) {
         const int column = warp + 8 * i;
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         __syncthreads();
         load_stage(2 * j + STAGES - 1);
         qk_mma(scores, smem_kv + 2 * j % STAGES * STAGE_BYTES + group * K_TILE_BYTES, smem_q);
-        // The last key that column 0 sees, from this thread's first one on.
+        // The last key that column 0 sees, relative to this thread's first key.
         const int limit = committed + first - (j * BLOCK_KV + group * KV_TILE + warp % 4 * 16 + g);
         if (limit < KV_TILE) {
 #pragma unroll
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     cp_async_wait<0>();
     __syncthreads();
 
-    // Through shared memory to rows; nothing else is needed any more but the sums of weights.
+    // Epilogue: transpose through shared memory, of which only the row sums are still live.
     float *out = (float *)memory;
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++) {
@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         for (int e = 0; e < 2; e++) {
             const int column = 8 * n + 2 * t + e;
             const float row_sum = softmax.row_sum[column];
-            // No key had a weight: 0. A sum that is NaN stays.
+            // No visible key: 0. A NaN sum stays NaN.
             const float factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
             const float four_dims[4] = {sums[0][4 * n + e] * factor, sums[0][4 * n + 2 + e] * factor,
                                    sums[1][4 * n + e] * factor, sums[1][4 * n + 2 + e] * factor};

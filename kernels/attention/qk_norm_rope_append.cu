@@ -1,19 +1,19 @@
-// What stands between the q, k, v projections and attention: per-head norm and rope of q and k, and the write of
-// keys and values into the cache.
+// QK norm + RoPE + KV cache append: everything between the q, k, v projections and attention, in one launch.
 //
-//   q, k = rope(rms(head) * norm)      k, v -> turned, where that is how they are stored, in the format of the cache, at the
-//                                      row's position;  q turned as k is
+//   q, k = rope(rms_norm(head) * norm)      k, v are Hadamard-rotated if stored so, quantized, and written at the row's
+//                                           position; q is rotated like k
 //
-// in   header   POSITIONS_FROM 0: Step   rope at position[row], written at tree.committed + row - tree.first
+// in   header   POSITIONS_FROM 0: Step   RoPE at position[row], written at tree.committed + row - tree.first
 //               POSITIONS_FROM 1: Chunk  both at committed + row
 //               POSITIONS_FROM 2: Commit rows are the entries of the paths, both at path.committed + entry
-//      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, a gate may follow
+//      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, an output gate may follow
 //      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
 //      norms    [HEAD_DIM] f32 each, with QK_NORM      frequency [ROPE / 2] f64
-// out  Q_F16: q16 [rows][HEADS][HEAD_DIM] f16, else q in place;  the planes of keys and values
-// grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128, one warp per head
+// out  Q_F16: q16 [rows][HEADS][HEAD_DIM] f16, else q in place;  the K and V planes
+// grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128 threads, one warp per head
+// smem none
 // arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
-// tests attention::chunks_are_written_where_they_belong, attention::hostile_rows_are_stored_as_the_codec_stores_them
+// test attention::chunks_are_written_where_they_belong, attention::hostile_rows_are_stored_as_the_codec_stores_them
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -35,7 +35,7 @@ struct RowPosition {
     int slot, rope, cache;
 };
 
-// Where row `row` belongs; false if there is no such row or it need not be kept.
+// Slot and positions of row `row`; false if there is no such row or it need not be stored.
 __device__ __forceinline__ bool row_position(const Header* header, int row, int ring, RowPosition& position) {
 #if POSITIONS_FROM == 0
     if (row >= header->rows) return false;
@@ -48,7 +48,7 @@ __device__ __forceinline__ bool row_position(const Header* header, int row, int 
     if (row >= header->rows) return false;
     position.slot = header->slot;
     position.rope = position.cache = header->committed + row;
-    // In a ring, a later row of this very chunk may stand in the same place.
+    // In a ring buffer, a later row of the same chunk may overwrite this one.
     return ring == 0 || row + ring * PAGE_SIZE >= header->rows;
 #else
     for (int p = 0; p < header->paths; p++) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&n
     for (int b = 0; b < DIM_BLOCKS; b++) x[b] = x[b] * scale * norm[b];
 }
 
-// Sines and cosines of a row: in lane i those of pairs 32 b + i where HALF is a multiple of 32, else of values 32 b + i.
+// Sines and cosines of a row: lane i has pairs 32 b + i if HALF_ROPE is a multiple of 32, else values 32 b + i.
 #define ANGLES_PER_LANE (HALF_ROPE % 32 == 0 ? HALF_ROPE / 32 : (ROPE + 31) / 32)
 struct Angles {
     float sine[ANGLES_PER_LANE], cosine[ANGLES_PER_LANE];
@@ -89,7 +89,7 @@ __device__ __forceinline__ Angles angles_of(int position, const double* frequenc
     return angles;
 }
 
-// Pairs (j, j + HALF): in one lane where HALF is a multiple of 32, else fetched from the lane that holds them.
+// Pairs (j, j + HALF_ROPE): in one lane if HALF_ROPE is a multiple of 32, else exchanged by shuffles.
 __device__ __forceinline__ void apply_rope(float (&x)[DIM_BLOCKS], const Angles& angles) {
 #if HALF_ROPE % 32 == 0
 #pragma unroll
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(128) attn_qk_norm_rope_append(
 #endif
     RowPosition position;
     const bool active = head < HEADS + 2 * KV_HEADS && row_position(header, row, pages.ring_pages, position);
-    // Angles and the place in the cache take longer than what is left behind the wait.
+    // Angles and the cache row take longer than the work after pdl_wait, so they are computed before it.
     const bool is_key = head < HEADS + KV_HEADS;
     const int kv_head = head - HEADS - (is_key ? 0 : KV_HEADS);
     Angles angles;

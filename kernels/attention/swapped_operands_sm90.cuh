@@ -1,47 +1,48 @@
-// Attention by warpgroup products with keys and values as the operand in registers: codes go from the cache's bytes
-// straight into fragments, once for all queries of a block.
+// Attention with swapped operands (S^T) on Hopper: K and V are the register operand of wgmma, so quantized codes go
+// from the stored bytes straight into A fragments, once for all queries of a block.
 //
-//   S^T[128 keys][QUERY_COLUMNS] = K Q^T        O^T[256 dims][QUERY_COLUMNS] += V^T P^T        QUERY_COLUMNS = 8 N8_TILES queries
+//   S^T[128 keys][QUERY_COLUMNS] = K Q^T      O^T[256 dims][QUERY_COLUMNS] += V^T P^T      QUERY_COLUMNS = 8 N8_TILES
 //
-// Two warpgroups: each scores 64 of the 128 keys, and sums 128 of the 256 dims over all of them. Weights go from one to
-// the other through shared memory. A column's bits depend neither on N8_TILES nor on where the column stands.
+// Two warpgroups: each computes the scores of 64 of the 128 keys, then accumulates 128 of the 256 dims over all keys. P
+// is exchanged through shared memory. A column's bits depend neither on N8_TILES nor on the column index.
 //
-// Shared memory, from `memory` on (1024-byte aligned):
-//   queries [4][QUERY_COLUMNS][64] f16   weights [2][QUERY_COLUMNS][64] f16   both in the 128-byte swizzle
-//   STAGES slots of 128 keys or values, two tiles of 64 (attention/kv_tiles.cuh) each   Stats
-// Before this file: HEAD_DIM (256), N8_TILES, STAGES, K_FORMAT, V_FORMAT. Arch sm_90a.
+// Shared memory, 1024-byte aligned:
+//   Q [4][QUERY_COLUMNS][64] f16   P [2][QUERY_COLUMNS][64] f16   both in the 128-byte swizzle
+//   STAGES stages of 128 keys or values, each two tiles of 64 (kv_tiles.cuh)   SoftmaxStorage
+// Needs: HEAD_DIM (256), N8_TILES, STAGES, K_FORMAT, V_FORMAT. Arch sm_90a.
 #pragma once
 #include "attention/kv_tiles.cuh"
 #include "common/prelude.cuh"
 #include "common/wgmma_sm90.cuh"
 
 #if HEAD_DIM != 256
-#error "attention/swapped_operands_sm90.cuh is for heads value_of 256 values"
+#error "attention/swapped_operands_sm90.cuh needs HEAD_DIM 256"
 #endif
 #define QUERY_COLUMNS (8 * N8_TILES)
-#define BLOCK_KV 128 // keys of a pass
+#define BLOCK_KV 128
 #define K_STRIDE key_stride(K_FORMAT)
 #define V_STRIDE value_stride(V_FORMAT)
 #define PANEL_BYTES (QUERY_COLUMNS * 128)
 #define K_TILE_BYTES tile_bytes(K_FORMAT, K_STRIDE)
 #define V_TILE_BYTES tile_bytes(V_FORMAT, V_STRIDE)
 #define STAGE_BYTES (2 * (K_TILE_BYTES > V_TILE_BYTES ? K_TILE_BYTES : V_TILE_BYTES))
-// Products of one pass that may be on their way while codes of the next are expanded.
+// wgmma groups in flight while the codes of the next group are dequantized.
 #ifndef WGMMA_IN_FLIGHT
 #define WGMMA_IN_FLIGHT 1
 #endif
-// Where a block has a tile or two, its code runs as often and is waited for, so it is short then, in loops: ROLLED.
+// ROLLED: if a block has only one or two tiles, its code runs about once and instruction fetch dominates, so loops stay
+// rolled.
 #ifndef ROLLED
 #define ROLLED 0
 #endif
 #define QK_UNROLL (ROLLED ? 1 : DIM_BLOCKS)
 
 struct SoftmaxStorage {
-    float warp_partials[8][QUERY_COLUMNS];  // of each warp: greatest scores, then sums of weights
-    float running_max[QUERY_COLUMNS];   // greatest score so far, in powers of two
-    float base[QUERY_COLUMNS];      // what scores of this pass are held against
-    float rescale[QUERY_COLUMNS];    // what earlier sums are multiplied with
-    float row_sum[QUERY_COLUMNS];     // sum of weights so far
+    float warp_partials[8][QUERY_COLUMNS];  // per warp: row maxima, then row sums of P
+    float running_max[QUERY_COLUMNS];  // in powers of two
+    float base[QUERY_COLUMNS];  // subtracted from the scores of this KV block
+    float rescale[QUERY_COLUMNS];  // factor on earlier accumulators
+    float row_sum[QUERY_COLUMNS];
 };
 
 #define ACC_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -66,7 +67,7 @@ struct SoftmaxStorage {
                  : SUMS(d, 0)                                                                                      \
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 
-// d[64][QUERY_COLUMNS] (+)= a b: a in registers, rows of b run along k.
+// d[64][QUERY_COLUMNS] (+)= a b: a in registers, b in shared memory, K-major.
 __device__ __forceinline__ void wgmma_rs(float (&d)[4 * N8_TILES], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {
 #if N8_TILES == 1
     WGMMA_RS(8, ACC_4, OPERANDS_4, 4, 5, 6, 7, 8, 9);
@@ -89,7 +90,7 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[4 * N8_TILES], u32 a0, u32 a
 #elif N8_TILES == 18
     WGMMA_RS(144, ACC_72, OPERANDS_72, 72, 73, 74, 75, 76, 77);
 #else
-#error "N8_TILES is 1, 2, 3, 4, 6, 8, 9, 12, 16 or 18"
+#error "N8_TILES must be 1, 2, 3, 4, 6, 8, 9, 12, 16 or 18"
 #endif
 }
 
@@ -99,12 +100,12 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Where the 16 bytes of columns' row `column`, chunk `chunk` stand in panels of 64 values.
+// Byte offset of 16-byte chunk `chunk` of row `column` in panels of 64 values.
 __device__ __forceinline__ u32 swizzled_offset(int column, int chunk) {
     return chunk / 8 * PANEL_BYTES + column * 128 + ((chunk ^ column) & 7) * 16;
 }
 
-// Lane t's four pairs of block `b` of a query, in the order of key_fragment, to where products read them.
+// Stores lane t's four pairs of dim block b of a query in the order of key_fragment.
 __device__ __forceinline__ void store_query_words(u32 smem_q, int column, int b, int t, const uint4& pairs) {
     const u32 words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
@@ -112,11 +113,11 @@ __device__ __forceinline__ void store_query_words(u32 smem_q, int column, int b,
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem_q + swizzled_offset(column, 4 * b + i) + 4 * t), "r"(words[i]) : "memory");
 }
 
-// What this thread wrote to shared memory may be read by products.
+// Makes this thread's writes to shared memory visible to wgmma.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// scores[64 keys][QUERY_COLUMNS] of the tile at `tile`, the first key of this thread being `key`; calls `between` when AFTER of
-// the products' 8 parts are on their way.
+// scores[64 keys][QUERY_COLUMNS] of one tile; `key` is this thread's first key. Calls `callback` after CALL_AFTER of
+// the DIM_BLOCKS K-steps are issued.
 template <int CALL_AFTER, class Callback>
 __device__ __forceinline__ void qk_mma_tile(float (&scores)[4 * N8_TILES], u32 tile, int key, u32 smem_q, const Callback& callback) {
 #pragma unroll QK_UNROLL
@@ -136,13 +137,12 @@ __device__ __forceinline__ void qk_mma_tile(float (&scores)[4 * N8_TILES], u32 t
     wgmma_wait<0>();
 }
 
-// The same by two warpgroups, each of a tile.
+// The same with two warpgroups, one tile each.
 __device__ __forceinline__ void qk_mma(float (&scores)[4 * N8_TILES], u32 tile, u32 smem_q) {
     qk_mma_tile<DIM_BLOCKS>(scores, tile, threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, smem_q, [] {});
 }
 
-// sums[2][64 dims][QUERY_COLUMNS] += values weights, over the 128 values of the slot at `slot`; this warp's dims are those of
-// block `block`.
+// sums[2][64 dims][QUERY_COLUMNS] += V^T P^T over the 128 values of a stage; this warp has the dims of `block`.
 __device__ __forceinline__ void pv_mma(float (&sums)[2][4 * N8_TILES], u32 slot, int block, u32 smem_p) {
 #pragma unroll
     for (int step = 0; step < BLOCK_KV / 16; step++) {
@@ -158,14 +158,14 @@ __device__ __forceinline__ void pv_mma(float (&sums)[2][4 * N8_TILES], u32 slot,
     wgmma_wait<0>();
 }
 
-// Puts what the eight lanes of a column have together and leaves it at to[column]; `of(n, e)` is this thread's value of
-// column 8 n + 2 t + e. The order of the sums is one for all columns.
+// Reduces each column over its eight lanes into to[column]; value_of(n, e) is this thread's value of column 8 n + 2 t +
+// e. The order is the same for all columns.
 template <class Value, class Combine>
 __device__ __forceinline__ void reduce_columns(float* to, const Value& value_of, const Combine& combine) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int k = 0; k < (N8_TILES + 3) / 4; k++) {
-        // Eight columns among eight lanes: half of them change hands, then a quarter, then an eighth.
+        // Eight columns over eight lanes: exchange half of them, then a quarter, then an eighth.
         float v[4], w[2];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -182,8 +182,8 @@ __device__ __forceinline__ void reduce_columns(float* to, const Value& value_of,
     }
 }
 
-// Weights of 16 keys as pairs of halves, to the panel at `weights`: those of columns 8 n .. + 8 are halves[n % 2 * 2] and the
-// next; they are written beside those of the columns before when n is odd, and alone when n is even and the last.
+// Stores P of 16 keys as f16 pairs. Columns 8 n .. + 8 are in halves[n % 2 * 2] and the next; stmatrix runs for two n8
+// tiles if n is odd, and for one if n is even and the last.
 __device__ __forceinline__ void store_p_columns(u32 smem_p, int n, int lane, int chunk, const u32 (&halves)[4]) {
     if (n % 2) {
         const u32 at = smem_p + swizzled_offset(8 * (n - 1 + lane / 16) + lane % 8, chunk);
@@ -196,14 +196,14 @@ __device__ __forceinline__ void store_p_columns(u32 smem_p, int n, int lane, int
                      : "memory");
     }
 }
-// Sums of columns 8 n .. + 8 over bases that moved.
+// Rescales the accumulators of columns 8 n .. + 8.
 __device__ __forceinline__ void rescale_columns(float (&sums)[4 * N8_TILES], int n, float2 by) {
     sums[4 * n] *= by.x, sums[4 * n + 1] *= by.y, sums[4 * n + 2] *= by.x, sums[4 * n + 3] *= by.y;
 }
 
-// Running softmax of a pass: scores of both warpgroups become weights in shared memory, and earlier sums shrink.
-// All 256 threads; `free_keys` is called once nobody reads keys any more. When it returns, values may still be on
-// their way: a barrier stands between it and add_values.
+// Online softmax of a KV block: scores become P in shared memory, and earlier accumulators are rescaled. All 256
+// threads. Calls `release_keys` when no thread reads K any more. V may still be in flight on return: a barrier must
+// precede pv_mma.
 template <class ReleaseKeys>
 __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], float (&sums)[2][4 * N8_TILES], SoftmaxStorage& softmax, u32 smem_p,
                                       float scale_log2, const ReleaseKeys& release_keys) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], fl
             for (int m = 0; m < 2; m++) rescale_columns(sums[m], n, by);
         }
     }
-    // Weights of 16 keys of a warp, keys along the rows of the panel of its warpgroup.
+    // P of a warp's 16 keys; keys run along the rows of its warpgroup's panel.
     const int chunk = warp * 2 + lane / 8 % 2;
     u32 halves[4];
 #pragma unroll
@@ -242,7 +242,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], fl
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float* s = scores + 4 * n + 2 * r;
-            // A score that is NaN has no weight.
+            // A NaN score gets zero weight.
             s[0] = fmaxf(exp2_approx(fmaf(s[0], scale_log2, -base.x)), 0.0f);
             s[1] = fmaxf(exp2_approx(fmaf(s[1], scale_log2, -base.y)), 0.0f);
             halves[n % 2 * 2 + r] = f32x2_to_f16x2(s[0], s[1]);
@@ -255,7 +255,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], fl
         [](float a, float b) { return a + b; });
 }
 
-// After the barrier behind weigh: sums of weights of the pass.
+// Adds the row sums of the KV block; a barrier must stand between online_softmax and this.
 __device__ __forceinline__ void accumulate_row_sums(SoftmaxStorage& softmax) {
     if (threadIdx.x < QUERY_COLUMNS) {
         float sum = softmax.row_sum[threadIdx.x] * softmax.rescale[threadIdx.x];
@@ -265,7 +265,7 @@ __device__ __forceinline__ void accumulate_row_sums(SoftmaxStorage& softmax) {
     }
 }
 
-// A column's values of the four dims that lane `g` has of a block of 32, to where they belong.
+// Stores a column's four dims of a 32-dim block that lane g has.
 template <int format>
 __device__ __forceinline__ void store_four_dims(float* block, int g, const float (&v)[4]) {
     if (format == KV_Q8_0) {

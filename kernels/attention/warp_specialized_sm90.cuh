@@ -1,49 +1,51 @@
-// Tree attention by three warpgroups: the first scores keys and makes weights, two others sum values, 128 of the 256 dims
-// each. What tree_trio_sm90.cu and tree_spans_sm90.cu, which cut the work into items each in its own way, do with a tile.
+// Warp-specialized decode attention on Hopper: one softmax warpgroup computes scores and P, two PV warpgroups
+// accumulate 128 of the 256 dims each. Shared by decode_tree_warp_specialized_sm90.cu and decode_fixed_splits_sm90.cu,
+// which differ in how they cut the work.
 //
-//   S^T[64 keys][QUERY_COLUMNS] = K Q^T      W = 2^(c S - m)      O^T[256 dims][QUERY_COLUMNS] += V^T W^T      c = scale log2 e
+//   S^T[64 keys][QUERY_COLUMNS] = K Q^T     P = 2^(c S - m)     O^T[256 dims][QUERY_COLUMNS] += V^T P^T     c = scale
+//   log2 e
 //
-// A key is expanded once for all columns of a block, a value too. Weights go through two buffers in shared memory: those
-// of tile j + 1 are made while values of tile j are summed, and nobody else waits for anybody.
+// Each key and value is dequantized once for all columns of a block. P is double-buffered in shared memory: the softmax
+// warpgroup makes P of tile j + 1 while the PV warpgroups accumulate tile j.
 //
-// Scores are held against a base m that follows the greatest score only when that is RESCALE_THRESHOLD above it: weights are at
-// most 2^RESCALE_THRESHOLD, and sums are seldom rescaled. A column's base, weights and sums depend on its own scores alone, and all
-// sums are made in one order, so its bits do not depend on N8_TILES, on the rings or on who shares the block.
+// The base m follows the running maximum only when that exceeds it by RESCALE_THRESHOLD: P is at most
+// 2^RESCALE_THRESHOLD, and rescaling is rare. A column's base, P and sums depend on its own scores alone and all sums
+// have one order, so its bits do not depend on N8_TILES, on the number of stages, or on the other columns of the block.
 //
-// Shared memory: queries [4][QUERY_COLUMNS][64] f16 and weights [2][QUERY_COLUMNS][64] f16 (128-byte swizzle), K_STAGES tiles of keys,
-// V_STAGES of values, Marks.
-// Before this file: what attention/swapped_operands_sm90.cuh and attention/kv_range.cuh want, K_STAGES, V_STAGES. Blocks of 384, arch sm_90a.
+// Shared memory: Q [4][QUERY_COLUMNS][64] f16, P [2][QUERY_COLUMNS][64] f16 (128-byte swizzle), K_STAGES tiles of keys,
+// V_STAGES tiles of values, SoftmaxState.
+// Needs: the defines of swapped_operands_sm90.cuh and kv_range.cuh, K_STAGES, V_STAGES. Blocks of 384 threads, arch
+// sm_90a.
 #pragma once
 #include "attention/swapped_operands_sm90.cuh"
 #include "attention/kv_range.cuh"
 #include "common/prelude.cuh"
 
-// Keys two tiles ahead are there before values of a tile are summed, and values of the tile before are still read then.
-static_assert(K_STAGES >= 3 && V_STAGES >= 2, "rings are too short");
+// K of tile j + 2 has landed before P V of tile j starts, and V of tile j - 1 may still be in use then.
+static_assert(K_STAGES >= 3 && V_STAGES >= 2, "K or V has too few stages");
 #define RESCALE_THRESHOLD 8.0f
-// Sums of weights of a thread: half of its columns, the lane 16 apart has the other half.
+// Row sums per thread: half of its columns; the lane 16 apart has the other half.
 #define THREAD_SUMS (4 * ((N8_TILES + 3) / 4))
-// Registers of a thread that scores and of one that sums: what launch bounds give to all, shared out anew.
+// Registers per softmax thread and per PV thread after setmaxnreg.
 #define SOFTMAX_REGISTERS "136"
 #define PV_REGISTERS "184"
-// Barriers of the block: of the warpgroup that scores, and for tiles of either parity: keys are there, weights are there,
-// weights are done with.
+// Named barriers: softmax warpgroup; per parity: K full, P full, P empty.
 #define SOFTMAX_BARRIER 1
 #define K_FULL 6
 #define P_FULL 2
 #define P_EMPTY 4
-// Sums of a tile begin when so many eighths of the next tile's scores are on their way: at once the products of both
-// would share the tensor cores, which then had nothing to do while weights are made.
+// P V of a tile starts after this many of the DIM_BLOCKS K-steps of the next tile's scores are issued. If both started
+// at once, they would share the tensor cores, which would then idle during the softmax.
 #ifndef PV_START_STEP
 #define PV_START_STEP 8
 #endif
 
 struct SoftmaxState {
-    float base[QUERY_COLUMNS];       // what scores are held against, in powers of two; 0 before any key was seen
-    float running_max[QUERY_COLUMNS];    // the same; -INF before any key was seen
-    float shift[QUERY_COLUMNS];      // how far the last move went
-    float rescale[2][QUERY_COLUMNS];  // what sums before a tile are multiplied with, if it moved any base
-    float warp_partials[4][QUERY_COLUMNS];   // of each scoring warp: greatest scores, or sums of weights
+    float base[QUERY_COLUMNS];  // subtracted from scores, in powers of two; 0 before the first visible key
+    float running_max[QUERY_COLUMNS];  // the same; -INF before the first visible key
+    float shift[QUERY_COLUMNS];  // how far the last change moved the base
+    float rescale[2][QUERY_COLUMNS];  // factor on the accumulators before a tile, valid if any base moved
+    float warp_partials[4][QUERY_COLUMNS];  // per softmax warp: row maxima, or row sums
     int rescaled[2];
 };
 
@@ -55,7 +57,7 @@ template <int THREADS>
 __device__ __forceinline__ void named_barrier_arrive(int barrier) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
 }
-// Whether any thread of the scoring warpgroup says so.
+// True in all threads of the softmax warpgroup if `mine` is true in any of them (barrier.red.or).
 __device__ __forceinline__ bool any_softmax_thread(bool mine) {
     u32 any;
     asm volatile(
@@ -71,22 +73,22 @@ __device__ __forceinline__ float fmax_nan(float a, float b) {
     return c;
 }
 
-// `x`, but what follows from it is computed where it stands: kept in registers from tile to tile it would push out
-// sums, and local memory is far away beside so much shared memory.
+// Optimization barrier: x, but the compiler recomputes what follows from it here. Kept in registers across tiles, such
+// values would spill accumulators.
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// Tiles of keys or of values that the warpgroups that sum fetch, into SLOTS slots one after the other.
+// Ring of STAGES tiles of K or V that the PV warpgroups fill with cp.async.
 template <int FORMAT, int STRIDE, int STAGES>
 struct TileLoader {
     static constexpr int BYTES = tile_bytes(FORMAT, STRIDE);
-    int key;  // next to be fetched
-    u32 to;   // and its slot
-    u32 row;  // where it is: looked up early, since the lookup takes a while
+    int key;  // next key to load
+    u32 to;  // its stage
+    u32 row;  // its cache row; looked up early because the page table lookup has a long latency
 
-    // The slot behind `slot`.
+    // The stage after `stage`.
     static __device__ __forceinline__ u32 after(u32 stage, u32 smem_tiles) {
         return stage + BYTES == smem_tiles + STAGES * BYTES ? smem_tiles : stage + BYTES;
     }
@@ -94,17 +96,17 @@ struct TileLoader {
 typedef TileLoader<K_FORMAT, K_STRIDE, K_STAGES> KLoader;
 typedef TileLoader<V_FORMAT, V_STRIDE, V_STAGES> VLoader;
 
-// The column of a thread's sum `i`.
+// Column of this thread's row sum i.
 __device__ __forceinline__ int thread_column(int i) {
     const int lane = threadIdx.x % 32;
     return 8 * (i / 4 * 4 + i % 4 / 2 + lane / 16 * 2) + 2 * (lane % 4) + i % 2;
 }
 
-// Scores against their bases become scores against moved bases where a column's greatest is RESCALE_THRESHOLD above its own, or its
-// first; sums of weights follow. True while a column has seen no key. 128 threads.
+// Moves the base of every column whose maximum exceeds it by RESCALE_THRESHOLD, or that sees its first key, and
+// rescales scores and row sums. Returns true while any column has seen no key. 128 threads.
 __device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], SoftmaxState& softmax, float* rescale) {
     const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, t = lane % 4;
-    // A score that is NaN has no weight.
+    // A NaN score gets zero weight.
 #pragma unroll
     for (int i = 0; i < 4 * N8_TILES; i++) scores[i] = fmaxf(scores[i], -INF);
     reduce_columns(
@@ -131,7 +133,7 @@ __device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], fl
         const float2 by = *(const float2*)(softmax.shift + 8 * n + 2 * t);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            // Infinite scores over an infinite base have no weight.
+            // An infinite score minus an infinite base gets zero weight.
             scores[4 * n + 2 * r] = fmaxf(scores[4 * n + 2 * r] - by.x, -INF);
             scores[4 * n + 2 * r + 1] = fmaxf(scores[4 * n + 2 * r + 1] - by.y, -INF);
         }
@@ -143,7 +145,7 @@ __device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], fl
     return any_column_empty;
 }
 
-// Weights of a warp's 16 keys, keys along the rows of the panel at `weights`; adds them to `sums`.
+// Stores P of a warp's 16 keys (keys along the rows of the panel) and adds it to the row sums.
 __device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], u32 smem_p) {
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 * 2 + lane / 8 % 2;
     const bool upper = lane / 16;
@@ -168,8 +170,8 @@ __device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], flo
     }
 }
 
-// Scores of columns 8 n .. + 8 against their bases, as powers of two; `most` keeps the greatest score of each place in a
-// fragment, or NaN.
+// Subtracts the base from the scores of columns 8 n .. + 8, in powers of two. `tile_max` keeps the maximum per fragment
+// element, or NaN.
 __device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], float (&tile_max)[4], int n, const uint2& base, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -179,29 +181,29 @@ __device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], flo
     }
 }
 
-// Scores of tile number `tile`, held against bases, become its weights in the buffer of its parity as soon as that is done
-// with; bases move where `most` says so, or while a column has seen no key: true as long as one has not.
+// Online softmax of tile number `tile`: waits for P empty of its parity, moves bases if `tile_max` requires it or a
+// column has seen no key, and stores P. Returns true while any column has seen no key.
 __device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], bool any_column_empty, const float (&tile_max)[4],
                                            SoftmaxState& softmax, int tile, u32 smem_p) {
     const int buffer = tile & 1;
-    // Values of the tile before the last are done with, and so are their weights.
+    // P empty: P V of tile - 2 is done.
     if (tile >= 2) named_barrier_sync<384>(P_EMPTY + buffer);
     const bool any_rescale = any_softmax_thread(!(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) || any_column_empty;
     if (any_rescale) any_column_empty = move_row_bases(scores, sums, softmax, softmax.rescale[buffer]);
     if (threadIdx.x == 0) softmax.rescaled[buffer] = any_rescale;
     store_p(scores, sums, smem_p + buffer * PANEL_BYTES);
-    // This waits for all that the thread has on its way: others do the copying.
+    // The fence also waits for this thread's outstanding copies; the PV warpgroups issue the copies instead.
     fence_proxy_async();
     return any_column_empty;
 }
 
-// Behind the last of `tile` tiles: nobody leaves a barrier half full.
+// Consumes the last P empty arrivals, so that no barrier is left half full.
 __device__ __forceinline__ void drain_barriers(int tile) {
     if (tile >= 2) named_barrier_sync<384>(P_EMPTY + (tile & 1));
     named_barrier_sync<384>(P_EMPTY + (~tile & 1));
 }
 
-// A warp's sums of each column, to to[column].
+// A warp's row sum of each column, to to[column].
 __device__ __forceinline__ void reduce_row_sums(float* to, const float (&sums)[THREAD_SUMS]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -216,7 +218,7 @@ __device__ __forceinline__ void reduce_row_sums(float* to, const float (&sums)[T
     }
 }
 
-// A column's sum of weights, from those of the scoring warps.
+// Row sum of a column over the softmax warps.
 __device__ __forceinline__ float row_sum_of_column(const SoftmaxState& softmax, int column) {
     float sum = softmax.warp_partials[0][column];
 #pragma unroll
@@ -224,8 +226,8 @@ __device__ __forceinline__ float row_sum_of_column(const SoftmaxState& softmax, 
     return sum;
 }
 
-// sums[64 dims][QUERY_COLUMNS] += values weights over 16 keys: value_fragments of 16 dims of this warp and of the next 16, and the
-// weights of `p`.
+// sums[64 dims][QUERY_COLUMNS] += V^T P^T over 16 keys; `low`, `high` are the value fragments of 16 dims and the next
+// 16.
 __device__ __forceinline__ void pv_mma_step(float (&sums)[4 * N8_TILES], const u32 (&low)[2], const u32 (&high)[2], u64 p) {
     wgmma_fence();
     wgmma_rs(sums, low[0], high[0], low[1], high[1], p, 1);

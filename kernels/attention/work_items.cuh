@@ -1,7 +1,7 @@
-// Work of tree attention by warpgroup products: items, and where the keys of their passes are.
+// Work items of tree attention with swapped operands.
 //
-// An item is a split of a tree's keys for one key head and a part of QUERY_COLUMNS rows of M, M being node * GROUP_SIZE + head
-// of the group. Before this file: HEADS, KV_HEADS, QUERY_COLUMNS, and what attention/kv_range.cuh and attention/kv_cache.cuh want.
+// An item is one split of a tree's keys for one KV head and a part of QUERY_COLUMNS rows of M (m = node * GROUP_SIZE +
+// head in group). Needs: HEADS, KV_HEADS, QUERY_COLUMNS, and the defines of kv_range.cuh and kv_cache.cuh.
 #pragma once
 #include "attention/kv_cache.cuh"
 #include "attention/kv_range.cuh"
@@ -17,13 +17,13 @@ struct NodeMasks {
 
 struct WorkItem {
     WindowedTree tree;
-    int begin, end;   // keys, counted as kv_range counts them
-    int range_begin, window_begin;  // the span's
+    int begin, end;  // key numbers, as in KvRange
+    int range_begin, window_begin;  // of the tree's KvRange
     int kv_head, split, m_first;
-    int query_group;      // the same for items with the same queries
+    int query_group;  // equal for items with the same queries
 };
 
-// Item `index`; splits of the same queries stand together.
+// Work item `index`; splits of the same queries are neighbors.
 __device__ __forceinline__ WorkItem work_item(const Step* step, int index) {
     WorkItem item;
 #pragma unroll 1
@@ -47,7 +47,7 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, int index) {
     }
 }
 
-// Items of a step.
+// Number of work items of a step.
 __device__ __forceinline__ int num_work_items(const Step* step) {
     int total = 0;
 #pragma unroll 1

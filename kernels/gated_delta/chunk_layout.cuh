@@ -1,14 +1,16 @@
-// f32 as two bf16: the nearest, and the nearest to what that leaves. Together they keep 17 bits, and a product of
-// two such numbers less its smallest part (3 of 4 partial products) is right to about 2^-17.
+// Chunked prefill: bf16 pairs, chunk bounds, and the layout of the intra-chunk terms.
+//
+// An f32 as two bf16, the nearest and the nearest to the remainder, keeps 17 bits. A product of two such numbers
+// without its smallest part (3 of 4 partial products) is accurate to about 2^-17.
 #pragma once
 
-// Two neighbours at once, `x` in the low halves.
+// Two values at once, x in the low halves.
 __device__ __forceinline__ void split_bf16(float x, float y, u32& high, u32& low) {
     high = f32x2_to_bf16x2(x, y);
     low = f32x2_to_bf16x2(x - bf16x2_lo(high), y - bf16x2_hi(high));
 }
 
-// Which rows a chunk of 64 positions holds: chunks begin at absolute multiples of 64.
+// Rows of a chunk of 64 positions; chunks start at absolute multiples of 64.
 struct ChunkRows {
     int first;
     int rows;
@@ -20,19 +22,21 @@ __device__ __forceinline__ ChunkRows chunk_rows(const Chunk* chunk, int index) {
 }
 __device__ __forceinline__ int num_chunks(const Chunk* chunk) { return (chunk->committed % 64 + chunk->rows + 63) / 64; }
 
-// 16 bytes to shared memory, zeros where there is nothing to read (`from` must be a valid address all the same).
+// cp.async of 16 bytes, or zeros if not `valid` (`from` must be a valid address all the same).
 __device__ __forceinline__ void cp_async_16_zfill(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 
-// What chunk_prepare leaves per chunk and value head, bf16 as `high` then `low`, [64][64] each, then two vectors:
-//   inverse: (I + A)^-1 diag(beta)   read: e^(G_i - G_j) q_i . k_j, j <= i   decay: e^(G_i)   tail: e^(G_64 - G_i)
-// Blocks of 16 x 16 above the diagonal are not written.
+// Output of prefill_chunk_prepare.cu per chunk and value head: high then low bf16 parts, [64][64] each, then two
+// vectors:
+//   inverse: (I + A)^-1 diag(beta)   qk: e^(G_i - G_j) q_i . k_j, j <= i   decay: e^(G_i)   tail: e^(G_64 - G_i)
+// 16 x 16 blocks above the diagonal are not written.
 #define INTRA_QK (2 * 64 * 64 * 2)
 #define INTRA_DECAY (4 * 64 * 64 * 2)
 #define INTRA_TAIL (INTRA_DECAY + 256)
 #define INTRA_BYTES (INTRA_DECAY + 512)
 
-// Byte offset of the 16-byte piece `piece` of a row in shared memory: rows of 256 (keys) and of 128 bytes (inner).
+// Swizzled byte offset of 16-byte piece `piece` of a row in shared memory: rows of 256 bytes (keys) and 128 bytes
+// (intra).
 __device__ __forceinline__ u32 k_tile_offset(int row, int piece) { return row * 256 + ((piece ^ (row & 7)) << 4); }
 __device__ __forceinline__ u32 intra_tile_offset(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }

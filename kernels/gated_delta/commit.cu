@@ -1,13 +1,16 @@
-// Brings states and windows of all layers past accepted paths, in one launch.
+// Gated delta rule, commit: advances states and convolution windows of all layers past the accepted paths, in one
+// launch.
 //
 //   node by node along the path: S <- e^g S + k u^T;   window <- the last 3 of (window, x of the path)
 //
-// in:  commit (paths of node indices), factors [slot][layer][node][NODE_FLOATS]
-// i/o: state [slot][layer][V_HEADS][128 v][128 k], window [slot][layer][3][CHANNELS]
-// grid (V_HEADS * 2 + CHANNELS / 4 / 256, layers, paths), 256 threads: a block has 64 value columns of one head, a warp
-// eight of them, a lane 4 k; the last blocks slide the window, a thread four channels
-// Nodes are folded one after the other, so that a path gives the bits of its nodes committed one by one.
-// shared memory: none. arch: sm_80. reference: cpu::reference::delta::fold; test: commit_*
+// in   commit (paths of node indices), factors [slot][layer][node][NODE_FLOATS]
+// i/o  state [slot][layer][V_HEADS][128 v][128 k], window [slot][layer][3][CHANNELS]
+// grid (V_HEADS * 2 + CHANNELS / 4 / 256, layers, paths) x 256 threads: a block has 64 value columns of one head, a
+//      warp eight of them, a lane 4 of k; the last blocks slide the window, four channels per thread
+// smem none
+// arch sm_80 and up     reference cpu::reference::delta::fold     test commit_*
+//
+// Nodes are applied one after the other, so a path gives the same bits as its nodes committed one by one.
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"
@@ -16,7 +19,7 @@
 #define COLUMNS 64
 #define COLUMNS_PER_WARP (COLUMNS / 8)
 
-// Four blocks on a multiprocessor, whose loads run beside the sums of others, take 64 registers a thread.
+// Four blocks per SM overlap loads and math, with 64 registers per thread.
 extern "C" __global__ void __launch_bounds__(256, 4)
 gated_delta_commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, float* window, u64 window_stride,
        u64 window_layer, const float* factors, u64 factor_stride, u64 factor_layer) {

@@ -1,10 +1,10 @@
-// One row of the convolution for one head: a warp, four neighbouring channels a lane.
+// Causal convolution, norms and gates of the gated delta rule: one head per warp, four neighboring channels per lane.
 #pragma once
 
-// Added to the sum of squares when queries and keys are normalised.
+// Added to the sum of squares when q and k are normalized.
 #define L2_EPS 1e-6f
 
-// The taps of four channels: weight[c] holds the 4 taps of channel c, oldest first.
+// Weights of four channels: weight[c] holds the 4 taps of channel c, oldest first.
 struct Weights {
     float4 channel[4];
 };
@@ -16,7 +16,7 @@ __device__ __forceinline__ Weights load_weights(const float* weight, int channel
     return w;
 }
 
-// silu with an approximate division: 2 ulp, and a sixth of the instructions.
+// silu with an approximate division: 2 ulp, a sixth of the instructions.
 __device__ __forceinline__ float silu_approx(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // silu(sum over taps of weight * input) of four channels; x0 is the oldest input.
@@ -29,20 +29,20 @@ __device__ __forceinline__ float4 convolve(const Weights& w, float4 x0, float4 x
     return y;
 }
 
-// A row of a warp as a unit vector times `length`.
+// A row of a warp as a vector of length `length`.
 __device__ __forceinline__ float4 l2_normalize(float4 y, float length) {
     float sum = warp_sum(fmaf(y.w, y.w, fmaf(y.z, y.z, fmaf(y.y, y.y, y.x * y.x))));
     float scale = rsqrtf(sum + L2_EPS) * length;
     return make_float4(y.x * scale, y.y * scale, y.z * scale, y.w * scale);
 }
 
-// Query and key heads are normalised, queries also scaled by 1/sqrt(128); value heads stay.
+// q and k heads are normalized, q is also scaled by 1/sqrt(128); v heads are not.
 #define QUERY_LENGTH 0.08838834764831845f
 __device__ __forceinline__ float4 normalize_head(float4 y, int head) {
     return head >= 2 * K_HEADS ? y : l2_normalize(y, head < K_HEADS ? QUERY_LENGTH : 1.0f);
 }
 
-// g = a * softplus(alpha + dt).
+// Log decay: g = a * softplus(alpha + dt).
 __device__ __forceinline__ float log_decay(float alpha, float a, float dt) {
     float x = alpha + dt;
     return a * (x > 20.0f ? x : log1pf(expf(x)));

@@ -1,4 +1,4 @@
-// The convolution window moved past a chunk: the last 3 of (window, rows of x), four channels a thread.
+// Slides the convolution window past a chunk: the last 3 of (window, rows of x), four channels per thread.
 #pragma once
 
 __device__ __forceinline__ void slide_conv_window(const Chunk* chunk, const float* x, u32 ld_x, float* window, int thread,

@@ -1,25 +1,27 @@
-// The gated delta rule over a tree, node by node with the state in registers, from the projections to every node's u and
-// output: convolution, norms and gates of all nodes at once, then the nodes in an order in which few states must wait.
+// Gated delta rule, batch-invariant decode of draft trees in recurrent form: convolution, norms and gates of all nodes
+// at once, then the recurrence node by node with the state in registers, in a DFS order that spills few states.
 //
-//   y, g, beta as in gated_delta/conv.cuh;  u = beta (v - e^g S^T k);  o = e^g S^T q + u (q . k);  S <- e^g S + k u^T
+//   y, g, beta as in conv.cuh;  u = beta (v - e^g S^T k);  o = e^g S^T q + u (q . k);  S <- e^g S + k u^T
 //
-// Every node has the bits that delta/row gives for it alone after delta/commit has brought the state past its ancestors,
-// all at once or one by one: the sums are those of gated_delta/recurrence.cuh, the fold that of gated_delta/state_update.cuh.
+// Every node has the bits that decode_row_fused.cu gives for it alone after commit.cu has advanced the state past its
+// ancestors, all at once or one by one: the sums are those of recurrence.cuh, the state update that of
+// state_update.cuh.
 //
-// The host gives the order (crates/cuda/src/launch/delta/order.rs). Leaves, which change no state, come first, and the state
-// of a node is kept only while a subtree of at most half of its size is walked: of 64 nodes, four states at once. A thread
-// keeps its own values: those of the first place in registers where a block has a multiprocessor for itself, others in shared
-// memory while there is room and in the scratch behind that.
+// The host computes the DFS schedule (crates/cuda/src/launch/delta/order.rs). Leaves, which do not change the state,
+// come first, and a node's state is spilled only while a subtree of at most half of its size is processed: at most four
+// states for 64 nodes. A thread spills its own values: the first state to registers if the block has an SM to itself,
+// the others to shared memory as far as it fits, the rest to global scratch.
 //
-// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
+// in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]
-// out: o [rows][VALUES]; k, u, g and x of each node into the factors
-// work: kept [tree][SAVES - SHARED_SAVES][V_HEADS][128][128]
-// grid (8 K_HEADS * V_HEADS / K_HEADS / HEADS, 1, trees), 32 WARPS threads: a block has 16 value columns of each of HEADS heads of a key
-// head; a warp that walks has four columns of each of TURNS of them, and all prepare. Where the architecture has clusters,
-// CLUSTER blocks convolve for their key head together: one queries, one keys, which each writes into the memory of both.
-// shared memory: `Room`, all of it dynamic; crates/cuda/src/launch/delta/walk.rs knows its size
-// arch: sm_80. reference: cpu::reference::{conv, delta}::tree; test: tree_*
+// out  o [rows][V_WIDTH]; k, u, g and x of each node in the factors
+// work spill_buffer [tree][SPILLED_STATES - SHARED_SPILLS][V_HEADS][128][128]
+// grid (8 V_HEADS / HEADS_PER_BLOCK, 1, trees) x 32 WARPS threads: a block has 16 value columns of each of
+//      HEADS_PER_BLOCK heads of a key head. A warp with state has four columns of each of HEADS_PER_WARP of them; all
+//      warps convolve. On sm_90 and up, CLUSTER blocks convolve for their key head together: one queries, one keys,
+//      each for all.
+// smem SharedStorage, all dynamic; crates/cuda/src/launch/delta/walk.rs computes the size
+// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree     test tree_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -29,43 +31,43 @@
 #include "gated_delta/tree_conv.cuh"
 
 #define SLICES 8
-#define SLICE_COLUMNS (HEAD_DIM / SLICES)           // columns that a block has of a head
+#define SLICE_COLUMNS (HEAD_DIM / SLICES)  // columns of a block per head
 #define COLUMNS (SLICE_COLUMNS * HEADS_PER_BLOCK)
 #define THREADS (WARPS * 32)
-#define HEAD_SETS (HEADS_PER_BLOCK / HEADS_PER_WARP)          // of heads: a warp that walks has four columns of each of TURNS heads
-#define STATE_THREADS (HEAD_SETS * SLICE_COLUMNS / 4 * 32)  // threads that walk
-#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)      // of heads that share a key head
-#define QK_PER_BLOCK (2 / CLUSTER)        // of q and k, how many a block convolves
-#define V_PIECES (COLUMNS / 4)          // of a node's v, four channels each
-#define REGISTER_STATES (BLOCKS_PER_SM == 1)            // states that wait in registers; SAVES are the places besides
-#define ADDRESSES_BEFORE_WAIT (BLOCKS_PER_SM == 1 && HEADS_PER_WARP == 1)  // has registers for addresses before the wait
-#define QK_ROW_STRIDE (WARPS / QK_PER_BLOCK)      // from a row of q or k that a warp convolves to its next
-// Rows that a warp convolves at once: all of them, if they are three at most and it has registers for them.
+#define HEAD_SETS (HEADS_PER_BLOCK / HEADS_PER_WARP)  // a warp with state has four columns of each of HEADS_PER_WARP heads
+#define STATE_THREADS (HEAD_SETS * SLICE_COLUMNS / 4 * 32)  // threads that hold state
+#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)  // of heads that share a key head
+#define QK_PER_BLOCK (2 / CLUSTER)  // of q and k, how many a block convolves
+#define V_PIECES (COLUMNS / 4)  // of a node's v, four channels each
+#define REGISTER_STATES (BLOCKS_PER_SM == 1)  // spilled states in registers; SPILLED_STATES counts the others
+#define ADDRESSES_BEFORE_WAIT (BLOCKS_PER_SM == 1 && HEADS_PER_WARP == 1)  // there are registers for addresses before the wait
+#define QK_ROW_STRIDE (WARPS / QK_PER_BLOCK)  // from a row of q or k that a warp convolves to its next
+// Rows that a warp convolves at once: all of them if they are at most three and registers suffice.
 #define QK_ROWS_AT_ONCE (BLOCKS_PER_SM > 1 || NODES > 3 * QK_ROW_STRIDE ? 2 : (NODES + QK_ROW_STRIDE - 1) / QK_ROW_STRIDE)
-// Lanes' shares of a product q . k that a thread adds up before threads do.
+// Partial products q . k that a thread adds up before the shuffles.
 #define SHARES_PER_THREAD (32 * NODES <= THREADS || BLOCKS_PER_SM > 2 ? 1 : 16 * NODES <= THREADS || BLOCKS_PER_SM > 1 ? 2 : 4)
 
-// What a block has of a node.
+// Inputs of the recurrence for one node.
 struct NodeInputs {
     float q[HEAD_DIM], k[HEAD_DIM];
     float v[COLUMNS];
-    float2 gates[HEADS_PER_BLOCK];              // e^g, beta
-    float qk;                         // q . k
-    float unused[3 - 2 * HEADS_PER_BLOCK % 4];  // to whole 16 bytes
+    float2 gates[HEADS_PER_BLOCK];  // e^g, beta
+    float qk;  // q . k
+    float unused[3 - 2 * HEADS_PER_BLOCK % 4];  // pads to 16 bytes
 };
 
 struct SharedStorage {
     alignas(16) NodeInputs inputs[NODES];
-    float weight[4][COLUMNS];         // of channel c of v: [c % 4][c / 4] in units of 4 taps
-    int4 taps[NODES];                // the taps' sources, oldest first
-    u64 qk_full;                         // barrier: what the cluster's blocks give each other has come
+    float weight[4][COLUMNS];  // of channel c of v: [c % 4][c / 4] in units of 4 taps
+    int4 taps[NODES];  // conv input rows, oldest first
+    u64 qk_full;  // mbarrier: rows of q and k from the cluster have landed
     u32 visits[NODES + 1];
 #if SHARED_SPILLS
     alignas(16) float4 spilled[SHARED_SPILLS][4 * HEADS_PER_WARP][STATE_THREADS];
 #endif
 };
 
-// Four values to the same place in every block of the cluster, counted on its barrier.
+// Stores four values at the same offset in every block of the cluster; counted on the receiver's mbarrier.
 __device__ __forceinline__ void store_to_cluster(float* to, float4 v, u64* barrier) {
 #if CLUSTER > 1
     const u32 at = shared_address(to), counter = shared_address(barrier);
@@ -90,7 +92,7 @@ __device__ __forceinline__ void store_global(float* to, float4 v) {
                  : "memory");
 }
 
-// A value head of the key head.
+// Value head of a key head.
 __device__ __forceinline__ int value_head(int key, int head_in_block) {
 #if GROUPED
     return key * (V_HEADS / K_HEADS) + head_in_block;
@@ -99,12 +101,12 @@ __device__ __forceinline__ int value_head(int key, int head_in_block) {
 #endif
 }
 
-// The channel of v that a block has at place i.
+// Channel of v at index i of the block.
 __device__ __forceinline__ int v_channel(int key, int group, int slice, int i) {
     return 2 * K_WIDTH + value_head(key, group * HEADS_PER_BLOCK + i / SLICE_COLUMNS) * HEAD_DIM + slice * SLICE_COLUMNS + i % SLICE_COLUMNS;
 }
 
-// Loads by addresses that are known before what stands there may be read.
+// Loads from addresses that are computed before pdl_wait, kept in program order.
 __device__ __forceinline__ float load_global(u64 at) {
     float x;
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(at) : "memory");
@@ -119,14 +121,14 @@ __device__ __forceinline__ void load_global(float4 (&in)[TAPS], const u64 (&at)[
                      : "memory");
 }
 
-// Values in other registers, by operations on a 0 that the compiler does not know: where it can tell that they are copies,
-// it makes them in every visit.
+// Copies by operations with a zero that the compiler does not know: if it recognized copies, it would make them at
+// every node.
 __device__ __forceinline__ float4 opaque_copy(const float4& x, u32 zero) {
     const auto same = [&](float v) { return __uint_as_float(__float_as_uint(v) ^ zero); };
     return make_float4(same(x.x), same(x.y), same(x.z), same(x.w));
 }
 
-// This thread's values of the states that wait, by their places from 1 on.
+// This thread's values of the spilled states, by spill slot from 1.
 struct SpilledStates {
 #if REGISTER_STATES
     float4 in_registers[4 * HEADS_PER_WARP];
@@ -179,7 +181,7 @@ struct SpilledStates {
     }
 };
 
-// What a node has of its own, for the four columns of a warp in every head.
+// A node's inputs in registers, for the four columns of a warp in every head.
 struct NodeRegisters {
     float4 k[4], q[4];
     float2 gates[HEADS_PER_WARP];
@@ -203,7 +205,7 @@ struct NodeRegisters {
     }
 };
 
-// Where a thread writes: of a column's lanes the first has u and the second o.
+// Output pointer: of a column's lanes, the first stores u and the second o.
 struct OutputWriter {
     u64 to;
     u32 node_stride;
@@ -220,7 +222,7 @@ struct OutputWriter {
     }
 };
 
-// u of a node in every lane of its column, and what this lane writes. Leaves the next node's queries in `n`.
+// Computes u in every lane of its column, and the value that this lane stores. Leaves the next node's query in `n`.
 __device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], NodeRegisters& n, const NodeInputs& next, float (&u)[HEADS_PER_WARP],
                                      float (&out)[HEADS_PER_WARP]) {
     float state_k[HEADS_PER_WARP], state_q[HEADS_PER_WARP];
@@ -244,7 +246,7 @@ __device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], N
     }
 }
 
-// A block of one tree leaves registers for those of the launch behind it.
+// With one tree, a block leaves registers for the blocks of the next launch.
 extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512 ? 512 : THREADS, BLOCKS_PER_SM) CLUSTER_ATTRIBUTE
 gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
      const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
@@ -259,11 +261,11 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         fence_mbarrier_init();
     }
     __syncwarp();
-    // The fence has released all there is; otherwise the block would wait here for memory.
+    // The mbarrier fence is enough; arrive.release would wait for all outstanding loads.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    // The step, the state and the window are older than the kernel before this one, which has waited for them. Nothing here
-    // waits for a load that does not need what it brings.
+    // The step header, state and window are older than the previous kernel, which has waited for them. No instruction
+    // below waits for a load whose result it does not need.
     const int trees = step->trees;
     const Tree tree = step->tree[blockIdx.z];
     u32 schedule_word = 0;
@@ -285,7 +287,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         return;
     }
     const int nodes = tree.nodes;
-    // Before the state is asked for, or these words wait for it.
+    // Before the state is loaded, or these words would wait for it.
     if (tid < 2 * STEP_ROWS) {
         const int at = tid % STEP_ROWS - tree.first;
         if (at >= 0 && at < nodes) {
@@ -296,7 +298,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         }
     }
     if (tid == 0) smem.visits[nodes] = 0;
-    // A warp that walks has these heads and columns of what the block has.
+    // Heads and columns of a warp that holds state.
     const int first = warp / (SLICE_COLUMNS / 4) * HEADS_PER_WARP, column = warp % (SLICE_COLUMNS / 4) * 4 + lane_column();
     const bool owns_state = warp < STATE_THREADS / 32;
     const int at_head = value_head(key, group * HEADS_PER_BLOCK + first) * HEAD_DIM + slice * SLICE_COLUMNS + column;
@@ -310,7 +312,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
 #if BLOCKS_PER_SM == 1
     if (owns_state) fetch_state();
 #else
-    // Registers are few: the state comes to L2 now.
+    // Registers are short here, so the state is only prefetched into L2.
 #pragma unroll 1
     for (int i = tid; i < COLUMNS * (HEAD_DIM / 32); i += THREADS) {
         const int of = i / (HEAD_DIM / 32);
@@ -346,8 +348,8 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     cp_async_wait<0>();
     __syncthreads();
 
-    // The last threads have the gates. What a thread needs first is on its way before it works on anything, and what can be
-    // known of it is known before the wait.
+    // The last threads compute the gates. The first loads of a thread are issued before any math, and addresses are
+    // computed before the wait.
     const int gate = THREADS - 1 - tid, v_pieces = nodes * V_PIECES, gates = nodes * HEADS_PER_BLOCK;
     int at = warp / QK_PER_BLOCK;
     u64 rows_at[QK_ROWS_AT_ONCE][TAPS], v_at[TAPS], alpha_at, beta_at;
@@ -380,15 +382,15 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         asm volatile("" : "+l"(v_at[i]));
     }
     asm volatile("" : "+l"(alpha_at), "+l"(beta_at));
-    // A branch that is always taken: the compiler would put off the addresses until they are used, but not over a branch.
+    // A branch that is always taken: the compiler would sink the address computation, but not past a branch.
     if (tree.slot >= 0) pdl_wait();
 #else
     pdl_wait();
     find_rows();
 #endif
-    // Now, so that what comes behind may read what stood before this kernel.
+    // Triggered here, after the wait, so that the next kernel may read what earlier kernels wrote.
     pdl_launch();
-    // Blocks of a key head share the work of writing what it leaves.
+    // Blocks of a key head divide the stores of its factors.
     const int writers = SLICES / CLUSTER, writer = slice / CLUSTER;
 #pragma unroll
     for (int e = 0; e < QK_ROWS_AT_ONCE; e++) load_global(in[e], rows_at[e]);
@@ -437,7 +439,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
 #if BLOCKS_PER_SM > 1
     if (owns_state) fetch_state();
 #endif
-    // What the walk begins with, before others are waited for.
+    // Set up the recurrence before waiting for the other warps.
     u32 now = smem.visits[0];
     OutputWriter output(node_out + NODE_U + at_head, o + (u64)tree.first * V_WIDTH + at_head);
     if (BLOCKS_PER_SM == 1) asm volatile("" : "+l"(output.to), "+r"(output.node_stride), "+r"(now));
@@ -449,7 +451,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     const NodeInputs& root = smem.inputs[now & DFS_NODE_MASK];
     NodeRegisters n;
     if (BLOCKS_PER_SM == 1) n.fetch_q(root), n.fetch_k(root);
-    // q . k as row_dot has it, some of its lanes' shares in a thread.
+    // q . k in the order of warp_dot, several partial products per thread.
 #pragma unroll 1
     for (int i = warp * SHARES_PER_THREAD; i < nodes; i += WARPS * SHARES_PER_THREAD) {
         NodeInputs& inputs = smem.inputs[min(i + lane / (32 / SHARES_PER_THREAD), nodes - 1)];
@@ -477,7 +479,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     const u32* visits = smem.visits;
 #pragma unroll 1
     while (true) {
-        // What the next node needs is fetched as soon as its place is free; behind the last stands something else.
+        // The next node's inputs are loaded as soon as their registers are free; after the last node they are unused.
         const u32 next = *++visits;
         const NodeInputs& next_inputs = smem.inputs[now >> DFS_NEXT_SHIFT & DFS_NODE_MASK];
         float u[HEADS_PER_WARP], out[HEADS_PER_WARP];

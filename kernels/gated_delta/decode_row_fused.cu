@@ -1,15 +1,17 @@
-// One layer of the gated delta rule for a step of one row, in one launch: convolution, gates, the rule, the output norm.
+// Gated delta rule, decode of one row, fused: convolution, gates, recurrence and output norm of a layer in one launch.
 //
-//   y, g, beta as in gated_delta/conv.cuh;   u, o as in gated_delta/recurrence.cuh;   out = rms(o) * norm * silu(z)
+//   y, g, beta as in conv.cuh;   u, o as in recurrence.cuh;   out = rms_norm(o) * norm * silu(z)
 //
-// The bits are those of a tree of one node: delta/walk and delta/gated_norm one after the other. The state is read only: it
-// is fetched before the dependent-launch wait, since nothing in a step writes states or windows.
+// Same bits as decode_recurrent.cu + gated_norm.cu for a tree of one node. The state is only read, and loaded before
+// pdl_wait, because a step writes neither states nor windows.
 //
-// in:  x [CHANNELS], alpha, beta [V_HEADS], z [VALUES], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
-//      state [slot][V_HEADS][128 v][128 k], norm [128]
-// out: [VALUES] in any of the forms of norm/row_output.cuh that a lane writes alone; k, u, g and x of the node in the factors
-// grid V_HEADS, 256 threads: a block has a head, a warp 16 of its value columns in four turns, a lane 16 k of one in each
-// shared memory: 2.1 KB. arch: sm_80. reference: cpu::reference::{conv, delta}, norm::gated_rms; test: verify_*, row_*
+// in   x [CHANNELS], alpha, beta [V_HEADS], z [V_WIDTH], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt
+//      [V_HEADS], state [slot][V_HEADS][128 v][128 k], norm [128]
+// out  [V_WIDTH] in any format of norm/row_output.cuh that a lane writes alone; k, u, g and x of the node in the factors
+// grid V_HEADS x 256 threads: a block has one head, a warp 16 of its value columns in four passes, a lane 16 of k in
+//      each
+// smem 2.1 KB
+// arch sm_80 and up     reference cpu::reference::{conv, delta}, norm::gated_rms     test verify_*, row_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -19,10 +21,10 @@
 #include "norm/row_output.cuh"
 
 #define WARPS 8
-#define COLUMN_PASSES (HEAD_DIM / WARPS / 4)  // of four columns of a warp
+#define COLUMN_PASSES (HEAD_DIM / WARPS / 4)  // passes of four columns per warp
 
-// Sums of 8 values over the eight parts of a column, each in the order 4, 2, 1 parts apart: a lane ends with that of index
-// `lane_part()`. At each gap it hands over the half of the values that it does not keep.
+// Reduces 8 values over the eight parts of a column, each in the order 4, 2, 1 parts apart. A lane ends up with value
+// `lane_part()`; at each distance it gives away the half that it does not keep.
 __device__ __forceinline__ float reduce_parts(const float (&x)[2 * COLUMN_PASSES]) {
     const int lane = threadIdx.x;
     float four[4], two[2];
@@ -45,8 +47,8 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
           const float* weight, const float* a, const float* dt, const float* state, u64 state_stride, float* factors,
           u64 factor_stride, const float* z, const float* norm, float eps, RowOutput out) {
     __shared__ __align__(16) float qkv[3][HEAD_DIM];  // q, k, v
-    __shared__ __align__(16) float o_row[HEAD_DIM];      // o
-    __shared__ float gates[2];                     // decay, beta
+    __shared__ __align__(16) float o_row[HEAD_DIM];  // o
+    __shared__ float gates[2];  // decay, beta
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x, key = key_head(head);
     if (step->trees < 1) {
@@ -62,7 +64,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
 #pragma unroll
         for (int i = 0; i < 4; i++) s[t][i] = load_state_once(s0 + t * 4 * HEAD_DIM + 32 * i);
     }
-    // Warps 0, 1, 2 convolve q, k, v; warp 3 has the gates, warp 4 the output.
+    // Warps 0, 1, 2 convolve q, k, v; warp 3 computes the gates; warp 4 the output norm.
     const int conv_head = warp == 0 ? key : warp == 1 ? K_HEADS + key : 2 * K_HEADS + head;
     const int channel = conv_head * HEAD_DIM + 4 * lane;
     Weights w;
@@ -110,7 +112,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
         q[i] = *(const float4*)(qkv[0] + 32 * i + 4 * lane_part());
         k[i] = *(const float4*)(qkv[1] + 32 * i + 4 * lane_part());
     }
-    // Of turn t what the state gives to u at 2 t, what it gives to o behind it.
+    // S^T k of pass t is at 2 t, S^T q after it.
     float part[2 * COLUMN_PASSES];
 #pragma unroll
     for (int t = 0; t < COLUMN_PASSES; t++) part[2 * t] = partial_dot(k, s[t]), part[2 * t + 1] = partial_dot(q, s[t]);
@@ -124,7 +126,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
         node[NODE_U + head * HEAD_DIM + column] = u_of_lane;
     __syncthreads();
     if (warp != 4) return;
-    // Both halves of the warp work on the head; the half that stands for it in a group of two heads writes.
+    // Both halves of the warp compute the head; the half at the head's position in its group of two stores it.
     float y[8];
     load_row_group<HEAD_DIM * 2>(o_row - lane / 16 * HEAD_DIM, 0, y);
     float sum = 0.0f;
@@ -137,7 +139,7 @@ gated_delta_row_fused(const Step* step, const float* x, const float* alpha, cons
     for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu(gate[i]);
     const bool writes_group = lane / 16 == head % 2;
 #if V_HEADS % 2
-    // Nobody else writes the half of the last group that no head stands for.
+    // With an odd number of heads, the last head also stores the empty half of its group.
     if (!writes_group) {
 #pragma unroll
         for (int i = 0; i < 8; i++) y[i] = 0.0f;

@@ -1,26 +1,25 @@
-// The gated delta rule over a tree in factor form, from the projections to every node's u and output: convolution,
-// norms and gates, then all nodes at once from one read of the state, which stays as it is.
+// Gated delta rule, decode of draft trees in WY form: convolution, norms and gates, then u and o of all nodes at once
+// from one read of the state, which is not modified.
 //
-// Convolution and gates: see gated_delta/conv.cuh. Then, with G_i the sum of g
-// over the path root..i, anc(i) the strict ancestors and S0 the committed state:
+// Convolution and gates: see conv.cuh. With G_i the sum of g over the path root..i, anc(i) the strict ancestors and S0
+// the committed state:
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
 //   (I + A) U = R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) P_ij u_j, P_ij = e^(G_i - G_j) (q_i . k_j)
 //
-// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
+// in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]
-// out: o [rows][VALUES]; k, u, g and x of each node into the factors
-// grid (V_HEADS * 128 / COLUMNS, 1, trees), 32 WARPS threads: a block has COLUMNS value columns of one head of one tree. Blocks
-// of one key head stand side by side and, where the architecture has clusters, CLUSTER of them convolve its q and k
-// together: each a share of the rows, which it writes into the memory of all
-// shared memory: `Room`, all of it dynamic
+// out  o [rows][V_WIDTH]; k, u, g and x of each node in the factors
+// grid (V_HEADS * 128 / COLUMNS, 1, trees) x 32 WARPS threads: a block has COLUMNS value columns of one head of one
+//      tree. Blocks of one key head are neighbors. On sm_90 and up, CLUSTER of them form a cluster that convolves q and
+//      k together: each block has a part of the rows and writes it to the shared memory of all.
+// smem SharedStorage, all dynamic
+// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree     test tree_*
 //
-// The products run on the tensor cores in pairs of halves (gated_delta/split_f16.cuh), 22 bits: keys and queries are unit
-// vectors times a power of two, columns of the state are scaled by one of their own. Both are split once, when they are
-// written to shared memory; the state before the kernel waits for the one before it.
-// A node's sums do not depend on how many nodes there are. The triangular system is solved in blocks of 32 nodes, a
-// thread per column. A node with a value that is not finite is taken out, and it and its descendants give NaN: nothing
-// else is touched. G is kept in fixed point (2^-40), so sums along paths are exact and their order does not matter.
-// arch: sm_80. reference: cpu::reference::{conv, delta}::tree; test: tree_*
+// Products use f16 pairs on the tensor cores (split_f16.cuh), 22 bits: keys and queries are unit vectors times a power
+// of two, state columns have a scale each. Both are split once, when they are stored to shared memory; the state before
+// pdl_wait. A node's sums do not depend on the number of nodes. The triangular system is solved in blocks of 32 nodes,
+// one thread per column. A node with a non-finite value is excluded, and it and its descendants get NaN; nothing else
+// changes. G is in fixed point (2^-40), so sums along paths are exact in any order.
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -32,50 +31,50 @@
 #define THREADS (WARPS * 32)
 #define TILES (NODES / 8)
 #define SLICES (HEAD_DIM / COLUMNS)
-#define BLOCKS_PER_K_HEAD (V_HEADS / K_HEADS * SLICES)    // blocks of a key head
-#define BLOCK_CHANNELS (2 * HEAD_DIM + COLUMNS)     // channels that a block has to do with: q, k, v
-#define LANES_PER_V_ROW (COLUMNS / 4)          // lanes of a row of v
-#define V_ROWS_PER_WARP (32 / LANES_PER_V_ROW)        // rows of v that a warp convolves at once
-#define CONV_WARPS (WARPS - 1)        // the last warp has the gates
-#define QK_ROWS (2 * NODES)              // keys, then queries
+#define BLOCKS_PER_K_HEAD (V_HEADS / K_HEADS * SLICES)
+#define BLOCK_CHANNELS (2 * HEAD_DIM + COLUMNS)  // channels of a block: q, k, v
+#define LANES_PER_V_ROW (COLUMNS / 4)
+#define V_ROWS_PER_WARP (32 / LANES_PER_V_ROW)  // rows of v that a warp convolves at once
+#define CONV_WARPS (WARPS - 1)  // the last warp computes the gates
+#define QK_ROWS (2 * NODES)  // keys, then queries
 #define LD (NODES + 4)
 #define NODES_PER_LANE ((NODES + 31) / 32)
 #define K_SCALE 256.0f
 #define Q_SCALE 2048.0f
 #define G_SCALE 1099511627776.0f      // 2^40
 
-// Shared memory. Columns of a node stand where `swizzled` says. crates/cuda/src/launch/delta/tree.rs knows its size.
+// A node's columns are at `swizzled`. crates/cuda/src/launch/delta/tree.rs computes the size.
 struct SharedStorage {
     union {
-        u8 rows[QK_ROWS * 512];          // keys, then queries
+        u8 rows[QK_ROWS * 512];  // keys, then queries
         float u_solved[NODES * COLUMNS];  // U
     };
     union {
         struct {
             u8 state[COLUMNS * 512];
-            float weight[4][BLOCK_CHANNELS];   // of channel c: [c % 4][c / 4] in units of 4 taps
-            int4 taps[NODES];        // the taps' sources, oldest first
+            float weight[4][BLOCK_CHANNELS];  // of channel c: [c % 4][c / 4] in units of 4 taps
+            int4 taps[NODES];  // conv input rows, oldest first
         };
         struct {
-            float o_from_state[NODES * COLUMNS];  // what S0 gives to o
-            float pair_products[NODES * LD];  // row i up to the diagonal: P_ij; behind it, row j: A_ij of later nodes i
+            float o_from_state[NODES * COLUMNS];  // S0^T q part of o
+            float pair_products[NODES * LD];  // row i up to the diagonal: P_ij; right of it, row j: A_ij of later nodes i
         };
     };
-    float rhs[NODES * COLUMNS];     // v, then R
-    i64 log_decay_sum[NODES];                  // G
+    float rhs[NODES * COLUMNS];  // v, then R
+    i64 log_decay_sum[NODES];  // G
     u64 ancestors[NODES];
-    float2 gates[NODES];              // e^G, beta
+    float2 gates[NODES];  // e^G, beta
     int parents[NODES];
     float column_scale[COLUMNS];
-    u32 nonfinite[2];                       // nodes
+    u32 nonfinite[2];  // bit mask of nodes
 };
 
 __device__ __forceinline__ int swizzled(int node, int column) {
     return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
 }
 
-// Begins a barrier of the cluster. What this thread `wrote` to the others' memory is seen behind their wait; that costs a
-// fence of the whole card, which also waits for what it wrote to memory.
+// Cluster barrier arrive. With `wrote`, this thread's writes to peer shared memory are visible after their wait; that
+// costs a GPU-wide fence, which also waits for its writes to global memory.
 __device__ __forceinline__ void cluster_arrive(bool wrote) {
 #if CLUSTER > 1
     if (wrote)
@@ -90,7 +89,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Both parts of four values to the same place in every block of the cluster.
+// Stores both parts of four values at the same offset in every block of the cluster.
 __device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
 #pragma unroll
     for (int r = 0; r < CLUSTER; r++) {
@@ -106,14 +105,15 @@ __device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
     }
 }
 
-// What is not finite becomes zero and its node bad.
+// A non-finite value becomes zero and marks its node.
 __device__ __forceinline__ void zero_if_nonfinite(float& x, SharedStorage& smem, int node) {
     if (fabsf(x) < INF) return;
     atomicOr(&smem.nonfinite[node / 32], 1u << node % 32);
     x = 0.0f;
 }
 
-// R and what the state gives to o from products x, y of its column v with nodes i and i + 1. Not 0 if one is not finite.
+// Stores R and the S0^T q part of o from products x, y of column v with nodes i and i + 1. Returns non-zero if one of
+// them is not finite.
 __device__ __forceinline__ float store_state_products(SharedStorage& smem, bool is_key, int i, int v, float scale, float x, float y) {
     const float4 gate = *(const float4*)&smem.gates[i];
     float* to = (is_key ? smem.rhs : smem.o_from_state) + swizzled(i, v);
@@ -123,13 +123,13 @@ __device__ __forceinline__ float store_state_products(SharedStorage& smem, bool 
     to[0] = x, to[COLUMNS] = y;
     return fmaf(y, 0.0f, x * 0.0f);
 }
-// Repairs what that left for `count` nodes.
+// Zeroes the non-finite ones among these of `count` nodes.
 __device__ __forceinline__ void zero_nonfinite_state(SharedStorage& smem, bool is_key, int first, int count, int v) {
 #pragma unroll 1
     for (int i = first; i < first + count; i++) zero_if_nonfinite((is_key ? smem.rhs : smem.o_from_state)[swizzled(i, v)], smem, i);
 }
 
-// e^(G_i - G_j), zero where j is not on the path of i.
+// e^(G_i - G_j); zero if j is not on the path of i.
 __device__ __forceinline__ float decay_between(const SharedStorage& smem, u64 path, i64 sum, int j) {
     return path >> j & 1 ? expf((float)(sum - smem.log_decay_sum[j]) * (1.0f / G_SCALE)) : 0.0f;
 }
@@ -149,7 +149,8 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     const int head = head_of_key * K_HEADS + key;
 #endif
     const int first_column = slice * COLUMNS, v_channels = 2 * K_WIDTH + head * HEAD_DIM + first_column;
-    // The step, the state and the window are older than the kernel before this one, which has waited for them.
+    // The step header, state and window are older than the previous kernel, which has waited for them, so no pdl_wait
+    // here.
     if ((int)blockIdx.z >= step->trees) {
         pdl_wait();
         return;
@@ -157,7 +158,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     cluster_arrive(false);
     const Tree tree = step->tree[blockIdx.z];
     const int nodes = tree.nodes, tiles = (nodes + 7) / 8;
-    constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // columns of the state that a warp splits
+    constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // state columns that a warp splits
     const float* s0 =
         slot_ptr(state, tree.slot, state_stride) + ((u64)head * HEAD_DIM + first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
     float4 state_columns[COLUMNS_PER_WARP];
@@ -171,7 +172,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         smem.ancestors[tid] = tid < nodes ? step->ancestors[row] : 0;
         smem.parents[tid] = tid < nodes ? max(step->parent[row] - tree.first, -1) : -1;
     }
-    // Nodes that fill the last tile up are zero.
+    // Nodes that pad the last tile are zero.
 #pragma unroll 1
     for (int i = nodes + warp; i < 8 * tiles; i += WARPS) {
 #pragma unroll
@@ -196,7 +197,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     float* node_out = slot_ptr(factors, tree.slot, factor_stride);
     cluster_wait();
     pdl_wait();
-    pdl_launch();  // behind the wait, for delta/gated_norm
+    pdl_launch();  // after the wait, for gated_norm.cu
 
     if (warp == WARPS - 1) {
         cluster_arrive(false);
@@ -236,8 +237,8 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
             if (i < nodes && own[h] != own[h]) zero_if_nonfinite(own[h], smem, i);
         }
     } else {
-        // The first warps have rows of q and k, which the cluster waits for, the others rows of v; if they are many, all
-        // have some of both.
+        // The first warps have rows of q and k, which the cluster waits for, the others rows of v. If there are many
+        // rows, all warps have both.
         const bool writes_factors = BLOCKS_PER_K_HEAD <= CLUSTER || blockIdx.x % BLOCKS_PER_K_HEAD < CLUSTER;
         const int rank = cluster_rank(), qk_tasks = (2 * nodes - rank + CLUSTER - 1) / CLUSTER;
         const int tasks = qk_tasks + (nodes + V_ROWS_PER_WARP - 1) / V_ROWS_PER_WARP;
@@ -275,7 +276,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
                 const float4 unit = normalize_head(y, own_part * K_HEADS);
                 store_to_cluster(shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
                         split_f16(unit, own_part ? K_SCALE : Q_SCALE));
-                // Before anything goes to memory: the arrival waits for what the thread has written.
+                // Arrive before the global stores, because the arrival waits for this thread's earlier writes.
                 if (task + stride >= qk_tasks) cluster_arrive(true), arrived = true;
                 if (writes_factors) {
                     *(float4*)to_x = in[3];
@@ -286,7 +287,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         if (!arrived) cluster_arrive(false);
     }
     const u32 rows_at = shared_address(smem.rows), columns_at = shared_address(smem.state);
-    // A warp has 16 columns of the state, which stay in registers, and some tiles of 8 keys or queries.
+    // A warp has 16 state columns in registers and some tiles of 8 keys or queries.
     constexpr int COLUMN_TILES = COLUMNS / 16, ROW_WARPS = WARPS / COLUMN_TILES;
     const int own16 = warp % COLUMN_TILES * 16;
     u32 high[8][4], low[8][4];
@@ -324,7 +325,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
             float check = store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], of_x, of_y);
             check += __shfl_xor_sync(WARP_ALL, check, 1);
             check += __shfl_xor_sync(WARP_ALL, check, 2);
-            __syncwarp();  // a lane repairs what four have written
+            __syncwarp();  // one lane fixes what four lanes have stored
             if (check != 0.0f && t == 0) zero_nonfinite_state(smem, is_key, index / 2 * 8, 8, v);
         }
     }
@@ -368,7 +369,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     }
     __syncthreads();
 
-    // A lane has a column, a warp groups of four rows; the first warps solve the system, a block of rows at a time.
+    // A lane has a column, a warp groups of four rows. The first warps solve the system one block of rows at a time.
     constexpr int GROUPS = WARPS / (COLUMNS / 32);
     const int own_column = warp / GROUPS * 32 + lane, own_rows = warp % GROUPS * 4;
     float* u_solved = smem.u_solved;
@@ -376,7 +377,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     for (int begin = 0; begin < 8 * tiles; begin += 32) {
 #if NODES > 32
         if (begin) {
-            // What the first block gives to R of the second.
+            // Contribution of the first block of nodes to R of the second.
 #pragma unroll 1
             for (int i = begin + own_rows; i < 8 * tiles; i += 4 * GROUPS) {
                 float r[4];

@@ -1,29 +1,30 @@
-// The gated delta rule over one tree of up to 32 nodes in factor form on Hopper, from the projections to every node's u and
-// output, and with NORM on to the output norm: what delta/tree and delta/gated_norm do, in one launch by four warpgroups.
+// Gated delta rule, decode of one draft tree of up to 32 nodes in WY form on Hopper: decode_wy_tree.cu and, with NORM,
+// gated_norm.cu in one launch, with four specialized warpgroups.
 //
-// Convolution and gates: see gated_delta/conv.cuh. Then, with G_i the sum of g
-// over the path root..i, anc(i) the strict ancestors and S0 the committed state:
+// Convolution and gates: see conv.cuh. With G_i the sum of g over the path root..i, anc(i) the strict ancestors and S0
+// the committed state:
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j in anc(i);   R_i = beta_i (v_i - e^(G_i) S0^T k_i)
 //   U = (I + A)^-1 R;   o_i = e^(G_i) S0^T q_i + sum_(j in anc(i) or j = i) P_ij u_j, P_ij = e^(G_i - G_j) (q_i . k_j)
-//   NORM: y_i = rms(o_i) * norm * silu(z_i), head by head
+//   NORM: y_i = rms_norm(o_i) * norm * silu(z_i), head by head
 //
-// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
+// in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]; with NORM z [rows][ld_z], norm [128]
-// out: k, u, g and x of each node into the factors; o [rows][VALUES], or with NORM y in the forms of norm/row_output.cuh
-// grid (V_HEADS * 2), 512 threads: a block has 64 value columns of one head. Blocks of one key head stand side by side, and
-// CLUSTER of them convolve its q and k together: each a share of the rows, which it writes into the memory of all
-// shared memory: `Room`, all of it dynamic
+// out  k, u, g and x of each node in the factors; o [rows][V_WIDTH], or with NORM y in the formats of norm/row_output.cuh
+// grid (V_HEADS * 2) x 512 threads: a block has 64 value columns of one head. Blocks of one key head are neighbors;
+//      CLUSTER of them form a cluster that convolves q and k together and writes each row to the shared memory of all.
+// smem SharedStorage, all dynamic
+// arch sm_90a     reference cpu::reference::{conv, delta}::tree, norm::gated_rms     test tree_*, verify_*
 //
-// Four warpgroups. Three convolve q and k, the second and the fourth v; a warp has the gates. Then the first warpgroup has R, U
-// and o, the second what the state gives to o, the third A and P, a warp of the fourth the inverses; the last two norm o. Blocks
-// send each other their rows of q and k, and sums of squares of o, by stores that count themselves on a barrier of the reader.
-// Products of the state and of keys run in pairs of halves (gated_delta/split_f16.cuh), the triangular system in pairs of tf32
-// (gated_delta/triangular_solve_sm90.cuh).
-// A node's sums do not depend on how many nodes there are, but they are not those of delta/tree. A node whose key, value or
-// gate is not finite is taken out, and it and its descendants give NaN: nothing else is touched. What overflows only in the solver
-// is not finite either, and may take with it what other nodes have in the same value column. G is kept in fixed point (2^-40), so
-// sums along paths are exact and their order does not matter.
-// arch: sm_90a. reference: cpu::reference::{conv, delta}::tree, norm::gated_rms; test: tree_*, verify_*
+// Warpgroups: 0 to 2 convolve q and k, 1 and 3 v; one warp computes the gates. Then 0 computes R, U and o, 1 the S0^T q
+// part of o, 2 A and P, one warp of 3 the inverses of the diagonal blocks; 2 and 3 norm o. Blocks exchange rows of q
+// and k and sums of squares of o by st.async, which counts on an mbarrier of the receiver. Products with the state and
+// of keys use f16 pairs (split_f16.cuh), the triangular system tf32 pairs (triangular_solve_sm90.cuh).
+//
+// A node's sums do not depend on the number of nodes, but they differ from decode_wy_tree.cu. A node with a non-finite
+// key, value or gate is excluded, and it and its descendants get NaN; nothing else changes. A value that overflows only
+// in the solver may also spoil other nodes in the same value column. G is in fixed point (2^-40), so sums along paths
+//      are exact in
+// any order.
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -38,11 +39,11 @@
 #include "norm/row_output.cuh"
 #endif
 
-// What a block has to do with.
+// Key head, value head and column slice of a block.
 struct BlockWork {
     int key, head, slice;
     int first_column;  // of its head
-    int v_channels;    // where its channels of v begin
+    int v_channels;  // first channel of v
 };
 __device__ __forceinline__ BlockWork block_work() {
     BlockWork work;
@@ -54,20 +55,21 @@ __device__ __forceinline__ BlockWork block_work() {
     return work;
 }
 
-// What a lane convolves: four channels of q (part 0), k (1) or v (2) of a node.
+// Convolution task of a lane: four channels of q (part 0), k (1) or v (2) of a node.
 struct ConvTask {
     int node, part, within;
     __device__ __forceinline__ int channel(const BlockWork& work) const {
         return (part == 2 ? work.v_channels : part * K_WIDTH + work.key * HEAD_DIM) + within;
     }
 };
-// A warp's tasks: rows of the block's share of q and k, then pairs of rows of v.
+// Convolution tasks of a warp: rows of the block's part of q and k, then pairs of rows of v.
 struct ConvTasks {
     int row, qk_end, pair, v_end, stride;
     __device__ __forceinline__ ConvTasks(int warp, int nodes) {
         qk_end = (2 * nodes - cluster_rank() + CLUSTER - 1) / CLUSTER;
         row = warp < QK_WARPS ? warp : qk_end;
-        // Pairs are for the last warpgroup, but for its last warp, and what is more than three turns of it for the second.
+        // Pairs of v are for the first three warps of the last warpgroup; what exceeds three rounds of it goes to the
+        // second.
         const bool last = warp >= QK_WARPS, second = warp / 4 == 1;
         stride = last ? 3 : 4;
         pair = last ? warp - QK_WARPS : second ? 9 + warp - 4 : MAX_NODES;
@@ -87,14 +89,14 @@ struct ConvTasks {
     }
 };
 
-// In the order of the text, unlike loads that the compiler may move.
+// A load that the compiler keeps in program order.
 __device__ __forceinline__ float4 load_in_order(const float* from) {
     float4 v;
     asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
     return v;
 }
 
-// What the state gives to a node's value columns, keys' or queries' as `rows` says: sums of a warp's 16 columns and all nodes.
+// S0^T k or S0^T q, depending on `rows`: a warp's 16 state columns times all nodes.
 __device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], SharedStorage& smem, u32 rows, int own16) {
     const u32 state = shared_address(smem.state);
     u32 high[8][4], low[8][4];
@@ -119,7 +121,7 @@ __device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], Share
     for (int i = 0; i < THREAD_SUMS; i++) sums[i] += low_sums[i];
 }
 
-// R of what the state gives to keys; what is not finite becomes zero and its node bad, or it would reach all nodes.
+// R from S0^T k. A non-finite value becomes zero and marks its node, because it would reach all nodes.
 __device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage& smem, const float (&column_factor)[2], int column) {
     const int t = threadIdx.x % 4;
     float check = 0.0f;
@@ -147,7 +149,7 @@ __device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage&
     if (nonfinite) atomicOr(&smem.nonfinite, nonfinite << 2 * t);
 }
 
-// By the second warpgroup, for the first.
+// Called by warpgroup 1, for warpgroup 0.
 __device__ __forceinline__ void store_o_from_state(const float (&x)[THREAD_SUMS], SharedStorage& smem, const float (&column_factor)[2]) {
 #pragma unroll
     for (int jt = 0; jt < TILES; jt++) {
@@ -157,7 +159,7 @@ __device__ __forceinline__ void store_o_from_state(const float (&x)[THREAD_SUMS]
     }
 }
 
-// e^(G_i - G_j) times what pairs are scaled by, -beta with it for A, zero where j is not on the path of i; of 16 nodes i of a warp.
+// e^(G_i - G_j) times the operand scales, and -beta for A; zero if j is not on the path of i. 16 nodes i per warp.
 __device__ __forceinline__ void decay_matrix(float (&decay)[THREAD_SUMS], const SharedStorage& smem, bool is_key, int i0) {
     const int t = threadIdx.x % 4;
 #pragma unroll
@@ -176,7 +178,7 @@ __device__ __forceinline__ void decay_matrix(float (&decay)[THREAD_SUMS], const 
     }
 }
 
-// A and P by the third warpgroup: keys in two warps, queries in the others, 16 nodes each, times all keys.
+// A and P, by warpgroup 2: two warps have keys, two have queries, 16 nodes each, times all keys.
 __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     const bool is_key = warp % 4 < 2;
     const int t = threadIdx.x % 4, i0 = warp % 2 * 16 + threadIdx.x % 32 / 4;
@@ -199,11 +201,11 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     float check = 0.0f;
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i++) {
-        // A pair that does not see each other may hold anything.
+        // An entry that is masked out may hold anything.
         sums[i] = decay[i] == 0.0f ? 0.0f : (sums[i] + low_sums[i]) * decay[i];
         check = fmaf(sums[i], 0.0f, check);
     }
-    // In A what is not finite would reach all nodes, in P its own alone.
+    // A non-finite value in A would reach all nodes; in P only its own.
     if (is_key && check != 0.0f) {
         u32 nonfinite = 0;
 #pragma unroll
@@ -225,7 +227,7 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     float* pairs = is_key ? smem.a : smem.p;
 #pragma unroll
     for (int i = 0; i < THREAD_SUMS; i += 2) {
-        // Behind the warp's rows there is nothing, and on the diagonal of A stand inverses.
+        // Entries right of the warp's rows are zero, and the diagonal blocks of A hold the inverses.
         if (i == 8 && warp % 2 == 0) break;
         const int row = i0 + i % 4 / 2 * 8, j = i / 4 * 8 + 2 * t;
         if (is_key && row / 8 == j / 8) continue;
@@ -247,15 +249,16 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     SharedStorage& smem = *(SharedStorage*)memory;
     const int tid = threadIdx.x, lane = tid % 32, warp = warp_index(), group = warp / 4;
     const BlockWork work = block_work();
-    // Many blocks begin only when one of the kernel before has left their multiprocessor, so all that comes before the first load of x
-    // is paid. The step, the state and the window are older than the kernel before this one, which has waited for them.
+    // Many blocks start only when a block of the previous kernel leaves their SM, so everything before the first load
+    // of x is on the critical path. The step header, state and window are older than the previous kernel: no pdl_wait
+    // is needed for them.
     const int trees = step->trees;
     const Tree tree = step->tree[0];
 #if NORM
     pdl_launch();
 #endif
-    constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // columns of the state that a warp splits
-    // Asked for before it is known whether there is a tree at all.
+    constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // state columns that a warp splits
+    // Issued before it is known whether there is a tree at all.
     const float* s0 = slot_ptr(state, trees < 1 ? 0 : tree.slot, state_stride) + ((u64)work.head * HEAD_DIM + work.first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
     float4 state_columns[COLUMNS_PER_WARP];
 #pragma unroll
@@ -269,7 +272,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     ConvTask task = tasks.task();
     load_conv_weights<BLOCK_CHANNELS, THREADS>(smem.weight, weight, work.key, work.v_channels);
     const u32 taps = step->conv_sources[tree.first + min(task.node, nodes - 1)];
-    // Of the warp that has gates: nodes 1, 2, 4, 8 and 16 before the lane's own on its path, below 0 where there is none.
+    // Gate warp: the ancestors 1, 2, 4, 8 and 16 levels above the lane's node, negative if there is none.
     int jump_parents[5];
     float own_a, own_dt;
     if (warp == WARPS - 1) {
@@ -289,11 +292,11 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
         smem.nonfinite = 0;
     }
     __syncwarp();
-    // The fence has told the others what they need; an arrival that releases would wait here for all loads.
+    // The mbarrier fence already covers what peers need; arrive.release would wait for all outstanding loads.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     const float* slot_window = slot_ptr(window, tree.slot, window_stride);
     prefetch_window<BLOCK_CHANNELS, THREADS>(slot_window, work.key, work.v_channels);
-    // Nodes that fill the bucket up are zero.
+    // Nodes that pad the bucket are zero.
 #pragma unroll 1
     for (int i = nodes + warp; i < NODES; i += WARPS) {
 #pragma unroll
@@ -302,7 +305,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
 #pragma unroll
         for (int v = 0; v < COLUMNS; v += 32) smem.v[i * COLUMNS + v + lane] = 0.0f;
     }
-    u32 peer_offset[CLUSTER];  // from this block's memory to that of each
+    u32 peer_offset[CLUSTER];  // from this block's shared memory to each peer's
 #pragma unroll
     for (int r = 0; r < CLUSTER; r++) peer_offset[r] = mapa_shared_cluster(shared_address(memory), r) - shared_address(memory);
     if (warp == WARPS - 1) {
@@ -317,19 +320,19 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     const float* from[TAPS];
     source.addresses(from, taps, task.channel(work));
 #pragma unroll
-    for (int i = 0; i < TAPS; i++) asm volatile("" : "+l"(from[i]));  // else made behind the wait
+    for (int i = 0; i < TAPS; i++) asm volatile("" : "+l"(from[i]));  // else computed after the wait
 #if NORM
-    // A thread of the last two warpgroups has eight columns of a node for the norm: neighbouring lanes have neighbouring nodes,
-    // as a16 has them.
+    // A thread of the last two warpgroups norms eight columns of a node: neighboring lanes have neighboring nodes, the
+    // layout of A16 rows.
     const int norm_lane = tid % (2 * WARPGROUP_THREADS), norm_node = norm_lane / 64 * 8 + norm_lane % 8, norm_column = norm_lane % 64 / 8 * 8;
     float4 gate[2], norm_weight[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) norm_weight[i] = __ldg((const float4*)(norm + work.first_column + norm_column) + i);
 #endif
-    // A branch, over which the compiler does not put off what comes before.
+    // The compiler does not move the code above past a branch.
     if (nodes > 0) pdl_wait();
 
-    // What the kernel before made is on its way while the state is split.
+    // The loads of the previous kernel's results are in flight while the state is split.
     float4 next[TAPS];
     float gate_inputs[2];
     if (warp == WARPS - 1) {
@@ -346,7 +349,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
         for (int i = 0; i < 2; i++) gate[i] = __ldcg((const float4*)z_row + i);
     }
 #else
-    pdl_launch();  // behind the wait, for delta/gated_norm
+    pdl_launch();  // after the wait, for gated_norm.cu
 #endif
     if (nodes > 0) {  // likewise
 #pragma unroll
@@ -441,7 +444,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
             o_tiles[jt].x[0] = c.x, o_tiles[jt].x[1] = c.y, o_tiles[jt].x[2] = c.z, o_tiles[jt].x[3] = c.w;
         }
         solve(u, o_tiles, smem.a, smem.p);
-        // Sum i of a thread is of column `column + i % 4 / 2 * 8` and this node.
+        // Sum i of a thread is column `column + i % 4 / 2 * 8` of this node.
         const auto node_of = [&](int i) { return i / 4 * 8 + first_node + i % 2; };
         const u32 nonfinite = smem.nonfinite;
         if (nonfinite) {
@@ -492,7 +495,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     }
     sum += __shfl_xor_sync(WARP_ALL, sum, 8);
     sum += __shfl_xor_sync(WARP_ALL, sum, 16);
-    // A warp has half of the block's columns of eight nodes, and tells both blocks of the head.
+    // A warp has half of the block's columns of eight nodes and sends its sum of squares to both blocks of the head.
     if (lane < 16) {
         const int to = cluster_rank() / SLICES * SLICES + lane / 8;
         const float* square = &smem.squares[2 * work.slice + norm_lane % 64 / 32][norm_node];

@@ -1,11 +1,12 @@
-// The output norm of the delta rule, head by head, in the forms of the output projection.
+// Gated output norm of the delta rule, head by head, in the formats of the output projection.
 //
-//   y[row, h, :] = rms(o[row, h, :]) * norm * silu(z[row, h, :]);   rms(x) = x / sqrt(mean(x^2) + eps)
+//   y[row, h, :] = rms_norm(o[row, h, :]) * norm * silu(z[row, h, :]);   rms_norm(x) = x / sqrt(mean(x^2) + eps)
 //
-// in   header, see norm/source_rows.cuh     o [rows] rows of VALUES f32, LD_O apart     z likewise, LD_Z apart
+// in   header, see norm/source_rows.cuh     o [rows] rows of V_WIDTH f32, ld_o apart     z likewise, ld_z apart
 //      norm [128]
-// out  y [rows][VALUES] in any of the forms of norm/row_output.cuh, or (OUT_PANEL) as f16 panels of gemm/panel_layout.cuh
-// grid (groups of 256 / 4, rows) x 128: a warp per group, which is two heads, eight values a lane
+// out  y [rows][V_WIDTH] in any format of norm/row_output.cuh, or (OUT_PANEL) as f16 panels of gemm/panel_layout.cuh
+// grid (groups of 256 / 4, rows) x 128 threads: a warp per group of two heads, eight values per lane
+// smem none
 // arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
 #include "common/prelude.cuh"
 #include "gated_delta/layout.cuh"
@@ -21,8 +22,8 @@ gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z,
     float weight[8];
     load_row_group<HEAD_DIM * 2>(norm - lane / 16 * HEAD_DIM, 0, weight);
     const bool active = row < n_source_rows(header) && group < ROW_GROUPS;
-    // The kernels that make o let this one begin only when all before them has ended, so z is there. Not by way of L1, which
-    // knows of no writes.
+    // The kernels that produce o trigger this launch only after their own pdl_wait, so z is complete here. It must not
+    // be read through L1, which is not coherent.
     float y[8], gate[8] = {};
     const int at = group * 256 + lane * 8;
     if (active && at < WIDTH) {

@@ -1,12 +1,13 @@
-// Shapes and layouts that every delta kernel shares. Defines: K_HEADS key heads, V_HEADS value heads, GROUPED (0: value head
-// h uses key head h % K_HEADS, 1: h / (V_HEADS / K_HEADS)). Key and value heads are 128 wide and the convolution has 4 taps.
+// Shapes and memory layouts of the gated delta kernels. Defines: K_HEADS key heads, V_HEADS value heads, GROUPED (0:
+// value head h uses key head h % K_HEADS, 1: h / (V_HEADS / K_HEADS)). Heads are 128 wide; the convolution has 4 taps.
 //
 // state   [slot][layer][V_HEADS][128 v][128 k] f32: transposed, k runs fastest
 // window  [slot][layer][3][CHANNELS] f32: convolution inputs before the committed position, oldest first
-// factors [slot][layer][node][NODE_FLOATS] f32: what a node leaves instead of a state, in this order:
-//   k [K_HEADS][128] normalised, u [V_HEADS][128], g [V_HEADS] (padded to a multiple of 32), x [CHANNELS] convolution input
-// mixed   [row][CHANNELS] f32: q [K_HEADS][128] (normalised, times 1/sqrt(128)), k [K_HEADS][128] (normalised), v [V_HEADS][128]
-// gates   [row][2][V_HEADS] f32: g (at most 0), then beta
+// factors [slot][layer][node][NODE_FLOATS] f32: WY factors of a node, stored in place of a state, in this order:
+//   k [K_HEADS][128] normalized, u [V_HEADS][128], g [V_HEADS] (padded to a multiple of 32), x [CHANNELS] convolution
+//   input
+// mixed_qkv [row][CHANNELS] f32: q [K_HEADS][128] (normalized, / sqrt(128)), k [K_HEADS][128] (normalized), v
+// [V_HEADS][128] gates   [row][2][V_HEADS] f32: g (log decay, at most 0), then beta
 #pragma once
 
 #define HEAD_DIM 128
@@ -20,7 +21,7 @@
 #define NODE_G (K_WIDTH + V_WIDTH)
 #define NODE_X (K_WIDTH + V_WIDTH + GATE_FLOATS)
 
-// Four values of a committed state. One step reads it once, so it is the first to leave the second-level cache again.
+// Four values of a committed state. A step reads it once, so L2 evicts it first.
 __device__ __forceinline__ float4 load_state_once(const float* p) {
     float4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.f32 {%0,%1,%2,%3}, [%4], %5;"
@@ -29,7 +30,7 @@ __device__ __forceinline__ float4 load_state_once(const float* p) {
     return v;
 }
 
-// The key head of a value head.
+// Key head of a value head.
 __device__ __forceinline__ int key_head(int v_head) {
 #if GROUPED
     return v_head / (V_HEADS / K_HEADS);
@@ -38,7 +39,7 @@ __device__ __forceinline__ int key_head(int v_head) {
 #endif
 }
 
-// A pointer moved by `slot` strides of `bytes`.
+// Pointer advanced by `slot` strides of `bytes`.
 template <typename T>
 __device__ __forceinline__ T* slot_ptr(T* base, int slot, unsigned long long bytes) {
     return (T*)((char*)base + (unsigned long long)slot * bytes);

@@ -1,19 +1,22 @@
-// What a chunk of 64 positions needs that does not depend on the state, for all chunks at once.
+// Gated delta rule, chunked prefill, intra-chunk part: everything of a 64-token chunk that does not depend on the
+// state.
 //
 //   A_ij = beta_i e^(G_i - G_j) (k_i . k_j), j < i;   inverse = (I + A)^-1 diag(beta)
-//   read_ij = e^(G_i - G_j) (q_i . k_j), j <= i;   decay_i = e^(G_i);   tail_i = e^(G_64 - G_i)
-// with G_i the sum of g within the chunk up to i. Positions a chunk does not have count as g = beta = 0, k = q = 0.
+//   qk_ij = e^(G_i - G_j) (q_i . k_j), j <= i;   decay_i = e^(G_i);   tail_i = e^(G_64 - G_i)
+// with G_i the sum of g within the chunk up to i. Missing positions count as g = beta = 0, k = q = 0.
 //
-// in:  mixed (q and k as pairs of bf16), gates     out: inner [chunk][V_HEADS][INNER_BYTES], see gated_delta/chunk_layout.cuh
-// grid (chunks, K_HEADS), 256 threads: a block has one key head of one chunk and, up to three at a time, the value heads
-// that use it
-// shared memory: 64 KB. arch: sm_80. reference: cpu::reference::delta::chunk; test: chunk_*
+// in   mixed_qkv (q and k as bf16 pairs), gates
+// out  intra [chunk][V_HEADS][INTRA_BYTES], see chunk_layout.cuh
+// grid (chunks, K_HEADS) x 256 threads: a block has one key head of one chunk and its value heads, up to three at a
+//      time
+// smem 64 KB
+// arch sm_80 and up     reference cpu::reference::delta::chunk     test chunk_*
 //
-// Products run on the tensor cores in three partial products of bf16, and what is made of them for a value head is made
-// in their registers. The inverse T is taken in f32: 16 x 16 blocks on the diagonal by substitution, a thread per
-// column; then T_ij = -T_ii (sum_k A_ik T_kj), block diagonal by block diagonal, 64 threads a block of it. A block of
-// T below the diagonal is kept in the mirrored place above it, since A is needed to the end. G is a sum of two floats,
-// since differences of long sums matter.
+// Products use three bf16 partial products on the tensor cores and stay in registers for all value heads. The inverse T
+// is computed in f32: 16 x 16 diagonal blocks by forward substitution, one thread per column; then T_ij = -T_ii (sum_k
+// A_ik T_kj), block diagonal by block diagonal, 64 threads per block. T below the diagonal is stored transposed
+// blockwise above it, because A is needed until the end. G is a sum of two floats, because differences of long sums are
+// taken.
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"
@@ -24,16 +27,16 @@
 #define LD 68
 #define WARPS 8
 
-// Value heads worked on together, and positions of [64][LD] matrices.
+// Value heads per pass, one [64][LD] matrix each.
 #define HEADS_PER_PASS (V_HEADS_PER_K_HEAD < 3 ? V_HEADS_PER_K_HEAD : 3)
 
-// Blocks (i, j) of 16 x 16 with j <= i, in rows.
+// Blocks (i, j) of 16 x 16 with j <= i, row by row.
 __device__ __forceinline__ void block_indices(int index, int& i, int& j) {
     i = index >= 6 ? 3 : index >= 3 ? 2 : index >= 1 ? 1 : 0;
     j = index - i * (i + 1) / 2;
 }
 
-// The `r`th value head that uses a key head.
+// The r-th value head of a key head.
 __device__ __forceinline__ int value_head(int key, int r) {
 #if GROUPED
     return key * V_HEADS_PER_K_HEAD + r;
@@ -45,8 +48,8 @@ __device__ __forceinline__ int value_head(int key, int r) {
 extern "C" __global__ void __launch_bounds__(256)
 gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
     extern __shared__ float4 smem[];
-    char* tiles = (char*)smem;         // k high, k low, q high, q low: [64][128] bf16 each
-    float* matrices = (float*)smem;    // then [TOGETHER][64][LD]: A below the diagonal, T on it and mirrored above
+    char* tiles = (char*)smem;  // k high, k low, q high, q low: [64][128] bf16 each
+    float* matrices = (float*)smem;  // then [HEADS_PER_PASS][64][LD]: A below the diagonal, T on it and mirrored above
     float* block_sums = matrices + HEADS_PER_PASS * 64 * LD;  // [4][16][20]
     __shared__ float2 sums[V_HEADS_PER_K_HEAD][64];
     __shared__ float betas[V_HEADS_PER_K_HEAD][64];
@@ -67,7 +70,7 @@ gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const floa
     cp_async_commit();
     for (int r = warp; r < V_HEADS_PER_K_HEAD; r += WARPS) {
         const float* gate = gates + (u64)rows_of_chunk.first * 2 * V_HEADS + value_head(key, r);
-        // Each lane has two neighbours; sums over lanes before it by doubling.
+        // Each lane has two positions; prefix sums over the lanes by doubling.
         const int i = 2 * lane;
         const float g0 = i < rows_of_chunk.rows ? gate[(u64)i * 2 * V_HEADS] : 0.0f;
         const float g1 = i + 1 < rows_of_chunk.rows ? gate[(u64)(i + 1) * 2 * V_HEADS] : 0.0f;
@@ -184,7 +187,7 @@ gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const floa
                 x[row] = sum;
             }
             __syncwarp();
-            // The 16 threads of a block are of one warp: all of A's block was read.
+            // The 16 threads of a block are in one warp, so A's block has been read completely.
 #pragma unroll
             for (int row = 0; row < 16; row++) own[row * LD + column] = x[row];
         }

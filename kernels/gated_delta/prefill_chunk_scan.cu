@@ -1,19 +1,20 @@
-// The gated delta rule over consecutive positions, 64 at a time, the state brought along.
+// Gated delta rule, chunked prefill, inter-chunk scan: 64 tokens per step, the state in registers.
 //
-//   U = inverse (V - diag(decay) K S);   O = diag(decay) Q S + read U;   S <- e^(G_64) S + K^T diag(tail) U
-// with inverse, read, decay and tail of delta/chunk_prepare.
+//   U = inverse (V - diag(decay) K S);   O = diag(decay) Q S + qk U;   S <- e^(G_64) S + K^T diag(tail) U
+// with inverse, qk, decay and tail of prefill_chunk_prepare.cu.
 //
-// in:  mixed (q and k as pairs of bf16, v f32), inner, x [rows][ld_x] (convolution inputs)
-// out: o [rows][VALUES]; i/o: state [slot][V_HEADS][128 v][128 k], window [slot][3][CHANNELS]
-// grid (128 / COLUMNS, V_HEADS + 1), 2 * COLUMNS threads: a warp has 16 value columns of one head for the whole prompt; the
-// last row of blocks slides the window
-// shared memory: 97 KB: k, q (pairs of bf16 [64][128]), inverse, read (pairs [64][64]), decay and tail twice
+// in   mixed_qkv (q and k as bf16 pairs, v f32), intra, x [rows][ld_x] (convolution inputs)
+// out  o [rows][V_WIDTH]
+// i/o  state [slot][V_HEADS][128 v][128 k], window [slot][3][CHANNELS]
+// grid (128 / COLUMNS, V_HEADS + 1) x 2 COLUMNS threads: a warp has 16 value columns of one head for the whole prompt;
+//      the last row of blocks slides the convolution window
+// smem 97 KB: k, q (bf16 pairs [64][128]), inverse, qk (pairs [64][64]), decay and tail twice
+// arch sm_80 and up     reference cpu::reference::delta::chunk     test chunk_*
 //
-// A warp holds its slice of the transposed state in registers, in the layout of a product's result, which is also
-// that of a left operand of the next product: state, right side and U never leave the registers. Products are three
-// partial products of bf16, sums are f32. Each buffer is refilled for the next chunk as soon as all warps are done
-// with it. Positions a chunk does not have are zeros.
-// arch: sm_80. reference: cpu::reference::delta::chunk; test: chunk_*
+// A warp holds its slice of S^T in registers in accumulator layout, which is also the A fragment layout of the next
+// product: state, right-hand side and U never leave the registers. Products are three bf16 partial products with f32
+// accumulators. Each buffer is refilled for the next chunk as soon as all warps have consumed it. Missing positions are
+// 0.
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -33,7 +34,7 @@ struct AFragment {
     u32 low[4];
 };
 
-// The left operand (16 value columns x 16 of k) from two result tiles of 8 columns.
+// A fragment (16 value columns x 16 of k) from two accumulator tiles of 8 columns.
 __device__ __forceinline__ AFragment a_from_accumulator(const float (&c0)[4], const float (&c1)[4]) {
     AFragment p;
     split_bf16(c0[0], c0[1], p.high[0], p.low[0]);
@@ -43,7 +44,7 @@ __device__ __forceinline__ AFragment a_from_accumulator(const float (&c0)[4], co
     return p;
 }
 
-// Right operands of 16 x 16, both halves; `low` bytes further on.
+// B fragments of 16 x 16, both parts; the low part is `low` bytes further on.
 struct BFragment {
     u32 high[4];
     u32 low[4];
@@ -65,8 +66,8 @@ __device__ __forceinline__ void mma_step(float (&c)[4], const u32 (&a)[4], u32 b
     mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-// Four result tiles of 8 columns from one left and two right operands. The partial products of a tile depend on one
-// another, so those of the four tiles take turns.
+// Four accumulator tiles of 8 columns from one A and two B fragments, interleaved because the partial products of one
+// tile depend on each other.
 __device__ __forceinline__ void multiply(float (*c)[4], const AFragment& a, const BFragment& b, const BFragment& d) {
     mma_step(c[0], a.high, b.high[0], b.high[1]), mma_step(c[1], a.high, b.high[2], b.high[3]);
     mma_step(c[2], a.high, d.high[0], d.high[1]), mma_step(c[3], a.high, d.high[2], d.high[3]);
@@ -75,7 +76,7 @@ __device__ __forceinline__ void multiply(float (*c)[4], const AFragment& a, cons
     mma_step(c[0], a.low, b.high[0], b.high[1]), mma_step(c[1], a.low, b.high[2], b.high[3]);
     mma_step(c[2], a.low, d.high[0], d.high[1]), mma_step(c[3], a.low, d.high[2], d.high[3]);
 }
-// As above, of the second right operand only.
+// The same with the second B fragment only.
 __device__ __forceinline__ void multiply_half(float (*c)[4], const AFragment& a, const BFragment& b) {
     mma_step(c[0], a.high, b.high[0], b.high[1]), mma_step(c[1], a.high, b.high[2], b.high[3]);
     mma_step(c[0], a.high, b.low[0], b.low[1]), mma_step(c[1], a.high, b.low[2], b.low[3]);
@@ -118,7 +119,7 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
         return;
     }
     const int head = blockIdx.y, key = key_head(head);
-    const int column = blockIdx.x * COLUMNS + warp * 16 + g;  // and 8 further on
+    const int column = blockIdx.x * COLUMNS + warp * 16 + g;  // and column + 8
     const int chunks = num_chunks(chunk);
     const char* own = intra + (u64)head * INTRA_BYTES;
     auto load_queries = [&](int c) {
@@ -144,7 +145,7 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
     load_queries(0);
     load_inverse(0);
     load_keys(0);
-    // s[n][..]: value columns g, g + 8; k = 8 n + 2 t and its neighbour.
+    // s[n][..]: value columns g, g + 8; k = 8 n + 2 t and k + 1.
     float* state_ptr = slot_ptr(state, slot, state_stride) + ((u64)head * HEAD_DIM + column) * HEAD_DIM + 2 * t;
     float s[16][4];
 #pragma unroll
@@ -152,8 +153,8 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
         const float2 top = *(const float2*)(state_ptr + 8 * n), low = *(const float2*)(state_ptr + 8 * HEAD_DIM + 8 * n);
         s[n][0] = top.x, s[n][1] = top.y, s[n][2] = low.x, s[n][3] = low.y;
     }
-    // A lane's row of the first 16 x 16 right operand whose storage runs along k (keys, inner) or across it (keys);
-    // step k is 32 bytes further on, which the swizzle turns into an exclusive or.
+    // A lane's row of the first 16 x 16 B fragment, K-major (keys, intra) or transposed (keys). K-step k is 32 bytes
+    // further on, which the swizzle turns into an exclusive or.
     const u32 k_major_offset = k_tile_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const u32 intra_offset = intra_tile_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     const u32 transposed_offset = k_tile_offset(lane % 16, lane / 16);
@@ -177,7 +178,8 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
         cp_async_wait<0>();
         __syncthreads();
         load_queries(c + 1);
-        // w is V, then the right side, then U, transposed: value columns g, g + 8; positions 8 n + 2 t and the next.
+        // w holds V, then the right-hand side, then U, transposed: value columns g, g + 8; positions 8 n + 2 t and the
+        // next.
         float w[8][4];
         const float* values = mixed_qkv + (u64)rows_of_chunk.first * CHANNELS + 2 * K_WIDTH + head * HEAD_DIM + column;
 #pragma unroll

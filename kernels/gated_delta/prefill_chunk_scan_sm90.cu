@@ -1,20 +1,21 @@
-// delta/chunk_scan for Hopper: the same sums in the same roles, by products of a whole warpgroup.
+// Gated delta rule, chunked prefill, inter-chunk scan on Hopper: as prefill_chunk_scan.cu, with wgmma.
 //
-//   U = inverse (V - diag(decay) K S);   O = diag(decay) Q S + read U;   S <- e^(G_64) S + K^T diag(tail) U
-// with inverse, read, decay and tail of delta/chunk_prepare.
+//   U = inverse (V - diag(decay) K S);   O = diag(decay) Q S + qk U;   S <- e^(G_64) S + K^T diag(tail) U
+// with inverse, qk, decay and tail of prefill_chunk_prepare.cu.
 //
-// in:  mixed (q and k as pairs of bf16, v f32), inner, x [rows][ld_x] (convolution inputs)
-// out: o [rows][VALUES]; i/o: state [slot][V_HEADS][128 v][128 k], window [slot][3][CHANNELS]
-// grid (2, V_HEADS + 1), 128 threads: a warpgroup has 64 value columns of one head for the whole prompt; the last row of
-// blocks slides the window
-// shared memory: 227 KB: twice (k and q, pairs of bf16 in panels [2][64][64]; inverse and read, pairs of [64][64]; v
-// [64][64] f32), then decay and tail twice
+// in   mixed_qkv (q and k as bf16 pairs, v f32), intra, x [rows][ld_x] (convolution inputs)
+// out  o [rows][V_WIDTH]
+// i/o  state [slot][V_HEADS][128 v][128 k], window [slot][3][CHANNELS]
+// grid (2, V_HEADS + 1) x 128 threads: a warpgroup has 64 value columns of one head for the whole prompt; the last row
+//      of blocks slides the convolution window
+// smem 227 KB: two stages of k and q (bf16 pairs in panels [2][64][64]), inverse and qk (pairs [64][64]), v [64][64]
+//      f32; decay and tail twice
+// arch sm_90a     reference cpu::reference::delta::chunk     test chunk_*
 //
-// The state, transposed, stays in registers as a result and is turned into a left operand there; right operands come
-// from shared memory in the 128-byte swizzle. A chunk is fetched while the one before it is worked on. Blocks of
-// inverse and read above the diagonal become zeros: results of fewer than 64 columns would be parts of register
-// arrays, which makes the compiler wait for every product. Products are three partial products of bf16.
-// arch: sm_90a, base path delta/chunk_scan. reference: cpu::reference::delta::chunk; test: chunk_*
+// S^T stays in registers as an accumulator and becomes the A operand there; B operands come from shared memory in the
+// 128-byte swizzle. A chunk is loaded while the previous one is computed. Blocks of inverse and qk above the diagonal
+// are zeroed: accumulators of fewer than 64 columns would be parts of register arrays, which makes the compiler wait
+// after every wgmma. Products are three bf16 partial products.
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -39,7 +40,7 @@ struct AFragment {
     u32 low[4];
 };
 
-// The left operand (16 value columns x 16 of k) from two result tiles of 8 columns.
+// A fragment (16 value columns x 16 of k) from two accumulator tiles of 8 columns.
 __device__ __forceinline__ AFragment a_from_accumulator(const float* c) {
     AFragment p;
     split_bf16(c[0], c[1], p.high[0], p.low[0]);
@@ -49,7 +50,7 @@ __device__ __forceinline__ AFragment a_from_accumulator(const float* c) {
     return p;
 }
 
-// 64 rows of a head's 256 bytes of high and 256 of low halves, as [half][panel of 64][row].
+// 64 rows of a head, 256 bytes of high and 256 of low parts, as [part][panel of 64][row].
 __device__ __forceinline__ void load_head(u32 to, const float* from, int rows) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < 64 * 32; i += THREADS) {
@@ -75,7 +76,7 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         return;
     }
     const int head = blockIdx.y, key = key_head(head);
-    const int own = warp * 16 + g;  // value column within the block, and 8 further on
+    const int own = warp * 16 + g;  // value column within the block, and own + 8
     const int chunks = num_chunks(chunk);
     const char* factors = intra + (u64)head * INTRA_BYTES;
     const float* values = mixed_qkv + 2 * K_WIDTH + head * HEAD_DIM + blockIdx.x * COLUMNS;
@@ -89,7 +90,7 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         const char* from = factors + (u64)c * V_HEADS * INTRA_BYTES;
 #pragma unroll 4
         for (int i = threadIdx.x; i < 64 * 32; i += THREADS) {
-            const int part = i / 512, row = i / 8 % 64, piece = i % 8;  // inverse high, low, read high, low
+            const int part = i / 512, row = i / 8 % 64, piece = i % 8;  // inverse high, low, qk high, low
             cp_async_16_zfill(to + INVERSE_OFFSET + part * 8192 + intra_tile_offset(row, piece),
                                 from + part * 8192 + row * 128 + piece * 16, piece / 2 <= row / 16);
         }
@@ -105,7 +106,7 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
     };
     load(0);
     cp_async_commit();
-    // s[4 n ..]: value columns g, g + 8; k = 8 n + 2 t and its neighbour.
+    // s[4 n ..]: value columns g, g + 8; k = 8 n + 2 t and k + 1.
     float* state_ptr = slot_ptr(state, slot, state_stride) + ((u64)head * HEAD_DIM + blockIdx.x * COLUMNS + own) * HEAD_DIM + 2 * t;
     float s[64];
 #pragma unroll
@@ -118,14 +119,14 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         const char* stage = smem + c % 2 * STAGE_BYTES;
         const float* decay = (const float*)(smem + DECAY_OFFSET + c % 2 * 512);
         const float* tail = decay + 64;
-        // What ordinary copies wrote must be visible to the products, and all warps be done with the other stage.
+        // cp.async writes must be visible to wgmma, and all warps must have consumed the other stage.
         cp_async_wait<0>();
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncthreads();
         float out[32], u[32];
 #pragma unroll
         for (int i = 0; i < 32; i++) out[i] = 0.0f, u[i] = 0.0f;
-        // Half of the state at a time: left operands stay in registers until their products are done.
+        // Half of the state at a time: A fragments must stay in registers until their wgmma completes.
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             AFragment a[4];

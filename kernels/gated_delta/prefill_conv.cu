@@ -1,15 +1,17 @@
-// The convolution before the delta rule for consecutive positions, with everything that is done to its result.
+// Gated delta rule, chunked prefill: causal convolution of consecutive positions, with silu, q/k norms and gates.
 //
 //   y[row, ch] = silu(sum_j weight[ch, j] * x[row - 3 + j, ch]), rows before the first from the window;
 //   q and k heads: y / sqrt(sum(y^2) + 1e-6), q also / sqrt(128);
 //   g = a * softplus(alpha + dt), beta = sigmoid(beta).
 //
-// in:  x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS] (slid by delta/chunk_scan), weight
+// in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS] (slid by prefill_chunk_scan), weight
 //      [CHANNELS][4], a, dt [V_HEADS]
-// out: mixed [rows][CHANNELS] words: q and k heads as 128 bf16 and then 128 bf16 of what they leave, v heads as f32;
-//      gates [rows][2][V_HEADS]
-// grid (heads / 8 + 1, rows / 16), 256 threads: a warp takes a head through 16 rows, the last column does the gates
-// shared memory: none. arch: sm_80. reference: cpu::reference::conv::sequence, norm::l2; test: chunk_*
+// out  mixed_qkv [rows][CHANNELS] words: q and k heads as 128 bf16 and the 128 bf16 of their remainders, v heads as
+//      f32; gates [rows][2][V_HEADS]
+// grid (heads / 8 + 1, rows / 16) x 256 threads: a warp takes a head through 16 rows, the last column computes the
+//      gates
+// smem none
+// arch sm_80 and up     reference cpu::reference::conv::sequence, norm::l2     test chunk_*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"
@@ -51,7 +53,7 @@ gated_delta_conv_chunk(const Chunk* chunk, const float* x, u32 ld_x, const float
         const int row = first + i - (TAPS - 1);
         past[i] = *(const float4*)(row >= 0 ? x + (u64)row * ld_x + channel : before + (row + TAPS - 1) * CHANNELS);
     }
-    // A batch of rows is loaded before the first of them is worked on: stores could alias what is yet to be read.
+    // A batch of rows is loaded before its first row is stored, because the stores could alias later loads.
     for (int row = first; row < last; row += BATCH) {
         float4 now[BATCH];
 #pragma unroll

@@ -1,17 +1,17 @@
-// What a node reads from a state: the one form of it, so that a step of one row and a walk over a tree agree in every bit.
+// The one form of the recurrence's read-out, so that decode of one row and of a tree agree in every bit.
 //
 //   u = beta (v - e^g S^T k);   o = e^g S^T q + u (q . k), which is (e^g S + k u^T)^T q
 //
-// Both products are of the parent's state, so they are taken together, and a node that nobody follows changes no state.
-// A column of the state lies in eight lanes of a warp, 16 keys each; a warp has four columns at a time.
+// Both products read the parent's state, so they are computed together, and a leaf changes no state.
+// A state column is in eight lanes of a warp, 16 keys each; a warp has four columns at a time.
 #pragma once
 #include "gated_delta/state_update.cuh"
 
-// A lane's column of the four and its part of the keys: keys 32 i + 4 part .. of i < 4.
+// A lane's column of the four and its part of k: 32 i + 4 part .. of i < 4.
 __device__ __forceinline__ int lane_column() { return threadIdx.x % 4; }
 __device__ __forceinline__ int lane_part() { return threadIdx.x % 32 / 4; }
 
-// This lane's share of a product over 128 keys. The shares are summed 4, 2 and 1 parts apart.
+// This lane's partial dot product over 128 keys. Partials are summed 4, 2 and 1 parts apart.
 __device__ __forceinline__ float partial_dot(const float4 (&a)[4], const float4 (&b)[4]) {
     float x = a[0].x * b[0].x, y = a[0].y * b[0].y;
     x = fmaf(a[0].z, b[0].z, x), y = fmaf(a[0].w, b[0].w, y);
@@ -23,7 +23,7 @@ __device__ __forceinline__ float partial_dot(const float4 (&a)[4], const float4 
     return x + y;
 }
 
-// q . k from four values of each a lane, the whole warp taking part: lanes' shares, summed 16, 8, .. 1 lanes apart.
+// q . k from four values of each per lane, over the whole warp: partials are summed 16, 8, .. 1 lanes apart.
 __device__ __forceinline__ float dot4(float4 q, float4 k) {
     return fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, q.x * k.x)));
 }

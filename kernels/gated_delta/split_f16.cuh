@@ -1,10 +1,10 @@
-// Operands of delta/tree's products in f16 pairs (high, low), of whose four partial products three are wanted.
+// Operands as f16 pairs (high, low), 22 bits; three of the four partial products are computed.
 //
-// An operand of `rows` rows of 128 values is four planes of [rows][64] halves in the 128-byte swizzle: high parts of
-// values 0 .. 63 and 64 .. 127, then low parts. It begins at a multiple of 1024 bytes.
+// An operand of `rows` rows of 128 values is four planes of [rows][64] f16 in the 128-byte swizzle: high parts of
+// values 0 .. 63 and 64 .. 127, then low parts. It starts at a multiple of 1024 bytes.
 #pragma once
 
-// Byte offset of the high parts of values 4 lane .. 4 lane + 3 of a row; the low parts are `LOW(rows)` behind them.
+// Byte offset of the high parts of values 4 lane .. 4 lane + 3 of a row; the low parts are LOW_PLANE(rows) further on.
 __device__ __forceinline__ int operand_offset(int rows, int row, int lane) {
     return lane / 16 * (rows * 128) + row * 128 + ((lane % 16 / 2 ^ row & 7) << 4) + (lane & 1) * 8;
 }
@@ -20,8 +20,8 @@ __device__ __forceinline__ uint4 split_f16(float4 x, float scale) {
     return h;
 }
 
-// Column `column` of the state as row `column` of an operand of ROWS_OF rows, four values a lane: scaled so that its largest value
-// becomes 2^8 to 2^9, by the inverse of what goes to `unscale`.
+// Stores state column `column` as row `column` of an operand of ROWS_OF rows, four values per lane, scaled so that its
+// largest value is in 2^8 .. 2^9; the inverse scale goes to `unscale`.
 template <int ROWS_OF>
 __device__ __forceinline__ void store_state_column(u8* operand, float* unscale, int column, float4 s) {
     const int lane = threadIdx.x % 32;
@@ -33,12 +33,12 @@ __device__ __forceinline__ void store_state_column(u8* operand, float* unscale, 
     if (lane == 0) unscale[column] = __uint_as_float(exponent - 8 << 23);
 }
 
-// Values 16 step .. of 16 rows as the left operand, the first 8 at `row`, the others at `second`.
+// A fragment of K-step `step`: 8 rows from `row` and 8 from `second`.
 __device__ __forceinline__ void load_a_fragment(u32 (&a)[4], u32 base, int rows, int row, int second, int step) {
     const int lane = threadIdx.x % 32, own = (lane & 8 ? second : row) + lane % 8, chunk = step % 4 * 2 + lane / 16;
     ldmatrix_x4(a, base + step / 4 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));
 }
-// Values 32 pair .. of 8 rows as the right operand of two steps.
+// B fragments of K-steps 2 pair and 2 pair + 1, 8 rows from `row`.
 __device__ __forceinline__ void load_b_fragments(u32 (&b)[4], u32 base, int rows, int row, int pair) {
     const int lane = threadIdx.x % 32, own = row + lane % 8, chunk = pair % 2 * 4 + lane / 8;
     ldmatrix_x4(b, base + pair / 2 * (rows * 128) + own * 128 + ((chunk ^ own & 7) << 4));

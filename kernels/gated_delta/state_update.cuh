@@ -1,7 +1,7 @@
-// The one way that brings a state past a node; whoever carries states uses it, so that bits agree.
+// The one form of the state update, S <- e^g S + k u^T; all kernels that advance states use it, so their bits agree.
 #pragma once
 
-// S + k u for four k of one value column, S having been multiplied by the decay.
+// S + k u for four k of one value column; S is already decayed.
 __device__ __forceinline__ void add_outer_product(float4& s, float4 k, float u) {
     s.x = fmaf(k.x, u, s.x);
     s.y = fmaf(k.y, u, s.y);

@@ -1,9 +1,7 @@
-// The convolution at the nodes of a tree, for kernels whose blocks each need some of a node's channels: where a node's taps
-// stand, what they hold, and the cluster of blocks that does together what all of them need.
+// Causal convolution at the nodes of a draft tree, for kernels whose blocks need a part of the channels each.
 //
-// A node's taps are the three before it on its path and itself; what lies before the tree is in the window. CLUSTER blocks
-// form a cluster where the architecture has them, elsewhere each stands alone and CLUSTER is 1.
-// Behind gated_delta/layout.cuh and gated_delta/conv.cuh.
+// The inputs of a node are its three predecessors on its path and itself; positions before the tree are in the window.
+// CLUSTER blocks form a cluster on sm_90 and up; elsewhere CLUSTER is 1. Needs: layout.cuh and conv.cuh.
 #pragma once
 
 #if !HAS_BULK
@@ -24,8 +22,8 @@ __device__ __forceinline__ u32 cluster_rank() {
     return r;
 }
 
-// Where the taps stand, oldest first: nodes, and below 0 rows of the window, of which -1 is the newest. A parent below 0 is
-// none.
+// Input rows of the convolution, oldest first: nodes, or negative for rows of the window, -1 being the newest. A
+// negative parent means none.
 __device__ __forceinline__ void tap_rows(int (&taps)[TAPS], const int* parents, int node) {
     taps[0] = -3, taps[1] = -2, taps[2] = -1, taps[3] = node;
     int at = node;
@@ -33,7 +31,7 @@ __device__ __forceinline__ void tap_rows(int (&taps)[TAPS], const int* parents, 
     for (int tap = TAPS - 2; tap >= 0; tap--) {
         at = parents[at];
         if (at < 0) break;
-        // The window moves up by one for every node that stands before it.
+        // The window shifts by one for every node before this one.
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++)
             if (i < tap) taps[i]++;
@@ -41,7 +39,7 @@ __device__ __forceinline__ void tap_rows(int (&taps)[TAPS], const int* parents, 
     }
 }
 
-// Four channels at the four taps of a node, oldest first; the window ends at `newest`.
+// Reads four channels of a node's four inputs, oldest first; the window ends at `newest`.
 struct ConvInput {
     const float* x;
     const float* newest;
@@ -50,7 +48,7 @@ struct ConvInput {
         const bool inside = tap >= 0;
         return (inside ? x : newest) + (channel + tap * (inside ? (int)ld : CHANNELS));
     }
-    // Where they stand; `taps` as a step has them, a byte each.
+    // Their addresses; `taps` as in the step header, one byte each.
     __device__ __forceinline__ void addresses(const float* (&from)[TAPS], u32 taps, int channel) const {
 #pragma unroll
         for (int i = 0; i < TAPS; i++) from[i] = at((signed char)(taps >> 8 * i), channel);
@@ -62,7 +60,7 @@ struct ConvInput {
     }
 };
 
-// Channels local .. local + 3 of a block's own, channel c's taps being `weight[c % 4][c / 4]` in units of 4.
+// Channels local .. local + 3 of the block; the taps of channel c are weight[c % 4][c / 4] in units of 4.
 template <int N>
 __device__ __forceinline__ float4 conv_silu(const float (&weight)[4][N], const float4 (&in)[TAPS], int local) {
     Weights w;
@@ -71,19 +69,19 @@ __device__ __forceinline__ float4 conv_silu(const float (&weight)[4][N], const f
     return convolve(w, in[0], in[1], in[2], in[3]);
 }
 
-// Channel `i` of a block's own: 128 of q, 128 of k of key head `key`, then those of v from `v_channels` on.
+// Channel i of the block: 128 of q, 128 of k of key head `key`, then those of v from `v_channels`.
 __device__ __forceinline__ int block_channel(int i, int key, int v_channels) {
     const int part = i / HEAD_DIM;
     return (part == 0 ? key * HEAD_DIM : part == 1 ? K_WIDTH + key * HEAD_DIM : v_channels) + i % HEAD_DIM;
 }
-// Begins to bring the taps of a block's channels.
+// Starts cp.async of the conv weights of the block's channels.
 template <int N, int THREADS_IN_BLOCK>
 __device__ __forceinline__ void load_conv_weights(float (&to)[4][N], const float* weight, int key, int v_channels) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < N; i += THREADS_IN_BLOCK) cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)block_channel(i, key, v_channels) * TAPS);
     cp_async_commit();
 }
-// Begins to bring the window's rows of them to the second-level cache.
+// Prefetches the block's channels of the window into L2.
 template <int N, int THREADS_IN_BLOCK>
 __device__ __forceinline__ void prefetch_window(const float* window, int key, int v_channels) {
 #pragma unroll 1

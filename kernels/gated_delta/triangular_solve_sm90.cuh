@@ -1,20 +1,20 @@
-// The triangular system of a tree in factor form and what follows from it, for a warp that has 16 columns of R in registers.
+// Triangular solve of the WY form, for a warp that has 16 columns of R in registers.
 //
-//   (I + A) U = R, A strictly lower;   o += U P^T, P lower: nodes in blocks of 8, whose own inverses are made beforehand
+//   (I + A) U = R, A strictly lower;   o += U P^T, P lower: blocks of 8 nodes, diagonal blocks inverted beforehand
 //
-// Sums are those of m16n8k8: a tile has 16 columns of the state times 8 nodes, of which a lane has columns lane / 4 and
-// lane / 4 + 8 and nodes 2 (lane % 4) and its neighbour. As the left operand of the next product it stays where it is: the
-// order of k is free as long as both operands have the same, so a lane's first node is k = t and its second k = t + 4.
-// The right operands lie in shared memory as "pairs" [node][LD_PAIRS]: of two neighbours both high parts, then both low ones.
-// Products run in pairs of tf32: 22 bits, and the range of f32, since R of one node may be much smaller than of another.
-// Source: blocked forward substitution; pairs as in gated_delta/split_f16.cuh.
+// Accumulators are those of m16n8k8: a tile has 16 state columns x 8 nodes; a lane has columns lane / 4 and lane / 4 +
+// 8, nodes 2 (lane % 4) and the next. As the A operand of the next product a tile stays in place: the order of k is
+// free as long as both operands agree, so a lane's first node is k = t and its second k = t + 4. B operands are in
+// shared memory as "pairs" [node][PAIRS_STRIDE]: of two neighboring nodes both high parts, then both low ones. Products
+// use tf32 pairs: 22 bits with the range of f32, because R may differ much in magnitude between nodes. Method: blocked
+// forward substitution.
 #pragma once
 
-#define PAIRS_STRIDE 80     // 16 floats a tile and 16 more, so that lanes of four rows meet no bank twice
+#define PAIRS_STRIDE 80  // 16 floats per tile and 16 more against bank conflicts
 #define DIAGONAL_STRIDE 12
 
-// f32 as the nearest tf32 and what that leaves, to the bits that a product takes. What is not finite stays so in the high part:
-// a sum of bits alone would carry the NaN that arithmetic makes, all ones, round to a zero.
+// f32 as the nearest tf32 and the remainder. A non-finite value stays non-finite in the high part: integer rounding
+// would turn the canonical NaN (all ones) into zero.
 __device__ __forceinline__ void split_tf32(float x, u32& high, u32& low) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(x));
     low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u & 0xffffe000u;
@@ -28,14 +28,14 @@ __device__ __forceinline__ float4 tf32_pairs(float x, float y) {
 struct AccumulatorTile {
     float x[4];
 };
-// sums += x b: 16 columns times 8 nodes x, pairs b of 8 nodes times 8 at the lane's place; small parts apart.
+// sums += x b: 16 columns x 8 nodes of x times 8 x 8 pairs b; low parts are accumulated separately in `small`.
 __device__ __forceinline__ void mma_3xtf32(AccumulatorTile& sums, AccumulatorTile& small, const u32 (&high)[4], const u32 (&low)[4], const float* pairs) {
     const uint4 b = *(const uint4*)pairs;
     mma_tf32(sums.x, high[0], high[1], high[2], high[3], b.x, b.y);
     mma_tf32(small.x, high[0], high[1], high[2], high[3], b.z, b.w);
     mma_tf32(small.x, low[0], low[1], low[2], low[3], b.x, b.y);
 }
-// A tile of sums as the left operand; which of its columns is which of k is as pairs are laid out.
+// An accumulator tile as the A operand; the order of k is that of the pairs.
 __device__ __forceinline__ void split_tile(const AccumulatorTile& x, u32 (&high)[4], u32 (&low)[4]) {
     split_tf32(x.x[0], high[0], low[0]), split_tf32(x.x[2], high[1], low[1]);
     split_tf32(x.x[1], high[2], low[2]), split_tf32(x.x[3], high[3], low[3]);
@@ -45,8 +45,8 @@ __device__ __forceinline__ void add_small_parts(AccumulatorTile& sums, Accumulat
     for (int i = 0; i < 4; i++) sums.x[i] += small.x[i], small.x[i] = 0.0f;
 }
 
-// Makes u of R and adds to o what u gives, 8 nodes after the other. `a` has pairs of -A below its diagonal blocks and the
-// inverses of blocks of I + A in their places, `p` those of P.
+// U from R, and o += U P^T, 8 nodes at a time. `a` has pairs of -A below its diagonal blocks and the inverses of the
+// diagonal blocks of I + A in place of those; `p` has P.
 template <int TILES>
 __device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTile (&o)[TILES], const float* a, const float* p) {
     const int lane = threadIdx.x % 32, own = lane / 4 * PAIRS_STRIDE + lane % 4 * 4;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTi
     for (int k = 0; k < TILES; k++) add_small_parts(o[k], of_o[k]);
 }
 
-// The inverses of blocks of 8 nodes of I + A, four of them, by one warp: a lane has a column of one.
-// `diagonal` has the blocks of -A, [node][LD_DIAGONAL].
+// Inverts the four 8 x 8 diagonal blocks of I + A, by one warp, one column per lane. `diagonal` has the blocks of -A,
+// [node][DIAGONAL_STRIDE].
 __device__ __forceinline__ void invert_diagonal_blocks(float* a, const float* diagonal) {
     const int lane = threadIdx.x % 32, at = lane / 8 * 8, c = lane % 8;
     float x[8];

@@ -1,5 +1,5 @@
-// Sums as two floats, the second being what rounding left of the first: decays are e^(difference of two sums), and a
-// difference keeps only the absolute error of its sums.
+// Compensated sums of two floats: decays are e^(difference of two sums), and a difference keeps only the absolute error
+// of its sums.
 #pragma once
 
 __device__ __forceinline__ void two_sum(float2& sum, float2 x) {
