@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use chat::Tokenizer;
 use chat::grammar::ToolCallMarkup;
-use chat::openai::request::ChatRequest;
+use chat::openai::request::chat_request;
 use chat::template::ToolCallFormat;
 use contract::{TokenId, TokenKind, TokenMask, Vocab};
 use decode::Constraint;
@@ -185,7 +185,7 @@ fn measure(
 ) -> Result<Times> {
     let mut body = case.request.clone();
     body["messages"] = json!([{"role": "user", "content": "x"}]);
-    let request = ChatRequest::from_json(body.to_string().as_bytes())?;
+    let request = chat_request(body.to_string().as_bytes())?;
     let markup = ToolCallMarkup {
         tokenizer,
         format: ToolCallFormat::XmlParameters,

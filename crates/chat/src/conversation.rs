@@ -162,3 +162,23 @@ impl ReasoningEffort {
         }
     }
 }
+
+/// Arguments of an earlier call as an object, since templates iterate over them.
+///
+/// A string that is no JSON object is kept under `_raw`.
+pub(crate) fn parse_arguments(text: &str, tool: &str) -> Map<String, Value> {
+    if text.trim().is_empty() {
+        return Map::new();
+    }
+    match serde_json::from_str(text) {
+        Ok(Value::Object(map)) => map,
+        Ok(Value::Null) => Map::new(),
+        _ => {
+            tracing::warn!(
+                tool,
+                "arguments of an earlier call are not a JSON object; kept as _raw"
+            );
+            Map::from_iter([("_raw".to_owned(), Value::from(text))])
+        }
+    }
+}

@@ -17,13 +17,13 @@
 pub mod anthropic;
 pub mod conversation;
 pub mod detokenize;
+mod dialect;
 mod error;
-mod fields;
 pub mod grammar;
-mod normalize;
 pub mod openai;
 pub mod reasoning;
 pub mod reply;
+pub mod request;
 pub mod responses;
 pub mod stop;
 pub mod template;
@@ -33,5 +33,5 @@ mod tokenizer;
 pub mod tools;
 
 pub use error::{ChatError, ErrorKind};
-pub use normalize::LATE_SYSTEM_MARKER;
+pub use request::LATE_SYSTEM_MARKER;
 pub use tokenizer::{SpecialTokens, Tokenizer, UnicodeNormalizer};

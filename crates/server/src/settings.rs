@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use chat::openai::request::LateSystem;
+use chat::request::LateSystem;
 use contract::AttentionWindow;
 
 use crate::text::reasoning::ReasoningDefaults;

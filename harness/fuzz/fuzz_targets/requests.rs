@@ -8,7 +8,8 @@
 use std::sync::LazyLock;
 
 use chat::Tokenizer;
-use chat::openai::request::{ChatRequest, CompletionRequest, ConversationPolicy, LateSystem};
+use chat::openai::request::{CompletionRequest, chat_request};
+use chat::request::{ConversationPolicy, LateSystem};
 use chat::template::{ChatTemplate, RenderedPrompt};
 use contract::{TokenId, TokenKind};
 use gguf::Mapped;
@@ -41,7 +42,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 
 fuzz_target!(|bytes: &[u8]| {
     let tokenizer = &MODEL.tokenizer;
-    match ChatRequest::from_json(bytes) {
+    match chat_request(bytes) {
         Ok(request) => {
             for late_system in [LateSystem::User, LateSystem::Hoist, LateSystem::Refuse] {
                 let policy = ConversationPolicy {

@@ -2,11 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::conversation::{Message, Role, ToolCall};
+use crate::conversation::{Message, Role, ToolCall, parse_arguments};
+use crate::dialect::fields::{Fields, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
-use crate::normalize::is_billing;
-use crate::openai::request::parse_arguments;
+use crate::request::is_billing;
 
 /// What the blocks of one message hold.
 #[derive(Debug, Default)]

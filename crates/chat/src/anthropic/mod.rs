@@ -6,13 +6,13 @@ pub mod response;
 pub mod stream;
 
 use crate::error::ChatError;
-use crate::openai::request::ChatRequest;
+use crate::request::ChatRequest;
 
 /// Reads the body of a message request, or of one that only counts tokens.
 ///
 /// It becomes the same request that chat completions become; tool results, tool uses and thinking of
-/// earlier turns included. Errors as [`ChatRequest::from_json`].
-pub fn request(body: &[u8]) -> Result<ChatRequest, ChatError> {
+/// earlier turns included. Errors as [`openai::chat_request`](crate::openai::request::chat_request).
+pub fn chat_request(body: &[u8]) -> Result<ChatRequest, ChatError> {
     request::read(body)
 }
 

@@ -4,12 +4,10 @@ use serde_json::Value;
 
 use super::content::MessageContent;
 use crate::conversation::{Message, Role};
+use crate::dialect::fields::{Fields, parse_body};
+use crate::dialect::{DialectFields, ToolFields, cache_hint, tool_items};
 use crate::error::ChatError;
-use crate::fields::{Fields, parse_body};
-use crate::openai::request::{
-    ChatRequest, DialectFields, MAX_MESSAGES, ResponseFormat, SamplingParams, ToolChoice,
-    ToolFields, cache_hint, tool_items,
-};
+use crate::request::{ChatRequest, MAX_MESSAGES, ResponseFormat, SamplingParams, ToolChoice};
 use crate::tools::Tool;
 
 pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
@@ -35,7 +33,7 @@ pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
         response_format: response_format(&body)?,
         continue_final_message: continues,
     };
-    let mut request = ChatRequest::from_dialect(&body, dialect)?;
+    let mut request = crate::dialect::chat_request(&body, dialect)?;
     if request.cache.group.is_none()
         && let Some(metadata) = body.object("metadata")?
     {

@@ -3,8 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::openai::response::{FinishReason, Timings, Usage};
-use crate::reply::Reply;
+use crate::reply::{FinishReason, Reply, Timings, Usage};
 
 /// A message of the model: the whole answer, or the beginning of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -89,10 +88,10 @@ pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Ve
         });
     }
     for call in reply.tool_calls {
-        if let Ok(Value::Object(input)) = serde_json::from_str(&call.function.arguments) {
+        if let Ok(Value::Object(input)) = serde_json::from_str(&call.arguments) {
             blocks.push(ContentBlock::ToolUse {
                 id: tool_use_id(&call.id),
-                name: call.function.name,
+                name: call.name,
                 input,
             });
         }
@@ -151,7 +150,7 @@ pub struct MessageUsage {
 impl MessageUsage {
     /// These counts in this dialect's words.
     pub fn new(usage: Usage, timings: Option<Timings>) -> MessageUsage {
-        let cached = usage.prompt_tokens_details.cached_tokens;
+        let cached = usage.cached_tokens;
         MessageUsage {
             input_tokens: usage.prompt_tokens.saturating_sub(cached),
             cache_creation_input_tokens: 0,

@@ -1,22 +1,19 @@
 use serde_json::{Value, json};
 
-use super::request;
+use super::chat_request;
 use super::response::{StopReason, content_blocks};
 use super::stream::ContentBlockStream;
 use crate::conversation::{Message, Role};
 use crate::error::{ChatError, ErrorKind};
-use crate::openai::request::{
-    ChatRequest, ConversationPolicy, LateSystem, ResponseFormat, ToolChoice,
-};
-use crate::openai::response::FinishReason;
-use crate::reply::{Reply, ReplyDelta};
+use crate::reply::{FinishReason, Reply, ReplyDelta};
+use crate::request::{ChatRequest, ConversationPolicy, LateSystem, ResponseFormat, ToolChoice};
 
 fn read(fields: Value) -> Result<ChatRequest, ChatError> {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
     for (key, value) in fields.as_object().unwrap() {
         body[key] = value.clone();
     }
-    request(body.to_string().as_bytes())
+    chat_request(body.to_string().as_bytes())
 }
 
 fn refused(fields: Value, param: &str) {

@@ -4,16 +4,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ChatError;
+use crate::request::SchemaStrictness;
 use crate::tools::percent_decoded;
-
-/// How much of a schema has to be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SchemaStrictness {
-    /// All of it; what cannot be kept is an error.
-    Strict,
-    /// As much as is possible.
-    BestEffort,
-}
 
 /// Keywords that say something about values and that the matcher does not know.
 const UNSUPPORTED_KEYWORDS: [&str; 18] = [
@@ -121,7 +113,7 @@ fn rewrite(
 }
 
 fn hoisted_name(index: usize) -> String {
-    format!("hoisted-{index}")
+    format!("moved-{index}")
 }
 
 /// Whether a keyword stands anywhere in a schema, in a place of a keyword or not.

@@ -8,9 +8,8 @@ mod tool_calls;
 
 use serde_json::Value;
 
-pub use self::json_schema::SchemaStrictness;
 use crate::error::ChatError;
-use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
+use crate::request::{ChatRequest, ResponseFormat, SchemaStrictness, ToolChoice};
 use crate::template::ToolCallFormat;
 use crate::tokenizer::Tokenizer;
 
@@ -100,13 +99,13 @@ impl ResponseFormat {
             }
             ResponseFormat::JsonSchema {
                 schema,
-                rules,
+                strictness,
                 field,
             } => {
-                let schema = json_schema::prepare_schema(schema, *rules, field)?;
+                let schema = json_schema::prepare_schema(schema, *strictness, field)?;
                 plain(format!("start: %json {schema}\n"), field)
             }
-            ResponseFormat::Pattern { pattern, field } => {
+            ResponseFormat::Regex { pattern, field } => {
                 plain(format!("start: /{}/\n", pattern_literal(pattern)), field)
             }
             ResponseFormat::Choice { texts, field } => {

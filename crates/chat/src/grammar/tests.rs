@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::json_schema::prepare_schema;
 use super::*;
+use crate::openai::request::chat_request;
 use crate::test_fixtures::tokenizer;
 
 fn chat(fields: Value) -> ChatRequest {
@@ -9,7 +10,7 @@ fn chat(fields: Value) -> ChatRequest {
     for (key, value) in fields.as_object().unwrap() {
         body[key] = value.clone();
     }
-    ChatRequest::from_json(body.to_string().as_bytes()).unwrap()
+    chat_request(body.to_string().as_bytes()).unwrap()
 }
 
 fn output_grammar(format: ToolCallFormat, fields: Value) -> Option<OutputGrammar> {
@@ -28,8 +29,8 @@ fn tools(strict: bool) -> Value {
 }
 
 #[track_caller]
-fn refused(schema: Value, rules: SchemaStrictness, expected: &[&str]) {
-    let err = prepare_schema(&schema, rules, "field").unwrap_err();
+fn refused(schema: Value, strictness: SchemaStrictness, expected: &[&str]) {
+    let err = prepare_schema(&schema, strictness, "field").unwrap_err();
     assert_eq!(err.param.as_deref(), Some("field"));
     for part in expected {
         assert!(err.message.contains(part), "{}", err.message);

@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::json_schema::{SchemaStrictness, prepare_schema, prepare_subschema};
+use super::json_schema::{prepare_schema, prepare_subschema};
 use super::{OutputGrammar, ToolCallMarkup, literal, pattern_literal};
 use crate::error::ChatError;
+use crate::request::SchemaStrictness;
 use crate::template::ToolCallFormat;
 use crate::tools::{Tool, ToolSet, resolve_pointer};
 

@@ -1,19 +1,60 @@
 //! What a client gets back in one piece, in the protocol's exact shapes.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::reply::Reply;
+use crate::reply::{FinishReason, Reply, ReplyToolCall, Timings, TokenLogprob, Usage};
 
-/// Why a choice ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// An end token or a stop string.
-    Stop,
-    /// The token limit or the end of the context.
-    Length,
-    /// At least one complete tool call.
-    ToolCalls,
+impl Serialize for FinishReason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
+        })
+    }
+}
+
+impl Serialize for Usage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        UsageObject {
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens: self.completion_tokens,
+            total_tokens: self.total_tokens(),
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: self.cached_tokens,
+            },
+            completion_tokens_details: CompletionTokensDetails {
+                reasoning_tokens: self.reasoning_tokens,
+                accepted_prediction_tokens: self.accepted_draft_tokens,
+                rejected_prediction_tokens: self.rejected_draft_tokens,
+            },
+        }
+        .serialize(serializer)
+    }
+}
+
+/// The `usage` object.
+#[derive(Serialize)]
+struct UsageObject {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
+    completion_tokens_details: CompletionTokensDetails,
+}
+
+#[derive(Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct CompletionTokensDetails {
+    reasoning_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted_prediction_tokens: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rejected_prediction_tokens: Option<usize>,
 }
 
 /// The answer to a chat completion request.
@@ -96,7 +137,11 @@ impl From<Reply> for AssistantMessage {
                 .collect(),
             reasoning_content: reasoning.clone(),
             reasoning,
-            tool_calls: reply.tool_calls,
+            tool_calls: reply
+                .tool_calls
+                .into_iter()
+                .map(ToolCallOut::from)
+                .collect(),
         }
     }
 }
@@ -132,6 +177,19 @@ pub struct FunctionOut {
     pub arguments: String,
 }
 
+impl From<ReplyToolCall> for ToolCallOut {
+    fn from(call: ReplyToolCall) -> ToolCallOut {
+        ToolCallOut {
+            id: call.id,
+            kind: "function",
+            function: FunctionOut {
+                name: call.name,
+                arguments: call.arguments,
+            },
+        }
+    }
+}
+
 /// How thinking ended, and how the tokens were spent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct FinishDetails {
@@ -160,132 +218,6 @@ pub enum CloseKind {
     Hard,
 }
 
-/// Token counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct Usage {
-    /// The whole prompt.
-    pub prompt_tokens: usize,
-    /// Every token generated, hidden ones included, over all choices.
-    pub completion_tokens: usize,
-    /// The sum.
-    pub total_tokens: usize,
-    /// Parts of the prompt.
-    pub prompt_tokens_details: PromptTokensDetails,
-    /// Parts of the completion.
-    pub completion_tokens_details: CompletionTokensDetails,
-}
-
-impl Usage {
-    /// Counts of one answer; `cached` tokens of the prompt were not computed again.
-    pub fn new(prompt: usize, cached: usize, completion: usize, reasoning: usize) -> Usage {
-        Usage {
-            prompt_tokens: prompt,
-            completion_tokens: completion,
-            total_tokens: prompt + completion,
-            prompt_tokens_details: PromptTokensDetails {
-                cached_tokens: cached,
-            },
-            completion_tokens_details: CompletionTokensDetails {
-                reasoning_tokens: reasoning,
-                accepted_prediction_tokens: None,
-                rejected_prediction_tokens: None,
-            },
-        }
-    }
-}
-
-/// Parts of the prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct PromptTokensDetails {
-    /// Tokens restored rather than computed.
-    pub cached_tokens: usize,
-}
-
-/// Parts of the completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
-pub struct CompletionTokensDetails {
-    /// Tokens of thinking.
-    pub reasoning_tokens: usize,
-    /// Drafted tokens that were kept, when there is a drafter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted_prediction_tokens: Option<usize>,
-    /// Drafted tokens that were dropped, when there is a drafter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rejected_prediction_tokens: Option<usize>,
-}
-
-/// How long an answer took.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Timings {
-    /// Milliseconds from admission to the first row, one decimal.
-    pub prefill_ms: f64,
-    /// Milliseconds of decoding, one decimal.
-    pub decode_ms: f64,
-    /// One decimal; 0.0 when nothing was decoded.
-    pub decode_tokens_per_sec: f64,
-    /// On a server with a window: tokens before each new one that attention saw, 0 for all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fa_window: Option<usize>,
-    /// Why it saw all of them nevertheless.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fa_window_full: Option<&'static str>,
-    /// How the tokens came, once the answer is complete.
-    #[serde(flatten)]
-    pub rounds: Option<SpeculationTimings>,
-}
-
-/// Passes over the model that an answer took, and what drafting did for it.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct SpeculationTimings {
-    /// Verify passes.
-    pub steps: usize,
-    /// Tokens per pass after the first token, two decimals.
-    pub tokens_per_step: f64,
-    /// Tokens drafted, and those of them that were kept.
-    pub draft_n: usize,
-    /// Of these, kept.
-    pub draft_n_accepted: usize,
-    /// The share that was kept, three decimals; 0.0 when nothing was drafted.
-    pub accept_rate: f64,
-    /// Entry `i`: the share of drafted passes that kept more than `i` drafted tokens, three decimals, without
-    /// the zeros at the end.
-    pub accept_by_depth: Vec<f64>,
-    /// Tokens that were forced.
-    pub forced_n: usize,
-    /// Milliseconds of drafting, verifying and committing, one decimal; with what others did in these passes.
-    pub draft_ms: f64,
-    /// See `draft_ms`.
-    pub verify_ms: f64,
-    /// See `draft_ms`.
-    pub commit_ms: f64,
-}
-
-impl Timings {
-    /// Rounds to one decimal; whatever is not finite becomes 0.0.
-    pub fn new(prefill_ms: f64, decode_ms: f64, decoded_tokens: usize) -> Timings {
-        let round = |value: f64| {
-            if value.is_finite() {
-                (value * 10.0).round() / 10.0
-            } else {
-                0.0
-            }
-        };
-        let rate = if decode_ms > 0.0 {
-            decoded_tokens as f64 * 1000.0 / decode_ms
-        } else {
-            0.0
-        };
-        Timings {
-            prefill_ms: round(prefill_ms),
-            decode_ms: round(decode_ms),
-            decode_tokens_per_sec: round(rate),
-            fa_window: None,
-            fa_window_full: None,
-            rounds: None,
-        }
-    }
-}
-
 /// Log-probabilities of one choice.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ChatLogprobs {
@@ -294,42 +226,6 @@ pub struct ChatLogprobs {
     /// Of the tokens of thinking.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasoning_content: Vec<TokenLogprob>,
-}
-
-/// A token, how likely it was, and what else was likely.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TokenLogprob {
-    /// The token itself.
-    #[serde(flatten)]
-    pub token: TopLogprob,
-    /// Alternatives, best first.
-    pub top_logprobs: Vec<TopLogprob>,
-}
-
-/// A token and how likely it was.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct TopLogprob {
-    /// Its text; bytes that are not UTF-8 by themselves show as U+FFFD.
-    pub token: String,
-    /// Natural logarithm; -9999 stands for impossible.
-    pub logprob: f32,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-}
-
-impl TopLogprob {
-    /// A token by its bytes. Minus infinity and NaN become -9999.
-    pub fn new(bytes: &[u8], logprob: f32) -> TopLogprob {
-        TopLogprob {
-            token: String::from_utf8_lossy(bytes).into_owned(),
-            logprob: if logprob.is_nan() {
-                -9999.0
-            } else {
-                logprob.max(-9999.0)
-            },
-            bytes: bytes.to_vec(),
-        }
-    }
 }
 
 /// The answer to a text completion request.
@@ -391,7 +287,7 @@ pub struct CompletionLogprobs {
 pub struct TopLogprobsByText(pub Vec<(String, f32)>);
 
 impl Serialize for TopLogprobsByText {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
     }
 }

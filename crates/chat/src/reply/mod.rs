@@ -4,6 +4,7 @@ mod attribution;
 mod call_ids;
 mod markdown;
 mod state_machine;
+mod usage;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,10 +14,9 @@ use contract::{TokenId, TokenKind};
 use self::attribution::TokenAttribution;
 pub use self::attribution::TokenPart;
 use self::state_machine::ReplyStateMachine;
-use crate::conversation::{Message, Role, ToolCall};
+pub use self::usage::{FinishReason, SpeculationTimings, Timings, TokenLogprob, TopLogprob, Usage};
+use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::detokenize::{Detokenizer, is_visible};
-use crate::openai::request::parse_arguments;
-use crate::openai::response::{FinishReason, FunctionOut, ToolCallOut};
 use crate::reasoning;
 use crate::tokenizer::Tokenizer;
 pub use crate::tools::ReplyEnd;
@@ -275,7 +275,18 @@ pub struct Reply {
     /// All text.
     pub content: String,
     /// All calls.
-    pub tool_calls: Vec<ToolCallOut>,
+    pub tool_calls: Vec<ReplyToolCall>,
+}
+
+/// A tool call of a reply.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplyToolCall {
+    /// `call_` and 24 hexadecimal digits.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// A JSON object, as text.
+    pub arguments: String,
 }
 
 impl Reply {
@@ -284,17 +295,14 @@ impl Reply {
         match delta {
             ReplyDelta::Reasoning(text) => self.reasoning.push_str(&text),
             ReplyDelta::Content(text) => self.content.push_str(&text),
-            ReplyDelta::ToolCall { id, name, .. } => self.tool_calls.push(ToolCallOut {
+            ReplyDelta::ToolCall { id, name, .. } => self.tool_calls.push(ReplyToolCall {
                 id,
-                kind: "function",
-                function: FunctionOut {
-                    name,
-                    arguments: String::new(),
-                },
+                name,
+                arguments: String::new(),
             }),
             ReplyDelta::ToolArguments { index, fragment } => {
                 if let Some(call) = self.tool_calls.get_mut(index) {
-                    call.function.arguments.push_str(&fragment);
+                    call.arguments.push_str(&fragment);
                 }
             }
         }
@@ -304,10 +312,10 @@ impl Reply {
 impl Reply {
     /// The message that a client sends back for this reply; with its reasoning where `keep_reasoning` says so and there are any.
     pub fn to_message(&self, keep_reasoning: bool) -> Message {
-        let call = |call: &ToolCallOut| ToolCall {
+        let call = |call: &ReplyToolCall| ToolCall {
             id: Some(call.id.clone()),
-            name: call.function.name.clone(),
-            arguments: parse_arguments(&call.function.arguments, &call.function.name),
+            name: call.name.clone(),
+            arguments: parse_arguments(&call.arguments, &call.name),
         };
         Message {
             reasoning: (keep_reasoning && !self.reasoning.is_empty())

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value};
 
 use super::tools::qualified_name;
-use crate::conversation::{Message, Role, ToolCall};
+use crate::conversation::{Message, Role, ToolCall, parse_arguments};
+use crate::dialect::fields::{Fields, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
-use crate::openai::request::{MAX_MESSAGES, parse_arguments};
+use crate::request::MAX_MESSAGES;
 
 /// Reads `input`: a string, or items. Absent is no message at all.
 pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {

@@ -7,11 +7,10 @@ use serde_json::{Value, json};
 use super::tools::ToolNames;
 use super::{history, tools};
 use crate::conversation::{Message, Role};
+use crate::dialect::DialectFields;
+use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
-use crate::fields::{Fields, parse_body};
-use crate::openai::request::{
-    ChatRequest, DialectFields, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams,
-};
+use crate::request::{ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams};
 
 /// What only this dialect knows of a request.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,7 +64,7 @@ impl EchoedFields {
 
 impl ResponsesRequest {
     /// Reads and checks a request body: the request all dialects share, and the rest.
-    /// Errors as [`ChatRequest::from_json`].
+    /// Errors as [`openai::chat_request`](crate::openai::request::chat_request).
     pub fn from_json(body: &[u8]) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
@@ -82,7 +81,7 @@ impl ResponsesRequest {
             response_format: response_format(&body)?,
             continue_final_message: false,
         };
-        let request = ChatRequest::from_dialect(&body, dialect)?;
+        let request = crate::dialect::chat_request(&body, dialect)?;
         let summary = match body.object("reasoning")? {
             Some(reasoning) => !matches!(reasoning.string("summary")?, None | Some("none")),
             None => false,

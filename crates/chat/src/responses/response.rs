@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::EchoedFields;
-use crate::openai::response::{Timings, Usage};
+use crate::reply::{Timings, Usage};
 
 /// How far an answer or an item has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -194,11 +194,11 @@ impl ResponseObject {
 fn counts(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
-            "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
         },
-        "total_tokens": usage.total_tokens,
+        "total_tokens": usage.total_tokens(),
     })
 }

@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use super::response::{ContentPart, ItemStatus, OutputItem};
 use super::tools::{ClientToolName, ToolNames};
-use crate::openai::response::TokenLogprob;
-use crate::reply::ReplyDelta;
+use crate::reply::{ReplyDelta, TokenLogprob};
 
 /// One event; its data repeats the name under `type` and carries its number.
 #[derive(Debug, Clone, PartialEq)]

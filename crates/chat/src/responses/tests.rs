@@ -5,9 +5,8 @@ use super::stream::{OutputItemStream, ResponsesEvent};
 use super::{ClientToolName, ResponsesRequest};
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
-use crate::openai::request::{ChatRequest, ResponseFormat, ToolChoice};
-use crate::openai::response::{Timings, Usage};
-use crate::reply::ReplyDelta;
+use crate::reply::{ReplyDelta, Timings, Usage};
+use crate::request::{ChatRequest, ResponseFormat, ToolChoice};
 
 fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
     ResponsesRequest::from_json(body.to_string().as_bytes())
@@ -215,7 +214,16 @@ fn events(
         echo: own.echo,
     };
     assert_eq!(answer.in_progress().get("timings"), None);
-    let took = (Usage::new(5, 2, 7, 3), Timings::new(12.34, 500.0, 6));
+    let took = (
+        Usage {
+            prompt_tokens: 5,
+            cached_tokens: 2,
+            completion_tokens: 7,
+            reasoning_tokens: 3,
+            ..Usage::default()
+        },
+        Timings::new(12.34, 500.0, 6),
+    );
     let whole = answer.completed(hit_token_limit, items.done(), took);
     (events, whole)
 }

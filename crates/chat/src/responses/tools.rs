@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use crate::dialect::fields::{Fields, must_be};
+use crate::dialect::{ToolFields, tool_choice, tool_items};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
-use crate::openai::request::{ToolChoice, ToolFields, tool_choice, tool_items};
+use crate::request::ToolChoice;
 use crate::tools::Tool;
 
 /// How the client calls what the model knows under one name.

@@ -1,44 +1,10 @@
 //! One tool call, from its opening tag to its end, in whichever form the model writes it.
 
 use super::ToolSet;
+use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_call::JsonCallParser;
+use super::prefix::{PrefixMatch, leading_blank_len, match_prefix};
 use super::xml_call::XmlCallParser;
-
-/// Why no more text will come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ReplyEnd {
-    /// The model ended its turn.
-    Eos,
-    /// The token limit or the end of the context.
-    Length,
-    /// Somebody stopped it: a stop string, a finished call, the client.
-    Stopped,
-}
-
-/// What a call has given so far.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CallEvent {
-    /// The call is one: the declared tool's name.
-    Name(String),
-    /// More of the arguments.
-    Arguments(String),
-}
-
-/// Where a call stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallStatus {
-    /// More text is needed.
-    NeedsText,
-    /// This is text that only looks like a call. Only before a name was given; nothing was consumed.
-    NotACall,
-    /// The call ended, and its arguments are a JSON object.
-    Complete {
-        /// Whether it had to be repaired to be one.
-        repaired: bool,
-    },
-    /// The text ended inside the call, and its arguments end where the text did.
-    Truncated,
-}
 
 /// How a call begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,41 +119,4 @@ impl CallParser {
             }
         }
     }
-}
-
-/// Whether a text begins with a word, as far as the text goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PrefixMatch {
-    Yes,
-    /// The text is too short to say.
-    Partial,
-    No,
-}
-
-pub(super) fn match_prefix(text: &str, word: &str) -> PrefixMatch {
-    if text.starts_with(word) {
-        PrefixMatch::Yes
-    } else if word.starts_with(text) {
-        PrefixMatch::Partial
-    } else {
-        PrefixMatch::No
-    }
-}
-
-/// The best answer over several words.
-pub(super) fn match_any_prefix(text: &str, words: &[&str]) -> PrefixMatch {
-    let mut best = PrefixMatch::No;
-    for word in words {
-        match match_prefix(text, word) {
-            PrefixMatch::Yes => return PrefixMatch::Yes,
-            PrefixMatch::Partial => best = PrefixMatch::Partial,
-            PrefixMatch::No => {}
-        }
-    }
-    best
-}
-
-/// Bytes of blanks at the beginning of `text`.
-pub(super) fn leading_blank_len(text: &str) -> usize {
-    text.len() - text.trim_start().len()
 }

@@ -3,10 +3,9 @@
 use serde_json::Value;
 
 use super::ToolSet;
-use super::call::{
-    CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix, match_prefix,
-};
+use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, UnrepairableAt};
+use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
 /// Names longer than this are not names.
 const MAX_NAME_BYTES: usize = 256;

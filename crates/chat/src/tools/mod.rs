@@ -1,8 +1,10 @@
 //! Tool declarations, and tool calls in the model's output.
 
 mod call;
+mod event;
 mod json_call;
 mod json_repair;
+mod prefix;
 mod schema;
 mod xml_call;
 mod xml_value;
@@ -11,8 +13,9 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-pub use self::call::ReplyEnd;
-pub(crate) use self::call::{CallEvent, CallParser, CallStart, CallStatus};
+pub(crate) use self::call::{CallParser, CallStart};
+pub use self::event::ReplyEnd;
+pub(crate) use self::event::{CallEvent, CallStatus};
 pub(crate) use self::schema::{percent_decoded, resolve_pointer};
 
 /// A declared tool.

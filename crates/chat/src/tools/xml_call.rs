@@ -1,10 +1,9 @@
 //! A call written as a function tag with a tag for each parameter.
 
 use super::ToolSet;
-use super::call::{
-    CallEvent, CallStatus, PrefixMatch, ReplyEnd, leading_blank_len, match_any_prefix,
-};
+use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, write_json_string_body};
+use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix};
 use super::schema::ParameterSchemas;
 use super::xml_value::{
     ValueEnd, ValueScan, find_end, line_is_blank, without_first_break, without_last_break,

@@ -3,7 +3,7 @@
 //! A value may itself hold the tags that delimit it, when the model writes about them. So a tag counts
 //! only where what follows it makes sense as the rest of the call.
 
-use super::call::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
+use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
 /// Keys longer than this are not keys.
 const MAX_KEY_BYTES: usize = 256;

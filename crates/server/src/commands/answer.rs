@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use chat::conversation::{Conversation, Message};
-use chat::openai::request::SamplingParams;
-use chat::openai::response::FinishReason;
-use chat::reply::{Reply, ReplyConfig, ReplyDelta};
+use chat::reply::{FinishReason, Reply, ReplyConfig, ReplyDelta};
+use chat::request::SamplingParams;
 use contract::Runner;
 use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
 

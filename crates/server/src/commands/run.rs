@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use chat::ChatError;
 use chat::conversation::{Message, Role};
-use chat::openai::response::FinishReason;
+use chat::reply::FinishReason;
 use decode::SubmitError;
 
 use crate::cli::RunArgs;

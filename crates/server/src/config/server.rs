@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chat::openai::request::LateSystem;
+use chat::request::LateSystem;
 use contract::AttentionWindow;
 
 use crate::cli::{LateSystemArg, OnOff, ServeArgs};

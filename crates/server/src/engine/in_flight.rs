@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use chat::openai::response::FinishReason;
+use chat::reply::FinishReason;
 use decode::{Event, FinishReason as Ended, Logprobs, OutputToken, ReasoningHandle};
 
 use crate::engine::active_requests::Place;

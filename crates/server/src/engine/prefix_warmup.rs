@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use chat::ChatError;
 use chat::conversation::{Message, Role};
-use chat::openai::request::{ChatRequest, ConversationPolicy};
-use chat::openai::response::FinishReason;
-use chat::reply::{Reply, ReplyDelta};
+use chat::reply::{FinishReason, Reply, ReplyDelta};
+use chat::request::{ChatRequest, ConversationPolicy};
 use contract::TokenId;
 use decode::NextPrompt;
 
@@ -125,7 +124,7 @@ mod tests {
         let tool = json!({"type": "function", "function": {"name": "add", "parameters": {
             "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}});
         let body = json!({"messages": messages, "tools": [tool]});
-        ChatRequest::from_json(body.to_string().as_bytes()).unwrap()
+        chat::openai::request::chat_request(body.to_string().as_bytes()).unwrap()
     }
 
     fn said(content: &str, thoughts: &str, call: Option<&str>) -> Reply {

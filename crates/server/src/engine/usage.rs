@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chat::openai::response::{SpeculationTimings, Timings, Usage};
+use chat::reply::{SpeculationTimings, Timings, Usage};
 use contract::AttentionWindow;
 use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
 
@@ -163,19 +163,19 @@ impl Meter {
 
     /// OpenAI's `usage`.
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage::new(
-            self.prompt_tokens,
-            self.cached_tokens,
-            self.completion_tokens,
-            self.reasoning_tokens,
-        );
+        let mut usage = Usage {
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            completion_tokens: self.completion_tokens,
+            reasoning_tokens: self.reasoning_tokens,
+            ..Usage::default()
+        };
         let Rounds {
             drafted, accepted, ..
         } = self.rounds;
         if drafted > 0 {
-            let details = &mut usage.completion_tokens_details;
-            details.accepted_prediction_tokens = Some(accepted);
-            details.rejected_prediction_tokens = Some(drafted.saturating_sub(accepted));
+            usage.accepted_draft_tokens = Some(accepted);
+            usage.rejected_draft_tokens = Some(drafted.saturating_sub(accepted));
         }
         usage
     }
@@ -191,7 +191,7 @@ impl Meter {
                 .window
                 .is_some_and(AttentionWindow::is_full)
                 .then_some("the request has tools"),
-            rounds: (self.rounds.passes > 0).then(|| self.rounds.timings()),
+            speculation: (self.rounds.passes > 0).then(|| self.rounds.timings()),
             ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
         }
     }
@@ -237,8 +237,8 @@ mod tests {
         meter.tokens(at, 2);
         meter.tokens(at + Duration::from_millis(50), 3);
         let usage = meter.usage();
-        assert_eq!(usage.total_tokens, 15);
-        assert_eq!(usage.prompt_tokens_details.cached_tokens, 4);
+        assert_eq!(usage.total_tokens(), 15);
+        assert_eq!(usage.cached_tokens, 4);
         assert_eq!(meter.timings().decode_tokens_per_sec, 80.0);
         assert_eq!(meter.stage(), Stage::Decode);
     }

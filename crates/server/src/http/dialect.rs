@@ -9,9 +9,8 @@ use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use chat::ChatError;
-use chat::openai::request::{ChatRequest, ReasoningFormat};
-use chat::openai::response::FinishReason;
-use chat::reply::ReplyConfig;
+use chat::reply::{FinishReason, ReplyConfig};
+use chat::request::{ChatRequest, ReasoningFormat};
 use decode::{Grammar, InitialPhase};
 
 use crate::engine::Ready;

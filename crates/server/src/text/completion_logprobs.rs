@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::{CompletionLogprobs, TopLogprob, TopLogprobsByText};
+use chat::openai::response::{CompletionLogprobs, TopLogprobsByText};
+use chat::reply::TopLogprob;
 use contract::TokenId;
 use decode::Logprobs;
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::{TokenLogprob, TopLogprob};
+use chat::reply::{TokenLogprob, TopLogprob};
 use contract::TokenId;
 use decode::{Logprobs, OutputToken};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use chat::conversation::Conversation;
 use chat::grammar::ToolCallMarkup;
-use chat::openai::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::reply::tool_call_start_token;
+use chat::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::template::{RenderedPrompt, ToolCallFormat};
 use contract::TokenId;
 use decode::InitialPhase;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use chat::conversation::ReasoningEffort;
-use chat::openai::request::ReasoningOptions;
+use chat::request::ReasoningOptions;
 use model::ModelCard;
 
 /// Thinking that would have to be shorter is left out: closing it costs about half as much.

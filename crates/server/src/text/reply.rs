@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::{ChatLogprobs, FinishReason};
-use chat::reply::{EarlyStop, Reply, ReplyConfig, ReplyDelta, ReplyEnd, ReplyParser, ReplyStats};
+use chat::openai::response::ChatLogprobs;
+use chat::reply::{
+    EarlyStop, FinishReason, Reply, ReplyConfig, ReplyDelta, ReplyEnd, ReplyParser, ReplyStats,
+};
 use contract::TokenId;
 use decode::{FinishReason as Ended, OutputToken, ReasoningEnd, ReasoningHandle};
 

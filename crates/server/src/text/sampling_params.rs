@@ -1,6 +1,6 @@
 //! From the fields of a request to what the scheduler is told.
 
-use chat::openai::request::{RepetitionWindow, SamplingParams};
+use chat::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
 use decode::{GenerationParams, Sampling};
 

@@ -14,7 +14,8 @@ mod properties;
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
+use chat::openai::request::chat_request;
+use chat::request::{ConversationPolicy, LateSystem};
 use chat::template::ChatTemplate;
 use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, OpenPlan, TokenId};
 use cpu::{CpuBackend, CpuOptions};
@@ -115,7 +116,7 @@ fn prompts_are_rendered_and_tokenised_as_the_makers_tools_do() {
                 body[field] = case[field].clone();
             }
         }
-        let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
+        let request = chat_request(body.to_string().as_bytes()).unwrap();
         let rendered = template
             .render(&request.conversation(&policy).unwrap())
             .unwrap();

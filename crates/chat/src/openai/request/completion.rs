@@ -3,13 +3,15 @@
 use contract::TokenId;
 use serde_json::Value;
 
-use super::format::ResponseFormat;
-use super::sampling::{SamplingParams, token_id};
-use super::{MAX_PROMPTS, MAX_TOP_LOGPROBS, StreamOptions};
+use super::chat::stream_options;
+use crate::dialect::fields::{Fields, must_be, parse_body};
+use crate::dialect::{priority, token_id};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be, parse_body};
+use crate::request::{MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions};
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
+/// Most prompts in one request.
+pub const MAX_PROMPTS: usize = 128;
 /// Tokens generated when the request does not say, as the protocol has it.
 pub const DEFAULT_MAX_TOKENS: usize = 16;
 
@@ -48,7 +50,7 @@ pub enum Prompt {
 }
 
 impl CompletionRequest {
-    /// Reads and checks a request body; errors as [`ChatRequest::from_json`](super::ChatRequest::from_json).
+    /// Reads and checks a request body; errors as [`chat_request`](super::chat_request).
     pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
@@ -58,7 +60,6 @@ impl CompletionRequest {
         {
             return Err(body.error("best_of", format!("must equal n, which is {}", sampling.n)));
         }
-        let priority = body.int("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?;
         Ok(CompletionRequest {
             model: body.string("model")?.map(str::to_owned),
             prompts: prompts(&body)?,
@@ -68,11 +69,11 @@ impl CompletionRequest {
                 .map(str::to_owned),
             echo: body.flag("echo", false)?,
             stream: body.flag("stream", false)?,
-            stream_options: StreamOptions::read(&body)?,
+            stream_options: stream_options(&body)?,
             sampling,
             logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
             response_format: ResponseFormat::read(&body)?,
-            priority: i32::try_from(priority.unwrap_or(0)).expect("the range was checked"),
+            priority: priority(&body)?,
         })
     }
 

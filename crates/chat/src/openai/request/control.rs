@@ -1,7 +1,7 @@
 //! A word to an answer that is under way.
 
+use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
-use crate::fields::{Fields, parse_body};
 
 /// What is to be done with which answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum ControlAction {
 }
 
 impl ControlRequest {
-    /// Reads and checks a request body; errors as [`ChatRequest::from_json`](super::ChatRequest::from_json).
+    /// Reads and checks a request body; errors as [`chat_request`](super::chat_request).
     pub fn from_json(body: &[u8]) -> Result<ControlRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);

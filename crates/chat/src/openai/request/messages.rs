@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::MAX_MESSAGES;
-use crate::conversation::{Message, Role, ToolCall};
+use crate::conversation::{Message, Role, ToolCall, parse_arguments};
+use crate::dialect::fields::{Fields, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
+use crate::request::MAX_MESSAGES;
 
 pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
     let items = body
@@ -177,22 +177,4 @@ fn tool_call(function: &Fields<'_>, id: Option<String>) -> Result<ToolCall, Chat
         name: name.to_owned(),
         arguments,
     })
-}
-
-/// Templates walk over arguments, so the wire's string becomes an object whatever it holds.
-pub(crate) fn parse_arguments(text: &str, tool: &str) -> Map<String, Value> {
-    if text.trim().is_empty() {
-        return Map::new();
-    }
-    match serde_json::from_str(text) {
-        Ok(Value::Object(map)) => map,
-        Ok(Value::Null) => Map::new(),
-        _ => {
-            tracing::warn!(
-                tool,
-                "arguments of an earlier call are not a JSON object; kept as _raw"
-            );
-            Map::from_iter([("_raw".to_owned(), Value::from(text))])
-        }
-    }
 }

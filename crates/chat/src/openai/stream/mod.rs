@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer};
 
-use super::response::{ChatLogprobs, FinishDetails, FinishReason, Timings, Usage};
-use crate::reply::ReplyDelta;
+use super::response::{ChatLogprobs, FinishDetails};
+use crate::reply::{FinishReason, ReplyDelta, Timings, Usage};
 
 /// One event of a chat completion.
 #[derive(Debug, Clone, Serialize)]

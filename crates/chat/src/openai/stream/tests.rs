@@ -1,8 +1,9 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::openai::response::{AssistantMessage, TokenLogprob, TopLogprob};
+use crate::openai::response::AssistantMessage;
 use crate::reply::Reply;
+use crate::reply::{TokenLogprob, TopLogprob};
 
 fn json_of(value: impl Serialize) -> Value {
     serde_json::to_value(value).unwrap()
@@ -68,7 +69,13 @@ fn usage_is_absent_null_or_present() {
     assert_eq!(json_of(&chunk).get("usage"), None);
     chunk.usage = UsageField::Null;
     assert_eq!(json_of(&chunk).get("usage"), Some(&Value::Null));
-    chunk.usage = UsageField::Counts(Usage::new(3, 1, 2, 1));
+    chunk.usage = UsageField::Counts(Usage {
+        prompt_tokens: 3,
+        cached_tokens: 1,
+        completion_tokens: 2,
+        reasoning_tokens: 1,
+        ..Usage::default()
+    });
     assert_eq!(
         json_of(&chunk)["usage"],
         json!({

@@ -184,7 +184,7 @@ fn eos_inside_a_call_closes_it_and_length_does_not() {
     let text = "<tool_call>\n<function=get>\n<parameter=s>\nabc";
     check(text, json!([["get", {"s": "abc"}]]), "");
     let got = run(&config(), &[text], ReplyEnd::Length);
-    assert_eq!(got.reply.tool_calls[0].function.arguments, "{\"s\": \"abc");
+    assert_eq!(got.reply.tool_calls[0].arguments, "{\"s\": \"abc");
     assert!(got.summary.open_call);
     assert_eq!(
         got.summary.finish_reason(ReplyEnd::Length),

@@ -86,11 +86,11 @@ fn whole(text: &str) -> Reply {
 
 /// Name and parsed arguments of each call.
 fn calls(reply: &Reply) -> Vec<(String, Value)> {
-    let call = |call: &ToolCallOut| {
-        let arguments = &call.function.arguments;
+    let call = |call: &ReplyToolCall| {
+        let arguments = &call.arguments;
         let value =
             serde_json::from_str(arguments).unwrap_or_else(|err| panic!("{arguments:?}: {err}"));
-        (call.function.name.clone(), value)
+        (call.name.clone(), value)
     };
     reply.tool_calls.iter().map(call).collect()
 }
@@ -266,7 +266,7 @@ proptest! {
         prop_assert_eq!(&one, &each);
         for (index, call) in one.reply.tool_calls.iter().enumerate() {
             let is_open = one.summary.open_call && index + 1 == one.reply.tool_calls.len();
-            let arguments = &call.function.arguments;
+            let arguments = &call.arguments;
             let value = serde_json::from_str::<Value>(arguments);
             prop_assert!(is_open || value.is_ok_and(|value| value.is_object()), "{}", arguments);
         }

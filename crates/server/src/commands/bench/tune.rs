@@ -10,7 +10,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use chat::openai::request::{ChatRequest, ConversationPolicy, LateSystem};
+use chat::openai::request::chat_request;
+use chat::request::{ConversationPolicy, LateSystem};
 use contract::{Backend, OpenPlan, TokenId, Tree};
 use decode::{
     Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
@@ -173,7 +174,7 @@ pub(super) fn prompts(
     let mut prompts = Vec::with_capacity(all.len());
     for (i, prompt) in all.iter().enumerate() {
         let at = || format!("{name}, entry {i}");
-        let request = ChatRequest::from_json(prompt.to_string().as_bytes()).with_context(at)?;
+        let request = chat_request(prompt.to_string().as_bytes()).with_context(at)?;
         let rendered = side
             .template
             .render(&request.conversation(&policy)?)
@@ -388,7 +389,7 @@ mod tests {
             assert_eq!(n, 5, "{class}");
         }
         for prompt in all {
-            ChatRequest::from_json(prompt.to_string().as_bytes()).unwrap();
+            chat_request(prompt.to_string().as_bytes()).unwrap();
         }
     }
 }

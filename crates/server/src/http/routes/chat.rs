@@ -6,9 +6,10 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::ChatError;
-use chat::openai::request::{ChatRequest, ControlAction, ControlRequest};
+use chat::openai::request::{ControlAction, ControlRequest, chat_request};
 use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
+use chat::request::ChatRequest;
 use decode::ReasoningEnd;
 use serde_json::{Value, json};
 
@@ -62,7 +63,7 @@ pub(super) async fn control(State(app): State<App>, body: Body) -> Result<Json<V
 }
 
 fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
-    Ok((ChatRequest::from_json(bytes)?, ()))
+    Ok((chat_request(bytes)?, ()))
 }
 
 /// What is the same on all events of one answer.

@@ -8,8 +8,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::CompletionRequest;
-use chat::openai::response::{CompletionLogprobs, FinishReason, TextChoice, TextCompletion, Usage};
-use chat::reply::{ReplyConfig, ReplyDelta};
+use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
+use chat::reply::{FinishReason, ReplyConfig, ReplyDelta, Usage};
 use contract::TokenId;
 use decode::Grammar;
 use futures::{Stream, StreamExt, stream};
@@ -324,8 +324,7 @@ impl Totals {
             let one = meter.usage();
             sum.prompt_tokens += one.prompt_tokens;
             sum.completion_tokens += one.completion_tokens;
-            sum.total_tokens += one.total_tokens;
-            sum.prompt_tokens_details.cached_tokens += one.prompt_tokens_details.cached_tokens;
+            sum.cached_tokens += one.cached_tokens;
         }
         sum
     }

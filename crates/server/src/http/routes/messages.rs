@@ -9,8 +9,8 @@ use chat::ChatError;
 use chat::anthropic;
 use chat::anthropic::response::{MessageResponse, MessageUsage, StopReason, content_blocks};
 use chat::anthropic::stream::{ContentBlockStream, MessageDelta, MessagesEvent};
-use chat::openai::request::ChatRequest;
-use chat::openai::response::FinishReason;
+use chat::reply::FinishReason;
+use chat::request::ChatRequest;
 use serde_json::{Value, json};
 
 use crate::engine::in_flight::{News, Run};
@@ -64,7 +64,7 @@ pub(super) async fn count_tokens(
 }
 
 fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
-    Ok((anthropic::request(bytes)?, ()))
+    Ok((anthropic::chat_request(bytes)?, ()))
 }
 
 fn final_usage(run: &Run) -> MessageUsage {

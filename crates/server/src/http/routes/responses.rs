@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use chat::openai::response::FinishReason;
+use chat::reply::FinishReason;
 use chat::responses::ResponsesRequest;
 use chat::responses::response::ResponseObject;
 use chat::responses::stream::{OutputItemStream, ResponsesEvent};

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
 use chat::SpecialTokens;
-use chat::openai::request::ChatRequest;
+use chat::openai::request::chat_request;
 use contract::TokenId;
 use serde_json::{Map, Value, json};
 
@@ -25,7 +25,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
         let map = object(&bytes)?;
         let model = &ready.model;
         let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
-            let request = ChatRequest::from_json(&bytes)?;
+            let request = chat_request(&bytes)?;
             prepare::chat(&ready, &policy, &request)?.ids.to_vec()
         } else {
             let text = string(&map, &["content", "prompt"])?;
@@ -115,7 +115,7 @@ pub(super) async fn apply_template(
     let (ready, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
     let prompt = body::run_sized(bytes.len(), move || {
-        let request = ChatRequest::from_json(&bytes)?;
+        let request = chat_request(&bytes)?;
         prepare::chat(&ready, &policy, &request)
     })
     .await?;

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use chat::grammar::ToolCallMarkup;
-use chat::openai::request::ChatRequest;
+use chat::openai::request::chat_request;
 use chat::template::ToolCallFormat;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     );
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "parallel_tool_calls": false,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]});
-    let request = ChatRequest::from_json(body.to_string().as_bytes()).unwrap();
+    let request = chat_request(body.to_string().as_bytes()).unwrap();
     let markup = ToolCallMarkup {
         tokenizer: &tokenizer,
         format: ToolCallFormat::XmlParameters,

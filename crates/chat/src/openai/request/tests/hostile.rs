@@ -23,7 +23,7 @@ fn hostile_bodies_are_request_errors() {
         b"{\"messages\":[{\"role\":\"user\",\"content\":\"\\ud800\"}]}",
     ] {
         for err in [
-            ChatRequest::from_json(body).unwrap_err(),
+            chat_request(body).unwrap_err(),
             CompletionRequest::from_json(body).unwrap_err(),
         ] {
             assert_eq!(err.kind, ErrorKind::InvalidRequest);
@@ -112,7 +112,7 @@ proptest! {
             body[key] = value;
         }
         let bytes = body.to_string().into_bytes();
-        if let Ok(request) = ChatRequest::from_json(&bytes) {
+        if let Ok(request) = chat_request(&bytes) {
             let tokenizer = crate::test_fixtures::tokenizer();
             for format in [ToolCallFormat::JsonInTags, ToolCallFormat::XmlParameters] {
                 let _ = request.output_grammar(ToolCallMarkup { tokenizer: &tokenizer, format });
@@ -125,7 +125,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = ChatRequest::from_json(&bytes);
+        let _ = chat_request(&bytes);
         let _ = CompletionRequest::from_json(&bytes);
     }
 }

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::conversation::Role;
 use crate::error::{ChatError, ErrorKind};
-use crate::grammar::SchemaStrictness;
+use crate::request::*;
 
 mod completion;
 mod hostile;
@@ -13,7 +13,7 @@ fn chat(fields: Value) -> Result<ChatRequest, ChatError> {
     for (key, value) in fields.as_object().unwrap() {
         body[key] = value.clone();
     }
-    ChatRequest::from_json(body.to_string().as_bytes())
+    chat_request(body.to_string().as_bytes())
 }
 
 /// The request must be refused, naming `param`, with `words` in the message.
@@ -201,7 +201,7 @@ fn top_logprobs_requires_logprobs() {
 }
 
 fn with_messages(messages: Value) -> Result<ChatRequest, ChatError> {
-    ChatRequest::from_json(json!({"messages": messages}).to_string().as_bytes())
+    chat_request(json!({"messages": messages}).to_string().as_bytes())
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn invalid_messages_name_the_field() {
         assert_eq!(err.param.as_deref(), Some(param), "{messages}: {err}");
         assert!(err.message.contains(words), "{messages}: {err}");
     }
-    let err = ChatRequest::from_json(b"{}").unwrap_err();
+    let err = chat_request(b"{}").unwrap_err();
     assert_eq!(err.param.as_deref(), Some("messages"));
 }
 
@@ -362,7 +362,7 @@ fn response_format_accepts_every_spelling() {
     let schema = json!({"type": "integer"});
     let kept = |field: &str| ResponseFormat::JsonSchema {
         schema: schema.clone(),
-        rules: SchemaStrictness::Strict,
+        strictness: SchemaStrictness::Strict,
         field: field.to_owned(),
     };
     let object = json!({"response_format": {"type": "json_object"}});
@@ -376,7 +376,7 @@ fn response_format_accepts_every_spelling() {
     assert!(matches!(
         format(of(json!({"schema": schema, "strict": false}))),
         ResponseFormat::JsonSchema {
-            rules: SchemaStrictness::BestEffort,
+            strictness: SchemaStrictness::BestEffort,
             ..
         }
     ));
@@ -390,7 +390,7 @@ fn response_format_accepts_every_spelling() {
     );
     assert_eq!(
         format(json!({"guided_regex": "a+", "guided_json": null})),
-        ResponseFormat::Pattern {
+        ResponseFormat::Regex {
             pattern: "a+".to_owned(),
             field: "guided_regex".to_owned()
         }

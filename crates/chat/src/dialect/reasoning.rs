@@ -1,32 +1,13 @@
-//! Whether and how hard the model should think.
+//! Reads the fields that turn reasoning on and bound it.
 
 use serde_json::{Map, Value};
 
+use super::fields::Fields;
 use crate::conversation::ReasoningEffort;
 use crate::error::ChatError;
-use crate::fields::Fields;
-
-/// What a request says about thinking.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ReasoningOptions {
-    /// On, off, or left to the server's default and then to the template.
-    pub enable: Option<bool>,
-    /// The tier asked for.
-    pub effort: Option<ReasoningEffort>,
-    /// Most thinking tokens asked for.
-    pub budget_tokens: Option<usize>,
-    /// Tokens to keep free for the reply.
-    pub reply_budget: Option<usize>,
-    /// The client wants to know that there was thinking, and not what.
-    pub omitted: bool,
-}
+use crate::request::ReasoningOptions;
 
 impl ReasoningOptions {
-    /// Whether the request itself turned thinking on, which asks for `finish_details`.
-    pub fn opted_in(&self) -> bool {
-        self.enable == Some(true)
-    }
-
     /// Reads every spelling; the highest source decides, lower ones still give budgets.
     ///
     /// Highest first: `chat_template_kwargs.enable_thinking`, top-level `enable_thinking`,

@@ -1,25 +1,11 @@
-//! Declared tools and which of them may be called.
+//! Reads declared tools and the choice among them.
 
 use serde_json::{Value, json};
 
-use super::MAX_TOOLS;
+use super::fields::{Fields, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
+use crate::request::{MAX_TOOLS, ToolChoice};
 use crate::tools::Tool;
-
-/// Whether and what the model may call.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum ToolChoice {
-    /// As the model likes.
-    #[default]
-    Auto,
-    /// Nothing; tools stay in the prompt so that a cached prefix still fits.
-    None,
-    /// At least one tool.
-    Required,
-    /// This tool.
-    Named(String),
-}
 
 /// What a request says about tools.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -1,59 +1,11 @@
-//! Sampling, length and stop fields: shared by chat and text completions.
+//! Reads sampling, length and stop fields; chat and text completions share them.
 
 use contract::TokenId;
 use serde_json::Value;
 
-use super::{MAX_CHOICES, MAX_STOPS};
+use super::fields::{Fields, integer, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, integer, must_be};
-
-/// How to choose tokens and when to end. `None` means that the model's card or the server decides.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct SamplingParams {
-    /// From `max_completion_tokens`, `max_tokens` or `max_output_tokens`, the first that is given; thinking included.
-    pub max_tokens: Option<usize>,
-    /// 0..=2; 0 is greedy.
-    pub temperature: Option<f32>,
-    /// Above 0, up to 1.
-    pub top_p: Option<f32>,
-    /// 0 is off.
-    pub top_k: Option<usize>,
-    /// 0 up to, but not including, 1.
-    pub min_p: Option<f32>,
-    /// -2..=2.
-    pub frequency_penalty: Option<f32>,
-    /// -2..=2.
-    pub presence_penalty: Option<f32>,
-    /// Above 0.
-    pub repetition_penalty: Option<f32>,
-    /// How far penalties look back.
-    pub rep_window: Option<RepetitionWindow>,
-    /// `None` asks for a random seed.
-    pub seed: Option<u64>,
-    /// Added to logits, by token: -100..=100.
-    pub logit_bias: Vec<(TokenId, f32)>,
-    /// Go on after an end token.
-    pub ignore_eos: bool,
-    /// No end before that many tokens.
-    pub min_tokens: usize,
-    /// Strings that end the text; never empty strings.
-    pub stop: Vec<String>,
-    /// Tokens that end the text.
-    pub stop_token_ids: Vec<TokenId>,
-    /// Choices per prompt, 1..=8.
-    pub n: usize,
-    /// From `speculative: false`: no token of this request is drafted.
-    pub disable_speculation: bool,
-}
-
-/// How far penalties look back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RepetitionWindow {
-    /// The whole text.
-    All,
-    /// The last so many tokens.
-    Last(usize),
-}
+use crate::request::{MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams};
 
 impl SamplingParams {
     /// Reads the fields; stop strings go by the name `stop_key`.

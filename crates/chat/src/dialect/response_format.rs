@@ -1,59 +1,19 @@
-//! The shape a reply must have.
+//! Reads `response_format` and the fields of other servers that mean the same.
 
 use serde_json::Value;
 
+use super::fields::{Fields, must_be};
 use crate::error::ChatError;
-use crate::fields::{Fields, must_be};
-use crate::grammar::SchemaStrictness;
+use crate::request::{ResponseFormat, SchemaStrictness};
 
-/// Most texts a reply may be chosen from.
+/// Most texts of a choice.
 const MAX_CHOICES: usize = 4_096;
-
-/// The shape asked for by `response_format` or one of its equivalents; `field` is the one that asks.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub enum ResponseFormat {
-    /// Free text.
-    #[default]
-    Text,
-    /// Any JSON object.
-    JsonObject,
-    /// JSON that obeys a schema.
-    JsonSchema {
-        /// The schema.
-        schema: Value,
-        /// How much of it has to be kept.
-        rules: SchemaStrictness,
-        /// Where it stands.
-        field: String,
-    },
-    /// Text that a regular expression matches as a whole.
-    Pattern {
-        /// The expression.
-        pattern: String,
-        /// Where it stands.
-        field: String,
-    },
-    /// One of these texts.
-    Choice {
-        /// The texts, at least one.
-        texts: Vec<String>,
-        /// Where they stand.
-        field: String,
-    },
-    /// Text in a language.
-    Grammar {
-        /// The language in Lark's notation.
-        lark: String,
-        /// Where it stands.
-        field: String,
-    },
-}
 
 /// What a field beside `response_format` holds.
 #[derive(Clone, Copy)]
 enum FormatField {
     Schema,
-    Pattern,
+    Regex,
     Choice,
     Grammar,
     AnyObject,
@@ -65,16 +25,16 @@ const EXTENSIONS: [(&str, FormatField); 8] = [
     ("json_schema", FormatField::Schema),
     ("grammar", FormatField::Grammar),
     ("guided_json", FormatField::Schema),
-    ("guided_regex", FormatField::Pattern),
+    ("guided_regex", FormatField::Regex),
     ("guided_choice", FormatField::Choice),
     ("guided_grammar", FormatField::Grammar),
     ("structured_outputs", FormatField::Nested),
-    ("regex", FormatField::Pattern),
+    ("regex", FormatField::Regex),
 ];
 /// The same inside `structured_outputs`.
 const INNER: [(&str, FormatField); 5] = [
     ("json", FormatField::Schema),
-    ("regex", FormatField::Pattern),
+    ("regex", FormatField::Regex),
     ("choice", FormatField::Choice),
     ("grammar", FormatField::Grammar),
     ("json_object", FormatField::AnyObject),
@@ -99,7 +59,7 @@ impl ResponseFormat {
                 // An older spelling of some servers.
                 Some(schema) => Ok(ResponseFormat::JsonSchema {
                     schema: schema.clone(),
-                    rules: SchemaStrictness::Strict,
+                    strictness: SchemaStrictness::Strict,
                     field: format.path("schema"),
                 }),
                 None => Ok(ResponseFormat::JsonObject),
@@ -112,20 +72,20 @@ impl ResponseFormat {
                     .cloned()
                     .ok_or_else(|| format.error("json_schema", "must hold a field 'schema'"))?;
                 // Whoever says nothing wants the schema kept; whoever says no wants what can be had.
-                let rules = match holder.flag("strict", true)? {
+                let strictness = match holder.flag("strict", true)? {
                     true => SchemaStrictness::Strict,
                     false => SchemaStrictness::BestEffort,
                 };
                 Ok(ResponseFormat::JsonSchema {
                     schema,
-                    rules,
+                    strictness,
                     field: holder.path("schema"),
                 })
             }
             Some("regex") => read(
                 format,
                 first(format, &["regex", "pattern"])?,
-                FormatField::Pattern,
+                FormatField::Regex,
             ),
             Some("grammar") => read(format, first(format, &["grammar"])?, FormatField::Grammar),
             Some(other) => Err(format.error(
@@ -167,7 +127,7 @@ fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseForma
         Ok(text.to_owned())
     };
     Ok(match kind {
-        FormatField::Pattern => ResponseFormat::Pattern {
+        FormatField::Regex => ResponseFormat::Regex {
             pattern: text()?,
             field,
         },
@@ -183,7 +143,7 @@ fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseForma
         }
         FormatField::Schema => ResponseFormat::JsonSchema {
             schema: schema(body, key)?,
-            rules: SchemaStrictness::Strict,
+            strictness: SchemaStrictness::Strict,
             field,
         },
         FormatField::Choice => ResponseFormat::Choice {

@@ -1,0 +1,146 @@
+//! Why a reply ended, what it used and how long it took.
+
+use serde::Serialize;
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// An end token or a stop string.
+    Stop,
+    /// The token limit or the end of the context.
+    Length,
+    /// At least one complete tool call.
+    ToolCalls,
+}
+
+/// Token counts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Prompt tokens restored from the prefix cache.
+    pub cached_tokens: usize,
+    /// Generated tokens over all choices, hidden ones included.
+    pub completion_tokens: usize,
+    /// Generated tokens of reasoning.
+    pub reasoning_tokens: usize,
+    /// Accepted draft tokens, if any token was drafted.
+    pub accepted_draft_tokens: Option<usize>,
+    /// Rejected draft tokens, if any token was drafted.
+    pub rejected_draft_tokens: Option<usize>,
+}
+
+impl Usage {
+    /// Prompt and generated tokens.
+    pub fn total_tokens(&self) -> usize {
+        self.prompt_tokens + self.completion_tokens
+    }
+}
+
+/// Timings of a reply; every dialect writes them the same way, as an extension.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Timings {
+    /// Milliseconds from admission to the first logits row, one decimal.
+    pub prefill_ms: f64,
+    /// Milliseconds of decoding, one decimal.
+    pub decode_ms: f64,
+    /// One decimal; 0.0 if nothing was decoded.
+    pub decode_tokens_per_sec: f64,
+    /// With an attention window: earlier tokens that each new token attends to; 0 for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fa_window: Option<usize>,
+    /// Why attention was full despite the window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fa_window_full: Option<&'static str>,
+    /// Decode steps and drafting, once the reply is complete.
+    #[serde(flatten)]
+    pub speculation: Option<SpeculationTimings>,
+}
+
+/// Decode steps of a reply and the effect of drafting.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct SpeculationTimings {
+    /// Verify passes.
+    pub steps: usize,
+    /// Tokens per pass after the first token, two decimals.
+    pub tokens_per_step: f64,
+    /// Drafted tokens.
+    pub draft_n: usize,
+    /// Accepted draft tokens.
+    pub draft_n_accepted: usize,
+    /// Acceptance rate, three decimals; 0.0 if nothing was drafted.
+    pub accept_rate: f64,
+    /// Entry `i`: share of drafted passes that accepted more than `i` draft tokens. Three decimals,
+    /// without trailing zeros.
+    pub accept_by_depth: Vec<f64>,
+    /// Forced tokens.
+    pub forced_n: usize,
+    /// Milliseconds of drafting, one decimal; the passes may be shared with other requests.
+    pub draft_ms: f64,
+    /// Milliseconds of verification, one decimal.
+    pub verify_ms: f64,
+    /// Milliseconds of committing, one decimal.
+    pub commit_ms: f64,
+}
+
+impl Timings {
+    /// Rounds to one decimal; whatever is not finite becomes 0.0.
+    pub fn new(prefill_ms: f64, decode_ms: f64, decoded_tokens: usize) -> Timings {
+        let round = |value: f64| {
+            if value.is_finite() {
+                (value * 10.0).round() / 10.0
+            } else {
+                0.0
+            }
+        };
+        let rate = if decode_ms > 0.0 {
+            decoded_tokens as f64 * 1000.0 / decode_ms
+        } else {
+            0.0
+        };
+        Timings {
+            prefill_ms: round(prefill_ms),
+            decode_ms: round(decode_ms),
+            decode_tokens_per_sec: round(rate),
+            fa_window: None,
+            fa_window_full: None,
+            speculation: None,
+        }
+    }
+}
+
+/// A token with its log-probability and its alternatives.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenLogprob {
+    /// The token.
+    #[serde(flatten)]
+    pub token: TopLogprob,
+    /// Alternatives, best first.
+    pub top_logprobs: Vec<TopLogprob>,
+}
+
+/// A token with its log-probability.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TopLogprob {
+    /// Its text; bytes that are not UTF-8 by themselves show as U+FFFD.
+    pub token: String,
+    /// Natural logarithm; -9999 stands for impossible.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl TopLogprob {
+    /// A token by its bytes. Minus infinity and NaN become -9999.
+    pub fn new(bytes: &[u8], logprob: f32) -> TopLogprob {
+        TopLogprob {
+            token: String::from_utf8_lossy(bytes).into_owned(),
+            logprob: if logprob.is_nan() {
+                -9999.0
+            } else {
+                logprob.max(-9999.0)
+            },
+            bytes: bytes.to_vec(),
+        }
+    }
+}
