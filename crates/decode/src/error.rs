@@ -110,7 +110,7 @@ impl From<&DeviceError> for JobError {
 
 impl SubmitError {
     /// The refusal of a scheduler whose device is gone.
-    pub(crate) fn lost(error: &DeviceError) -> SubmitError {
+    pub(crate) fn device_lost(error: &DeviceError) -> SubmitError {
         match JobError::from(error) {
             JobError::DeviceLost { during, detail } => SubmitError::DeviceLost { during, detail },
             other => SubmitError::DeviceLost {
@@ -118,19 +118,5 @@ impl SubmitError {
                 detail: other.to_string(),
             },
         }
-    }
-}
-
-/// The same loss for another reader; device errors cannot be copied.
-pub(crate) fn lost_again(error: &DeviceError) -> DeviceError {
-    match error {
-        DeviceError::DeviceLost { during, detail } => DeviceError::DeviceLost {
-            during,
-            detail: detail.clone(),
-        },
-        other => DeviceError::DeviceLost {
-            during: "an earlier call",
-            detail: other.to_string(),
-        },
     }
 }

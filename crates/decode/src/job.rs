@@ -73,7 +73,7 @@ impl GenerationParams {
     pub const MAX_LOGPROBS: usize = 20;
 
     /// Whether its prompt may begin with a saved state. One whose logprobs are told is read whole: a state has no rows.
-    pub(crate) fn may_be_resumed(&self) -> bool {
+    pub(crate) fn reuses_prefixes(&self) -> bool {
         self.use_saved && self.prompt_logprobs.is_none()
     }
 }

@@ -158,7 +158,7 @@ impl PrefixCache {
     }
 
     /// Gives it something that keeps states beyond the process.
-    pub(crate) fn with_store(&mut self, store: Box<dyn Store>) {
+    pub(crate) fn set_store(&mut self, store: Box<dyn Store>) {
         self.store = Some(store);
     }
 

@@ -11,21 +11,21 @@ use crate::speculation::SurprisalEma;
 
 /// What a walk found.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct AcceptResult {
+pub(super) struct AcceptResult {
     /// The tokens chosen, oldest first, at least one. Unless the sequence ends, the last is the next root.
-    pub(crate) tokens: Vec<OutputToken>,
+    pub(super) tokens: Vec<OutputToken>,
     /// The nodes walked: what a commit keeps.
-    pub(crate) path: TreePath,
+    pub(super) path: TreePath,
     /// Tokens among them that were forced.
-    pub(crate) forced: usize,
+    pub(super) forced: usize,
     /// How unexpected the text is with them.
-    pub(crate) surprisal: SurprisalEma,
+    pub(super) surprisal: SurprisalEma,
     /// Why the sequence ends with the last token, if it does.
-    pub(crate) finish_reason: Option<FinishReason>,
+    pub(super) finish_reason: Option<FinishReason>,
 }
 
 /// Walks from the root; `plans` and `rows`, as asked by the plans, are `[n_nodes]`.
-pub(crate) fn accept(
+pub(super) fn accept(
     sequence: &Sequence,
     tree: &Tree,
     plans: &[NodePlan],

@@ -1,4 +1,4 @@
-//! From the queue to the first token: places on the device, prompts read, choices begun.
+//! Admission: from the waiting queue to each choice's first token.
 
 use std::mem;
 use std::slice;
@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use contract::{DeviceError, LogitsRow, SeqId, SnapshotLocation, TokenId};
 
-use super::Scheduler;
-use super::preemption::pool_exhausted;
-use super::queue::PriorityKey;
-use super::running::{PromptState, RunningJob};
-use super::sequence::StopConditions;
-use super::{Events, StepOutcome};
 use crate::event::{Event, FinishReason};
 use crate::prefix::{Restored, SaveInfo};
 
+use super::Scheduler;
+use super::device::pool_exhausted;
+use super::outcome::{Events, StepOutcome};
+use super::queue::PriorityKey;
+use super::running::{PromptState, RunningJob};
+use super::sequence::StopConditions;
+
 impl Scheduler {
-    /// Begins choices owners prompt is read and which waited for a place.
-    pub(crate) fn start_pending_choices(
+    /// Starts choices whose prompt is read and that wait for a sequence.
+    pub(super) fn start_pending_choices(
         &mut self,
         out: &mut Events,
     ) -> Result<StepOutcome, DeviceError> {
@@ -36,49 +37,49 @@ impl Scheduler {
                 return Ok(StepOutcome::OutOfMemory);
             };
             let running = &mut self.running[at];
-            let (Some(end), Some(choice)) =
+            let (Some(state), Some(choice)) =
                 (&running.prompt_state, running.pending_choices.pop_front())
             else {
                 continue;
             };
-            let row = end.row.clone();
-            if let Err(error) = self.runner.restore(seq, end.snapshot) {
-                self.runner.close(seq);
+            let row = state.row.clone();
+            if let Err(error) = self.device.runner().restore(seq, state.snapshot) {
+                self.device.close(seq);
                 running.pending_choices.push_front(choice);
-                self.fail(at, &error, out)?;
+                self.fail(at, error, out)?;
                 continue;
             }
             outcome = StepOutcome::Advanced;
             self.start_choice(at, choice, seq, &row, out);
-            self.remove_finished();
+            self.running.remove_finished(&mut self.device);
         }
         Ok(outcome)
     }
 
-    /// Admits jobs in the order of the queue while there is room.
-    pub(crate) fn admit_queued(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
+    /// Admits jobs in the queue's order while the device has capacity.
+    pub(super) fn admit_queued(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
         let mut outcome = StepOutcome::NothingToDo;
         while let (Some(job), Some(key)) = (self.queue.first(), self.queue.first_key()) {
             let stop_conditions = StopConditions::new(
                 &job.params,
                 &self.config.eos,
-                self.runner.info().limits.context,
+                self.device.info().limits.context,
             );
             let max_len = stop_conditions.max_len(job.prompt.len());
             let (prompt, session) = (Arc::clone(&job.prompt), job.params.session.clone());
-            let wanted = (key, max_len, job.params.may_be_resumed());
+            let wanted = (key, max_len, job.params.reuses_prefixes());
             let Some((seq, cached)) = self.open_with_prefix(&prompt, session.as_ref(), wanted)?
             else {
                 return Ok(StepOutcome::OutOfMemory);
             };
-            let align = self.runner.info().prefill_align;
+            let align = self.device.info().prefill_align;
             let save_points = self.prefix.save_points(&prompt, cached, align);
-            let Some((key, entry)) = self.queue.pop() else {
-                self.runner.close(seq);
+            let Some((key, queued)) = self.queue.pop() else {
+                self.device.close(seq);
                 break;
             };
-            let id = entry.job.id;
-            let mut running = RunningJob::new(key, entry, seq, self.model());
+            let id = queued.job.id;
+            let mut running = RunningJob::new(key, queued, seq, self.model());
             running.cached = cached;
             running.prefill = running
                 .prefill
@@ -90,50 +91,53 @@ impl Scheduler {
         Ok(outcome)
     }
 
-    /// A place that holds as much of a prompt as a saved state does, if those may be used, and how much that is; `None`
-    /// where there is no place now.
-    pub(crate) fn open_with_prefix(
+    /// Opens a sequence that holds the longest cached prefix of a prompt, and returns that prefix's length.
+    ///
+    /// Prefixes are used only if `use_prefixes`. Returns `None` if no sequence can be opened now.
+    pub(super) fn open_with_prefix(
         &mut self,
         prompt: &[TokenId],
         session: Option<&Arc<str>>,
-        (key, max_len, use_saved): (PriorityKey, usize, bool),
+        (key, max_len, use_prefixes): (PriorityKey, usize, bool),
     ) -> Result<Option<(SeqId, usize)>, DeviceError> {
         let sizes = (prompt.len(), max_len);
         let Some(seq) = self.open_sequence(key, sizes)? else {
             return Ok(None);
         };
-        if !use_saved {
+        if !use_prefixes {
             return Ok(Some((seq, 0)));
         }
-        let runner = &mut *self.runner;
+        let runner = self.device.runner();
         match self.prefix.restore(runner, seq, prompt, session)? {
             Restored::At(position) => Ok(Some((seq, position))),
             Restored::NotFound => Ok(Some((seq, 0))),
             Restored::Broken => {
-                self.runner.close(seq);
+                self.device.close(seq);
                 let fresh = self.open_sequence(key, sizes)?;
                 Ok(fresh.map(|seq| (seq, 0)))
             }
         }
     }
 
-    /// A place on the device for what has this key and holds `len` tokens soon and `max_len` at most, or `None` where
-    /// there is none now or the pool has no room.
-    pub(crate) fn open_sequence(
+    /// Opens a sequence of `len` tokens soon and at most `max_len`, for work of this priority.
+    ///
+    /// Returns `None` if no sequence is free, the pool lacks capacity, or preempted work goes first.
+    pub(super) fn open_sequence(
         &mut self,
         key: PriorityKey,
         (len, max_len): (usize, usize),
     ) -> Result<Option<SeqId>, DeviceError> {
-        let room = self.runner.capacity();
-        let busy = self.n_open_sequences() >= self.config.max_sequences.max(1);
-        if busy || room.sequences == 0 || self.first_preempted().is_some_and(|first| first < key) {
+        let capacity = self.device.capacity();
+        let busy = self.running.n_open_sequences() >= self.config.max_sequences.max(1);
+        let preempted = self.running.first_preempted();
+        if busy || capacity.sequences == 0 || preempted.is_some_and(|(_, first)| first < key) {
             return Ok(None);
         }
         if !self.has_capacity(len, max_len) {
             self.stats.pool_waits = true;
             return Ok(None);
         }
-        match self.runner.open(max_len) {
+        match self.device.runner().open(max_len) {
             Ok(seq) => Ok(Some(seq)),
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
@@ -143,61 +147,41 @@ impl Scheduler {
         }
     }
 
-    /// Reads one chunk of the prompt owners key it is.
-    pub(crate) fn run_prefill_chunk(
+    /// Prefills one chunk for the first job in priority order.
+    pub(super) fn run_prefill_chunk(
         &mut self,
         out: &mut Events,
     ) -> Result<StepOutcome, DeviceError> {
-        let prefilling = self.running.iter().enumerate();
-        let next = prefilling
-            .filter(|(_, running)| running.prefill.is_some() || !running.recomputing.is_empty())
-            .min_by_key(|(_, running)| running.key)
-            .map(|(at, _)| at);
-        let Some(at) = next else {
+        let Some(at) = self.running.next_prefill() else {
             return Ok(StepOutcome::NothingToDo);
         };
         if self.running[at].prefill.is_none() {
             return self.recompute_chunk(at, out);
         }
-        let last = self.running[at].first_request(self.chunk, self.model());
+        let size = self.device.chunk();
+        let last = self.running[at].first_request(size, self.model());
         let running = &mut self.running[at];
         let Some(prefill) = &mut running.prefill else {
             return Ok(StepOutcome::NothingToDo);
         };
         let before = prefill.done;
-        let row = match prefill.chunk(
-            &mut *self.runner,
-            &running.prompt,
-            self.chunk,
-            last.as_ref(),
-        ) {
+        let chunk = prefill.chunk(self.device.runner(), &running.prompt, size, last.as_ref());
+        let row = match chunk {
             Ok(row) => row,
-            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
-            Err(error) if error.is_out_of_memory() => {
-                self.note_out_of_memory(&error);
-                let preempted = pool_exhausted(&error) && self.preempt_last()?;
-                return Ok(match preempted {
-                    true => StepOutcome::Advanced,
-                    false => StepOutcome::OutOfMemory,
-                });
-            }
-            Err(error) => {
-                self.fail(at, &error, out)?;
-                return Ok(StepOutcome::Advanced);
-            }
+            Err(error) => return self.prefill_failed(at, error, out),
         };
         self.stats.chunks += 1;
         self.stats.prompt_tokens += (prefill.done - before) as u64;
         let (done, total) = (prefill.done, running.prompt.len());
-        if let Some(stop) = prefill.reached().filter(|_| running.params.use_saved) {
-            let mark = SaveInfo {
-                head: stop.head,
+        if let Some(save_point) = prefill.reached().filter(|_| running.params.use_saved) {
+            let info = SaveInfo {
+                head: save_point.head,
                 session: running.params.session.as_ref(),
                 from_warmup: false,
             };
             let tokens = &running.prompt[..done];
             self.prefix
-                .save(&mut *self.runner, prefill.seq, tokens, mark)?;
+                .save(self.device.runner(), prefill.seq, tokens, info)?;
         }
         let running = &self.running[at];
         out.push((running.id, Event::Prefill { done, total }));
@@ -207,7 +191,26 @@ impl Scheduler {
         Ok(StepOutcome::Advanced)
     }
 
-    /// Begins the first choice of a job owners prompt has just been read, and saves the state for the others.
+    /// Handles the error of a prefill call: preempts a sequence if the pool ran out, or fails the job.
+    pub(super) fn prefill_failed(
+        &mut self,
+        at: usize,
+        error: DeviceError,
+        out: &mut Events,
+    ) -> Result<StepOutcome, DeviceError> {
+        if !error.is_out_of_memory() {
+            self.fail(at, error, out)?;
+            return Ok(StepOutcome::Advanced);
+        }
+        self.note_out_of_memory(&error);
+        if pool_exhausted(&error) && self.preempt_last()? {
+            Ok(StepOutcome::Advanced)
+        } else {
+            Ok(StepOutcome::OutOfMemory)
+        }
+    }
+
+    /// Starts the first choice of a job whose prompt is read, and saves the prompt's state for the others.
     fn finish_prefill(
         &mut self,
         at: usize,
@@ -234,17 +237,18 @@ impl Scheduler {
                 };
                 out.push((running.id, event));
             }
-            self.runner.close(seq);
-            self.remove_finished();
+            self.device.close(seq);
+            self.running.remove_finished(&mut self.device);
             return Ok(());
         }
         let Some(choice) = running.pending_choices.pop_front() else {
             return Ok(());
         };
         if !running.pending_choices.is_empty() {
-            let saved = match self.runner.snapshot(seq, SnapshotLocation::Device) {
+            let runner = self.device.runner();
+            let saved = match runner.snapshot(seq, SnapshotLocation::Device) {
                 Err(error) if error.is_out_of_memory() => {
-                    self.runner.snapshot(seq, SnapshotLocation::Host)
+                    runner.snapshot(seq, SnapshotLocation::Host)
                 }
                 saved => saved,
             };
@@ -256,18 +260,18 @@ impl Scheduler {
                     });
                 }
                 Err(error) => {
-                    self.runner.close(seq);
-                    return self.fail(at, &error, out);
+                    self.device.close(seq);
+                    return self.fail(at, error, out);
                 }
             }
         }
         self.start_choice(at, choice, seq, &row, out);
         self.start_pending_choices(out)?;
-        self.remove_finished();
+        self.running.remove_finished(&mut self.device);
         Ok(())
     }
 
-    /// Chooses the first token of a choice owners prompt `seq` holds.
+    /// Samples the first token of a choice whose prompt `seq` holds.
     fn start_choice(
         &mut self,
         at: usize,

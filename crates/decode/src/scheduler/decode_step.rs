@@ -12,7 +12,7 @@ use crate::speculation::{NoDraft, TreeRequest, TreeResult, TreeSource};
 use crate::stats::{AcceptanceByDepth, StepTimes};
 
 /// What became of one sequence.
-pub(crate) enum SequenceOutcome {
+pub(super) enum SequenceOutcome {
     /// It has new tokens, already in its history. If it goes on, its path is committed.
     Advanced(AcceptResult),
     /// There was no room for it this time; nothing has changed.
@@ -23,23 +23,23 @@ pub(crate) enum SequenceOutcome {
 
 /// What became of a round.
 #[derive(Default)]
-pub(crate) struct DecodeStepResult {
+pub(super) struct DecodeStepResult {
     /// One per sequence, in order.
-    pub(crate) outcomes: Vec<SequenceOutcome>,
+    pub(super) outcomes: Vec<SequenceOutcome>,
     /// Over all its sequences.
-    pub(crate) counts: StepCounts,
-    pub(crate) times: StepTimes,
+    pub(super) counts: StepCounts,
+    pub(super) times: StepTimes,
     /// Whether trees were wanted and there was no room to draft them.
-    pub(crate) undrafted: bool,
+    pub(super) undrafted: bool,
 }
 
 /// What a round drafted, kept and forced.
 #[derive(Default)]
-pub(crate) struct StepCounts {
-    pub(crate) drafted: u64,
-    pub(crate) accepted: u64,
-    pub(crate) forced: u64,
-    pub(crate) depths: AcceptanceByDepth,
+pub(super) struct StepCounts {
+    pub(super) drafted: u64,
+    pub(super) accepted: u64,
+    pub(super) forced: u64,
+    pub(super) depths: AcceptanceByDepth,
 }
 
 /// One sequence's part in a verify call.
@@ -70,7 +70,7 @@ impl VerifyEntry {
 }
 
 /// Takes every sequence of the batch one round further. Only a lost device is an error.
-pub(crate) fn decode_step(
+pub(super) fn decode_step(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
     batch: &mut [&mut Sequence],
@@ -81,7 +81,7 @@ pub(crate) fn decode_step(
         Ok(proposed) => proposed,
         Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
         Err(error) => {
-            let all = batch.iter().map(|_| SequenceOutcome::Failed(again(&error)));
+            let all = batch.iter().map(|_| SequenceOutcome::Failed(error.clone()));
             return Ok(DecodeStepResult {
                 outcomes: all.collect(),
                 ..DecodeStepResult::default()
@@ -283,13 +283,5 @@ fn commit(
             }
             Ok(results)
         }
-    }
-}
-
-/// The same refusal for another sequence; device errors cannot be copied.
-fn again(error: &DeviceError) -> DeviceError {
-    DeviceError::InvalidCall {
-        call: "draft",
-        detail: error.to_string(),
     }
 }

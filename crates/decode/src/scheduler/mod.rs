@@ -1,13 +1,31 @@
-//! Conducts: takes jobs, admits them, and gives each `step` to a prefill chunk or to a round.
+//! The scheduler: takes jobs, admits them, and spends each step on a prefill chunk or on a decode step.
+//!
+//! It composes objects that own their state: [`WaitingQueue`], [`RunningSet`], [`PrefixCache`],
+//! [`PrefixWarmup`] and [`Device`]. Admission, preemption and cancellation are methods over them, a file each.
+//!
+//! # A job's life
+//!
+//! 1. [`Scheduler::submit`] validates a job (`validate`) and puts it into the waiting queue (`queue`).
+//! 2. `admission` takes it out once the pool has capacity, and opens a sequence from the longest cached prefix.
+//! 3. `prefill` reads the prompt in chunks. The prefix cache saves a snapshot at each save point.
+//! 4. At the end of the prompt `admission` samples each choice's first token from one shared logits row.
+//! 5. `decode_step` advances all decoding sequences: propose trees, verify, `accept`, commit.
+//! 6. If the KV pool runs out, `preemption` saves the lowest-priority sequence and resumes it later.
+//! 7. An end token, a limit, `cancel` or an error ends a choice; its last event is `Finished` or `Failed`.
+//! 8. While idle, the caller may run `warmup` (prefill expected prompts) and persist cached prefixes.
 
 mod accept;
 mod admission;
 mod cancel;
+mod config;
 mod decode_step;
+mod device;
+mod outcome;
 mod preemption;
 mod prefill;
 mod queue;
 mod running;
+mod running_set;
 mod sequence;
 mod validate;
 mod warmup;
@@ -15,127 +33,53 @@ mod warmup;
 use std::mem;
 use std::time::Duration;
 
-use contract::checked::CheckedRunner;
-use contract::{Capacity, DeviceError, Runner, RunnerInfo, TokenId};
+use contract::{DeviceError, Runner, RunnerInfo};
 
+use crate::error::{JobError, SubmitError};
+use crate::event::{Event, FinishReason, OutputToken};
+use crate::job::{Job, JobId};
+use crate::prefix::{PrefixCache, Store};
+use crate::speculation::{DraftModelSource, NoDraft, TreeSource};
+use crate::stats::Stats;
+
+use self::accept::AcceptResult;
+pub use self::config::SchedulerConfig;
 use self::decode_step::{SequenceOutcome, decode_step};
-use self::preemption::pool_exhausted;
-use self::prefill::chunk_size;
+use self::device::{Device, pool_exhausted};
+pub use self::outcome::Progress;
+use self::outcome::{Events, StepOutcome};
 use self::queue::WaitingQueue;
-use self::running::{ModelLimits, Preempted, RunningJob};
+use self::running::{ModelLimits, Preempted};
+use self::running_set::RunningSet;
 use self::sequence::Sequence;
 use self::validate::validate;
 pub use self::warmup::NextPrompt;
 use self::warmup::PrefixWarmup;
-use crate::error::lost_again;
-use crate::error::{JobError, SubmitError};
-use crate::event::{Event, FinishReason, OutputToken};
-use crate::job::{Job, JobId};
-use crate::prefix::{PrefixCache, PrefixConfig, Store};
-use crate::speculation::Clock;
-use crate::speculation::{DraftModelSource, NoDraft, Speculation, TreeSource};
-use crate::stats::Stats;
-
-/// How a scheduler works.
-#[derive(Debug, Clone)]
-pub struct SchedulerConfig {
-    /// Sequences decoded at once, at least 1; the runner's own limit applies too. A job takes one per choice.
-    pub max_sequences: usize,
-    /// Jobs that may wait; one more is refused.
-    pub queue_limit: usize,
-    /// Tokens that each text is thought to grow by: a job is let in where the pool has room for its prompt and so many
-    /// tokens more, beside as many for each text that is being said; fewer where its `max_tokens` are. A pool that
-    /// runs exhausted all the same costs time, never a token.
-    pub reserve: usize,
-    /// Prompt tokens read per call; the runner's own limit and alignment apply too.
-    pub prefill_chunk: usize,
-    /// The model's own finish_reason tokens.
-    pub eos: Vec<TokenId>,
-    /// Up to how many best tokens are fetched alone; beyond that whole rows are.
-    pub top_limit: usize,
-    /// How trees are drafted. Without a draft it says nothing.
-    pub speculation: Speculation,
-    /// What of prompts is saved for prompts that begin alike.
-    pub prefix: PrefixConfig,
-    /// What rounds are timed with; `None` leaves their times at zero.
-    pub clock: Option<Clock>,
-}
-
-impl Default for SchedulerConfig {
-    fn default() -> SchedulerConfig {
-        SchedulerConfig {
-            max_sequences: 8,
-            queue_limit: 64,
-            reserve: 1024,
-            prefill_chunk: 512,
-            eos: Vec::new(),
-            top_limit: 256,
-            speculation: Speculation::default(),
-            prefix: PrefixConfig::default(),
-            clock: None,
-        }
-    }
-}
-
-/// Whether there is more to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
-    /// Something was done; call again.
-    Working,
-    /// No job is left; nothing will happen until one is submitted.
-    Idle,
-}
-
-/// News of jobs, oldest first.
-pub(crate) type Events = Vec<(JobId, Event)>;
 
 /// Many jobs on one runner.
 pub struct Scheduler {
-    /// Dropped with the scheduler, and with it everything on the device.
-    pub(crate) runner: Box<dyn Runner>,
-    pub(crate) trees: Box<dyn TreeSource>,
-    pub(crate) config: SchedulerConfig,
-    /// What all chunks are cut by.
-    pub(crate) chunk: usize,
-    /// The room of the empty runner, which an idle scheduler must have got back.
-    empty: Capacity,
-    pub(crate) queue: WaitingQueue,
-    /// Freed with the runner.
-    pub(crate) prefix: PrefixCache,
-    /// What is read while nothing else is to be done.
-    pub(crate) warmup: PrefixWarmup,
-    /// In order of admission.
-    pub(crate) running: Vec<RunningJob>,
-    /// News that came up between steps.
-    pub(crate) pending_events: Events,
+    config: SchedulerConfig,
+    device: Device,
+    trees: Box<dyn TreeSource>,
+    queue: WaitingQueue,
+    running: RunningSet,
+    prefix: PrefixCache,
+    warmup: PrefixWarmup,
+    /// Events raised between steps.
+    pending_events: Events,
     last_phase: Phase,
-    /// What the device said when it last had no room, in the step being done.
-    last_out_of_memory: Option<JobError>,
-    /// The call and the words with which the device was lost.
-    pub(crate) lost: Option<DeviceError>,
-    pub(crate) stats: Stats,
+    stats: Stats,
 }
 
-/// What a step may be given to; the two take turns.
+/// The two kinds of device work. They alternate if both have something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Prefill,
     Decode,
 }
 
-/// What came of an outcome to work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StepOutcome {
-    /// There was nothing to do.
-    NothingToDo,
-    /// Something got further, or ended.
-    Advanced,
-    /// The device had no room.
-    OutOfMemory,
-}
-
 impl Scheduler {
-    /// Takes a freshly opened runner. Trees come from its draft, if it has one.
+    /// Takes a freshly opened runner. Trees come from its draft model, if it has one.
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
         let drafts = runner.info().draft_depth.is_some() && config.speculation.budget > 0;
         let trees: Box<dyn TreeSource> = if drafts {
@@ -146,80 +90,41 @@ impl Scheduler {
         Scheduler::with_trees(runner, config, trees)
     }
 
-    /// As [`new`](Scheduler::new), with trees from elsewhere.
+    /// As [`new`](Scheduler::new), with another source of trees.
     pub fn with_trees(
         runner: Box<dyn Runner>,
         config: SchedulerConfig,
         trees: Box<dyn TreeSource>,
     ) -> Scheduler {
-        let runner: Box<dyn Runner> = if cfg!(debug_assertions) {
-            Box::new(CheckedRunner::new(runner))
-        } else {
-            runner
-        };
-        let info = runner.info();
-        let limit = config.prefill_chunk.min(info.limits.prefill_chunk);
         Scheduler {
-            chunk: chunk_size(limit, info.prefill_align),
-            empty: runner.capacity(),
-            runner,
+            device: Device::new(runner, config.prefill_chunk),
             trees,
             prefix: PrefixCache::new(config.prefix.clone()),
             config,
             queue: WaitingQueue::default(),
             warmup: PrefixWarmup::default(),
-            running: Vec::new(),
+            running: RunningSet::default(),
             pending_events: Vec::new(),
             last_phase: Phase::Decode,
-            last_out_of_memory: None,
-            lost: None,
             stats: Stats::default(),
         }
     }
 
-    /// Gives the prefix cache something that keeps states beyond the process.
+    /// Adds a store that keeps prefixes beyond the process.
     #[must_use]
     pub fn with_store(mut self, store: Box<dyn Store>) -> Scheduler {
-        self.prefix.with_store(store);
+        self.prefix.set_store(store);
         self
     }
 
-    /// Whether [`persist_next`](Scheduler::persist_next) has something to look at.
-    pub fn has_unpersisted(&self) -> bool {
-        self.lost.is_none() && self.prefix.has_unpersisted()
-    }
-
-    /// Does one piece of work that nobody waits for: one saved state goes to the store, if it is worth it. To be
-    /// called while [`is_idle`](Scheduler::is_idle).
-    ///
-    /// The only error is [`DeviceError::DeviceLost`].
-    pub fn persist_next(&mut self) -> Result<(), DeviceError> {
-        match self.lost {
-            Some(_) => Ok(()),
-            None => self.prefix.persist_next(&mut *self.runner),
-        }
-    }
-
-    /// Gives the store every state worth keeping that it lacks, before the process ends.
-    ///
-    /// The only error is [`DeviceError::DeviceLost`].
-    pub fn flush(&mut self) -> Result<(), DeviceError> {
-        if self.lost.is_some() {
-            return Ok(());
-        }
-        self.pause_warmup()?;
-        self.prefix.flush(&mut *self.runner)
-    }
-
-    /// Puts a job into the queue, or says why not.
+    /// Validates a job and queues it.
     pub fn submit(&mut self, job: Job) -> Result<(), SubmitError> {
-        if let Some(error) = &self.lost {
-            return Err(SubmitError::lost(error));
+        if let Some(error) = self.device.lost() {
+            return Err(SubmitError::device_lost(error));
         }
-        let info = self.runner.info();
+        let info = self.device.info();
         validate(&job, info.vocab, info.limits.context)?;
-        let live = self.running.iter().any(|running| running.id == job.id);
-        if live || self.queue.find(job.id).is_some() {
+        if self.running.position(job.id).is_some() || self.queue.find(job.id).is_some() {
             return Err(SubmitError::Duplicate(job.id));
         }
         if self.queue.len() >= self.config.queue_limit {
@@ -234,61 +139,111 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Does one piece of device work, a prefill chunk or a round in key, and appends what came of it to
-    /// `out`. One piece and not both, so that neither's tokens wait for the other.
+    /// Does one piece of device work and appends its events to `out`.
     ///
-    /// The only error is [`DeviceError::DeviceLost`]: every job has then got its `Failed`, and no more are taken.
+    /// A step runs a prefill chunk or a decode step, in alternation, so that neither delays the other's tokens.
+    /// The only error is [`DeviceError::DeviceLost`]: every job has then failed, and no more are taken.
     pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
         out.append(&mut self.pending_events);
-        if let Some(error) = &self.lost {
-            return Err(lost_again(error));
+        if let Some(error) = self.device.lost() {
+            return Err(error.clone());
         }
         if let Err(error) = self.run_step(out) {
             self.fail_all(&error, out);
             return Err(error);
         }
-        if self.is_idle() {
-            self.check_for_leaks();
-            return Ok(Progress::Idle);
+        if !self.is_idle() {
+            return Ok(Progress::Working);
         }
-        Ok(Progress::Working)
+        if !self.warmup.is_active() && self.device.has_leaked(!self.prefix.is_empty()) {
+            self.stats.leaks += 1;
+        }
+        Ok(Progress::Idle)
     }
 
-    /// Whether no job is left and no pending_events waits, so that `step` would do nothing.
+    /// Whether no job and no event is left, so that `step` would do nothing.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.running.is_empty() && self.pending_events.is_empty()
     }
 
-    /// What it is doing and has done.
+    /// Whether [`persist_next`](Scheduler::persist_next) has a prefix to examine.
+    pub fn has_unpersisted(&self) -> bool {
+        self.device.lost().is_none() && self.prefix.has_unpersisted()
+    }
+
+    /// Exports one cached prefix to the store, if one is worth it. Call it while [`is_idle`](Scheduler::is_idle).
+    ///
+    /// The only error is [`DeviceError::DeviceLost`].
+    pub fn persist_next(&mut self) -> Result<(), DeviceError> {
+        if self.device.lost().is_some() {
+            return Ok(());
+        }
+        self.prefix.persist_next(self.device.runner())
+    }
+
+    /// Exports every prefix worth keeping that the store lacks, before the process ends.
+    ///
+    /// The only error is [`DeviceError::DeviceLost`].
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        if self.device.lost().is_some() {
+            return Ok(());
+        }
+        self.pause_warmup()?;
+        self.prefix.flush(self.device.runner())
+    }
+
+    /// Queues the expected start of a conversation's next prompt for warm-up. Dropped if warm-up is off.
+    pub fn queue_warmup(&mut self, next: NextPrompt) {
+        if self.prefix.warmup_enabled() && self.device.lost().is_none() {
+            self.warmup.push(next, &self.prefix);
+        }
+    }
+
+    /// Whether [`warmup_step`](Scheduler::warmup_step) has something to do.
+    pub fn has_warmup(&self) -> bool {
+        self.device.lost().is_none() && self.warmup.has_work()
+    }
+
+    /// Prefills at most one chunk of an expected prompt. Does nothing unless [`is_idle`](Scheduler::is_idle).
+    ///
+    /// The only error is [`DeviceError::DeviceLost`].
+    pub fn warmup_step(&mut self) -> Result<(), DeviceError> {
+        if !self.has_warmup() || !self.is_idle() {
+            return Ok(());
+        }
+        self.warmup.step(&mut self.device, &mut self.prefix)
+    }
+
+    /// Current state and counters.
     pub fn stats(&self) -> Stats {
-        let room = self.runner.capacity();
+        let capacity = self.device.capacity();
         Stats {
             queued: self.queue.len(),
             running: self.running.len(),
-            sequences: self.n_open_sequences(),
-            prefilling: self.running.iter().filter(|r| r.prefill.is_some()).count(),
-            pool_tokens: self.runner.info().pool.tokens(),
-            free_tokens: room.tokens,
-            evictable_tokens: room.evictable_tokens,
-            preempted: self.running.iter().map(|r| r.preempted.len()).sum(),
-            prefix: self.prefix.stats(&*self.runner),
+            sequences: self.running.n_open_sequences(),
+            prefilling: self.running.n_prefilling(),
+            pool_tokens: self.device.info().pool.tokens(),
+            free_tokens: capacity.tokens,
+            evictable_tokens: capacity.evictable_tokens,
+            preempted: self.running.n_preempted(),
+            prefix: self.prefix.stats(self.device.as_runner()),
             ..self.stats
         }
     }
 
-    /// The runner's own description.
+    /// The runner's description.
     pub fn info(&self) -> &RunnerInfo {
-        self.runner.info()
+        self.device.info()
     }
 
     fn run_step(&mut self, out: &mut Events) -> Result<(), DeviceError> {
-        self.last_out_of_memory = None;
+        self.device.take_out_of_memory();
         self.stats.pool_waits = false;
         if !self.queue.is_empty() {
             self.pause_warmup()?;
         }
-        self.prepare()?;
-        // Whoever was in goes on before anyone begins.
+        self.prepare_trees()?;
+        // Admitted work resumes before new work starts.
         let mut out_of_memory = self.resume(out)? == StepOutcome::OutOfMemory;
         out_of_memory |= self.start_pending_choices(out)? == StepOutcome::OutOfMemory;
         if !self.stats.pool_waits {
@@ -313,35 +268,41 @@ impl Scheduler {
             }
         }
         if out_of_memory {
-            // Where the device itself lacked something, saved states go before anyone fails.
-            let device_memory = self.last_out_of_memory.is_some();
-            if !device_memory || !self.prefix.evict_one(&mut *self.runner)? {
+            // If the device itself refused a call, cached prefixes are evicted before a job fails.
+            let refused = self.device.ran_out_of_memory();
+            if !refused || !self.prefix.evict_one(self.device.runner())? {
                 self.fail_last_admitted(out);
             }
         }
         Ok(())
     }
 
-    /// Lets the source of trees get ready for the first job that may be drafted for.
-    fn prepare(&mut self) -> Result<(), DeviceError> {
+    /// Lets the source of trees prepare before the first job that may use it.
+    fn prepare_trees(&mut self) -> Result<(), DeviceError> {
         let first = self.queue.first().filter(|_| self.running.is_empty());
         let (Some(clock), Some(true)) = (self.config.clock, first.map(|job| job.params.speculate))
         else {
             return Ok(());
         };
-        match self.trees.prepare(&mut *self.runner, clock) {
-            // Whatever the device refused here, the job will hear of it when it asks for the same.
+        match self.trees.prepare(self.device.runner(), clock) {
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+            // The job meets the same error at its own call and fails there if it must.
             Err(error) => {
-                tracing::warn!(%error, "the costs of passes could not be measured");
+                tracing::warn!(%error, "cannot measure the costs of passes");
                 Ok(())
             }
             Ok(()) => Ok(()),
         }
     }
 
-    /// Tells of new tokens, and of the end where they bring it; then the sequence's place is closed.
-    pub(crate) fn emit(
+    fn pause_warmup(&mut self) -> Result<(), DeviceError> {
+        let queue = &self.queue;
+        self.warmup
+            .pause(&mut self.device, &mut self.prefix, || queue.jobs())
+    }
+
+    /// Emits new tokens and, if the sequence ends with them, its `Finished`; then the sequence is closed.
+    fn emit(
         &mut self,
         sequence: &Sequence,
         tokens: Vec<OutputToken>,
@@ -352,7 +313,7 @@ impl Scheduler {
         self.stats.generated_tokens += tokens.len() as u64;
         out.push((id, Event::Tokens { choice, tokens }));
         if let Some(reason) = finish_reason {
-            self.runner.close(sequence.seq);
+            self.device.close(sequence.seq);
             self.stats.finished += 1;
             let stats = sequence.stats;
             let event = Event::Finished {
@@ -364,19 +325,15 @@ impl Scheduler {
         }
     }
 
-    /// Takes every sequence that speaks one round further.
+    /// Runs one decode step over all decoding sequences.
     fn run_decode_step(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
-        let mut batch: Vec<&mut Sequence> = self
-            .running
-            .iter_mut()
-            .flat_map(|running| &mut running.sequences)
-            .collect();
+        let mut batch = self.running.sequences_mut();
         if batch.is_empty() {
             return Ok(StepOutcome::NothingToDo);
         }
-        let _span = tracing::trace_span!("round", sequences = batch.len()).entered();
+        let _span = tracing::trace_span!("decode step", sequences = batch.len()).entered();
         let clock = self.config.clock.unwrap_or(|| Duration::ZERO);
-        let decoded = decode_step(&mut *self.runner, &mut *self.trees, &mut batch, clock)?;
+        let decoded = decode_step(self.device.runner(), &mut *self.trees, &mut batch, clock)?;
         let owners: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
         self.stats.decode_steps += 1;
         self.stats.undrafted_steps += u64::from(decoded.undrafted);
@@ -384,17 +341,17 @@ impl Scheduler {
         self.stats.accepted_tokens += decoded.counts.accepted;
         self.stats.forced_tokens += decoded.counts.forced;
         self.stats.drafted_steps += u64::from(decoded.counts.depths.steps);
-        let kept = self.stats.accepted_by_depth.iter_mut();
-        for (sum, round) in kept.zip(decoded.counts.depths.accepted) {
-            *sum += u64::from(round);
+        let accepted = self.stats.accepted_by_depth.iter_mut();
+        for (sum, steps) in accepted.zip(decoded.counts.depths.accepted) {
+            *sum += u64::from(steps);
         }
         self.stats.times.add(decoded.times);
         let mut advanced = 0;
         let mut outcome = StepOutcome::OutOfMemory;
         let mut exhausted = false;
         for ((id, choice), sequence_outcome) in owners.into_iter().zip(decoded.outcomes) {
-            // A choice that failed earlier in this loop took its whole job with it.
-            let Some(at) = self.running.iter().position(|running| running.id == id) else {
+            // A choice that failed earlier in this loop removed its whole job.
+            let Some(at) = self.running.position(id) else {
                 continue;
             };
             match sequence_outcome {
@@ -404,7 +361,7 @@ impl Scheduler {
                 }
                 SequenceOutcome::Failed(error) => {
                     outcome = StepOutcome::Advanced;
-                    self.fail(at, &error, out)?;
+                    self.fail(at, error, out)?;
                 }
                 SequenceOutcome::Advanced(result) => {
                     outcome = StepOutcome::Advanced;
@@ -415,19 +372,19 @@ impl Scheduler {
         }
         self.stats.batched += advanced as u64;
         self.stats.largest_batch = self.stats.largest_batch.max(advanced);
-        self.remove_finished();
+        self.running.remove_finished(&mut self.device);
         if exhausted && self.preempt_last()? {
             outcome = StepOutcome::Advanced;
         }
         Ok(outcome)
     }
 
-    /// Tells what a round gave a choice, and lets it go if it ended.
+    /// Emits a choice's accepted tokens, and drops the choice if it ended.
     fn finish_sequence_step(
         &mut self,
         at: usize,
         choice: usize,
-        result: crate::scheduler::accept::AcceptResult,
+        result: AcceptResult,
         out: &mut Events,
     ) {
         let sequences = &mut self.running[at].sequences;
@@ -445,121 +402,76 @@ impl Scheduler {
         }
     }
 
-    /// Nothing could move for want of room: the job that came last gives up its own.
+    /// Nothing advanced for lack of memory: the last job in priority order fails and frees its memory.
     fn fail_last_admitted(&mut self, out: &mut Events) {
-        let latest = self.running.iter().enumerate();
-        let evictee = latest.max_by_key(|(_, running)| running.key);
-        let (prompt, max_tokens) = match (evictee, self.queue.first()) {
-            (Some((_, running)), _) => (running.prompt.len(), running.params.max_tokens),
+        let last = self.running.last();
+        let (prompt, max_tokens) = match (last, self.queue.first()) {
+            (Some(at), _) => {
+                let job = &self.running[at];
+                (job.prompt.len(), job.params.max_tokens)
+            }
             (None, Some(job)) => (job.prompt.len(), job.params.max_tokens),
             (None, None) => return,
         };
-        let evictee = evictee.map(|(at, _)| at);
-        let context = self.runner.info().limits.context;
+        let context = self.device.info().limits.context;
         let wanted = prompt.saturating_add(max_tokens).min(context);
-        let failure = self
-            .last_out_of_memory
-            .take()
-            .unwrap_or(JobError::OutOfMemory {
-                what: "context tokens",
-                wanted: wanted as u64,
-                free: self.runner.capacity().tokens as u64,
-            });
-        match evictee {
-            Some(at) => self.remove_failed(at, failure, out),
-            None => {
-                if let Some((_, entry)) = self.queue.pop() {
-                    self.stats.failed += 1;
-                    let error = failure;
-                    out.push((entry.job.id, Event::Failed { error }));
-                }
-            }
+        let refused = self.device.take_out_of_memory();
+        let error = refused.unwrap_or(JobError::OutOfMemory {
+            what: "context tokens",
+            wanted: wanted as u64,
+            free: self.device.capacity().tokens as u64,
+        });
+        if let Some(at) = last {
+            self.remove_failed(at, error, out);
+        } else if let Some((_, queued)) = self.queue.pop() {
+            self.stats.failed += 1;
+            out.push((queued.job.id, Event::Failed { error }));
         }
     }
 
-    /// Counts a refusal for want of room and keeps its words.
-    pub(crate) fn note_out_of_memory(&mut self, error: &DeviceError) {
+    /// Counts an out-of-memory error and keeps it for the job that may have to fail.
+    fn note_out_of_memory(&mut self, error: &DeviceError) {
         self.stats.waits += 1;
-        self.last_out_of_memory = Some(JobError::from(error));
+        self.device.set_out_of_memory(error);
     }
 
-    /// Fails one job for a device's refusal; a lost device is everyone's.
-    pub(crate) fn fail(
-        &mut self,
-        at: usize,
-        error: &DeviceError,
-        out: &mut Events,
-    ) -> Result<(), DeviceError> {
+    /// Fails one job for a device error. A lost device is returned, since it fails every job.
+    fn fail(&mut self, at: usize, error: DeviceError, out: &mut Events) -> Result<(), DeviceError> {
         if let DeviceError::DeviceLost { .. } = error {
-            return Err(lost_again(error));
+            return Err(error);
         }
-        self.remove_failed(at, JobError::from(error), out);
+        self.remove_failed(at, JobError::from(&error), out);
         Ok(())
     }
 
-    pub(crate) fn remove_failed(&mut self, at: usize, error: JobError, out: &mut Events) {
-        let running = self.running.remove(at);
-        tracing::warn!(job = running.id.0, %error, "job failed");
-        running.open_seqs().for_each(|seq| self.runner.close(seq));
-        let states = running.preempted.iter().filter_map(Preempted::state);
-        let ends = running.prompt_state.iter().map(|end| end.snapshot);
+    fn remove_failed(&mut self, at: usize, error: JobError, out: &mut Events) {
+        let job = self.running.remove(at);
+        tracing::warn!(job = job.id.0, %error, "job failed");
+        job.open_seqs().for_each(|seq| self.device.close(seq));
+        let states = job.preempted.iter().filter_map(Preempted::state);
+        let prompt_states = job.prompt_state.iter().map(|state| state.snapshot);
         states
-            .chain(ends)
-            .for_each(|snapshot| self.runner.free_snapshot(snapshot));
+            .chain(prompt_states)
+            .for_each(|snapshot| self.device.free_snapshot(snapshot));
         self.stats.failed += 1;
-        out.push((running.id, Event::Failed { error }));
+        out.push((job.id, Event::Failed { error }));
     }
 
-    /// Tells every job that the device is lost.
+    /// Fails every job because the device is lost.
     fn fail_all(&mut self, error: &DeviceError, out: &mut Events) {
-        tracing::error!(%error, "every job fails");
-        let running = mem::take(&mut self.running).into_iter().map(|r| r.id);
+        tracing::error!(%error, "device lost, all jobs fail");
+        let running = self.running.take_ids();
         let queued = mem::take(&mut self.queue);
-        for id in running.chain(queued.into_ids()) {
+        for id in running.into_iter().chain(queued.into_ids()) {
             self.stats.failed += 1;
             let error = JobError::from(error);
             out.push((id, Event::Failed { error }));
         }
-        self.lost = Some(lost_again(error));
+        self.device.set_lost(error.clone());
     }
 
-    /// Frees saved prompt ends nobody waits for, and forgets jobs that are done.
-    pub(crate) fn remove_finished(&mut self) {
-        for running in &mut self.running {
-            if running.pending_choices.is_empty()
-                && let Some(end) = running.prompt_state.take()
-            {
-                self.runner.free_snapshot(end.snapshot);
-            }
-        }
-        self.running.retain(|running| !running.is_done());
-    }
-
-    /// An idle scheduler holds nothing, so the runner must be as empty as at the start.
-    fn check_for_leaks(&mut self) {
-        if self.warmup.is_active() {
-            return;
-        }
-        let mut room = self.runner.capacity();
-        if !self.prefix.is_empty() {
-            // How much saved states hold is the runner's business.
-            room.snapshot_bytes = self.empty.snapshot_bytes;
-            room.evictable_tokens = self.empty.evictable_tokens;
-        }
-        if room != self.empty {
-            self.stats.leaks += 1;
-            tracing::error!(?room, empty = ?self.empty, "the device has not got everything back");
-            // Told once for each loss.
-            self.empty = room;
-        }
-    }
-
-    pub(crate) fn n_open_sequences(&self) -> usize {
-        self.running.iter().map(|r| r.open_seqs().count()).sum()
-    }
-
-    pub(crate) fn model(&self) -> ModelLimits<'_> {
-        let info = self.runner.info();
+    fn model(&self) -> ModelLimits<'_> {
+        let info = self.device.info();
         ModelLimits {
             eos: &self.config.eos,
             vocab: info.vocab,

@@ -15,7 +15,7 @@ use crate::sample::{logprob_request, requested_logprob};
 
 /// The size all chunks are cut by: the largest multiple of `align` within `limit`, or `limit` where there
 /// is none.
-pub(crate) fn chunk_size(limit: usize, align: usize) -> usize {
+pub(super) fn chunk_size(limit: usize, align: usize) -> usize {
     let align = align.max(1);
     match limit / align * align {
         0 => limit.max(1),
@@ -25,11 +25,11 @@ pub(crate) fn chunk_size(limit: usize, align: usize) -> usize {
 
 /// The reading of one prompt.
 #[derive(Debug)]
-pub(crate) struct Prefill {
+pub(super) struct Prefill {
     /// The sequence it is read into; closed by whoever takes the prefill out of the scheduler.
-    pub(crate) seq: SeqId,
+    pub(super) seq: SeqId,
     /// Tokens read so far.
-    pub(crate) done: usize,
+    pub(super) done: usize,
     /// How many best tokens are to be told with each prompt token's logprob, if any are.
     told: Option<usize>,
     /// Logprobs of the tokens read so far and the one after.
@@ -40,7 +40,7 @@ pub(crate) struct Prefill {
 
 impl Prefill {
     /// The reading of a prompt into a fresh sequence.
-    pub(crate) fn new(seq: SeqId, told: Option<usize>) -> Prefill {
+    pub(super) fn new(seq: SeqId, told: Option<usize>) -> Prefill {
         Prefill {
             seq,
             done: 0,
@@ -52,7 +52,7 @@ impl Prefill {
     }
 
     /// The same for a sequence that holds the first `done` tokens, to be saved at `save_points`, all of them later.
-    pub(crate) fn resumed(self, done: usize, save_points: Vec<SavePoint>) -> Prefill {
+    pub(super) fn resumed(self, done: usize, save_points: Vec<SavePoint>) -> Prefill {
         Prefill {
             done,
             save_points: save_points.into(),
@@ -61,13 +61,13 @@ impl Prefill {
     }
 
     /// The place to save that has just been reached, if one has.
-    pub(crate) fn reached(&mut self) -> Option<SavePoint> {
+    pub(super) fn reached(&mut self) -> Option<SavePoint> {
         let done = self.done;
         self.save_points.pop_front_if(|stop| stop.at == done)
     }
 
     /// Whether the next chunk is the last of a prompt of `len` tokens.
-    pub(crate) fn ends_next(&self, len: usize, size: usize) -> bool {
+    pub(super) fn ends_next(&self, len: usize, size: usize) -> bool {
         self.next_end(len, size) == len
     }
 
@@ -87,7 +87,7 @@ impl Prefill {
 
     /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes
     /// back once the prompt is read, empty where nothing was asked.
-    pub(crate) fn chunk(
+    pub(super) fn chunk(
         &mut self,
         runner: &mut dyn Runner,
         prompt: &[TokenId],
@@ -134,7 +134,7 @@ impl Prefill {
     }
 
     /// Logprobs of the whole prompt once it is read, if they are to be told.
-    pub(crate) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
+    pub(super) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
         self.told.map(|_| std::mem::take(&mut self.logprobs))
     }
 }

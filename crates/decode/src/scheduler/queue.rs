@@ -10,15 +10,15 @@ use crate::job::{Job, JobId};
 const MAX_OVERTAKES: u32 = 2;
 
 /// When a job's key comes: higher priority first, then order of arrival.
-pub(crate) type PriorityKey = (Reverse<i32>, u64);
+pub(super) type PriorityKey = (Reverse<i32>, u64);
 
 /// A waiting job and those of its choices that nobody has cancelled.
 #[derive(Debug)]
-pub(crate) struct QueuedJob {
+pub(super) struct QueuedJob {
     /// The job.
-    pub(crate) job: Job,
+    pub(super) job: Job,
     /// Choices still wanted, rising, at least one.
-    pub(crate) open: Vec<usize>,
+    pub(super) open: Vec<usize>,
     /// How many have gone before it that came after it.
     overtaken: u32,
 }
@@ -27,7 +27,7 @@ pub(crate) struct QueuedJob {
 /// its state is at hand. That happens to a job [`MAX_OVERTAKES`] times at most, and never across priorities; otherwise the
 /// first one is not overtaken over, however small the ones behind it are, so none waits for ever.
 #[derive(Debug, Default)]
-pub(crate) struct WaitingQueue {
+pub(super) struct WaitingQueue {
     entries: BTreeMap<PriorityKey, QueuedJob>,
     arrivals: u64,
     /// The name of the conversation admitted last, if it had one.
@@ -36,17 +36,17 @@ pub(crate) struct WaitingQueue {
 
 impl WaitingQueue {
     /// How many wait.
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether none waits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Lines a job up.
-    pub(crate) fn push(&mut self, job: Job) {
+    pub(super) fn push(&mut self, job: Job) {
         self.arrivals += 1;
         let key = (Reverse(job.priority), self.arrivals);
         let open = (0..job.choices).collect();
@@ -62,18 +62,18 @@ impl WaitingQueue {
     }
 
     /// The next in queued.
-    pub(crate) fn first(&self) -> Option<&Job> {
+    pub(super) fn first(&self) -> Option<&Job> {
         let entry = self.entries.get(&self.next_key()?)?;
         Some(&entry.job)
     }
 
     /// The key of the next in queued.
-    pub(crate) fn first_key(&self) -> Option<PriorityKey> {
+    pub(super) fn first_key(&self) -> Option<PriorityKey> {
         self.next_key()
     }
 
     /// Takes the next in queued out.
-    pub(crate) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
+    pub(super) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
         let key = self.next_key()?;
         for (_, entry) in self.entries.range_mut(..key) {
             entry.overtaken += 1;
@@ -104,24 +104,24 @@ impl WaitingQueue {
     }
 
     /// A waiting job, wherever it stands.
-    pub(crate) fn find(&mut self, id: JobId) -> Option<&mut QueuedJob> {
+    pub(super) fn find(&mut self, id: JobId) -> Option<&mut QueuedJob> {
         self.entries.values_mut().find(|entry| entry.job.id == id)
     }
 
     /// Takes a job out, wherever it stands.
-    pub(crate) fn remove(&mut self, id: JobId) -> Option<QueuedJob> {
+    pub(super) fn remove(&mut self, id: JobId) -> Option<QueuedJob> {
         let mut entries = self.entries.iter();
         let key = *entries.find(|(_, entry)| entry.job.id == id)?.0;
         self.entries.remove(&key)
     }
 
     /// All that wait.
-    pub(crate) fn jobs(&self) -> impl Iterator<Item = &Job> {
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.entries.values().map(|entry| &entry.job)
     }
 
     /// The names of all that wait, in the order of their turns.
-    pub(crate) fn into_ids(self) -> impl Iterator<Item = JobId> {
+    pub(super) fn into_ids(self) -> impl Iterator<Item = JobId> {
         self.entries.into_values().map(|entry| entry.job.id)
     }
 }

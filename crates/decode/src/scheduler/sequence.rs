@@ -10,55 +10,55 @@ use crate::speculation::SurprisalEma;
 
 /// What is asked at a node, and what comes there.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct NodePlan {
+pub(super) struct NodePlan {
     /// What to ask of the device.
-    pub(crate) request: LogitsRequest,
+    pub(super) request: LogitsRequest,
     /// The token that comes whatever is answered.
-    pub(crate) forced: Option<TokenId>,
+    pub(super) forced: Option<TokenId>,
 }
 
 /// One timeline: what has been said, how the next token is chosen, and when it ends.
 ///
 /// While it decodes, the last token of its history is the root: sampled, and not yet in the cache.
-pub(crate) struct Sequence {
+pub(super) struct Sequence {
     /// The job it belongs to.
-    pub(crate) job: JobId,
+    pub(super) job: JobId,
     /// Which of the job's choices it is.
-    pub(crate) choice: usize,
+    pub(super) choice: usize,
     /// Its index on the device; closed by whoever takes the sequence out of the scheduler.
-    pub(crate) seq: SeqId,
+    pub(super) seq: SeqId,
     /// Prompt and output.
-    pub(crate) history: History,
+    pub(super) history: History,
     /// Chooses its tokens.
-    pub(crate) sampler: Sampler,
+    pub(super) sampler: Sampler,
     /// When it ends.
-    pub(crate) stop_conditions: StopConditions,
+    pub(super) stop_conditions: StopConditions,
     /// What may or must come next; it knows of every token that was generated.
-    pub(crate) constraint: Option<Box<dyn Constraint>>,
+    pub(super) constraint: Option<Box<dyn Constraint>>,
     /// Whether tokens may be drafted for it.
-    pub(crate) speculate: bool,
+    pub(super) speculate: bool,
     /// What of its context it sees while it speaks.
-    pub(crate) window: AttentionWindow,
+    pub(super) window: AttentionWindow,
     /// How unexpected its last tokens were.
-    pub(crate) surprisal: SurprisalEma,
+    pub(super) surprisal: SurprisalEma,
     /// What it has taken so far.
-    pub(crate) stats: ChoiceStats,
+    pub(super) stats: ChoiceStats,
 }
 
 /// What ends a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StopConditions {
+pub(super) struct StopConditions {
     /// Tokens that end it.
-    pub(crate) end_tokens: Vec<TokenId>,
+    pub(super) end_tokens: Vec<TokenId>,
     /// The max_tokens tokens it may generate.
-    pub(crate) max_tokens: usize,
+    pub(super) max_tokens: usize,
     /// The max_tokens tokens of prompt and output together.
-    pub(crate) context: usize,
+    pub(super) context: usize,
 }
 
 impl StopConditions {
     /// The stop_conditions that `params` mean for a model with these finish_reason tokens and this context.
-    pub(crate) fn new(
+    pub(super) fn new(
         params: &GenerationParams,
         eos: &[TokenId],
         context: usize,
@@ -75,19 +75,19 @@ impl StopConditions {
     }
 
     /// The max_tokens tokens a device must hold for a prompt of this length.
-    pub(crate) fn max_len(&self, prompt: usize) -> usize {
+    pub(super) fn max_len(&self, prompt: usize) -> usize {
         prompt.saturating_add(self.max_tokens).min(self.context)
     }
 }
 
 impl Sequence {
     /// Position of the next token to be chosen once `ahead` more have been.
-    pub(crate) fn position_after(&self, ahead: usize) -> usize {
+    pub(super) fn position_after(&self, ahead: usize) -> usize {
         self.history.tokens().len() + ahead
     }
 
     /// How many tokens may still be generated.
-    pub(crate) fn remaining(&self) -> usize {
+    pub(super) fn remaining(&self) -> usize {
         let by_count = self
             .stop_conditions
             .max_tokens
@@ -100,12 +100,12 @@ impl Sequence {
     }
 
     /// The deepest tree node that can still be of use: the sample taken there is the last one allowed.
-    pub(crate) fn max_depth(&self) -> usize {
+    pub(super) fn max_depth(&self) -> usize {
         self.remaining().saturating_sub(1)
     }
 
     /// Why the sequence ends, if it does, once `ahead` more tokens have been chosen, `last` being the latest.
-    pub(crate) fn finish_reason(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
+    pub(super) fn finish_reason(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
         if self.stop_conditions.end_tokens.contains(&last) {
             Some(FinishReason::Eos)
         } else if self.history.generated() + ahead >= self.stop_conditions.max_tokens {
@@ -118,12 +118,12 @@ impl Sequence {
     }
 
     /// Why its constraint can decide no more, if it cannot.
-    pub(crate) fn fault(&self) -> Option<&str> {
+    pub(super) fn fault(&self) -> Option<&str> {
         self.constraint.as_ref()?.fault()
     }
 
     /// The tokens that come next for certain, at max_tokens `max_tokens`.
-    pub(crate) fn forced_run(&mut self, max_tokens: usize) -> Vec<TokenId> {
+    pub(super) fn forced_run(&mut self, max_tokens: usize) -> Vec<TokenId> {
         let mut run = Vec::new();
         let Some(constraint) = &mut self.constraint else {
             return run;
@@ -140,7 +140,7 @@ impl Sequence {
     }
 
     /// What to ask and what comes after `path`, the tokens of the nodes below the root.
-    pub(crate) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
+    pub(super) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
         let constraint = self.constraint.as_mut();
         let forced = constraint.and_then(|constraint| constraint.forced(path));
         if let Some(token) = forced {
@@ -163,7 +163,7 @@ impl Sequence {
 
     /// The part of a tree that a walk can reach, with a plan for each node, `[n_nodes]`: nothing below a token
     /// that ends the text, beside what is forced, outside what is allowed, or deeper than is of use.
-    pub(crate) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
+    pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
         let max_depth = self.max_depth();
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
         let mut plans = vec![self.plan(&[])];
@@ -193,7 +193,7 @@ impl Sequence {
     }
 
     /// Takes chosen tokens into the history.
-    pub(crate) fn push(&mut self, tokens: &[OutputToken]) {
+    pub(super) fn push(&mut self, tokens: &[OutputToken]) {
         tokens.iter().for_each(|token| self.history.push(token.id));
         if let Some(constraint) = &mut self.constraint {
             let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();

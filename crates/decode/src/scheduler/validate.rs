@@ -5,7 +5,7 @@ use crate::job::{GenerationParams, Job};
 
 /// Refuses what cannot be done before anything is queued. `vocab` is the length of a row, `context` the
 /// longest sequence in tokens.
-pub(crate) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), SubmitError> {
+pub(super) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), SubmitError> {
     let invalid = |field, detail: String| Err(SubmitError::Invalid { field, detail });
     let prompt = job.prompt.len();
     if prompt == 0 {

@@ -1,53 +1,53 @@
-//! Reads in pauses what the next prompt of a conversation will begin with.
+//! Prefix warm-up: while idle, prefills the start of a conversation's expected next prompt.
 //!
-//! A template shows a finished turn otherwise than the prompt that asked for it: thoughts go once the next wish comes,
-//! and with them every state behind the first of them. Whoever writes prompts knows the new form as soon as the reply
-//! is whole, and hands its tokens over ([`Scheduler::queue_warmup`]); while there is nothing else to do they are read chunk
-//! by chunk ([`Scheduler::warmup_step`]) and their states saved, so that the next prompt goes on from there. A prompt
-//! that begins otherwise loses nothing: states are found by tokens, here as everywhere. The rules:
+//! Chat templates re-render past turns, for example without reasoning, so the cached prefix would miss.
+//! The caller knows the new rendering once the reply is complete and queues its tokens
+//! ([`Scheduler::queue_warmup`](super::Scheduler::queue_warmup)). Their prefixes are saved like any others.
+//! A prompt that starts otherwise loses nothing, since prefixes are found by their tokens. The rules:
 //!
-//! - Only an idle scheduler reads ahead. The first job waits for the chunk under way and no longer; what was read until
-//!   then is saved, and the rest is read in another pause, unless that job's prompt is the one that was foreseen.
-//! - A conversation has one text at most: what is foreseen of it next, or its next prompt, takes its place. They are
-//!   known for the same by what stands before the reply that was made last.
-//! - A text is read only where that spares its prompt [`apart`](crate::SavePointConfig::apart) tokens, from the longest state
-//!   there is, and [`PrefixConfig::warmup_tokens`](crate::PrefixConfig::warmup_tokens) tokens of it at most.
-//! - It takes only pages that neither a sequence nor a saved state holds, and while no prompt has used them its states
-//!   are the first to be given up ([`prefix`](crate::prefix)), so nothing that is known to be of use goes for a guess.
+//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was read is saved, and
+//!   the rest waits for the next idle time unless that job supersedes it.
+//! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it. Two prompts
+//!   belong together if they agree up to the start of the last reply.
+//! - Warm-up must spare the prompt at least [`apart`](crate::SavePointConfig::apart) tokens, and reads at most
+//!   [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
+//! - It takes only pages that neither a sequence nor a prefix holds. Its prefixes are evicted first until a prompt
+//!   uses them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use contract::{DeviceError, TokenId};
 
-use super::Scheduler;
-use super::prefill::Prefill;
 use crate::job::Job;
-use crate::prefix::{Restored, SaveInfo, SavePoint};
+use crate::prefix::{PrefixCache, Restored, SaveInfo, SavePoint};
 
-/// Texts that wait for a pause; with one more the oldest goes. So many conversations may be in a pause at once.
+use super::device::Device;
+use super::prefill::Prefill;
+
+/// Most pending prompts; one more drops the oldest.
 const MAX_PENDING: usize = 4;
 
-/// What the next prompt of a conversation will begin with.
+/// The expected start of a conversation's next prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NextPrompt {
-    /// Its tokens, as far as they are known.
+    /// The known tokens.
     pub tokens: Arc<[TokenId]>,
     /// The conversation, as [`GenerationParams::session`](crate::GenerationParams::session).
     pub session: Option<Arc<str>>,
 }
 
-/// A text that is still to come.
+/// A prompt that is expected and has not arrived.
 struct PendingPrompt {
     next: NextPrompt,
-    /// Where the reply begins that was made last.
+    /// Start of the last reply, in tokens.
     reply: usize,
-    /// Tokens of it read in all pauses.
+    /// Tokens of it read so far, over all idle times.
     read: usize,
 }
 
 impl PendingPrompt {
-    /// Whether a prompt, or what is foreseen now, is the one that was foreseen, or has come in its place.
+    /// Whether a prompt, arrived or expected, is this one or replaces it.
     fn is_superseded_by(&self, prompt: &[TokenId], session: Option<&Arc<str>>) -> bool {
         let NextPrompt {
             tokens,
@@ -55,204 +55,205 @@ impl PendingPrompt {
         } = &self.next;
         let both = tokens.iter().zip(prompt);
         let common = both.take_while(|(a, b)| a == b).count();
-        // Requests on the side have the name too, but not half of the text.
-        let named = session.is_some() && session == own.as_ref();
-        common >= self.reply || (named && 2 * common >= tokens.len())
+        // Side requests carry the session's name too, but share less than half of the tokens.
+        let same_session = session.is_some() && session == own.as_ref();
+        common >= self.reply || (same_session && 2 * common >= tokens.len())
     }
 }
 
-/// What is read ahead, and what will be.
+/// Expected prompts, and the one being read.
 #[derive(Default)]
-pub(crate) struct PrefixWarmup {
-    /// Texts not begun, or put aside; the next one last.
+pub(super) struct PrefixWarmup {
+    /// Prompts not started or paused; the next one is last.
     pending: VecDeque<PendingPrompt>,
-    /// The text under way. The scheduler closes its place.
     active: Option<ActiveWarmup>,
 }
 
-/// A text under way.
+/// A prompt being read.
 struct ActiveWarmup {
-    text: PendingPrompt,
-    /// Tokens of it that are read, up to the last place where a state is saved.
+    prompt: PendingPrompt,
+    /// Tokens to read, up to the last save point.
     end: usize,
     prefill: Prefill,
-    /// Up to where its state is saved.
+    /// Tokens whose state is saved.
     saved: usize,
 }
 
 impl PrefixWarmup {
-    /// Whether a place on the device is held.
-    pub(crate) fn is_active(&self) -> bool {
+    /// Whether a sequence is open on the device.
+    pub(super) fn is_active(&self) -> bool {
         self.active.is_some()
     }
 
-    /// A job has come: what was foreseen of its conversation is past.
-    pub(crate) fn drop_superseded(&mut self, job: &Job) {
+    /// Whether [`step`](PrefixWarmup::step) has something to do.
+    pub(super) fn has_work(&self) -> bool {
+        self.is_active() || !self.pending.is_empty()
+    }
+
+    /// Drops the pending prompts that an arriving job supersedes.
+    pub(super) fn drop_superseded(&mut self, job: &Job) {
         let session = job.params.session.as_ref();
         self.pending
-            .retain(|text| !text.is_superseded_by(&job.prompt, session));
+            .retain(|pending| !pending.is_superseded_by(&job.prompt, session));
     }
-}
 
-impl Scheduler {
-    /// Takes what the next prompt of a conversation will begin with. Where reading ahead is off it is forgotten.
-    pub fn queue_warmup(&mut self, text: NextPrompt) {
-        if !self.prefix.warmup_enabled() || self.lost.is_some() {
-            return;
+    /// Adds an expected prompt.
+    pub(super) fn push(&mut self, next: NextPrompt, prefix: &PrefixCache) {
+        let reply = prefix.last_reply(&next.tokens);
+        self.pending
+            .retain(|old| !old.is_superseded_by(&next.tokens, next.session.as_ref()));
+        if self.pending.len() == MAX_PENDING {
+            self.pending.pop_front();
         }
-        let reply = self.prefix.last_reply(&text.tokens);
-        let pending = &mut self.warmup.pending;
-        pending.retain(|old| !old.is_superseded_by(&text.tokens, text.session.as_ref()));
-        if pending.len() == MAX_PENDING {
-            pending.pop_front();
-        }
-        pending.push_back(PendingPrompt {
-            next: text,
+        self.pending.push_back(PendingPrompt {
+            next,
             reply,
             read: 0,
         });
     }
 
-    /// Whether [`warmup_step`](Scheduler::warmup_step) has something to do.
-    pub fn has_warmup(&self) -> bool {
-        let warmup = &self.warmup;
-        self.lost.is_none() && (warmup.is_active() || !warmup.pending.is_empty())
-    }
-
-    /// Reads at most one chunk of what was foreseen. To be called while [`is_idle`](Scheduler::is_idle), else it does
-    /// nothing.
-    ///
-    /// The only error is [`DeviceError::DeviceLost`].
-    pub fn warmup_step(&mut self) -> Result<(), DeviceError> {
-        if !self.has_warmup() || !self.is_idle() {
-            return Ok(());
-        }
-        if !self.warmup.is_active() {
-            let Some(text) = self.warmup.pending.pop_back() else {
+    /// Reads at most one chunk. The only error is a lost device.
+    pub(super) fn step(
+        &mut self,
+        device: &mut Device,
+        prefix: &mut PrefixCache,
+    ) -> Result<(), DeviceError> {
+        if !self.is_active() {
+            let Some(prompt) = self.pending.pop_back() else {
                 return Ok(());
             };
-            self.warmup.active = self.start_warmup(text)?;
+            self.active = ActiveWarmup::start(prompt, device, prefix)?;
         }
-        let Some(mut active) = self.warmup.active.take() else {
+        let Some(mut active) = self.active.take() else {
             return Ok(());
         };
         let (seq, before) = (active.prefill.seq, active.prefill.done);
-        let tokens = &active.text.next.tokens[..active.end];
-        let chunk = active
-            .prefill
-            .chunk(&mut *self.runner, tokens, self.chunk, None);
+        let tokens = &active.prompt.next.tokens[..active.end];
+        let size = device.chunk();
+        let chunk = active.prefill.chunk(device.runner(), tokens, size, None);
         if let Err(error) = chunk {
-            self.runner.close(seq);
-            return ignore_refusal(error);
+            device.close(seq);
+            return ignore_unless_lost(error);
         }
         let done = active.prefill.done;
-        active.text.read += done - before;
-        self.prefix.count_warmup(done - before);
+        active.prompt.read += done - before;
+        prefix.count_warmup(done - before);
         let saved = match active.prefill.reached() {
-            Some(stop) => self.save_warmup(&mut active, stop.head),
+            Some(save_point) => active.save(device, prefix, save_point.head),
             None => Ok(()),
         };
         if saved.is_err() || done == active.end {
-            self.runner.close(seq);
+            device.close(seq);
             return saved;
         }
-        self.warmup.active = Some(active);
+        self.active = Some(active);
         Ok(())
     }
 
-    /// A sequence that holds what is known of a text, if active on is worth it and takes nothing from anybody.
-    fn start_warmup(&mut self, text: PendingPrompt) -> Result<Option<ActiveWarmup>, DeviceError> {
-        let info = self.runner.info();
+    /// Saves what was read and closes the sequence. The rest stays pending unless one of `jobs` supersedes it.
+    ///
+    /// The only error is a lost device.
+    pub(super) fn pause<'a, I: Iterator<Item = &'a Job>>(
+        &mut self,
+        device: &mut Device,
+        prefix: &mut PrefixCache,
+        jobs: impl FnOnce() -> I,
+    ) -> Result<(), DeviceError> {
+        let Some(mut active) = self.active.take() else {
+            return Ok(());
+        };
+        let unsaved = active.prefill.done - active.saved;
+        let saved = if unsaved >= prefix.min_warmup_tokens() {
+            active.save(device, prefix, false)
+        } else {
+            Ok(())
+        };
+        device.close(active.prefill.seq);
+        let prompt = active.prompt;
+        let supersedes =
+            |job: &Job| prompt.is_superseded_by(&job.prompt, job.params.session.as_ref());
+        if !jobs().any(supersedes) {
+            self.pending.push_back(prompt);
+        }
+        saved
+    }
+}
+
+impl ActiveWarmup {
+    /// Opens a sequence from the longest cached prefix, if reading on is worth it and takes no used pages.
+    fn start(
+        prompt: PendingPrompt,
+        device: &mut Device,
+        prefix: &mut PrefixCache,
+    ) -> Result<Option<ActiveWarmup>, DeviceError> {
+        let info = device.info();
         let (align, page) = (info.prefill_align.max(1), info.pool.page_size);
-        let tokens = &text.next.tokens;
-        let known = self.prefix.covered(tokens);
-        let mut save_points = self.prefix.save_points(tokens, known, align);
-        let most = known.saturating_add(self.prefix.warmup_budget_left(text.read));
+        let tokens = &prompt.next.tokens;
+        let cached = prefix.covered(tokens);
+        let mut save_points = prefix.save_points(tokens, cached, align);
+        let most = cached.saturating_add(prefix.warmup_budget_left(prompt.read));
         let most = most.min(info.limits.context) / align * align;
         let end = save_points.last().map_or(0, |last| last.at.min(most));
-        if end < known + self.prefix.min_warmup_tokens() {
+        if end < cached + prefix.min_warmup_tokens() {
             return Ok(None);
         }
-        save_points.retain(|stop| stop.at <= end);
+        save_points.retain(|save_point| save_point.at <= end);
         if save_points.last().is_none_or(|last| last.at < end) {
             let (at, head) = (end, false);
             save_points.push(SavePoint { at, head });
         }
-        let room = self.runner.capacity();
-        let free = room.tokens.saturating_sub(room.evictable_tokens);
-        if room.sequences == 0 || end - known + page + info.limits.tree_nodes > free {
+        let capacity = device.capacity();
+        let free = capacity.tokens.saturating_sub(capacity.evictable_tokens);
+        if capacity.sequences == 0 || end - cached + page + info.limits.tree_nodes > free {
             return Ok(None);
         }
-        let seq = match self.runner.open(end) {
+        let seq = match device.runner().open(end) {
             Ok(seq) => seq,
-            Err(error) => return ignore_refusal(error).map(|()| None),
+            Err(error) => return ignore_unless_lost(error).map(|()| None),
         };
-        let at = match self
-            .prefix
-            .restore_for_warmup(&mut *self.runner, seq, tokens)
-        {
+        let at = match prefix.restore_for_warmup(device.runner(), seq, tokens) {
             Ok(Restored::At(position)) => position,
             Ok(Restored::NotFound) => 0,
             Ok(Restored::Broken) => {
-                self.runner.close(seq);
+                device.close(seq);
                 return Ok(None);
             }
             Err(error) => {
-                self.runner.close(seq);
+                device.close(seq);
                 return Err(error);
             }
         };
         Ok(Some(ActiveWarmup {
-            text,
+            prompt,
             end,
             prefill: Prefill::new(seq, None).resumed(at, save_points),
             saved: at,
         }))
     }
 
-    /// A job has come, or the end: what was read is saved, and the place given back. What is left waits for another
-    /// pause, if it is still to come.
-    pub(crate) fn pause_warmup(&mut self) -> Result<(), DeviceError> {
-        let Some(mut active) = self.warmup.active.take() else {
-            return Ok(());
-        };
-        let new = active.prefill.done - active.saved;
-        let saved = match new >= self.prefix.min_warmup_tokens() {
-            true => self.save_warmup(&mut active, false),
-            false => Ok(()),
-        };
-        self.runner.close(active.prefill.seq);
-        let mut jobs = self.queue.jobs();
-        let past = |job: &Job| {
-            let session = job.params.session.as_ref();
-            active.text.is_superseded_by(&job.prompt, session)
-        };
-        if !jobs.any(past) {
-            self.warmup.pending.push_back(active.text);
-        }
-        saved
-    }
-
-    fn save_warmup(&mut self, active: &mut ActiveWarmup, head: bool) -> Result<(), DeviceError> {
-        let Prefill { seq, done, .. } = active.prefill;
-        active.saved = done;
-        let mark = SaveInfo {
+    fn save(
+        &mut self,
+        device: &mut Device,
+        prefix: &mut PrefixCache,
+        head: bool,
+    ) -> Result<(), DeviceError> {
+        let Prefill { seq, done, .. } = self.prefill;
+        self.saved = done;
+        let info = SaveInfo {
             head,
-            session: active.text.next.session.as_ref(),
+            session: self.prompt.next.session.as_ref(),
             from_warmup: true,
         };
-        let tokens = &active.text.next.tokens[..done];
-        self.prefix.save(&mut *self.runner, seq, tokens, mark)
+        let tokens = &self.prompt.next.tokens[..done];
+        prefix.save(device.runner(), seq, tokens, info)
     }
 }
 
-/// A refusal ends the active of a text, since nobody waits for it; a lost device is everyone's.
-fn ignore_refusal(error: DeviceError) -> Result<(), DeviceError> {
-    match error {
-        lost @ DeviceError::DeviceLost { .. } => Err(lost),
-        error => {
-            tracing::debug!(%error, "nothing is read ahead");
-            Ok(())
-        }
+/// Drops a refusal, since no job waits for warm-up. A lost device is an error.
+fn ignore_unless_lost(error: DeviceError) -> Result<(), DeviceError> {
+    if let DeviceError::DeviceLost { .. } = error {
+        return Err(error);
     }
+    tracing::debug!(%error, "prefix warm-up dropped");
+    Ok(())
 }
