@@ -14,7 +14,7 @@ use contract::quant::quantize_row;
 use contract::{QuantType, WeightRef};
 use cpu::dispatch::Dispatch;
 use cpu::linear::Linear;
-use cpu::pool::ThreadPool;
+use cpu::thread_pool::ThreadPool;
 use serde_json::json;
 
 const TYPES: [QuantType; 8] = [

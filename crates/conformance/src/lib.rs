@@ -10,9 +10,9 @@
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod deferred_draft;
 pub mod drafts;
 pub mod fake;
 pub mod golden;
-pub mod lazy;
-pub mod specimen;
 pub mod suite;
+pub mod synthetic_model;

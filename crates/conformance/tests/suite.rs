@@ -2,8 +2,8 @@
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::fake::{FakeBackend, FakeSpec, Flaw};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{Case, PROPERTIES, run};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{KvFormat, KvFormats, QuantType};
 
 fn with<T>(spec: FakeSpec, precision: Precision, keep: impl FnOnce(&Case<'_>) -> T) -> T {

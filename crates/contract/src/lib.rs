@@ -18,10 +18,10 @@ mod forward;
 pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
+pub mod logits;
 pub mod plan;
 pub mod protocol;
 pub mod quant;
-pub mod rows;
 pub mod runner;
 pub mod snapshot;
 pub mod spec;
@@ -33,11 +33,11 @@ pub mod window;
 pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
+pub use logits::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
 pub use plan::{
     DeviceInfo, KvFormat, KvFormats, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
 };
 pub use quant::QuantType;
-pub use rows::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
 pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, Runner,
     SnapshotInfo, SnapshotLocation, VerifyItem,

@@ -101,7 +101,7 @@ impl KvFormat {
     }
 
     /// Whether values are stored as codes with a scale: what gains from being turned first
-    /// ([`crate::quant::turn`]).
+    /// ([`crate::quant::hadamard`]).
     pub fn is_quantized(self) -> bool {
         !matches!(self, KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16)
     }

@@ -61,7 +61,7 @@ pub struct SnapshotIdentity {
     pub model: ModelHash,
     /// Storage of keys and values.
     pub kv: KvFormats,
-    /// Whether coarse keys and values are stored rotated ([`crate::quant::turn`]).
+    /// Whether coarse keys and values are stored rotated ([`crate::quant::hadamard`]).
     pub rotated: bool,
     /// Identity of the draft and storage of its keys and values, if there is one.
     pub draft: Option<(ModelHash, KvFormat)>,

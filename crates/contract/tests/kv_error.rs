@@ -7,7 +7,7 @@
 )]
 
 use contract::QuantType;
-use contract::quant::{dequantize_row, quantize_row, tq3, turn};
+use contract::quant::{dequantize_row, hadamard, quantize_row, tq3};
 
 const GROUPS: usize = 400;
 const DIM: usize = 128;
@@ -48,15 +48,15 @@ impl Stored {
         match self {
             Stored::Plain(ty) => through(ty, &mut kept),
             Stored::Rotated(ty) => {
-                turn::rotate(&mut kept);
+                hadamard::rotate(&mut kept);
                 through(ty, &mut kept);
-                turn::rotate_inverse(&mut kept);
+                hadamard::rotate_inverse(&mut kept);
             }
             Stored::Tq3 => {
                 let mut bytes = vec![0; x.len() / 32 * tq3::BLOCK_BYTES];
                 tq3::quantize(x, &mut bytes);
                 tq3::dequantize(&bytes, &mut kept);
-                turn::rotate_inverse(&mut kept);
+                hadamard::rotate_inverse(&mut kept);
             }
         }
         kept

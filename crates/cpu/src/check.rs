@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::quant::turn;
+use contract::quant::hadamard;
 use contract::{
     AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec,
     OutputGate, Tree, WeightError, WeightRef,
@@ -29,7 +29,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
             ));
         }
         for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
-            if format == KvFormat::Tq3_0 && !attention.head_dim.is_multiple_of(turn::GROUP) {
+            if format == KvFormat::Tq3_0 && !attention.head_dim.is_multiple_of(hadamard::GROUP) {
                 return Err(unsupported(
                     format!("storing {what} of {} values as tq3_0", attention.head_dim),
                     "it stores 128 values together; use q4_0",

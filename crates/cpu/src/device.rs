@@ -4,13 +4,13 @@ use contract::{
     Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
 };
 
-use crate::blocks::chunk::CHUNK;
+use crate::blocks::delta_chunked::CHUNK;
 use crate::dispatch::Dispatch;
 use crate::draft::Draft;
 use crate::kernels::Kernels;
-use crate::pages::PAGE;
-use crate::pool::ThreadPool;
 use crate::runner::{CpuRunner, Parts};
+use crate::snapshot_pages::PAGE;
+use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 use crate::{check, memory};
 
@@ -46,7 +46,7 @@ impl CpuBackend {
     }
 
     /// Stores keys and values of the coarse formats rotated, which loses less of what stands out in one dimension
-    /// ([`contract::quant::turn`]). Not the default, because states and rows of devices that store them plainly
+    /// ([`contract::quant::hadamard`]). Not the default, because states and rows of devices that store them plainly
     /// could not be compared.
     #[must_use]
     pub fn turning(self) -> CpuBackend {

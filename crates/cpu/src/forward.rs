@@ -7,10 +7,10 @@ use contract::{NodeIdx, RopeSpec, Tree};
 
 use crate::blocks::{attention, delta, ffn};
 use crate::kernels::Kernels;
-use crate::pool::ThreadPool;
 use crate::reference::rope;
 use crate::scratch::ScratchPool;
 use crate::state::{CpuSequence, LayerState};
+use crate::thread_pool::ThreadPool;
 use crate::weights::{LayerMixer, ModelWeights};
 
 /// The rows of one sequence in a pass.

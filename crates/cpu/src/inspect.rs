@@ -1,7 +1,7 @@
 //! A look inside the runner, for conformance only.
 
 use contract::inspect::Inspect;
-use contract::quant::turn;
+use contract::quant::hadamard;
 use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 
 use crate::device::CpuBackend;
@@ -82,7 +82,7 @@ impl Inspect for CpuRunner {
             kv::decode(codec.format(), bytes, rows);
             if codec.is_rotated() {
                 rows.chunks_exact_mut(shape.head_dim)
-                    .for_each(turn::rotate_inverse);
+                    .for_each(hadamard::rotate_inverse);
             }
         }
         Ok((k, v))

@@ -19,14 +19,14 @@ pub mod kernels;
 pub mod linear;
 pub mod matmul;
 mod memory;
-mod pages;
-pub mod pool;
 pub mod reference;
 mod runner;
 mod scratch;
 pub mod simd;
 mod snapshot;
+mod snapshot_pages;
 mod state;
+pub mod thread_pool;
 mod weights;
 
 pub use device::{CpuBackend, CpuOptions};

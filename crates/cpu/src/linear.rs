@@ -11,9 +11,9 @@ use crate::dispatch::Dispatch;
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::Packed;
 use crate::matmul::pack::pack;
-use crate::pool::ThreadPool;
 use crate::simd;
 use crate::simd::tiles::{Output, for_each_tile};
+use crate::thread_pool::ThreadPool;
 
 /// Rows of the weight that one parallel item computes on the reference path.
 const REFERENCE_ROWS: usize = 16;

@@ -11,8 +11,8 @@ use crate::draft::cache::cache_bytes;
 
 use crate::forward::BufferWidths;
 use crate::matmul::layout::{Format, TILE_ROWS};
-use crate::pages::PAGE;
 use crate::runner::rows_per_pass;
+use crate::snapshot_pages::PAGE;
 use crate::state::sequence_bytes;
 
 /// Bytes of 32 inputs of a product, rounded to eight bits with a scale and sums.

@@ -11,17 +11,17 @@ use contract::{
     SnapshotLocation, TokenId, VerifyItem,
 };
 
-use crate::blocks::chunk::CHUNK;
+use crate::blocks::delta_chunked::CHUNK;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft::cache::{DraftCache, WAITING};
 use crate::draft::{Draft, DraftRoot, HiddenStateCapture, Reach};
 use crate::forward::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::kernels::Kernels;
-use crate::pages::{PAGE, SnapshotBytes};
-use crate::pool::ThreadPool;
 use crate::scratch::ScratchPool;
 use crate::snapshot::{Imported, Snapshot};
+use crate::snapshot_pages::{PAGE, SnapshotBytes};
 use crate::state::CpuSequence;
+use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 
 /// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.

@@ -11,7 +11,7 @@ use contract::{DeviceError, DraftLayer, DraftSpec, KvFormats, Mixer, ModelSpec};
 
 use crate::draft::cache::DraftRing;
 use crate::memory;
-use crate::pages::{CountedBytes, PAGE, Page, SnapshotBytes, cut};
+use crate::snapshot_pages::{CountedBytes, PAGE, Page, SnapshotBytes, cut};
 use crate::state::{CpuSequence, KvShape, LayerState};
 
 /// The committed state of a sequence at one position. Owned by the runner until it is freed.

@@ -5,10 +5,10 @@ use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpe
 
 use crate::draft::cache::DraftCache;
 use crate::kernels::Kernels;
-use crate::pages::SavedPages;
-use crate::pool::ThreadPool;
 use crate::reference::delta::PendingUpdate;
 use crate::reference::kv::Codec;
+use crate::snapshot_pages::SavedPages;
+use crate::thread_pool::ThreadPool;
 
 /// One open sequence. Dropping it frees everything it holds.
 pub(crate) struct CpuSequence {

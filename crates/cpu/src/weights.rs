@@ -10,7 +10,7 @@ use contract::{
 
 use crate::dispatch::Dispatch;
 use crate::linear::Linear;
-use crate::pool::ThreadPool;
+use crate::thread_pool::ThreadPool;
 
 /// Every weight of a model in the form the blocks use.
 pub(crate) struct ModelWeights {

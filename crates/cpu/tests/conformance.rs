@@ -2,8 +2,8 @@
 //! formats, the oracle and every instruction set this machine has.
 
 use conformance::compare::{Precision, Tolerance};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{self, Case};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, QuantType};
 use cpu::dispatch::Dispatch;
 use cpu::{CpuBackend, CpuOptions};

@@ -314,5 +314,5 @@ fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
 #[test]
 fn a_draft_can_be_loaded_at_its_first_use() {
     let backend = CpuBackend::new(CpuOptions::default());
-    conformance::lazy::loads_at_first_use(&backend, &plan(None, 512)).unwrap();
+    conformance::deferred_draft::loads_at_first_use(&backend, &plan(None, 512)).unwrap();
 }

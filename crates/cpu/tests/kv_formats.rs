@@ -10,8 +10,8 @@
 use std::path::Path;
 
 use conformance::compare::{Precision, Tolerance};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{self, Case};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, QuantType, Runner,
     SnapshotLocation, TokenId,

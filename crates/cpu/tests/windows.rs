@@ -4,8 +4,8 @@
 #![expect(clippy::panic, reason = "a law that does not hold fails the test")]
 
 use conformance::compare::{Precision, Tolerance};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{self, Case};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{KvFormat, KvFormats, QuantType};
 use cpu::{CpuBackend, CpuOptions};
 

@@ -341,7 +341,7 @@ impl Backend for CudaBackend {
 
 #[cfg(test)]
 mod tests {
-    use conformance::specimen::{SyntheticLayout, SyntheticModel};
+    use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
     use contract::{KvFormat, KvFormats, Limits, QuantType};
 
     use super::*;

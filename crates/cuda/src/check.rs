@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::quant::turn;
+use contract::quant::hadamard;
 use contract::{
     AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer,
     ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
@@ -51,7 +51,7 @@ pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), Dev
 /// Refuses rows of TQ3_0, whose values are stored 128 together, where heads have fewer.
 fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
     for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
-        let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(turn::GROUP);
+        let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(hadamard::GROUP);
         let mut layers = plan.target.attention_layers();
         let narrow = layers.find(|a| format == KvFormat::Tq3_0 && !whole(a));
         if let Some(a) = narrow {

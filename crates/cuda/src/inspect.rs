@@ -2,7 +2,7 @@
 
 use contract::inspect::Inspect;
 use contract::protocol::invalid_call;
-use contract::quant::{dequantize_row, tq3, turn};
+use contract::quant::{dequantize_row, hadamard, tq3};
 use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
 
 use crate::backend::CudaBackend;
@@ -75,7 +75,7 @@ impl CudaRunner {
             None => tq3::dequantize(&stored, &mut out),
         }
         if array.format.is_quantized() {
-            out.chunks_exact_mut(dim).for_each(turn::rotate_inverse);
+            out.chunks_exact_mut(dim).for_each(hadamard::rotate_inverse);
         }
         Ok(out)
     }

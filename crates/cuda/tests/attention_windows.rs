@@ -13,8 +13,8 @@ mod fixtures {
 }
 
 use conformance::compare::{Precision, Tolerance, compare};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{self, Case};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType, Runner, Tree};
 use cuda::Options;
 

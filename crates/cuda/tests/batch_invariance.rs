@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use conformance::compare::{Precision, compare_rows};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx,
     OpenPlan, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,

@@ -14,8 +14,8 @@ mod fixtures {
 use std::time::Instant;
 
 use conformance::compare::{Precision, Tolerance, compare_rows};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
 use conformance::suite::{self, Case};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
 
 use cuda::Options;

@@ -13,7 +13,7 @@ mod fixtures {
 }
 
 use conformance::compare::compare;
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::inspect::Inspect;
 use contract::{
     CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, QuantType, Runner,

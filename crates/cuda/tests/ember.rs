@@ -238,7 +238,7 @@ fn deferred_draft_loads_at_first_use() {
         return;
     };
     let card = on_the_card(gpu.card());
-    conformance::lazy::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
+    conformance::deferred_draft::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
 /// Mean divergence, in nats, of what `found` says from what `expected` says, row by row.

@@ -14,7 +14,7 @@ mod fixtures {
 }
 
 use conformance::compare::{Precision, compare_rows};
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, QuantType,
     Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree,

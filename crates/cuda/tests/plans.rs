@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Nvrtc, NvrtcSearch};
 use cuda::driver::Arch;

@@ -9,7 +9,7 @@ mod fixtures {
 }
 
 use contract::KvFormat;
-use contract::quant::turn::rotate_inverse;
+use contract::quant::hadamard::rotate_inverse;
 use cpu::reference::{activation, attention};
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;

@@ -11,7 +11,7 @@ mod fixtures {
     pub mod gpu;
 }
 
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::{Card, CudaBackend, Options, compile};
 

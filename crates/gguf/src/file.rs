@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use contract::{WeightError, WeightRef, WeightSource};
 
-use crate::read::{Parsed, parse};
+use crate::parse::{Parsed, parse};
 use crate::split::{SplitInfo, part_paths};
 use crate::tensors::shape;
 use crate::{FileBytes, GgufError, Meta, TensorInfo, TensorType};

@@ -18,7 +18,7 @@ mod cursor;
 mod error;
 mod file;
 mod meta;
-mod read;
+mod parse;
 mod split;
 mod tensors;
 mod value;

@@ -4,8 +4,8 @@
 //! in, each with the quirks of its converters, and the judge's logits are under `fixtures/drafts`.
 //! `harness/golden/draft_goldens.py` makes them, with the same table of cases.
 
-mod spell;
-mod waiting;
+mod file_format;
+mod pending_features;
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use contract::{
 };
 use model::{DraftOptions, LoadedDraft};
 
-pub use spell::{DraftFileFormat, DraftFileQuirks};
+pub use file_format::{DraftFileFormat, DraftFileQuirks};
 
 use crate::compare::{Agreement, Tolerance, compare};
 use crate::fake::FakeSpec;
@@ -227,7 +227,7 @@ impl RandomDraft {
             DraftFileFormat::A => self.window,
             _ => None,
         };
-        spell::load(self, (file_format, quirks), target, DraftOptions { window })
+        file_format::load(self, (file_format, quirks), target, DraftOptions { window })
     }
 
     /// The judge's logits, `[block - 1, vocab]`.
@@ -339,8 +339,8 @@ mod tests {
         // As `draft_goldens.values("full", "fc.weight", …)` and `("full", "norm.weight", …)` say.
         const FC: [f32; 3] = [11.0 / 2048.0, 183.0 / 2048.0, 121.0 / 2048.0];
         const NORM: [f32; 3] = [87.0 / 128.0, 186.0 / 128.0, 181.0 / 128.0];
-        let fc = spell::values("full", "fc.weight", 3, spell::TensorKind::Matrix);
-        let norm = spell::values("full", "norm.weight", 3, spell::TensorKind::Norm);
+        let fc = file_format::values("full", "fc.weight", 3, file_format::TensorKind::Matrix);
+        let norm = file_format::values("full", "norm.weight", 3, file_format::TensorKind::Norm);
         assert_eq!((fc, norm), (FC.to_vec(), NORM.to_vec()));
     }
 

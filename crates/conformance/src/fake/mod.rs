@@ -4,9 +4,9 @@
 //! wrong shows as a wrong token. It can be told to fail, and, to prove that the suite notices, to lie.
 
 mod backend;
+mod faults;
 mod language;
 mod pages;
-mod script;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -20,8 +20,8 @@ use contract::{
 };
 
 pub use backend::FakeBackend;
+pub use faults::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
 pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
-pub use script::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
 
 /// What a fake runner pretends to be.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,7 @@ use contract::{
     TokenId, Tree, VerifyItem,
 };
 
-use super::stand::check;
+use super::rig::check;
 use super::{Case, Failure, LIMITS};
 
 /// Asks that `result` is a refusal for misuse whose words contain `part`.

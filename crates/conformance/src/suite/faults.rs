@@ -2,7 +2,7 @@
 
 use contract::{DeviceError, Runner, SeqId, SnapshotId, SnapshotLocation, Tree};
 
-use super::stand::check;
+use super::rig::check;
 use super::{Case, Failure, LIMITS};
 
 /// Every place can be opened, one more is refused, and closing gives back exactly what was taken.

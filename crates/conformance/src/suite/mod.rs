@@ -8,17 +8,17 @@ mod commit;
 mod faults;
 mod pool;
 mod prefill;
+mod rig;
 mod rows;
 mod snapshot;
-mod stand;
 mod tree;
 mod window;
 
 use contract::{Backend, DeviceError, KvFormats, Limits, OpenPlan, TreeError};
 
 use crate::compare::{Precision, Tolerance};
-use crate::specimen::SyntheticModel;
-use stand::Rig;
+use crate::synthetic_model::SyntheticModel;
+use rig::Rig;
 
 /// What is tried: one device, one model, one storage of keys and values.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use contract::{DeviceError, Limits, Runner, SnapshotLocation, Tree};
 
-use super::stand::check;
+use super::rig::check;
 use super::{Case, Failure, LIMITS};
 
 /// Three sequences on a pool that holds one of them at full length.

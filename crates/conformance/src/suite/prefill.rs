@@ -2,7 +2,7 @@
 
 use contract::{LogitsRequest, LogitsRow, Runner};
 
-use super::stand::{check, same_rows};
+use super::rig::{check, same_rows};
 use super::{Case, Failure, LIMITS};
 use crate::compare::{Precision, Tolerance};
 

@@ -7,7 +7,7 @@ use contract::{
     TokenMask, Tree, VerifyItem,
 };
 
-use super::stand::{Rig, check};
+use super::rig::{Rig, check};
 use super::{Case, Failure};
 use crate::compare::{Tolerance, compare, same_bits};
 use crate::fake::{log_sum_exp, ranked};

@@ -2,7 +2,7 @@
 
 use contract::{DeviceError, Limits, Runner, SeqId, SnapshotInfo, SnapshotLocation};
 
-use super::stand::{Rig, check};
+use super::rig::{Rig, check};
 use super::{Case, Failure, LIMITS};
 
 /// Two sequences that together have room for fewer rows than the states of a few conversations.

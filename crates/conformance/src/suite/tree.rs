@@ -2,7 +2,7 @@
 
 use contract::{LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
-use super::stand::Rig;
+use super::rig::Rig;
 use super::{Case, Failure, LIMITS};
 
 /// Trees of the shapes that break things: one node, a chain, a star, a comb, and branches of branches.

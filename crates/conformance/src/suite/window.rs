@@ -2,7 +2,7 @@
 
 use contract::{AttentionWindow, LogitsRow, NodeIdx, Runner, TokenId, Tree};
 
-use super::stand::{Rig, same_rows};
+use super::rig::{Rig, same_rows};
 use super::{Case, Failure, LIMITS};
 use crate::compare::Precision;
 

@@ -9,7 +9,7 @@
 //! In 32 values, value `j < 16` is the low nibble of byte `j` and value `j + 16` the high one.
 
 use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
-use super::fit::{ALL_ZERO_BELOW, ScaleSums, nearest};
+use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
 
 /// What a 4-bit code of IQ4_NL and IQ4_XS stands for, before the scale.
 pub const IQ4_LEVELS: [i8; 16] = [

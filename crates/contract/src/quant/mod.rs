@@ -7,15 +7,15 @@
 
 mod block32;
 mod blocks;
-mod fit;
 mod float;
+pub mod hadamard;
 mod iq4;
 mod q23_k;
 mod q45_k;
 mod q6_k;
 mod scale6;
+mod scale_search;
 pub mod tq3;
-pub mod turn;
 
 pub use iq4::IQ4_LEVELS;
 pub use scale6::scale_and_min;

@@ -11,7 +11,7 @@
 //! the half. Bit `4 half + q` of third-bit byte `l` belongs to the same value.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
-use super::fit::{ALL_ZERO_BELOW, Affine, AffineSearch, Misfit, ScaleSums, nearest};
+use super::scale_search::{ALL_ZERO_BELOW, Affine, AffineSearch, Misfit, ScaleSums, nearest};
 
 const Q2: AffineSearch = AffineSearch {
     top: 3,

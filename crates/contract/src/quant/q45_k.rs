@@ -11,7 +11,7 @@
 //! [`super::scale_and_min`].
 
 use super::blocks::{half_at, map_blocks, map_values, put_half};
-use super::fit::{Affine, AffineSearch, Misfit, nearest};
+use super::scale_search::{Affine, AffineSearch, Misfit, nearest};
 use super::scale6::{pack, scale_and_min};
 
 const Q4: AffineSearch = AffineSearch {

@@ -10,7 +10,7 @@
 //! byte `l`.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
-use super::fit::{ALL_ZERO_BELOW, ScaleSums, nearest};
+use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
 
 pub(super) fn dequantize(bytes: &[u8], out: &mut [f32]) {
     map_blocks(bytes, out, |b: &[u8; 210], out: &mut [f32; 256]| {

@@ -4,14 +4,14 @@
 //! 14 bytes for 32 values: norm f16 @0, low two bits of the codes [8] @2, high bits of the codes [4] @10
 //! ```
 //! Code `j`: its low bits are bits `2 (j % 4)..` of byte `2 + j / 4`, its high bit is bit `j % 8` of byte
-//! `10 + j / 8`. Four blocks are a group of 128 values that were turned ([`super::turn`]) together and have the
+//! `10 + j / 8`. Four blocks are a group of 128 values that were turned ([`super::hadamard`]) together and have the
 //! same norm. A value is `norm * LEVELS[code]`, **still turned**.
 //!
 //! The levels are the best eight for a coordinate of a unit vector of 128 dimensions in a random direction.
 
 use half::f16;
 
-use super::turn::{GROUP, rotate};
+use super::hadamard::{GROUP, rotate};
 
 /// Bytes of a block of 32 values.
 pub const BLOCK_BYTES: usize = 14;
@@ -89,7 +89,7 @@ pub fn dequantize(bytes: &[u8], values: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::turn::rotate_inverse;
+    use crate::quant::hadamard::rotate_inverse;
 
     #[test]
     fn middles_lie_between_levels_and_ties_go_up() {

@@ -2,7 +2,7 @@
 
 use contract::GatedDeltaSpec;
 
-use crate::blocks::chunk::{self, CHUNK};
+use crate::blocks::delta_chunked::{self, CHUNK};
 use crate::forward::{ExecContext, LayerSegment, PassBuffers, SegmentKind, TreePlan};
 use crate::linear::apply_all;
 use crate::reference::activation::{sigmoid, softplus};
@@ -415,7 +415,7 @@ fn run_tree(
 
 /// Floats that one head's chunks are worked in.
 pub(crate) fn chunk_floats(k_dim: usize, v_dim: usize) -> usize {
-    CHUNK * (2 * k_dim + v_dim + 2) + chunk::scratch_len(k_dim, v_dim)
+    CHUNK * (2 * k_dim + v_dim + 2) + delta_chunked::scratch_len(k_dim, v_dim)
 }
 
 /// Chunk by chunk, cut at absolute multiples of [`CHUNK`].
@@ -453,7 +453,7 @@ fn run_chunks(compute: ExecContext<'_>, rows: RecurrenceInputs<'_>, item: &mut H
                 beta: &beta[..len],
             };
             let o = &mut item.o[begin * v_dim..end * v_dim];
-            chunk::chunk(compute.kernels, item.state, tokens, scratch, o);
+            delta_chunked::chunk(compute.kernels, item.state, tokens, scratch, o);
             begin = end;
         }
     });

@@ -14,7 +14,7 @@ use crate::reference::draft::DraftMask;
 use crate::scratch::take;
 
 use super::attention::decode_of;
-use super::chunk::transpose;
+use super::delta_chunked::transpose;
 use super::softmax::{BLOCK, Running};
 
 /// Keys come in whole vectors of the widest kernels.

@@ -210,9 +210,9 @@ mod tests {
 
     use super::*;
     use crate::kernels::Kernels;
-    use crate::pool::ThreadPool;
     use crate::reference;
     use crate::scratch::ScratchPool;
+    use crate::thread_pool::ThreadPool;
 
     fn rank(ask: &LogitsRequest, raw: &[f32]) -> LogitsRow {
         let (pool, scratch) = (ThreadPool::new(2), ScratchPool::default());

@@ -6,7 +6,7 @@ use contract::{
 
 use crate::dispatch::Dispatch;
 use crate::linear::Linear;
-use crate::pool::ThreadPool;
+use crate::thread_pool::ThreadPool;
 use crate::weights::{Attention, Dense, Loader};
 
 /// Every weight of a draft in the form its pass uses.

@@ -27,4 +27,4 @@ pub mod pack;
 pub mod scalar;
 
 #[cfg(test)]
-mod agreement;
+mod tests;

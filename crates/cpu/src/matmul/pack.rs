@@ -5,7 +5,7 @@ use contract::quant::{IQ4_LEVELS, dequantize_row};
 use half::f16;
 
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
-use crate::pool::ThreadPool;
+use crate::thread_pool::ThreadPool;
 
 /// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over `pool`.
 pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &ThreadPool) -> Packed {

@@ -1,7 +1,7 @@
 //! Cached rows: one key or value head, `head_dim` values, in its storage format.
 
 use contract::KvFormat;
-use contract::quant::{dequantize_row, quantize_row, tq3, turn};
+use contract::quant::{dequantize_row, hadamard, quantize_row, tq3};
 use half::f16;
 
 /// Values of a block of the quantised formats.
@@ -19,7 +19,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// Storage in a format. With `turn`, coarse formats hold rows rotated by [`turn::rotate`]; halves and floats
+    /// Storage in a format. With `turn`, coarse formats hold rows rotated by [`hadamard::rotate`]; halves and floats
     /// gain nothing from that and never are, and TQ3_0 always is.
     pub fn new(format: KvFormat, turn: bool) -> Codec {
         let rotated = match format {
@@ -55,13 +55,13 @@ pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
     if !codec.rotated {
         return quantize_row(ty, values, bytes);
     }
-    let size = turn::group(values.len());
-    let mut group = [0.0; turn::GROUP];
+    let size = hadamard::group(values.len());
+    let mut group = [0.0; hadamard::GROUP];
     let groups = bytes.chunks_exact_mut(codec.row_bytes(size));
     for (values, bytes) in values.chunks_exact(size).zip(groups) {
         let group = &mut group[..size];
         group.copy_from_slice(values);
-        turn::rotate(group);
+        hadamard::rotate(group);
         quantize_row(ty, group, bytes);
     }
 }
@@ -234,8 +234,8 @@ mod tests {
                     decode(format, &bytes, &mut back);
                     let mut turned_query = query.clone();
                     if codec.is_rotated() {
-                        turn::rotate_inverse(&mut back);
-                        turn::rotate(&mut turned_query);
+                        hadamard::rotate_inverse(&mut back);
+                        hadamard::rotate(&mut turned_query);
                     }
                     let error: f32 = x.iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum();
                     let length: f32 = x.iter().map(|a| a * a).sum();

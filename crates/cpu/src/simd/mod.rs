@@ -6,18 +6,18 @@
 
 mod avx2;
 mod avx512;
-pub mod crew;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod offset;
+#[cfg(test)]
+mod reference_tests;
 #[cfg(target_arch = "x86_64")]
 mod table;
 pub mod tiles;
-#[cfg(test)]
-mod twins;
 #[cfg(target_arch = "x86_64")]
 mod vector;
+pub mod workers;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use crate::matmul::layout::TILE_ROWS;
-use crate::pool::ThreadPool;
+use crate::thread_pool::ThreadPool;
 
 /// One output of a region: `[n, rows]`.
 pub struct Output<'a> {

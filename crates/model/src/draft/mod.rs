@@ -7,12 +7,12 @@
 //! Reading order: [`dialect`] and [`config`] (what the spellings are), `facts` (the one form), `fit` (the checks).
 
 mod config;
-mod dialect;
-mod directory;
-mod facts;
-mod fit;
-mod newer;
+mod gguf_metadata;
+mod match_target;
+mod metadata;
 mod safetensors;
+mod tensors;
+mod unsupported;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use gguf::{FileBytes, GgufFile};
 use crate::ModelError;
 use crate::hash::{bytes_hash, model_hash};
 use crate::reader::key_error;
-use directory::DraftTensors;
 use safetensors::Safetensors;
+use tensors::DraftTensors;
 
-pub use facts::{DraftFormat, DraftMetadata};
+pub use metadata::{DraftFormat, DraftMetadata};
 
 /// What a user may say about a draft beyond what its file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -107,8 +107,8 @@ impl DraftFile {
 
     fn of_gguf(file: GgufFile, stem: &str) -> Result<DraftFile, ModelError> {
         let directory = DraftTensors::of_gguf(&file);
-        newer::refuse_gguf(&file, &directory)?;
-        let facts = dialect::read(&file)?;
+        unsupported::refuse_gguf(&file, &directory)?;
+        let facts = gguf_metadata::read(&file)?;
         let name = file
             .meta()
             .text("general.name")
@@ -130,7 +130,7 @@ impl DraftFile {
     fn of_safetensors(path: &Path, stem: &str) -> Result<DraftFile, ModelError> {
         let (config, file) = Safetensors::open(path)?;
         let directory = file.directory();
-        newer::refuse_config(&config, &directory)?;
+        unsupported::refuse_config(&config, &directory)?;
         let facts = config::read(&config)?;
         Ok(DraftFile {
             facts,
@@ -153,7 +153,7 @@ impl DraftFile {
         options: DraftOptions,
     ) -> Result<LoadedDraft, ModelError> {
         Ok(LoadedDraft {
-            spec: Arc::new(fit::fit(self, target, options)?),
+            spec: Arc::new(match_target::fit(self, target, options)?),
             weights: Arc::clone(&self.weights),
             facts: self.facts.clone(),
         })

@@ -14,7 +14,7 @@ use gguf::FileBytes;
 use serde_json::{Map, Value};
 
 use super::config::Config;
-use super::directory::DraftTensors;
+use super::tensors::DraftTensors;
 use crate::ModelError;
 
 /// The longest header that is believed.

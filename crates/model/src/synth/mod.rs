@@ -1,7 +1,7 @@
 //! Files of a real model's exact shapes with random weights: for tests, benches, and trying things out.
 
-mod fill;
-mod memory;
+mod in_memory;
+mod random_blocks;
 mod shape;
 mod vocabulary;
 
@@ -12,13 +12,13 @@ use gguf::{Array, GgufWriter, Value};
 
 use crate::error::ModelError;
 use crate::recipe::{self, FileShape, Recipe};
-use fill::{BlockPool, WeightRng};
+use random_blocks::{BlockPool, WeightRng};
 use shape::{
     CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthShape,
 };
 use vocabulary::Vocabulary;
 
-pub use memory::{SynthDraft, draft_for};
+pub use in_memory::{SynthDraft, draft_for};
 
 /// The chat template of the bundled model, which behaves as the family's own do.
 const TEMPLATE: &str = include_str!("../../../../models/ember/chat_template.jinja");

@@ -1,13 +1,13 @@
 //! Attention of trees that see through windows, against the reference over the keys that are left.
 
-use conformance::specimen::{SyntheticLayout, SyntheticModel};
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{AttentionWindow, KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree};
 
 use super::*;
 use crate::forward::TreePlan;
-use crate::pool::ThreadPool;
 use crate::reference;
 use crate::scratch::ScratchPool;
+use crate::thread_pool::ThreadPool;
 
 /// Deterministic values between -1 and 1.
 fn noise(n: usize, seed: u64) -> Vec<f32> {

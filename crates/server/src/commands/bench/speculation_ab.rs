@@ -29,7 +29,7 @@ use crate::settings::GenerationDefaults;
 pub(super) const SOURCES: [&str; 6] = [
     include_str!("../../../../contract/src/tree.rs"),
     include_str!("../../../../chat/src/stop.rs"),
-    include_str!("../../../../cpu/src/pool.rs"),
+    include_str!("../../../../cpu/src/thread_pool.rs"),
     include_str!("../../../../gguf/src/error.rs"),
     include_str!("../../../../model/src/names.rs"),
     include_str!("../../../../../harness/load/run.py"),

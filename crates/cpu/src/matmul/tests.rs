@@ -9,7 +9,7 @@ use super::pack::pack;
 use super::scalar::weight_block;
 use crate::dispatch::Dispatch;
 use crate::linear::{Linear, apply_all};
-use crate::pool::ThreadPool;
+use crate::thread_pool::ThreadPool;
 
 /// Numbers in `-1..1` that look random.
 fn noise(seed: u64, n: usize) -> Vec<f32> {

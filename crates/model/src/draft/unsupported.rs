@@ -3,7 +3,7 @@
 use gguf::GgufFile;
 
 use super::config::Config;
-use super::directory::DraftTensors;
+use super::tensors::DraftTensors;
 use crate::ModelError;
 
 /// A kind of draft, how to tell it, and its name.

@@ -13,7 +13,7 @@ use contract::{
 };
 use gguf::FileBytes;
 
-use super::fill::{BlockPool, WeightRng};
+use super::random_blocks::{BlockPool, WeightRng};
 use super::shape::Fill;
 use super::{SynthSpec, draw};
 use crate::load::{LoadedModel, load_bytes};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use contract::quant::turn;
+use contract::quant::hadamard;
 use contract::{AttentionSpec, AttentionWindow, KvFormat, NodeIdx, OutputGate};
 
 use crate::blocks::softmax::{BLOCK, Running};
@@ -15,8 +15,8 @@ use crate::scratch::take;
 use crate::state::{KvCache, KvShape};
 use crate::weights::Attention;
 
-use super::branches::{self, Nodes, attend_nodes};
-use super::chunk::transpose;
+use super::delta_chunked::transpose;
+use super::tree_attention::{self, Nodes, attend_nodes};
 
 /// Query rows that share one reading of the cached keys in prefill.
 const TILE: usize = 32;
@@ -142,7 +142,7 @@ fn store(
         );
         if item.shape.k.is_rotated() {
             let heads = item.q.chunks_exact_mut(q_stride(spec));
-            heads.for_each(|head| turn::rotate(&mut head[..dim]));
+            heads.for_each(|head| hadamard::rotate(&mut head[..dim]));
         }
         prepare(item.k, dim, spec.n_kv_heads, weights.k_norm.as_deref());
         encode_rows(item.shape.k, dim, item.k, item.keys);
@@ -371,7 +371,7 @@ fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
 pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
     let m = TILE * spec.n_heads / spec.n_kv_heads;
     let tile = m * (2 * spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim;
-    tile.max(branches::scratch_floats(spec, TILE))
+    tile.max(tree_attention::scratch_floats(spec, TILE))
 }
 
 /// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
@@ -454,7 +454,7 @@ fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
 pub(super) fn rotate_inverse(shape: KvShape, heads: &mut [f32]) {
     if shape.v.is_rotated() {
         let heads = heads.chunks_exact_mut(shape.head_dim);
-        heads.for_each(turn::rotate_inverse);
+        heads.for_each(hadamard::rotate_inverse);
     }
 }
 

@@ -11,7 +11,7 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use crate::simd::crew::Workers;
+use crate::simd::workers::Workers;
 
 /// Who has spun this many turns for an item gives the processor away.
 const SPIN_LIMIT: u32 = 1 << 10;

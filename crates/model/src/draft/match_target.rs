@@ -5,7 +5,7 @@ use contract::{
     TokenId, Tree, WeightRef,
 };
 
-use super::directory::{DraftTensors, LayerTensor, ModelTensor};
+use super::tensors::{DraftTensors, LayerTensor, ModelTensor};
 use super::{DraftFile, DraftFormat, DraftMetadata, DraftOptions};
 use crate::ModelError;
 use crate::family::{attention_scale, check_head_dim};
