@@ -24,7 +24,7 @@
 #include "attention/prefill_epilogue.cuh"
 #include "attention/prefill_kv_tiles.cuh"
 #include "common/wgmma_sm90.cuh"
-#include "gemm/bulk_sm90.cuh"
+#include "common/sync.cuh"
 
 #if HEAD_DIM != 256
 #error "attention/prefill_sm90.cu needs HEAD_DIM 256"
@@ -41,9 +41,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-
-// Makes this thread's writes to shared memory visible to wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Producer side of the pipeline of K or of V.
 struct ProducerPipeline {

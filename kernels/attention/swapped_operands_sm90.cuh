@@ -113,9 +113,6 @@ __device__ __forceinline__ void store_query_words(u32 smem_q, int column, int b,
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem_q + swizzled_offset(column, 4 * b + i) + 4 * t), "r"(words[i]) : "memory");
 }
 
-// Makes this thread's writes to shared memory visible to wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // scores[64 keys][QUERY_COLUMNS] of one tile; `key` is this thread's first key. Calls `callback` after CALL_AFTER of
 // the DIM_BLOCKS K-steps are issued.
 template <int CALL_AFTER, class Callback>

@@ -49,14 +49,6 @@ struct SoftmaxState {
     int rescaled[2];
 };
 
-template <int THREADS>
-__device__ __forceinline__ void named_barrier_sync(int barrier) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
-}
-template <int THREADS>
-__device__ __forceinline__ void named_barrier_arrive(int barrier) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(THREADS) : "memory");
-}
 // True in all threads of the softmax warpgroup if `mine` is true in any of them (barrier.red.or).
 __device__ __forceinline__ bool any_softmax_thread(bool mine) {
     u32 any;

@@ -1,14 +1,14 @@
-// How fast the card's memory is: the measure that every other kernel's bytes per second are held against.
+// Memory bandwidth of the GPU: the reference for the bytes per second of all other kernels.
 //
-//   bandwidth_read   each warp sums its share of `in` and keeps one word, so that nothing can be left out
+//   bandwidth_read   each warp sums its part of `in` and keeps one word, so that no load can be eliminated
 //   bandwidth_copy   out = in
 //
-// in   in   [n] uint4, n a multiple of 8 * grid * block is fastest, any n is right
+// in   in   [n] uint4; n a multiple of 8 * grid * block is fastest, any n is correct
 // out  out  [n] uint4 (copy), sums [grid] u32 (read: the wrapping sum of each block's words)
-// grid any number of blocks of any whole number of warps up to 1024 threads, grid-stride, 8 loads in flight
+// grid any number of blocks of any number of whole warps up to 1024 threads, grid-stride, 8 loads in flight
 // smem 32 words     arch sm_75 and up
 // floor sm_75
-// reference: a wrapping sum on the host     test crates/cuda/tests/driver.rs
+// reference a wrapping sum on the host     test crates/cuda/tests/driver.rs
 
 static __device__ __forceinline__ uint4 load_streaming(const uint4* p) {
     uint4 v;

@@ -1,10 +1,11 @@
-// Feature tap: a copy of the residual stream behind a layer, beside the taps of other layers.
+// Hidden-state capture: copies the residual stream after a layer beside the captures of other layers, for the draft.
 //
-//   out[out_row(row)][OFFSET + i] = x[row][i]      out_row(row) = row, or with TO_FEATURE_POOL: features of the row's tree + its node
+//   out[out_row(row)][OFFSET + i] = x[row][i]
+//   out_row(row) = row; with TO_FEATURE_POOL: feature row of the row's tree + its node
 //
-// in   header rows at int 0 (with TO_FEATURE_POOL a Step);  x [rows][WIDTH] f32          out  rows of STRIDE f32
-// grid (ceil(WIDTH / 1024), rows) x 256, four values a thread; WIDTH, OFFSET and STRIDE are multiples of 4
-// arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
+// in   header: rows at int 0 (with TO_FEATURE_POOL a Step);  x f32 [rows][WIDTH]          out  rows of STRIDE f32
+// grid (ceil(WIDTH / 1024), rows) x 256, four values per thread; WIDTH, OFFSET and STRIDE are multiples of 4
+// arch sm_80 and up     reference a copy     test crates/cuda/tests/rows.rs
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 

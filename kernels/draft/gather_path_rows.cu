@@ -1,11 +1,11 @@
-// Features of committed tokens, one after the other, in the forms of the product behind them.
+// Gathers the pending features (captured hidden states) of accepted paths, in the formats that the draft's GEMM reads.
 //
 //   y[i] = x[path.slot][path.node[i]]        paths in order, i counted through them
 //
-// in   commit     x [slots][FEATURE_ROWS][WIDTH] f32
-// out  y in any of the forms of norm/row_output.cuh
+// in   commit     x f32 [slots][FEATURE_ROWS][WIDTH]
+// out  y (norm/row_output.cuh)
 // grid (groups of 256 / 4, rows) x 128, one warp per group
-// arch sm_80 and up     reference a copy     test rows::a_tap_lands_beside_the_others
+// arch sm_80 and up     reference a copy     test crates/cuda/tests/rows.rs
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "norm/row_output.cuh"

@@ -1,15 +1,15 @@
-// Embedding rows of the tokens of a step or chunk, decoded src the file's own blocks.
+// Embedding rows of the tokens of a step or chunk, decoded from the file's own blocks.
 //
 //   out[row] = decode(table[token[row]])
 //
-// in   header, see norm/source_rows.cuh     table [vocab] rows of ROW_BYTES bytes in format TYPE (the GGUF id)
-// out  out [rows][WIDTH] f32
-// grid (ceil(WIDTH / 1024), rows) x 256, four neighbouring values a thread
-// arch sm_80 and up     reference contract::quant::dequantize_row     test rows::embedding_rows_equal_the_codec
+// in   header (norm/source_rows.cuh)     table: [vocab] rows of ROW_BYTES bytes in format TYPE (the GGUF id)
+// out  out f32 [rows][WIDTH]
+// grid (ceil(WIDTH / 1024), rows) x 256, four neighbouring values per thread
+// arch sm_80 and up     reference contract::quant::dequantize_row     test crates/cuda/tests/rows.rs
 //
-// Products and sums are rounded one by one, as the codec does, so the values are equal bit for bit. The table of a large
-// model stays in the host's memory: a block of threads fetches its bytes in one trip over the bus and decodes them src
-// shared memory. Blocks of some formats stand at odd multiples of two bytes, so those are fetched two bytes at a time.
+// Products and sums are rounded one by one, as the codec does, so the values are equal bit for bit. The table of a
+// large model stays in host memory: a block fetches its bytes in one trip over PCIe and decodes them from shared
+// memory. Blocks of some formats lie at odd multiples of two bytes, so those are copied two bytes at a time.
 #include "common/prelude.cuh"
 #include "norm/source_rows.cuh"
 
@@ -56,7 +56,7 @@
 #elif TYPE == TYPE_IQ4_XS
 #define BITS 4.25
 #endif
-// Values of a block of threads, whole blocks of any format, and their bytes.
+// Values per thread block, whole blocks of any format, and their bytes.
 #define VALUES 1024
 constexpr int BYTES = int(BITS * VALUES / 8);
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ float half_at(const u8* b) { return f16_to_f32(*(cons
 
 __device__ __forceinline__ float scale_and_offset(float q, float d, float m) { return __fadd_rn(__fmul_rn(q, d), m); }
 
-// The levels of the nonlinear 4-bit formats.
+// Levels of the nonlinear 4-bit formats.
 __device__ const i8 levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // Six-bit scale and minimum `j` of the eight that are packed in twelve bytes (Q4_K, Q5_K).

@@ -1,11 +1,9 @@
-// The gated unit of the feed-forward, in the forms of the down projection.
+// Gated unit of the feed-forward network: y = silu(gate) * up, in the formats that the down projection reads.
 //
-//   y = silu(gate) * up
-//
-// in   header, see norm/source_rows.cuh     gate, up [rows] rows of WIDTH f32, STRIDE floats apart
-// out  y [rows][WIDTH] in any of the forms of norm/row_output.cuh
+// in   header (norm/source_rows.cuh)     gate, up: rows of WIDTH f32, STRIDE floats apart
+// out  y [rows][WIDTH] (norm/row_output.cuh)
 // grid (groups of 256 / 4, rows) x 128, one warp per group
-// arch sm_80 and up     reference cpu::reference::activation::swiglu     test norm::swiglu_equals_the_reference
+// arch sm_80 and up     reference cpu::reference::activation::swiglu     test crates/cuda/tests/norm.rs
 // hot
 #include "common/prelude.cuh"
 #include "norm/source_rows.cuh"

@@ -83,9 +83,9 @@ __device__ __forceinline__ void cluster_arrive(bool wrote) {
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-__device__ __forceinline__ void cluster_wait() {
+__device__ __forceinline__ void wait_for_cluster() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();
 #endif
 }
 
@@ -195,7 +195,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     __syncthreads();
     const ConvInput source = {x + (u64)tree.first * ld_x, slot_window + (TAPS - 1) * CHANNELS, ld_x};
     float* node_out = slot_ptr(factors, tree.slot, factor_stride);
-    cluster_wait();
+    wait_for_cluster();
     pdl_wait();
     pdl_launch();  // after the wait, for gated_norm.cu
 
@@ -296,7 +296,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         load_a_fragment(high[s], columns_at, COLUMNS, own16, own16 + 8, s);
         load_a_fragment(low[s], columns_at + LOW_PLANE(COLUMNS), COLUMNS, own16, own16 + 8, s);
     }
-    cluster_wait();
+    wait_for_cluster();
     __syncthreads();
 #pragma unroll 1
     for (int index = warp / COLUMN_TILES; index < 2 * tiles; index += ROW_WARPS) {

@@ -56,9 +56,6 @@ __device__ __forceinline__ int swizzled(int node, int column) {
     return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
 }
 
-__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-
 __device__ __forceinline__ u32 mapa_shared_cluster(u32 address, int rank) {
     u32 there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -121,9 +118,6 @@ __device__ __forceinline__ void wgmma(float (&d)[THREAD_SUMS], u64 a, u64 b) {
 
 // Descriptor of K-step s (16 values) of the high plane of an operand of `rows` rows at `address`.
 __device__ __forceinline__ u64 k_step_descriptor(u32 address, int rows, int s) { return wgmma_desc(address + s / 4 * (rows * 128)) + 2 * (s % 4); }
-
-// Makes this thread's writes to shared memory visible to wgmma.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

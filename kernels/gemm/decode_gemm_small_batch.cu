@@ -1,41 +1,44 @@
-// gemm/decode_gemm_small_batch: out[row][n] (+)= sum over k of W[n][k] * x[row][k] for a few rows (1..64) and several matrices W that cost_per_block x.
+// gemm/decode_gemm_small_batch: GEMM of packed weights for a decode step, several matrices W that share x in one
+// launch.
 //
-// Inputs: packed weights (layout.cuh), x in the form of a16.cuh for the same bucket of rows. Output f32 [ROWS][stride] per matrix.
-// Memory-bound: a block streams 256 rows x 128 values of weights a step (20 KB of Q4K; 64 values of some kinds) through a ring in shared
-// memory and multiplies them, expanded to f16 in registers (tiles.cuh), by tensor cores with all rows of x cursor evict_first, in f32 sums; a
-// warp has two of the sixteen 16-row tiles. A ninth warp fills the ring.
+//   out[row][n] (+)= sum over k of W[n][k] * x[row][k]        1 to 64 rows
 //
-// Grid: as many blocks as the card has multiprocessors (any number is correct). The units of all matrices, in order, are one
-// line; each has a cost (its bytes / 16), and block b takes the units that begin in its equal cost_per_block of the line (stream-K),
-// a cost_per_block being no less than a unit (blocks beyond the line's end have nothing to do). The cut depends on shapes and grid only, so
-// a row of the result has the same bits whatever ROWS is.
+// Memory-bound. A producer warp streams 256 rows x 128 values of weights per pipeline stage (20 KB of Q4K; 64 values of
+// some kinds) into shared memory. The math warps dequantise them to f16 in registers (dequant_tile.cuh) and multiply
+// them with all rows of x on tensor cores, f32 accumulators; a warp has two of the 16 m16 tiles.
 //
-// A tile of 256 rows whose units lie in several blocks: each of them but the last, which goes on to other tiles, adds up some
-// of the sixteen 16-row tiles, in block order, from its own sums and what the others flag_store in scratch. There is no fence and no counter:
-// what is waited for is the data itself. A word that has not arrived is +0, so -0 is remaining for it, and the reader puts +0 back.
-// All blocks of the grid are resident cursor evict_first or have ended, so waiting ends.
+// Stream-K: the work units of all matrices, in order, form one line; a unit costs its bytes / 16. Block b takes the
+// units that begin in its equal range of the line (stream_k.cuh). The partition depends on shapes and grid only, not on
+// ROWS: batch-invariant.
 //
-// Shared memory: STAGES * (16 tiles of a slice + N8_TILES * its x) bytes, dynamic.
-// Scratch: gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 residual and after.
+// Split tiles: of the blocks that share a tile of 256 rows, all but the last (which switches to another tile) reduce
+// some of its m16 tiles in block order, from their accumulators and from partial sums that others publish in scratch.
+// There is no fence and no counter: partial sums carry an in-band ready flag (common/sync.cuh). All blocks are resident
+// at once or have ended, so polling ends.
 //
-// f32 matrices of the same input are finished on the side (f32.cuh, F32_MATRICES = 1).
-//
-// Defines: ROWS (rows of x here), N8_TILES = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES.
-// From sm_90 the ring is filled by bulk copies, weights residual the dependency wait; below, by cp.async.
-// Architecture floor: sm_80. Judge: cpu::reference::matmul on the dequantised weights; test crates/cuda/tests/gemm_small_batch.rs.
+// in      packed weights (weight_layout.cuh); x (a16_layout.cuh) for the same bucket of rows
+// out     f32 [ROWS][stride] per matrix
+// grid    multiprocessors (any number is correct) x 288 threads
+// smem    STAGES * (16 m16 tiles of a slice + its x) bytes, dynamic
+// scratch gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after
+// defines ROWS, N8_TILES = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES (f32
+//         matrices of the same input, f32_gemm.cuh)
+// arch    sm_80 and up; from sm_90 bulk copies fill the ring, weights before the dependency wait; below, cp.async
+// reference cpu::reference::matmul on the dequantised weights     test crates/cuda/tests/gemm_small_batch.rs
 #ifndef F32_MATRICES
 #define F32_MATRICES 0
 #endif
 #define WARPS 8
-#define M16_TILES 2  // 16-row tiles of a warp: w and w + 8 of the sixteen of a tile
-#define THREADS (WARPS * 32)  // that mma_slice; 32 more fill the ring
-
-// All warps that mma_slice.
-__device__ __forceinline__ void sync_math_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+#define M16_TILES 2  // m16 tiles of a warp: w and w + 8 of the sixteen of a tile
+#define THREADS (WARPS * 32)  // math threads; 32 more are the producer warp
 
 #include "common/prelude.cuh"
 #include "gemm/stream_k.cuh"
-#include "gemm/ready_flag.cuh"
+#include "common/sync.cuh"
+
+// All math warps.
+__device__ __forceinline__ void sync_math_warps() { named_barrier_sync<1, THREADS>(); }
+
 #define F32_WARPS WARPS
 __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { sync_math_warps(); }
@@ -45,26 +48,26 @@ __device__ __forceinline__ void f32_sync() { sync_math_warps(); }
 struct Matrix {
     const u8* weights;
     float* out;
-    int n_out;       // rows of W, columns of out
-    int stride;      // floats from a row of out to the next
-    int add;         // out += instead of out =
+    int n_out;  // rows of W, columns of out
+    int stride;  // floats from a row of out to the next
+    int add;  // out += instead of out =
     int kind;
-    int units;       // along K
-    int tiles;       // of 256 rows
-    int tile_bytes;  // bytes of a 16-row tile in a unit
-    int first_slice_bytes; // those in its first slice
+    int units;  // along K
+    int tiles;  // of 256 rows
+    int tile_bytes;  // of an m16 tile in a unit
+    int first_slice_bytes;  // of an m16 tile in the first slice of a unit
     u32 first_cost;  // where its units begin on the line
-    u32 cost;        // of a unit
-    int slices;      // of a unit
+    u32 cost;  // of a unit
+    int slices;  // per unit
     int _pad;
 };
 struct SmallBatchParams {
     Matrix matrices[MAX_MATRICES];
-    const u8* x;     // of the rows of this launch
+    const u8* x;  // rows of this launch
     float4* scratch;
     int n_matrices;
-    int x_chunk_stride;        // bytes from 64 values of x to the next: N8_TILES * 1024, or more if x has rows that others mma_slice
-    u32 cost_per_block, extra_blocks;  // block b begins cursor b * cost_per_block + min(b, extra_blocks); cost_per_block is cursor least the cost of any unit
+    int x_chunk_stride;  // bytes from 64 values of x to the next: N8_TILES * 1024, or more if other launches take rows of x too
+    u32 cost_per_block, extra_blocks;  // block b begins at b * cost_per_block + min(b, extra_blocks); at least the cost of any unit
 #if F32_MATRICES
     F32Params f32;
 #endif
@@ -72,17 +75,17 @@ struct SmallBatchParams {
 
 constexpr int STAGE_BYTES = KINDS ? WEIGHT_STAGE_BYTES + N8_TILES * A16_TILE * max_slice_chunks(0) : 16;
 
-// Where a row block begins: its row factors, and behind them its units.
+// Start of a row block: its row factors, then its units.
 __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int row_block) {
     return s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
 }
-// What the next slice is made of, from slice to slice.
+// Addresses and sizes of the next slice to load.
 struct SliceIterator {
-    const u8 *weights[2], *x;  // of both row blocks of the tile
+    const u8 *weights[2], *x;  // weights of both row blocks of the tile
     WorkUnit cursor;
-    int rows[2];               // 16-row tiles of the row blocks
+    int rows[2];  // m16 tiles of the row blocks
     int units, slices, slice;
-    int bytes[2];              // of a 16-row tile, in this slice and in the other
+    int bytes[2];  // of an m16 tile, in this slice and in the other
 
     __device__ __forceinline__ void begin_tile(const SmallBatchParams& params) {
         const Matrix& s = params.matrices[cursor.matrix];
@@ -117,7 +120,7 @@ struct SliceIterator {
     }
 };
 
-// The row factors of the warp's rows lane / 4 and lane / 4 + 8 of each row block.
+// Row factors of the warp's rows lane / 4 and lane / 4 + 8 of each row block.
 __device__ __forceinline__ void row_factors(const Matrix& s, int tile, int warp, float (&factors)[M16_TILES][2]) {
 #pragma unroll
     for (int m = 0; m < M16_TILES; m++)
@@ -129,7 +132,7 @@ __device__ __forceinline__ void row_factors(const Matrix& s, int tile, int warp,
         }
 }
 
-// One 16-row tile, `index` of a tile's sixteen.
+// Stores m16 tile `index` of a tile's sixteen.
 __device__ __forceinline__ void store_m16_tile(const Matrix& s, int tile, int index, const float (&factors)[2], const float (&residual)[N8_TILES][4], const float (&acc)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -140,7 +143,7 @@ __device__ __forceinline__ void store_m16_tile(const Matrix& s, int tile, int in
             if (row < ROWS && column < s.n_out) s.out[size_t(row) * s.stride + column] = residual[n][i] + acc[n][i] * factors[i / 2];
         }
 }
-// What stands where that tile goes, if it is added to; else zeros.
+// Previous values of that m16 tile in out if it is added to; else zeros.
 __device__ __forceinline__ void load_residual(const Matrix& s, int tile, int index, float (&residual)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -152,12 +155,12 @@ __device__ __forceinline__ void load_residual(const Matrix& s, int tile, int ind
         }
 }
 
-// A tile that lies in several blocks, as told above.
+// Reduces a tile that several blocks share (split tile, see above).
 __device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params, const Matrix& s, int tile, int warp, const float (&factors)[M16_TILES][2], float (&acc)[M16_TILES][N8_TILES][4]) {
-    constexpr int M16_TILE_FLOAT4 = N8_TILES * 32;  // float4 of one 16-row tile
+    constexpr int M16_TILE_FLOAT4 = N8_TILES * 32;  // float4 of an m16 tile
     const u32 begin = s.first_cost + u32(tile) * s.units * s.cost;
     const u32 first = block_at_cost(params, begin), last = block_at_cost(params, begin + u32(s.units - 1) * s.cost);
-    // A block has parts of two such tiles cursor max_of, one that others began and one that it begins.
+    // A block has at most two partial tiles: of a tile that others began, and of one that it begins.
     const auto partial = [&](u32 block, int index) { return params.scratch + ((size_t(block) * 2 + (block == first)) * 16 + index) * M16_TILE_FLOAT4 + threadIdx.x % 32; };
     const auto exists = [&](int index) { return index % 8 < row_tiles(s, tile * 2 + index / 8); };
 #pragma unroll
@@ -178,7 +181,7 @@ __device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params
         for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
-        // The parts of BATCH blocks cursor a time on their way.
+        // Partial tiles of BATCH blocks are loaded together.
         constexpr int BATCH = N8_TILES == 1 ? 8 : N8_TILES <= 3 ? 4 : N8_TILES == 4 ? 3 : 1;
         for (u32 b0 = first; b0 <= last; b0 += BATCH) {
             float4 part[BATCH][N8_TILES];
@@ -215,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
     pdl_launch();
 
     const u32 begin = range_begin(params, blockIdx.x), end = range_begin(params, blockIdx.x + 1);
-    int n_slices = 0, n_units = 0;  // slices and units
+    int n_slices = 0, n_units = 0;
     WorkUnit cursor = {0, 0, 0};
     for (int i = 0; i < params.n_matrices; i++) {
         const Matrix& s = params.matrices[i];
@@ -225,23 +228,22 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
         n_units += to - from;
     }
 
+    // Not a PipelineState, which the compiler keeps in other registers.
     int stage = 0;
-    u32 phase = 0;  // of the ring's turn
+    u32 parity = 0;
     const auto advance_stage = [&]() {
         if (++stage == STAGES) {
             stage = 0;
-            phase ^= 1;
+            parity ^= 1;
         }
     };
 #if HAS_BULK
-    __shared__ __align__(8) u64 barriers[2 * STAGES + 1];  // of full places, of empty ones, and of a slot that nobody waits for
-    const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
+    __shared__ __align__(8) u64 barriers[2 * STAGES + 1];  // full, empty, and one of a null slot
+    const u32 full = shared_address(barriers);
+    const Pipeline<STAGES> pipeline = {full, full + 8 * STAGES};
     if (threadIdx.x == THREADS) {
-        for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(full + 8 * i, 1);
-            mbarrier_init(empty + 8 * i, THREADS);
-        }
-        mbarrier_init(empty + 8 * STAGES, THREADS);
+        pipeline.init(1, THREADS);
+        mbarrier_init(pipeline.empty_barrier(STAGES), THREADS);
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -251,17 +253,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
             const u64 evict_first = policy_evict_first(), evict_last = policy_evict_last();
             const auto load_weights = [&](const SliceIterator& next_slice, int stage) {
                 const u32 to = ring_address + stage * STAGE_BYTES;
-                mbarrier_arrive_expect_tx(full + 8 * stage, (next_slice.rows[0] + next_slice.rows[1]) * next_slice.bytes[0] + next_slice.slices * N8_TILES * A16_TILE);
-                cp_async_bulk(to, next_slice.weights[0], next_slice.rows[0] * next_slice.bytes[0], full + 8 * stage, evict_first);
-                if (next_slice.rows[1]) cp_async_bulk(to + 8 * next_slice.bytes[0], next_slice.weights[1], next_slice.rows[1] * next_slice.bytes[0], full + 8 * stage, evict_first);
+                pipeline.producer_expect_tx(stage, (next_slice.rows[0] + next_slice.rows[1]) * next_slice.bytes[0] + next_slice.slices * N8_TILES * A16_TILE);
+                cp_async_bulk(to, next_slice.weights[0], next_slice.rows[0] * next_slice.bytes[0], pipeline.full_barrier(stage), evict_first);
+                if (next_slice.rows[1]) cp_async_bulk(to + 8 * next_slice.bytes[0], next_slice.weights[1], next_slice.rows[1] * next_slice.bytes[0], pipeline.full_barrier(stage), evict_first);
             };
             const auto load_x = [&](const SliceIterator& next_slice, int stage) {
                 const u32 to = ring_address + stage * STAGE_BYTES + WEIGHT_STAGE_BYTES;
                 if (params.x_chunk_stride == N8_TILES * A16_TILE) {
-                    cp_async_bulk(to, next_slice.x, next_slice.slices * N8_TILES * A16_TILE, full + 8 * stage, evict_last);
+                    cp_async_bulk(to, next_slice.x, next_slice.slices * N8_TILES * A16_TILE, pipeline.full_barrier(stage), evict_last);
                 } else {
                     for (int i = 0; i < next_slice.slices; i++)
-                        cp_async_bulk(to + i * N8_TILES * A16_TILE, next_slice.x + size_t(i) * params.x_chunk_stride, N8_TILES * A16_TILE, full + 8 * stage, evict_last);
+                        cp_async_bulk(to + i * N8_TILES * A16_TILE, next_slice.x + size_t(i) * params.x_chunk_stride, N8_TILES * A16_TILE, pipeline.full_barrier(stage), evict_last);
                 }
             };
             SliceIterator next_slice;
@@ -278,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
                 first.advance(params);
             }
             for (int i = STAGES; i < n_slices; i++) {
-                mbarrier_wait(empty + 8 * stage, phase);
+                pipeline.producer_acquire(stage, parity);
                 load_weights(next_slice, stage);
                 load_x(next_slice, stage);
                 next_slice.advance(params);
@@ -294,14 +296,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
 #endif
     pdl_wait();
     const auto consumer_wait = [&]() {
-        mbarrier_wait(full + 8 * stage, phase);
-        const u32 cursor = shared_address(ring) + stage * STAGE_BYTES;
-        const PipelineSlot slot = {(cursor + WEIGHT_STAGE_BYTES) / 16, empty + 8 * stage};
+        pipeline.consumer_wait(stage, parity);
+        const u32 weights = shared_address(ring) + stage * STAGE_BYTES;
+        const PipelineSlot slot = {(weights + WEIGHT_STAGE_BYTES) / 16, pipeline.empty_barrier(stage)};
         advance_stage();
         return slot;
     };
     const auto consumer_release = [&](const PipelineSlot& slot) { mbarrier_arrive(slot.barrier); };
-    const PipelineSlot null_slot = {0, empty + 8 * STAGES};
+    const PipelineSlot null_slot = {0, pipeline.empty_barrier(STAGES)};
 #else
     if (warp == WARPS) return;
 #if F32_MATRICES
@@ -328,13 +330,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
     };
     pdl_wait();
     for (int i = 0; i < STAGES - 1; i++) load(i);
-    // The stage of the slice residual this one is free evict_first all have come here.
+    // The stage of the previous slice is empty once all math warps are here.
     const auto consumer_wait = [&]() {
         cp_async_wait<STAGES - 2>();
         sync_math_warps();
         load(stage == 0 ? STAGES - 1 : stage - 1);
-        const u32 cursor = shared_address(ring) + stage * STAGE_BYTES;
-        const PipelineSlot slot = {(cursor + WEIGHT_STAGE_BYTES) / 16, 0};
+        const u32 weights = shared_address(ring) + stage * STAGE_BYTES;
+        const PipelineSlot slot = {(weights + WEIGHT_STAGE_BYTES) / 16, 0};
         advance_stage();
         return slot;
     };

@@ -1,19 +1,21 @@
-// A tile of 16 rows of packed weights (layout.cuh), expanded in registers to the A fragments of mma.m16n8k16: two f16 a register,
-// each rounded once.
+// Dequantises an m16 tile of packed weights (weight_layout.cuh) in registers to the A fragments of mma.m16n8k16: two
+// f16 per register, each rounded once.
 //
-// A code is masked out of its word where it is bit_scale code * 2^-n as an f16, exactly; one fused mma_slice-add with a scale times
-// 2^n and an offset then gives the weight. Scales of K-quants are themselves such products: 0x5c00 + 4 c is 256 + c.
+// A masked code is an f16 of value code * 2^-n, exactly; one fused multiply-add with scale * 2^n and an offset gives
+// the weight. Scales of K-quants are such products themselves: 0x5c00 + 4 c is 256 + c.
 //
-// Use: load_header<SLICE>(at) and load_codes(at, 0) load what piece P of a tile has besides codes, and its first 64 codes; decode_scales<SLICE>() once those
-// are wanted. For each 64 values q: ready(q), step<B>(s, a) for s = 0 and b = 0, 1, then turn(), and s = 1; then codes are free
-// for load_codes(at, q + 1), or for head and fetch of the next piece. `at` is the tile's piece in shared or global memory.
-// A warp with two tiles at hand takes load_headers<SLICE>(tile, w) and decode_scales_all<SLICE>(tile) instead, which share the scales' work out better.
-// F16 has no runs: b is values 32 on.
+// Use: load_header<SLICE>(at) and load_codes(at, 0) load the scales of slice SLICE of a tile and its first 64 codes;
+// decode_scales<SLICE>() once those are needed. For each chunk q of 64 values: select_chunk(q); dequant<B>(s, a) for s
+// = 0 and B = 0, 1; rotate_codes(); the same for s = 1. Then codes are free for load_codes(at, q + 1), or for the next
+// slice. `at` is the tile's slice in shared or global memory.
+// A warp with two tiles uses load_headers<SLICE>(tile, w) and decode_scales_all<SLICE>(tile) instead, which share the
+// decoding of scales.
+// F16 has no runs: B = 1 is values 32 on.
 #pragma once
 #include "gemm/weight_layout.cuh"
 
 __device__ __forceinline__ uint4 load_16b(const u8* p) { return *(const uint4*)p; }
-// From shared memory, scaled_d its address there.
+// Shared-memory loads and stores by address.
 __device__ __forceinline__ uint4 ld_shared_v4(u32 at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
@@ -40,7 +42,7 @@ __device__ __forceinline__ u32 ld_shared_u16(u32 at) {
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 rotate_right(u32 v, int bits) { return bits ? __funnelshift_r(v, v, bits) : v; }
 __device__ __forceinline__ void rotate_words_8(uint4& v) { v = make_uint4(rotate_right(v.x, 8), rotate_right(v.y, 8), rotate_right(v.z, 8), rotate_right(v.w, 8)); }
-// Half `i` of v, broadcast_half: an operand modifier of the instruction that reads it.
+// Half `i` of v in both halves: an operand modifier of the instruction that reads it.
 __device__ __forceinline__ u32 broadcast_half(u32 v, int i) {
     u32 d;
     if (i == 0)
@@ -55,12 +57,12 @@ __device__ __forceinline__ u32 f16x2_fms(u32 a, u32 b, u32 c) {
     asm("{.reg .b32 n; neg.f16x2 n, %3; fma.rn.f16x2 %0, %1, %2, n;}" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-// What lane u of a quad has.
+// The value of lane u of the quad.
 __device__ __forceinline__ u32 quad_shfl(u32 v, int u) { return __shfl_sync(WARP_ALL, v, u, 4); }
 
-// Where the lanes of a warp with two tiles of K-quants at hand tell each other scales: 16 bytes for each half of a piece or unit and
-// row. Lane u of a quad works them out for row g + 8 * (u % 2) of tile u / 2, and all lanes of the quad want those of its four rows.
-// Which 16 bytes are whose is rotate_right with u, so that eight lanes never write to the same banks. Warps that mma_slice come first.
+// Exchange of scales within a warp that has two tiles of K-quants: 16 bytes per half of a slice or unit and row. Lane u
+// of a quad decodes them for row g + 8 * (u % 2) of tile u / 2, and all lanes of the quad read those of its four rows.
+// The 16-byte slots are rotated by u, so eight lanes never write to the same banks. Math warps come first.
 #define SCALE_WARPS 8
 __shared__ uint4 scale_smem[SCALE_WARPS][64];
 __device__ __forceinline__ uint4* scale_slot(int u, int half) { return scale_smem[threadIdx.x / 32] + u * 16 + half * 8 + (threadIdx.x % 32 / 4 + 2 * u) % 8; }
@@ -71,11 +73,11 @@ __device__ __forceinline__ void store_scales(const u32 (&halves)[2][4]) {
     __syncwarp();
 }
 
-// Where a warp with two tiles of K-quants at hand, its lane_value and one `tile_distance` tiles tile_offset it, finds what a lane loads of piece P: bytes
-// from where it is said to be, `base` its beginning or tile_offset it. Kept in registers: the compiler would make them anew for each piece, from the thread's number.
+// Byte offsets of what a lane loads of a slice, for a warp with two tiles of K-quants: its own, and one `tile_distance`
+// tiles later; `base` is added to all. Kept in registers: the compiler would recompute them for each slice.
 template <int KIND>
 struct LaneOffsets {
-    u32 codes[2], extra_codes[2], head[2], d_f16;  // what the kind has of these
+    u32 codes[2], extra_codes[2], head[2], d_f16;  // those that the kind has
 
     __device__ __forceinline__ void init(int tile_distance, int base) {
         const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4 + 8 * (lane & 1), tile = warp + (lane & 2 ? tile_distance : 0);
@@ -88,21 +90,17 @@ struct LaneOffsets {
         if (KIND != KIND_Q6K) head[0] = opaque(base + tile * slice_tile_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
         if (KIND == KIND_Q6K) d_f16 = opaque(base + tile * slice_tile_bytes(KIND, 0) + 1664 + row * 2);
     }
-    static __device__ __forceinline__ u32 opaque(u32 v) {
-        asm volatile("" : "+r"(v));
-        return v;
-    }
 };
 
 template <int KIND>
 struct Tile {
-    // Q4K and Q5K. Of a tile alone, lane u of a quad works out the scales of chunk u of the unit, and all get them.
+    // Q4K and Q5K. With a single tile, lane u of a quad decodes the scales of chunk u of the unit for all lanes.
     static constexpr bool IS_Q5 = KIND == KIND_Q5K, IS_PAIRED = true;
-    uint4 header[2];             // of rows g and g + 8
+    uint4 header[2];  // of rows g and g + 8
     u32 scale[4][2], min[4][2];  // [chunk][row], pairs (b = 0, b = 1)
     uint4 codes;
     u32 extra_codes;  // Q5K: the fifth word
-    int first, chunk;  // known when compiled
+    int first, chunk;  // compile-time constants after unrolling
 
     template <int SLICE>
     __device__ __forceinline__ void load_header(const u8* at) {
@@ -117,7 +115,7 @@ struct Tile {
         codes = load_16b(at + q * 512 + lane * 16);
         if (IS_Q5) extra_codes = *(const u32*)(at + 1024 + lane * 8 + q * 4);
     }
-    // Of the tile that lies `tile_offset` bytes tile_offset the warp's lane_value.
+    // For the tile `tile_offset` bytes after the warp's own.
     template <int SLICE>
     __device__ __forceinline__ void load_codes(const LaneOffsets<KIND>& lane_offsets, u32 slice_address, u32 tile_offset, int q) {
         codes = ld_shared_v4(slice_address + lane_offsets.codes[SLICE] + tile_offset + q * 512);
@@ -169,7 +167,7 @@ struct Tile {
         const u32 c[2] = {h.y & 0xfcfcfcfcu, h.w & 0xfcfcfcfcu}, m[2] = {h.z & 0xfcfcfcfcu, upper_mins};
         const u32 d = f16x2_mul(broadcast_half(h.x, 0), IS_Q5 ? 0x28003c00u : 0x2c003c00u), d_offset = f16x2_mul(d, 0xdc00dc00u);
         const u32 min_offset = f16x2_mul(broadcast_half(h.x, 1), 0xdc00dc00u);
-        u32 lane_value[2][4];  // of both pieces: scale and minimum of two quarters
+        u32 lane_value[2][4];  // of both slices: scale and minimum of two chunks
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             const u32 selector = q % 2 ? 0x4342u : 0x4140u;
@@ -205,8 +203,8 @@ struct Tile {
             a[j] = f16x2_fms(code, broadcast_half(scale[chunk][j % 2], B), broadcast_half(min[chunk][j % 2], B));
         }
     }
-    // Q5K, s = 1: what is left of four words, all of the fifth, and one code from the last bits of all. Two codes of each run do
-    // not lie where its others do, and have scales of their lane_value.
+    // Q5K, s = 1: the remaining bits of four words, all of the fifth, and one code from the last bits of all. Two codes
+    // of each run lie at other bits than its others and have their own scales.
     template <int B>
     __device__ __forceinline__ void dequant_q5(u32 (&a)[4]) const {
         const u32 shifted_scale[2] = {f16x2_mul(scale[chunk][0], 0x40003800u), f16x2_mul(scale[chunk][1], 0x44003400u)};  // 1/2, 2; 1/4, 4
@@ -223,19 +221,19 @@ struct Tile {
 template <>
 struct Tile<KIND_Q6K> {
     static constexpr bool IS_PAIRED = true;
-    u32 d_f16[2];    // d of rows g and g + 8
-    uint2 raw_scales[2];  // c + 128 of the piece's eight runs of 16
+    u32 d_f16[2];  // d of rows g and g + 8
+    uint2 raw_scales[2];  // c + 128 of the slice's eight runs of 16
     uint4 codes;
-    uint2 extra_codes;                     // words 4 and 5
-    u32 scaled_d[2];                      // d for b = 0 and 1
+    uint2 extra_codes;  // words 4 and 5
+    u32 scaled_d[2];  // d for b = 0 and 1
     u32 scale[4][2], offset[4][2];  // [2 q + s][row], pairs (b = 0, b = 1)
-    int chunk;                    // known when compiled
+    int chunk;  // a compile-time constant after unrolling
 
-    // What d is multiplied scaled_d for b = 0 and 1 in row g + 8 i: 1 for codes that lie at bit 1, 1/16 at bit 5.
+    // Factor of d for b = 0 and 1 in row g + 8 i: 1 for codes at bit 1, 1/16 at bit 5.
     static __device__ __forceinline__ u32 bit_scale(int s, int i) { return s ? 0x3c002c00u : i ? 0x2c003c00u : 0x3c003c00u; }
     // 32 codes: 32 * 2^-23 or 32 * 2^-19 of a scale.
     static __device__ __forceinline__ u32 offset_of(u32 scale, int s, int i) { return f16x2_mul(scale, s ? 0x00400400u : i ? 0x04000040u : 0x00400040u); }
-    // Pair `selector` of four raw_scales bytes: 0x6400 + byte is 1024 + byte; minus 1152 it is c, exactly.
+    // Pair `selector` of four stored bytes: 0x6400 + byte is 1024 + byte; minus 1152 it is c, exactly.
     static __device__ __forceinline__ u32 signed_scales(u32 bytes, u32 selector) { return f16x2_add(prmt(bytes, 0x64u, selector), 0xe480e480u); }
 
     template <int SLICE>
@@ -257,7 +255,7 @@ struct Tile<KIND_Q6K> {
         codes = ld_shared_v4(slice_address + lane_offsets.codes[SLICE] + tile_offset + q * 512);
         extra_codes = ld_shared_v2(slice_address + lane_offsets.codes[SLICE] + tile_offset + 1024 + q * 8);
     }
-    // Lane 2 q + s of a quad works out the scales of chunk q and step s of the piece, and all get them.
+    // Lane 2 q + s of a quad decodes the scales of chunk q and step s of the slice for all lanes.
     template <int SLICE>
     __device__ __forceinline__ void decode_scales() {
         const u32 selector = threadIdx.x & 1 ? 0x4341u : 0x4240u;
@@ -288,7 +286,7 @@ struct Tile<KIND_Q6K> {
     template <int SLICE>
     static __device__ __forceinline__ void decode_scales_pair(Tile (&tile)[2]) {
         const int i = threadIdx.x & 1;
-        u32 lane_value[2][4];  // of both quarters: scale and offset for s = 0 and 1
+        u32 lane_value[2][4];  // of both chunks: scale and offset for s = 0 and 1
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             if (SLICE == 0) tile[0].scaled_d[s] = f16x2_mul(broadcast_half(tile[0].d_f16[0], 0), bit_scale(s, i));
@@ -310,7 +308,7 @@ struct Tile<KIND_Q6K> {
             }
     }
     __device__ __forceinline__ void select_chunk(int q) { chunk = q; }
-    // Words 0 and 1 are rotate_right base: half of s = 0 wants them so.
+    // Words 0 and 1 were rotated before, for half of s = 0.
     __device__ __forceinline__ void rotate_codes() {
         codes.z = rotate_right(codes.z, 6), codes.w = rotate_right(codes.w, 6);
         extra_codes = make_uint2(rotate_right(extra_codes.x, 6), rotate_right(extra_codes.y, 6));
@@ -329,7 +327,8 @@ struct Tile<KIND_Q6K> {
             code[0] = codes.z & 0x07e007e0u, code[1] = codes.w & 0x07e007e0u;
             code[2] = extra_codes.x & 0x07e007e0u, code[3] = extra_codes.y & 0x07e007e0u;
         } else {
-            // Four bits of words 0 to 3, and above them two of words 4 and 5; the product is for other units than LOP3's.
+            // Four bits of words 0 to 3, and above them two of words 4 and 5; the multiplication runs on other units
+            // than LOP3.
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const u32 top = (j < 2 ? extra_codes.x : extra_codes.y) & (j % 2 ? 0x00180018u : 0x00060006u);
@@ -426,7 +425,7 @@ struct Tile<KIND_F16> {
     }
 };
 
-// What comes besides the codes of piece P of M tiles: its loads, and what is made of them.
+// Loads and decodes the scales of slice SLICE of M tiles.
 template <int SLICE, int KIND, int M>
 __device__ __forceinline__ void load_headers(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
     if constexpr (M == 2 && Tile<KIND>::IS_PAIRED) {

@@ -1,34 +1,35 @@
-// f32 matrices beside the packed ones of a launch: out[row][n] (+)= sum over k of W[n][k] * x[row][k], all f32 f32.
+// f32 matrices beside the packed ones of a launch: out[row][n] (+)= sum over k of W[n][k] * x[row][k], all in f32.
 //
-// For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 8 rows of W and a
-// k_slice of K, walked in chunks of 512 values whose weights are in shared memory; the first_row chunk is fetched before the
-// dependency wait. Warp w takes rows w, w + F32_WARPS, .. of x, a lane four values of every 128. Sums: a lane's products in order of
-// k, the lanes 16, 8, 4, 2, 1 apart, then the k_slices in order. Where K is sliced there is one job a block at max_of; the block
-// of a row_group's first_row k_slice takes the sums of all (scratch.cuh) when its own packed params is done, and waits for nobody.
-// Slices are cut by shapes and card alone, so a row's bits depend on no other row. cols is a multiple of 4.
+// For the few matrices that a file stores as f32 (gate projections, 48 x 5120). A job is 8 rows of W and a K-slice, in
+// chunks of 512 values whose weights are in shared memory; the first chunk is loaded before the dependency wait. Warp w
+// takes rows w, w + F32_WARPS, .. of x, a lane four values of every 128.
+// Order of sums: a lane's products by k; lanes 16, 8, 4, 2, 1 apart; K-slices in order. With several K-slices a block
+// has one job at most; the block of a row group's first slice reduces all of them (ready flags, common/sync.cuh) after
+// its packed work. K-slices depend on shapes and GPU only: batch-invariant. cols is a multiple of 4.
+//
+// The including file defines F32_WARPS, f32_thread() (0 .. F32_WARPS * 32) and f32_sync() (a barrier of those threads).
 #pragma once
-#include "gemm/ready_flag.cuh"
+#include "common/sync.cuh"
 
-// Who does it: F32_WARPS warps, whose threads f32_thread() counts and f32_sync() lets wait for each other.
 #define F32_CHUNK 512
-#define F32_ROWS_PER_WARP (ROWS > F32_WARPS ? 2 : 1)  // rows of x that a warp takes at a time
+#define F32_ROWS_PER_WARP (ROWS > F32_WARPS ? 2 : 1)  // rows of x per warp at a time
 #ifndef F32_PREFETCH
-#define F32_PREFETCH 1  // times 128 values of them, asked for together
+#define F32_PREFETCH 1  // times 128 values of x loaded together
 #endif
 
 struct F32Matrix {
     const float* weights;  // [n_out][cols]
-    float* out;            // [ROWS][stride]
+    float* out;  // [ROWS][stride]
     int n_out, stride;
-    int add, first_row;        // first_row: the matrix's first_row row_group of 8 rows
+    int add, first_row;  // first_row: the matrix's first group of 8 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
-    const float* x;   // [ROWS][cols]
+    const float* x;  // [ROWS][cols]
     float* partials;  // [row_groups][k_slices][ROWS][8], +0 before and after
     int n_matrices, cols;
     int row_groups, k_slices;
-    int k_slice, _pad;  // values of a k_slice, a multiple of F32_CHUNK
+    int k_slice, _pad;  // values of a K-slice, a multiple of F32_CHUNK
 };
 
 struct F32Smem {
@@ -41,7 +42,7 @@ __device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, 
     return params.matrices[index];
 }
 
-// Starts fetching 8 rows of W from value k0 on; zeros past K.
+// Starts loading 8 rows of W from value k0 on; zeros past K.
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
     const F32Matrix& s = f32_matrix(params, row_group);
     for (int i = f32_thread(); i < 8 * F32_CHUNK / 4; i += F32_WARPS * 32) {
@@ -55,13 +56,13 @@ __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem,
     cp_async_commit();
 }
 
-// Before the dependency wait: the first_row chunk of the block's first_row job.
+// Before the dependency wait: the first chunk of the block's first job.
 __device__ __forceinline__ void f32_prologue(const F32Params& params, F32Smem& smem) {
     const int job = blockIdx.x;
     if (job < params.row_groups * params.k_slices) f32_load(params, smem, job / params.k_slices, job % params.k_slices * params.k_slice);
 }
 
-// v[0..8] summed over the lanes: lane i gets the sum of v[i / 4].
+// Sums v[0..8] over the lanes: lane i gets the sum of v[i / 4].
 __device__ __forceinline__ float reduce_8_to_lanes(const float (&v)[8]) {
     const int lane = threadIdx.x % 32;
     float a[4], b[2];
@@ -88,7 +89,7 @@ __device__ __forceinline__ void f32_store(const F32Matrix& s, int row, int n, fl
     *to = s.add ? *to + v : v;
 }
 
-// After the dependency wait: all of a block's jobs. All threads that mma_slice come parts. `factor(row)`: what a row's results are multiplied by.
+// After the dependency wait, by all math threads: all jobs of the block. `factor(row)` multiplies a row's results.
 template <typename Factor>
 __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& smem, const Factor& factor) {
     const int warp = f32_thread() / 32, lane = threadIdx.x % 32, cols = params.cols;
@@ -104,7 +105,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
 #pragma unroll
                 for (int n = 0; n < 8; n++) sum[r][n] = 0.0f;
             for (int k0 = k_begin; k0 < k_end; k0 += F32_CHUNK) {
-                // What f32_prologue fetched is there at first_row; a k_slice of one chunk stays for all rows.
+                // f32_prologue has loaded the first chunk; a K-slice of one chunk stays for all rows.
                 if (k0 != k_begin || (first_row != warp ? k_end - k_begin > F32_CHUNK : job != int(blockIdx.x))) {
                     f32_sync();
                     f32_load(params, smem, row_group, k0);
@@ -151,7 +152,8 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
     }
 }
 
-// At the k_end of the block, all threads that mma_slice: where K is sliced, the block of the row_group's first_row k_slice adds all up.
+// At the end of the block, by all math threads: with several K-slices, the block of the group's first slice reduces
+// them.
 template <typename Factor>
 __device__ __forceinline__ void f32_epilogue(const F32Params& params, const Factor& factor) {
     if (params.k_slices == 1 || int(blockIdx.x) >= params.row_groups * params.k_slices || blockIdx.x % params.k_slices) return;

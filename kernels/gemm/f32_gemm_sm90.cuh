@@ -1,38 +1,41 @@
-// f32 matrices beside the packed ones of a chain: out[row][n] = sum over k of W[n][k] * x[row][k] * factor(row), all f32 f32.
+// f32 matrices beside the packed ones of a fused layer: out[row][n] = sum over k of W[n][k] * x[row][k] * factor(row).
 //
-// For the few matrices that a file stores as f32 (gate projections of some files, 48 x 5120). A job is 16 rows of W and a k_slice of K,
-// walked in chunks of 256 values whose weights are in shared memory; the first_row chunk is fetched before the dependency wait. Two warps
-// take half a chunk each, for all rows of x at once, so x is waited for a few times in all.
+// For the few matrices that a file stores as f32 (gate projections, 48 x 5120). A job is 16 rows of W and a K-slice, in
+// chunks of 256 values whose weights are in shared memory; the first chunk is loaded before the dependency wait. Two
+// warps take half a chunk each, for all rows of x at once.
 //
-// Products are those of mma.m16n8k8 in tf32, index takes the upper 19 bits of a number: w x = w_hi x_hi + w_hi x_lo + w_lo x_hi, where
-// hi is what it takes and lo the low, leaves out 2^-21 of a product. A row is a column of these products: its bits depend on no other.
-// Slots t and t + 4 of step e of 16 values are values 4 t + 2 e and 4 t + 2 e + 1: a lane reads 16 bytes at a time.
+// 3xTF32: mma.m16n8k8 reads the upper 19 bits of a number, hi; lo is the rest. w x = w_hi x_hi + w_hi x_lo + w_lo x_hi
+// leaves out 2^-21 of a product. A row of x is a column of these products: its bits depend on no other row. Slots t and
+// t + 4 of step e of 16 values are values 4 t + 2 e and 4 t + 2 e + 1, so that a lane reads 16 bytes at a time.
 //
-// Blocks flag_store the sums of their jobs (scratch.cuh), and each block of a row_group adds a share of them up, in the order of k_slices, when it
-// has left its own: only then the rows' factors are wanted. Slices are cut by shapes and card alone. cols is a multiple of 4.
+// Blocks publish the sums of their jobs (ready flags, common/sync.cuh); after that each block reduces some of its
+// groups' sums, in the order of K-slices. Only then the factors of rows are needed. K-slices depend on shapes and GPU
+// only. cols is a multiple of 4.
+//
+// The including file defines F32_WARPS, f32_warp(), f32_thread() (0 .. F32_WARPS * 32) and f32_sync() (a barrier of
+// those threads).
 #pragma once
-#include "gemm/ready_flag.cuh"
+#include "common/sync.cuh"
 
-// Who does it: F32_WARPS warps, index f32_warp() and whose threads f32_thread() counts; f32_sync() lets them wait for each other.
 #define F32_TILE_ROWS 16
 #define F32_CHUNK 256
 
 struct F32Matrix {
     const float* weights;  // [n_out][cols]
-    float* out;            // [ROWS][stride]
+    float* out;  // [ROWS][stride]
     int n_out, stride;
-    int _pad, first_row;       // first_row: the matrix's first_row row_group of 16 rows
+    int _pad, first_row;  // first_row: the matrix's first group of 16 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
-    const float* x;    // [ROWS][cols]
+    const float* x;  // [ROWS][cols]
     float4* partials;  // [row_groups][k_slices][N8_TILES][32]: C fragments; +0 before and after
     int n_matrices, cols;
     int row_groups, k_slices;
-    int k_slice, _pad;   // values of a k_slice, a multiple of F32_CHUNK
+    int k_slice, _pad;  // values of a K-slice, a multiple of F32_CHUNK
 };
 
-// Quads of odd rows lie 4 away, so that lanes of two rows read different banks.
+// Quads of odd rows are swizzled by 4, so that lanes of two rows read different banks.
 struct F32Smem {
     float4 weights[F32_TILE_ROWS][F32_CHUNK / 4];
 };
@@ -43,7 +46,7 @@ __device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, 
     return params.matrices[index];
 }
 
-// A job is a row_group of 16 rows and a k_slice of K. They are few: to count down is less code than to divide.
+// A row group of 16 rows and a K-slice. There are few: a countdown is less code than a division.
 struct F32Job {
     int row_group, k_slice;
 
@@ -53,7 +56,7 @@ struct F32Job {
     }
 };
 
-// Starts fetching 16 rows of W from value k0 on; zeros past K. A thread has the same quad of all rows.
+// Starts loading 16 rows of W from value k0 on; zeros past K. A thread has the same quad of all rows.
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
     static_assert(F32_WARPS * 32 == F32_CHUNK / 4, "a quad of a row for each thread");
     const F32Matrix& s = f32_matrix(params, row_group);
@@ -61,20 +64,20 @@ __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem,
     const float* from = s.weights + size_t(first_row) * params.cols + min(k, params.cols - 4);
 #pragma unroll 1
     for (int n = 0; n < F32_TILE_ROWS; n++) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(&smem.weights[n][quad ^ (n & 1) << 2])), "l"(from), "r"(bytes) : "memory");
+        cp_async_16_zfill(shared_address(&smem.weights[n][quad ^ (n & 1) << 2]), from, bytes);
         if (first_row + n + 1 < s.n_out) from += params.cols;
     }
     cp_async_commit();
 }
 
-// Before the dependency wait: the first_row chunk of the block's first_row job.
+// Before the dependency wait: the first chunk of the block's first job.
 __device__ __forceinline__ void f32_prologue(const F32Params& params, F32Smem& smem) {
     if (int(blockIdx.x) >= params.row_groups * params.k_slices) return;
     const F32Job job(params, blockIdx.x);
     f32_load(params, smem, job.row_group, job.k_slice * params.k_slice);
 }
 
-// What tf32 leaves out of a number.
+// The bits that tf32 drops.
 __device__ __forceinline__ u32 tf32_low(float v) { return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u)); }
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -83,10 +86,10 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b
 }
 __device__ __forceinline__ float component(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Blocks of 16 values whose x a warp has asked for at a time: what registers allow.
+// Blocks of 16 values of x in flight per warp; registers limit them.
 #define F32_PREFETCH (N8_TILES > 6 ? 1 : N8_TILES >= 2 ? 2 : 4)
 
-// Adds the products of 128 values from k on, `quad` of the smem.
+// Adds the products of 128 values from k on, `quad` in shared memory.
 __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& smem, int k, int quad, float (&acc)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr int BLOCKS = F32_CHUNK / 2 / 16;
@@ -117,7 +120,7 @@ __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& 
                 high[j] = __float_as_uint(v);
                 low[j] = tf32_low(v);
             }
-            // Products of the same sums wait for each other: others stand between them.
+            // MMAs of the same accumulator depend on each other: interleaved.
 #pragma unroll
             for (int term = 0; term < 3; term++)
 #pragma unroll
@@ -134,7 +137,7 @@ __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& 
     }
 }
 
-// After the dependency wait, when x is there: leaves the sums of all of a block's jobs. All of the warps come parts.
+// After the dependency wait, once x is there, by all f32 warps: publishes the sums of all jobs of the block.
 __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& smem) {
     const int warp = f32_warp(), lane = threadIdx.x % 32, jobs = params.row_groups * params.k_slices;
 #pragma unroll 1
@@ -148,7 +151,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
             for (int e = 0; e < 4; e++) acc[n][e] = 0.0f;
 #pragma unroll 1
         for (int k0 = k_begin; k0 < k_end; k0 += F32_CHUNK) {
-            // What f32_prologue fetched is there at first_row.
+            // f32_prologue has loaded the first chunk.
             if (k0 != k_begin || number != int(blockIdx.x)) {
                 f32_sync();
                 f32_load(params, smem, job.row_group, k0);
@@ -157,7 +160,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
             f32_sync();
             f32_mma(params, smem, k0 + warp * 128, warp * 32, acc);
         }
-        // Both halves of K, where the weights were.
+        // Both halves of K, in the space of the weights.
         float4* half = &smem.weights[0][0];
         f32_sync();
 #pragma unroll
@@ -171,8 +174,8 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
     }
 }
 
-// At the k_end of the block: its share of the sums of the row_groups that it had jobs of, all quads of them that come `k_slices` behind each
-// other. All parts of these are copied and looked at until they are there. All of the warps come parts.
+// At the end of the block, by all f32 warps: reduces some sums of the row groups it had jobs of, every k_slices-th
+// quad. All parts are copied to shared memory and polled until they are ready.
 template <typename Factor>
 __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& smem, const Factor& factor) {
     const int jobs = params.row_groups * params.k_slices, thread = f32_thread(), warp = f32_warp();
@@ -183,7 +186,7 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
         const F32Job job(params, number);
         const F32Matrix& s = f32_matrix(params, job.row_group);
         float4* const from = params.partials + size_t(job.row_group) * params.k_slices * (N8_TILES * 32) + job.k_slice;
-        const int quads = N8_TILES * 32 - job.k_slice, k_slices = params.k_slices;  // own ones: 0, k_slices, .. below `quads`
+        const int quads = N8_TILES * 32 - job.k_slice, k_slices = params.k_slices;  // quads of this block: 0, k_slices, .. below `quads`
         f32_sync();
         bool waiting;
         do {
@@ -200,7 +203,7 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
                 for (int f = thread % 32; f < k_slices; f += 32) waiting |= !is_ready(parts[q + f]);
         } while (__any_sync(WARP_ALL, waiting));
         f32_sync();
-        // Eight lanes have a quad: parts 8 apart in order, then the lanes 4, 2, 1 apart.
+        // Eight lanes share a quad: parts 8 apart in order, then lanes 4, 2, 1 apart.
 #pragma unroll 1
         for (int first_row = 0; first_row * k_slices < quads; first_row += F32_WARPS * 4) {
             const int q = (first_row + thread / 8) * k_slices, within = thread % 8;
@@ -216,7 +219,7 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
                 sum.x += __shfl_xor_sync(WARP_ALL, sum.x, offset), sum.y += __shfl_xor_sync(WARP_ALL, sum.y, offset);
                 sum.z += __shfl_xor_sync(WARP_ALL, sum.z, offset), sum.w += __shfl_xor_sync(WARP_ALL, sum.w, offset);
             }
-            // A row of x and one of W of quad `at` of the fragments, for each of four lanes.
+            // Row of x and row of W of quad `at` of the fragments, for each of four lanes.
             const int at = job.k_slice + q, row = at / 32 * 8 + at % 4 * 2 + within % 2;
             const int n = (job.row_group - s.first_row) * F32_TILE_ROWS + at / 4 % 8 + within / 2 * 8;
             if (within < 4 && q < quads && row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = component(sum, within) * factor(row);

@@ -1,33 +1,30 @@
-// What a warp of a chain does with the sums of its 16-row tiles: gathers those that other blocks have, and writes the results.
+// Epilogue of the fused layer: reduces partial tiles of other blocks and writes the results.
 //
-// Lane (g, t) = (lane / 4, lane % 4) has, for every tile of 8 rows of x, rows 2 t and 2 t + 1 of columns g (elements 0, 1) and
-// g + 8 (elements 2, 3) of 16 columns of the result.
+// Lane (g, t) = (lane / 4, lane % 4) has, for every n8 tile of rows of x, rows 2 t and 2 t + 1 of columns g (elements
+// 0, 1) and g + 8 (elements 2, 3) of 16 columns of the result.
 #pragma once
 #include "gemm/fused_layer_phases.cuh"
-#include "gemm/ready_flag.cuh"
+#include "common/sync.cuh"
 
-// 1 / rms of the rows, as last known, and what products of halves made with the one residual are to be multiplied by.
+// inv_rms: last known 1 / rms of each row. correction: factor for GEMMs of activations that were scaled with the
+// inv_rms before.
 struct RowScales {
     float inv_rms[N8_TILES * 8], correction[N8_TILES * 8];
 };
 
-// A matrix of 8 x 8 halves across the warp, movmatrix_trans.
+// Transposes an 8 x 8 matrix of f16 across the warp.
 __device__ __forceinline__ u32 movmatrix_trans(u32 v) {
     u32 d;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(v));
     return d;
 }
-// Two halves that tell by themselves that they are there (scratch.cuh): a pair of +0 is left as one of -0.
-__device__ __forceinline__ void flag_store_f16x2(u8* to, u32 v) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(v ? v : 0x80008000u) : "memory");
-}
-// Tile `n` of 16 columns as halves: `low` the first eight columns, `high` the others.
+// n8 tile `n` of 16 columns as f16: `low` the first eight columns, `high` the others.
 __device__ __forceinline__ void store_f16_tile(u8* f16, int index, int n, u32 low, u32 high) {
     u8* to = f16 + (size_t(index / 4) * N8_TILES + n) * A16_TILE + index % 4 * 256 + threadIdx.x % 32 * 4;
     flag_store_f16x2(to, movmatrix_trans(low));
     flag_store_f16x2(to + 128, movmatrix_trans(high));
 }
-// Halves are there in whole groups of 256: zeros behind the last tile of 16 columns, by `count` threads.
+// Activations are padded to groups of 256 columns: zeros after the last 16 columns, by `count` threads.
 __device__ __forceinline__ void zero_fill_f16(const Matrix& s, const Phase& phase, int thread, int count) {
     const int tiles = (s.n_out + 15) / 16, groups = (s.n_out + 255) / 256 * 16, missing = groups - tiles;
 #pragma unroll 1
@@ -39,18 +36,18 @@ __device__ __forceinline__ void zero_fill_f16(const Matrix& s, const Phase& phas
     for (int i = thread; phase.epilogue_kind == EPILOGUE_ADD_NORM && i < missing * ROWS; i += count) phase.out_squares[size_t(i / missing) * groups + tiles + i % missing] = 0.0f;
 }
 
-// Of the columns g and g + 8 that a lane has in a tile of 16: factors of the weights, and of the norm behind EPILOGUE_ADD_NORM.
+// Of a lane's columns g and g + 8: row factors of the weights, and weights of the norm (EPILOGUE_ADD_NORM).
 struct ColumnScales {
     float factors[2], norm[2];
 };
-// TileBlocks that have units of a tile, the first and the last.
+// The blocks that have units of a tile.
 struct TileBlocks {
     u32 first, last;
-    u32 n_reducers;  // how many of them sum: all where none goes on to another tile, else all but the last, or the only one
+    u32 n_reducers;  // blocks that reduce: all if none switches to another tile, else all but the last, or the only one
 
-    // Where one block sums, its warps sum what they have multiplied themselves, which need not be left for others.
+    // One block reduces: its warps keep their accumulators in registers.
     __device__ __forceinline__ bool has_single_reducer() const { return last - first <= 1; }
-    // The first piece that a warp of this block sums.
+    // The first fragment that a warp of this block reduces.
     __device__ __forceinline__ int first_fragment(int warp) const { return blockIdx.x - first + n_reducers * warp; }
 };
 __device__ __forceinline__ TileBlocks tile_blocks(const Phase& phase, const Matrix& s, int tile) {
@@ -59,8 +56,8 @@ __device__ __forceinline__ TileBlocks tile_blocks(const Phase& phase, const Matr
     return {first, last, phase.tile_switch_cost == 0 ? last - first + 1 : last > first ? last - first : 1};
 }
 
-// What the end of a tile needs: row factors and, behind EPILOGUE_ADD_NORM, weights of the norm of its row blocks, asked for with the tile's first
-// fragment. Past the matrix they may be anything.
+// Epilogue operands of a tile: row factors and, for EPILOGUE_ADD_NORM, norm weights of its row blocks. Loaded with the
+// tile's first slice; past the matrix they may be anything.
 struct EpilogueSmem {
     float factors[M16_TILES][128], norm[M16_TILES][128];
     TileBlocks blocks;
@@ -71,7 +68,7 @@ __device__ __forceinline__ ColumnScales column_scales(const EpilogueSmem& tile, 
     return {{tile.factors[m][at], tile.factors[m][at + 8]}, {tile.norm[m][at] * HEADROOM, tile.norm[m][at + 8] * HEADROOM}};
 }
 
-// Of a lane's two rows of 8 of x and its two columns of 16: which there are. Where rows are whole eights nothing is asked.
+// Which of a lane's two rows and two columns exist. If ROWS is a multiple of 8, all rows do.
 struct Bounds {
     bool rows[2], columns[2];
 
@@ -86,14 +83,14 @@ struct Bounds {
     // Element i of the lane's four.
     __device__ __forceinline__ bool operator[](int i) const { return rows[i % 2] && columns[i / 2]; }
 };
-// Where the lane's first row and column of a piece go, in rows of `stride`; element i is at element_offset(i, stride). Here as in parts 32 bits
-// hold every place: 64-bit sums are broadcast_half the instructions.
+// Offset of the lane's first row and column of a fragment, rows being `stride` apart; element i is at element_offset(i,
+// stride). 32 bits suffice here and in partial tiles; 64-bit sums are twice the instructions.
 __device__ __forceinline__ u32 output_offset(u32 index, u32 n, u32 stride) {
     return (n * 8 + threadIdx.x % 4 * 2) * stride + index * 16 + threadIdx.x % 32 / 4;
 }
 __device__ __forceinline__ int element_offset(int i, int stride) { return i % 2 * stride + i / 2 * 8; }
 
-// What stands where the sums of 16 columns and 8 rows go. Another block of this launch may have written it.
+// Previous values of 16 columns and 8 rows of out. Another block of this launch may have written them.
 __device__ __forceinline__ float4 load_residual(const float* from, int stride, const Bounds& there) {
     float residual[4];
 #pragma unroll
@@ -101,7 +98,7 @@ __device__ __forceinline__ float4 load_residual(const float* from, int stride, c
     return make_float4(residual[0], residual[1], residual[2], residual[3]);
 }
 
-// `to`: where the piece goes.
+// `to`: the fragment in out.
 __device__ __forceinline__ void epilogue_store(const Matrix& s, float* to, const Bounds& there, float2 factor, const ColumnScales& columns, float4 sum) {
     const float acc[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
@@ -146,8 +143,8 @@ __device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& 
     }
 }
 
-// Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, between which nothing else can run_length. What 1 is added
-// to may be rounded to zero where it is subnormal.
+// Division by an approximate reciprocal, 2 ulp, without the branches of the exact one, which would block other work. 1
+// may be added to an exponential that is rounded to zero where it is subnormal.
 __device__ __forceinline__ float silu_approx(float v) {
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * -1.4426950216293335f));
@@ -169,7 +166,7 @@ __device__ __forceinline__ void epilogue_swiglu(const Matrix& s, const Phase& ph
     store_f16_tile(phase.out_f16, index, n, a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]));
 }
 
-// What is there now, without a branch; where nothing is wanted something that has arrived and adds nothing.
+// The value as it is now, without a branch; if not wanted, -0.0, which is ready and adds nothing.
 __device__ __forceinline__ float4 flag_load_if(bool wanted, const float4* from) {
     float4 v;
     asm volatile(
@@ -181,25 +178,25 @@ __device__ __forceinline__ float4 flag_load_if(bool wanted, const float4* from) 
     return v;
 }
 
-// Whether any word of it has yet to arrive, without branches.
+// Whether any word is not ready, without branches.
 __device__ __forceinline__ bool any_not_ready(const float4& v) { return !is_ready(v.x) | !is_ready(v.y) | !is_ready(v.z) | !is_ready(v.w); }
 
-// Where the sums of a part begin: a block has parts of two split tiles at max_of, one that others began and one that it begins.
+// Start of a partial tile. A block has at most two: of a tile that others began, and of one that it begins.
 #define PARTIAL_TILE (16 * N8_TILES * 32)
 __device__ __forceinline__ float4* partial_tile(float4* scratch, u32 block, u32 first) { return scratch + (block * 2 + (block == first)) * PARTIAL_TILE; }
 __device__ __forceinline__ u32 fragment_offset(u32 m, u32 m16, u32 n) { return ((m * WARPS + m16) * N8_TILES + n) * 32; }
 __device__ __forceinline__ u32 fragment_lane_offset(u32 m, u32 m16, u32 n) { return fragment_offset(m, m16, n) + threadIdx.x % 32; }
 
-// Adds slices of 16 columns and 8 rows that blocks `from` .. last have left, in the order of the blocks. The first is at `place` of a part,
-// others at(c) behind it. BATCH blocks at a time are looked at until all their parts are there; with POLL_ONE_WORD, where one is missing, at a
-// word of each until they are, and then at all again: it is for many blocks, whose warps want more than the second-level cache carries in
-// the time of a look.
+// Adds fragments of 16 columns and 8 rows published by blocks `from` .. last, in block order. The first is at offset
+// `place`, the others at(c) behind it. BATCH blocks at a time are polled until all are ready. POLL_ONE_WORD: if one is
+// missing, polls one word of each block and then reads all again; for many blocks, whose warps would exceed the L2
+// bandwidth otherwise.
 template <int COUNT, int BATCH, bool POLL_ONE_WORD, typename At>
 __device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlocks& blocks, u32 from, u32 place, const At& at, float4 (&sum)[COUNT]) {
-    static_assert(COUNT == 1 || !POLL_ONE_WORD, "a lane is_polling at a block's part");
+    static_assert(COUNT == 1 || !POLL_ONE_WORD, "a lane polls one block's partial tile");
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += BATCH) {
-        // Only the first of all is elsewhere.
+        // Only the first block's partial tile may be elsewhere.
         float4 *const head = partial_tile(scratch, b0, blocks.first) + place, *const tail = scratch + b0 * 2 * PARTIAL_TILE + place;
         const auto part_at = [&](int f, int c) { return (f ? tail + 2 * f * PARTIAL_TILE : head) + at(c); };
         const u32 more = blocks.last - b0;
@@ -215,7 +212,8 @@ __device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlock
             for (int f = 0; f < BATCH; f++)
 #pragma unroll
                 for (int c = 0; c < COUNT; c++) waiting |= any_not_ready(part[f][c]);
-            // Together, as the compiler is to know: behind a loop that lanes flag_store one by one it takes all that follows for divergent.
+            // A warp-wide vote: after a loop that lanes leave one by one, the compiler takes all that follows for
+            // divergent.
             waiting = __any_sync(WARP_ALL, waiting);
             if constexpr (POLL_ONE_WORD) {
                 const u32 block = b0 + threadIdx.x % 32;
@@ -237,15 +235,15 @@ __device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlock
     }
 }
 
-// Which piece of 16 columns and 8 rows a number means: all rows of 16 columns come residual the next columns. Where warps sum more than one,
-// the first are all that the first piece of the next phase's x waits for.
+// Number -> fragment: all rows of 16 columns before the next columns. If warps reduce several, the first ones are all
+// that the first slice of the next phase's x waits for.
 struct Fragment {
     u32 n, m, m16;
 
     __device__ __forceinline__ explicit Fragment(u32 i) : n(i % N8_TILES), m(i / N8_TILES / 8), m16(i / N8_TILES % 8) {}
 };
 
-// What the warp has multiplied of a tile that block `first` and others have units of, for those who sum it; but not of row block `skip_row_block`.
+// Publishes the accumulators of a partial tile for the blocks that reduce it, except row block `skip_row_block`.
 __device__ __forceinline__ void publish_partial_tile(const Phase& phase, const Matrix& s, float4* scratch, int tile, u32 first, int warp, const float (&acc)[M16_TILES][N8_TILES][4],
                                            u32 skip_row_block = M16_TILES) {
 #pragma unroll
@@ -257,7 +255,8 @@ __device__ __forceinline__ void publish_partial_tile(const Phase& phase, const M
     }
 }
 
-// The remainder_begin tiles of a phase, by two warps of every block, `aux_warp` of them this one: a pair of 16 columns and 8 rows at a time.
+// Reduces the remainder tiles of a phase by `warps` auxiliary warps of every block, this one being number `aux_warp`:
+// 16 columns of gate and of up and 8 rows at a time.
 __device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const Matrix& s, float4* scratch, u32 aux_warp, u32 warps, const RowScales& rows) {
 #pragma unroll 1
     for (u32 i = blockIdx.x + aux_warp * gridDim.x; i < (s.tiles - phase.remainder_begin) * 8 * N8_TILES; i += warps * gridDim.x) {
@@ -278,7 +277,7 @@ __device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const
     }
 }
 
-// EPILOGUE_ADD_NORM: slices from `begin` on in steps of what the n_reducers blocks have of warps, one at a time: more are more code than they gain.
+// EPILOGUE_ADD_NORM: one fragment at a time; more would be more code than they gain.
 __device__ __forceinline__ void reduce_fragments(const Phase& phase, const Matrix& s, float4* scratch, int tile, const EpilogueSmem& room, int warp,
                                            const RowScales& rows) {
     const TileBlocks blocks = room.blocks;
@@ -295,9 +294,10 @@ __device__ __forceinline__ void reduce_fragments(const Phase& phase, const Matri
     }
 }
 
-// The end of a tile in this block. TileBlocks that have some of it flag_store their parts, and all but a last one that goes on to other
-// tiles sum some slices of 16 columns and 8 rows, their warps in turn; with EPILOGUE_SWIGLU some pairs of 16 columns. `wait_for_scales`: until
-// `rows` is there. Registers that are taken here are missing in the products: this code stands here once.
+// Epilogue of a tile in this block. Blocks with a partial tile publish it; all but a last one that switches to another
+// tile reduce some fragments of 16 columns and 8 rows, warps taking turns (EPILOGUE_SWIGLU: pairs of 16 columns).
+// `wait_for_scales` returns once `rows` is valid. Registers used here are missing in the mainloop, so this code exists
+// once.
 template <typename Wait>
 __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, float4* scratch, int tile, int warp, const RowScales& rows,
                                        const EpilogueSmem& room, const Wait& wait_for_scales, const float (&acc)[M16_TILES][N8_TILES][4]) {
@@ -306,8 +306,8 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
     const u32 first = blocks.first;
     const auto index_of = [&](int m, int m16) { return row_block(phase.epilogue_kind, tile, m) * 8 + m16; };
     const auto exists = [&](int m, int m16) { return index_of(m, m16) * 16 < s.n_out; };
-    // Where two blocks have a tile of EPILOGUE_STORE, warps sum what they have multiplied themselves: those of each a row block, whose other they
-    // flag_store, or those of the first block both.
+    // If two blocks share an EPILOGUE_STORE tile, warps reduce what they have accumulated themselves: each block one
+    // row block and publishes the other, or the first block both.
     const bool two_blocks = N8_TILES <= 4 && phase.epilogue_kind == EPILOGUE_STORE && blocks.last == first + 1, split_row_blocks = two_blocks && blocks.n_reducers == 2;
     const u32 rank = blockIdx.x - first;
     if (rank || !(keeps_accumulators || two_blocks && !split_row_blocks)) {
@@ -319,7 +319,7 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
         const int m16 = blocks.first_fragment(warp);
         if (m16 < 8 && exists(0, m16)) {
             const ColumnScales columns[M16_TILES] = {column_scales(room, 0, m16), column_scales(room, 1, m16)};
-            constexpr int COLUMNS = N8_TILES > 4 ? N8_TILES : N8_TILES % 2 ? N8_TILES : 2;  // of eight rows, at a time
+            constexpr int COLUMNS = N8_TILES > 4 ? N8_TILES : N8_TILES % 2 ? N8_TILES : 2;  // n8 tiles at a time
 #pragma unroll
             for (int n0 = 0; n0 < N8_TILES; n0 += COLUMNS) {
                 float4 sum[2 * COLUMNS];
@@ -331,8 +331,8 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
                 reduce_partials<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
                     scratch, blocks, first + keeps_accumulators, fragment_lane_offset(0, m16, n0), [](int c) { return fragment_offset(c % 2, 0, c / 2); }, sum);
                 if constexpr (N8_TILES > 4) {
-                    // Not unrolled, since what runs once is fetched from afar (NOTES.md, version 12), and picked by comparisons:
-                    // an array that is picked from by a number lies in local memory.
+                    // Not unrolled: code that runs once is fetched from far. Selected by comparison: an array with a
+                    // dynamic index lies in local memory.
 #pragma unroll 1
                     for (int n = 0; n < COLUMNS; n++) {
                         float4 gate = sum[0], up = sum[1];

@@ -1,61 +1,63 @@
-// What a chain (chain_sm90.cu) is made of, and where a block's range of each phase lies.
+// Parameters of the fused layer (fused_layer_sm90.cu), and each block's work range of a phase.
 //
-// A phase is the products of one input; its units, in order, are a line that is cut among the blocks as in small.cu: by shapes and
-// grid alone. Before the units of each tile lies a offset, since a block that goes on to another tile takes about a unit longer. Without a offset
-// ranges are parts of tiles: no block goes on to another. Where EPILOGUE_SWIGLU has more tiles than there are blocks, each may have
-// as many for itself, whose sums it need not ask others for; residual those it has one unit begin max_of of the tiles left over (`remainder_begin`), of which
-// it leaves its part, and warps aside sum them while rank tiles are multiplied. Two row blocks of 128 rows make a tile: those of a matrix one
-// after the other, or (EPILOGUE_SWIGLU) row block r of gate and of up.
+// A phase is the GEMMs of one input. Its work units form a line that is distributed over the blocks by shapes and grid
+// only (stream_k.cuh). The line has `tile_switch_cost` before the units of each tile, because a block that switches
+// tiles takes about one unit longer. If it is 0, each block has units of one tile only.
+// If EPILOGUE_SWIGLU has more tiles than there are blocks, each block may own `private_tiles` whole tiles, which need
+// no reduction. Before those it has at most one unit of the remainder tiles and publishes its partial tile; the
+// auxiliary warps reduce these while private tiles are multiplied.
+// A tile is two row blocks of 128 rows: consecutive ones of a matrix, or (EPILOGUE_SWIGLU) the same row block of gate
+// and of up.
 #pragma once
 #include "gemm/a16_layout.cuh"
 #include "gemm/stream_k.cuh"
 #include "gemm/weight_layout.cuh"
 
-// What becomes of a phase's products.
-#define EPILOGUE_STORE 0  // out = W x, times the row's factor
-#define EPILOGUE_ADD_NORM 1    // out += W x; then what the next phase reads: the sum times the norm's weights, and its squares
-#define EPILOGUE_SWIGLU 2  // silu(gate x) * (up x) as the next phase reads it
+// Epilogues.
+#define EPILOGUE_STORE 0  // out = W x, times the row's correction
+#define EPILOGUE_ADD_NORM 1  // out += W x; then input of the next phase: the sum times the norm's weights, and its squares
+#define EPILOGUE_SWIGLU 2  // silu(gate x) * (up x), input of the next phase
 #define MAX_PHASES 4
 
-// Between the scale of a row that is known residual a product and the true one, found after it, there may be a jump of any size: halves
-// hold the row times its last scale times this, and lane_offsets from 2^-24 * 64 to 65504 * 64 of it.
+// The scale known before a GEMM and the true scale found after it may differ by any factor. f16 activations hold the
+// row times its last scale times this, so they cover 2^-24 * 64 to 65504 * 64 of it.
 #define HEADROOM 0.015625f
 
 struct Matrix {
-    const u8* weights[2];  // of both row blocks of the first tile
-    float* out;            // f32 [ROWS][stride]; not with EPILOGUE_SWIGLU
-    int n_out;             // rows of W
-    int stride;            // floats from a row of out to the next
+    const u8* weights[2];  // both row blocks of the first tile
+    float* out;  // f32 [ROWS][stride]; not with EPILOGUE_SWIGLU
+    int n_out;  // rows of W
+    int stride;  // floats from a row of out to the next
     int kind;
-    int units;             // along K
+    int units;  // along K
     int tiles;
-    int tile_bytes;        // bytes of a 16-row tile in a unit
-    int first_slice_bytes;       // those in its first piece
-    int slices;            // of a unit
-    u32 first_cost;        // where its units begin on the phase's line
-    u32 cost;              // of a unit
+    int tile_bytes;  // of an m16 tile in a unit
+    int first_slice_bytes;  // of an m16 tile in the first slice of a unit
+    int slices;  // per unit
+    u32 first_cost;  // where its units begin on the phase's line
+    u32 cost;  // of a unit
 };
 struct Phase {
-    const u8* x;           // a16.cuh
-    const float* in_squares;     // squares of the row that x was made of, [ROWS][squares]; 0: x is as it should be
-    u8* out_f16;            // EPILOGUE_ADD_NORM, EPILOGUE_SWIGLU: what the next phase reads (a16.cuh), or 0
-    float* out_f32;         // EPILOGUE_ADD_NORM: the same in f32 [ROWS][n_out], or 0
-    const float* norm_weight;     // EPILOGUE_ADD_NORM: weights of the norm, [n_out]
-    float* out_squares;        // EPILOGUE_ADD_NORM: sums of squares of 16 columns each, [ROWS][whole groups of 256 columns / 16]
-    uint4* consumed;          // halves that no block reads any more once this phase is open, to be made absent again
-    int n_consumed;           // 16 bytes each
-    u32 tile_switch_cost;               // on its line, residual the units of each tile; 0: each block has units of one tile begin max_of
-    int first, end;        // of its matrices
-    u32 cost_per_block, extra_blocks;      // block b begins begin b * range + min(b, extra)
+    const u8* x;  // a16_layout.cuh
+    const float* in_squares;  // [ROWS][groups]: squares of the row that x was made of; 0: x needs no correction
+    u8* out_f16;  // EPILOGUE_ADD_NORM, EPILOGUE_SWIGLU: input of the next phase (a16_layout.cuh), or 0
+    float* out_f32;  // EPILOGUE_ADD_NORM: the same in f32 [ROWS][n_out], or 0
+    const float* norm_weight;  // EPILOGUE_ADD_NORM: weight of the norm, [n_out]
+    float* out_squares;  // EPILOGUE_ADD_NORM: sums of squares of 16 columns, [ROWS][n_out padded to 256, / 16]
+    uint4* consumed;  // activations that no block reads once this phase is open, to be cleared
+    int n_consumed;  // in 16 bytes
+    u32 tile_switch_cost;  // before the units of each tile; 0: each block has units of one tile at most
+    int first, end;  // matrices of the phase
+    u32 cost_per_block, extra_blocks;  // block b begins at b * cost_per_block + min(b, extra_blocks)
     int epilogue_kind;
-    int norm_width;            // of the rows of `sums`
-    u32 private_tiles;         // EPILOGUE_SWIGLU: tiles that each block has for itself; 0: cut as above
-    u32 remainder_begin;             // the first tile behind those; block b has unit b of them, if there is one
+    int norm_width;  // columns of the rows of in_squares
+    u32 private_tiles;  // EPILOGUE_SWIGLU: whole tiles per block; 0: none
+    u32 remainder_begin;  // first tile after the private ones; block b has unit b of them, if there is one
 };
 
-// Which row block of its matrix is the first (m = 0) or second of a tile.
+// Row block of the matrix that is the first (m = 0) or second of a tile.
 __device__ __forceinline__ int row_block(int epilogue_kind, int tile, int m) { return epilogue_kind == EPILOGUE_SWIGLU ? tile : tile * 2 + m; }
-// Where the row block begins: its row factors, and behind them its units.
+// Start of a row block: its row factors, then its units.
 __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int epilogue_kind, int tile, int m) {
     return s.weights[m] + size_t(epilogue_kind == EPILOGUE_SWIGLU ? tile : 2 * tile) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
 }
@@ -63,31 +65,31 @@ __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int epilogue_
 __device__ __forceinline__ u32 tile_cost(const Phase& phase, const Matrix& s, int tile) {
     return s.first_cost + u32(tile) * (phase.tile_switch_cost + s.units * s.cost) + phase.tile_switch_cost;
 }
-// The first block that has a unit of a tile that is left over from those that blocks have for themselves.
+// The first block that has a unit of a remainder tile.
 __device__ __forceinline__ u32 remainder_first_block(const Phase& phase, const Matrix& s, int tile) { return (tile - phase.remainder_begin) * s.units; }
-// First unit of a matrix that begins begin or after `cost`.
+// First unit of a matrix that begins at or after `cost`.
 __device__ __forceinline__ int unit_at_cost(const Phase& phase, const Matrix& s, u32 cost) {
     if (cost <= s.first_cost) return 0;
     const u32 past = cost - s.first_cost, period = phase.tile_switch_cost + s.units * s.cost, tile = past / period, rest = past - tile * period;
     const u32 unit = rest > phase.tile_switch_cost ? (rest - phase.tile_switch_cost + s.cost - 1) / s.cost : 0;
     return min(u32(s.units * s.tiles), tile * s.units + unit);
 }
-// What those who mma_slice want to know of a tile: its kind, units along K, and 16-row tiles of its first row block.
+// What math warps need of a tile: kind, units along K, and m16 tiles of its first row block.
 struct TileShape {
     int kind, units, rows;
 
     __device__ __forceinline__ static TileShape of(const Matrix& s, int epilogue_kind, int tile) { return {s.kind, s.units, row_tiles(s, row_block(epilogue_kind, tile, 0))}; }
 };
-// A block's part of a phase, or what is left of it. Who multiplies reads it begin once, from shared memory.
+// A block's part of a phase, or what is left of it; in shared memory for the math warps.
 struct __align__(16) WorkRange {
     WorkUnit begin;
     int units;
-    int next;     // the tile behind the first unit where that is remainder_begin, else -1
-    TileShape shape;  // of the tile begin hand
+    int next;  // private tile after the remainder unit, -1 if the first unit is no remainder
+    TileShape shape;  // of the current tile
 
-    // Units of that tile.
+    // Units of the current tile.
     __device__ __forceinline__ int run_length() const { return next >= 0 ? 1 : min(shape.units - begin.unit, units); }
-    // Behind those `n` units: to the next tile, if there is one.
+    // Past those `n` units, to the next tile if there is one.
     __device__ __forceinline__ void advance(const Matrix* matrices, int epilogue_kind, int n) {
         units -= n;
         if (units == 0) return;
@@ -103,7 +105,7 @@ struct __align__(16) WorkRange {
     }
 };
 
-// By a whole warp: lanes 2 i and 2 i + 1 find where the range begins and ends in the phase's matrix i.
+// By a whole warp: lanes 2 i and 2 i + 1 find begin and end of the range in the phase's matrix i.
 __device__ __forceinline__ WorkRange work_range_of(const Matrix* matrices, const Phase& phase) {
     if (phase.private_tiles) {
         const Matrix& s = matrices[phase.first];

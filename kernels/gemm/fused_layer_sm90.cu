@@ -1,57 +1,57 @@
-// gemm/fused_layer_sm90: all products between two mixers of a step of few rows (1..64), in one launch of blocks that stay.
+// gemm/fused_layer_sm90: all GEMMs between two token mixers of a decode step (1 to 64 rows), in one persistent launch.
 //
-//   x += out y;   h = silu(gate n(x)) * (up n(x));   x += down h;   p = in n(x) for the matrices `in` of the next layer
-//   n(x) = x / sqrt(mean(x^2) + eps) * weights of the norm
+//   x += Wo y;   h = silu(Wgate n(x)) * (Wup n(x));   x += Wdown h;   p = W n(x) for the input projections W of the next layer
+//   n(x) = x / sqrt(mean(x^2) + eps) * weight of the norm
 //
-// A launch for each of them loses 6 to 8 us at its ends, in phase_index memory rests. Here a ninth warp fills a ring in shared memory with the
-// weights of the next phase while this one ends; only x waits for the barrier between two phases.
+// Each GEMM is a phase. A launch per GEMM loses 6 to 8 us at its ends, during which memory is idle. Here a producer
+// warp prefetches weights of the next phase while this one ends; only x depends on the previous phase.
 //
-// A phase is cut among the blocks, its weights are multiplied and its tiles are summed as in small.cu: the bits of a row
-// depend on shapes and grid only, not on ROWS.
+// Stream-K: the work units of a phase are distributed over all blocks (stream_k.cuh), and partial tiles are reduced in
+// block order. The bits of a row depend on shapes and grid only, not on ROWS: batch-invariant.
 //
-// The norm is folded into the products around it. Who adds to the residual x writes what the next phase reads with the row's last known
-// scale, half(x * weights * last * HEADROOM), and the sum of squares of each 16 columns. The next phase adds those up, phase_index gives the
-// scale that is true, and has_gemm its results by true / (last * HEADROOM).
+// RMS norm is folded into the GEMMs around it. The epilogue that updates the residual x writes f16(x * weight * inv_rms
+// * HEADROOM) with the last known inv_rms, and the sum of squares of each 16 columns. The next phase adds up the
+// squares, which gives the true inv_rms, and multiplies its results by true / (last * HEADROOM).
 //
-// Between two phases nobody waits for all: halves signal_oldest by themselves that they are there (scratch.cuh), so a block is_new_tile the next
-// phase with the first 256 values of x that it needs. Behind the words comes a barrier, for what is wanted later: squares, the residual
-// stream, what may be made absent again, and x by bulk copies.
+// No grid barrier between GEMMs: activations carry an in-band ready flag (common/sync.cuh), so a block starts a phase
+// as soon as its first K = 256 slice of x has landed. A grid barrier follows for what is needed later: squares, the
+// residual stream, clearing of consumed activations, and x by bulk copies.
 //
-// Warps: 0..7 mma_slice, 8 fetches weights and what the end of a tile needs, 9 x, 10 is_barrier_thread the barrier, 10 and 11 add up squares, sum
-// remainder_begin tiles and mma_slice f32 matrices.
-// Barrier: a word whose top bit turns when the last of the blocks has come (block 0 adds what turns it less the others' ones), so it may
-// begin with either value and needs no reset. Warps 0..7 signal_oldest warp 10 when their results are written, and warp 9 when it has seen the phase
-// open (`done`); it comes to the barrier for the block and tells all when the next phase is open (`open`). All blocks are resident at
-// evict_first: grid = multiprocessors, and a block takes more than half the shared memory of one. With dependent launch this launch may wait for
-// blocks of its predecessors alone.
+// Warps: 0..7 math; 8 weight and epilogue-operand producer; 9 activation producer; 10 and 11 auxiliary: grid barrier,
+// norm scales, reduction of remainder tiles, f32 matrices.
+// All blocks are resident at once: grid = multiprocessors, and a block takes more than half of their shared memory.
+// With programmatic dependent launch, this launch may wait for blocks of its predecessors only.
 //
-// in   FusedLayerParams (params.cuh), by value
-// out  residual f32 [ROWS][n_out], results of EPILOGUE_STORE matrices, scales [ROWS] of the rows of the last norm
-// smem RING_BYTES bytes, dynamic: slots for a piece of any kind each, 16 tiles of weights and the x of the same values
-// scratch (scratch.cuh) broadcast_half gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 residual and after; phases consumer_wait turns, since a block may flag_store its
-//      first part of a phase while another has yet to consumer_wait one of the phase residual. Halves between phases: +0 residual and after; those of
-//      the last phase's input may be anything residual, and stay.
-// Defines: ROWS, N8_TILES = ceil(ROWS / 8), RING_BYTES, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES (f32 matrices in the last
-// phase). More than 16 rows are multiplied by warpgroup products.
-// Architecture: sm_90a. Judge: cpu::reference::matmul, norm, activation; test crates/cuda/tests/params.rs.
+// in      FusedLayerParams (fused_layer_phases.cuh), by value
+// out     residual f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of the last norm
+// grid    multiprocessors x 384 threads
+// smem    RING_BYTES dynamic: STAGES stages, each a K-slice of 16 m16 tiles of weights and the same values of x
+// scratch two times gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after. Phases alternate, since a block may publish
+//         its first partial tile of a phase while another has yet to consume one of the phase before. Activations between
+//         phases: +0 before and after; those of the last phase's input may be anything before, and stay.
+// defines ROWS, N8_TILES = ceil(ROWS / 8), RING_BYTES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES
+//         (f32 matrices in the last phase). From 17 rows on the math warps use wgmma.
+// arch    sm_90a
+// reference cpu::reference::{matmul, norm, activation}     test crates/cuda/tests/fused_layer.rs
 #ifndef F32_MATRICES
 #define F32_MATRICES 0
 #endif
 #define WARPS 8
-#define M16_TILES 2  // 16-row tiles of a warp, one in each row block of a tile
-#define THREADS (WARPS * 32)  // that mma_slice
-
-// All warps that mma_slice.
-__device__ __forceinline__ void sync_math_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+#define M16_TILES 2  // m16 tiles of a warp, one in each row block of a tile
+#define THREADS (WARPS * 32)  // of the math warps
 
 #include "common/prelude.cuh"
 
-// Who scales rows and has_gemm f32 matrices: two warps of their rank.
+// All math warps.
+__device__ __forceinline__ void sync_math_warps() { named_barrier_sync<1, THREADS>(); }
+
+
+// The auxiliary warps, which compute scales and multiply f32 matrices.
 #define FIRST_AUX_WARP (WARPS + 2)
 #define F32_WARPS 2
 __device__ __forceinline__ int f32_thread() { return threadIdx.x - FIRST_AUX_WARP * 32; }
 __device__ __forceinline__ int f32_warp() { return warp_index() - FIRST_AUX_WARP; }
-__device__ __forceinline__ void f32_sync() { asm volatile("bar.sync 2, %0;" ::"n"(F32_WARPS * 32) : "memory"); }
+__device__ __forceinline__ void f32_sync() { named_barrier_sync<2, F32_WARPS * 32>(); }
 
 #include "gemm/fused_layer_phases.cuh"
 #include "gemm/fused_layer_epilogue.cuh"
@@ -62,61 +62,42 @@ struct FusedLayerParams {
     Matrix matrices[MAX_MATRICES];
     Phase phases[MAX_PHASES];
     float4* scratch;
-    u32* barrier;   // 256 bytes; behind it two times MAX_ROWS scales
-    float* scales;  // 1 / rms of the rows as last known: read, and written after the last norm
+    u32* barrier;  // 256 bytes, and then two times MAX_ROWS published scales
+    float* scales;  // last known inv_rms of the rows: read, and written after the last norm
     float eps;
-    u16 n_phases, n_barrier_phases;  // n_barrier_phases: with those that have no products
+    u16 n_phases, n_barrier_phases;  // n_barrier_phases: includes phases without GEMMs
 #if F32_MATRICES
     F32Params f32;
 #endif
 };
 
-// Registers of a thread that has_gemm and of the others, phase_index range what the launch has: 168 each.
+// Registers per thread of math warps and of the other warps; the launch has 168 for each.
 constexpr int MATH_REGISTERS = N8_TILES > 3 ? 200 : 208, AUX_REGISTERS = N8_TILES > 3 ? 104 : 88;
 constexpr int STAGE_BYTES = WEIGHT_STAGE_BYTES + N8_TILES * A16_TILE * max_slice_chunks(0);
 constexpr int STAGES = RING_BYTES / STAGE_BYTES;
-// A warp may hold a piece while it waits for the next.
-static_assert(STAGES >= 3, "a ring of three slices of any kind");
+// A warp may hold a slice while it waits for the next.
+static_assert(STAGES >= 3, "the ring holds three slices of any kind");
 
-// Where parts of a phase's tiles are remaining.
+// Partial tiles of a phase.
 __device__ __forceinline__ float4* scratch_of(const FusedLayerParams& params, int phase_index) { return params.scratch + size_t(phase_index & 1) * gridDim.x * 2 * 16 * N8_TILES * 32; }
 
-__device__ __forceinline__ u32 grid_barrier_phase(const u32* barrier) {
-    u32 v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(barrier) : "memory");
-    return v & 0x80000000u;
-}
-__device__ __forceinline__ void grid_barrier_arrive(u32* barrier) {
-    const u32 one = blockIdx.x ? 1 : 0x80000000u - (gridDim.x - 1);
-    asm volatile("fence.acq_rel.gpu;\n\tred.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(barrier), "r"(one) : "memory");
-}
-// Between what threads epilogue_kind or read and what bulk copies read.
-__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-// Between what threads epilogue_kind to shared memory and what warpgroup products read.
+// Between thread writes to shared memory and wgmma reads.
 __device__ __forceinline__ void fence_proxy_async_shared() {
 #if USE_WGMMA
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_proxy_async();
 #endif
 }
 
-// Where blocks signal_oldest each other the scales of the rows of a phase's input, behind the barrier: +0 residual and after. Only phases 1 and 3
-// scale, and have a slot each; phase 2 makes that of phase 1 absent again, phase 1 of the next params that of phase 3.
+// Where blocks publish the norm scales of a phase's input, as ready flags: +0 before and after. Only phases 1 and 3
+// have scales; phase 2 clears those of phase 1, phase 1 of the next layer those of phase 3.
 #define MAX_ROWS 64
 __device__ __forceinline__ float* published_scales(const FusedLayerParams& params, int phase_index) { return (float*)(params.barrier + 64) + phase_index / 2 * MAX_ROWS; }
 
-// A warp hands over what its lanes have read or written: every lane arrives for itself, phase_index racecheck follows and phase_index costs less than
-// one lane of a warp that has come together.
+// A warp arrives with every lane: racecheck follows that, and it costs less than one lane after a __syncwarp.
 #define WARP_LANES 32
 
-// Whether the phase of this parity is over.
-__device__ __forceinline__ u32 mbarrier_test_wait(u32 barrier, u32 parity) {
-    u32 over;
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
-    return over;
-}
-
-// When a phase is open: the scales of the rows that its input is made of. A block adds up the squares of a row or two or none, and tells
-// all; where rows are so few that a warp has one, each block adds up all, phase_index saves telling.
+// Norm scales of the rows of a phase's input. A block sums the squares of a few rows and publishes the scales. With at
+// most one row per auxiliary warp, every block computes all of them instead (LOCAL_SCALES).
 #define LOCAL_SCALES (ROWS <= F32_WARPS)
 __device__ __forceinline__ void set_scale(const FusedLayerParams& params, RowScales& rows, int row, float scale) {
     rows.correction[row] = scale / (rows.inv_rms[row] * HEADROOM);
@@ -136,7 +117,7 @@ __device__ __forceinline__ void compute_scales(const FusedLayerParams& params, i
     }
     constexpr int LOADS = 3;
     const int quads = (phase.norm_width + 255) / 256 * 4;
-    // The last blocks, phase_index have no job of f32 matrices where these are few.
+    // The last blocks, which have no job of f32 matrices if there are few.
     const int first = LOCAL_SCALES ? warp : (gridDim.x - 1 - blockIdx.x) * F32_WARPS + warp;
 #pragma unroll 1
     for (int row = first; row < ROWS; row += F32_WARPS * gridDim.x) {
@@ -165,7 +146,7 @@ __device__ __forceinline__ void compute_scales(const FusedLayerParams& params, i
 __device__ __forceinline__ void collect_scales(const FusedLayerParams& params, int phase_index, RowScales& rows) {
     if (LOCAL_SCALES || params.phases[phase_index].in_squares == nullptr) return;
     const int f32_row = f32_thread();
-    static_assert(F32_WARPS * 32 <= MAX_ROWS, "a slot for each thread");
+    static_assert(F32_WARPS * 32 <= MAX_ROWS, "one scale per thread");
     float scale;
     do {
         scale = flag_load(published_scales(params, phase_index) + f32_row);
@@ -173,25 +154,26 @@ __device__ __forceinline__ void collect_scales(const FusedLayerParams& params, i
     if (f32_row < ROWS) set_scale(params, rows, f32_row, scale);
 }
 
-// Pieces of weights under way at max_of. More would be no faster, and what blocks exchange waits in the memory's queues behind them. They
-// must be fewer than slots: while the lane that fills waits for a slot it tells of none of them, and a slot is given back only when
-// the piece behind it has been told of.
+// Most weight slices in flight. More are no faster, and traffic between blocks queues behind them. They must be fewer
+// than stages: while the producer waits for an empty stage it signals none of them, and a stage is released only after
+// the next slice was signalled.
 #ifndef MAX_IN_FLIGHT
 #define MAX_IN_FLIGHT (STAGES > 4 ? 3 : 2)
 #endif
-static_assert(MAX_IN_FLIGHT < STAGES, "a slot is given back when the piece behind it has been told of");
+static_assert(MAX_IN_FLIGHT < STAGES, "a stage is released after the next slice was signalled");
 
-constexpr u32 FULL_TO_EMPTY = STAGES * 8;  // from the barrier of a full slot to that of the same when empty
-// Barriers of a piece's slot: `landed`, its weights are there, phase_index only the lane that fills waits for; `full`, that lane has told so and
-// its x is there; `empty`, all warps have given it back.
+constexpr u32 FULL_TO_EMPTY = STAGES * 8;  // from the full barrier of a stage to its empty barrier
+// Barriers of a stage: `landed`, its weights have arrived (only the producer waits for it); `full`, the producer has
+// signalled that, and x is there; `empty`, all math warps have released it.
 struct SharedStorage {
-    uint4 slots[2 * STAGES];  // for those that mma_slice, in state: x / 16, `full`, its parity, address of the next
+    uint4 slots[2 * STAGES];  // what consumers read, in ring order: x / 16, full barrier, parity, address of the next entry
     u64 landed[STAGES], full[STAGES], empty[STAGES];
     u64 null_slot, phase_open, scales_ready, phase_done;
-    u64 epilogue_full[2], epilogue_empty[2];  // whether stages of tiles are full, and free again
+    u64 epilogue_full[2], epilogue_empty[2];  // of the two epilogue stages
     WorkRange ranges[MAX_PHASES];
 
-    // A lane of each of warps 8 to 11 is_new_tile some: each takes it 60 clocks, and lanes of one warp would consumer_wait turns.
+    // One lane of each of warps 8 to 11 initialises some: each takes 60 clocks, and lanes of one warp would be
+    // serialised.
     __device__ __forceinline__ void init_barriers(int warp) {
         if (threadIdx.x % 32) return;
         const auto init = [](const u64& barrier, int arrivals) { mbarrier_init(shared_address(&barrier), arrivals); };
@@ -212,7 +194,7 @@ struct SharedStorage {
         fence_mbarrier_init();
     }
 };
-// The stages of a block's tiles, in state.
+// Epilogue operands, double-buffered by tile.
 struct EpilogueStages {
     EpilogueSmem stages[2];
 };
@@ -222,15 +204,10 @@ struct EpilogueStages {
 #define F32_SMEM_BYTES 0
 #endif
 static_assert(RING_BYTES + sizeof(RowScales) + sizeof(EpilogueStages) + sizeof(SharedStorage) + sizeof(scale_smem) + F32_SMEM_BYTES <= 227 << 10,
-              "beside the ring there is more than the host counts with (launch::params::OWN_SHARED)");
-// One lane of a warp that is whole: ptxas wraps what one thread alone may issue into a loop over lanes, unless it was chosen so.
-__device__ __forceinline__ bool elect_one() {
-    u32 chosen;
-    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(chosen));
-    return chosen;
-}
-// A slot of the ring: its barrier `full`, where it lies, and the parity of its state. `landed` and `empty` lie STAGES residual and behind `full`.
-struct PipelineState {
+              "more shared memory beside the ring than the host reserves (launch::gemm::OWN_SHARED)");
+// A stage of the ring by addresses: its `full` barrier, its memory, and the parity of its phase. `landed` and `empty`
+// lie STAGES barriers before and after `full`.
+struct RingCursor {
     u32 barrier, stage, parity;
 
     __device__ __forceinline__ void advance(u32 first, u32 ring) {
@@ -244,17 +221,18 @@ struct PipelineState {
     }
 };
 
-// Warp 8, one lane: weights, as far ahead as the ring reaches. Beside products every instruction is paid, so of a piece nothing is worked out
-// that is known of its tile.
+// Warp 8, one lane: weights, as far ahead as the ring reaches. Its instructions compete with the math warps, so what is
+// known per tile is not recomputed per slice.
 __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, SharedStorage& smem, EpilogueStages& tiles, u32 ring) {
     u32 first = shared_address(smem.full);
-    asm volatile("" : "+r"(first), "+r"(ring));  // else made anew for each piece
+    make_opaque(first, ring);  // else recomputed for each slice
     const u64 evict_first = policy_evict_first(), evict_last = policy_evict_last();
-    // Of this piece; the first state finds all slots empty: the phase residual the first counts as over. Of the oldest under way.
-    PipelineState state = {first, ring, 1}, oldest = {first, ring, 0};
+    // `state`: the stage to fill, at first with the parity of an already completed phase: all stages are empty.
+    // `oldest`: the oldest slice in flight.
+    RingCursor state = {first, ring, 1}, oldest = {first, ring, 0};
     int in_flight = 0, n_tiles = 0;
-    const auto landed_barrier = [&](const PipelineState& state) { return state.barrier - STAGES * 8; };
-    // Tells those that mma_slice of the oldest piece under way, when it has landed.
+    const auto landed_barrier = [&](const RingCursor& state) { return state.barrier - STAGES * 8; };
+    // Signals the math warps that the oldest slice has landed.
     const auto signal_oldest = [&]() {
         mbarrier_wait(landed_barrier(oldest), oldest.parity);
         mbarrier_arrive(oldest.barrier);
@@ -271,7 +249,7 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
             const int tile = range.begin.tile, n = range.run_length();
             const u8* weights[2];
             int rows[2];
-            u32 bytes[2][2];  // of the first and the second piece of a unit, in the row blocks
+            u32 bytes[2][2];  // of the first and the second slice of a unit, by row block
             const u32 of_tile[2] = {s.first_slice_bytes, s.tile_bytes - s.first_slice_bytes};
 #pragma unroll
             for (int m = 0; m < 2; m++) {
@@ -291,14 +269,14 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
 #pragma unroll
                 for (int m = 0; m < 2; m++) weights[m] += bytes[p][m];
             };
-            // What the tile's end needs, in the smem of the tile residual last. With a barrier of its rank: the slices under way are few, and
-            // one that came late by it would hold up all.
+            // Operands of the tile's epilogue, into the buffer of the tile before last. They have a barrier of their
+            // own: few slices are in flight, and one that came late would stall all.
             const auto load_epilogue_operands = [&]() {
-                // This takes as long as the products of two slices, and what has landed is not to wait for it.
+                // This takes as long as the MMAs of two slices; landed slices are signalled first.
                 while (in_flight && mbarrier_test_wait(landed_barrier(oldest), oldest.parity)) signal_oldest();
                 EpilogueSmem& to = tiles.stages[n_tiles & 1];
                 const u32 barrier = shared_address(smem.epilogue_full + (n_tiles & 1));
-                // Short tiles may end only when they are told of the slices under way.
+                // A short tile may end only after the slices in flight were signalled.
                 const u32 ended = shared_address(smem.epilogue_empty + (n_tiles & 1)), parity = n_tiles >> 1 & 1 ^ 1;
                 while (in_flight && !mbarrier_test_wait(ended, parity)) signal_oldest();
                 mbarrier_wait(ended, parity);
@@ -314,7 +292,7 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
                     if (norm_bytes[m]) cp_async_bulk(shared_address(to.norm[m]), phase.norm_weight + row_block(phase.epilogue_kind, tile, m) * 128, norm_bytes[m], barrier, evict_last);
                 }
             };
-            bool is_new_tile = range.next < 0;  // a tile that is not remainder_begin
+            bool is_new_tile = range.next < 0;  // not a remainder tile
 #pragma unroll 1
             for (int remaining = n; remaining; remaining--) {
                 issue(0);
@@ -328,7 +306,7 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
     while (in_flight) signal_oldest();
 }
 
-// One piece of x, looked at until all of it is there. COUNT: 16 bytes of each lane.
+// Polls one slice of x until all of it is ready. COUNT: 16-byte words per lane.
 template <int COUNT>
 __device__ __forceinline__ void poll_slice(const u8* from, u32 to) {
     uint4 v[COUNT];
@@ -346,7 +324,7 @@ __device__ __forceinline__ void poll_slice(const u8* from, u32 to) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) st_shared_v4(to + (i * 32 + threadIdx.x % 32) * 16, v[i]);
 }
-// The same of more than registers have smem for, by copies that a lane starts and then is_polling at.
+// The same for more than fits registers: asynchronous copies to shared memory, checked there.
 __device__ __forceinline__ void poll_slice_async(const u8* from, u32 to, int count) {
     const u32 at = threadIdx.x % 32 * 16;
     u32 not_ready = count == 32 ? 0xffffffffu : (1u << count) - 1;
@@ -364,14 +342,15 @@ __device__ __forceinline__ void poll_slice_async(const u8* from, u32 to, int cou
     }
 }
 
-// Warp 9: x of every piece, by bulk copies evict_first its phase is phase_open, and residual that by the word. A parity tells of a phase until the next
-// is over, so no phase is done residual this warp has seen it open: of a block without units nobody else waits for it.
+// Warp 9: x of every slice, by bulk copies once its phase is open, before that by polling ready flags. A parity is
+// valid until the next phase completes, so no phase ends before this warp has seen it open; in a block without units no
+// other warp waits for it.
 __device__ __forceinline__ void activation_producer(const FusedLayerParams& params, SharedStorage& smem, u32 ring) {
     u32 first = shared_address(smem.full);
-    asm volatile("" : "+r"(first), "+r"(ring));  // else made anew for each piece
+    make_opaque(first, ring);  // else recomputed for each slice
     const u32 phase_open = shared_address(&smem.phase_open), phase_done = shared_address(&smem.phase_done);
     const u64 evict_last = policy_evict_last();
-    PipelineState state = {first, ring, 1};
+    RingCursor state = {first, ring, 1};
 #pragma unroll 1
     for (int phase_index = 0; phase_index < params.n_phases; phase_index++) {
         const Phase& phase = params.phases[phase_index];
@@ -393,7 +372,7 @@ __device__ __forceinline__ void activation_producer(const FusedLayerParams& para
                 is_open = __all_sync(WARP_ALL, mbarrier_test_wait(phase_open, phase_index & 1));
                 if (is_open) {
                     fence_proxy_async_global();
-                    break;  // this piece comes by a copy, and its slot is free already
+                    break;  // a bulk copy brings this slice; its stage is empty already
                 }
                 const u32 to = state.stage + WEIGHT_STAGE_BYTES;
                 if constexpr (N8_TILES > 4)
@@ -456,7 +435,7 @@ __device__ __forceinline__ void aux_warps(const FusedLayerParams& params, Shared
         const bool has_gemm = phase_index < params.n_phases;
         if (has_gemm) compute_scales(params, phase_index, rows);
 #if F32_MATRICES
-        // While others add up.
+        // While other blocks compute scales.
         if (!LOCAL_SCALES && phase_index + 1 == params.n_phases) f32_mainloop(params.f32, f32_smem);
 #endif
         if (has_gemm) collect_scales(params, phase_index, rows);
@@ -487,7 +466,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const
     pdl_launch();
     __shared__ __align__(16) SharedStorage smem;
     const u32 scales_ready = shared_address(&smem.scales_ready), phase_done = shared_address(&smem.phase_done);
-    // Many blocks begin only when the kernel residual has ended, and all wait for them: no warp has more than one thing to work out.
+    // Many blocks start only when the kernel before has ended, and all others wait for them: each warp computes one
+    // thing at most.
     if (warp < params.n_phases) smem.ranges[warp] = work_range_of(params.matrices, params.phases[warp]);
     static_assert(MAX_PHASES * 32 + 2 * STAGES <= THREADS + 128, "a thread for each slot of the table, behind the warps that have ranges");
     const int slot = threadIdx.x - MAX_PHASES * 32;
@@ -503,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const
 #define F32_SMEM_ARG
 #endif
     if (warp >= WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(AUX_REGISTERS));
+        setmaxnreg_dec<AUX_REGISTERS>();
         if (warp == WARPS) {
             if (elect_one()) weight_producer(params, smem, tiles, shared_address(ring));
         } else if (warp == WARPS + 1) {
@@ -514,15 +494,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MATH_REGISTERS));
+    setmaxnreg_inc<MATH_REGISTERS>();
     pdl_wait();
 
-    // The next piece's slot_entry of the table, and what it says as last looked.
+    // The table entry of the next slice, and its contents as last read.
     u32 slot_entry = shared_address(smem.slots);
     uint4 seen;
     int n_tiles = 0;
     const auto peek_next = [&]() { seen = ld_shared_v4(slot_entry); };
-    // Waits for the piece that was looked for; whoever takes it gives it back.
+    // Waits for the slice that was peeked; the caller releases it.
     const auto consumer_wait = [&]() {
         mbarrier_wait(seen.y, seen.z);
         slot_entry = seen.w;

@@ -1,23 +1,25 @@
-// gemm/gemv: mma_units of one row, for models whose steps are bound by the number and the has_row of launches, not by memory.
+// gemm/gemv: GEMV of one row, for small models whose steps are bound by the number of launches and not by memory.
 //
-//   out[n] (+)= sum over k of W[n][k] * x[k]        for several matrices W that cost_per_block x
-//   NORM:   x = rms(row) * norm, made by every block for itself
-//   SWIGLU:  y[n] = silu(gate[n]) * up[n] instead, halves for the product behind
+//   out[n] (+)= sum over k of W[n][k] * x[k]        for several matrices W that share x
+//   NORM     x = rms_norm(row) * norm, computed by every block
+//   SWIGLU   y[n] = silu(gate[n]) * up[n] instead, f16 input of the next GEMM
 //
-// Inputs: packed weights (layout.cuh); NORM 1: row f32 [WIDTH] and norm f32 [WIDTH], NORM 0: x in the form of a16.cuh for a bucket of one
-// row. Output f32 [n_out] per matrix, or with SWIGLU the form of a16.cuh.
+// A block has 16 rows of a matrix (SWIGLU: of both) and all of K. It loads all its weights before the dependency wait,
+// so memory is busy with them, and with those of the next launch, while this launch waits for the one before. No two
+// blocks share a sum.
+// The bits are those of gemm/decode_gemm_small_batch in a bucket of any size: where that kernel splits a tile among
+// blocks, sums are split here too, and reduced in the same order. The norm is norm/rms_norm, the gated unit ffn/swiglu,
+// f32 matrices f32_gemm.cuh.
 //
-// A block has sixteen rows of a matrix, or with SWIGLU of both, and total of K: it asks for total of its weights residual the dependency wait,
-// so memory is busy with them, and with those of the launch behind, while this launch waits for the one residual. No two blocks cost_per_block
-// a sum. The bits are those of gemm/decode_gemm_small_batch in a bucket of any size: where that kernel split_begin a tile among blocks, partials begin
-// anew here too, and are added up in the same order; the norm is norm/rms_norm, the gated unit ffn/swiglu, f32 matrices f32.cuh.
-//
-// Grid: groups of 8 rows of the f32 matrices (F32_MATRICES), then tiles of 16 rows of total matrices. WARPS * 32 threads; a warp has the
-// partials between two split_begin.
-// Shared memory, dynamic: weights of the block, x in halves (with F32_MATRICES in f32 too), 68 bytes for each sum.
-//
-// Defines: WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (max_of per launch), F32_MATRICES, NORM and NORM_WARPS, SWIGLU.
-// Architecture floor: sm_80. Judge: gemm/decode_gemm_small_batch, bit for bit; test crates/cuda/tests/gemv.rs.
+// in      packed weights (weight_layout.cuh); NORM: row f32 [WIDTH] and norm f32 [WIDTH]; else x (a16_layout.cuh) for one row
+// out     f32 [n_out] per matrix; SWIGLU: a16_layout.cuh
+// grid    groups of 8 rows of the f32 matrices (F32_MATRICES), then m16 tiles of all matrices, x WARPS * 32 threads; a warp has
+//         the sums between two splits
+// smem    weights of the block, x in f16 (F32_MATRICES: in f32 too), 68 bytes per partial sum; dynamic
+// defines WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES, NORM,
+//         NORM_WARPS, SWIGLU
+// arch    sm_80 and up
+// reference gemm/decode_gemm_small_batch, bit for bit     test crates/cuda/tests/gemv.rs
 // hot
 #include "common/prelude.cuh"
 #define ROWS 1
@@ -32,11 +34,11 @@ __device__ __forceinline__ void f32_sync() { __syncthreads(); }
 
 struct Matrix {
     const u8* weights;
-    float* out;       // with SWIGLU, of the first_block: the halves
+    float* out;  // SWIGLU: the f16 output, of the first matrix
     int n_out, add;
     int kind, units;  // along K
-    int first_block, tile_bytes;  // its first_block block; bytes of a 16-row tile in a unit
-    u32 first_cost, cost;  // where its units begin on the line of gemm/decode_gemm_small_batch, and what each costs
+    int first_block, tile_bytes;  // its first block; bytes of an m16 tile in a unit
+    u32 first_cost, cost;  // where its units begin on the line of gemm/decode_gemm_small_batch, and the cost of each
 };
 struct GemvParams {
     Matrix matrices[MAX_MATRICES];
@@ -45,7 +47,7 @@ struct GemvParams {
     u32 cost_per_block, extra_blocks;  // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, extra_blocks)
     int n_matrices;
     float eps;
-    int weight_bytes, partials;  // warp_sums for a tile's weights, and for its partials
+    int weight_bytes, partials;  // of a tile: bytes of weights, and number of partial sums
 #if F32_MATRICES
     F32Params f32;
 #endif
@@ -55,14 +57,15 @@ struct GemvParams {
 #define NORM_ROUNDS ((NORM_WARPS + WARPS - 1) / WARPS)
 #define GROUPS_PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 
-// Sixteen rows of a matrix: what they are made of, and where gemm/decode_gemm_small_batch split_begin the tile of 256 rows that they belong to.
+// 16 rows of a matrix: their weights, and how gemm/decode_gemm_small_batch splits the tile of 256 rows that they belong
+// to.
 struct TileRows {
-    const u8* weights;  // the tile's cost_per_block of unit 0
-    int unit_stride;           // bytes from a unit to the next
-    int second_slice;         // from its first_block piece to its second_slice
-    u32 first_unit;     // its first_block unit, counted from the matrix's
-    u32 first_block;          // the block of gemm/decode_gemm_small_batch that begins it
-    int n;              // how many have parts of it
+    const u8* weights;  // of unit 0
+    int unit_stride;  // bytes from a unit to the next
+    int second_slice;  // bytes from its first slice to its second
+    u32 first_unit;  // its first unit, counted from the matrix's
+    u32 first_block;  // the block of gemm/decode_gemm_small_batch that begins the tile
+    int n;  // blocks that share it
 };
 
 __device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) { return block * params.cost_per_block + min(block, params.extra_blocks); }
@@ -70,14 +73,14 @@ __device__ __forceinline__ u32 block_at_cost(const GemvParams& params, u32 cost)
     const u32 wide = params.extra_blocks * (params.cost_per_block + 1);
     return cost < wide ? cost / (params.cost_per_block + 1) : params.extra_blocks + (cost - wide) / params.cost_per_block;
 }
-// The first_block unit of the tile that begins in the cost_per_block of the tile's block `part`, or one behind its last.
+// First unit of the tile in block `part` of those that share it, or one past its last.
 __device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix& s, const TileRows& rows, int part) {
     const u32 begin = range_begin(params, rows.first_block + part);
     const u32 unit = begin <= s.first_cost ? 0 : (begin - s.first_cost + s.cost - 1) / s.cost;
     return unit <= rows.first_unit ? 0 : min(s.units, int(unit - rows.first_unit));
 }
 
-// TileRows 16 * index .. of a matrix; their factors go to `factors`.
+// Rows 16 * index .. of a matrix.
 __device__ __forceinline__ TileRows tile_rows(const GemvParams& params, const Matrix& s, int index) {
     const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16), first_slice_bytes = s.tile_bytes - [&] {
         switch (s.kind) {
@@ -103,7 +106,7 @@ __device__ __forceinline__ float row_factor(const Matrix& s, int row) {
     return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8)) + row % 128);
 }
 
-// Asks for total weights of a tile; unit after unit in `to`.
+// Starts loading all weights of an m16 tile, unit after unit.
 template <int KIND>
 __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int units) {
     constexpr int FIRST_SLICE = slice_tile_bytes(KIND, 0) / 16, UNIT = unit_tile_bytes(KIND) / 16;
@@ -115,7 +118,7 @@ __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int u
     }
 }
 
-// Products of one piece as gemm/mma_slice.cuh has them; x: halves one after the other.
+// One K-slice as gemm/mma_slice.cuh does it; x: consecutive f16.
 template <int KIND, int SLICE>
 __device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
     tile.template load_header<SLICE>(weights);
@@ -133,7 +136,7 @@ __device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u
                 tile.rotate_codes();
             else if (q + 1 < slice_chunks(KIND))
                 tile.load_codes(weights, q + 1);
-            // Every column is the row.
+            // All columns of B are the row.
             ldmatrix_x4(b, x + q * 128 + s * 32);
             mma_f16(acc, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
             mma_f16(acc, a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
@@ -162,7 +165,7 @@ __device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, in
         case KIND_F16: if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16); break;     \
     }
 
-// The row, as the mma_units and the f32 matrices of a block read it.
+// The input row for the packed and the f32 matrices.
 struct Input {
     u8* halves;
     float* floats;
@@ -183,10 +186,10 @@ __device__ __forceinline__ void prefetch_norm_weights(const GemvParams& params, 
         }
 #endif
 }
-// After it; has_row with the row in shared memory, for total threads.
+// After it; returns with the row in shared memory, visible to all threads.
 __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 #if NORM
-    // As norm/rms_norm of NORM_WARPS warps, of matrix_index a warp here may have several.
+    // As norm/rms_norm with NORM_WARPS warps; a warp here may have several of those.
     __shared__ float warp_sums[NORM_WARPS];
     float v[NORM_ROUNDS][GROUPS_PER_WARP][8];
 #pragma unroll
@@ -232,7 +235,7 @@ __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 }
 
 #if F32_MATRICES
-// Eight rows of an f32 matrix: partials as f32.cuh has them.
+// Eight rows of an f32 matrix, in the order of f32_gemm.cuh.
 __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weights, Input& x) {
     const int group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const F32Matrix& s = f32_matrix(params.f32, group);
@@ -266,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
     Input x;
     x.halves = memory + N_MATRICES * params.weight_bytes;
     x.floats = (float*)(x.halves + 2 * WIDTH);
-    float* partials = F32_MATRICES ? x.floats + WIDTH : x.floats;            // [N_MATRICES][params.partials][16]
-    int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);            // [N_MATRICES][params.partials], where a sum begins
+    float* partials = F32_MATRICES ? x.floats + WIDTH : x.floats;  // [N_MATRICES][params.partials][16]
+    int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);  // [N_MATRICES][params.partials]: where a partial sum begins
 #if F32_MATRICES
     if (int(blockIdx.x) < params.f32.row_groups) return f32_gemv(params, (float4*)memory, x);
 #endif
@@ -289,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
     for (int t = 0; t < N_MATRICES; t++)
         for (int i = threadIdx.x; i < rows[t].n; i += THREADS) split_begin[t * params.partials + i] = split_unit(params, params.matrices[matrix_index + t], rows[t], i);
     const Matrix& output = params.matrices[matrix_index];
-    // Thread i < 16 has_row row i.
+    // Thread i < 16 writes row i.
     const int row = index * 16 + threadIdx.x;
     const bool has_row = threadIdx.x < 16 && row < output.n_out;
     float factor[N_MATRICES];
@@ -323,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
 #pragma unroll
     for (int t = 0; t < N_MATRICES; t++) {
         const float* from = partials + t * params.partials * 16 + threadIdx.x;
-        // What several blocks add up begins at +0 there.
+        // Sums of several blocks begin at +0 in gemm/decode_gemm_small_batch.
         float sum = rows[t].n > 1 ? 0.0f + from[0] : from[0];
         for (int part = 1; part < rows[t].n; part++) sum += from[part * 16];
         value[t] = residual + sum * factor[t];

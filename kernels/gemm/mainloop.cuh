@@ -1,12 +1,14 @@
-// The pieces of one tile of 256 rows that a block multiplies one after the other, as they come in a ring in shared memory.
+// Mainloop: multiplies the K-slices of one tile of 256 rows, as they arrive in a pipeline of shared-memory stages.
 //
-// `peek_next()` finds where the next piece lies, `consumer_wait()` waits for it and says where, `consumer_release(slot)` tells that the warp is on_previous_drained with it. With bulk
-// copies the next piece is looked for with the one at hand, and taken, its headers and first codes fetched, under the last products of that,
-// so a ring holds two pieces at least. Below sm_90 `consumer_wait` is for all warps together and each piece is taken when the one previous is on_previous_drained with.
-// sm_90a multiplies more than 16 rows by warpgroup products (units_sm90.cuh), whose last of a piece run on into the next: a slot is
-// given back a wait later. The bits are the same.
+// `peek_next()` reads the descriptor of the next slice, `consumer_wait()` waits for it and returns its slot,
+// `consumer_release(slot)` frees it. With bulk copies the next slice is peeked, waited for, and its headers and first
+// codes loaded under the last MMAs of the current one, so a ring has two stages at least. Below sm_90 `consumer_wait`
+// is collective for all math warps, and a slice is waited for after the one before was released.
+// sm_90a multiplies more than 16 rows with wgmma (wgmma_slice_sm90.cuh): the last MMAs of a slice overlap the next, and
+// its slot is released one wait later. The bits are the same.
 //
-// The file that includes it defines N8_TILES (tiles of 8 rows of x), WARPS that mma_slice, and M16_TILES, 16-row tiles of a warp: w and w + WARPS, and KINDS.
+// The including file defines N8_TILES (n8 tiles of x), WARPS (math warps), M16_TILES (m16 tiles of a warp: w and w +
+// WARPS) and KINDS.
 #pragma once
 #include "gemm/mma_slice.cuh"
 
@@ -17,17 +19,18 @@
 #define USE_WGMMA 0
 #endif
 
-// The largest piece of a 16-row tile, and the max_of chunks of x beside one, of all KINDS from `kind` on.
+// Maximum over KINDS from `kind` on: bytes of an m16 tile in a slice, and chunks of x in a slice.
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int max_slice_tile_bytes(int kind) {
     return kind == KINDS_PACKED ? 0 : max_of(KINDS >> kind & 1 ? max_of(slice_tile_bytes(kind, 0), slice_tile_bytes(kind, 1)) : 0, max_slice_tile_bytes(kind + 1));
 }
 constexpr int max_slice_chunks(int kind) { return kind == KINDS_PACKED ? 1 : max_of(KINDS >> kind & 1 ? slice_chunks(kind) : 1, max_slice_chunks(kind + 1)); }
 
-// Bytes of a slot in shared memory previous its x.
+// Bytes of weights in a stage; x follows.
 constexpr int WEIGHT_STAGE_BYTES = 16 * max_slice_tile_bytes(0);
 
-// Where a piece lies: its x, as a 16th of its address in shared memory, behind WEIGHT_STAGE_BYTES of weights; and what `consumer_release` wants to know of it.
+// A slice in shared memory: the address of its x / 16, which follows WEIGHT_STAGE_BYTES of weights; and the barrier for
+// consumer_release.
 struct PipelineSlot {
     u32 x, barrier;
 
@@ -39,19 +42,19 @@ struct IntConstant {
     static constexpr int value = VALUE;
 };
 
-// Whether the warp has rows where the first row block of a tile has `tiles` tiles of 16; the second has no more. Warps of a
-// warpgroup answer alike.
+// Whether the warp has rows if the first row block of a tile has `tiles` m16 tiles; the second has no more. The same
+// for all warps of a warpgroup.
 __device__ __forceinline__ bool warp_has_rows(int tiles, int warp) { return (USE_WGMMA ? warp & 4 : warp) < tiles; }
 
-// Adds the products of `units` units to acc. `null_slot`: a slot that nobody waits for, given back in front of the first: to ask each time
-// whether products of another piece run costs more.
+// Adds the products of `units` work units to acc. `null_slot`: a slot of no consequence, released before the first:
+// cheaper than to test whether an earlier slice is in flight.
 template <int KIND, typename Wait, typename PeekNext, typename Release>
 __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next, const Release& consumer_release,
                                      const PipelineSlot& null_slot) {
     constexpr bool TWO_SLICES = unit_slices(KIND) == 2, USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && Tile<KIND>::IS_PAIRED;
     Tile<KIND> tile[M16_TILES];
-    PipelineSlot slot = {};  // of the piece at hand
-    u32 x_desc = 0;   // its x, as warpgroup products want it
+    PipelineSlot slot = {};  // current slice
+    u32 x_desc = 0;  // its x as a wgmma descriptor
     LaneOffsets<KIND> lane_offsets;
     if constexpr (USE_LANE_OFFSETS) lane_offsets.init(WARPS, -WEIGHT_STAGE_BYTES);
     const auto weights = [&](auto slice, const u8* (&w)[M16_TILES]) {
@@ -59,7 +62,7 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
         for (int m = 0; m < M16_TILES; m++)
             w[m] = ring + (slot.weights() - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * slice_tile_bytes(KIND, decltype(slice)::value);
     };
-    // Codes of quarter q of tile m.
+    // Loads the codes of chunk q of tile m.
     const auto load_codes = [&](auto slice, int m, int q) {
         constexpr int SLICE = decltype(slice)::value;
         if constexpr (USE_LANE_OFFSETS) {
@@ -87,10 +90,10 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
 #endif
     };
 #if USE_WGMMA
-    PipelineSlot previous = null_slot;  // of the piece whose products may still run
+    PipelineSlot previous = null_slot;  // slice whose MMAs may still run
     const auto release_previous = [&]() { consumer_release(previous); };
 #endif
-    // `more`: another piece follows.
+    // `more`: another slice follows.
     const auto run_slice = [&](auto slice, auto next, bool more) {
         constexpr int SLICE = decltype(slice)::value;
         if (!HAS_BULK) load_slice(slice);
@@ -99,7 +102,7 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
             if (HAS_BULK && more) load_slice(next);
         };
 #if USE_WGMMA
-        // The same in all lanes, and the compiler is to know it.
+        // Warp-uniform, and known as such to the compiler.
         const u32 x = __shfl_sync(WARP_ALL, x_desc, 0);
         wgmma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, [&](int m, int q) { load_codes(slice, m, q); }, x, acc, prefetch_next, release_previous, peek_next);
         previous = current;
@@ -125,7 +128,7 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
 #endif
 }
 
-// The same, of a kind that is known when the kernel runs: one of KINDS (bits). `has_work` as warp_has_rows says.
+// The same for a kind known at run time, one of KINDS. `has_work`: see warp_has_rows.
 template <typename Wait, typename PeekNext, typename Release>
 __device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next,
                                      const Release& consumer_release, const PipelineSlot& null_slot) {
@@ -143,7 +146,7 @@ __device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int unit
 #undef KIND_CASE
     }
 }
-// The same where nobody looks prefetch_next.
+// The same without peek.
 template <typename Wait, typename Release>
 __device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const Release& consumer_release,
                                      const PipelineSlot& null_slot) {

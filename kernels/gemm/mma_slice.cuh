@@ -1,12 +1,12 @@
-// One piece of a small-batch product: 16 * M rows of weights times 8 * N rows of activations over 128 or 64 values of K, added
-// to f32 accumulators. Everything is in shared memory, laid out as layout.cuh and a16.cuh say.
+// One K-slice by mma.sync: 16 * M rows of weights times 8 * N rows of activations over 128 or 64 values of K, into f32
+// accumulators. Operands are in shared memory, see weight_layout.cuh and a16_layout.cuh.
 //
-// Products of 16 values go in the order of tiles.cuh (values 0, 32, 16, 48 on of every 64) whatever N is, one after the other into
-// the same accumulator, so a row's bits depend on no other row. w[m]: the warp's tile of each of its M row blocks; x: the
-// piece's activations, 64 values of all N tiles after 64 values. acc as the C fragment.
+// MMAs of 16 values go in the order of dequant_tile.cuh (values 0, 32, 16, 48 on of every 64) for any N, into the same
+// accumulator, so a row's bits depend on no other row. w[m]: the warp's tile in each of its M row blocks. x: 64 values
+// of all n8 tiles, then the next 64. acc: C fragments.
 //
-// What comes first of a piece is fetched (`load_first_chunk`) while products of the piece previous it still run: `prefetch_next` is called once, when
-// the piece's codes are all in registers, and may wait for the next piece and fetch.
+// The first codes of a slice are loaded (`load_first_chunk`) while MMAs of the slice before still run: `prefetch_next`
+// is called once, when all codes of this slice are in registers; it may wait for the next slice and load.
 #pragma once
 #include "gemm/a16_layout.cuh"
 #include "gemm/dequant_tile.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const
     const int lane = threadIdx.x % 32;
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
     const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
-    constexpr int N_AT_A_TIME = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // at a time
+    constexpr int N_AT_A_TIME = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // n8 tiles per step
     constexpr int CHUNKS = slice_chunks(KIND);
     decode_scales_all<SLICE>(tile);
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const
     }
 }
 
-// All of one piece, nothing prefetch_next.
+// The whole slice, without prefetch.
 template <int KIND, int M, int N, int SLICE>
 __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
     load_first_chunk<SLICE>(tile, w);

@@ -1,11 +1,11 @@
-// f16 panels: the layout in which prefill activations and dequantised weights stand in device memory.
+// f16 panels: the layout of prefill activations and dequantised weights in device memory.
 //
-// A matrix [rows][K] is cut into panels of 64 columns; a panel holds `rows_cap` rows of 128 bytes, and the eight
-// 16-byte chunks of a row stand at (chunk ^ (row & 7)): the 128-byte swizzle of the matrix units. Any run of rows of
-// one panel that starts at a multiple of 8 is therefore one contiguous piece of memory that can be copied as it is
-// into shared memory and read there by ldmatrix or by wgmma descriptors without bank conflicts.
-// Values are f16, multiplied by a power of two where their range asks for it, and saturate at 65504; NaN stays NaN.
-// K is padded to 64 with zeros; rows beyond the true ones may hold anything, since a row reaches only its own result.
+// A matrix [rows][K] is cut into panels of 64 columns. A panel holds `rows_cap` rows of 128 bytes; the eight 16-byte
+// chunks of a row lie at (chunk ^ (row & 7)), the 128-byte swizzle. So any run of rows of a panel that starts at a
+// multiple of 8 is one contiguous copy into shared memory, where ldmatrix and wgmma descriptors read it without bank
+// conflicts.
+// Values are f16, multiplied by a power of two if their range asks for it, and saturate at 65504; NaN stays NaN. K is
+// padded to 64 with zeros. Rows beyond the true ones may hold anything: a row affects only its own result.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 panel_f16x2(float low, float high) {
     return pair;
 }
 
-// A 4 x 4 transpose among four neighbouring lanes: lane t of a quad gives v[0..3] and gets word t of lanes 0..3.
+// A 4 x 4 transpose in a quad: lane t passes v[0..3] and gets word t of lanes 0..3.
 __device__ __forceinline__ void quad_transpose(u32 (&v)[4]) {
     const bool is_odd = threadIdx.x & 1, is_upper = threadIdx.x & 2;
 #pragma unroll

@@ -1,11 +1,11 @@
-// One packed weight matrix to f16 panels, for the prefill products.
+// Dequantises a packed weight matrix to f16 panels, for the prefill GEMMs.
 //
-// in   w       [n_out][K] of kind WEIGHT_KIND as gemm/weight_layout.cuh packs it (not F32)
-// out  panels  panels of panel_rows rows; row r of the matrix goes to row first + r / 8 * step + r % 8, so that two
-//              matrices can stand interleaved by eights (step 16, first 0 and 8); step 8 keeps them together
-// grid (units of K, row blocks of 128), a warp per tile of 16 rows; values are rounded as in the small-batch products
-// define WEIGHT_KIND (a KIND_ of layout.cuh);  arch sm_80 and up
-// ref  cpu::reference (gguf codecs);  test prefill::dequantised_panels_are_what_small_products_use
+// in     w [n_out][K] of kind WEIGHT_KIND (weight_layout.cuh), not F32
+// out    panels of panel_rows rows; row r goes to row first + r / 8 * step + r % 8. step 16 with first 0 and 8 interleaves two
+//        matrices in groups of 8 rows; step 8 keeps a matrix together
+// grid   (units of K, row blocks of 128) x 256, a warp per m16 tile; values are rounded as in the decode GEMMs
+// define WEIGHT_KIND (a KIND_ of weight_layout.cuh)     arch sm_80 and up
+// reference cpu::reference (gguf codecs)     test crates/cuda/tests/prefill_gemm.rs
 // hot
 #include "common/prelude.cuh"
 #include "gemm/weight_layout.cuh"
@@ -16,15 +16,15 @@ __device__ __forceinline__ void store_panel_chunk(char *panels, int panel_rows, 
     *(uint4 *)(panels + panel_chunk(panel_rows, row, chunk)) = make_uint4(a, b, c, d);
 }
 
-// Two values scale_f16x2 a row factor, rounded; what f16 cannot hold saturates.
+// Two values times a row factor, rounded; beyond the range of f16 they saturate.
 __device__ __forceinline__ u32 scale_f16x2(u32 pair, float factor) { return panel_f16x2(f16x2_lo(pair) * factor, f16x2_hi(pair) * factor); }
 
-// 64 values of a tile: register j of step (b, s) holds row lane / 4 + 8 * (j % 2), values 32 b + 16 s + 8 * (j / 2) + 2 * (lane % 4)
-// + 0, 1. Lanes of a quad swap, so that each writes whole chunks of eight values.
+// 64 values of a tile: register j of step (b, s) holds row lane / 4 + 8 * (j % 2), values 32 b + 16 s + 8 * (j / 2) + 2
+// * (lane % 4) + 0, 1. Lanes of a quad exchange, so that each writes whole chunks of eight values.
 template <int KIND>
 __device__ __forceinline__ void dequant_64(Tile<KIND> &tile, const u8 *src, int q, char *panels, int panel_rows, const int (&row)[2], const float (&factor)[2], int block) {
     const int lane = threadIdx.x % 32;
-    u32 a[2][2][4]; // b, s, j
+    u32 a[2][2][4];  // [b][s][j]
     if (q) { tile.load_codes(src, q); }
     tile.select_chunk(q);
     tile.template dequant<0>(0, a[0][0]);

@@ -1,14 +1,14 @@
-// Prefill matrix product for every card from sm_80: x[rows][K] · w[N][K]^T, both as f16 panels, f32 acc.
+// Prefill GEMM for all GPUs from sm_80: x[rows][K] w[N][K]^T, both f16 panels, f32 accumulators.
 //
-//   prefill_gemm   out = (add ? out : 0) + scale * x w^T
-//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm         out = (add ? out : 0) + scale * x w^T
+//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)); rows of gate and up interleaved by 8 in w
 //
-// in   x, w    panels (panel.cuh), x of rows_cap (a multiple of 128) rows, w of w_rows (a multiple of 256) rows
-// out  out     f32 [rows][stride] of up to four matrices (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
-// grid persistent, one block of eight warps per multiprocessor, each 64 x 32 of a 128 x 128 tile; K in slices of 64
-//      through a ring of 3 filled by cp.async. Rows run fastest.
-// smem 3 x 32 KB;  arch sm_80 and up;  Hopper variant gemm_sm90.cu;  define SWIGLU (0 or 1: which entry)
-// ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
+// in   x, w  panels (panel_layout.cuh), x of rows_cap (a multiple of 128) rows, w of w_rows (a multiple of 256) rows
+// out  out   f32 [rows][stride] of up to four matrices (prefill_output.cuh);  h  panels of rows_cap rows, K = w_rows / 2
+// grid persistent, one block of eight warps per multiprocessor, a warp has 64 x 32 of a 128 x 128 tile; K-slices of 64
+//      through a pipeline of 3 stages filled by cp.async; rows run fastest
+// smem 3 x 32 KB     arch sm_80 and up; sm_90a has prefill_gemm_sm90.cu     define SWIGLU (0 or 1: which entry)
+// reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
 // hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 128
@@ -23,10 +23,10 @@
 #define TILE_BYTES (128 * 128)
 
 struct Accumulators {
-    float at[4][4][4]; // [16 rows][8 columns][mma]
+    float at[4][4][4];  // [m16 tile][n8 tile][mma]
 };
 
-// Begins to load_stage slice `block` of the tile's rows and columns.
+// Starts loading K-slice `block` of the tile's rows and columns.
 __device__ __forceinline__ void load_stage(const PrefillGemmParams &params, const WorkTile &tile, int block, u32 to) {
     const char *x = params.x + ((u64)block * params.rows_cap + tile.row) * 128;
     const char *w = params.w + ((u64)block * params.w_rows + tile.column) * 128;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_stage(const PrefillGemmParams &params, cons
     }
 }
 
-// Adds the slice in shared memory at `from`.
+// Adds the K-slice in shared memory at `from`.
 __device__ __forceinline__ void mma_stage(Accumulators &acc, u32 from) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 x = from + (warp / 4 * 64 + lane % 16) * 128;
@@ -87,12 +87,12 @@ template <class Epilogue> __device__ __forceinline__ void gemm(const PrefillGemm
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         }
-        if (tile.split > 0) { semaphore_wait(params.semaphores, tile.tile, tile.split); }
+        if (tile.split > 0) { semaphore_wait(params.semaphores + tile.index, tile.split); }
         epilogue(tile, rows, acc);
         if (params.splits > 1) {
             __threadfence();
             __syncthreads();
-            if (threadIdx.x == 0) { semaphore_release(params.semaphores, tile.tile, tile.split, params.splits); }
+            if (threadIdx.x == 0) { release_split(params, tile); }
         }
     }
 }

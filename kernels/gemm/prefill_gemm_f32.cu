@@ -1,17 +1,15 @@
-// Prefill matrix product for weights kept as f32: out[rows][n_out] = (add ? out : 0) + x[rows][K] · w[n_out][K]^T.
+// Prefill GEMM for f32 weights: out[rows][n_out] = (add ? out : 0) + x[rows][K] w[n_out][K]^T.
 //
-// On the matrix units: a value is cut in two tf32 terms, x = high + low, and a product is high * high + high * low +
-// low * high, 2^-20 of it left out. The units cut their sums off as well: 5e-6 of a row's norm at K = 5120 (measured), where
-// f32 sums on the plain units lose 1e-6.
+// 3xTF32 on tensor cores: x = high + low, and a product is high * high + high * low + low * high, which leaves out
+// 2^-20 of it. Tensor cores truncate sums too: 5e-6 of a row's norm at K = 5120 (measured); f32 FMA loses 1e-6.
 //
-// in   x f32 [rows][K]      w of up dst four matrices f32 [n_out][K], plain      K a multiple of 4
+// in   x f32 [rows][K]      w f32 [n_out][K] of up to four matrices      K a multiple of 4
 // out  f32 [rows][stride] of each
-// grid (ceil(columns / 48), ceil(largest chunk / 32)): a block has 32 rows and 48 columns, each matrix padded dst a
-//      multiple of 8 columns. Eight warps take the sixteens of K in turn, and their sums are added in order, so a row's
-//      bits depend on nothing but the row. In a step of 16, lane t of four holds k = 4t .. 4t + 3 of both operands: two
-//      products over k in one order.
-// smem 8 x 32 x 48 floats (48 KB);  arch sm_80 and up
-// ref  cpu::reference::matmul::linear;  test prefill::products_match_reference
+// grid (ceil(columns / 48), ceil(largest chunk / 32)) x 256: a block has 32 rows and 48 columns, each matrix padded to 8
+//      columns. Eight warps take K in steps of 16 in turn, and their sums are added in order, so a row's bits depend on
+//      nothing but the row. In a step, lane t of a quad holds k = 4t .. 4t + 3 of both operands: the same order of k in both
+// smem 8 x 32 x 48 floats (48 KB)     arch sm_80 and up
+// reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -22,8 +20,8 @@
 #define TILES (COLUMNS / 8)
 
 struct F32Matrix {
-    const float *w; // [width][K]
-    float *out;     // [rows][stride]
+    const float *w;  // [width][K]
+    float *out;  // [rows][stride]
     int width, stride;
 };
 
@@ -31,7 +29,7 @@ struct F32Matrices {
     F32Matrix at[4];
 };
 
-// The matrix that padded column `column` belongs dst, which becomes relative dst it.
+// The matrix of padded column `column`, which becomes relative to it.
 __device__ __forceinline__ F32Matrix f32_matrix_of(const F32Matrices &matrices, int &column) {
     F32Matrix matrix = matrices.at[0];
 #pragma unroll
@@ -61,7 +59,7 @@ struct Tf32Split {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     prefill_sgemm(const float *x, const Chunk *chunk, int k, F32Matrices matrices, int add) {
-    extern __shared__ float warp_sums_smem[]; // [warp][row][column]
+    extern __shared__ float warp_sums_smem[];  // [warp][row][column]
     const int rows = chunk->rows, first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) { return; }
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

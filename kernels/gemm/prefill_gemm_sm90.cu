@@ -1,14 +1,14 @@
-// Prefill matrix product for Hopper: x[rows][K] · w[N][K]^T, both as f16 panels, f32 acc.
+// Prefill GEMM for sm_90a: x[rows][K] w[N][K]^T, both f16 panels, f32 accumulators.
 //
-//   prefill_gemm   out = (add ? out : 0) + scale * x w^T
-//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)), columns of w interleaved by eights: gate, up
+//   prefill_gemm         out = (add ? out : 0) + scale * x w^T
+//   prefill_gemm_swiglu  h = f16(scale_out * silu(scale * gate) * (scale * up)); rows of gate and up interleaved by 8 in w
 //
-// in   x, w    panels (panel.cuh), x of rows_cap rows, w of w_rows (a multiple of 256) rows
-// out  out     f32 [rows][stride] of up to four matrices (target.cuh);  h  panels of rows_cap rows, K = w_rows / 2
-// grid persistent, one block of three warpgroups per multiprocessor: one keeps bulk copies of K-slices of 64 going
-//      through a ring of 4, two mma_stage 64 x 256 each of a 128 x 256 tile. Rows run fastest.
-// smem 4 x 48 KB, 8 x 4 KB through which acc leave, barriers;  arch sm_90a;  base path gemm.cu;  define SWIGLU (0 or 1: which entry)
-// ref  cpu::reference::matmul::linear;  test prefill::gemm_matches_reference
+// in   x, w  panels (panel_layout.cuh), x of rows_cap rows, w of w_rows (a multiple of 256) rows
+// out  out   f32 [rows][stride] of up to four matrices (prefill_output.cuh);  h  panels of rows_cap rows, K = w_rows / 2
+// grid persistent, one block of three warpgroups per multiprocessor: a producer fills a pipeline of 4 stages with K-slices of
+//      64 by bulk copies, two consumers multiply 64 x 256 each of a 128 x 256 tile by wgmma; rows run fastest
+// smem 4 x 48 KB, 8 x 4 KB of epilogue staging, barriers     arch sm_90a     define SWIGLU (0 or 1: which entry)
+// reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
 // hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 256
@@ -18,54 +18,49 @@
 #include "gemm/prefill_output.cuh"
 #include "gemm/prefill_tile_scheduler.cuh"
 #include "common/wgmma_sm90.cuh"
-#include "gemm/bulk_sm90.cuh"
+#include "common/sync.cuh"
 
 #define STAGES 4
-#define STAGING (16 * 64 * 4) // bytes of a warp: 16 rows, 64 columns
+#define STAGING (16 * 64 * 4)  // bytes per warp: 16 rows, 64 columns
 #define X_BYTES (TILE_ROWS * 128)
 #define W_BYTES (TILE_COLUMNS * 128)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 
-__device__ __forceinline__ void producer(const PrefillGemmParams &params, u32 ring, u32 full, u32 empty) {
+__device__ __forceinline__ void producer(const PrefillGemmParams &params, u32 ring, const Pipeline<STAGES> &pipeline) {
     const TileScheduler scheduler(params);
     const u64 x_panel = (u64)params.rows_cap * 128;
     const u64 w_panel = (u64)params.w_rows * 128;
-    int stage = 0;
-    u32 parity = 1;
+    PipelineState<STAGES> state = {0, 1};
     for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
         const WorkTile tile = scheduler.at(params, index);
         const char *x = params.x + (u64)tile.row * 128;
         const char *w = params.w + (u64)tile.column * 128;
         for (int block = tile.first_block; block < tile.end_block; block++) {
-            const u32 to = ring + stage * STAGE_BYTES, bar = full + stage * 8;
-            mbarrier_wait(empty + stage * 8, parity);
-            mbarrier_arrive_expect_tx(bar, STAGE_BYTES);
-            cp_async_bulk(to, x + block * x_panel, X_BYTES, bar);
-            cp_async_bulk(to + X_BYTES, w + block * w_panel, W_BYTES, bar);
-            if (++stage == STAGES) {
-                stage = 0;
-                parity ^= 1;
-            }
+            const u32 to = ring + state.stage * STAGE_BYTES, full = pipeline.full_barrier(state.stage);
+            pipeline.producer_acquire(state.stage, state.parity);
+            pipeline.producer_expect_tx(state.stage, STAGE_BYTES);
+            cp_async_bulk(to, x + block * x_panel, X_BYTES, full);
+            cp_async_bulk(to + X_BYTES, w + block * w_panel, W_BYTES, full);
+            state.advance();
         }
     }
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void consumer(const PrefillGemmParams &params, u32 ring, u32 full, u32 empty,
+__device__ __forceinline__ void consumer(const PrefillGemmParams &params, u32 ring, const Pipeline<STAGES> &pipeline,
                                         const Epilogue &epilogue) {
     const TileScheduler scheduler(params);
     const int group = threadIdx.x / 128 - 1, lane = threadIdx.x % 128;
     const int rows = params.chunk->rows;
-    int stage = 0;
-    u32 parity = 0;
+    PipelineState<STAGES> state = {0, 0};
     for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
         const WorkTile tile = scheduler.at(params, index);
         float acc[128];
         int previous = -1;
         for (int block = tile.first_block; block < tile.end_block; block++) {
-            const u32 at = ring + stage * STAGE_BYTES;
+            const u32 at = ring + state.stage * STAGE_BYTES;
             const u64 x = wgmma_desc(at + group * (X_BYTES / 2)), w = wgmma_desc(at + X_BYTES);
-            mbarrier_wait(full + stage * 8, parity);
+            pipeline.consumer_wait(state.stage, state.parity);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -73,24 +68,21 @@ __device__ __forceinline__ void consumer(const PrefillGemmParams &params, u32 ri
             }
             wgmma_commit();
             wgmma_wait<1>();
-            if (previous >= 0 && lane == 0) { mbarrier_arrive(empty + previous * 8); }
-            previous = stage;
-            if (++stage == STAGES) {
-                stage = 0;
-                parity ^= 1;
-            }
+            if (previous >= 0 && lane == 0) { pipeline.consumer_release(previous); }
+            previous = state.stage;
+            state.advance();
         }
         wgmma_wait<0>();
-        if (previous >= 0 && lane == 0) { mbarrier_arrive(empty + previous * 8); }
+        if (previous >= 0 && lane == 0) { pipeline.consumer_release(previous); }
         if (params.splits > 1) {
-            if (tile.split > 0) { semaphore_wait(params.semaphores, tile.tile, tile.split); }
+            if (tile.split > 0) { semaphore_wait(params.semaphores + tile.index, tile.split); }
         }
         epilogue(tile, tile.row + group * 64 + lane / 32 * 16, rows, ring + STAGES * STAGE_BYTES + 128, acc);
         if (params.splits > 1) {
-            asm volatile("bar.sync 1, 256;" ::: "memory");
+            named_barrier_sync<1, 256>();
             if (threadIdx.x == 128) {
                 __threadfence();
-                semaphore_release(params.semaphores, tile.tile, tile.split, params.splits);
+                release_split(params, tile);
             }
         }
     }
@@ -99,21 +91,19 @@ __device__ __forceinline__ void consumer(const PrefillGemmParams &params, u32 ri
 template <class Epilogue> __device__ __forceinline__ void gemm(const PrefillGemmParams &params, const Epilogue &epilogue) {
     extern __shared__ __align__(1024) char memory[];
     const u32 ring = shared_address(memory);
-    const u32 full = ring + STAGES * STAGE_BYTES, empty = full + STAGES * 8;
+    const u32 barriers = ring + STAGES * STAGE_BYTES;
+    const Pipeline<STAGES> pipeline = {barriers, barriers + STAGES * 8};
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(full + i * 8, 1);
-            mbarrier_init(empty + i * 8, 2);
-        }
+        pipeline.init(1, 2);
         fence_mbarrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x == 0) { producer(params, ring, full, empty); }
+        setmaxnreg_dec<56>();
+        if (threadIdx.x == 0) { producer(params, ring, pipeline); }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        consumer(params, ring, full, empty, epilogue);
+        setmaxnreg_inc<224>();
+        consumer(params, ring, pipeline, epilogue);
     }
 }
 
@@ -155,8 +145,8 @@ struct StoreEpilogue {
     float scale;
     bool add;
 
-    // A warp hands its 16 rows on in pieces of 64 columns through its warp_staging split of shared memory, so that what goes out is
-    // is_full_tile lines.
+    // A warp stores its 16 rows in blocks of 64 columns through its staging in shared memory, so that stores are whole
+    // lines.
     __device__ __forceinline__ void operator()(const WorkTile &tile, int first, int rows, u32 staging,
                                                float (&acc)[128]) const {
         int column = tile.column;

@@ -1,14 +1,14 @@
-// Where a prefill product goes: the tile order of its tiles, and what is done with a pair of neighbouring columns.
+// Output of a prefill GEMM: up to four matrices that share one input.
 //
-// The columns of a product are those of up to four matrices that blocks_per_split one input ("matrices"), each padded to a
-// multiple of 256; a tile lies in one segment. `semaphores` orders the partial acc of a tile whose K is cut in `splits`
-// equal parts: split 0 is written first, split s is added after split s - 1, so a sum has one fixed order, and the cut
-// depends on the matrix alone. It holds one zero per tile and is left zero.
+// The columns of the GEMM are those of the matrices, each padded to a multiple of 256, so a tile lies in one matrix.
+// With `splits` equal parts of K (split-K), `semaphores` orders the partial sums of a tile: split 0 is stored first,
+// split s is added after split s - 1. So a sum has one fixed order. It holds one zero per tile, and is zero again
+// afterwards.
 #pragma once
 #include "common/prelude.cuh"
 
 struct OutputMatrix {
-    float *out; // [rows][stride]
+    float *out;  // [rows][stride]
     int width;  // true columns
     int stride;
 };
@@ -17,7 +17,7 @@ struct OutputMatrices {
     OutputMatrix at[4];
 };
 
-// The segment of padded column `column`, which becomes relative to it.
+// The matrix of padded column `column`, which becomes relative to it.
 __device__ __forceinline__ OutputMatrix output_matrix_of(const OutputMatrices &matrices, int &column) {
     OutputMatrix matrix = matrices.at[0];
 #pragma unroll
@@ -33,21 +33,7 @@ __device__ __forceinline__ OutputMatrix output_matrix_of(const OutputMatrices &m
     return matrix;
 }
 
-// *at = (accumulate ? *at : 0) + v, where it exists.
+// *at = (accumulate ? *at : 0) + v, if in bounds.
 __device__ __forceinline__ void store_one(float *at, float v, bool in_bounds, bool accumulate) {
     if (in_bounds) { *at = accumulate ? __ldcg(at) + v : v; }
-}
-
-// Waits until `split_index` parts of tile `tile` have been added.
-__device__ __forceinline__ void semaphore_wait(const int *semaphores, int tile, int split_index) {
-    int value;
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(semaphores + tile) : "memory");
-    } while (value != split_index);
-}
-
-// Lets the split after `split_index` go, or clears the count after the last.
-__device__ __forceinline__ void semaphore_release(int *semaphores, int tile, int split_index, int splits) {
-    const int next_stage = split_index + 1 == splits ? 0 : split_index + 1;
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(semaphores + tile), "r"(next_stage) : "memory");
 }

@@ -1,9 +1,10 @@
-// units.cuh for a warpgroup of sm_90a: the same products in the same order, with B read from shared memory by the tensor cores,
-// so that 64 rows share what units.cuh reads for 16. The bits are the same (test). All four warps of a warpgroup come current together.
-// Products of one step go together; while they run, the weights of the next are expanded into other registers, and those of a piece's
-// last step run on into the next piece: `on_previous_drained` is called when all products of the pieces previous have ended, `peek_next` a step previous
-// `prefetch_next`. `load_codes(m, q)`: codes of quarter q of tile m; `x`: wgmma_desc_low of the piece's, the same in all lanes. After the last
-// piece of all: wgmma_drain.
+// One K-slice by wgmma: the MMAs of mma_slice.cuh in the same order, with B read from shared memory, so that 64 rows of
+// weights share what mma_slice.cuh reads for 16. The bits are the same (test). All four warps of a warpgroup must take
+// part.
+// While MMAs of a step run, the weights of the next are dequantised into other registers; MMAs of a slice's last step
+// overlap the next slice. `on_previous_drained`: called when all MMAs of earlier slices have ended. `peek_next`: called
+// a step before `prefetch_next`. `load_codes(m, q)`: codes of chunk q of tile m. `x`: wgmma_desc_low of the slice's x,
+// warp-uniform. After the last slice: wgmma_drain.
 #pragma once
 #include "gemm/mma_slice.cuh"
 #include "gemm/wgmma_small_n_sm90.cuh"
@@ -13,7 +14,7 @@ __device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCod
                                                  const OnPreviousDrained& on_previous_drained, const PeekNext& peek_next) {
     constexpr int CHUNKS = slice_chunks(KIND);
     const u64 base = wgmma_desc_no_swizzle(x, 1024);
-    u32 a[2][2][M][4];  // in turn; b, m
+    u32 a[2][2][M][4];  // [double buffer][b][m]
     decode_scales_all<SLICE>(tile);
 #pragma unroll
     for (int q = 0; q < CHUNKS; q++) {

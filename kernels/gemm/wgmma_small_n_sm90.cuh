@@ -1,7 +1,6 @@
-// Warpgroup products of sm_90a: 64 rows (four warps, 16 rows each) times N columns, halves into f32, k = 16. The A and C
-// fragments of a warp are those of mma.m16n8k16; B is read from shared memory as 8 x 16-byte matrices, 128 bytes from
-// one to the next along k and `stride` bytes along columns. d += a * b; nothing of d or a may be touched before
-// wgmma_wait. Written out for every column count in use.
+// wgmma with few columns: 64 rows (16 per warp) times N columns, f16 into f32, k = 16. A and C fragments of a warp are
+// those of mma.m16n8k16. B lies in shared memory as 8 x 16-byte core matrices without swizzle, 128 bytes apart along k
+// and `stride` bytes along columns. d += a * b; d and a may not be touched before wgmma_wait.
 #pragma once
 #include "common/wgmma_sm90.cuh"
 
@@ -11,7 +10,7 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++) asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 }
-// B without swizzle: what of its descriptor tells where it lies, in 16 bytes, and all of it. A step of 16 bytes adds 1.
+// Descriptor of B without swizzle: its address part in 16 bytes, and the whole. A step of 16 bytes adds 1.
 __device__ __forceinline__ u32 wgmma_desc_low(u32 at) { return at | u32(128 >> 4) << 16; }
 __device__ __forceinline__ u64 wgmma_desc_no_swizzle(u32 low, u32 stride) {
     u64 d;

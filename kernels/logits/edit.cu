@@ -1,12 +1,12 @@
-// Edits of logits on the device: contract::Edits::apply, value for value.
+// Logit edits on the device: contract's `LogitEdits::apply`, value for value.
 //
-//   logits_edit_dense    edited = allowed(t) ? raw : -inf                      for rows that have edits
-//   logits_edit_sparse   edited[t] += bias;  then per count: repetition, frequency and presence
+//   logits_edit_dense   edited = allowed(t) ? raw : -inf                      for rows that have edits
+//   logits_edit_sparse  edited[t] += bias;  then per count: repetition, frequency and presence
 //
-// in   header asked rows at int N_LOGITS_ROWS_AT; logits [asked][STRIDE] f32; edits LogitEditsHeader
-// out  edited [asked][STRIDE] f32, rows with edits only
+// in   header: number of logits rows at int N_LOGITS_ROWS_AT; logits f32 [logits rows][STRIDE]; edits LogitEditsHeader
+// out  edited f32 [logits rows][STRIDE], rows with edits only
 // grid dense (ceil(VOCAB / 4096), rows) x 256; sparse rows x 256
-// arch sm_80 and up     reference contract::Edits::apply     test rows::edits_equal_the_contract
+// arch sm_80 and up     reference LogitEdits::apply     test crates/cuda/tests/rows.rs
 #include "common/prelude.cuh"
 #include "logits/edits.cuh"
 

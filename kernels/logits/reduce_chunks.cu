@@ -1,13 +1,13 @@
-// Row reduction, first of two: what one pass over logits can say about every part of a row.
+// Logits reduction, first of two passes: maxima and log-sum-exp parts of every chunk of a row.
 //
-//   per group of GROUP_SIZE logits   max                                        of the edited row
-//   per chunk of CHUNK_SIZE logits       max, sum e^(x - max)                       of the edited and of the raw row
+//   per group of GROUP_SIZE logits   max                        of the edited row
+//   per chunk of CHUNK_SIZE logits   max, sum e^(x - max)       of the edited and of the raw row
 //
-// in   header   asked rows at int N_LOGITS_ROWS_AT              logits [asked][STRIDE] f32
-//      edited   [asked][STRIDE] f32, read for rows that have edits; edits: LogitEditsHeader or null
-// out  scratch  [rows][ROW_SCRATCH] f32
-// grid (ceil(N_CHUNKS / 8), rows, 2), one warp per chunk; z = 1 takes the raw row of rows with edits
-// arch sm_80 and up     reference cpu::reference::rows::row     test rows::reduction_equals_the_reference
+// in   header: number of logits rows at int N_LOGITS_ROWS_AT     logits f32 [logits rows][STRIDE]
+//      edited f32 [logits rows][STRIDE], read for rows that have edits; edits: LogitEditsHeader or null
+// out  scratch f32 [rows][ROW_SCRATCH]
+// grid (ceil(N_CHUNKS / 8), rows, 2) x 256, one warp per chunk; z = 1 takes the raw row of rows with edits
+// arch sm_80 and up     reference cpu::reference::rows::row     test crates/cuda/tests/rows.rs
 // NaN counts as minus infinity. Each chunk is summed in one fixed order.
 // hot
 #include "common/prelude.cuh"
@@ -16,7 +16,8 @@
 #define WARPS 8
 #define VALUES (CHUNK_SIZE / 32)
 
-// The header and edits are not __restrict__, or the compiler moves their loads behind the dependent-launch wait: a trip more.
+// header and edits are not __restrict__, or the compiler moves their loads after the dependency wait: one more round
+// trip.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) logits_reduce_chunks(
     const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const LogitEditsHeader* edits,
     float* __restrict__ scratch) {
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) logits_reduce_chunks(
         float4 v = make_float4(neg_inf, neg_inf, neg_inf, neg_inf);
         if (at < VOCAB) v = *(const float4*)(values + at);
         x[4 * i] = nan_to_neg_inf(v.x), x[4 * i + 1] = nan_to_neg_inf(v.y), x[4 * i + 2] = nan_to_neg_inf(v.z), x[4 * i + 3] = nan_to_neg_inf(v.w);
-        // Four that begin inside a row of whole fours are inside it.
+        // If VOCAB is a multiple of 4, a vector that begins inside the row ends inside it.
         if (VOCAB % 4 == 0) continue;
 #pragma unroll
         for (int j = 1; j < 4; j++) x[4 * i + j] = at + j < VOCAB ? x[4 * i + j] : neg_inf;

@@ -1,16 +1,16 @@
-// Row reduction, second of two: the candidates tokens of per_lane row and both log-sum-exps.
+// Logits reduction, second of two passes: the best tokens of each row and both log-sum-exps.
 //
-//   ids     the K largest edited logits, candidates first, ties to the lower id
+//   ids     the K largest edited logits, best first, ties to the lower id
 //   lse     ln sum e^x of the edited row and of the raw row
 //
-// The K-th largest group maximum bounds the K-th largest logit from below, so only groups that reach it are
-// read again. When more than MAX_CANDIDATES logits reach it, the bound is raised to the K-th largest logit itself by
-// bisection over those groups, and what equals it is n_at_least in id order.
+// The K-th largest group maximum bounds the K-th largest logit from below, so only groups that reach it are read again.
+// If more than MAX_CANDIDATES logits reach it, bisection over those groups raises the bound to the K-th largest logit
+// itself, and logits equal to it are taken in id order.
 //
 // in   as logits_reduce_chunks, and its scratch
 // out  out [rows][4 + 3 * K] words: lse f32, raw lse f32, n i32, 0, ids i32 [K], logits f32 [K], raw f32 [K]
-// grid rows, one block of 1024 threads per_lane
-// arch sm_80 and up     reference cpu::reference::rows::row     test rows::reduction_equals_the_reference
+// grid rows x 1024
+// arch sm_80 and up     reference cpu::reference::rows::row     test crates/cuda/tests/rows.rs
 // hot
 #include "common/prelude.cuh"
 #include "logits/edits.cuh"
@@ -20,25 +20,25 @@
 #define N (K < VOCAB ? K : VOCAB)
 
 #define WARPS (THREADS / 32)
-// Warps that read n_groups groups; the last one adds up the chunk_stats meanwhile.
+// Warps that read listed groups; the last warp computes the log-sum-exps.
 #define READER_WARPS (WARPS - 1)
-// Listed groups of a warp whose logits are on their way together: all of them where the bound is close.
+// Listed groups per warp whose logits are loaded together: all of them if the bound is tight.
 #define BATCH_GROUPS 3
-// Threads that rank a candidate together.
+// Lanes that compute the rank of a candidate together.
 #define LANES_PER_CANDIDATE 8
 
 struct Shared {
-    u64 candidates[MAX_CANDIDATES];            // candidates, see pack_candidate()
-    float value[MAX_CANDIDATES];         // their logits: the order does not tell zeros apart
-    float2 chunk_stats[2][N_CHUNKS];     // (max, sum) of the row's chunk_stats, then of the raw row's
+    u64 candidates[MAX_CANDIDATES];  // see pack_candidate()
+    float value[MAX_CANDIDATES];  // their logits: the key does not distinguish zeros
+    float2 chunk_stats[2][N_CHUNKS];  // (max, sum) of the edited row's chunks, then of the raw row's
     unsigned short groups[N_GROUPS];
     int n_groups, n_found, n_at_least;
 };
 
-// A candidate as one number: of two, the better is the larger. Ties go to the lower id.
+// A candidate as one number: the larger is better. Ties go to the lower id.
 __device__ __forceinline__ u64 pack_candidate(unsigned key, int id) { return (u64)key << 32 | (unsigned)~id; }
 
-// ln of the sum over chunk_stats of (max, sum) pairs, by one warp.
+// ln of the sum over chunks of (max, sum) pairs, by one warp.
 __device__ float log_sum_exp(const float2* chunk_stats) {
     const int lane = threadIdx.x & 31;
     float max_value = __int_as_float(0xff800000);
@@ -52,13 +52,13 @@ __device__ float log_sum_exp(const float2* chunk_stats) {
     }
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, offset);
-    // Between 1 and N_CHUNKS, so f32 is enough from here.
+    // Between 1 and N_CHUNKS: f32 is enough from here.
     return max_value + logf((float)sum);
 }
 
-// Puts every logit of the n_groups groups whose order is at least `bound` behind the others: a warp per group, of READER_WARPS.
-// A warp takes places for all it n_found at once and reads again the few it puts there: the code for per_lane of its BATCH_GROUPS * GROUP_SIZE / 32
-// values by itself would take longer to come than to chunk. In which order they stand does not matter.
+// Appends every logit of the listed groups whose key is at least `bound`, in any order: a warp per group. A warp
+// allocates entries for all its hits at once and reads these few again: unrolled code for each of its BATCH_GROUPS *
+// GROUP_SIZE / 32 values would take longer to fetch than to run.
 __device__ void collect_candidates(const float* values, unsigned bound, Shared& s) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, per_lane = GROUP_SIZE / 32;
     if (warp >= READER_WARPS) return;
@@ -99,7 +99,7 @@ __device__ void collect_candidates(const float* values, unsigned bound, Shared& 
     }
 }
 
-// As in logits_reduce_chunks, the header and edits are not __restrict__ so that they are read before the wait.
+// As in logits_reduce_chunks, header and edits are not __restrict__, so that they are read before the wait.
 extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
     const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const LogitEditsHeader* edits,
     const float* __restrict__ scratch, int* __restrict__ out) {
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
     const float* group_max = scratch + (size_t)row * ROW_SCRATCH;
     out += (size_t)row * (4 + 3 * K);
 
-    // Asked for before what the chunk_stats wait for. These loops chunk once or twice, with code that is not there yet.
+    // Loaded before the chunk sums are needed. These loops run once or twice, and their code is not cached yet.
     const float largest = threadIdx.x < N_GROUPS ? group_max[threadIdx.x] : 0.0f;
 #pragma unroll 1
     for (int r = threadIdx.x; r < N_CHUNKS; r += THREADS) {
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
     }
     if (threadIdx.x == 0) s.n_groups = s.n_found = s.n_at_least = 0;
 
-    // A bound that at least N groups reach, and if it can be had soon, not many more.
+    // A bound that at least N groups reach and, if found early, not many more.
     unsigned bound = 0;
     const unsigned key = threadIdx.x < N_GROUPS ? sort_key(largest) : 0;
     if (N_GROUPS > N) {

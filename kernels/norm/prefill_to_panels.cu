@@ -1,14 +1,15 @@
-// From f32 rows out what a prefill product reads: f16 panels, and f32 rows where the weights are f32.
+// Prefill activations from f32 rows to f16 panels, and to f32 rows if the next weights are f32.
 //
-//   prefill_rms_norm    y = x / sqrt(mean(x^2) + eps) * weight      prefill_convert    y = x
-//   prefill_swiglu  y = silu(gate) * up
+//   prefill_rms_norm  y = x / sqrt(mean(x^2) + eps) * weight
+//   prefill_convert   y = x
+//   prefill_swiglu    y = silu(gate) * up
 //
-// in   x, gate, up  f32 [rows][stride]      weight f32 [WIDTH]
-// out  panels       f16(scale * y), rows_cap rows, WIDTH padded out 64 with zeros; 0 where not wanted
-//      y            f32 [rows][WIDTH]; 0 where not wanted
-// grid one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
-// define WIDTH (a multiple of 4);  arch sm_80 and up
-// ref  cpu::reference::{norm::rms, activation::swiglu};  test prefill::rows_match_reference
+// in     x, gate, up f32 [rows][stride]      weight f32 [WIDTH]
+// out    panels: f16(scale * y), rows_cap rows, WIDTH padded to 64 with zeros (gemm/panel_layout.cuh); 0 if not wanted
+//        y f32 [rows][WIDTH]; 0 if not wanted
+// grid   one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
+// define WIDTH (a multiple of 4)     arch sm_80 and up
+// reference cpu::reference::{norm::rms, activation::swiglu}     test crates/cuda/tests/prefill_gemm.rs
 // hot
 #include "common/step.cuh"
 #include "gemm/panel_layout.cuh"

@@ -1,12 +1,12 @@
-// Root-mean-square norm of rows, with the residual add before it and the forms of the next product behind it.
+// RMS norm of rows, with an optional residual add, in the formats that the next GEMM reads.
 //
-//   UPDATE: x += update        y = x / sqrt(mean(x^2) + eps) * weight
-//   convert_rows: y = x in the wanted forms
+//   rms_norm      UPDATE: x += update;   y = x / sqrt(mean(x^2) + eps) * weight
+//   convert_rows  y = x in those formats
 //
-// in   header, see norm/source_rows.cuh     x [rows][WIDTH] f32 (written back with UPDATE)     update as x     weight [WIDTH] f32
-// out  y in any of the forms of norm/row_output.cuh; scales [rows] f32, 1 / sqrt(..) of each, or 0 for nowhere
-// grid rms: rows, one block of NORM_WARPS warps, which holds the row in registers; convert (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
-// arch sm_80 and up     reference cpu::reference::norm::rms     test norm::rms_equals_the_reference
+// in   header (source_rows.cuh)     x f32 [rows][WIDTH] (written back with UPDATE)     update as x     weight f32 [WIDTH]
+// out  y (row_output.cuh); scales f32 [rows], 1 / sqrt(..) of each row, or 0 for none
+// grid rms_norm: rows x NORM_WARPS * 32, the row in registers; convert_rows (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
+// arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/norm.rs
 // hot
 #include "common/prelude.cuh"
 #include "norm/source_rows.cuh"

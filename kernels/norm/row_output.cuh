@@ -1,19 +1,18 @@
-// Results in the forms that the products behind them read: f32 rows, blocked halves, or both.
+// Result rows in the formats that GEMMs read: f32 rows, A16 (gemm/a16_layout.cuh), or both.
 //
-// Defines OUT_F32, OUT_F16 (0 or 1) say which; WIDTH is the row's width, N8_TILES the tiles of 8 rows that the blocked
-// form (gemm/a16_layout.cuh) is laid out for.
+// Defines OUT_F32 and OUT_F16 (0 or 1) select them; WIDTH is the width of a row, N8_TILES the n8 tiles of rows of A16.
 #pragma once
 #include "common/prelude.cuh"
 #include "gemm/a16_layout.cuh"
 
 struct RowOutput {
-    float* f32;   // [rows][WIDTH]
+    float* f32;  // [rows][WIDTH]
     void* f16;
 };
 
 #define ROW_GROUPS ((WIDTH + 255) / 256)
 
-// A whole warp writes values 256 * group + 8 * lane .. of a row. Values past WIDTH must be zero.
+// By a whole warp: writes values 256 * group + 8 * lane .. of a row. Values past WIDTH must be zero.
 __device__ __forceinline__ void store_row_group(const RowOutput& out, int row, int group, const float (&v)[8]) {
 #if OUT_F32
     const int column = group * 256 + threadIdx.x % 32 * 8;
@@ -34,7 +33,7 @@ __device__ __forceinline__ void store_row_group(const RowOutput& out, int row, i
 #endif
 }
 
-// A thread writes values column .. column + 7 of a row, `column` being a multiple of 8, and WIDTH one of 256.
+// Writes values column .. column + 7 of a row; `column` is a multiple of 8, WIDTH of 256.
 __device__ __forceinline__ void store_row_8(const RowOutput& out, int row, int column, const float (&v)[8]) {
 #if OUT_F32
     float4* dst = (float4*)(out.f32 + (size_t)row * WIDTH + column);

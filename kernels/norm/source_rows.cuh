@@ -1,7 +1,7 @@
-// Which rows a kernel works on: SOURCE says what the header in device memory is.
+// The rows a kernel works on; SOURCE selects the header type and the rows.
 //
-//   0  Step     all rows                2  Step     the asked rows: row i is made src row logits_row[i]
-//   1  Chunk    all rows                3  Chunk    the asked rows, alike
+//   0  Step     all rows                2  Step     rows with logits requests: row i is made from row logits_row[i]
+//   1  Chunk    all rows                3  Chunk    likewise
 #pragma once
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -16,7 +16,7 @@ __device__ __forceinline__ int n_source_rows(const Header* header) {
     return SOURCE < 2 ? header->rows : header->n_logits_rows;
 }
 
-// The row that row `i` of the result is made src.
+// The input row of result row `i`.
 __device__ __forceinline__ int source_row(const Header* header, int i) {
     return SOURCE < 2 ? i : header->logits_row[i];
 }

@@ -1,7 +1,7 @@
-// Rotary embedding: sine and cosine of position * frequency, right at any position.
+// Rotary embedding: sine and cosine of position * frequency, accurate at any position.
 //
-// The angle is reduced in f64 to an eighth of a turn either side of a quarter, then two short series in f32 give both
-// functions to about one unit of the last place. Reference cpu::reference::rope::angles.
+// The angle is reduced in f64 to at most an eighth of a turn from a multiple of a quarter turn; two short f32 series
+// then give both functions to about 1 ulp. reference cpu::reference::rope::angles
 #pragma once
 #include "common/prelude.cuh"
 
