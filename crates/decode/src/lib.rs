@@ -9,20 +9,20 @@
 
 #![forbid(unsafe_code)]
 
-pub mod constraint;
-pub mod error;
-pub mod event;
-pub mod job;
+mod constraint;
+mod error;
+mod event;
+mod job;
 pub mod prefix;
 mod sample;
-pub mod scheduler;
+mod scheduler;
 pub mod speculation;
-pub mod stats;
+mod stats;
 
 pub use constraint::{
-    Constraint, Constraints, ForcedText, Grammar, GrammarCompiler, GrammarError, InitialPhase,
-    LogitBoost, ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle, ReasoningMachine,
-    ReasoningTags, VocabEntry,
+    Constraint, Constraints, Grammar, GrammarCompiler, GrammarError, InitialPhase, LogitBoost,
+    ReasoningBudget, ReasoningConfig, ReasoningEnd, ReasoningHandle, ReasoningMachine,
+    ReasoningTags, Tokenize, VocabEntry,
 };
 pub use error::{JobError, SubmitError};
 pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutputToken};

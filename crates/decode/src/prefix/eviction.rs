@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::PrefixEntry;
+use super::entry::PrefixEntry;
 use super::radix::{Key, RadixTree};
 
 /// How dear a state is; the least goes first.

@@ -154,9 +154,10 @@ impl<E> RadixTree<E> {
             };
             let edge = &self.node(child).edge;
             let shared = edge.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            at = match shared == edge.len() {
-                true => child,
-                false => self.split(child, shared),
+            at = if shared == edge.len() {
+                child
+            } else {
+                self.split(child, shared)
             };
         }
     }

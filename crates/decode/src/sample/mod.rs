@@ -137,9 +137,10 @@ impl Sampler {
 fn intersect(forbid_end_tokens: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
     let mut mask = TokenMask::clone(&allowed);
     mask.intersect(forbid_end_tokens);
-    match mask.words().iter().any(|word| *word != 0) {
-        true => Some(Arc::new(mask)),
-        false => Some(allowed),
+    if mask.words().iter().any(|word| *word != 0) {
+        Some(Arc::new(mask))
+    } else {
+        Some(allowed)
     }
 }
 

@@ -145,9 +145,10 @@ mod tests {
             .map(|token| TokenCount {
                 token,
                 seen: sampling.repetition != 1.0 && window.contains(&token),
-                generated: match penalised {
-                    true => tokens[prompt_len..].iter().filter(|t| **t == token).count() as u32,
-                    false => 0,
+                generated: if penalised {
+                    tokens[prompt_len..].iter().filter(|t| **t == token).count() as u32
+                } else {
+                    0
                 },
             })
             .filter(|count| count.seen || count.generated > 0)

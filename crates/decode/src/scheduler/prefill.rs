@@ -79,9 +79,10 @@ impl Prefill {
             .front()
             .map_or(len, |stop| stop.at)
             .min(len);
-        match stop - self.done <= size {
-            true => stop,
-            false => (self.done / size + 1) * size,
+        if stop - self.done <= size {
+            stop
+        } else {
+            (self.done / size + 1) * size
         }
     }
 

@@ -220,15 +220,12 @@ impl SpeculationController {
             costs_now.speedup(chance(surprisal), nodes.min(deepest)) * speedup / expected;
         let own = (PRIOR_STEPS + state.speedup) / (PRIOR_STEPS + state.expected);
         let expects_gain = expected * own >= MIN_EXPECTED_SPEEDUP;
-        let may_try = match costs_now.extra(1) <= CHEAP_TRIAL.0 * costs_now.token() {
-            true => {
-                state.failed_trials == 0
-                    || state.steps_since_trial >= CHEAP_TRIAL.1 << state.failed_trials
-            }
-            false => {
-                state.regret_budget >= MAX_BUDGET
-                    && state.steps_since_trial >= RETRY_AFTER << state.failed_trials
-            }
+        let may_try = if costs_now.extra(1) <= CHEAP_TRIAL.0 * costs_now.token() {
+            state.failed_trials == 0
+                || state.steps_since_trial >= CHEAP_TRIAL.1 << state.failed_trials
+        } else {
+            state.regret_budget >= MAX_BUDGET
+                && state.steps_since_trial >= RETRY_AFTER << state.failed_trials
         };
         if !expects_gain && !may_try {
             return None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use conformance::fake::{FakeDraft, FakeSpec, Language, RunnerMethod};
 use contract::{TokenId, TokenMask};
-use decode::{Constraint, Constraints, FinishReason, ForcedText, GenerationParams, Job};
+use decode::{Constraint, Constraints, FinishReason, GenerationParams, Job};
 use proptest::prelude::*;
 
 use crate::fixture::{
@@ -53,6 +53,44 @@ impl Constraint for Residues {
 
     fn advance(&mut self, tokens: &[TokenId]) {
         *self = self.after(tokens);
+    }
+}
+
+/// Forces a text once a number of tokens has come: a prefix, or what closes a text that has grown too long.
+#[derive(Debug, Clone)]
+struct ForcedText {
+    /// Tokens until the text, as of those told of.
+    wait: usize,
+    text: Arc<[TokenId]>,
+    /// Tokens of the text that have come.
+    done: usize,
+}
+
+impl ForcedText {
+    /// `text` after `wait` tokens; with 0, the text begins the answer.
+    fn after(wait: usize, text: Arc<[TokenId]>) -> ForcedText {
+        ForcedText {
+            wait,
+            text,
+            done: 0,
+        }
+    }
+}
+
+impl Constraint for ForcedText {
+    fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
+        let into = path.len().checked_sub(self.wait)?;
+        self.text.get(self.done + into).copied()
+    }
+
+    fn allowed(&mut self, _path: &[TokenId]) -> Option<Arc<TokenMask>> {
+        None
+    }
+
+    fn advance(&mut self, tokens: &[TokenId]) {
+        let waited = tokens.len().min(self.wait);
+        self.wait -= waited;
+        self.done += tokens.len() - waited;
     }
 }
 
@@ -270,5 +308,29 @@ fn drafting_stops_when_a_perfect_draft_cannot_pay() {
             outputs.ids(),
             plain_outputs(ENDLESS, &job(0, prompt(9, 1), greedy(33)))[0].ids()
         );
+    }
+}
+
+#[test]
+fn forced_text_is_complete_for_any_split() {
+    let text: Vec<TokenId> = (10..15).map(TokenId).collect();
+    for cut in 0..9 {
+        let mut forced = ForcedText::after(3, text.clone().into());
+        let mut said = Vec::new();
+        let say =
+            |forced: &mut ForcedText, path: &[TokenId]| forced.forced(path).unwrap_or(TokenId(0));
+        for _ in 0..cut {
+            let token = say(&mut forced, &said);
+            said.push(token);
+        }
+        forced.advance(&said);
+        let mut path = Vec::new();
+        for _ in cut..9 {
+            let token = say(&mut forced, &path);
+            path.push(token);
+        }
+        said.extend(path);
+        let ids: Vec<u32> = said.iter().map(|t| t.0).collect();
+        assert_eq!(ids, [0, 0, 0, 10, 11, 12, 13, 14, 0], "cut at {cut}");
     }
 }

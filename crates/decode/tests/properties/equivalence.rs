@@ -90,7 +90,7 @@ enum Trees {
         depth: usize,
         budget: usize,
     },
-    RandomTrees {
+    Random {
         seed: u64,
         nodes: usize,
     },
@@ -106,7 +106,7 @@ fn any_trees() -> impl Strategy<Value = Trees> {
                 budget,
             }
         }),
-        (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::RandomTrees { seed, nodes }),
+        (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::Random { seed, nodes }),
     ]
 }
 
@@ -134,7 +134,7 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
                 },
             )
         }
-        Trees::RandomTrees { seed, nodes } => {
+        Trees::Random { seed, nodes } => {
             let random_trees = RandomTrees {
                 language: spec.language,
                 rng: TestRng(seed),

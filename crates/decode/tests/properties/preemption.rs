@@ -321,9 +321,10 @@ fn cancelled_preempted_jobs_free_their_snapshots() {
         (read_spec, &read, None),
     ] {
         let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
-        match jobs == &read {
-            true => submit_with_prefill_preempted(&mut fixture, jobs),
-            false => jobs.iter().for_each(|job| fixture.submit(job.clone())),
+        if jobs == &read {
+            submit_with_prefill_preempted(&mut fixture, jobs)
+        } else {
+            jobs.iter().for_each(|job| fixture.submit(job.clone()))
         }
         while fixture.scheduler.stats().preempted == 0 {
             assert_eq!(fixture.step().unwrap(), Progress::Working);

@@ -31,9 +31,12 @@ const LARK: &str = r#"start: %json {"type": "object", "properties": {"a": {"type
     "x-guidance": {"whitespace_pattern": "[ \\n]"}}"#;
 
 static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
-    let word = |text: &&str| match text.is_empty() || text.starts_with('<') {
-        true => VocabEntry::Special,
-        false => VocabEntry::Text(text.as_bytes().to_vec()),
+    let word = |text: &&str| {
+        if text.is_empty() || text.starts_with('<') {
+            VocabEntry::Special
+        } else {
+            VocabEntry::Text(text.as_bytes().to_vec())
+        }
     };
     let words: Vec<VocabEntry> = WORDS.iter().map(word).collect();
     // Greedy from the left, as the words allow it.

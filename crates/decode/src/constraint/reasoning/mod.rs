@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use contract::{TokenId, TokenMask};
 
 use super::grammar::{Grammar, GrammarState};
-use super::{Constraint, LogitBoost};
+use super::interface::{Constraint, LogitBoost};
 
 /// Where a reply begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,16 +210,18 @@ impl ReasoningConfig {
     }
 
     fn end_sequence_after(&self, n: usize) -> Phase {
-        match n < self.closing.len() {
-            true => Phase::Closing { n },
-            false => Phase::Answer { n: 0 },
+        if n < self.closing.len() {
+            Phase::Closing { n }
+        } else {
+            Phase::Answer { n: 0 }
         }
     }
 
     fn separator_after(&self, n: usize) -> Phase {
-        match self.grammar.is_some() && n < self.gap.len() {
-            true => Phase::Separator { n },
-            false => Phase::Answer { n: 0 },
+        if self.grammar.is_some() && n < self.gap.len() {
+            Phase::Separator { n }
+        } else {
+            Phase::Answer { n: 0 }
         }
     }
 
@@ -289,9 +291,10 @@ impl Constraint for ReasoningMachine {
                     if !self.plan.budget_used(n) =>
                 {
                     let soft = self.plan.boost_fraction(n).is_some();
-                    self.handle.note(match soft {
-                        true => ReasoningEnd::Soft,
-                        false => ReasoningEnd::Natural,
+                    self.handle.note(if soft {
+                        ReasoningEnd::Soft
+                    } else {
+                        ReasoningEnd::Natural
                     });
                 }
                 (Phase::Reasoning { n, .. }, _) if self.plan.budget_used(n) => {

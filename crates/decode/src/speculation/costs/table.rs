@@ -68,9 +68,10 @@ fn interpolate(points: &[(usize, f64)], at: usize) -> f64 {
         (Some((x0, y0)), Some(&(x1, y1))) => y0 + (y1 - y0) * (at - x0) as f64 / (x1 - x0) as f64,
         (Some((x1, y1)), None) => {
             let (x0, y0) = points[0];
-            match x1 > x0 {
-                true => y1 + (y1 - y0).max(0.0) * (at - x1) as f64 / (x1 - x0) as f64,
-                false => y1 * at as f64 / x1 as f64,
+            if x1 > x0 {
+                y1 + (y1 - y0).max(0.0) * (at - x1) as f64 / (x1 - x0) as f64
+            } else {
+                y1 * at as f64 / x1 as f64
             }
         }
         (None, None) => 1.0,

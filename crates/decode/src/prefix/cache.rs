@@ -1,0 +1,438 @@
+//! The prefix cache.
+
+use std::sync::Arc;
+
+use contract::{DeviceError, Runner, SeqId, TokenId};
+
+use super::config::{PrefixConfig, PrefixStats};
+use super::entry::{PrefixEntry, Restored, SaveInfo};
+use super::eviction;
+use super::radix::{Key, RadixTree};
+use super::save_points::SavePoint;
+use super::store::Store;
+
+/// Saved states of one runner.
+pub(crate) struct PrefixCache {
+    config: PrefixConfig,
+    radix: RadixTree<PrefixEntry>,
+    store: Option<Box<dyn Store>>,
+    /// Counts uses; the algorithm knows no clock.
+    use_counter: u64,
+    stats: PrefixStats,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(config: PrefixConfig) -> PrefixCache {
+        PrefixCache {
+            config,
+            radix: RadixTree::default(),
+            store: None,
+            use_counter: 0,
+            stats: PrefixStats::default(),
+        }
+    }
+
+    /// Gives it something that keeps states beyond the process.
+    pub(crate) fn set_store(&mut self, store: Box<dyn Store>) {
+        self.store = Some(store);
+    }
+
+    /// Whether anything is ever saved.
+    pub(crate) fn is_on(&self) -> bool {
+        self.config.slots > 0
+    }
+
+    /// Whether nothing is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.radix.len() == 0
+    }
+
+    pub(crate) fn stats(&self, runner: &dyn Runner) -> PrefixStats {
+        PrefixStats {
+            entries: self.radix.len(),
+            bytes: runner.capacity().snapshot_bytes,
+            ..self.stats
+        }
+    }
+
+    /// Where to save a prompt of which `read` tokens need not be read.
+    pub(crate) fn save_points(
+        &self,
+        prompt: &[TokenId],
+        read: usize,
+        align: usize,
+    ) -> Vec<SavePoint> {
+        if self.is_on() {
+            self.config.boundaries.save_points(prompt, read, align)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Puts the longest saved beginning of `prompt` into a fresh sequence.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn restore(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        prompt: &[TokenId],
+        session: Option<&Arc<str>>,
+    ) -> Result<Restored, DeviceError> {
+        if !self.is_on() {
+            return Ok(Restored::NotFound);
+        }
+        self.stats.lookups += 1;
+        self.use_counter += 1;
+        // The last token is always read, since its row is wanted.
+        let usable = &prompt[..prompt.len().saturating_sub(1)];
+        self.import_from_store(runner, usable, session)?;
+        let prefixes = self.radix.prefixes_of(usable);
+        let Some(&key) = prefixes.last() else {
+            return Ok(Restored::NotFound);
+        };
+        let restored = self.restore_entry(runner, seq, key)?;
+        let Restored::At(position) = restored else {
+            return Ok(restored);
+        };
+        for passed in prefixes {
+            let shared = passed == key
+                || self
+                    .radix
+                    .child_entries(passed, PrefixEntry::is_from_prompt)
+                    .len()
+                    > 1;
+            if let Some(entry) = self.radix.get_mut(passed)
+                && (shared || entry.head)
+            {
+                entry.used = self.use_counter;
+            }
+        }
+        if let Some(entry) = self.radix.get_mut(key) {
+            entry.resumed = true;
+            self.stats.warmup_hits += u64::from(std::mem::take(&mut entry.from_warmup));
+            if let Some(session) = session {
+                entry.session = Some(Arc::clone(session));
+            }
+        }
+        self.stats.hits += 1;
+        self.stats.cached_tokens += position as u64;
+        Ok(Restored::At(position))
+    }
+
+    /// Puts a saved state into a fresh sequence.
+    fn restore_entry(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        key: Key,
+    ) -> Result<Restored, DeviceError> {
+        let Some(entry) = self.radix.get(key) else {
+            return Ok(Restored::NotFound);
+        };
+        match runner.restore(seq, entry.snapshot) {
+            Ok(()) => Ok(Restored::At(self.radix.depth(key))),
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
+                self.stats.failed += 1;
+                self.remove_entry(runner, key);
+                Ok(Restored::Broken)
+            }
+        }
+    }
+
+    /// Saves the state of a sequence that holds exactly `tokens`, unless that is there already.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn save(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        tokens: &[TokenId],
+        mark: SaveInfo<'_>,
+    ) -> Result<(), DeviceError> {
+        let SaveInfo { head, session, .. } = mark;
+        self.use_counter += 1;
+        let prefixes = self.radix.prefixes_of(tokens);
+        let there = prefixes.last().copied();
+        if let Some(key) = there.filter(|key| self.radix.depth(*key) == tokens.len()) {
+            if let Some(entry) = self.radix.get_mut(key) {
+                entry.used = self.use_counter;
+                entry.head |= head;
+                entry.from_warmup &= mark.from_warmup;
+            }
+            return Ok(());
+        }
+        let info = match runner.snapshot(seq, self.config.place) {
+            Ok(info) if info.position == tokens.len() => info,
+            Ok(info) => {
+                let detail = format!("position {} for {} tokens", info.position, tokens.len());
+                tracing::error!(%detail, "a snapshot stands elsewhere than it should; it is dropped");
+                runner.free_snapshot(info.id);
+                self.stats.failed += 1;
+                return Ok(());
+            }
+            Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a state cannot be saved");
+                self.stats.failed += 1;
+                return Ok(());
+            }
+        };
+        self.stats.saved += 1;
+        self.stats.warmup_saved += u64::from(mark.from_warmup);
+        // What went on from a head may be anybody's first turn; what went on from a turn is that conversation's next.
+        let again = |entry: &PrefixEntry| !entry.head && (entry.resumed || entry.returned);
+        let mut earlier = prefixes.iter().filter_map(|key| self.radix.get(*key));
+        let entry = PrefixEntry {
+            snapshot: info.id,
+            used: self.use_counter,
+            session: session.cloned(),
+            head,
+            resumed: false,
+            returned: earlier.any(again),
+            offered_to_store: false,
+            from_warmup: mark.from_warmup,
+        };
+        self.insert(runner, tokens, entry);
+        self.enforce_limits(runner)
+    }
+
+    /// Gives up the least dear state. Says whether there was one.
+    pub(crate) fn evict_one(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
+        let Some(key) = eviction::choose_evictee(&self.radix) else {
+            return Ok(false);
+        };
+        if eviction::worth_persisting(&self.radix).contains(&key) {
+            self.export_to_store(runner, key, ExportRule::AnyNew)?;
+        }
+        self.stats.evicted += 1;
+        self.remove_entry(runner, key);
+        Ok(true)
+    }
+
+    /// Whether a state waits to be looked at for the store.
+    pub(crate) fn has_unpersisted(&self) -> bool {
+        let unoffered = |entry: &PrefixEntry, depth| {
+            !entry.offered_to_store && depth >= self.config.least_stored
+        };
+        self.store.is_some()
+            && self
+                .radix
+                .entries()
+                .any(|(_, depth, entry)| unoffered(entry, depth))
+    }
+
+    /// Gives one state to the store, if one is class it.
+    pub(crate) fn persist_next(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        let worth_persisting = eviction::worth_persisting(&self.radix);
+        for key in &worth_persisting {
+            if self.export_to_store(runner, *key, ExportRule::EighthNew)? {
+                return Ok(());
+            }
+        }
+        // Nobody asks again for what another state continues.
+        let all: Vec<Key> = self.radix.entries().map(|(key, ..)| key).collect();
+        for key in all {
+            if let Some(entry) = self.radix.get_mut(key) {
+                entry.offered_to_store = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives everything to the store that it lacks, the latest used first, since the process ends.
+    pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        let worth_persisting = eviction::worth_persisting(&self.radix);
+        if let Some(store) = &mut self.store {
+            let by_use: Vec<_> = worth_persisting
+                .iter()
+                .map(|key| self.radix.tokens(*key))
+                .collect();
+            store.begin_shutdown(&by_use);
+        }
+        for key in worth_persisting {
+            self.export_to_store(runner, key, ExportRule::AnyNew)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the longest stored beginning in, if it is longer than what is there.
+    fn import_from_store(
+        &mut self,
+        runner: &mut dyn Runner,
+        usable: &[TokenId],
+        session: Option<&Arc<str>>,
+    ) -> Result<(), DeviceError> {
+        loop {
+            let there = self.radix.prefixes_of(usable).last().copied();
+            let held = there.map_or(0, |key| self.radix.depth(key));
+            let Some(store) = &mut self.store else {
+                return Ok(());
+            };
+            let Some(found) = store.find(usable, held, usable.len()) else {
+                return Ok(());
+            };
+            let tokens = &usable[..found.position];
+            match runner.import_at(&*found.source) {
+                Ok(info) if info.position == tokens.len() => {
+                    self.stats.store_hits += 1;
+                    let entry = PrefixEntry {
+                        snapshot: info.id,
+                        used: self.use_counter,
+                        session: session.cloned(),
+                        head: false,
+                        resumed: false,
+                        returned: false,
+                        offered_to_store: true,
+                        from_warmup: false,
+                    };
+                    self.insert(runner, tokens, entry);
+                    return self.enforce_limits(runner);
+                }
+                Ok(info) => {
+                    runner.free_snapshot(info.id);
+                    store.forget(tokens);
+                }
+                Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+                Err(error) if error.is_out_of_memory() => {
+                    self.stats.failed += 1;
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a stored state is of no use; it is forgotten");
+                    store.forget(tokens);
+                }
+            }
+            self.stats.failed += 1;
+        }
+    }
+
+    fn insert(&mut self, runner: &mut dyn Runner, tokens: &[TokenId], entry: PrefixEntry) {
+        let (_, before) = self.radix.insert(tokens, entry);
+        if let Some(before) = before {
+            runner.free_snapshot(before.snapshot);
+        }
+    }
+
+    /// Gives states up until slots and bytes are kept.
+    fn enforce_limits(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
+        while self.radix.len() > self.config.slots
+            || (!self.is_empty() && runner.capacity().snapshot_bytes > self.config.bytes)
+        {
+            self.evict_one(runner)?;
+        }
+        Ok(())
+    }
+
+    /// Exports a state to the store, if it is long enough and far enough beyond what the store has.
+    fn export_to_store(
+        &mut self,
+        runner: &mut dyn Runner,
+        key: Key,
+        rule: ExportRule,
+    ) -> Result<bool, DeviceError> {
+        let depth = self.radix.depth(key);
+        let (Some(store), Some(entry)) = (&mut self.store, self.radix.get_mut(key)) else {
+            return Ok(false);
+        };
+        let again = matches!(rule, ExportRule::AnyNew);
+        if depth < self.config.least_stored || (entry.offered_to_store && !again) {
+            return Ok(false);
+        }
+        entry.offered_to_store = true;
+        let snapshot = entry.snapshot;
+        let tokens = self.radix.tokens(key);
+        let new = depth - store.covered(&tokens).min(depth);
+        let enough = match rule {
+            ExportRule::AnyNew => new > 0,
+            ExportRule::EighthNew => new >= depth / 8,
+        };
+        if !enough {
+            return Ok(false);
+        }
+        match runner.detach(snapshot) {
+            Ok(parcel) => {
+                self.stats.stored += 1;
+                store.put(&tokens, parcel);
+                Ok(true)
+            }
+            Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "a state cannot be exported");
+                self.stats.failed += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    fn remove_entry(&mut self, runner: &mut dyn Runner, key: Key) {
+        if let Some(entry) = self.radix.remove(key) {
+            runner.free_snapshot(entry.snapshot);
+        }
+    }
+}
+
+/// For prefix warm-up. None of this counts as a use of an entry.
+impl PrefixCache {
+    /// Whether anything is to be read ahead.
+    pub(crate) fn warmup_enabled(&self) -> bool {
+        self.is_on() && self.config.warmup_tokens > 0
+    }
+
+    /// How many tokens of a text may still be read, of which `read` were.
+    pub(crate) fn warmup_budget_left(&self, read: usize) -> usize {
+        self.config.warmup_tokens.saturating_sub(read)
+    }
+
+    /// The fewest tokens that are class reading ahead.
+    pub(crate) fn min_warmup_tokens(&self) -> usize {
+        self.config.boundaries.apart.max(1)
+    }
+
+    /// Where the last turn but one of a text begins, which is the reply in what is foreseen; its end if nobody knows.
+    pub(crate) fn last_reply(&self, tokens: &[TokenId]) -> usize {
+        let starts = &self.config.boundaries.turn_starts;
+        let mut turns = tokens.iter().enumerate().rev();
+        let mut turn = || turns.find(|(_, token)| starts.contains(token));
+        turn()
+            .and_then(|_| turn())
+            .map_or(tokens.len(), |(at, _)| at)
+    }
+
+    /// Counts tokens read ahead.
+    pub(crate) fn count_warmup(&mut self, tokens: usize) {
+        self.stats.warmup_tokens += tokens as u64;
+    }
+
+    /// How many tokens the longest saved beginning of a text holds.
+    pub(crate) fn covered(&self, tokens: &[TokenId]) -> usize {
+        let prefixes = self.radix.prefixes_of(tokens);
+        prefixes.last().map_or(0, |key| self.radix.depth(*key))
+    }
+
+    /// Puts the longest saved beginning of a text into a fresh sequence.
+    ///
+    /// The only error is a lost device.
+    pub(crate) fn restore_for_warmup(
+        &mut self,
+        runner: &mut dyn Runner,
+        seq: SeqId,
+        tokens: &[TokenId],
+    ) -> Result<Restored, DeviceError> {
+        match self.radix.prefixes_of(tokens).last() {
+            Some(key) => self.restore_entry(runner, seq, *key),
+            None => Ok(Restored::NotFound),
+        }
+    }
+}
+
+/// How much longer than what the store has a state must be to be written.
+#[derive(Debug, Clone, Copy)]
+enum ExportRule {
+    /// By anything: it is about to be lost.
+    AnyNew,
+    /// By an eighth of its length, so that a growing conversation is written a few times over and not each turn.
+    EighthNew,
+}
