@@ -12,7 +12,7 @@
 // grid (groups of 256 values, rows) x 256 threads
 // smem 1 KB, 3 KB with rotation
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
-// test attention::trees_over_*_equal_the_reference
+// test attention::tree_attention_over_*_matches_reference
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"

@@ -9,7 +9,7 @@
 // grid (layers, 4 * KV_HEADS, paths) x 128 threads; the threads divide the bytes of a row: 16-byte words of codes,
 //      4-byte words of scales
 // smem none
-// arch sm_80 and up     reference: a plain copy     test attention::compact_moves_bytes_verbatim
+// arch sm_80 and up     reference: a plain copy     test attention::compact_kv_moves_bytes_verbatim
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_cache.cuh"

@@ -8,7 +8,7 @@
 // grid one block per SM x 384 threads; a block takes the items of its BlockSchedule (fixed_splits_schedule.cuh)
 // smem see warp_specialized_sm90.cuh, then TreeStorage
 // arch sm_90a     reference cpu::reference::attention::attend
-// test attention::a_node_has_the_bits_of_its_token_alone
+// test attention_batch_invariance::*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/warp_specialized_sm90.cuh"
@@ -74,7 +74,7 @@ __device__ __forceinline__ int partial_index(const TreeStorage& storage, int tre
 
 // Finds the cache rows of a private item; the PV warpgroups.
 __device__ __forceinline__ void find_gather_rows(const WorkItem& item, const PageTable& pages, u32* rows) {
-    const int thread = opaque(threadIdx.x) - 128;
+    const int thread = int(opaque(threadIdx.x)) - 128;
     if (thread < KV_TILE) {
         const int position = item.begin + thread;
         const bool seen = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
@@ -174,7 +174,7 @@ __device__ __forceinline__ TileSource next_tile(const KernelParams& params, Tile
 template <int FORMAT, int STRIDE>
 __device__ __forceinline__ void load_tile(const TreeStorage& storage, const TileSource& source, const Plane& plane, u32 to) {
     if (source.row == NO_TILE) return;
-    const int thread = opaque(threadIdx.x) - 128;
+    const int thread = int(opaque(threadIdx.x)) - 128;
     if (source.row >= GATHERED_TILE)
         tile_gather<FORMAT, STRIDE>(to, plane, storage.gather_row[source.row % 4], thread);
     else
@@ -230,7 +230,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
             });
             slot = KLoader::after(slot, params.smem_k);
             if (item.is_private || (WINDOW && key < item.committed + STEP_ROWS - item.window)) {
-                const int lane = opaque(threadIdx.x % 32), t = lane % 4, own_key = key + warp * 16 + lane / 4;
+                const int lane = int(opaque(threadIdx.x % 32)), t = lane % 4, own_key = key + warp * 16 + lane / 4;
 #pragma unroll
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
@@ -325,7 +325,7 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIt
             slot = slot == V_STAGES - 1 ? 0 : slot + 1;
             buffer ^= 1;
         }
-        const int t = opaque(threadIdx.x) % 4, kv_head = item.kv_head;
+        const int t = int(opaque(threadIdx.x)) % 4, kv_head = item.kv_head;
 #pragma unroll
         for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
@@ -375,12 +375,12 @@ extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1) attn_deco
     __syncthreads();
     if (is_softmax) {
 #if !SMALL_BLOCK
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 " SOFTMAX_REGISTERS ";");
+        setmaxnreg_dec<SOFTMAX_REGISTERS>();
 #endif
         softmax_warpgroup(params, softmax);
     } else {
 #if !SMALL_BLOCK
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 " PV_REGISTERS ";");
+        setmaxnreg_inc<PV_REGISTERS>();
 #endif
         pv_warpgroups(params, tiles, queue, softmax);
     }

@@ -16,7 +16,7 @@
 // grid one resident wave x 256 threads; a block takes every gridDim.x-th work item
 // smem Q M16_TILES * 32 HEAD_DIM, P M16_TILES * 2048, STAGES tiles of K or V, softmax state
 // arch sm_80 and up     reference cpu::reference::attention::attend
-// test attention::trees_over_*_equal_the_reference
+// test attention::tree_attention_over_*_matches_reference
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"

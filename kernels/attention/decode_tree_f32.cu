@@ -12,7 +12,7 @@
 // grid (HEADS, rows) x 256 threads
 // smem one query, 256 scores and cache rows, reduction scratch
 // arch sm_80 and up     reference cpu::reference::attention::attend
-// test attention::trees_over_*_equal_the_reference
+// test attention::tree_attention_over_*_matches_reference
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_cache.cuh"

@@ -7,7 +7,8 @@
 // grid one resident wave x 256 threads; a block takes a contiguous run of work items (tree, part of QUERY_COLUMNS rows
 //      of M, KV head, split) and loads the first K stages of the next item before it stores the current one
 // smem see swapped_operands_sm90.cuh
-// arch sm_90a     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
+// arch sm_90a     reference cpu::reference::attention::attend
+// test attention::tree_attention_over_*_matches_reference
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"

@@ -6,7 +6,8 @@
 // in, out as decode_tree.cu
 // grid one block per SM x 384 threads; a block takes a contiguous run of work items (work_items.cuh)
 // smem see warp_specialized_sm90.cuh, then NodeMasks
-// arch sm_90a     reference cpu::reference::attention::attend     test attention::trees_over_*_equal_the_reference
+// arch sm_90a     reference cpu::reference::attention::attend
+// test attention::tree_attention_over_*_matches_reference
 // Spills 336 bytes at 144 columns: fields of an item, most of them outside the loop over keys. So it is not marked hot.
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -31,7 +32,7 @@ __device__ __forceinline__ void load_tile(TileLoader<FORMAT, STRIDE, SLOTS>& loa
     if (loader.key < item.end) {
         // No row sees keys older than the window; they may never have been written.
         const int low = WINDOW > 0 ? item.tree.committed - WINDOW + 1 - loader.key : 0;
-        tile_load<FORMAT, STRIDE, 256>(loader.to, plane, loader.row, low, item.end - loader.key, opaque(threadIdx.x) - 128);
+        tile_load<FORMAT, STRIDE, 256>(loader.to, plane, loader.row, low, item.end - loader.key, int(opaque(threadIdx.x)) - 128);
         loader.key += KV_TILE;
         const int position = kv_position(loader.key, item.range_begin, item.window_begin);
         if (position % PAGE_SIZE == 0 || (WINDOW < 0 && loader.key == item.window_begin))
@@ -109,7 +110,7 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
             const int position = kv_position(key, item.range_begin, item.window_begin);
             if (key + KV_TILE > min(item.tree.committed, item.end) ||
                 (WINDOW && position < item.tree.committed + STEP_ROWS - item.tree.window)) {
-                const int m_first = opaque(item.m_first), lane = opaque(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+                const int m_first = int(opaque(item.m_first)), lane = int(opaque(threadIdx.x % 32)), g = lane / 4, t = lane % 4;
 #pragma unroll
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
@@ -254,10 +255,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) attn_decode_tree(
     load_nodes(step, item, nodes);
     __syncthreads();
     if (is_softmax) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 " SOFTMAX_REGISTERS ";");
+        setmaxnreg_dec<SOFTMAX_REGISTERS>();
         softmax_warpgroup(params, item, softmax, nodes);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 " PV_REGISTERS ";");
+        setmaxnreg_inc<PV_REGISTERS>();
         pv_warpgroups(params, load_keys, load_values, softmax);
     }
 }

@@ -4,7 +4,7 @@
 //
 // over groups of n = min(128, head_dim) values; H is the Hadamard matrix in natural order, `before` and `after` are
 // fixed signs. Additions have the order of the reference (rising strides), so the bits are equal.
-// Reference contract::quant::turn; test attention::chunks_are_written_where_they_belong.
+// Reference contract::quant::hadamard; test attention::prefill_chunk_appends_keys_and_values_at_their_pages.
 #pragma once
 #include "common/prelude.cuh"
 

@@ -14,7 +14,7 @@
 //   its
 //                                 high bit is bit w of the code of value 24 + n; two norms per row, one per half
 // Rows are multiples of 16 bytes. cuda::launch::attention::rows converts between these bytes and the formats' own.
-// Reference cpu::reference::kv; test attention::hostile_rows_are_stored_as_the_codec_stores_them.
+// Reference cpu::reference::kv; test attention::extreme_rows_are_stored_as_the_codec_stores_them.
 #pragma once
 #include "attention/hadamard.cuh"
 #include "common/prelude.cuh"

@@ -29,7 +29,7 @@ __device__ __host__ constexpr int tile_bytes(int format, int stride) { return 64
 template <int SIZE>
 __device__ __forceinline__ void cp_async_part(u32 to, const void* from, int bytes) {
     if (SIZE == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+        cp_async_16_zfill(to, from, bytes);
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(SIZE), "r"(bytes)
                      : "memory");

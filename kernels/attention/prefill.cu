@@ -13,7 +13,8 @@
 //      of the prompt. A key whose score is NaN has zero weight.
 // smem 3 * 64 * 2 * HEAD_DIM bytes
 // define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT
-// arch sm_80 and up     ref cpu::reference::attention::attend     test prefill::attention_matches_reference
+// arch sm_80 and up     ref cpu::reference::attention::attend
+// test prefill_attention::prefill_attention_matches_reference
 // hot
 #define QUERIES 64
 #define PRODUCER_THREADS 128
@@ -47,20 +48,16 @@ __device__ __forceinline__ float (&c_fragment(float (&sums)[HEAD_DIM / 2], int j
 
 // Named barriers between the producer and the consumer warps.
 enum Barrier { K_FULL = 1, K_EMPTY, V_FULL, V_EMPTY };
-__device__ __forceinline__ void named_barrier_sync(Barrier e) { asm volatile("bar.sync %0, %1;" ::"r"((int)e), "n"(THREADS) : "memory"); }
-__device__ __forceinline__ void named_barrier_arrive(Barrier e) {
-    asm volatile("bar.arrive %0, %1;" ::"r"((int)e), "n"(THREADS) : "memory");
-}
 
 template <class Tile>
 __device__ __forceinline__ void load_tile(Tile &tile, const Plane &cache, u64 row, int valid, u32 to, Barrier free, bool wait,
                                      Barrier full) {
     const int thread = threadIdx.x - (THREADS - PRODUCER_THREADS);
     if (!Tile::WRITES_AT_BEGIN) { tile.begin(cache, row, valid, to, thread); }
-    if (wait) { named_barrier_sync(free); }
+    if (wait) { named_barrier_sync<THREADS>(free); }
     if (Tile::WRITES_AT_BEGIN) { tile.begin(cache, row, valid, to, thread); }
     tile.finish(to, thread);
-    named_barrier_arrive(full);
+    named_barrier_arrive<THREADS>(full);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -100,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int row_position = committed + first + warp * 16 + lane / 4;
     const float log2_scale = scale * 1.4426950408889634f;
     for (int begin = 0; begin < end; begin += KV_TILE) {
-        named_barrier_sync(K_FULL);
+        named_barrier_sync<THREADS>(K_FULL);
         float scores[KV_TILE / 8][4] = {};
 #pragma unroll 4
         for (int k = 0; k < HEAD_DIM / 16; k++) {
@@ -114,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(scores[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) { named_barrier_arrive(K_EMPTY); }
+        if (begin + KV_TILE < end) { named_barrier_arrive<THREADS>(K_EMPTY); }
 
         const bool needs_mask = begin + KV_TILE > committed + first;
         float new_max[2] = {row_max[0], row_max[1]};
@@ -151,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 p[j / 2][j % 2 * 2 + i] = f32x2_to_f16x2(a, b);
             }
         }
-        named_barrier_sync(V_FULL);
+        named_barrier_sync<THREADS>(V_FULL);
 #pragma unroll
         for (int k = 0; k < KV_TILE / 16; k++) {
 #pragma unroll
@@ -162,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(c_fragment(sums, 2 * j + 1), p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) { named_barrier_arrive(V_EMPTY); }
+        if (begin + KV_TILE < end) { named_barrier_arrive<THREADS>(V_EMPTY); }
     }
 
     if (kv_rotated(V_FORMAT)) { hadamard_inverse_rows<HEAD_DIM>(sums); }

@@ -11,7 +11,8 @@
 //      order of position, so a row's bits do not depend on its neighbors. A key whose score is NaN has zero weight.
 // smem none
 // define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT
-// arch sm_80 and up     ref cpu::reference::attention::attend     test prefill::attention_matches_reference
+// arch sm_80 and up     ref cpu::reference::attention::attend
+// test prefill_attention::prefill_attention_matches_reference
 #include "attention/kv_cache.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"

@@ -35,9 +35,7 @@ template <> struct Fetch<KV_F16> {
             const int unit = thread + i * PRODUCER_THREADS;
             const int key = thread / (HEAD_DIM / 8) + i * (PRODUCER_THREADS / (HEAD_DIM / 8)), chunk = thread % (HEAD_DIM / 8);
             if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + tile_chunk(key, chunk)),
-                         "l"(from + unit * 16), "r"(key < valid ? 16 : 0)
-                         : "memory");
+            cp_async_16_zfill(to + tile_chunk(key, chunk), from + unit * 16, key < valid ? 16 : 0);
         }
         cp_async_commit();
     }

@@ -10,7 +10,7 @@
 //      absolute multiples of 64, so a row's bits do not depend on the chunking of the prompt.
 // smem Q 64 KB, K 2 x 32 KB, V 2 x 32 KB, mbarriers
 // define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (F16, Q8_0, Q4_0)
-// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::attention_matches_reference
+// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::prefill_attention_matches_reference
 #define QUERIES 128
 #define PRODUCER_THREADS 64
 #define THREADS 384
@@ -44,19 +44,16 @@ __device__ __forceinline__ float exp2_approx(float x) {
 
 // Producer side of the pipeline of K or of V.
 struct ProducerPipeline {
-    u32 smem, full, empty;
-    int stage;
-    u32 parity;
+    u32 smem;
+    Pipeline<STAGES> pipeline;
+    PipelineState<STAGES> state;
 
-    __device__ __forceinline__ void producer_acquire() const { mbarrier_wait(empty + stage * 8, parity); }
-    __device__ __forceinline__ u32 at(int key) const { return smem + stage * TILE_BYTES + key * 128; }
+    __device__ __forceinline__ void producer_acquire() const { pipeline.producer_acquire(state.stage, state.parity); }
+    __device__ __forceinline__ u32 at(int key) const { return smem + state.stage * TILE_BYTES + key * 128; }
     __device__ __forceinline__ void producer_commit() {
         fence_proxy_async();
-        mbarrier_arrive(full + stage * 8);
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
+        mbarrier_arrive(pipeline.full_barrier(state.stage));
+        state.advance();
     }
 };
 
@@ -195,21 +192,19 @@ __device__ __forceinline__ void pack_p(const float (&scores)[32], u32 (&p)[4][4]
     }
 }
 
+// Consumer side of the pipeline of K or of V.
 struct ConsumerPipeline {
-    u32 tiles, full, empty;
-    int stage;
-    u32 parity;
+    u32 tiles;
+    Pipeline<STAGES> pipeline;
+    PipelineState<STAGES> state;
 
     __device__ __forceinline__ u32 consumer_wait() const {
-        mbarrier_wait(full + stage * 8, parity);
-        return tiles + stage * TILE_BYTES;
+        pipeline.consumer_wait(state.stage, state.parity);
+        return tiles + state.stage * TILE_BYTES;
     }
     __device__ __forceinline__ void consumer_release() {
-        if (threadIdx.x % 128 == 0) { mbarrier_arrive(empty + stage * 8); }
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
+        if (threadIdx.x % 128 == 0) { pipeline.consumer_release(state.stage); }
+        state.advance();
     }
 };
 
@@ -223,13 +218,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int first = (tiles - 1 - blockIdx.y) * QUERIES, head = blockIdx.x, group = threadIdx.x / 128;
     const u32 smem_q = shared_address(memory), smem_k = smem_q + Q_BYTES, smem_v = smem_k + STAGES * TILE_BYTES;
     const u32 mbarriers = smem_v + STAGES * TILE_BYTES;
+    const Pipeline<STAGES> k_barriers = {mbarriers, mbarriers + 16}, v_barriers = {mbarriers + 32, mbarriers + 48};
     const int end = committed + min(first + QUERIES, rows);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(mbarriers + i * 8, PRODUCER_THREADS);
-            mbarrier_init(mbarriers + 16 + i * 8, 2);
-            mbarrier_init(mbarriers + 32 + i * 8, PRODUCER_THREADS);
-            mbarrier_init(mbarriers + 48 + i * 8, 2);
+            mbarrier_init(k_barriers.full_barrier(i), PRODUCER_THREADS);
+            mbarrier_init(k_barriers.empty_barrier(i), 2);
+            mbarrier_init(v_barriers.full_barrier(i), PRODUCER_THREADS);
+            mbarrier_init(v_barriers.empty_barrier(i), 2);
         }
         fence_mbarrier_init();
     }
@@ -237,14 +233,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (group >= 2) {
 #if QUANTIZED_KV
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+        setmaxnreg_dec<88>();
 #else
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        setmaxnreg_dec<56>();
 #endif
         const int kv_head = head / (HEADS / KV_HEADS);
         const bool is_key_producer = threadIdx.x % 128 < PRODUCER_THREADS;
         const KvSource from = {is_key_producer ? keys : values, {pages.table, pages.max_pages, 0}, chunk->slot, kv_head, end};
-        const ProducerPipeline to = {is_key_producer ? smem_k : smem_v, is_key_producer ? mbarriers : mbarriers + 32, is_key_producer ? mbarriers + 16 : mbarriers + 48, 0, 1};
+        const ProducerPipeline to = {is_key_producer ? smem_k : smem_v, {is_key_producer ? mbarriers : mbarriers + 32, is_key_producer ? mbarriers + 16 : mbarriers + 48}, {0, 1}};
 #if K_FORMAT == V_FORMAT
         produce_tiles<K_FORMAT>(from, to);
 #else
@@ -256,13 +252,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     } else {
 #if QUANTIZED_KV
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        setmaxnreg_inc<208>();
 #else
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        setmaxnreg_inc<224>();
 #endif
         const int lane = threadIdx.x % 32, row_of_lane = first + group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
         const u32 smem_q_of_group = smem_q + group * 64 * 128;
-        ConsumerPipeline k_pipeline = {smem_k, mbarriers, mbarriers + 16, 0, 0}, v_pipeline = {smem_v, mbarriers + 32, mbarriers + 48, 0, 0};
+        ConsumerPipeline k_pipeline = {smem_k, k_barriers, {0, 0}}, v_pipeline = {smem_v, v_barriers, {0, 0}};
         Softmax softmax = {{LOWEST_SCORE, LOWEST_SCORE}, {0.0f, 0.0f}, scale * 1.4426950408889634f};
         float sums[128], scores[32], rescale[2];
         u32 p[4][4];

@@ -10,7 +10,7 @@
 // smem see swapped_operands_sm90.cuh; the epilogue reuses it as f32 [8 N8_TILES][260]
 // define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (any except F32),
 //      N8_TILES, STAGES
-// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::attention_matches_reference
+// arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::prefill_attention_matches_reference
 // hot
 #include "attention/swapped_operands_sm90.cuh"
 #include "common/prelude.cuh"

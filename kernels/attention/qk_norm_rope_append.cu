@@ -13,7 +13,8 @@
 // grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128 threads, one warp per head
 // smem none
 // arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
-// test attention::chunks_are_written_where_they_belong, attention::hostile_rows_are_stored_as_the_codec_stores_them
+// test attention::prefill_chunk_appends_keys_and_values_at_their_pages,
+//      attention::extreme_rows_are_stored_as_the_codec_stores_them
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"

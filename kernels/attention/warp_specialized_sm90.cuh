@@ -27,8 +27,8 @@ static_assert(K_STAGES >= 3 && V_STAGES >= 2, "K or V has too few stages");
 // Row sums per thread: half of its columns; the lane 16 apart has the other half.
 #define THREAD_SUMS (4 * ((N8_TILES + 3) / 4))
 // Registers per softmax thread and per PV thread after setmaxnreg.
-#define SOFTMAX_REGISTERS "136"
-#define PV_REGISTERS "184"
+#define SOFTMAX_REGISTERS 136
+#define PV_REGISTERS 184
 // Named barriers: softmax warpgroup; per parity: K full, P full, P empty.
 #define SOFTMAX_BARRIER 1
 #define K_FULL 6
@@ -49,27 +49,10 @@ struct SoftmaxState {
     int rescaled[2];
 };
 
-// True in all threads of the softmax warpgroup if `mine` is true in any of them (barrier.red.or).
-__device__ __forceinline__ bool any_softmax_thread(bool mine) {
-    u32 any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}\n"
-        : "=r"(any)
-        : "r"((u32)mine), "n"(SOFTMAX_BARRIER)
-        : "memory");
-    return any != 0;
-}
 __device__ __forceinline__ float fmax_nan(float a, float b) {
     float c;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
-}
-
-// Optimization barrier: x, but the compiler recomputes what follows from it here. Kept in registers across tiles, such
-// values would spill accumulators.
-__device__ __forceinline__ int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
 }
 
 // Ring of STAGES tiles of K or V that the PV warpgroups fill with cp.async.
@@ -97,7 +80,7 @@ __device__ __forceinline__ int thread_column(int i) {
 // Moves the base of every column whose maximum exceeds it by RESCALE_THRESHOLD, or that sees its first key, and
 // rescales scores and row sums. Returns true while any column has seen no key. 128 threads.
 __device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], SoftmaxState& softmax, float* rescale) {
-    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, t = lane % 4;
+    const int lane = int(opaque(threadIdx.x % 32)), warp = threadIdx.x / 32, t = lane % 4;
     // A NaN score gets zero weight.
 #pragma unroll
     for (int i = 0; i < 4 * N8_TILES; i++) scores[i] = fmaxf(scores[i], -INF);
@@ -119,7 +102,7 @@ __device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], fl
         if (!first || tile_max > -INF) softmax.running_max[column] = softmax.base[column];
         any_column_empty |= first && tile_max == -INF;
     }
-    any_column_empty = any_softmax_thread(any_column_empty);
+    any_column_empty = named_barrier_or<SOFTMAX_BARRIER, 128>(any_column_empty);
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++) {
         const float2 by = *(const float2*)(softmax.shift + 8 * n + 2 * t);
@@ -180,7 +163,7 @@ __device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], floa
     const int buffer = tile & 1;
     // P empty: P V of tile - 2 is done.
     if (tile >= 2) named_barrier_sync<384>(P_EMPTY + buffer);
-    const bool any_rescale = any_softmax_thread(!(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) || any_column_empty;
+    const bool any_rescale = named_barrier_or<SOFTMAX_BARRIER, 128>(!(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) || any_column_empty;
     if (any_rescale) any_column_empty = move_row_bases(scores, sums, softmax, softmax.rescale[buffer]);
     if (threadIdx.x == 0) softmax.rescaled[buffer] = any_rescale;
     store_p(scores, sums, smem_p + buffer * PANEL_BYTES);

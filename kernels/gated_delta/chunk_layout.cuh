@@ -22,11 +22,6 @@ __device__ __forceinline__ ChunkRows chunk_rows(const Chunk* chunk, int index) {
 }
 __device__ __forceinline__ int num_chunks(const Chunk* chunk) { return (chunk->committed % 64 + chunk->rows + 63) / 64; }
 
-// cp.async of 16 bytes, or zeros if not `valid` (`from` must be a valid address all the same).
-__device__ __forceinline__ void cp_async_16_zfill(u32 to, const void* from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-
 // Output of prefill_chunk_prepare.cu per chunk and value head: high then low bf16 parts, [64][64] each, then two
 // vectors:
 //   inverse: (I + A)^-1 diag(beta)   qk: e^(G_i - G_j) q_i . k_j, j <= i   decay: e^(G_i)   tail: e^(G_64 - G_i)

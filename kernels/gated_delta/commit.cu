@@ -8,7 +8,7 @@
 // grid (V_HEADS * 2 + CHANNELS / 4 / 256, layers, paths) x 256 threads: a block has 64 value columns of one head, a
 //      warp eight of them, a lane 4 of k; the last blocks slide the window, four channels per thread
 // smem none
-// arch sm_80 and up     reference cpu::reference::delta::fold     test commit_*
+// arch sm_80 and up     reference cpu::reference::delta::update_state     test gated_delta::delta_commit_*
 //
 // Nodes are applied one after the other, so a path gives the same bits as its nodes committed one by one.
 #include "common/prelude.cuh"

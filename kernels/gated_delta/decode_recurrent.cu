@@ -21,7 +21,8 @@
 //      warps convolve. On sm_90 and up, CLUSTER blocks convolve for their key head together: one queries, one keys,
 //      each for all.
 // smem SharedStorage, all dynamic; crates/cuda/src/launch/delta/walk.rs computes the size
-// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree     test tree_*
+// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree
+// test gated_delta_row::delta_tree_*, gated_delta::delta_tree_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -72,15 +73,7 @@ __device__ __forceinline__ void store_to_cluster(float* to, float4 v, u64* barri
 #if CLUSTER > 1
     const u32 at = shared_address(to), counter = shared_address(barrier);
 #pragma unroll
-    for (int r = 0; r < CLUSTER; r++) {
-        u32 there, counts;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(r));
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(counter), "r"(r));
-        asm volatile(
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
-            "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counts)
-            : "memory");
-    }
+    for (int r = 0; r < CLUSTER; r++) st_async(mapa(at, r), v, mapa(counter, r));
 #else
     *(float4*)to = v;
 #endif
@@ -262,7 +255,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     }
     __syncwarp();
     // The mbarrier fence is enough; arrive.release would wait for all outstanding loads.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    cluster_arrive_relaxed();
 #endif
     // The step header, state and window are older than the previous kernel, which has waited for them. No instruction
     // below waits for a load whose result it does not need.
@@ -280,7 +273,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     const Weights own_weights = load_weights(weight, block_channel);
     if ((int)blockIdx.z >= trees || tree.nodes < 1) {
 #if CLUSTER > 1
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        cluster_wait();
 #endif
         cp_async_wait<0>();
         pdl_wait();
@@ -343,7 +336,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
                 tid % STATE_THREADS)};
     float* node_out = slot_ptr(factors, tree.slot, factor_stride);
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();
 #endif
     cp_async_wait<0>();
     __syncthreads();

@@ -7,11 +7,13 @@
 //
 // in   x [CHANNELS], alpha, beta [V_HEADS], z [V_WIDTH], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt
 //      [V_HEADS], state [slot][V_HEADS][128 v][128 k], norm [128]
-// out  [V_WIDTH] in any format of norm/row_output.cuh that a lane writes alone; k, u, g and x of the node in the factors
+// out  [V_WIDTH] in any format of norm/row_output.cuh that a lane writes alone; k, u, g and x of the node in the
+//      factors
 // grid V_HEADS x 256 threads: a block has one head, a warp 16 of its value columns in four passes, a lane 16 of k in
 //      each
 // smem 2.1 KB
-// arch sm_80 and up     reference cpu::reference::{conv, delta}, norm::gated_rms     test verify_*, row_*
+// arch sm_80 and up     reference cpu::reference::{conv, delta}, norm::gated_rms
+// test gated_delta_row::fused_delta_row_*
 // hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"

@@ -13,7 +13,7 @@
 //      tree. Blocks of one key head are neighbors. On sm_90 and up, CLUSTER of them form a cluster that convolves q and
 //      k together: each block has a part of the rows and writes it to the shared memory of all.
 // smem SharedStorage, all dynamic
-// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree     test tree_*
+// arch sm_80 and up     reference cpu::reference::{conv, delta}::tree     test gated_delta::delta_tree_*
 //
 // Products use f16 pairs on the tensor cores (split_f16.cuh), 22 bits: keys and queries are unit vectors times a power
 // of two, state columns have a scale each. Both are split once, when they are stored to shared memory; the state before
@@ -75,15 +75,15 @@ __device__ __forceinline__ int swizzled(int node, int column) {
 
 // Cluster barrier arrive. With `wrote`, this thread's writes to peer shared memory are visible after their wait; that
 // costs a GPU-wide fence, which also waits for its writes to global memory.
-__device__ __forceinline__ void cluster_arrive(bool wrote) {
+__device__ __forceinline__ void arrive_at_peers(bool wrote) {
 #if CLUSTER > 1
     if (wrote)
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        cluster_arrive_release();
     else
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+        cluster_arrive_relaxed();
 #endif
 }
-__device__ __forceinline__ void wait_for_cluster() {
+__device__ __forceinline__ void wait_for_peers() {
 #if CLUSTER > 1
     cluster_wait();
 #endif
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
     for (int r = 0; r < CLUSTER; r++) {
         u32 there = to;
 #if CLUSTER > 1
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(to), "r"(r));
+        there = mapa(to, r);
         asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
         asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w) : "memory");
 #else
@@ -155,7 +155,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         pdl_wait();
         return;
     }
-    cluster_arrive(false);
+    arrive_at_peers(false);
     const Tree tree = step->tree[blockIdx.z];
     const int nodes = tree.nodes, tiles = (nodes + 7) / 8;
     constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // state columns that a warp splits
@@ -195,12 +195,12 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     __syncthreads();
     const ConvInput source = {x + (u64)tree.first * ld_x, slot_window + (TAPS - 1) * CHANNELS, ld_x};
     float* node_out = slot_ptr(factors, tree.slot, factor_stride);
-    wait_for_cluster();
+    wait_for_peers();
     pdl_wait();
     pdl_launch();  // after the wait, for gated_norm.cu
 
     if (warp == WARPS - 1) {
-        cluster_arrive(false);
+        arrive_at_peers(false);
         float own[NODES_PER_LANE], rate[NODES_PER_LANE];
 #pragma unroll
         for (int h = 0; h < NODES_PER_LANE; h++) {
@@ -267,7 +267,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
             if (task + stride < tasks) begin(task + stride);
             const float4 y = conv_silu(smem.weight, in, own_part * HEAD_DIM + own);
             if (own_part == 2) {
-                if (!arrived) cluster_arrive(false), arrived = true;
+                if (!arrived) arrive_at_peers(false), arrived = true;
                 if (own_node < nodes) {
                     *(float4*)(smem.rhs + swizzled(own_node, own)) = y;
                     *(float4*)to_x = in[3];
@@ -277,14 +277,14 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
                 store_to_cluster(shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
                         split_f16(unit, own_part ? K_SCALE : Q_SCALE));
                 // Arrive before the global stores, because the arrival waits for this thread's earlier writes.
-                if (task + stride >= qk_tasks) cluster_arrive(true), arrived = true;
+                if (task + stride >= qk_tasks) arrive_at_peers(true), arrived = true;
                 if (writes_factors) {
                     *(float4*)to_x = in[3];
                     if (own_part) *(float4*)(to + key * HEAD_DIM + 4 * lane) = unit;
                 }
             }
         }
-        if (!arrived) cluster_arrive(false);
+        if (!arrived) arrive_at_peers(false);
     }
     const u32 rows_at = shared_address(smem.rows), columns_at = shared_address(smem.state);
     // A warp has 16 state columns in registers and some tiles of 8 keys or queries.
@@ -296,7 +296,7 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         load_a_fragment(high[s], columns_at, COLUMNS, own16, own16 + 8, s);
         load_a_fragment(low[s], columns_at + LOW_PLANE(COLUMNS), COLUMNS, own16, own16 + 8, s);
     }
-    wait_for_cluster();
+    wait_for_peers();
     __syncthreads();
 #pragma unroll 1
     for (int index = warp / COLUMN_TILES; index < 2 * tiles; index += ROW_WARPS) {

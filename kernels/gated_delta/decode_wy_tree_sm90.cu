@@ -9,11 +9,13 @@
 //
 // in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]; with NORM z [rows][ld_z], norm [128]
-// out  k, u, g and x of each node in the factors; o [rows][V_WIDTH], or with NORM y in the formats of norm/row_output.cuh
+// out  k, u, g and x of each node in the factors; o [rows][V_WIDTH], or with NORM y in the formats of
+//      norm/row_output.cuh
 // grid (V_HEADS * 2) x 512 threads: a block has 64 value columns of one head. Blocks of one key head are neighbors;
 //      CLUSTER of them form a cluster that convolves q and k together and writes each row to the shared memory of all.
 // smem SharedStorage, all dynamic
-// arch sm_90a     reference cpu::reference::{conv, delta}::tree, norm::gated_rms     test tree_*, verify_*
+// arch sm_90a     reference cpu::reference::{conv, delta}::tree, norm::gated_rms
+// test gated_delta::delta_tree_*, delta_layer_*
 //
 // Warpgroups: 0 to 2 convolve q and k, 1 and 3 v; one warp computes the gates. Then 0 computes R, U and o, 1 the S0^T q
 // part of o, 2 A and P, one warp of 3 the inverses of the diagonal blocks; 2 and 3 norm o. Blocks exchange rows of q
@@ -106,7 +108,7 @@ __device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], Share
         load_a_fragment(low[s], state + LOW_PLANE(COLUMNS), COLUMNS, own16, own16 + 8, s);
     }
     float low_sums[THREAD_SUMS] = {};
-    mbarrier_wait_cluster(smem.qk_barrier);
+    mbarrier_wait_cluster(shared_address(&smem.qk_barrier));
     fence_proxy_async();
     wgmma_fence();
 #pragma unroll
@@ -186,7 +188,7 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     float decay[THREAD_SUMS], sums[THREAD_SUMS] = {}, low_sums[THREAD_SUMS] = {};
     named_barrier_sync(GATES_READY);
     decay_matrix(decay, smem, is_key, i0);
-    mbarrier_wait_cluster(smem.qk_barrier);
+    mbarrier_wait_cluster(shared_address(&smem.qk_barrier));
     fence_proxy_async();
     wgmma_fence();
 #pragma unroll
@@ -293,7 +295,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     }
     __syncwarp();
     // The mbarrier fence already covers what peers need; arrive.release would wait for all outstanding loads.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    cluster_arrive_relaxed();
     const float* slot_window = slot_ptr(window, tree.slot, window_stride);
     prefetch_window<BLOCK_CHANNELS, THREADS>(slot_window, work.key, work.v_channels);
     // Nodes that pad the bucket are zero.
@@ -307,7 +309,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     }
     u32 peer_offset[CLUSTER];  // from this block's shared memory to each peer's
 #pragma unroll
-    for (int r = 0; r < CLUSTER; r++) peer_offset[r] = mapa_shared_cluster(shared_address(memory), r) - shared_address(memory);
+    for (int r = 0; r < CLUSTER; r++) peer_offset[r] = mapa(shared_address(memory), r) - shared_address(memory);
     if (warp == WARPS - 1) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -356,7 +358,7 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
         for (int i = 0; i < COLUMNS_PER_WARP; i++) store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
     }
     cp_async_wait<0>();
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    cluster_wait();
     __syncthreads();
     Weights w;
     const auto fetch_weights = [&]() {
@@ -406,8 +408,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
                 const u32 to = rows + operand_offset(QK_ROWS, done.part ? done.node : MAX_NODES + done.node, lane);
 #pragma unroll
                 for (int r = 0; r < CLUSTER; r++) {
-                    st_async_cluster(to + peer_offset[r], h.x, h.y, qk_barrier + peer_offset[r]);
-                    st_async_cluster(to + LOW_PLANE(QK_ROWS) + peer_offset[r], h.z, h.w, qk_barrier + peer_offset[r]);
+                    st_async(to + peer_offset[r], h.x, h.y, qk_barrier + peer_offset[r]);
+                    st_async(to + LOW_PLANE(QK_ROWS) + peer_offset[r], h.z, h.w, qk_barrier + peer_offset[r]);
                 }
                 if (writes_factors) {
                     *(float4*)(node_factors + NODE_X + done.channel(work)) = in[3];
@@ -499,9 +501,9 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     if (lane < 16) {
         const int to = cluster_rank() / SLICES * SLICES + lane / 8;
         const float* square = &smem.squares[2 * work.slice + norm_lane % 64 / 32][norm_node];
-        st_async_cluster(mapa_shared_cluster(shared_address(square), to), sum, mapa_shared_cluster(shared_address(&smem.squares_barrier), to));
+        st_async(mapa(shared_address(square), to), sum, mapa(shared_address(&smem.squares_barrier), to));
     }
-    mbarrier_wait_cluster(smem.squares_barrier);
+    mbarrier_wait_cluster(shared_address(&smem.squares_barrier));
     if (norm_node >= nodes) return;
     sum = (smem.squares[0][norm_node] + smem.squares[1][norm_node]) + (smem.squares[2][norm_node] + smem.squares[3][norm_node]);
     const float factor = rsqrtf(sum * (1.0f / HEAD_DIM) + eps);

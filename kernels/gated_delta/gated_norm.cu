@@ -7,7 +7,8 @@
 // out  y [rows][V_WIDTH] in any format of norm/row_output.cuh, or (OUT_PANEL) as f16 panels of gemm/panel_layout.cuh
 // grid (groups of 256 / 4, rows) x 128 threads: a warp per group of two heads, eight values per lane
 // smem none
-// arch sm_80 and up     reference cpu::reference::norm::gated_rms     tests verify_*, chunk_* (f32 rows)
+// arch sm_80 and up     reference cpu::reference::norm::gated_rms
+// test gated_delta::delta_layer_*, gated_delta_chunk::*
 #include "common/prelude.cuh"
 #include "gated_delta/layout.cuh"
 #include "norm/source_rows.cuh"

@@ -10,7 +10,7 @@
 // grid (chunks, K_HEADS) x 256 threads: a block has one key head of one chunk and its value heads, up to three at a
 //      time
 // smem 64 KB
-// arch sm_80 and up     reference cpu::reference::delta::chunk     test chunk_*
+// arch sm_80 and up     reference cpu::reference::delta::chunked     test gated_delta_chunk::*
 //
 // Products use three bf16 partial products on the tensor cores and stay in registers for all value heads. The inverse T
 // is computed in f32: 16 x 16 diagonal blocks by forward substitution, one thread per column; then T_ij = -T_ii (sum_k
@@ -65,7 +65,7 @@ gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const floa
         const bool valid = row < rows_of_chunk.rows;
         const char* from = (const char*)(rows + (u64)(valid ? row : 0) * CHANNELS + (part < 2 ? K_WIDTH : 0) + key * HEAD_DIM);
         const u32 to = shared_address(tiles) + part * 16384 + k_tile_offset(row, piece);
-        cp_async_16_zfill(to, from + part % 2 * 256 + piece * 16, valid);
+        cp_async_16_zfill(to, from + part % 2 * 256 + piece * 16, valid ? 16 : 0);
     }
     cp_async_commit();
     for (int r = warp; r < V_HEADS_PER_K_HEAD; r += WARPS) {

@@ -9,7 +9,7 @@
 // grid (128 / COLUMNS, V_HEADS + 1) x 2 COLUMNS threads: a warp has 16 value columns of one head for the whole prompt;
 //      the last row of blocks slides the convolution window
 // smem 97 KB: k, q (bf16 pairs [64][128]), inverse, qk (pairs [64][64]), decay and tail twice
-// arch sm_80 and up     reference cpu::reference::delta::chunk     test chunk_*
+// arch sm_80 and up     reference cpu::reference::delta::chunked     test gated_delta_chunk::*
 //
 // A warp holds its slice of S^T in registers in accumulator layout, which is also the A fragment layout of the next
 // product: state, right-hand side and U never leave the registers. Products are three bf16 partial products with f32
@@ -89,7 +89,7 @@ __device__ __forceinline__ void load_k_tile(u32 to, const float* rows, ChunkRows
         const int row = i / 32, half = i / 16 % 2, piece = i % 16;
         const bool valid = row < rows_of_chunk.rows;
         const char* from = (const char*)(rows + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + part);
-        cp_async_16_zfill(to + half * 16384 + k_tile_offset(row, piece), from + half * 256 + piece * 16, valid);
+        cp_async_16_zfill(to + half * 16384 + k_tile_offset(row, piece), from + half * 256 + piece * 16, valid ? 16 : 0);
     }
 }
 

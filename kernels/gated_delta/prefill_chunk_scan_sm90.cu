@@ -10,7 +10,7 @@
 //      of blocks slides the convolution window
 // smem 227 KB: two stages of k and q (bf16 pairs in panels [2][64][64]), inverse and qk (pairs [64][64]), v [64][64]
 //      f32; decay and tail twice
-// arch sm_90a     reference cpu::reference::delta::chunk     test chunk_*
+// arch sm_90a     reference cpu::reference::delta::chunked     test gated_delta_chunk::*
 //
 // S^T stays in registers as an accumulator and becomes the A operand there; B operands come from shared memory in the
 // 128-byte swizzle. A chunk is loaded while the previous one is computed. Blocks of inverse and qk above the diagonal
@@ -57,7 +57,7 @@ __device__ __forceinline__ void load_head(u32 to, const float* from, int rows) {
         const int row = i / 32, part = i / 8 % 4, piece = i % 8;
         const bool valid = row < rows;
         cp_async_16_zfill(to + part * 8192 + intra_tile_offset(row, piece),
-                            (const char*)(from + (u64)(valid ? row : 0) * CHANNELS) + part * 128 + piece * 16, valid);
+                            (const char*)(from + (u64)(valid ? row : 0) * CHANNELS) + part * 128 + piece * 16, valid ? 16 : 0);
     }
 }
 
@@ -92,14 +92,14 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         for (int i = threadIdx.x; i < 64 * 32; i += THREADS) {
             const int part = i / 512, row = i / 8 % 64, piece = i % 8;  // inverse high, low, qk high, low
             cp_async_16_zfill(to + INVERSE_OFFSET + part * 8192 + intra_tile_offset(row, piece),
-                                from + part * 8192 + row * 128 + piece * 16, piece / 2 <= row / 16);
+                                from + part * 8192 + row * 128 + piece * 16, piece / 2 <= row / 16 ? 16 : 0);
         }
 #pragma unroll 4
         for (int i = threadIdx.x; i < 64 * 16; i += THREADS) {
             const int row = i / 16, piece = i % 16;
             const bool valid = row < rows_of_chunk.rows;
             cp_async_16_zfill(to + V_OFFSET + row * V_LD * 4 + piece * 16,
-                                values + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + piece * 4, valid);
+                                values + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + piece * 4, valid ? 16 : 0);
         }
         if (threadIdx.x < 32)
             cp_async_16(base + DECAY_OFFSET + c % 2 * 512 + threadIdx.x * 16, from + INTRA_DECAY + threadIdx.x * 16);
@@ -121,7 +121,7 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         const float* tail = decay + 64;
         // cp.async writes must be visible to wgmma, and all warps must have consumed the other stage.
         cp_async_wait<0>();
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        fence_proxy_async();
         __syncthreads();
         float out[32], u[32];
 #pragma unroll

@@ -11,7 +11,7 @@
 // grid (heads / 8 + 1, rows / 16) x 256 threads: a warp takes a head through 16 rows, the last column computes the
 //      gates
 // smem none
-// arch sm_80 and up     reference cpu::reference::conv::sequence, norm::l2     test chunk_*
+// arch sm_80 and up     reference cpu::reference::conv::sequence, norm::l2     test gated_delta_chunk::*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

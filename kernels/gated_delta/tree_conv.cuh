@@ -15,11 +15,11 @@
 #endif
 
 __device__ __forceinline__ u32 cluster_rank() {
-    u32 r = 0;
 #if CLUSTER > 1
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return cluster_ctarank();
+#else
+    return 0;
 #endif
-    return r;
 }
 
 // Input rows of the convolution, oldest first: nodes, or negative for rows of the window, -1 being the newest. A

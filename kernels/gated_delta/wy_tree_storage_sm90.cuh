@@ -56,29 +56,6 @@ __device__ __forceinline__ int swizzled(int node, int column) {
     return node * COLUMNS + (column ^ ((node >> 1 & 3) << 3));
 }
 
-__device__ __forceinline__ u32 mapa_shared_cluster(u32 address, int rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-// To shared memory of a peer block, counted on its mbarrier.
-__device__ __forceinline__ void st_async_cluster(u32 to, u32 x, u32 y, u32 barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to), "r"(x), "r"(y), "r"(barrier)
-                 : "memory");
-}
-__device__ __forceinline__ void st_async_cluster(u32 to, float x, u32 barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(__float_as_uint(x)), "r"(barrier)
-                 : "memory");
-}
-// Waits for the st.async of peer blocks.
-__device__ __forceinline__ void mbarrier_wait_cluster(u64& barrier) {
-    asm volatile(
-        "{\n\t.reg .pred done;\n\t"
-        "again:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
-        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(shared_address(&barrier))
-        : "memory");
-}
-
 // d += a b with N = NODES; a is in registers or a descriptor.
 #if TILES == 2
 #define WGMMA_PLACES "{%0, %1, %2, %3, %4, %5, %6, %7}"
