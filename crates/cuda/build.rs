@@ -1,4 +1,4 @@
-//! Lists every file under `kernels/` in one generated table, so that the executable carries its sources.
+//! Generates a table of all files under `kernels/`, so that the executable embeds its sources.
 
 #![allow(
     clippy::disallowed_methods,
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() -> io::Result<()> {
-    // Asked for when it runs: a checkout that has moved since this was compiled has its kernels elsewhere.
+    // Read at run time: `env!` would keep the path of a checkout that has moved since.
     let own = env::var_os("CARGO_MANIFEST_DIR")
         .ok_or_else(|| io::Error::other("cargo set no CARGO_MANIFEST_DIR"))?;
     let root = Path::new(&own).join("../../kernels");

@@ -1,4 +1,4 @@
-//! What a plan must be for this device to run it: every refusal has its reason, before anything is loaded.
+//! Checks of a plan before anything is loaded. Every rejection names its reason.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::launch::matmul;
 use crate::pack::WeightKind;
 use crate::step;
 
-/// Values per scale in every block format of this device.
+/// Values per scale in the device's block formats.
 const BLOCK: usize = 32;
-/// Head dimensions that the attention kernels are built for.
+/// Head dimensions with attention kernels.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
-/// Width of a delta head; the tree and chunk kernels are built on it.
+/// Delta head width of the tree and chunk kernels.
 const DELTA_HEAD_DIM: usize = 128;
-/// Taps of the convolution that the kernels unroll.
+/// Convolution taps, unrolled in the kernels.
 const CONV_TAPS: usize = 4;
-/// Longest context: positions are 32-bit in the step header, with room for trees.
+/// Longest context. Positions are 32-bit in the step header, with space for trees.
 const MAX_CONTEXT: usize = 1 << 30;
 
-/// Refuses, by name, a plan this device cannot run. `device` is its name.
+/// Rejects a plan that this device cannot run. Errors name `device`.
 pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     let unsupported = |(what, instead): (String, &str)| DeviceError::Unsupported {
         what,
@@ -48,7 +48,7 @@ pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), Dev
     heads.try_for_each(head).map_err(unsupported)
 }
 
-/// Refuses rows of TQ3_0, whose values are stored 128 together, where heads have fewer.
+/// Rejects TQ3_0 for heads that are not multiples of its 128-value groups.
 fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
     for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
         let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(hadamard::GROUP);
@@ -64,14 +64,14 @@ fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
     Ok(())
 }
 
-/// Refuses weights whose products need more shared memory than the card has.
+/// Rejects weights whose GEMMs need more shared memory than the device has.
 pub(crate) fn check_shared_memory(
     plan: &OpenPlan,
     card: Card,
     device: &str,
 ) -> Result<(), DeviceError> {
     let target = &plan.target;
-    // The embedding is looked up, not multiplied, unless it is the head as well.
+    // The embedding is looked up, not multiplied, unless it is also the head.
     let looked_up = target.embedding.name != target.head.name;
     let draft = plan.draft.iter().flat_map(|draft| draft.spec.weights());
     let mut all = target.weights().into_iter().chain(draft);
@@ -94,7 +94,7 @@ pub(crate) fn check_shared_memory(
     }
 }
 
-/// Checks a draft against its target as the passes need it.
+/// Checks a draft against its target.
 fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
     let hidden = target.hidden;
     let beyond = draft
@@ -166,16 +166,17 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
 }
 
 fn head(a: &AttentionSpec) -> Result<(), (String, &'static str)> {
-    match HEAD_DIMS.contains(&a.head_dim) {
-        true => Ok(()),
-        false => Err((
+    if HEAD_DIMS.contains(&a.head_dim) {
+        Ok(())
+    } else {
+        Err((
             format!("a head dimension of {}", a.head_dim),
             "it must be 64, 128 or 256",
-        )),
+        ))
     }
 }
 
-/// What the kernels are built for, where a well-formed spec may ask for more.
+/// Kernel limits that a well-formed spec may exceed.
 fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
     if !spec.hidden.is_multiple_of(BLOCK) {
         return Err((
@@ -212,7 +213,7 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
     Ok(())
 }
 
-/// Checks that every weight has the shape its place asks for.
+/// Checks the shape of every weight.
 fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
     let hidden = spec.hidden;
     shape(&spec.embedding, spec.vocab, hidden)?;
@@ -270,7 +271,7 @@ fn delta(d: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
     shape(&d.norm, 1, d.v_dim)
 }
 
-/// A matrix of exactly these dimensions, its rows whole blocks; a vector has one row.
+/// Checks dimensions and whole blocks. A vector has one row.
 fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
     if (weight.rows, weight.cols) != (rows, cols) {
         let found = format!("[{}, {}] found", weight.rows, weight.cols);

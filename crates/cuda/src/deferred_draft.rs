@@ -1,6 +1,6 @@
-//! A draft sets memory is reserved at the start and sets weights come at their first use.
+//! A draft whose memory is reserved at open and whose weights load at first use.
 //!
-//! Committing a token appends to the draft's context, so the first use is the first prompt.
+//! A commit appends to the draft's context, so the first use is the first prompt.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use contract::{DeviceError, WeightSource};
 use crate::driver::Gpu;
 use crate::weights::{Sources, WeightSet, Weights};
 
-/// Weights that are not on the card yet.
+/// Draft weights that are not loaded yet.
 pub(crate) struct DeferredDraft {
-    /// Where they go; the memory belongs to the engine.
+    /// Their device addresses. The engine owns the memory.
     weights: Weights,
     source: Arc<dyn WeightSource>,
     name: String,
@@ -31,12 +31,12 @@ impl DeferredDraft {
         }
     }
 
-    /// Bytes of page-locked memory that loading will take.
+    /// Page-locked memory that loading needs, in bytes.
     pub(crate) fn staging_bytes(weights: &Weights) -> usize {
         weights.staging_bytes(&[WeightSet::Draft])
     }
 
-    /// Brings the weights to their places. After a refusal it may be tried again.
+    /// Loads the weights. A failed load may be retried.
     pub(crate) fn load(&self, gpu: &Gpu) -> Result<(), DeviceError> {
         let sources = Sources {
             target: &*self.source,

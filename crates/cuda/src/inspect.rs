@@ -1,4 +1,4 @@
-//! A look inside the runner, for conformance only.
+//! Access to layer outputs and states, for conformance tests only.
 
 use contract::inspect::Inspect;
 use contract::protocol::invalid_call;
@@ -10,13 +10,13 @@ use crate::runner::CudaRunner;
 use crate::snapshot::{append_neutral, neutral_bytes, neutral_states, runs};
 use crate::state::{KvArray, KvGroup, LayerState};
 
-/// A runner that can be looked into.
+/// A runner with inspection.
 pub trait InspectedRunner: Runner + Inspect {}
 
 impl InspectedRunner for CudaRunner {}
 
 impl CudaBackend {
-    /// Opens a plan as [`Backend::open`](contract::Backend::open) does, and lets the runner be looked into.
+    /// As [`Backend::open`](contract::Backend::open), with inspection.
     pub fn open_inspected(
         &self,
         plan: OpenPlan,
@@ -34,7 +34,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 impl CudaRunner {
-    /// Slot and position of a sequence, once `layer` is known to exist.
+    /// Slot and position of a sequence, after a check of `layer`.
     fn place(&self, seq: SeqId, layer: usize) -> Result<(usize, usize), DeviceError> {
         let sequence = self.sequence(seq)?;
         let n_layers = self.engine.spec().layers.len();
@@ -47,7 +47,7 @@ impl CudaRunner {
         Ok((sequence.slot, sequence.position))
     }
 
-    /// One array of cached rows as f32, `[position, n_kv_heads, head_dim]`.
+    /// One KV array dequantized to f32, `[position, n_kv_heads, head_dim]`.
     fn rows(
         &self,
         (group, index): (&KvGroup, usize),

@@ -1,16 +1,16 @@
-//! Where everything lies on the card: regions by purpose, carved up before a byte is allocated.
+//! Device memory layout: one region per purpose, planned before allocation.
 //!
-//! A layout is worked out twice with the same code: at address 0 to learn its size, for the memory plan that
-//! may refuse, and at the real address once the region is allocated. So the plan is exact by construction.
+//! The layout code runs twice: at address 0 to get the size for the memory plan, then at the
+//! allocated address. Both runs give the same sizes, so the plan is exact.
 
 use contract::{DeviceError, MemoryPlan};
 
-/// Alignment of every array on the card, in bytes.
+/// Alignment of every device array in bytes.
 pub(crate) const ALIGN: u64 = 256;
-/// Alignment of every region, in bytes.
+/// Alignment of every region in bytes.
 pub(crate) const REGION_ALIGN: u64 = 1024;
 
-/// Hands out pieces of a region, one after another.
+/// Allocates consecutive ranges of a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BumpAllocator {
     base: u64,
@@ -18,51 +18,53 @@ pub(crate) struct BumpAllocator {
 }
 
 impl BumpAllocator {
-    /// Of a region that begins at address `base`, a multiple of [`REGION_ALIGN`].
+    /// Allocates from address `base`, a multiple of [`REGION_ALIGN`].
     pub(crate) fn new(base: u64) -> BumpAllocator {
         BumpAllocator { base, at: 0 }
     }
 
-    /// The address of the next `bytes` bytes.
+    /// Allocates `bytes` bytes and returns the address.
     pub(crate) fn take(&mut self, bytes: usize) -> u64 {
         let address = self.base + self.at;
         self.at = (self.at + bytes as u64).next_multiple_of(ALIGN);
         address
     }
 
-    /// As [`BumpAllocator::take`], at a multiple of `align`, a power of two that regions begin at multiples of.
+    /// As [`BumpAllocator::take`] at a multiple of `align`, a power of two that divides
+    /// [`REGION_ALIGN`].
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: u64) -> u64 {
         self.at = self.at.next_multiple_of(align);
         self.take(bytes)
     }
 
-    /// Bytes taken so far.
+    /// Bytes allocated so far.
     pub(crate) fn used(&self) -> u64 {
         self.at
     }
 }
 
-/// What may be taken of a card.
+/// The device memory that a plan may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
-    /// Free on the card before our context was made, in bytes.
+    /// Free device memory before the context was created, in bytes.
     pub(crate) free: u64,
-    /// The most the user lets us take, in bytes.
+    /// The user's limit in bytes.
     pub(crate) limit: Option<u64>,
 }
 
-/// What a context takes before anything is loaded, in bytes: 527 MiB on an H200 with driver 580, less on smaller cards.
+/// Memory of an empty context in bytes: 527 MiB on an H200 with driver 580, less on smaller
+/// devices.
 pub(crate) const CONTEXT_BYTES: u64 = 528 << 20;
-/// Left to the driver for the context, module code, graphs and local memory, in bytes; part of every plan.
+/// Reserve for the context, module code, graphs and local memory, in bytes. Every plan includes it.
 pub(crate) const DRIVER_BYTES: u64 = CONTEXT_BYTES + (256 << 20);
 
 impl MemoryBudget {
-    /// Bytes that a plan may take.
+    /// Bytes available to a plan.
     pub(crate) fn bytes(self) -> u64 {
         self.limit.map_or(self.free, |limit| self.free.min(limit))
     }
 
-    /// Refuses a plan that does not fit, with the longest context that would.
+    /// Rejects a plan that does not fit. The error names the longest context that fits.
     ///
     /// `estimate` gives the bytes of the same plan with another context.
     pub(crate) fn require(
@@ -93,15 +95,16 @@ impl MemoryBudget {
     }
 }
 
-/// The longest context below `context` that fits, in steps of 256; memory grows with the context.
+/// The longest context below `context` that fits, in steps of 256. Memory grows with the context.
 fn longest_context(context: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     const STEP: usize = 256;
     let (mut low, mut high) = (0, context / STEP);
     while low < high {
         let middle = (low + high).div_ceil(2);
-        match fits(middle * STEP) {
-            true => low = middle,
-            false => high = middle - 1,
+        if fits(middle * STEP) {
+            low = middle
+        } else {
+            high = middle - 1
         }
     }
     (low > 0).then_some(low * STEP)
@@ -133,7 +136,7 @@ mod tests {
         };
         let refusal = budget.require(&memory, 50_000, "cuda:0", plan);
         let text = refusal.unwrap_err().to_string();
-        // 1 MiB / 100 bytes is 10,485 tokens; 40 steps of 256 below it.
+        // 1 MiB / 100 bytes is 10,485 tokens, which rounds down to 40 steps of 256.
         assert!(text.contains("a context of 10240 tokens fits"), "{text}");
         assert!(budget.require(&memory, 50_000, "cuda:0", plan).is_err());
         let small = MemoryPlan::default();

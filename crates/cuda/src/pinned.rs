@@ -1,9 +1,10 @@
-//! Page-locked host memory that is used again: locking pages takes twenty times as long as copying them.
+//! A pool of page-locked host memory. Locking pages takes twenty times as long as copying them.
 //!
-//! Measured beside an H200: 157 MB are locked in 68 to 110 ms and copied in 3. So blocks that come back are kept, and
-//! once a large one was wanted, a thread locks the next before it is. While it does, launches may have to wait for the
-//! driver: so while somebody waits for a token the thread sees to it that there is one, and does the rest in a pause or beside long
-//! chunks of a prompt, whose launches are queued far ahead.
+//! Measured on an H200: 157 MB lock in 68 to 110 ms and copy in 3 ms. The pool therefore keeps
+//! released blocks. After the first large request, a thread locks blocks of that size ahead of use.
+//! Locking can delay launches in the driver. During decode the thread therefore keeps only one
+//! block ready. It locks the others while the device is idle, or during long prefill chunks, whose
+//! launches are queued far ahead.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,49 +17,49 @@ use contract::DeviceError;
 
 use crate::driver::{CopyEngine, Gpu, Pinned};
 
-/// Blocks of at least this many bytes are locked ahead of time, and have sizes that are multiples of it.
+/// Blocks of at least this size are pre-locked, and their sizes are multiples of it.
 const LARGE: usize = 16 << 20;
-/// Blocks of one size that wait to be wanted, once there was time: what the next turns of conversations save.
+/// Target number of idle blocks per size, for the snapshots of the next turns.
 const PRELOCKED_BLOCKS: usize = 4;
-/// The card has a pause when nobody asked for it this long.
+/// The device is idle after this time without a pass.
 const IDLE_AFTER: Duration = Duration::from_millis(150);
-/// Rows of a pass beside which memory may be locked.
+/// Prefill passes of at least this many rows allow locking.
 const LONG_PREFILL_ROWS: usize = 1024;
 
-/// Blocks that nobody uses just now, by their size.
+/// Idle blocks by size.
 type Idle = Arc<Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>>;
 
-/// Gives out blocks. Must outlive the work queued on the card, since copies from and to blocks that came back may
-/// still be under way.
+/// Allocates blocks. It must outlive the work queued on the device, since copies of released blocks
+/// may still run.
 pub(crate) struct PinnedPool {
     idle: Idle,
     copy_engine: CopyEngine,
-    /// Sizes of which the thread shall have some ready; `None` until the first is wanted.
+    /// Sizes to pre-lock. `None` before the first large request.
     ahead: Mutex<Option<Prelocker>>,
     work: Arc<Activity>,
 }
 
-/// When the card was last asked for anything.
+/// Recent device activity.
 struct Activity {
     begun: Instant,
-    /// Milliseconds after that.
+    /// Milliseconds from `begun` to the last pass.
     last: AtomicU64,
-    /// Whether for a long pass.
+    /// Whether the last pass was a long prefill.
     long: AtomicBool,
-    /// Who wants the driver for themselves just now.
+    /// Active pauses.
     held: AtomicUsize,
     stopping: AtomicBool,
 }
 
 impl Activity {
-    /// Whether nobody is kept waiting by a thread that holds the driver.
+    /// Whether locking delays no decode step.
     fn may_lock(&self) -> bool {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         self.long.load(Ordering::Relaxed) || self.begun.elapsed().saturating_sub(last) >= IDLE_AFTER
     }
 }
 
-/// Keeps the thread that locks memory from doing so.
+/// Pauses pre-locking until dropped.
 pub(crate) struct PrelockPause(Arc<Activity>);
 
 impl Drop for PrelockPause {
@@ -68,25 +69,25 @@ impl Drop for PrelockPause {
 }
 
 struct Prelocker {
-    /// `None` once the pool is being dropped, which ends the thread.
+    /// `None` while the pool is dropped, which ends the thread.
     sizes: Option<Sender<usize>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A block of page-locked memory, contents undefined; goes back to its pool when dropped.
+/// A block of page-locked memory, contents undefined. It returns to its pool on drop.
 ///
-/// Copies are queued on the main stream, or on one that the main stream has been told to wait for before the block comes
-/// back: so whoever gets a block next and queues a copy there comes after whatever its last owner queued. Reading or writing
-/// it on the host needs a wait before.
+/// Copies run on the main stream, or on a stream that the main stream waits for before the block
+/// returns. A later owner's copies on the main stream are therefore ordered after them. Host access
+/// needs a wait first.
 #[derive(Debug)]
 pub(crate) struct PinnedBlock {
-    /// `None` only while it is being dropped.
+    /// `None` only during drop.
     memory: Option<Pinned<u8>>,
     idle: Idle,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A list of memory has no state between two of its changes.
+    // A list is consistent after each change.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -106,7 +107,7 @@ impl PinnedPool {
         }
     }
 
-    /// Tells that the card is at work on a pass of so many rows.
+    /// Records a pass of `rows` rows.
     pub(crate) fn note_pass(&self, rows: usize) {
         self.work
             .long
@@ -117,7 +118,7 @@ impl PinnedPool {
             .store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Until what comes back is dropped, no memory is locked ahead of time.
+    /// Pauses pre-locking until the result is dropped.
     pub(crate) fn pause_prelocking(&self) -> PrelockPause {
         self.work.held.fetch_add(1, Ordering::Relaxed);
         PrelockPause(Arc::clone(&self.work))
@@ -126,7 +127,7 @@ impl PinnedPool {
     /// A block of at least `bytes` bytes.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the system locks no more pages.
+    /// [`DeviceError::OutOfMemory`] if the system locks no more pages.
     pub(crate) fn take(&self, bytes: usize) -> Result<PinnedBlock, DeviceError> {
         let large = bytes >= LARGE;
         let size = if large {
@@ -148,7 +149,8 @@ impl PinnedPool {
         })
     }
 
-    /// Has blocks of `size` bytes locked on another thread. Where there is none, they are locked when wanted.
+    /// Pre-locks blocks of `size` bytes on another thread. If the thread fails to start, requests
+    /// lock them.
     fn prelock(&self, size: usize) {
         let mut ahead = lock(&self.ahead);
         let ahead = ahead.get_or_insert_with(|| {
@@ -168,7 +170,7 @@ impl PinnedPool {
                             std::thread::sleep(IDLE_AFTER / 4);
                             continue;
                         }
-                        // What cannot be locked is told to whoever wants it.
+                        // A later request reports the error.
                         let Ok(memory) = copy_engine.pinned(size) else {
                             break;
                         };
@@ -183,12 +185,12 @@ impl PinnedPool {
             }
         });
         if let Some(sizes) = &ahead.sizes {
-            // Without a thread nobody listens.
+            // The channel is closed if the thread did not start.
             let _ = sizes.send(size);
         }
     }
 
-    /// Gives idle blocks beyond `bytes` back to the system. Everything queued must have been waited for.
+    /// Frees idle blocks beyond `bytes` in total. All queued work must have finished.
     pub(crate) fn trim(&self, bytes: usize) {
         let mut idle = lock(&self.idle);
         let mut left = bytes;
@@ -199,7 +201,7 @@ impl PinnedPool {
         }
     }
 
-    /// Bytes of blocks that nobody uses.
+    /// Total size of idle blocks.
     pub(crate) fn idle_bytes(&self) -> usize {
         let idle = lock(&self.idle);
         idle.iter().map(|(size, blocks)| size * blocks.len()).sum()
@@ -212,7 +214,7 @@ impl Drop for PinnedPool {
         if let Some(mut ahead) = lock(&self.ahead).take() {
             ahead.sizes = None;
             if let Some(thread) = ahead.thread.take() {
-                // A panic there was told where it happened.
+                // The panic has already been reported.
                 let _ = thread.join();
             }
         }
@@ -226,22 +228,22 @@ impl PinnedBlock {
             .expect("a block has its memory until it is dropped")
     }
 
-    /// The address by which copies reach it.
+    /// The address for copies.
     pub(crate) fn address(&self) -> u64 {
         self.memory().device_ptr()
     }
 
-    /// Its size, at least what was asked for.
+    /// Size in bytes, at least the requested size.
     pub(crate) fn len(&self) -> usize {
         self.memory().len()
     }
 
-    /// The bytes. Copies into it must have been waited for.
+    /// The bytes. Copies into the block must have finished.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.memory().as_slice()
     }
 
-    /// The bytes, to write. Copies from and into it, and what its last owner queued, must have been waited for.
+    /// The bytes, mutable. All copies of this and the last owner must have finished.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let memory = self.memory.as_mut();
         memory

@@ -1,16 +1,16 @@
-//! Where sequences live on the card: pages of keys and values, delta states, windows, tree factors.
+//! Device state of sequences: KV pages, delta states, convolution windows and tree factors.
 //!
-//! A sequence owns a *slot* and takes pages from a pool that all slots share. Layers of equal mixer shape form a group, whose arrays stand together so that one
-//! launch can work on all of them:
+//! A sequence owns a *slot* and takes pages from a pool that all slots share. Layers of equal mixer
+//! shape form a group. The arrays of a group are adjacent, so one launch covers all its layers:
 //!
 //! ```text
 //! keys and values   [layer in group][page][kv head][256][bytes], page = page_table[slot][position / 256]
-//! scales            [layer in group][page][kv head][256][bytes], for coarse formats
+//! scales            [layer in group][page][kv head][256][bytes], for quantized formats
 //! delta states      [slot][layer in group][v head][v][k] f32
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
 //! draft rings       as keys and values, one layer each, page = page_table[slot][position / 256 % pages]
-//! draft features    [slot][FEATURE_ROWS][taps * hidden] f32 of the pending tree and of tokens before it
+//! draft features    [slot][FEATURE_ROWS][capture_layers * hidden] f32, pending tree and earlier tokens
 //! ```
 
 use contract::{
@@ -23,86 +23,86 @@ use crate::launch::draft::ring_pages;
 use crate::memory::{ALIGN, BumpAllocator};
 use crate::step::ROWS;
 
-/// Positions of a page.
+/// Positions per page.
 pub(crate) const PAGE_SIZE: usize = 256;
-/// KvArray of features that a slot has room for: the widest tree's, or committed tokens' that wait and a tree's.
+/// Feature rows per slot: the widest tree, or pending committed tokens and a tree.
 pub(crate) const FEATURE_ROWS: usize = ROWS;
 
-/// Pages and slots of a plan.
+/// Slots and page counts of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotPlan {
-    /// Sequences open at once.
+    /// Maximum open sequences.
     pub(crate) n: usize,
-    /// Pages of one sequence at most: the context and the nodes of a tree beyond it.
+    /// Maximum pages per sequence: the context and the tree nodes beyond it.
     pub(crate) pages: usize,
-    /// Pages that all sequences share.
+    /// Pages in the shared pool.
     pub(crate) pool: usize,
 }
 
-/// One array of cached rows, all layers of a group.
+/// One array of the KV cache, all layers of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvArray {
     pub(crate) format: KvFormat,
     /// Address of the group's first layer.
     pub(crate) values: u64,
-    /// Address of the scales; 0 where the format has none.
+    /// Address of the scales, or 0 if the format has none.
     pub(crate) scales: u64,
     /// Bytes of one head's values at one position, without scales.
     pub(crate) value_bytes: usize,
-    /// Bytes of the scales belonging to them.
+    /// Bytes of the scales of those values.
     pub(crate) scale_bytes: usize,
 }
 
-/// Attention layers of one shape.
+/// Attention layers of equal shape.
 #[derive(Debug, Clone)]
 pub(crate) struct KvGroup {
     pub(crate) n_kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) k: KvArray,
     pub(crate) v: KvArray,
-    /// Indices of its layers in the model.
+    /// Model indices of its layers.
     pub(crate) layers: Vec<usize>,
-    /// Pages of one layer, those of all slots.
+    /// Pages per layer, for all slots.
     pub(crate) pages: usize,
 }
 
-/// Delta layers of one shape.
+/// Delta layers of equal shape.
 #[derive(Debug, Clone)]
 pub(crate) struct DeltaGroup {
     pub(crate) spec: GatedDeltaSpec,
     pub(crate) states: u64,
     pub(crate) windows: u64,
     pub(crate) factors: u64,
-    /// Bytes of one layer of one slot.
+    /// Bytes per layer and slot.
     pub(crate) state_bytes: usize,
     pub(crate) window_bytes: usize,
     pub(crate) factor_bytes: usize,
-    /// Indices of its layers in the model.
+    /// Model indices of its layers.
     pub(crate) layers: Vec<usize>,
 }
 
-/// Keys and values of one draft layer: the last positions of every slot.
+/// KV ring of one draft layer: the last positions of every slot.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftRing {
     pub(crate) rows: KvGroup,
-    /// Pages of one slot; positions begin again on the first.
+    /// Pages per slot. Positions wrap after them.
     pub(crate) pages: usize,
-    /// How far back the layer sees.
+    /// The attention window in tokens.
     pub(crate) window: usize,
     /// `[slots][pages]` int32.
     pub(crate) page_table: u64,
 }
 
-/// What slots hold for a draft.
+/// Draft state of all slots.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftState {
     pub(crate) rings: Vec<DraftRing>,
     pub(crate) features: u64,
-    /// `taps * hidden`.
+    /// `capture_layers * hidden`.
     pub(crate) width: usize,
 }
 
-/// Everything that slots hold.
+/// State of all slots.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) slots: SlotPlan,
@@ -113,17 +113,17 @@ pub(crate) struct State {
     pub(crate) draft: Option<DraftState>,
 }
 
-/// What one layer has of it.
+/// The state of one layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LayerState<'a> {
-    /// An attention layer: its group and its index there.
+    /// An attention layer: its group and its index in the group.
     Kv(&'a KvGroup, usize),
-    /// A delta layer: its group and its index there.
+    /// A delta layer: its group and its index in the group.
     Delta(&'a DeltaGroup, usize),
 }
 
 impl SlotPlan {
-    /// What limits ask for.
+    /// Slots and pages for `limits`.
     pub(crate) fn of(limits: Limits) -> SlotPlan {
         SlotPlan {
             n: limits.sequences,
@@ -165,12 +165,12 @@ impl KvGroup {
         }
     }
 
-    /// KvArray of one page: kv heads times positions.
+    /// Rows per page: KV heads times positions.
     pub(crate) fn page_rows(&self) -> usize {
         self.n_kv_heads * PAGE_SIZE
     }
 
-    /// Bytes from one layer's values to the next layer's.
+    /// Stride between layers in bytes.
     pub(crate) fn layer_bytes(&self, row_bytes: usize) -> usize {
         self.pages * self.page_rows() * row_bytes
     }
@@ -184,7 +184,8 @@ impl DraftState {
             v: draft.kv,
         };
         let rings = spec.layers.iter().enumerate().map(|(i, layer)| {
-            // The window and a tree beside it, or a chunk, whose rows are all written at once.
+            // The ring holds the window and a tree, or a whole prefill chunk, which is written at
+            // once.
             let needed =
                 ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE_SIZE));
             let pages = needed.min(SlotPlan::of(limits).pages + 1);
@@ -230,15 +231,15 @@ impl DeltaGroup {
         of(&self.spec) == of(d)
     }
 
-    /// Bytes from one slot's states to the next slot's; likewise for the other arrays.
+    /// Stride between slots of an array with `layer_bytes` per layer.
     pub(crate) fn slot_bytes(&self, layer_bytes: usize) -> usize {
         self.layers.len() * layer_bytes
     }
 }
 
 impl State {
-    /// Groups the layers and carves cached rows from `kv_region`, states and windows from `state_region`,
-    /// tree factors from `scratch`, and what the draft needs from `draft_region`.
+    /// Groups the layers and allocates their arrays: the KV cache in `kv_region`, delta states and
+    /// windows in `state_region`, tree factors in `scratch`, draft state in `draft_region`.
     pub(crate) fn new(
         plan: &OpenPlan,
         [kv_region, state_region, scratch, draft_region]: [&mut BumpAllocator; 4],
@@ -290,7 +291,7 @@ impl State {
         }
     }
 
-    /// The place of a layer.
+    /// The state of a layer.
     ///
     /// # Panics
     /// If the model has no such layer.
@@ -309,8 +310,8 @@ impl State {
             .expect("every layer of the model is in a group")
     }
 
-    /// Every page table and its first entries. Those of slots name pages that are there and are replaced as sequences
-    /// get their own; those of rings stay.
+    /// All page tables with their initial entries. Sequences replace the entries of slots. The
+    /// entries of rings are constant.
     pub(crate) fn page_tables(&self) -> Vec<(u64, Vec<i32>)> {
         let numbered = |pages: usize, of: usize| {
             let place = |i: usize| i32::try_from(i % of).expect("pages are far below 2^31");
@@ -332,7 +333,7 @@ mod tests {
         for format in KvFormat::ALL {
             let rows = KvArray::new(format, 256);
             let (found, most) = (rows.value_bytes + rows.scale_bytes, format.bytes(256));
-            // The norms of TQ3_0 are kept once.
+            // TQ3_0 stores norms once.
             assert!(found == most || format == KvFormat::Tq3_0 && found == 100);
         }
     }

@@ -1,4 +1,4 @@
-//! How long launches take, by the card's own clock.
+//! Launch timing with device events.
 
 use contract::DeviceError;
 
@@ -6,25 +6,25 @@ use crate::compile::Modules;
 use crate::driver::{Event, Gpu};
 use crate::launch::Launch;
 
-/// Launches that a timed graph holds at least, so that its own start weighs little.
+/// Minimum launches in a timed graph, so that the graph's own start matters little.
 const GRAPH_LAUNCHES: usize = 40;
 
 /// Microseconds of one pass over a list of launches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// The middle of all passes.
+    /// Median of all passes.
     pub median_us: f64,
-    /// One pass in ten was faster.
+    /// 10th percentile.
     pub low_us: f64,
-    /// One pass in ten was slower.
+    /// 90th percentile.
     pub high_us: f64,
 }
 
 impl Timing {
-    /// The figures of measured passes.
+    /// Percentiles of measured passes.
     ///
     /// # Panics
-    /// Without a pass.
+    /// If `passes` is empty.
     pub fn of(mut passes: Vec<f64>) -> Timing {
         assert!(!passes.is_empty(), "nothing was timed");
         passes.sort_by(f64::total_cmp);
@@ -38,7 +38,7 @@ impl Timing {
 }
 
 impl Gpu {
-    /// Median microseconds of queueing `launches` one by one, as [`Gpu::time`].
+    /// Median microseconds of [`Gpu::time`].
     pub fn time_us(
         &self,
         modules: &Modules,
@@ -49,7 +49,7 @@ impl Gpu {
         Ok(self.time(modules, launches, warmup, reps)?.median_us)
     }
 
-    /// Median microseconds of one pass inside a replayed graph, as [`Gpu::time_graph`].
+    /// Median microseconds of [`Gpu::time_graph`].
     pub fn time_graph_us(
         &self,
         modules: &Modules,
@@ -60,10 +60,10 @@ impl Gpu {
         Ok(self.time_graph(modules, launches, warmup, reps)?.median_us)
     }
 
-    /// Times one pass over `launches`, queued one by one; the gaps between launches count.
+    /// Times one pass over `launches`, queued one by one, gaps included.
     ///
-    /// To time a kernel on data that is not in the cache, list it several times with other buffers
-    /// and divide by the length of the list.
+    /// To time a kernel on uncached data, list it several times with different buffers and divide
+    /// by the length of the list.
     pub fn time(
         &self,
         modules: &Modules,
@@ -83,8 +83,8 @@ impl Gpu {
         self.passes(warmup, reps, 1.0, pass)
     }
 
-    /// Times one pass over `launches` inside a captured graph, which holds the list as often as
-    /// needed for its own start not to matter.
+    /// Times one pass over `launches` in a captured graph. The graph repeats the list until its own
+    /// start matters little.
     pub fn time_graph(
         &self,
         modules: &Modules,
@@ -99,7 +99,7 @@ impl Gpu {
         self.passes(warmup, reps, copies as f64, || self.replay(&graph))
     }
 
-    /// Times `reps` calls of `queue` after `warmup` more, each divided by `copies`.
+    /// Times `reps` calls of `queue` after `warmup` calls, each divided by `copies`.
     pub fn passes(
         &self,
         warmup: usize,

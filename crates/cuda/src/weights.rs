@@ -1,11 +1,12 @@
-//! A model's weights on the card: where each lies, and how they get there.
+//! Device layout of a model's weights, and their loading.
 //!
-//! Matrices are repacked by the rule of their type ([`crate::pack`]), vectors become f32, the embedding table
-//! keeps its file layout because its rows are looked up. Loading shares the repacking out over threads, which
-//! write into page-locked buffers; finished buffers go to the card while the next are filled.
+//! [`crate::pack`] repacks matrices by weight kind. Vectors become f32. The embedding table keeps
+//! its file layout, because steps look up its rows. Threads repack into page-locked buffers, and
+//! finished buffers are copied while others fill.
 //!
-//! The table of a large model stays in page-locked memory of the host: a step reads a row of 3 KB for each token, which
-//! is nothing beside its weights, and the table would take the card's place for tens of thousands of tokens.
+//! The embedding table of a large model stays in page-locked host memory. A step reads 3 KB of it
+//! per token, which is negligible. On the device it would take the memory of tens of thousands of
+//! tokens.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,17 +23,17 @@ use crate::driver::{Event, Gpu, Pinned};
 use crate::memory::BumpAllocator;
 use crate::pack::{self, WeightKind};
 
-/// Bytes of one page-locked buffer.
+/// Bytes of one page-locked staging buffer.
 const STAGING_BYTES: usize = 16 << 20;
-/// Copies under way at once; their buffers are not being filled.
+/// Concurrent copies. Their buffers are not being filled.
 const COPIES_IN_FLIGHT: usize = 2;
 /// More threads do not read a file faster.
 const MAX_THREADS: usize = 16;
-/// A table stays on the host where all weights are at least so many times as large: rows from there come later by a
-/// microsecond or two, which is more of a small model's step.
+/// The table stays on the host if all weights are this many times as large. Host rows arrive one or
+/// two microseconds later, which matters in a small model's step.
 const HOST_TABLE_RATIO: usize = 16;
 
-/// A matrix `[rows, cols]` in the card's layout.
+/// A matrix `[rows, cols]` in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WeightMatrix {
     pub(crate) kind: WeightKind,
@@ -41,14 +42,14 @@ pub(crate) struct WeightMatrix {
     pub(crate) at: u64,
 }
 
-/// The embedding in the file's layout, on the card or on the host.
+/// The embedding in file layout, on the device or the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EmbeddingTable {
     pub(crate) ty: QuantType,
     pub(crate) at: u64,
 }
 
-/// Where everything lies.
+/// Addresses of all weights.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
     pub(crate) embedding: EmbeddingTable,
@@ -101,7 +102,7 @@ pub(crate) enum MixerWeights {
 }
 
 impl MixerWeights {
-    /// The matrices that project its input, in the order that the mixer knows them by.
+    /// The matrices that project its input, in the mixer's order.
     pub(crate) fn input_projections(&self) -> Vec<WeightMatrix> {
         match self {
             MixerWeights::Attention(w) => w.input_projections().to_vec(),
@@ -118,7 +119,7 @@ impl MixerWeights {
     }
 }
 
-/// Weights of an attention mixer; a norm that is not there is 0.
+/// Weights of an attention mixer. An absent norm is 0.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionWeights {
     pub(crate) q_norm: u64,
@@ -150,7 +151,7 @@ pub(crate) struct DeltaWeights {
     pub(crate) norm: u64,
 }
 
-/// One weight on its way to the card.
+/// One weight to load.
 #[derive(Debug, Clone)]
 struct WeightEntry {
     of: WeightSet,
@@ -159,16 +160,16 @@ struct WeightEntry {
     form: Encoding,
 }
 
-/// Whose file a weight is in.
+/// The file of a weight, or the host table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WeightSet {
     Target,
     Draft,
-    /// The target's too, but it stays on the host.
+    /// The target's embedding table, in host memory.
     HostTable,
 }
 
-/// What becomes of the file's bytes.
+/// Conversion of a weight's file bytes.
 #[derive(Debug, Clone, Copy)]
 enum Encoding {
     Packed(WeightKind),
@@ -177,7 +178,7 @@ enum Encoding {
 }
 
 impl Encoding {
-    /// Bytes of `rows` rows on the card.
+    /// Device bytes of `rows` rows.
     fn bytes(self, weight: &WeightRef, rows: usize) -> usize {
         match self {
             Encoding::Packed(kind) => kind.bytes(rows, weight.cols),
@@ -187,7 +188,7 @@ impl Encoding {
     }
 }
 
-/// Lays weights out one after another.
+/// Assigns consecutive addresses to weights.
 struct LayoutBuilder<'a> {
     of: WeightSet,
     arena: &'a mut BumpAllocator,
@@ -271,8 +272,8 @@ impl LayoutBuilder<'_> {
 }
 
 impl Weights {
-    /// Lays out every weight of a plan that [`crate::check::require_supported`] has passed: the target's from `arena`, its table
-    /// from `table_arena` if it stays on the host, the draft's from `draft_arena`.
+    /// Lays out all weights of a plan that passed [`crate::check::require_supported`]. The target
+    /// uses `arena`, a host table `table_arena`, the draft `draft_arena`.
     pub(crate) fn new(
         (spec, arena): (&ModelSpec, &mut BumpAllocator),
         table_arena: &mut BumpAllocator,
@@ -289,9 +290,10 @@ impl Weights {
             items: Vec::new(),
         };
         let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
-        let table_builder = match HOST_TABLE_RATIO * spec.embedding.bytes() <= all {
-            true => &mut table,
-            false => &mut plan,
+        let table_builder = if HOST_TABLE_RATIO * spec.embedding.bytes() <= all {
+            &mut table
+        } else {
+            &mut plan
         };
         let embedding = EmbeddingTable {
             ty: spec.embedding.ty,
@@ -326,19 +328,19 @@ impl Weights {
         }
     }
 
-    /// The weights of some files, in the order of loading.
+    /// Weights of the given sets in loading order.
     fn of<'a>(&'a self, sets: &'a [WeightSet]) -> impl Iterator<Item = &'a WeightEntry> {
         self.items.iter().filter(|item| sets.contains(&item.of))
     }
 
-    /// Bytes of page-locked memory that loading takes on this machine, given back at its end.
+    /// Page-locked memory that loading takes on this machine. Freed when it ends.
     pub(crate) fn staging_bytes(&self, sets: &[WeightSet]) -> usize {
         let chunks: Vec<LoadChunk<'_>> = self.of(sets).flat_map(WeightEntry::chunks).collect();
         let (threads, largest) = staging(&chunks);
         (threads + COPIES_IN_FLIGHT) * largest
     }
 
-    /// Fills the host's memory with what stays there; `base` is its address.
+    /// Fills the host table. `base` is its address.
     pub(crate) fn load_table(
         &self,
         sources: Sources<'_>,
@@ -370,14 +372,14 @@ impl Weights {
                 joined.collect::<Vec<_>>()
             });
             for outcome in outcomes {
-                // A panic there was told where it happened.
+                // The panic has already been reported.
                 outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             }
         }
         Ok(())
     }
 
-    /// Brings the weights of some files to their places on the card. Returns when all have arrived.
+    /// Loads the given sets to the device and waits for them.
     pub(crate) fn load(
         &self,
         gpu: &Gpu,
@@ -406,7 +408,7 @@ impl Weights {
                     (Arc::clone(&stage), done.clone(), &next, &chunks);
                 scope.spawn(move || {
                     loop {
-                        // A buffer first: who holds a chunk must be able to fill it.
+                        // Take a buffer first: the owner of a chunk must be able to fill it.
                         let Ok(buffer) = stage
                             .lock()
                             .map_err(drop)
@@ -445,7 +447,7 @@ impl Weights {
                 if outcome.is_err() {
                     break;
                 }
-                // SAFETY: the buffer waits in `under_way` until its event has passed.
+                // SAFETY: the buffer stays in `under_way` until its event has passed.
                 let copied =
                     unsafe { gpu.copy_to_device(&copies, chunk.at, &buffer, 0..chunk.bytes) };
                 outcome = copied.and_then(|()| {
@@ -468,21 +470,21 @@ impl Weights {
     }
 }
 
-/// Threads that pack chunks, and bytes of the buffer each fills.
+/// Packing threads, and bytes of each thread's buffer.
 fn staging(chunks: &[LoadChunk<'_>]) -> (usize, usize) {
     let largest = chunks.iter().map(|p| p.bytes).max().unwrap_or(0);
     let threads = thread::available_parallelism().map_or(1, usize::from);
     (threads.min(MAX_THREADS).min(chunks.len().max(1)), largest)
 }
 
-/// Where the bytes are.
+/// The weight files.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
     pub(crate) target: &'a dyn WeightSource,
     pub(crate) draft: Option<&'a dyn WeightSource>,
 }
 
-/// Some rows of one weight: what one buffer takes.
+/// Rows of one weight that fit one buffer.
 struct LoadChunk<'a> {
     item: &'a WeightEntry,
     first_row: usize,
@@ -492,7 +494,7 @@ struct LoadChunk<'a> {
 }
 
 impl WeightEntry {
-    /// Cuts the weight at whole row tiles so that each chunk fits a buffer.
+    /// Splits the weight at row tiles into chunks of one buffer.
     fn chunks(&self) -> impl Iterator<Item = LoadChunk<'_>> {
         let (weight, form) = (&self.weight, self.form);
         let step = match form {
@@ -520,7 +522,7 @@ impl LoadChunk<'_> {
         (self.rows * weight.ty.row_bytes(weight.cols)) as u64
     }
 
-    /// Writes the rows as the card wants them to the front of `out`.
+    /// Writes the rows in device layout to the front of `out`.
     fn fill(&self, sources: Sources<'_>, out: &mut [u8]) -> Result<(), WeightError> {
         let weight = &self.item.weight;
         let source = match (self.item.of, sources.draft) {

@@ -140,9 +140,10 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
         of(&mut random, on(2, 2239, chain(64)));
     }
     let seen = |placed: Placed, tokens, sinks| {
-        let window = match windows {
-            true => AttentionWindow::new(tokens, sinks),
-            false => AttentionWindow::FULL,
+        let window = if windows {
+            AttentionWindow::new(tokens, sinks)
+        } else {
+            AttentionWindow::FULL
         };
         Placed {
             tree: placed.tree.with_window(window),

@@ -56,9 +56,10 @@ fn window_properties_hold() {
             backend: &device.backend,
             model: &model,
             kv: same(format),
-            precision: match batch_invariant {
-                true => Precision::BitExact,
-                false => Precision::Within(half.or(Tolerance::of_cache(format))),
+            precision: if batch_invariant {
+                Precision::BitExact
+            } else {
+                Precision::Within(half.or(Tolerance::of_cache(format)))
             },
             prefill_tolerance: Tolerance::NONE,
             batch_invariant,

@@ -239,9 +239,10 @@ impl FusedLayerFixture {
         };
         let norms = Norms {
             ffn: layer.norms[0].1.ptr(),
-            next: match next.is_empty() {
-                true => 0,
-                false => layer.norms[1].1.ptr(),
+            next: if next.is_empty() {
+                0
+            } else {
+                layer.norms[1].1.ptr()
             },
             eps: EPS,
         };

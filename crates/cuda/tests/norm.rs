@@ -208,9 +208,10 @@ fn swiglu_matches_reference() {
             gpu.upload(&gate).unwrap(),
             gpu.upload(&up).unwrap(),
         );
-        let from = match packed {
-            true => (a.ptr(), a.ptr_at(width), 2 * width),
-            false => (b.ptr(), c.ptr(), width),
+        let from = if packed {
+            (a.ptr(), a.ptr_at(width), 2 * width)
+        } else {
+            (b.ptr(), c.ptr(), width)
         };
         let out = poisoned::<f32>(&gpu, rows * width);
         gpu.launch(&[ffn::swiglu(

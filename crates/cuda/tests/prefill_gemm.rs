@@ -291,9 +291,10 @@ fn prefill_f32_gemm_matches_reference() {
 /// Compares some rows of a product with the reference, and the rest with what may not be touched.
 fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
     let (size, stride, cols) = (matrix.rows, matrix.rows + 3, x.len() / n);
-    let sample: Vec<usize> = match n * size * cols < 200_000_000 {
-        true => (0..n).collect(),
-        false => (0..n).step_by(n / 12).chain([n - 1]).collect(),
+    let sample: Vec<usize> = if n * size * cols < 200_000_000 {
+        (0..n).collect()
+    } else {
+        (0..n).step_by(n / 12).chain([n - 1]).collect()
     };
     let mut expected = vec![0.0; size];
     let (mut all, mut right) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Compiling many units at once.
+//! Parallel compilation of units.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,18 +16,18 @@ use super::source::expand;
 use crate::driver::Arch;
 use crate::launch::Unit;
 
-/// How units are compiled.
+/// Compilation options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to look for libnvrtc.
+    /// Where to search for libnvrtc.
     pub nvrtc: NvrtcSearch,
-    /// The folder of the CUBIN cache, made when needed; `None` compiles anew every time.
+    /// The CUBIN cache folder, created on demand. `None` disables the cache.
     pub cache: Option<PathBuf>,
-    /// Threads; one program each.
+    /// Compiler threads, one program each.
     pub threads: usize,
-    /// Whether kernels may begin before their predecessors end, where the architecture can (defines `PDL`).
+    /// Whether to use programmatic dependent launch where the target has it (defines `PDL`).
     pub overlap: bool,
-    /// Further options of the compiler.
+    /// Additional compiler options.
     pub extra: Vec<String>,
 }
 
@@ -43,34 +43,34 @@ impl Default for Options {
     }
 }
 
-/// How far compiling has come.
+/// Compilation progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompileProgress {
-    /// Units ready.
+    /// Finished units.
     pub done: usize,
-    /// Units in all.
+    /// All units.
     pub total: usize,
-    /// The unit that has just become ready.
+    /// The unit that has just finished.
     pub unit: Unit,
 }
 
 /// A compiled unit.
 #[derive(Clone)]
 pub struct Compiled {
-    /// What was compiled.
+    /// The source unit.
     pub unit: Unit,
-    /// Machine code for the exact architecture.
+    /// Machine code for the exact target.
     pub cubin: Vec<u8>,
-    /// What the assembler said about each entry.
+    /// Resource usage of each entry, from the assembler.
     pub entries: Vec<EntryReport>,
-    /// How long it took to compile or to read.
+    /// Time to compile or to read.
     pub took: Duration,
-    /// The cache's file it was read from, or `None` if it was compiled now.
+    /// The cache file, or `None` if compiled now.
     pub cached: Option<PathBuf>,
 }
 
 impl fmt::Debug for Compiled {
-    /// Without the machine code itself.
+    /// Omits the machine code.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Compiled")
             .field("unit", &self.unit)
@@ -82,10 +82,10 @@ impl fmt::Debug for Compiled {
     }
 }
 
-/// Compiles `units` for `arch`, in their order; a unit named twice is compiled once.
+/// Compiles `units` for `arch`, in order. Duplicate units compile once.
 ///
 /// # Errors
-/// The first error, by order of `units`.
+/// The first error in the order of `units`.
 pub fn compile(
     arch: Arch,
     units: &[Unit],
@@ -102,7 +102,7 @@ pub fn compile(
         return Ok(Vec::new());
     }
     let order = longest_first(&unique_units);
-    // Without the library the cache may still have everything.
+    // Without NVRTC the cache may still hold every unit.
     let library = Nvrtc::open(&options.nvrtc);
     let cache = Cache::new(options.cache.as_deref(), library.as_ref().ok().copied());
     if options.cache.is_none() {
@@ -138,8 +138,8 @@ pub fn compile(
     slots.into_iter().flatten().collect()
 }
 
-/// The order in which units are begun, as indices: what takes seconds first, so that no thread begins it when the others
-/// end. Sources that hold many kinds of weights take longest, and the longer the more rows they are for.
+/// Indices of units, slowest first, so that no thread starts a slow unit last. Sources with many
+/// weight kinds compile slowest, and more rows take longer.
 fn longest_first(units: &[&Unit]) -> Vec<usize> {
     const LONG: [&str; 4] = [
         "gemm/fused_layer_sm90.cu",
@@ -158,7 +158,7 @@ fn longest_first(units: &[&Unit]) -> Vec<usize> {
     order
 }
 
-/// Reads one unit from the cache, or compiles it and puts it there.
+/// Reads one unit from the cache, or compiles and caches it.
 fn compile_unit(
     arch: Arch,
     unit: &Unit,
@@ -186,7 +186,7 @@ fn compile_unit(
     Ok(compiled(cubin, &log, None))
 }
 
-/// The compiler's options for a unit, defines in rising order of name.
+/// Compiler options of a unit, with sorted defines.
 fn flags(arch: Arch, unit: &Unit, options: &Options) -> Vec<String> {
     let mut defines: Vec<String> = unit
         .defines

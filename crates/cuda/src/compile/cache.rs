@@ -1,9 +1,9 @@
-//! CUBINs kept between starts, a file each.
+//! A cache of CUBINs, one file each.
 //!
-//! A file's name is the hash of everything that decides its bytes, and the compiler's version:
-//! `<hash of expanded source, options with defines and architecture, our layout>-<NVRTC version>.cubin`.
-//! It is written beside its place and renamed, so readers see all of it or nothing, and it ends with a
-//! checksum, so a damaged one counts as absent. A machine without NVRTC takes the newest version there is.
+//! A file name holds the hash of everything that decides the bytes, and the compiler version:
+//! `<hash of expanded source, options, defines, architecture, format>-<NVRTC version>.cubin`. A
+//! file ends with a checksum, so a corrupt file counts as absent. Without NVRTC, the newest
+//! compiler version wins.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 
 use super::nvrtc_library::Nvrtc;
 
-/// Another number makes every older file unknown.
+/// A new number invalidates all older files.
 const FORMAT_VERSION: u32 = 1;
-/// How a file begins.
+/// The first bytes of a file.
 const MAGIC: &[u8; 8] = b"HEARTHCU";
-/// Bytes of the checksum at the end.
+/// Size of the trailing checksum in bytes.
 const CHECKSUM: usize = 32;
 
-/// A folder of CUBINs, or none.
+/// The cache folder, if any.
 pub(super) struct Cache {
     folder: Option<PathBuf>,
-    /// Version of the compiler at hand.
+    /// Version of the available compiler.
     version: Option<(i32, i32)>,
 }
 
-/// What the cache had.
+/// A valid cache entry.
 pub(super) struct CacheHit {
     pub(super) cubin: Vec<u8>,
     /// The compiler's log.
@@ -35,7 +35,7 @@ pub(super) struct CacheHit {
 }
 
 impl Cache {
-    /// A cache in `folder`, for what `library` compiles.
+    /// A cache in `folder` for the compiler `library`.
     pub(super) fn new(folder: Option<&Path>, library: Option<&Nvrtc>) -> Cache {
         Cache {
             folder: folder.map(Path::to_path_buf),
@@ -43,7 +43,7 @@ impl Cache {
         }
     }
 
-    /// The name of what `flags` make of `source`, without the compiler's version.
+    /// The file name for `flags` and `source`, without the compiler version.
     pub(super) fn key(&self, source: &str, flags: &[String]) -> String {
         let mut hash = blake3::Hasher::new();
         hash.update(&FORMAT_VERSION.to_le_bytes());
@@ -54,7 +54,7 @@ impl Cache {
         hash.finalize().to_hex()[..40].to_owned()
     }
 
-    /// The entry of `key`, if it is there and whole.
+    /// The entry of `key`, if present and valid.
     pub(super) fn get(&self, key: &str) -> Option<CacheHit> {
         let folder = self.folder.as_deref()?;
         let file = match self.version {
@@ -71,20 +71,20 @@ impl Cache {
             }
         };
         let Some((cubin, log)) = unpack(&bytes) else {
-            tracing::warn!(file = %file.display(), "a cached kernel is damaged; compiling it anew");
+            tracing::warn!(file = %file.display(), "a cached kernel is corrupt, compiling it again");
             return None;
         };
         Some(CacheHit { cubin, log, file })
     }
 
-    /// Keeps an entry. A cache that cannot be written only costs time, so that is a warning.
+    /// Stores an entry. A failure is only a warning, since it costs time and nothing else.
     pub(super) fn put(&self, key: &str, cubin: &[u8], log: &str) {
         let (Some(folder), Some(version)) = (&self.folder, self.version) else {
             return;
         };
         let file = folder.join(name(key, version));
         if let Err(error) = write(folder, &file, &pack(cubin, log)) {
-            tracing::warn!(file = %file.display(), %error, "a compiled kernel cannot be kept");
+            tracing::warn!(file = %file.display(), %error, "a compiled kernel cannot be cached");
         }
     }
 }
@@ -93,7 +93,7 @@ fn name(key: &str, (major, minor): (i32, i32)) -> String {
     format!("{key}-{major}.{minor}.cubin")
 }
 
-/// The entry of `key` by the newest compiler.
+/// The entry of `key` from the newest compiler.
 fn newest(folder: &Path, key: &str) -> Option<PathBuf> {
     let version = |path: &Path| -> Option<(i32, i32)> {
         let name = path.file_name()?.to_str()?;
@@ -125,7 +125,7 @@ fn write(folder: &Path, file: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Magic, length of the CUBIN, CUBIN, log, checksum of all that.
+/// Magic, CUBIN length, CUBIN, log, checksum.
 fn pack(cubin: &[u8], log: &str) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend((cubin.len() as u64).to_le_bytes());
@@ -136,7 +136,7 @@ fn pack(cubin: &[u8], log: &str) -> Vec<u8> {
     bytes
 }
 
-/// The CUBIN and the log of a whole file.
+/// The CUBIN and log of a valid file.
 fn unpack(bytes: &[u8]) -> Option<(Vec<u8>, String)> {
     let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(CHECKSUM)?)?;
     if blake3::hash(body).as_bytes().as_slice() != checksum {

@@ -1,46 +1,46 @@
-//! Why kernels could not be compiled, and what would help.
+//! Compilation errors and their remedies.
 
 use contract::DeviceError;
 
-/// An error between a unit and its CUBIN.
+/// An error on the way from a unit to its CUBIN.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CompileError {
     /// No libnvrtc could be opened.
     #[error(
-        "libnvrtc (the CUDA run-time compiler, 12 or 13) was not found; looked at: {}; install it with \
+        "libnvrtc (the CUDA run-time compiler, 12 or 13) was not found; searched: {}; install it with \
          `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, or name the file with --nvrtc",
         searched.join(", ")
     )]
     NvrtcNotFound {
-        /// Everywhere it was looked for, in order.
+        /// Searched paths, in order.
         searched: Vec<String>,
     },
-    /// A unit or an `#include` names no embedded file.
+    /// A unit or `#include` names a file that is not embedded.
     #[error("{from} includes {name}, which is no file under kernels/")]
     MissingSource {
-        /// The file that asked.
+        /// The including file.
         from: String,
-        /// What it asked for.
+        /// The included name.
         name: String,
     },
-    /// The compiler refused the source.
+    /// The compiler rejected the source.
     #[error("{unit} does not compile for {arch}:\n{log}")]
     Rejected {
         /// File and defines.
         unit: String,
         /// The target.
         arch: String,
-        /// The compiler's words, with file and line.
+        /// The compiler log, with file and line.
         log: String,
     },
-    /// Another call of the library failed.
+    /// Another NVRTC call failed.
     #[error("{call} failed for {unit}: {detail}")]
     Nvrtc {
         /// The call.
         call: &'static str,
         /// File and defines.
         unit: String,
-        /// The library's words.
+        /// The NVRTC error text.
         detail: String,
     },
 }
@@ -55,7 +55,7 @@ impl From<CompileError> for DeviceError {
             },
             other => DeviceError::Unsupported {
                 what: "a CUDA kernel".to_owned(),
-                device: "this card".to_owned(),
+                device: "this GPU".to_owned(),
                 instead: format!("use --device cpu and report this: {other}"),
             },
         }

@@ -1,7 +1,8 @@
-//! From sources to loaded modules: expansion, NVRTC, and the table that finds a launch's function.
+//! Compilation from embedded sources to loaded modules: expansion, NVRTC, cache and function
+//! lookup.
 //!
-//! One [`Unit`](crate::launch::Unit) is one file with defines and becomes one CUBIN for the exact card,
-//! compiled on as many threads as the machine has, one program a thread.
+//! One [`Unit`](crate::launch::Unit) is one file with defines. It becomes one CUBIN for the exact
+//! target. Each thread compiles one program.
 
 mod build;
 mod cache;

@@ -1,4 +1,4 @@
-//! The loaded modules, by unit.
+//! Loaded modules by unit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,19 +10,20 @@ use super::build::{CompileProgress, Compiled, Options, compile};
 use crate::driver::{Function, Gpu, Module};
 use crate::launch::{Launch, Unit};
 
-/// Every unit of a plan, compiled and loaded on one card.
+/// All units of a plan, compiled and loaded on one device.
 #[derive(Debug)]
 pub struct Modules {
     modules: HashMap<Unit, Arc<Module>>,
-    /// Functions that were looked up before.
+    /// Functions already looked up.
     functions: RefCell<HashMap<(Unit, &'static str), Function>>,
 }
 
 impl Modules {
-    /// Compiles `units` for the card and loads them.
+    /// Compiles `units` for the device and loads them.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] when one does not compile, [`DeviceError::DeviceLost`] when it does not load.
+    /// [`DeviceError::Unsupported`] if one does not compile, [`DeviceError::DeviceLost`] if one
+    /// does not load.
     pub fn compile(
         gpu: &Gpu,
         units: &[Unit],
@@ -40,10 +41,10 @@ impl Modules {
         })
     }
 
-    /// The function of a launch, after its arguments and shared memory were checked against it.
+    /// The function of a launch, after a check of its arguments and shared memory.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidCall`] for a unit that was not compiled, or arguments the function does not take.
+    /// [`DeviceError::InvalidCall`] for a unit that was not compiled, or wrong arguments.
     pub fn function(&self, gpu: &Gpu, launch: &Launch) -> Result<Function, DeviceError> {
         let key = (launch.unit.clone(), launch.entry);
         let known = self.functions.borrow().get(&key).cloned();
@@ -68,7 +69,7 @@ impl Modules {
     }
 }
 
-/// Loads a unit; one from the cache that the driver does not take is thrown away and compiled anew.
+/// Loads a unit. If the driver rejects a cached CUBIN, the unit is compiled again.
 fn load(gpu: &Gpu, compiled: &Compiled, options: &Options) -> Result<Arc<Module>, DeviceError> {
     let name = compiled.unit.to_string();
     let refused = match Module::load(gpu, &compiled.cubin, &name) {
@@ -78,8 +79,8 @@ fn load(gpu: &Gpu, compiled: &Compiled, options: &Options) -> Result<Arc<Module>
     let Some(file) = &compiled.cached else {
         return Err(refused);
     };
-    tracing::warn!(file = %file.display(), %refused, "a cached kernel does not load; compiling it anew");
-    // If it cannot be removed, the new one replaces it.
+    tracing::warn!(file = %file.display(), %refused, "a cached kernel does not load, compiling it again");
+    // On failure, the new file replaces the old one.
     let _ = std::fs::remove_file(file);
     let again = compile(
         gpu.arch(),
@@ -95,7 +96,7 @@ impl Gpu {
     /// Queues a launch on the main stream.
     ///
     /// # Errors
-    /// [`DeviceError::DeviceLost`] if the driver refuses it, or reports an earlier kernel's fault.
+    /// [`DeviceError::DeviceLost`] if the driver rejects it, or for an earlier kernel's fault.
     pub fn run(&self, modules: &Modules, launch: &Launch) -> Result<(), DeviceError> {
         self.run_function(&modules.function(self, launch)?, launch)
     }

@@ -1,4 +1,4 @@
-//! One program through NVRTC: text and options in, CUBIN and log out.
+//! Compilation of one program with NVRTC.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::{null, null_mut};
@@ -17,12 +17,13 @@ impl Drop for Program {
     }
 }
 
-/// Compiles `source` with `options`; gives the CUBIN and the compiler's log.
+/// Compiles `source` with `options`. Returns the CUBIN and the log.
 ///
-/// [`Nvrtc::open`](super::nvrtc_library::Nvrtc::open) must have succeeded before. `name` and `arch` are for messages.
+/// [`Nvrtc::open`](super::nvrtc_library::Nvrtc::open) must have succeeded. Messages use `name` and
+/// `arch`.
 ///
 /// # Errors
-/// [`CompileError::Rejected`] with the log, [`CompileError::Nvrtc`] when the library itself fails.
+/// [`CompileError::Rejected`] with the log, [`CompileError::Nvrtc`] if the library fails.
 pub(super) fn cubin(
     source: &str,
     name: &str,
@@ -38,7 +39,7 @@ pub(super) fn cubin(
     let c_source = text(source)?;
     let c_name = text(name.split(' ').next().unwrap_or(name))?;
     let mut handle = null_mut();
-    // SAFETY: both strings end in NUL and live through the call; no headers are given.
+    // SAFETY: both strings end in NUL and live through the call. There are no headers.
     let created = unsafe {
         sys::nvrtcCreateProgram(
             &raw mut handle,
@@ -81,14 +82,14 @@ pub(super) fn cubin(
         sys::nvrtcGetCUBINSize(program.0, &raw mut size)
     })?;
     let mut cubin = vec![0_u8; size];
-    // SAFETY: the buffer has as many bytes as the library just said.
+    // SAFETY: the buffer has the size that the library returned.
     check("nvrtcGetCUBIN", unsafe {
         sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast::<c_char>())
     })?;
     Ok((cubin, log))
 }
 
-/// The compiler's messages; empty if there is none.
+/// The compiler log, or an empty string.
 fn log(program: &Program) -> String {
     let mut size = 0_usize;
     // SAFETY: writes one size.
@@ -98,7 +99,7 @@ fn log(program: &Program) -> String {
         return String::new();
     }
     let mut bytes = vec![0_u8; size];
-    // SAFETY: the buffer has as many bytes as the library just said.
+    // SAFETY: the buffer has the size that the library returned.
     let got = unsafe { sys::nvrtcGetProgramLog(program.0, bytes.as_mut_ptr().cast::<c_char>()) };
     if got != sys::nvrtcResult::NVRTC_SUCCESS {
         return String::new();

@@ -1,4 +1,4 @@
-//! Finding libnvrtc. It belongs to the CUDA toolkit, not to the driver, so it may be anywhere or nowhere.
+//! Locating libnvrtc. It belongs to the CUDA toolkit, not to the driver, so its path varies.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -7,35 +7,35 @@ use cudarc::nvrtc::sys;
 
 use super::error::CompileError;
 
-/// Where to look for libnvrtc, besides beside the executable and where the system looks.
+/// Search paths for libnvrtc, besides the executable's folder and the system path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvrtcSearch {
-    /// The file itself: the first to be tried.
+    /// The library file itself, tried first.
     pub file: Option<PathBuf>,
-    /// Folders of a CUDA toolkit, such as `/usr/local/cuda`, tried before the usual ones.
+    /// CUDA toolkit folders, such as `/usr/local/cuda`, tried before the defaults.
     pub toolkits: Vec<PathBuf>,
-    /// Folders in which Python packages may be: an environment's prefix, or the packages' own folder.
+    /// Python environments (prefixes) or package folders.
     pub python: Vec<PathBuf>,
 }
 
 /// An opened libnvrtc. It stays open until the process ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nvrtc {
-    /// The file, or `None` when the system found it by name.
+    /// The file, or `None` if the system found it by name.
     pub path: Option<PathBuf>,
     /// Major and minor version.
     pub version: (i32, i32),
 }
 
-/// The first library that was opened: a process has one.
+/// The first library that was opened. A process has one.
 static OPENED: OnceLock<Nvrtc> = OnceLock::new();
 
 impl Nvrtc {
-    /// Opens libnvrtc: the file that was named, else beside the executable, by name, in a toolkit, in a
-    /// Python environment.
+    /// Opens libnvrtc from, in order: the named file, the executable's folder, the system path, a
+    /// toolkit, a Python environment.
     ///
     /// # Errors
-    /// [`CompileError::NvrtcNotFound`] with every place that was searched at.
+    /// [`CompileError::NvrtcNotFound`] with all searched paths.
     pub fn open(search: &NvrtcSearch) -> Result<&'static Nvrtc, CompileError> {
         if let Some(library) = OPENED.get() {
             return Ok(library);
@@ -53,7 +53,7 @@ impl Nvrtc {
             found =
                 first(in_folders(&toolkits(search))).or_else(|| first(in_folders(&wheels(search))));
             if found.is_none() {
-                // One line a folder is enough for a person.
+                // The error lists one line per folder.
                 searched.retain(|file| !file.ends_with(".so.12") && !file.ends_with(".so"));
                 searched.push("the system's library path".to_owned());
                 return Err(CompileError::NvrtcNotFound { searched });
@@ -66,7 +66,7 @@ impl Nvrtc {
     }
 }
 
-/// The names of the library in each folder, newest first.
+/// Library names in each folder, newest first.
 fn in_folders(folders: &[PathBuf]) -> Vec<PathBuf> {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
     folders
@@ -83,7 +83,7 @@ fn beside_executable() -> Vec<PathBuf> {
     })
 }
 
-/// The library folders of CUDA toolkits, the newest version first.
+/// Library folders of CUDA toolkits, newest version first.
 fn toolkits(search: &NvrtcSearch) -> Vec<PathBuf> {
     let mut homes = search.toolkits.clone();
     homes.push(PathBuf::from("/usr/local/cuda"));
@@ -97,7 +97,7 @@ fn toolkits(search: &NvrtcSearch) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The library folders of NVIDIA's Python packages.
+/// Library folders of NVIDIA's Python packages.
 fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
     let system = ["/usr", "/usr/local"].map(PathBuf::from);
     let mut folders = Vec::new();
@@ -107,7 +107,7 @@ fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
             sites.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
         }
         for site in sites {
-            // `nvidia/cu13/lib` from version 13 on, `nvidia/cuda_nvrtc/lib` before.
+            // `nvidia/cu13/lib` since version 13, `nvidia/cuda_nvrtc/lib` before.
             for package in entries(&site.join("nvidia"), |_| true).into_iter().rev() {
                 folders.push(package.join("lib"));
             }
@@ -117,7 +117,7 @@ fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
     folders
 }
 
-/// Entries of a folder whose names are wanted, sorted; none where there is no such folder.
+/// Sorted entries of a folder whose names match. Empty if the folder does not exist.
 fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
@@ -134,8 +134,8 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     paths
 }
 
-/// Opens a library file and, before it, the builtins beside it, which the library of some Python wheels does
-/// not find by itself. The later look-up by name then meets the library that is already there.
+/// Opens a library file after the builtins beside it, which some Python wheels do not find. A later
+/// look-up by name finds the loaded library.
 fn preload(file: &Path) -> bool {
     let beside = file.parent().map_or(Vec::new(), |folder| {
         entries(folder, |name| name.starts_with("libnvrtc-builtins.so"))
@@ -146,11 +146,11 @@ fn preload(file: &Path) -> bool {
     open_permanently(file)
 }
 
-/// Opens a shared library for good.
+/// Opens a shared library and never closes it.
 fn open_permanently(file: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-    // SAFETY: runs the library's initialisers; NVIDIA's have none that depend on our state. The handle is
-    // forgotten, so nothing it holds is ever unmapped.
+    // SAFETY: runs the library's initialisers, and NVIDIA's do not depend on our state. The handle
+    // is forgotten, so the library is never unmapped.
     match unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) } {
         Ok(library) => {
             std::mem::forget(library);
@@ -163,15 +163,16 @@ fn open_permanently(file: &Path) -> bool {
     }
 }
 
-/// Whether the library answers to its usual names. Must come before any call, because cudarc panics without.
+/// Whether the library opens by its usual names. Call this first: cudarc panics without the
+/// library.
 fn is_loadable() -> bool {
-    // SAFETY: only tries to open the library by its well-known names.
+    // SAFETY: only opens the library by its well-known names.
     unsafe { sys::is_culib_present() }
 }
 
 fn version() -> (i32, i32) {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: writes two ints; the library was found just before.
+    // SAFETY: writes two ints, and the library is loaded.
     let _ = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
     (major, minor)
 }

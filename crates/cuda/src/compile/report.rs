@@ -1,24 +1,25 @@
-//! What the assembler says about each entry: registers, spills, shared memory.
+//! Resource usage of each entry as ptxas reports it.
 
-/// One entry of a compiled unit.
+/// Resource usage of one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EntryReport {
     /// The `extern "C"` name.
     pub entry: String,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Local memory of a thread, in bytes, spills included.
+    /// Local memory per thread in bytes, spills included.
     pub stack_bytes: u32,
-    /// Bytes stored to and loaded from spilled registers, added.
+    /// Spill stores plus spill loads, in bytes.
     pub spill_bytes: u32,
-    /// Shared memory fixed at compile time, in bytes.
+    /// Static shared memory in bytes.
     pub shared_bytes: u32,
 }
 
-/// Reads the log that `--ptxas-options=-v` gives.
+/// Parses the log of `--ptxas-options=-v`.
 pub fn entry_reports(log: &str) -> Vec<EntryReport> {
     let mut reports: Vec<EntryReport> = Vec::new();
-    // Device functions that were not inlined have properties of their own, which belong to no entry.
+    // Device functions that were not inlined report properties of their own. They belong to no
+    // entry.
     let mut is_entry = false;
     for line in log.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
@@ -46,7 +47,7 @@ pub fn entry_reports(log: &str) -> Vec<EntryReport> {
     reports
 }
 
-/// The number that stands before `words`, or 0.
+/// The number before `words`, or 0.
 fn before(line: &str, words: &str) -> u32 {
     line.split(words)
         .next()

@@ -1,7 +1,8 @@
-//! The embedded sources and their expansion.
+//! Embedded kernel sources and their expansion.
 //!
-//! NVRTC finds no header by itself, so `#include "common/prelude.cuh"` is replaced by the file's text, the
-//! path being relative to `kernels/`, each file once. `#line` keeps file and line in the compiler's messages.
+//! NVRTC finds no headers, so an include such as `#include "common/prelude.cuh"` is replaced by the
+//! file's text. Paths are relative to `kernels/`, and each file is included once. `#line` keeps
+//! file and line in compiler messages.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -9,20 +10,20 @@ use std::fmt::Write as _;
 use super::error::CompileError;
 use crate::driver::Arch;
 
-/// `(path under kernels/, text)`, sorted by path; written by the build script.
+/// `(path under kernels/, text)` sorted by path. The build script writes it.
 const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// All embedded files, as `(path under kernels/, text)`, sorted by path.
+/// All embedded files as `(path under kernels/, text)`, sorted by path.
 pub fn sources() -> &'static [(&'static str, &'static str)] {
     SOURCES
 }
 
-/// Whether a file says `// hot` on a line of its own, so that a spill in it fails the gate.
+/// Whether the file contains a line `// hot`. The gate then rejects spills.
 pub fn forbids_spills(file: &str) -> bool {
     text(file).is_some_and(|text| text.lines().any(|line| line.trim() == "// hot"))
 }
 
-/// The oldest architecture a file is written for: what it says as `// floor sm_75`, else sm_80.
+/// The oldest supported architecture: the line `// floor sm_75` of the file, else sm_80.
 pub fn min_arch(file: &str) -> Arch {
     let said = text(file).and_then(|text| {
         text.lines()
@@ -38,10 +39,10 @@ fn text(file: &str) -> Option<&'static str> {
         .map(|(_, text)| *text)
 }
 
-/// The text of `file` with everything it includes.
+/// The text of `file` with all includes expanded.
 ///
 /// # Errors
-/// [`CompileError::MissingSource`] for a name that is not embedded.
+/// [`CompileError::MissingSource`] for a file that is not embedded.
 pub fn expand(file: &str) -> Result<String, CompileError> {
     let mut out = String::new();
     let mut seen = HashSet::from([file.to_owned()]);
@@ -49,7 +50,7 @@ pub fn expand(file: &str) -> Result<String, CompileError> {
     Ok(out)
 }
 
-/// Appends a file, its includes in their places.
+/// Appends a file with its includes expanded.
 fn append(
     file: &str,
     from: &str,

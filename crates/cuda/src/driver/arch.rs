@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A compute capability, which names what kernels are compiled for.
+/// A compute capability: the compile target of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Arch {
     /// Tens and units: 90 is compute capability 9.0.
@@ -10,7 +10,7 @@ pub struct Arch {
 }
 
 impl Arch {
-    /// Reads `sm_86`, `86`, `sm_90a`; a trailing letter is taken as the number implies it.
+    /// Parses `sm_86`, `86` or `sm_90a`. The number implies the trailing letter.
     pub fn parse(text: &str) -> Option<Arch> {
         let digits = text.strip_prefix("sm_").unwrap_or(text);
         let digits = digits.strip_suffix('a').unwrap_or(digits);
@@ -18,7 +18,8 @@ impl Arch {
         Some(Arch { number })
     }
 
-    /// Whether a file under `kernels/` can be compiled for it: a name ending in `_sm90` says "for 9.0 only".
+    /// Whether a file under `kernels/` compiles for this target. The suffix `_sm90` restricts a
+    /// file to 9.0.
     pub fn runs(self, file: &str) -> bool {
         let stem = file.strip_suffix(".cu").unwrap_or(file);
         match stem.rsplit_once("_sm") {
@@ -29,14 +30,15 @@ impl Arch {
         }
     }
 
-    /// Whether a launch may begin before its predecessor ends (`griddepcontrol`).
+    /// Whether the target has programmatic dependent launch (`griddepcontrol`).
     pub fn has_pdl(self) -> bool {
         self.number >= 90
     }
 }
 
 impl fmt::Display for Arch {
-    /// The target's full name: 9.0 and 12.0 have instructions of their own, reached by the letter.
+    /// The full target name. 9.0, 10.0 and 12.0 need the letter for architecture-specific
+    /// instructions.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let exact = if matches!(self.number, 90 | 100 | 120) {
             "a"

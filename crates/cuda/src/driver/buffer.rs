@@ -1,4 +1,4 @@
-//! Memory: on the card, and page-locked on the host.
+//! Device memory and page-locked host memory.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -14,10 +14,11 @@ use super::error::failed;
 use super::gpu::Gpu;
 use super::stream::{Event, Stream};
 
-/// A value whose bytes are all there is to it: any bit pattern is one, and it has no padding.
+/// A plain-old-data value: every bit pattern is valid and there is no padding.
 ///
 /// # Safety
-/// Implementors must be inhabited by every bit pattern and hold no pointers, references or padding.
+/// Every bit pattern must be a valid value. The type must not contain pointers, references or
+/// padding.
 pub unsafe trait Pod: Copy + 'static {}
 
 macro_rules! pod {
@@ -29,7 +30,7 @@ macro_rules! pod {
 pod!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 pod!(half::f16, half::bf16);
 
-/// `len` values of device memory. Freed on drop; the free waits for the card to be done with it.
+/// `len` values of device memory. Freed on drop, after all work that uses it.
 #[derive(Debug)]
 pub struct Buffer<T: Pod> {
     ptr: sys::CUdeviceptr,
@@ -48,7 +49,8 @@ impl<T: Pod> Buffer<T> {
         let ptr = if bytes == 0 {
             0
         } else {
-            // SAFETY: contents stay undefined until written; only kernels and copies see them.
+            // SAFETY: the contents are undefined until written, and only kernels and copies read
+            // them.
             unsafe { result::malloc_sync(bytes) }.map_err(|error| {
                 if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
                     DeviceError::OutOfMemory {
@@ -83,22 +85,22 @@ impl<T: Pod> Buffer<T> {
         self.ptr + (index * size_of::<T>()) as u64
     }
 
-    /// Values it holds.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds nothing.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// Writes `host` over the front, in order with the main stream, and waits.
+    /// Copies `host` to the start of the buffer, ordered on the main stream, and waits.
     ///
     /// # Panics
     /// If `host` is longer than the buffer.
@@ -106,10 +108,10 @@ impl<T: Pod> Buffer<T> {
         self.upload_at(gpu, 0, host)
     }
 
-    /// Writes `host` from value `start` on, in order with the main stream, and waits.
+    /// Copies `host` to value `start` onward, ordered on the main stream, and waits.
     ///
     /// # Panics
-    /// If that runs past the end.
+    /// If the range exceeds the buffer.
     pub fn upload_at(&mut self, gpu: &Gpu, start: usize, host: &[T]) -> Result<(), DeviceError> {
         assert!(start + host.len() <= self.len, "upload past the end");
         if host.is_empty() {
@@ -121,15 +123,15 @@ impl<T: Pod> Buffer<T> {
         gpu.sync()
     }
 
-    /// All values, after everything queued on the main stream.
+    /// Returns all values, ordered after the main stream.
     pub fn download(&self, gpu: &Gpu) -> Result<Vec<T>, DeviceError> {
         self.download_range(gpu, 0..self.len)
     }
 
-    /// The values of `range`, after everything queued on the main stream.
+    /// Returns the values of `range`, ordered after the main stream.
     ///
     /// # Panics
-    /// If that runs past the end.
+    /// If the range exceeds the buffer.
     pub fn download_range(&self, gpu: &Gpu, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         assert!(range.end <= self.len, "download past the end");
         let len = range.len();
@@ -138,8 +140,8 @@ impl<T: Pod> Buffer<T> {
             gpu.sync()?;
             return Ok(host);
         }
-        // SAFETY: the range lies in the buffer; the vector has room for `len` values, which the copy has
-        // filled when the wait returns, and every bit pattern is a value.
+        // SAFETY: the range lies in the buffer, the vector has capacity for `len` values, and the
+        // copy has filled them when the wait returns. Every bit pattern is a value.
         unsafe {
             sys::cuMemcpyDtoHAsync_v2(
                 host.as_mut_ptr().cast::<c_void>(),
@@ -155,17 +157,17 @@ impl<T: Pod> Buffer<T> {
         Ok(host)
     }
 
-    /// Sets every byte, in order with the main stream; does not wait.
+    /// Sets every byte, ordered on the main stream. Does not wait.
     pub fn fill(&mut self, gpu: &Gpu, byte: u8) -> Result<(), DeviceError> {
         if self.len == 0 {
             return Ok(());
         }
-        // SAFETY: the whole buffer, alive at least until the stream is drained on free.
+        // SAFETY: the range is the whole buffer, which lives until the stream is drained on free.
         unsafe { result::memset_d8_async(self.ptr, byte, self.bytes(), gpu.stream().raw()) }
             .map_err(|e| failed("cuMemsetD8Async", "", e))
     }
 
-    /// Copies another buffer of the same length over this one, in order with the main stream.
+    /// Copies a buffer of equal length over this one, ordered on the main stream.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -184,7 +186,7 @@ impl<T: Pod> Drop for Buffer<T> {
     }
 }
 
-/// `len` values of page-locked host memory, mapped for the card. Freed on drop.
+/// `len` values of page-locked host memory, mapped for the device. Freed on drop.
 #[derive(Debug)]
 pub struct Pinned<T: Pod> {
     host: *mut T,
@@ -193,16 +195,16 @@ pub struct Pinned<T: Pod> {
     context: Arc<Context>,
 }
 
-// SAFETY: it owns its memory, like a boxed slice.
+// SAFETY: it owns its memory like a boxed slice.
 unsafe impl<T: Pod + Send> Send for Pinned<T> {}
-// SAFETY: as above; through a shared reference it is only read.
+// SAFETY: as above, and a shared reference only reads.
 unsafe impl<T: Pod + Sync> Sync for Pinned<T> {}
 
 impl<T: Pod> Pinned<T> {
     pub(super) fn new(context: &Arc<Context>, len: usize) -> Result<Pinned<T>, DeviceError> {
         context.enter()?;
         let bytes = (len * size_of::<T>()).max(1);
-        // SAFETY: the memory is zeroed below before anybody sees it.
+        // SAFETY: the memory is zeroed below before use.
         let host = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.map_err(
             |error| {
                 if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -232,29 +234,29 @@ impl<T: Pod> Pinned<T> {
         })
     }
 
-    /// The values. Whoever queued a copy into this memory must have waited for it.
+    /// The values. All copies into this memory must have finished.
     pub fn as_slice(&self) -> &[T] {
         // SAFETY: `len` initialised values, owned by this.
         unsafe { std::slice::from_raw_parts(self.host, self.len) }
     }
 
-    /// The values, to write. Whoever queued a copy from this memory must have waited for it.
+    /// The values, mutable. All copies from this memory must have finished.
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         // SAFETY: `len` initialised values, owned by this and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.host, self.len) }
     }
 
-    /// The address by which kernels reach it.
+    /// The address that kernels use.
     pub fn device_ptr(&self) -> u64 {
         self.device
     }
 
-    /// Values it holds.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds nothing.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -269,7 +271,8 @@ impl<T: Pod> Drop for Pinned<T> {
     }
 }
 
-/// What other threads may do with a card: lock host memory, and copy on streams of their own.
+/// The operations on a device that other threads may use: locking host memory, and copies on their
+/// own streams.
 #[derive(Debug, Clone)]
 pub struct CopyEngine(pub(super) Arc<Context>);
 
@@ -289,13 +292,13 @@ impl CopyEngine {
         Event::of(&self.0)
     }
 
-    /// Waits for all that any thread has queued on any stream.
+    /// Waits for all work on all streams.
     pub fn sync_all(&self) -> Result<(), DeviceError> {
         self.0.enter()?;
         result::ctx::synchronize().map_err(|e| failed("cuCtxSynchronize", "", e))
     }
 
-    /// Queues a copy of `bytes` bytes between the card and page-locked memory, either way.
+    /// Queues a copy of `bytes` bytes between device and page-locked memory, in either direction.
     ///
     /// # Safety
     /// As [`Gpu::copy_rows`].
@@ -307,16 +310,16 @@ impl CopyEngine {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         self.0.enter()?;
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { copy_rows(stream, (to, 0), (from, 0), bytes, 1) }
     }
 }
 
-/// Queues a copy of `n` rows of `width` bytes. Each side is the address of its first row and the bytes from one row to
-/// the next, on the card or in page-locked host memory.
+/// Queues a copy of `n` rows of `width` bytes. Each side is the address of the first row and the
+/// row pitch in bytes, in device or page-locked host memory.
 ///
 /// # Safety
-/// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
+/// Host memory must stay alive and untouched until the copy has finished.
 unsafe fn copy_rows(
     stream: &Stream,
     (to, to_pitch): (u64, usize),
@@ -324,7 +327,7 @@ unsafe fn copy_rows(
     width: usize,
     n: usize,
 ) -> Result<(), DeviceError> {
-    /// The longest pitch of a copy of rows that every card takes.
+    /// The largest pitch that a 2D copy takes on every device.
     const MAX_PITCH: usize = (1 << 31) - 1;
     let raw = stream.raw();
     let description = || format!("{n} rows of {width} bytes");
@@ -337,8 +340,9 @@ unsafe fn copy_rows(
                 to + (row * to_pitch) as u64,
                 from + (row * from_pitch) as u64,
             );
-            // SAFETY: addresses are unified, so the driver knows which side is the host; liveness is the
-            // caller's word, and a wrong address of the card is a fault reported at the next wait.
+            // SAFETY: addresses are unified, so the driver knows which side is the host. The caller
+            // guarantees lifetimes. A wrong device address is a device fault that the next wait
+            // reports.
             unsafe { sys::cuMemcpyAsync(to, from, width, raw) }
                 .result()
                 .map_err(|e| failed("cuMemcpyAsync", &description(), e))?;
@@ -371,53 +375,56 @@ unsafe fn copy_rows(
 }
 
 impl Gpu {
-    /// `len` values on the card, contents undefined. At least 256-byte aligned. `len` may be 0.
+    /// Allocates `len` values, contents undefined, aligned to at least 256 bytes. `len` may be 0.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the card has no such run of memory free.
+    /// [`DeviceError::OutOfMemory`] if the device has no free range of this size.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
         Buffer::new(self, len)
     }
 
-    /// The values of `host` on the card.
+    /// Copies `host` to new device memory.
     pub fn upload<T: Pod>(&self, host: &[T]) -> Result<Buffer<T>, DeviceError> {
         let mut buffer = self.alloc(host.len())?;
         buffer.upload(self, host)?;
         Ok(buffer)
     }
 
-    /// `len` values on the card, every byte `byte`: 0 for zeros, 0xff for NaNs of any float type.
+    /// `len` values with every byte set to `byte`: 0 gives zeros, 0xff gives NaNs of every float
+    /// type.
     pub fn filled<T: Pod>(&self, len: usize, byte: u8) -> Result<Buffer<T>, DeviceError> {
         let mut buffer = self.alloc(len)?;
         buffer.fill(self, byte)?;
         Ok(buffer)
     }
 
-    /// `len` values of page-locked host memory, zeroed, which the card can read and write at full speed.
+    /// `len` zeroed values of page-locked host memory, which the device accesses at full bus speed.
     pub fn pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>, DeviceError> {
         Pinned::new(&self.context, len)
     }
 
-    /// What other threads may do.
+    /// The operations that other threads may use.
     pub fn copy_engine(&self) -> CopyEngine {
         CopyEngine(Arc::clone(&self.context))
     }
 
-    /// Copies within the card, in order with the main stream; does not wait.
+    /// Copies within the device, ordered on the main stream. Does not wait.
     pub fn copy_bytes(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: device addresses only: a wrong one is a fault of the card, reported at the next wait.
+        // SAFETY: both are device addresses. A wrong one is a device fault that the next wait
+        // reports.
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream().raw()) }
             .map_err(|e| failed("cuMemcpyDtoDAsync", &format!("{bytes} bytes"), e))
     }
 
-    /// Queues a copy of `n` rows of `width` bytes on the main stream; does not wait. Each side is the address of
-    /// its first row and the bytes from one row to the next, on the card or in page-locked host memory.
+    /// Queues a copy of `n` rows of `width` bytes on the main stream. Does not wait. Each side is
+    /// the address of the first row and the row pitch in bytes, in device or page-locked host
+    /// memory.
     ///
     /// # Safety
-    /// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
+    /// Host memory must stay alive and untouched until the copy has finished.
     pub unsafe fn copy_rows(
         &self,
         (to, to_pitch): (u64, usize),
@@ -425,16 +432,16 @@ impl Gpu {
         width: usize,
         n: usize,
     ) -> Result<(), DeviceError> {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { copy_rows(self.stream(), (to, to_pitch), (from, from_pitch), width, n) }
     }
 
-    /// Sets `bytes` bytes at a device address to zero, in order with the main stream; does not wait.
+    /// Zeroes `bytes` bytes at a device address, ordered on the main stream. Does not wait.
     pub fn zero_bytes(&self, at: u64, bytes: usize) -> Result<(), DeviceError> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: a device address only: a wrong one is a fault of the card, reported at the next wait.
+        // SAFETY: a device address. A wrong one is a device fault that the next wait reports.
         unsafe { result::memset_d8_async(at, 0, bytes, self.stream().raw()) }
             .map_err(|e| failed("cuMemsetD8Async", &format!("{bytes} bytes"), e))
     }
@@ -442,10 +449,10 @@ impl Gpu {
     /// Queues a copy of `range` of page-locked memory to device address `to`.
     ///
     /// # Safety
-    /// `from` must stay alive and unwritten until `stream` has passed the copy.
+    /// `from` must stay alive and unwritten until `stream` has finished the copy.
     ///
     /// # Panics
-    /// If the range runs past the end.
+    /// If the range exceeds the memory.
     pub unsafe fn copy_to_device<T: Pod>(
         &self,
         stream: &Stream,
@@ -456,7 +463,7 @@ impl Gpu {
         if range.is_empty() {
             return Ok(());
         }
-        // SAFETY: bounds are checked by slicing; liveness is the caller's word.
+        // SAFETY: slicing checks the bounds, and the caller guarantees the lifetime.
         unsafe { result::memcpy_htod_async(to, &from.as_slice()[range], stream.raw()) }
             .map_err(|e| failed("cuMemcpyHtoDAsync", "", e))
     }
@@ -464,10 +471,10 @@ impl Gpu {
     /// Queues a copy from device address `from` into `range` of page-locked memory.
     ///
     /// # Safety
-    /// `to` must stay alive and unread until `stream` has passed the copy.
+    /// `to` must stay alive and unread until `stream` has finished the copy.
     ///
     /// # Panics
-    /// If the range runs past the end.
+    /// If the range exceeds the memory.
     pub unsafe fn copy_to_host<T: Pod>(
         &self,
         stream: &Stream,
@@ -478,7 +485,7 @@ impl Gpu {
         if range.is_empty() {
             return Ok(());
         }
-        // SAFETY: bounds are checked by slicing; liveness is the caller's word.
+        // SAFETY: slicing checks the bounds, and the caller guarantees the lifetime.
         unsafe { result::memcpy_dtoh_async(&mut to.as_mut_slice()[range], from, stream.raw()) }
             .map_err(|e| failed("cuMemcpyDtoHAsync", "", e))
     }

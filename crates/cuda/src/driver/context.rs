@@ -1,11 +1,11 @@
-//! The primary context of a device, which everything on it holds.
+//! The primary context of a device.
 
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
 use super::error::failed;
 
-/// The primary context of one card, held while anything of ours lives on it.
+/// The primary context. Every buffer, stream and module holds a reference.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) raw: sys::CUcontext,
@@ -27,7 +27,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `Gpu::open`; everything that used it held an `Arc` of this.
+        // SAFETY: retained once in `Gpu::open`. Every user held an `Arc` of this.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

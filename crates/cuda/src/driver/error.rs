@@ -1,10 +1,11 @@
-//! Driver errors in the seam's words.
+//! Conversion of driver errors to device errors.
 
 use contract::DeviceError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// What a failed driver call means: the call, what it was about (a kernel, a size), and the cure.
+/// The device error for a failed driver call. It names the call, its subject (a kernel, a size) and
+/// a remedy.
 pub fn failed(call: &'static str, about: &str, error: DriverError) -> DeviceError {
     let name = match error.error_name() {
         Ok(name) => name.to_string_lossy().into_owned(),
@@ -21,12 +22,12 @@ pub fn failed(call: &'static str, about: &str, error: DriverError) -> DeviceErro
     }
 }
 
-/// What a person can do about an error code.
+/// The remedy that a user can apply.
 fn remedy(code: CUresult) -> &'static str {
     use CUresult as R;
     match code {
         R::CUDA_ERROR_OUT_OF_MEMORY => {
-            "the card's memory is taken: close other programs on it, or lower --max-ctx"
+            "the GPU's memory is in use: close other programs on it, or lower --max-ctx"
         }
         R::CUDA_ERROR_ILLEGAL_ADDRESS
         | R::CUDA_ERROR_MISALIGNED_ADDRESS
@@ -34,17 +35,15 @@ fn remedy(code: CUresult) -> &'static str {
         | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
         | R::CUDA_ERROR_INVALID_PC
         | R::CUDA_ERROR_HARDWARE_STACK_ERROR
-        | R::CUDA_ERROR_ASSERT => {
-            "a defect in a kernel: start again, and report the model and the card"
-        }
+        | R::CUDA_ERROR_ASSERT => "a kernel bug: restart, and report the model and the GPU",
         R::CUDA_ERROR_LAUNCH_TIMEOUT => {
-            "a display's watchdog ended the kernel: use a card without a display"
+            "a display's watchdog ended the kernel: use a GPU without a display"
         }
         R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => {
-            "the kernel wants more registers or shared memory than this card has"
+            "the kernel needs more registers or shared memory than this GPU has"
         }
         R::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE => {
-            "the grid has more blocks than the card can hold at once"
+            "the grid has more blocks than the GPU can hold at once"
         }
         R::CUDA_ERROR_INVALID_VALUE => {
             "a launch's grid, block, shared memory or arguments are out of bounds"
@@ -61,7 +60,7 @@ fn remedy(code: CUresult) -> &'static str {
             "the driver was updated while running: restart the machine"
         }
         R::CUDA_ERROR_ECC_UNCORRECTABLE | R::CUDA_ERROR_NVLINK_UNCORRECTABLE => {
-            "the card's memory has a fault: see nvidia-smi -q"
+            "the GPU's memory has a fault: see nvidia-smi -q"
         }
         _ => "see nvidia-smi and the kernel log",
     }

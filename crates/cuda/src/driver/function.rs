@@ -12,11 +12,11 @@ use super::gpu::Gpu;
 use super::stream::Stream;
 use crate::launch::Launch;
 
-/// Shared memory that a block gets without asking.
+/// Dynamic shared memory that every block may use without opt-in, in bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
-/// The share of a multiprocessor's memory that is to be shared memory, in percent.
+/// Preferred shared memory carveout, in percent.
 const MAX_SHARED_CARVEOUT: i32 = 100;
-/// The driver from which on a function's parameter list can be read.
+/// The first driver version with `cuFuncGetParamInfo`.
 const MIN_DRIVER_WITH_PARAM_INFO: i32 = 12_040;
 
 /// A loaded CUBIN. Unloaded on drop.
@@ -32,10 +32,10 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads a CUBIN; `about` names it in errors.
+    /// Loads a CUBIN. `about` names it in errors.
     ///
     /// # Errors
-    /// [`DeviceError::DeviceLost`] if the driver does not take it.
+    /// [`DeviceError::DeviceLost`] if the driver rejects it.
     pub fn load(gpu: &Gpu, cubin: &[u8], about: &str) -> Result<Arc<Module>, DeviceError> {
         gpu.context.enter()?;
         // SAFETY: a CUBIN is self-delimiting (ELF); the driver copies what it needs.
@@ -57,28 +57,28 @@ impl Drop for Module {
     }
 }
 
-/// What a function takes of a multiprocessor.
+/// Resources that a function uses on a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Local memory of a thread, in bytes: spills and arrays indexed at run time.
+    /// Local memory per thread in bytes: spills and arrays with run-time indices.
     pub local_bytes: u32,
-    /// Shared memory fixed at compile time, in bytes.
+    /// Static shared memory in bytes.
     pub shared_bytes: u32,
-    /// Most threads of a block.
+    /// Maximum threads per block.
     pub max_threads: u32,
 }
 
-/// An entry of a module, ready to launch. Keeps its module loaded.
+/// A kernel entry, ready to launch. Keeps its module loaded.
 #[derive(Debug, Clone)]
 pub struct Function {
     raw: sys::CUfunction,
-    /// Holds the code; the field is never read.
+    /// Keeps the code loaded. Never read.
     _module: Arc<Module>,
     name: &'static str,
     resources: Resources,
-    /// Whether the driver tells the sizes of parameters.
+    /// Whether the driver reports parameter sizes.
     has_param_info: bool,
 }
 
@@ -125,14 +125,14 @@ impl Function {
         self.raw
     }
 
-    /// What it takes of a multiprocessor.
+    /// Resources per multiprocessor.
     pub fn resources(&self) -> Resources {
         self.resources
     }
 
-    /// Refuses a launch whose arguments are not of the function's sizes, or too many. That they are too few
-    /// shows in debug builds only: asking for a parameter that is not there is an error to the driver, and
-    /// tools that watch it would report one for every kernel.
+    /// Rejects a launch with arguments of wrong sizes or too many arguments. Debug builds also
+    /// reject too few. Asking the driver for a missing parameter is an API error that tools would
+    /// report for every kernel.
     ///
     /// # Errors
     /// [`DeviceError::InvalidCall`] with both sizes.
@@ -164,7 +164,7 @@ impl Function {
         Ok(())
     }
 
-    /// Size of parameter `index` in bytes, if there is one.
+    /// Size of parameter `index` in bytes.
     fn parameter(&self, index: usize) -> Option<usize> {
         let (mut offset, mut size) = (0_usize, 0_usize);
         // SAFETY: the function is loaded; the driver writes both values or gives an error.
@@ -173,10 +173,10 @@ impl Function {
         (got == sys::CUresult::CUDA_SUCCESS).then_some(size)
     }
 
-    /// Lets blocks have `bytes` of dynamic shared memory.
+    /// Enables `bytes` of dynamic shared memory per block.
     ///
     /// # Errors
-    /// [`DeviceError::InvalidCall`] beyond what the card has.
+    /// [`DeviceError::InvalidCall`] beyond the device limit.
     pub fn enable_dynamic_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), DeviceError> {
         if bytes + self.resources.shared_bytes <= DEFAULT_SHARED_BYTES {
             return Ok(());
@@ -196,8 +196,8 @@ impl Function {
         }
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let value = i32::try_from(most).unwrap_or(i32::MAX);
-        // By itself the driver may give shared memory for one block a multiprocessor; then a launch that
-        // overlaps its predecessor finds no room until the predecessor has ended.
+        // The driver's default carveout may fit one block per multiprocessor. An overlapping launch
+        // would then wait for its predecessor's shared memory.
         let carveout =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         for (which, value) in [(which, value), (carveout, MAX_SHARED_CARVEOUT)] {
@@ -208,7 +208,7 @@ impl Function {
         Ok(())
     }
 
-    /// Blocks of `threads` threads and `shared` bytes that one multiprocessor holds at once.
+    /// Blocks of `threads` threads and `shared` bytes that one multiprocessor can hold.
     pub fn resident_blocks(&self, threads: u32, shared: u32) -> Result<u32, DeviceError> {
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         // SAFETY: `raw` is a function of a loaded module.
@@ -225,12 +225,12 @@ impl Function {
 }
 
 impl Gpu {
-    /// Queues a launch whose function was looked up before, on the main stream.
+    /// Queues a launch of a known function on the main stream.
     pub fn run_function(&self, function: &Function, launch: &Launch) -> Result<(), DeviceError> {
         self.run_on(self.stream(), function, launch)
     }
 
-    /// Queues a launch on a stream of the caller's.
+    /// Queues a launch on `stream`.
     pub fn run_on(
         &self,
         stream: &Stream,
@@ -239,7 +239,7 @@ impl Gpu {
     ) -> Result<(), DeviceError> {
         self.last_entry.set(launch.entry);
         let mut attributes = Vec::with_capacity(2);
-        // SAFETY: an all-zero attribute is a valid value: id IGNORE and zero padding.
+        // SAFETY: an all-zero attribute is valid: id IGNORE and zero padding.
         let blank: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         if launch.cooperative {
             let mut attribute = blank;
@@ -267,9 +267,9 @@ impl Gpu {
             numAttrs: u32::try_from(attributes.len()).unwrap_or(0),
         };
         let mut arguments: Vec<*mut c_void> = launch.args.pointers();
-        // SAFETY: the function belongs to a module that `function` keeps loaded; `arguments` points to at
-        // least as many values, of the sizes, as the function takes (checked when it was looked up); the driver
-        // copies them before it returns; `config` and its attributes live until then.
+        // SAFETY: `function` keeps its module loaded. `arguments` points to values of the number
+        // and sizes that the function takes (checked at look-up). The driver copies them before it
+        // returns, and `config` and its attributes live until then.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,

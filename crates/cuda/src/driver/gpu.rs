@@ -1,4 +1,4 @@
-//! One card: its context, its main stream, and what it is.
+//! An open device: its context, main stream and properties.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::error::failed;
 use super::stream::{Event, Stream};
 use crate::probe::{Card, probe};
 
-/// One card, opened on this thread. Its context ends when this and every buffer, module and graph are gone.
+/// A device opened on this thread. The context lives until this and every buffer, module and graph
+/// are dropped.
 #[derive(Debug)]
 pub struct Gpu {
     pub(super) context: Arc<Context>,
@@ -21,15 +22,16 @@ pub struct Gpu {
     shared_per_block: u32,
     l2_bytes: u64,
     driver: i32,
-    /// The entry launched last: a fault is noticed later, and this narrows it down.
+    /// The last launched entry. Errors name it, because faults surface later.
     pub(super) last_entry: Cell<&'static str>,
 }
 
 impl Gpu {
-    /// Opens card `ordinal`.
+    /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] without a driver or such a card; [`DeviceError::DeviceLost`] from the driver.
+    /// [`DeviceError::Unsupported`] without a driver or this device, [`DeviceError::DeviceLost`]
+    /// from the driver.
     pub fn open(ordinal: u32) -> Result<Gpu, DeviceError> {
         let missing = |why: String| DeviceError::Unsupported {
             what: format!("cuda:{ordinal}"),
@@ -41,7 +43,7 @@ impl Gpu {
         let card = cards
             .into_iter()
             .find(|card| card.ordinal == ordinal)
-            .ok_or_else(|| missing(format!("the driver sees {count} card(s), counted from 0")))?;
+            .ok_or_else(|| missing(format!("the driver sees {count} GPUs, counted from 0")))?;
         let handle = i32::try_from(ordinal).unwrap_or(i32::MAX);
         let device =
             result::device::get(handle).map_err(|e| failed("cuDeviceGet", &card.name, e))?;
@@ -76,12 +78,12 @@ impl Gpu {
         })
     }
 
-    /// What the driver said about the card.
+    /// Properties that the driver reports.
     pub fn card(&self) -> &Card {
         &self.card
     }
 
-    /// What kernels are compiled for.
+    /// The compile target.
     pub fn arch(&self) -> Arch {
         let (major, minor) = self.card.capability;
         Arch {
@@ -89,37 +91,37 @@ impl Gpu {
         }
     }
 
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.card.multiprocessors
     }
 
-    /// Most dynamic shared memory of a block, in bytes.
+    /// Maximum dynamic shared memory per block in bytes.
     pub fn shared_per_block(&self) -> u32 {
         self.shared_per_block
     }
 
-    /// Size of the second-level cache, in bytes.
+    /// L2 cache size in bytes.
     pub fn l2_bytes(&self) -> u64 {
         self.l2_bytes
     }
 
-    /// The driver's CUDA version as it gives it: 13000 is 13.0.
+    /// The driver's CUDA version: 13000 is 13.0.
     pub fn driver_version(&self) -> i32 {
         self.driver
     }
 
-    /// The stream that [`Gpu::run`] and every blocking copy use.
+    /// The main stream, used by [`Gpu::run`] and blocking copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Another stream, which waits for nothing but its own work and the events it is told to wait for.
+    /// A new stream, independent of the main stream.
     pub fn new_stream(&self) -> Result<Stream, DeviceError> {
         Stream::new(&self.context)
     }
 
-    /// Bytes of device memory free and in all.
+    /// Free and total device memory in bytes.
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         self.context.enter()?;
         let (free, total) =
@@ -137,7 +139,7 @@ impl Gpu {
 }
 
 impl Event {
-    /// An event that nothing has recorded yet.
+    /// A new, unrecorded event.
     pub fn new(gpu: &Gpu) -> Result<Event, DeviceError> {
         Event::of(&gpu.context)
     }

@@ -1,4 +1,4 @@
-//! Captured work that is replayed by one call.
+//! CUDA graphs.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::error::failed;
 use super::gpu::Gpu;
 use super::stream::Stream;
 
-/// Work that was captured from a stream. Whatever it points at must outlive it. Destroyed on drop.
+/// Work captured from a stream. All memory that it uses must outlive it. Destroyed on drop.
 #[derive(Debug)]
 pub struct Graph {
     graph: sys::CUgraph,
@@ -19,17 +19,17 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Replays it on `stream`; does not wait.
+    /// Replays it on `stream`. Does not wait.
     pub fn launch_on(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: instantiated in `capture`; the stream is alive.
         unsafe { result::graph::launch(self.exec, stream.raw()) }
             .map_err(|e| failed("cuGraphLaunch", "", e))
     }
 
-    /// Kernels, copies and fills in it.
+    /// Number of nodes: kernels, copies and fills.
     pub fn nodes(&self) -> Result<usize, DeviceError> {
         let mut count = 0_usize;
-        // SAFETY: a null list asks for the count alone.
+        // SAFETY: a null list requests the count only.
         unsafe { sys::cuGraphGetNodes(self.graph, std::ptr::null_mut(), &raw mut count) }
             .result()
             .map_err(|e| failed("cuGraphGetNodes", "", e))?;
@@ -40,7 +40,8 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: made in `capture`, destroyed once. A graph in flight is destroyed when it ends.
+            // SAFETY: made in `capture`, destroyed once. The driver destroys a running graph after
+            // it ends.
             unsafe {
                 let _ = result::graph::exec_destroy(self.exec);
                 let _ = result::graph::destroy(self.graph);
@@ -50,21 +51,23 @@ impl Drop for Graph {
 }
 
 impl Gpu {
-    /// Records what `queue` puts on the main stream, without running it.
+    /// Captures the work that `queue` puts on the main stream, without running it.
     ///
     /// # Errors
-    /// Those of `queue`, and [`DeviceError::DeviceLost`] if something in it cannot be captured, such as a wait.
+    /// Those of `queue`, and [`DeviceError::DeviceLost`] if the work cannot be captured, such as a
+    /// wait.
     pub fn capture(
         &self,
         queue: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<Graph, DeviceError> {
         let stream = self.stream().raw();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive and not capturing: captures do not nest, as `queue` gets no `&mut`.
+        // SAFETY: the stream is alive and not capturing. Captures do not nest, because `queue` gets
+        // no `&mut`.
         unsafe { result::stream::begin_capture(stream, mode) }
             .map_err(|e| failed("cuStreamBeginCapture", "", e))?;
         let queued = queue();
-        // SAFETY: ends what was begun above, whatever `queue` did.
+        // SAFETY: ends the capture begun above, whatever `queue` returned.
         let graph = unsafe { result::stream::end_capture(stream) };
         queued?;
         let graph = graph.map_err(|e| failed("cuStreamEndCapture", "", e))?;
@@ -83,7 +86,7 @@ impl Gpu {
         })
     }
 
-    /// Replays a graph on the main stream; does not wait.
+    /// Replays a graph on the main stream. Does not wait.
     pub fn replay(&self, graph: &Graph) -> Result<(), DeviceError> {
         graph.launch_on(self.stream())
     }

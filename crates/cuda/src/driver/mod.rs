@@ -1,10 +1,13 @@
-//! A thin safe layer over the CUDA driver: one card, its memory, functions, streams, graphs, and time.
+//! A thin safe layer over the CUDA driver: one device, its memory, functions, streams and graphs.
 //!
-//! Every call that fails becomes a [`contract::DeviceError`] that names the call, the kernel where there is
-//! one, and what would help. Device pointers are plain `u64` here, as kernels take them: what a kernel does
-//! with them is the business of [`crate::launch`], which checks shapes before a pointer is handed on.
+//! Kept by hand: cudarc's safe layer lacks graphs of foreign launches, page-locked pools and errors
+//! with remedies.
 //!
-//! All of it belongs to one thread, except that dropping is allowed anywhere.
+//! A failed call becomes a [`contract::DeviceError`] that names the call, the kernel and a remedy.
+//! Device pointers are plain `u64`, as kernels take them. [`crate::launch`] checks shapes before it
+//! passes a pointer to a kernel.
+//!
+//! All types belong to one thread, but may be dropped on any thread.
 
 mod arch;
 mod buffer;

@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 use super::context::Context;
 use super::error::failed;
 
-/// A queue of work that runs in order. Destroyed on drop, after its work has ended.
+/// An in-order work queue. Destroyed on drop, after its work has finished.
 #[derive(Debug)]
 pub struct Stream {
     raw: sys::CUstream,
@@ -30,12 +30,12 @@ impl Stream {
         self.raw
     }
 
-    /// Waits until all its work is done.
+    /// Waits until all its work has finished.
     pub fn sync(&self) -> Result<(), DeviceError> {
         self.sync_after("a copy")
     }
 
-    /// As [`Stream::sync`], naming what was queued last in the error.
+    /// As [`Stream::sync`]. The error names the last queued work.
     pub(super) fn sync_after(&self, last: &str) -> Result<(), DeviceError> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { result::stream::synchronize(self.raw) }.map_err(|e| {
@@ -47,7 +47,7 @@ impl Stream {
         })
     }
 
-    /// Later work waits for `event`, wherever it was recorded.
+    /// Makes later work wait for `event`, which any stream may have recorded.
     pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         let default = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both handles are alive.
@@ -55,7 +55,7 @@ impl Stream {
             .map_err(|e| failed("cuStreamWaitEvent", "", e))
     }
 
-    /// Marks this point of the stream in `event`.
+    /// Records `event` at this point of the stream.
     pub fn record(&self, event: &Event) -> Result<(), DeviceError> {
         // SAFETY: both handles are alive and of one context.
         unsafe { result::event::record(event.raw, self.raw) }
@@ -66,7 +66,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: created in `new`, destroyed once; the wait keeps buffers in use alive until then.
+            // SAFETY: created in `new`, destroyed once. The wait keeps buffers in use alive.
             unsafe {
                 let _ = result::stream::synchronize(self.raw);
                 let _ = result::stream::destroy(self.raw);
@@ -75,7 +75,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream, with the time at which it was reached. Destroyed on drop.
+/// A point in a stream and its time. Destroyed on drop.
 #[derive(Debug)]
 pub struct Event {
     raw: sys::CUevent,
@@ -93,16 +93,16 @@ impl Event {
         })
     }
 
-    /// Waits until the stream has passed it; does not where none has recorded it.
+    /// Waits until the stream has reached the event. Returns at once if no stream recorded it.
     pub fn sync(&self) -> Result<(), DeviceError> {
         // SAFETY: the event lives as long as `self`.
         unsafe { result::event::synchronize(self.raw) }
             .map_err(|e| failed("cuEventSynchronize", "", e))
     }
 
-    /// Microseconds from `earlier` to this; both must have been reached.
+    /// Microseconds from `earlier` to this event. Both must have been reached.
     pub fn us_since(&self, earlier: &Event) -> Result<f64, DeviceError> {
-        // SAFETY: both events are alive; the driver refuses unrecorded ones.
+        // SAFETY: both events are alive, and the driver rejects unrecorded events.
         let ms = unsafe { result::event::elapsed(earlier.raw, self.raw) }
             .map_err(|e| failed("cuEventElapsedTime", "", e))?;
         Ok(f64::from(ms) * 1e3)

@@ -1,19 +1,19 @@
-//! The activation forms on the host: what producers on the card are compared with, and what tests feed.
+//! Activation formats on the host, for comparison with kernels and for test inputs.
 
 use half::f16;
 
 use super::kind::{A16_TILE, ActivationFormat};
 
-/// Rows in a form, and the values they stand for there.
+/// Rows in a format, with their rounded values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Activations {
-    /// As the kernels read them; rows that are not there are zero.
+    /// The bytes that kernels read. Missing rows are zero.
     pub bytes: Vec<u8>,
     /// `[rows][width]` after rounding.
     pub rounded: Vec<f32>,
 }
 
-/// `x` `[rows][width]` in form `input`, for a buffer of `bucket` rows.
+/// Converts `x` `[rows][width]` to format `input`, for a buffer of `bucket` rows.
 ///
 /// # Panics
 /// If `x` has more rows than the bucket.
@@ -27,7 +27,7 @@ pub fn activations(input: ActivationFormat, x: &[f32], width: usize, bucket: usi
         match input {
             ActivationFormat::F16 => {
                 for (k, &v) in x.iter().enumerate() {
-                    // Infinities stay, so that their row's outputs tell.
+                    // Infinities stay, so that their row's outputs show them.
                     let v = if v.is_finite() {
                         v.clamp(-65504.0, 65504.0)
                     } else {

@@ -1,4 +1,4 @@
-//! Codes and scales of the formats that have no kernel of their own, exactly as they are stored.
+//! Stored codes and scales of formats without a kernel of their own.
 
 use contract::QuantType;
 use contract::quant::IQ4_LEVELS;
@@ -8,7 +8,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Unsigned codes of 32 values: nibbles, then a fifth bit where `high` has one.
+/// Unsigned codes of 32 values: nibbles, and a fifth bit from `high`.
 fn nibbles_32(nibbles: &[u8], high: u32) -> [u8; 32] {
     std::array::from_fn(|e| {
         let nibble = nibbles[e % 16] >> (e / 16 * 4) & 15;
@@ -20,7 +20,7 @@ fn high_bits(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// The signed codes of a block of 32 whose value is code times the f16 in its first two bytes.
+/// Signed codes of a 32-value block. Each value is its code times the f16 in the first two bytes.
 pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
     match ty {
         QuantType::Q8_0 => std::array::from_fn(|e| block[2 + e].cast_signed()),
@@ -33,7 +33,7 @@ pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
     }
 }
 
-/// 32 values `scale * (code - bias) + offset`, scale and offset for each half.
+/// 32 values `scale * (code - bias) + offset`, with a scale and an offset per half.
 pub(super) struct Affine {
     pub(super) codes: [u8; 32],
     pub(super) bias: u8,
@@ -41,7 +41,7 @@ pub(super) struct Affine {
     pub(super) offset: [f32; 2],
 }
 
-/// Run `run` of 32 values of one block.
+/// Run `run` of 32 values of a block.
 pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
     let whole = |codes: [u8; 32]| Affine {
         codes,
@@ -88,7 +88,7 @@ pub(super) fn six_bits(block: &[u8], piece: usize) -> [u8; 128] {
     })
 }
 
-/// A Q3_K block in the terms of Q6_K.
+/// A Q3_K block in Q6_K terms.
 pub(super) struct ThreeBits {
     /// Codes plus 32.
     pub(super) values: [u8; 256],

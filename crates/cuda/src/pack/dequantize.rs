@@ -1,4 +1,4 @@
-//! What a kernel makes of a packed weight, value by value: `kernels/gemm/dequant_tile.cuh` on the host.
+//! Dequantization of packed weights on the host, as `kernels/gemm/dequant_tile.cuh` does it.
 
 use half::f16;
 
@@ -7,27 +7,27 @@ use super::kind::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
 /// A packed matrix of `rows` rows of `cols` values.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedMatrix<'a> {
-    /// How it lies.
+    /// Its weight kind.
     pub kind: WeightKind,
-    /// Its rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Values of a row.
+    /// Values per row.
     pub cols: usize,
-    /// What [`super::pack`] wrote.
+    /// The output of [`super::pack`].
     pub bytes: &'a [u8],
 }
 
-/// One row's part of one tile.
+/// One row of one tile.
 struct Tile<'a> {
     bytes: &'a [u8],
     row: usize,
 }
 
 impl PackedMatrix<'_> {
-    /// Value `k` of row `row` as the products of few rows and the expansion for prompts use it, rounded as they round.
+    /// Value `k` of row `row`, rounded as the small-batch GEMM and the prefill panels round it.
     ///
     /// # Panics
-    /// If the matrix has no such value, or is of [`WeightKind::F32`].
+    /// If the indices exceed the matrix, or for [`WeightKind::F32`].
     pub fn value(&self, row: usize, k: usize) -> f32 {
         let (kind, cols) = (self.kind, self.cols);
         let (block, r) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
@@ -70,7 +70,7 @@ impl PackedMatrix<'_> {
 }
 
 impl Tile<'_> {
-    /// Where the word of value `k` lies in a lane's 16 bytes.
+    /// Byte offset of the word of value `k` in a lane's 16 bytes.
     fn word(&self, k: usize) -> usize {
         let (lane, j) = (
             self.row % 8 * 4 + k % 8 / 2,
@@ -83,7 +83,7 @@ impl Tile<'_> {
         f16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]).to_f64()
     }
 
-    /// `count` bits of the u32 at `at`, from bit `bit % 32` on, wrapping around.
+    /// `count` bits of the u32 at `at`, from bit `bit % 32`, wrapping.
     fn bits(&self, at: usize, bit: usize, count: u32) -> u32 {
         let word = u32::from_le_bytes(*self.bytes[at..].first_chunk().expect("a word"));
         word.rotate_right(bit as u32) & ((1 << count) - 1)
@@ -100,7 +100,8 @@ impl Tile<'_> {
         self.bits(k / 64 * 512 + self.word(k), bit, 4)
     }
 
-    /// Scale and minimum of the run of value `k`, as stored; the factor lies in the first piece's header at `at`.
+    /// Stored scale and minimum of the run of value `k`. The factor is in the first piece's header
+    /// at `at`.
     fn header(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> (f64, f64) {
         let byte = |word: usize| u32::from(first.bytes[at + 4 + 4 * word + k / 32]);
         let (c, m) = match piece {
@@ -138,7 +139,7 @@ impl Tile<'_> {
             self.bits(at, bit, count)
         };
         let of_all = || (0..5).fold(0, |code, i| code | bits(i, 16 * (1 - h), 1) << i);
-        // The code, and what its scale is multiplied by before the code is.
+        // The code, and the factor that its scale carries before the multiplication.
         let (code, shift) = match (s, b, j) {
             (0, ..) => (bits(j, 1 + 5 * b + 16 * h, 5), 1.0),
             (_, 0, 0) => (bits(1, 11 + 16 * h, 5), 0.5),
@@ -170,7 +171,7 @@ impl Tile<'_> {
             f64::from(self.bits(at, bit + 16 * h, count))
         };
         let j = i + 2 * upper;
-        // The code, and what its scale is divided by before it is rounded.
+        // The code, and the divisor of its scale before rounding.
         let (code, code_scale) = match (s, b, i) {
             (0, 0, _) => (bits(j, 1, 6), 1.0),
             (0, _, 0) => (bits(4 + upper, 1, 6), 1.0),
@@ -188,7 +189,7 @@ impl Tile<'_> {
     }
 }
 
-/// To f16.
+/// Rounds to f16.
 fn rounded(value: f64) -> f64 {
     f16::from_f64(value).to_f64()
 }

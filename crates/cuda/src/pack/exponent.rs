@@ -1,11 +1,11 @@
-//! The power of two that a row's values are multiplied by, so that all that is derived from its scales fits f16.
+//! Power-of-two row scaling that keeps all values derived from scales in f16 range.
 
 use contract::QuantType;
 use half::{bf16, f16};
 
 use super::codes;
 
-/// Largest magnitude of an exponent: its power and that of its negative are normal numbers.
+/// Largest exponent magnitude. Both its power and the inverse are normal numbers.
 const MAX_EXPONENT: i32 = 100;
 
 /// `2^exponent`, for exponents of normal f32 numbers.
@@ -13,26 +13,27 @@ pub(super) fn power(exponent: i32) -> f32 {
     f32::from_bits(((127 + exponent) as u32) << 23)
 }
 
-/// Largest exponent found so far to suit every bound.
+/// The largest exponent that satisfies all bounds so far.
 struct ExponentBound(Option<i32>);
 
 impl ExponentBound {
-    /// `value * 2^exponent` is to be below `2^limit`. What is zero or not finite fits anywhere.
+    /// Requires `value * 2^exponent < 2^limit`. Zero and non-finite values satisfy any bound.
     fn below(&mut self, value: f32, limit: i32) {
         let value = value.abs();
         if value == 0.0 || !value.is_finite() {
             return;
         }
-        // Values are f16, bf16 or their products with small whole numbers: normal as f32 but for a few bf16,
-        // which the bound on exponents covers.
+        // Values are f16, bf16 or their products with small integers. They are normal in f32 except
+        // a few bf16, which the exponent bound covers.
         let log = (value.to_bits() >> 23).cast_signed() - 127;
         let most = limit - 1 - log;
         self.0 = Some(self.0.map_or(most, |so_far| so_far.min(most)));
     }
 }
 
-/// For a row as stored. Bounds: a scale of K-quants is made from 256 times its factor (`d * 2^22`, of Q5_K `d * 2^23`, and `dmin`), one
-/// of Q6_K is 128 times it (`d * 2^23`), others stand as they are (`scale * 2^22`); f16 ends below `2^16`.
+/// The exponent of a stored row. Scales of K-quants reach 256 times the factor (`d * 2^22`, Q5_K `d
+/// * 2^23`, and `dmin`). Those of Q6_K reach 128 times (`d * 2^23`), others once (`scale * 2^22`).
+/// f16 ends below `2^16`.
 pub(super) fn of_row(ty: QuantType, row: &[u8]) -> i32 {
     let half = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     let mut fit = ExponentBound(None);
@@ -61,7 +62,7 @@ pub(super) fn of_row(ty: QuantType, row: &[u8]) -> i32 {
             }
         }
         QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
-            // These are rounded: a bit of room above.
+            // These scales are rounded, so they need a margin of one bit.
             for block in blocks {
                 for run in 0..ty.block_values() / 32 {
                     let affine = codes::affine(ty, block, run);

@@ -2,46 +2,46 @@
 
 use contract::QuantType;
 
-/// Rows of a row block, the piece in which a matrix lies contiguously.
+/// Rows of a row block, which is contiguous in a matrix.
 pub const BLOCK_ROWS: usize = 128;
 /// Rows of a tile.
 pub const TILE_ROWS: usize = 16;
-/// Bytes of the row factors of a tile.
+/// Bytes of a tile's row factors.
 pub(super) const FACTOR_BYTES: usize = 4 * TILE_ROWS;
 
-/// Bytes of 8 rows and 64 values of halves.
+/// Bytes of 8 rows and 64 f16 values.
 pub const A16_TILE: usize = 1024;
 
-/// How a matrix lies on the card. The discriminants are the kernels' `KIND_*`.
+/// Device layout of a weight matrix. The discriminants equal the kernels' `KIND_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WeightKind {
     /// Q4_K as stored, reordered.
     Q4K = 0,
     /// Q5_K as stored, reordered.
     Q5K = 1,
-    /// Q6_K, reordered; Q3_K with its codes widened.
+    /// Q6_K, reordered. Q3_K with widened codes.
     Q6K = 2,
-    /// Q8_0, reordered; Q4_0, Q5_0 and IQ4_NL with their codes widened.
+    /// Q8_0, reordered. Q4_0, Q5_0 and IQ4_NL with widened codes.
     Q8 = 3,
-    /// Bytes with an f16 scale and offset for 16: Q4_1, Q5_1, Q2_K, IQ4_XS.
+    /// 8-bit codes with an f16 scale and offset per 16 values: Q4_1, Q5_1, Q2_K, IQ4_XS.
     Wide = 4,
-    /// Halves: F16, and BF16 times a power of two for each row.
+    /// F16, and BF16 scaled by a power of two per row.
     F16 = 5,
     /// F32, as stored.
     F32 = 6,
 }
 
-/// The form of activations a kind is multiplied with.
+/// The activation format of a weight kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ActivationFormat {
-    /// Halves, blocked for the matrix units.
+    /// F16 in the MMA operand layout.
     F16,
     /// Plain f32 rows.
     F32,
 }
 
 impl ActivationFormat {
-    /// Bytes of `rows` rows of `width` values; the buffer of a bucket holds the bucket's rows.
+    /// Bytes of `rows` rows of `width` values. Buffers hold a whole row bucket.
     pub fn bytes(self, rows: usize, width: usize) -> usize {
         let groups = width.div_ceil(256) * rows.div_ceil(8);
         match self {
@@ -63,7 +63,7 @@ impl WeightKind {
         WeightKind::F32,
     ];
 
-    /// The kind that holds the values of `ty`.
+    /// The kind that stores `ty`.
     pub fn of(ty: QuantType) -> WeightKind {
         match ty {
             QuantType::Q4_K => WeightKind::Q4K,
@@ -80,7 +80,7 @@ impl WeightKind {
         }
     }
 
-    /// What it is multiplied with.
+    /// Its activation format.
     pub fn input(self) -> ActivationFormat {
         match self {
             WeightKind::F32 => ActivationFormat::F32,
@@ -88,7 +88,7 @@ impl WeightKind {
         }
     }
 
-    /// Bytes of a tile of [`TILE_ROWS`] rows in each piece of a unit; 0 where a unit has but one.
+    /// Bytes of a tile of [`TILE_ROWS`] rows per piece of a unit. 0 if a unit has one piece.
     pub fn piece_bytes(self) -> [usize; 2] {
         match self {
             WeightKind::Q4K => [1280, 1024],
@@ -106,12 +106,12 @@ impl WeightKind {
         self.piece_bytes().iter().sum()
     }
 
-    /// Pieces of a unit.
+    /// Pieces per unit.
     pub fn pieces(self) -> usize {
         if self.piece_bytes()[1] == 0 { 1 } else { 2 }
     }
 
-    /// Values of a row in a unit.
+    /// Values of a row per unit.
     pub fn unit_values(self) -> usize {
         match self {
             WeightKind::Q4K | WeightKind::Q5K | WeightKind::Q6K => 256,
@@ -119,17 +119,17 @@ impl WeightKind {
         }
     }
 
-    /// Units along rows of `cols` values.
+    /// Units along `cols` values.
     pub fn units(self, cols: usize) -> usize {
         cols.div_ceil(256) * (256 / self.unit_values())
     }
 
-    /// Rows of a piece of a matrix that may be packed by itself are a multiple of this, except in the last.
+    /// Row granularity of separately packed parts of a matrix. Only the last part may be shorter.
     pub fn row_step(self) -> usize {
         BLOCK_ROWS
     }
 
-    /// Bytes of `rows` rows of `cols` values. A matrix is the concatenation of its pieces.
+    /// Bytes of `rows` rows of `cols` values. A matrix is the concatenation of its parts.
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
         match self {
             WeightKind::F32 => 4 * rows * cols,

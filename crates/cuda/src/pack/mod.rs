@@ -1,8 +1,8 @@
-//! Weights as the matmul kernels read them: the same values as in the file, in another order.
+//! Weight packing for the GEMM kernels: the file's values in another order.
 //!
-//! [`WeightKind::of`] says which kernel kind serves a stored format, [`pack`] rewrites whole rows, and
-//! [`activations`] is the host twin of the activation forms. Every layout is described once, in
-//! `kernels/gemm/weight_layout.cuh` and `kernels/gemm/a16_layout.cuh`.
+//! [`WeightKind::of`] maps a stored format to a kernel kind, [`pack()`] rewrites rows, and
+//! [`activations`] builds activation formats on the host. `kernels/gemm/weight_layout.cuh` and
+//! `kernels/gemm/a16_layout.cuh` define the layouts.
 
 pub mod activations;
 mod codes;

@@ -1,16 +1,16 @@
-//! Packing whole rows.
+//! Packing of whole rows.
 
 use contract::QuantType;
 
 use super::kind::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
 use super::{exponent, tile};
 
-/// Writes whole rows of `cols` values of `ty` as its kind lies on the card; every byte of `to` is written.
+/// Packs rows of `cols` values of `ty` to their weight kind. Writes every byte of `to`.
 ///
-/// `from` is a matrix or a piece of one that begins at a multiple of [`WeightKind::row_step`].
+/// `from` is a matrix, or a part of one that begins at a multiple of [`WeightKind::row_step`].
 ///
 /// # Panics
-/// If `from` is not whole rows or `to` not [`WeightKind::bytes`] of them.
+/// If `from` is not whole rows or `to` is not [`WeightKind::bytes`] long.
 pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     let row_bytes = ty.row_bytes(cols);
     let kind = WeightKind::of(ty);
@@ -21,7 +21,11 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
         from.len(),
         ty.name()
     );
-    assert_eq!(to.len(), kind.bytes(rows, cols), "room for {rows} x {cols}");
+    assert_eq!(
+        to.len(),
+        kind.bytes(rows, cols),
+        "wrong size for {rows} x {cols}"
+    );
     if kind == WeightKind::F32 {
         return to.copy_from_slice(from);
     }
@@ -31,7 +35,7 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Writes the rows of one row block.
+/// Packs one row block.
 fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     let (kind, row_bytes) = (WeightKind::of(ty), ty.row_bytes(cols));
     let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
@@ -42,7 +46,7 @@ fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     for (factor, exponent) in factors.chunks_exact_mut(4).zip(&exponents) {
         factor.copy_from_slice(&exponent::power(-exponent).to_le_bytes());
     }
-    // Some units are a part of a stored block.
+    // A stored block may span several units.
     let values = kind.unit_values().max(ty.block_values());
     let parts = values / kind.unit_values();
     let stored_bytes = ty.row_bytes(values);

@@ -1,4 +1,4 @@
-//! What kernels make of packed weights, against what is stored.
+//! Packed weights dequantize to the stored values.
 
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
@@ -12,7 +12,7 @@ fn row_of(seed: usize, cols: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Rows of every size of value, from 1e-6 to 1e6.
+/// Row scales from 1e-6 to 1e6.
 fn scale_of(row: usize) -> f32 {
     10.0_f32.powi((row % 13).cast_signed() as i32 - 6)
 }
@@ -29,7 +29,7 @@ fn packed_weights_dequantize_as_stored() {
             let rows = 150;
             let mut stored = vec![0; rows * ty.row_bytes(cols)];
             let mut wanted = vec![0.0; rows * cols];
-            // f16 has no such range: scales of blocks and values of rows.
+            // f16 lacks this range, for block scales and for row values.
             let narrow = ty != QuantType::BF16 && ty != QuantType::F32;
             for (row, bytes) in stored.chunks_exact_mut(ty.row_bytes(cols)).enumerate() {
                 let scale = if narrow {
@@ -71,7 +71,7 @@ fn packed_weights_dequantize_as_stored() {
                     );
                 }
             }
-            // What pads the last tile and the last unit is worth nothing.
+            // Padding of the last tile and unit dequantizes to zero.
             for row in rows..160 {
                 assert_eq!(packed(160, cols).value(row, 5), 0.0);
             }
@@ -83,7 +83,7 @@ fn packed_weights_dequantize_as_stored() {
     }
 }
 
-/// Blocks of any bits: every code, scale and minimum lies where kernels look for it.
+/// Random blocks test the position of every code, scale and minimum.
 #[test]
 fn random_blocks_dequantize_as_stored() {
     let mut state = 9_u64;
@@ -98,7 +98,7 @@ fn random_blocks_dequantize_as_stored() {
         }
         let (rows, cols) = (40, 512);
         let mut stored: Vec<u8> = (0..rows * ty.row_bytes(cols)).map(|_| random()).collect();
-        // Scales of one binade, so that no row is led by one block.
+        // Scales of one binade, so that no block dominates a row.
         for block in stored.chunks_exact_mut(ty.block_bytes()) {
             let halves: &[usize] = match ty {
                 QuantType::Q6_K => &[208],

@@ -1,4 +1,4 @@
-//! One row's part of one tile, for each kind.
+//! One row of one tile, for each weight kind.
 
 use contract::QuantType;
 use contract::quant::scale_and_min;
@@ -7,15 +7,15 @@ use half::{bf16, f16};
 use super::codes;
 use super::exponent::power;
 
-/// A row in a tile: which of its 16, and the power of two that its values are multiplied by there.
+/// A row of a tile: its index below 16, and its power-of-two exponent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub(super) index: usize,
     pub(super) exponent: i32,
 }
 
-/// Writes a row's part of piece `piece` of a unit from the stored bytes of the unit, fewer at the end of a row.
-/// The tile was zero before.
+/// Writes a row of piece `piece` of a unit, from the unit's stored bytes (fewer at the end of a
+/// row). The tile must be zeroed.
 pub(super) fn write_row(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
     let blocks = stored.chunks_exact(ty.block_bytes());
     match ty {
@@ -76,7 +76,7 @@ pub(super) fn write_row(ty: QuantType, piece: usize, row: Row, stored: &[u8], ti
     }
 }
 
-/// Quarter `quarter` (64 values) of a block of 256 of a format without a kind of its own.
+/// Writes quarter `quarter` (64 values) of a 256-value block of a format without its own kind.
 pub(super) fn write_quarter(
     ty: QuantType,
     quarter: usize,
@@ -91,7 +91,7 @@ pub(super) fn write_quarter(
     }
 }
 
-/// Where value `k` (0..16, even) of 16 and its neighbour lie: `(lane, word of the lane's 16 bytes)`.
+/// Position of value `k` (0..16, even) and its neighbour: `(lane, word of the lane's 16 bytes)`.
 fn lane_word(row: Row, k: usize) -> (usize, usize) {
     (row.index % 8 * 4 + k % 8 / 2, row.index / 8 + 2 * (k / 8))
 }
@@ -118,13 +118,14 @@ fn or_word(tile: &mut [u8], at: usize, bits: u32) {
     }
 }
 
-/// Bytes `at`, `at + 16`, `at + 1`, `at + 17` of 32: what one register holds for both steps, before it is turned.
+/// Bytes `at`, `at + 16`, `at + 1`, `at + 17` of 32: the register of both MMA steps, before
+/// rotation.
 fn four(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 16], bytes[at + 1], bytes[at + 17]])
 }
 
-/// 64 bytes, 32 for each 64 values, whose low nibbles are a run of 32 values and whose high ones are the next;
-/// `rotation` is where the lowest nibble comes to lie.
+/// Writes 64 bytes of nibbles, 32 bytes per 64 values. Low nibbles hold one run of 32 values, high
+/// nibbles the next. `rotation` is the bit of the lowest nibble.
 fn write_nibbles(row: Row, nibbles: &[u8], rotation: u32, tile: &mut [u8]) {
     for (q, pair) in nibbles.chunks_exact(32).enumerate() {
         for k in (0..16).step_by(2) {
@@ -135,7 +136,8 @@ fn write_nibbles(row: Row, nibbles: &[u8], rotation: u32, tile: &mut [u8]) {
     }
 }
 
-/// Scales and minimums of a K-quant's block, in the first piece from `at` on, the factor times `2^log2_scale`.
+/// Writes scales and minimums of a K-quant block to the first piece, from `at`. The factor is
+/// scaled by `2^log2_scale`.
 fn write_header(
     row: Row,
     piece: usize,
@@ -161,14 +163,14 @@ fn write_header(
     }
 }
 
-/// A piece's 128 codes of a Q5_K block.
+/// Writes a piece's 128 codes of a Q5_K block.
 fn write_five_bit(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
     // Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
     let fifths = &block[16..48];
     let nibbles = &block[48 + 64 * piece..][..64];
     for (q, pair) in nibbles.chunks_exact(32).enumerate() {
         for k in (0..8).step_by(2) {
-            // Of both values h: a code in each half.
+            // Codes of values `h = 0` and `h = 1`, one per 16-bit half.
             let codes = |s: usize, b: usize, upper: usize| {
                 let low = four(pair, k + 8 * upper) >> (8 * s + 4 * b);
                 let top = four(fifths, k + 8 * upper) >> (4 * piece + 2 * q + 8 * s + b);
@@ -204,12 +206,12 @@ fn write_five_bit(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
     }
 }
 
-/// A piece's 128 codes of six bits.
+/// Writes a piece's 128 six-bit codes.
 fn write_six_bit(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
     let i = row.index / 8;
     for (q, six) in six.chunks_exact(64).enumerate() {
         for k in (0..8).step_by(2) {
-            // Of both values h: a code in each half.
+            // Codes of values `h = 0` and `h = 1`, one per 16-bit half.
             let codes = |s: usize, b: usize, upper: usize| {
                 let at = 32 * b + 16 * s + 8 * upper + k;
                 u32::from(six[at]) | u32::from(six[at + 1]) << 16
@@ -244,7 +246,7 @@ fn write_six_bit(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile
     }
 }
 
-/// 32 bytes of run `run` of 64 values.
+/// Writes 32 bytes of run `run` of 64 values.
 fn write_bytes(row: Row, run: usize, bytes: &[u8; 32], tile: &mut [u8]) {
     for k in (0..16).step_by(2) {
         let (lane, j) = lane_word(row, k);
@@ -259,7 +261,7 @@ fn write_affine(row: Row, run: usize, affine: &codes::Affine, tile: &mut [u8]) {
         let at = 1024 + row.index * 16 + (2 * run + half) * 4;
         let scale = f16::from_f32(affine.scale[half] * power(22 + row.exponent));
         write_half(tile, at, scale.to_f32());
-        // As many of the rounded scale as the codes were bias by.
+        // The bias of the codes, in rounded scales.
         let bias = f32::from(affine.bias) * (scale.to_f32() * power(-22));
         write_half(
             tile,

@@ -1,65 +1,65 @@
-//! Who holds which page of keys and values, and where it is.
+//! Pages of the KV cache: reference counts, locations, and eviction to the host.
 //!
-//! A page holds 256 positions of every attention layer. A row is written once, by the sequence that took the page,
-//! and never again once it is committed; so a snapshot keeps references to the pages of its rows, the last of them
-//! partly filled, and copies nothing. A sequence that is restored shares the full pages and copies the last one,
-//! since it will write behind the rows it shares.
+//! A page holds 256 positions of every attention layer. The sequence that took the page writes each
+//! row once. A committed row never changes, so a snapshot references the pages of its rows and
+//! copies nothing. A restored sequence shares the full pages. It copies the last page because it
+//! appends to it.
 //!
-//! The places on the card are one pool for all sequences, of at least as many as the longest takes. What only
-//! snapshots hold lies in places that nobody needs just now, and moves to the host, the longest unused first, when a
-//! sequence needs them. A page that a sequence uses stays where it is, so where sequences use all places none of them
-//! can grow; whoever calls gives one of them up or waits. Nothing here touches the card: a [`PageCopier`] does.
+//! All sequences share one pool of device pages, at least as large as the longest sequence. Pages
+//! that only snapshots reference are evicted to the host, least recently used first. Pages that
+//! sequences reference stay on the device. A pool full of them refuses to extend a table, and the
+//! caller preempts a sequence. This module never touches the device: a [`PageCopier`] does.
 
 use contract::DeviceError;
 
 use crate::state::PAGE_SIZE;
 
-/// Names a page for as long as somebody holds it.
+/// The identity of a referenced page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PageId(usize);
 
-/// Moves the bytes of pages. All of it happens in the order of the calls.
+/// Copies the bytes of pages. Copies run in call order.
 pub(crate) trait PageCopier {
-    /// A page off the card.
+    /// A page in host memory.
     type HostCopy;
 
-    /// Copies the page at `place` off the card.
-    fn save(&mut self, place: usize) -> Result<Self::HostCopy, DeviceError>;
+    /// Copies device page `index` to the host.
+    fn save(&mut self, index: usize) -> Result<Self::HostCopy, DeviceError>;
 
-    /// Copies a page back, to `place`.
-    fn load(&mut self, held: &Self::HostCopy, place: usize) -> Result<(), DeviceError>;
+    /// Copies a host page to device page `index`.
+    fn load(&mut self, page: &Self::HostCopy, index: usize) -> Result<(), DeviceError>;
 
-    /// Copies the page at place `from` to place `to`.
+    /// Copies device page `from` to device page `to`.
     fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError>;
 }
 
-/// All pages of a card.
+/// All pages of a device.
 pub(crate) struct PagePool<H> {
     pages: Vec<Option<Page<H>>>,
-    /// Places that hold nothing; the last is given out next.
+    /// Indices of free device pages. The last is allocated next.
     free: Vec<usize>,
-    /// Counts releases; the time of a page's last use.
+    /// Counts releases and orders the last uses of pages.
     tick: u64,
 }
 
-/// PagePool by who holds them, each counted once.
+/// Pages by referrer, each counted once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PageCounts {
-    /// Those that sequences hold, all of them on the card.
+    /// Pages that sequences reference, all on the device.
     pub(crate) in_use: usize,
-    /// Those that snapshots hold, wherever they are.
+    /// Pages that snapshots reference, on the device or the host.
     pub(crate) saved: usize,
-    /// Those on the card that snapshots alone hold.
+    /// Device pages that only snapshots reference.
     pub(crate) evictable: usize,
 }
 
 struct Page<H> {
-    /// Sequences that have it in their tables.
+    /// Sequences with the page in their tables.
     sequence_refs: usize,
-    /// Snapshots that hold it.
+    /// Snapshots that reference the page.
     snapshot_refs: usize,
     location: PageLocation<H>,
-    /// The tick at which a sequence last had it.
+    /// The tick of the last release by a sequence.
     last_used: u64,
 }
 
@@ -69,16 +69,16 @@ enum PageLocation<H> {
 }
 
 impl<H> PagePool<H> {
-    /// Nothing is held; places are given out in this order.
-    pub(crate) fn new(places: impl DoubleEndedIterator<Item = usize>) -> PagePool<H> {
+    /// An empty pool that allocates `indices` in this order.
+    pub(crate) fn new(indices: impl DoubleEndedIterator<Item = usize>) -> PagePool<H> {
         PagePool {
             pages: Vec::new(),
-            free: places.rev().collect(),
+            free: indices.rev().collect(),
             tick: 0,
         }
     }
 
-    /// How many pages are held, and by whom.
+    /// Counts pages by referrer.
     pub(crate) fn count(&self) -> PageCounts {
         let mut count = PageCounts::default();
         for page in self.pages.iter().flatten() {
@@ -91,27 +91,27 @@ impl<H> PagePool<H> {
         count
     }
 
-    /// The place of a page that a sequence holds.
+    /// The device index of a page that a sequence references.
     ///
     /// # Panics
-    /// If none does: only those are sure to be on the card.
+    /// If no sequence references the page: only referenced pages are certain to be on the device.
     pub(crate) fn page_index(&self, id: PageId) -> usize {
         let page = self.page(id);
         match page.location {
-            PageLocation::Device(place) if page.sequence_refs > 0 => place,
-            _ => panic!("a page that no sequence holds has no place of its own"),
+            PageLocation::Device(index) if page.sequence_refs > 0 => index,
+            _ => panic!("no sequence references this page"),
         }
     }
 
-    /// Where a page is that a snapshot holds: at a place, or off the card.
+    /// The device index of a page, or its host copy.
     pub(crate) fn locate(&self, id: PageId) -> Result<usize, &H> {
         match &self.page(id).location {
-            PageLocation::Device(place) => Ok(*place),
-            PageLocation::Host(held) => Err(held),
+            PageLocation::Device(index) => Ok(*index),
+            PageLocation::Host(page) => Err(page),
         }
     }
 
-    /// Takes fresh pages until `table` has `n`. If that fails, the table is as it was.
+    /// Allocates pages until `table` has `n`. An error leaves the table unchanged.
     pub(crate) fn extend_table(
         &mut self,
         table: &mut Vec<PageId>,
@@ -121,10 +121,10 @@ impl<H> PagePool<H> {
         let before = table.len();
         while table.len() < n {
             match self.take_page(copier) {
-                Ok(place) => table.push(self.add(Page {
+                Ok(index) => table.push(self.add(Page {
                     sequence_refs: 1,
                     snapshot_refs: 0,
-                    location: PageLocation::Device(place),
+                    location: PageLocation::Device(index),
                     last_used: 0,
                 })),
                 Err(error) => {
@@ -136,54 +136,54 @@ impl<H> PagePool<H> {
         Ok(())
     }
 
-    /// Keeps the pages of the first `position` rows of a sequence.
+    /// References the pages of the first `position` rows for a snapshot.
     pub(crate) fn retain(&mut self, table: &[PageId], position: usize) -> Vec<PageId> {
-        let held = table[..position.div_ceil(PAGE_SIZE)].to_vec();
-        for id in &held {
+        let snapshot = table[..position.div_ceil(PAGE_SIZE)].to_vec();
+        for id in &snapshot {
             self.page_mut(*id).snapshot_refs += 1;
         }
-        held
+        snapshot
     }
 
-    /// Keeps pages that a snapshot keeps once more.
-    pub(crate) fn retain_again(&mut self, held: &[PageId]) -> Vec<PageId> {
-        for id in held {
+    /// Adds one snapshot reference to each page.
+    pub(crate) fn retain_again(&mut self, snapshot: &[PageId]) -> Vec<PageId> {
+        for id in snapshot {
             self.page_mut(*id).snapshot_refs += 1;
         }
-        held.to_vec()
+        snapshot.to_vec()
     }
 
-    /// Keeps a page that was never on the card.
-    pub(crate) fn adopt(&mut self, held: H) -> PageId {
+    /// Adds a page that is in host memory.
+    pub(crate) fn adopt(&mut self, page: H) -> PageId {
         self.add(Page {
             sequence_refs: 0,
             snapshot_refs: 1,
-            location: PageLocation::Host(held),
+            location: PageLocation::Host(page),
             last_used: self.tick,
         })
     }
 
-    /// Keeps a page at a place that holds nothing, for somebody to fill; `None` where there is no such place.
+    /// Adds an uninitialised device page for the caller to fill. `None` if no device page is free.
     pub(crate) fn adopt_on_device(&mut self) -> Option<(PageId, usize)> {
-        let place = self.free.pop()?;
+        let index = self.free.pop()?;
         let id = self.add(Page {
             sequence_refs: 0,
             snapshot_refs: 1,
-            location: PageLocation::Device(place),
+            location: PageLocation::Device(index),
             last_used: self.tick,
         });
-        Some((id, place))
+        Some((id, index))
     }
 
-    /// A table of the rows that a snapshot at `position` holds: full pages shared, the last one copied.
+    /// The page table for a snapshot at `position`: full pages shared, the last one copied.
     pub(crate) fn restore(
         &mut self,
-        held: &[PageId],
+        snapshot: &[PageId],
         position: usize,
         copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<Vec<PageId>, DeviceError> {
-        let mut table = Vec::with_capacity(held.len());
-        let result = self.restore_into(&mut table, held, position / PAGE_SIZE, copier);
+        let mut table = Vec::with_capacity(snapshot.len());
+        let result = self.restore_into(&mut table, snapshot, position / PAGE_SIZE, copier);
         if result.is_err() {
             self.release(table.drain(..));
         }
@@ -193,41 +193,41 @@ impl<H> PagePool<H> {
     fn restore_into(
         &mut self,
         table: &mut Vec<PageId>,
-        held: &[PageId],
-        whole: usize,
+        snapshot: &[PageId],
+        n_full: usize,
         copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<(), DeviceError> {
-        // First all that is on the card, so that it stays there while room is made for the rest.
-        for id in &held[..whole] {
+        // Reference the pages on the device first, so that loading the others does not evict them.
+        for id in &snapshot[..n_full] {
             self.page_mut(*id).sequence_refs += 1;
             table.push(*id);
         }
-        for id in &held[..whole] {
+        for id in &snapshot[..n_full] {
             if matches!(self.page(*id).location, PageLocation::Host(_)) {
-                let place = self.take_page(copier)?;
+                let index = self.take_page(copier)?;
                 let PageLocation::Host(saved) = &self.page(*id).location else {
-                    unreachable!("making room moves pages off the card only");
+                    unreachable!("eviction moves pages off the device only");
                 };
-                let loaded = copier.load(saved, place);
+                let loaded = copier.load(saved, index);
                 if loaded.is_err() {
-                    self.free.push(place);
+                    self.free.push(index);
                     return loaded;
                 }
-                self.page_mut(*id).location = PageLocation::Device(place);
+                self.page_mut(*id).location = PageLocation::Device(index);
             }
         }
-        if let Some(last) = held.get(whole) {
-            // Nobody may move it away meanwhile.
+        if let Some(last) = snapshot.get(n_full) {
+            // The reference prevents eviction of the source page.
             self.page_mut(*last).sequence_refs += 1;
-            let copied = self.take_page(copier).and_then(|place| {
+            let copied = self.take_page(copier).and_then(|index| {
                 let copied = match &self.page(*last).location {
-                    PageLocation::Device(from) => copier.copy(*from, place),
-                    PageLocation::Host(saved) => copier.load(saved, place),
+                    PageLocation::Device(from) => copier.copy(*from, index),
+                    PageLocation::Host(saved) => copier.load(saved, index),
                 };
                 match copied {
-                    Ok(()) => Ok(place),
+                    Ok(()) => Ok(index),
                     Err(error) => {
-                        self.free.push(place);
+                        self.free.push(index);
                         Err(error)
                     }
                 }
@@ -244,8 +244,8 @@ impl<H> PagePool<H> {
         Ok(())
     }
 
-    /// A sequence lets go of pages, in the order of its table. The first count as used last, since every state that
-    /// needs a later one needs them.
+    /// Releases a sequence's pages, given in table order. Earlier pages count as used later,
+    /// because every state that needs a later page needs the earlier ones too.
     pub(crate) fn release(&mut self, table: impl DoubleEndedIterator<Item = PageId>) {
         for id in table.rev() {
             self.tick += 1;
@@ -257,50 +257,50 @@ impl<H> PagePool<H> {
         }
     }
 
-    /// A snapshot lets go of pages.
-    pub(crate) fn release_snapshot(&mut self, held: impl IntoIterator<Item = PageId>) {
-        for id in held {
+    /// Releases a snapshot's references.
+    pub(crate) fn release_snapshot(&mut self, snapshot: impl IntoIterator<Item = PageId>) {
+        for id in snapshot {
             self.page_mut(id).snapshot_refs -= 1;
             self.free_if_unreferenced(id);
         }
     }
 
-    /// Frees a page that nobody holds.
+    /// Frees a page without references.
     fn free_if_unreferenced(&mut self, id: PageId) {
         let page = self.page(id);
         if page.sequence_refs == 0
             && page.snapshot_refs == 0
             && let Some(Page {
-                location: PageLocation::Device(place),
+                location: PageLocation::Device(index),
                 ..
             }) = self.pages[id.0].take()
         {
-            self.free.push(place);
+            self.free.push(index);
         }
     }
 
-    /// A place that holds nothing, if need be after moving the page there to the host.
+    /// A free device page, after evicting one if necessary.
     fn take_page(
         &mut self,
         copier: &mut impl PageCopier<HostCopy = H>,
     ) -> Result<usize, DeviceError> {
-        if let Some(place) = self.free.pop() {
-            return Ok(place);
+        if let Some(index) = self.free.pop() {
+            return Ok(index);
         }
         let idle = self
             .pages
             .iter_mut()
             .flatten()
             .filter(|page| page.sequence_refs == 0);
-        let on_card = idle.filter_map(|page| match page.location {
-            PageLocation::Device(place) => Some((place, page)),
+        let on_device = idle.filter_map(|page| match page.location {
+            PageLocation::Device(index) => Some((index, page)),
             PageLocation::Host(_) => None,
         });
-        let Some((place, page)) = on_card.min_by_key(|(_, page)| page.last_used) else {
+        let Some((index, page)) = on_device.min_by_key(|(_, page)| page.last_used) else {
             return Err(DeviceError::PoolExhausted { wanted: 1, free: 0 });
         };
-        page.location = PageLocation::Host(copier.save(place)?);
-        Ok(place)
+        page.location = PageLocation::Host(copier.save(index)?);
+        Ok(index)
     }
 
     fn add(&mut self, page: Page<H>) -> PageId {
@@ -318,12 +318,12 @@ impl<H> PagePool<H> {
 
     fn page(&self, id: PageId) -> &Page<H> {
         let page = self.pages[id.0].as_ref();
-        page.expect("whoever has the name of a page holds it")
+        page.expect("a page id exists only while the page is referenced")
     }
 
     fn page_mut(&mut self, id: PageId) -> &mut Page<H> {
         let page = self.pages[id.0].as_mut();
-        page.expect("whoever has the name of a page holds it")
+        page.expect("a page id exists only while the page is referenced")
     }
 }
 

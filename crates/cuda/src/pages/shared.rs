@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use super::pool::PagePool;
 use crate::pinned::PinnedBlock;
 
-/// The pages of a runner, and how many parcels still read them.
+/// The pages of a runner, and the number of exports that still read them.
 pub(crate) struct SharedPagePool {
     pages: Mutex<PagePool<PinnedBlock>>,
     exports: Mutex<usize>,
@@ -22,7 +22,7 @@ impl SharedPagePool {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, PagePool<PinnedBlock>> {
-        // Every change of the page_pool is whole before anything in it can panic.
+        // No change of the pool panics half way, so a poisoned lock is consistent.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,7 +30,7 @@ impl SharedPagePool {
         self.exports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no parcel is non_paged.
+    /// Waits until all exports have ended.
     pub(crate) fn wait_for_exports(&self) {
         let non_paged = self.export_ended.wait_while(self.exports(), |n| *n > 0);
         drop(non_paged);

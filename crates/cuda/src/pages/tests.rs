@@ -1,4 +1,4 @@
-//! The book against a card made of vectors, with copies that fail now and then.
+//! Properties of the page pool on a simulated device with injected copy failures.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use super::*;
 
 type Rows = Vec<u64>;
 
-/// Places as rows of numbers, and a die that decides which copies fail.
+/// Device pages as vectors of row ids. `dice` injects copy failures.
 struct FakeDevice {
-    places: Vec<Rows>,
+    pages_on_device: Vec<Rows>,
     faults: bool,
     dice: Dice,
     saved: usize,
@@ -28,7 +28,7 @@ impl Dice {
 impl FakeDevice {
     fn new(n: usize, seed: u64, faults: bool) -> FakeDevice {
         FakeDevice {
-            places: vec![vec![u64::MAX; PAGE_SIZE]; n],
+            pages_on_device: vec![vec![u64::MAX; PAGE_SIZE]; n],
             faults,
             dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             saved: 0,
@@ -36,13 +36,14 @@ impl FakeDevice {
     }
 
     fn fails(&mut self) -> Result<(), DeviceError> {
-        match self.faults && self.dice.below(4) == 0 {
-            true => Err(DeviceError::OutOfMemory {
+        if self.faults && self.dice.below(4) == 0 {
+            Err(DeviceError::OutOfMemory {
                 what: "page-locked host memory bytes",
                 wanted: 1,
                 free: 0,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }
@@ -50,30 +51,30 @@ impl FakeDevice {
 impl PageCopier for FakeDevice {
     type HostCopy = Rows;
 
-    fn save(&mut self, place: usize) -> Result<Rows, DeviceError> {
+    fn save(&mut self, index: usize) -> Result<Rows, DeviceError> {
         self.fails()?;
         self.saved += 1;
-        // What lies at a place that was given up is nobody's.
+        // The contents of a freed device page are undefined.
         Ok(std::mem::replace(
-            &mut self.places[place],
+            &mut self.pages_on_device[index],
             vec![u64::MAX; PAGE_SIZE],
         ))
     }
 
-    fn load(&mut self, held: &Rows, place: usize) -> Result<(), DeviceError> {
+    fn load(&mut self, page: &Rows, index: usize) -> Result<(), DeviceError> {
         self.fails()?;
-        self.places[place].clone_from(held);
+        self.pages_on_device[index].clone_from(page);
         Ok(())
     }
 
     fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
         self.fails()?;
-        self.places[to] = self.places[from].clone();
+        self.pages_on_device[to] = self.pages_on_device[from].clone();
         Ok(())
     }
 }
 
-/// A sequence or a snapshot: the rows it must hold, and its pages.
+/// A sequence or a snapshot: the expected rows, and its pages.
 #[derive(Default, Clone)]
 struct Holder {
     rows: Rows,
@@ -89,17 +90,17 @@ struct PagePoolFixture {
 }
 
 impl PagePoolFixture {
-    fn new(places: usize, seed: u64, faults: bool) -> PagePoolFixture {
+    fn new(pages_on_device: usize, seed: u64, faults: bool) -> PagePoolFixture {
         PagePoolFixture {
-            device: FakeDevice::new(places, seed, faults),
-            pages: PagePool::new(0..places),
+            device: FakeDevice::new(pages_on_device, seed, faults),
+            pages: PagePool::new(0..pages_on_device),
             live: BTreeMap::new(),
             kept: Vec::new(),
             next_row: 0,
         }
     }
 
-    /// Writes `n` new rows behind those of a sequence, and as many that are thrown away.
+    /// Appends `n` rows to a sequence and discards the last fifth, as rejected speculation.
     fn write(&mut self, seq: usize, n: usize) {
         let holder = self.live.get_mut(&seq).unwrap();
         let pages = (holder.rows.len() + n).div_ceil(PAGE_SIZE);
@@ -112,10 +113,9 @@ impl PagePoolFixture {
         }
         for i in 0..n {
             let row = holder.rows.len();
-            let place = self.pages.page_index(holder.pages[row / PAGE_SIZE]);
+            let index = self.pages.page_index(holder.pages[row / PAGE_SIZE]);
             self.next_row += 1;
-            self.device.places[place][row % PAGE_SIZE] = self.next_row;
-            // The last fifth is speculation.
+            self.device.pages_on_device[index][row % PAGE_SIZE] = self.next_row;
             if 5 * i < 4 * n {
                 holder.rows.push(self.next_row);
             } else {
@@ -147,7 +147,7 @@ impl PagePoolFixture {
         }
     }
 
-    /// Brings a kept state in from elsewhere, as one that is read from a disk.
+    /// Imports a snapshot's rows, as a restore from disk does.
     fn import(&mut self, kept: usize) {
         let rows = self.kept[kept].rows.clone();
         let mut pages = Vec::new();
@@ -155,8 +155,8 @@ impl PagePoolFixture {
             let mut page = rows.to_vec();
             page.resize(PAGE_SIZE, 0);
             pages.push(match self.pages.adopt_on_device() {
-                Some((id, place)) => {
-                    self.device.places[place] = page;
+                Some((id, index)) => {
+                    self.device.pages_on_device[index] = page;
                     id
                 }
                 None => self.pages.adopt(page),
@@ -175,13 +175,13 @@ impl PagePoolFixture {
         self.pages.release_snapshot(saved.pages);
     }
 
-    /// Every holder has its rows, and every place is somebody's or nobody's, once.
+    /// Every referrer finds its rows, and each device page is free or in use exactly once.
     fn check(&self, what: &str) {
         for holder in self.live.values() {
             for (i, row) in holder.rows.iter().enumerate() {
-                let place = self.pages.page_index(holder.pages[i / PAGE_SIZE]);
+                let index = self.pages.page_index(holder.pages[i / PAGE_SIZE]);
                 assert_eq!(
-                    self.device.places[place][i % PAGE_SIZE],
+                    self.device.pages_on_device[index][i % PAGE_SIZE],
                     *row,
                     "{what}: row {i}"
                 );
@@ -190,31 +190,35 @@ impl PagePoolFixture {
         for holder in &self.kept {
             for (i, row) in holder.rows.iter().enumerate() {
                 let page = match self.pages.locate(holder.pages[i / PAGE_SIZE]) {
-                    Ok(place) => &self.device.places[place],
-                    Err(held) => held,
+                    Ok(index) => &self.device.pages_on_device[index],
+                    Err(page) => page,
                 };
                 assert_eq!(page[i % PAGE_SIZE], *row, "{what}: kept row {i}");
             }
         }
-        let on_card = self
+        let in_use = self
             .pages
             .pages
             .iter()
             .flatten()
             .filter_map(|page| match page.location {
-                PageLocation::Device(place) => Some(place),
+                PageLocation::Device(index) => Some(index),
                 PageLocation::Host(_) => None,
             });
-        let mut places: Vec<usize> = on_card.chain(self.pages.free.iter().copied()).collect();
-        places.sort_unstable();
+        let mut pages_on_device: Vec<usize> =
+            in_use.chain(self.pages.free.iter().copied()).collect();
+        pages_on_device.sort_unstable();
         assert!(
-            places.iter().copied().eq(0..self.device.places.len()),
-            "{what}: {places:?}"
+            pages_on_device
+                .iter()
+                .copied()
+                .eq(0..self.device.pages_on_device.len()),
+            "{what}: {pages_on_device:?}"
         );
     }
 }
 
-/// Two sequences of at most four pages on eight places, and as many snapshots as one likes.
+/// Runs random operations: two sequences of at most four pages on eight device pages.
 fn play(seed: u64, faults: bool) -> PagePoolFixture {
     const LONGEST: usize = 4 * PAGE_SIZE;
     let mut fixture = PagePoolFixture::new(8, seed, faults);
@@ -244,7 +248,7 @@ fn play(seed: u64, faults: bool) -> PagePoolFixture {
             7 if kept > 0 => {
                 let which = fixture.device.dice.below(kept);
                 fixture.import(which);
-                // A parcel keeps what another frees.
+                // A detached snapshot outlives the snapshot that it was taken from.
                 let again = fixture.kept[which].clone();
                 let pages = fixture.pages.retain_again(&again.pages);
                 fixture.free(which);
@@ -321,7 +325,7 @@ fn full_pool_refuses_extension_and_keeps_all_tables() {
         3,
         &mut fixture.device,
     );
-    assert!(matches!(more, Err(DeviceError::OutOfMemory { .. })));
+    assert!(matches!(more, Err(DeviceError::PoolExhausted { .. })));
     assert_eq!(fixture.live[&0].pages.len(), 2);
     fixture.check("after a refusal");
 }

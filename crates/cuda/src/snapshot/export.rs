@@ -1,8 +1,8 @@
-//! The direction of a snapshot from the card to the device-neutral bytes, on any thread.
+//! Export of a snapshot to device-neutral bytes, on any thread.
 //!
-//! KvArray that are committed do not change, so another thread may read them while sequences go on. A parcel keeps the
-//! pages of its snapshot as a snapshot does; where they are is asked under the page_pool's lock for each few of them, which
-//! is held until they are copied, so that none moves meanwhile.
+//! Committed rows never change, so another thread reads them while sequences continue. A detached
+//! snapshot holds references to its pages. The page pool is locked while a group of pages is
+//! copied, so none of them moves meanwhile.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::pages::{PageId, SharedPagePool};
 use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{KvGroup, LayerState, State};
 
-/// PagePool that are brought to the host at once.
+/// Pages copied to the host per lock of the pool.
 const PAGES_PER_FETCH: usize = 32;
 
-/// What parcels of a runner have in common.
+/// State shared by the exports of a runner.
 #[derive(Clone)]
 pub(crate) struct ExportContext {
     pub(crate) page_pool: Arc<SharedPagePool>,
@@ -38,7 +38,7 @@ pub(crate) struct ExportContext {
     pub(crate) identity: SnapshotIdentity,
 }
 
-/// A snapshot on its direction to bytes.
+/// A snapshot that is written independently of the runner.
 pub(crate) struct CudaDetachedSnapshot {
     context: ExportContext,
     position: usize,
@@ -46,7 +46,7 @@ pub(crate) struct CudaDetachedSnapshot {
     non_paged: Arc<StateCopy>,
 }
 
-/// PartKind is needed to bring rows of pages to the host.
+/// Buffers that bring rows of pages to the host.
 struct ExportStaging {
     stream: Stream,
     stage: PinnedBlock,
@@ -65,7 +65,7 @@ impl CudaDetachedSnapshot {
         }
     }
 
-    /// Every section, in the order in which they are written.
+    /// All sections in file order.
     fn sections(&self) -> impl Iterator<Item = (SectionKind, usize)> {
         let ExportContext { state, spec, .. } = &self.context;
         let of_layer = |layer: usize| match state.layer(layer) {
@@ -85,14 +85,14 @@ impl CudaDetachedSnapshot {
         layers.chain((0..rings(state).len()).flat_map(of_ring))
     }
 
-    /// Bytes of a section's content.
+    /// Length of a section's content in bytes.
     fn section_bytes(&self, kind: SectionKind, layer: usize) -> usize {
         let ExportContext { state, spec, .. } = &self.context;
         let of = (&**state, spec.layers.len());
         expected_bytes(of, self.position, kind, number(layer)).unwrap_or(0)
     }
 
-    /// The rows of one array of one layer, in the neutral layout.
+    /// Rows of one array of one layer in the neutral layout.
     fn read_rows<'a>(
         &self,
         (group_number, group): (usize, &KvGroup),
@@ -113,31 +113,31 @@ impl CudaDetachedSnapshot {
         for runs in runs.chunks(PAGES_PER_FETCH) {
             {
                 let pages = page_pool.lock();
-                let mut settled = false;
-                for (i, (page, _)) in runs.iter().enumerate() {
+                let mut synced = false;
+                for (i, (number, _)) in runs.iter().enumerate() {
                     let at = i * page_bytes;
-                    match pages.locate(self.pages[*page]) {
-                        Ok(place) => {
+                    match pages.locate(self.pages[*number]) {
+                        Ok(index) => {
                             for (plane, at) in planes.iter().zip([at, at + planes[0].width]) {
-                                let from = plane.page(place) + (layer * plane.pitch) as u64;
+                                let from = plane.page(index) + (layer * plane.pitch) as u64;
                                 let to = staging.stage.address() + at as u64;
-                                // SAFETY: the stage is not touched before the wait below.
+                                // SAFETY: the staging block is not accessed before the wait below.
                                 unsafe {
                                     copy_engine.copy(&staging.stream, to, from, plane.width)
                                 }?;
                             }
                         }
-                        Err(held) => {
-                            // The copy off the card may still be under way.
-                            if !settled {
+                        Err(page) => {
+                            // The eviction copy of this page may still be running.
+                            if !synced {
                                 copy_engine.sync_all()?;
-                                settled = true;
+                                synced = true;
                             }
                             let (values, scales) = (planes[0].of(layer), planes[1].of(layer));
                             let to = &mut staging.stage.bytes_mut()[at..at + page_bytes];
                             let (to_values, to_scales) = to.split_at_mut(values.len());
-                            to_values.copy_from_slice(&held.bytes()[values]);
-                            to_scales.copy_from_slice(&held.bytes()[scales]);
+                            to_values.copy_from_slice(&page.bytes()[values]);
+                            to_scales.copy_from_slice(&page.bytes()[scales]);
                         }
                     }
                 }
@@ -152,7 +152,7 @@ impl CudaDetachedSnapshot {
         Ok(&staging.rows)
     }
 
-    /// The rows of one array of a draft layer, from what was copied.
+    /// Rows of one array of a draft layer, from the non-paged copy.
     fn ring_rows(
         &self,
         parts: &NonPagedLayout,
@@ -201,7 +201,8 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
             stage: host.take(PAGES_PER_FETCH * map.max_layer_bytes())?,
             rows: Vec::new(),
         };
-        // Whatever wrote the rows, copied the rest, and used the stage before.
+        // Wait for writes of the rows, for the non-paged copy, and for earlier uses of the staging
+        // block.
         copy_engine.sync_all()?;
         let fetched;
         let non_paged = match &*self.non_paged {
@@ -209,7 +210,7 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
             StateCopy::Device(buffer) => {
                 let block = host.take(buffer.bytes())?;
                 copy_engine.sync_all()?;
-                // SAFETY: waited for before it is read.
+                // SAFETY: the stream is synchronised before the block is read.
                 unsafe {
                     copy_engine.copy(
                         &staging.stream,

@@ -1,8 +1,9 @@
-//! The direction of a snapshot from the device-neutral bytes to the card.
+//! Import of a snapshot from device-neutral bytes.
 //!
-//! Sections are independent of each other, so several threads bring them in at once: each reads a section piece by piece,
-//! sums it, turns the rows into planes in page-locked memory of its own, and has its own stream copy them to the card
-//! while it reads the next. One thread would take a second for what the conversation of an agent holds.
+//! Sections are independent, so several threads import them. Each thread reads a section in pieces,
+//! updates its checksum, converts rows to planes in its own page-locked memory, and copies them on
+//! its own stream while it reads the next piece. One thread would need a second for the context of
+//! an agent.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,14 +26,14 @@ use crate::pages::PagePool;
 use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{DeltaGroup, DraftRing, KvGroup, LayerState, PAGE_SIZE, State};
 
-/// PagePool of a piece: with two of them for each thread, what has to be locked at the first import stays small.
+/// Pages per piece. Each thread stages two pieces, so the first import locks little memory.
 const PAGES_PER_PIECE: usize = 4;
-/// Threads at most. More than this read no faster.
+/// Thread limit. More threads read no faster.
 const MAX_WORKERS: usize = 16;
 
 impl Snapshot {
-    /// Reads what a [`CudaDetachedSnapshot`](super::CudaDetachedSnapshot) wrote, on this device or another; its pages are adopted, on the
-    /// card as far as there are places that hold nothing.
+    /// Reads the bytes that a [`CudaDetachedSnapshot`](super::CudaDetachedSnapshot) wrote on this
+    /// or another device. Its pages go to free device pages first, then to the host.
     pub(crate) fn import(
         copier: &GpuPageCopier<'_>,
         pages: &mut PagePool<PinnedBlock>,
@@ -53,9 +54,9 @@ impl Snapshot {
         let mut adopted = Vec::new();
         for _ in 0..position.div_ceil(PAGE_SIZE) {
             targets.push(match pages.adopt_on_device() {
-                Some((id, place)) => {
+                Some((id, index)) => {
                     adopted.push(id);
-                    PageTarget::Device(place)
+                    PageTarget::Device(index)
                 }
                 None => match copier.host.take(copier.map.bytes) {
                     Ok(block) => PageTarget::Host(Mutex::new(block)),
@@ -73,9 +74,9 @@ impl Snapshot {
                 return Err(error);
             }
         };
-        let mut on_card = adopted.into_iter();
+        let mut device_pages = adopted.into_iter();
         let of_target = |target| match target {
-            PageTarget::Device(_) => on_card.next().expect("each place came with a name"),
+            PageTarget::Device(_) => device_pages.next().expect("each device page has an id"),
             PageTarget::Host(block) => {
                 pages.adopt(block.into_inner().unwrap_or_else(PoisonError::into_inner))
             }
@@ -92,20 +93,20 @@ fn invalid_snapshot(detail: String) -> DeviceError {
     DeviceError::InvalidSnapshot { detail }
 }
 
-/// Where an imported page goes.
+/// The destination of an imported page.
 enum PageTarget {
     Device(usize),
     Host(Mutex<PinnedBlock>),
 }
 
-/// A section and where its bytes begin.
+/// A section header and the offset of its content.
 #[derive(Debug, Clone, Copy)]
 struct Section {
     head: SectionHeader,
     at: u64,
 }
 
-/// Every section there must be, none twice and none cut off.
+/// The section headers, checked for missing, duplicate and truncated sections.
 fn sections(
     (state, spec): (&State, &ModelSpec),
     position: usize,
@@ -125,13 +126,13 @@ fn sections(
     for _ in 0..wanted {
         let head = read_section_header(in_order, expected)?;
         let layer = head.layer as usize;
-        let (place, half) = match head.kind {
+        let (index, half) = match head.kind {
             SectionKind::Keys | SectionKind::DeltaState => (layer, 0),
             SectionKind::Values | SectionKind::ConvWindow => (layer, 1),
             SectionKind::DraftKeys => (n_layers + layer, 0),
             SectionKind::DraftValues => (n_layers + layer, 1),
         };
-        if std::mem::replace(&mut seen[place][half], true) {
+        if std::mem::replace(&mut seen[index][half], true) {
             return Err(invalid_snapshot(format!(
                 "layer {layer} has a section twice"
             )));
@@ -148,24 +149,24 @@ fn sections(
     Ok(all)
 }
 
-/// Where the bytes of a section go.
+/// The destination of a section's content.
 enum SectionTarget<'a> {
-    /// One array of one layer of a group of this number, in the pages.
+    /// One array of one layer, in the pages of KV group `number`.
     KvArray {
         number: usize,
         group: &'a KvGroup,
         side: KvSide,
         layer: usize,
     },
-    /// One layer's states.
+    /// The states of one layer.
     States(&'a DeltaGroup, &'a mut [u8]),
-    /// One layer's window.
+    /// The convolution window of one layer.
     Window(&'a mut [u8]),
-    /// One array of a draft layer's ring: its values and scales.
+    /// One array of a draft layer's ring: values and scales.
     DraftRing(&'a DraftRing, KvSide, [&'a mut [u8]; 2]),
 }
 
-/// Brings all sections to their places, and gives what is no page.
+/// Imports all sections and returns the non-paged state.
 fn import_sections(
     copier: &GpuPageCopier<'_>,
     state: &State,
@@ -175,11 +176,11 @@ fn import_sections(
     source: &dyn ReadAt,
 ) -> Result<PinnedBlock, DeviceError> {
     let begun = Instant::now();
-    // Locking memory ahead takes longer than all of this, and holds the driver.
-    let _held = copier.host.pause_prelocking();
+    // Pre-locking holds the driver for longer than the whole import.
+    let _pause = copier.host.pause_prelocking();
     let parts = NonPagedLayout::new(state, position);
     let mut non_paged = copier.host.take(parts.bytes)?;
-    // PartKind the last owners of this memory and of the places queued.
+    // Wait for queued work that uses this memory or these device pages.
     copier.gpu.sync()?;
     let memory_us = begun.elapsed().as_micros() as u64;
     for part in &parts.parts {
@@ -188,7 +189,7 @@ fn import_sections(
         }
     }
     let mut targets_by_section = targets_by_section(state, &parts, sections, non_paged.bytes_mut());
-    // The longest last, since they are taken from the end.
+    // Workers pop from the end, so the longest section goes last.
     targets_by_section.sort_by_key(|(section, _)| section.head.length);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = cores.min(MAX_WORKERS).min(targets_by_section.len());
@@ -227,7 +228,7 @@ fn import_sections(
     }
 }
 
-/// Each section with its goal, the memory of `left` shared out among those that go there.
+/// Pairs each section with its destination. Each non-paged section gets its part of `non_paged`.
 fn targets_by_section<'a>(
     state: &'a State,
     parts: &NonPagedLayout,
@@ -243,7 +244,7 @@ fn targets_by_section<'a>(
         let begin = parts.range(what).start + index * bytes;
         [begin..begin + bytes, 0..0]
     };
-    // Up to two ranges of each section, then cut out of `left` in the order in which they lie.
+    // Up to two ranges per section, then split off `non_paged` in address order.
     let ranges: Vec<[Range<usize>; 2]> = sections
         .iter()
         .map(|section| match section.head.kind {
@@ -309,10 +310,10 @@ fn targets_by_section<'a>(
     sections.iter().zip(shares).map(goal).collect()
 }
 
-/// One thread's means. The stream goes first, which waits for its copies, then what they read.
+/// State of one worker thread. The stream is dropped first: it waits for copies that read `stage`.
 struct ImportWorker<'a> {
     stream: Stream,
-    /// Passed when the half of the stage has been copied.
+    /// Reached when the copy of this half of the stage has finished.
     copied: [Event; 2],
     copy_engine: &'a CopyEngine,
     map: &'a PageLayout,
@@ -376,7 +377,8 @@ impl<'a> ImportWorker<'a> {
         reader.finish()
     }
 
-    /// Puts the neutral rows of one array of one layer into the pages, [`PAGES_PER_PIECE`] at a time.
+    /// Writes the neutral rows of one array of one layer to its pages, [`PAGES_PER_PIECE`] at a
+    /// time.
     fn write_rows(
         &mut self,
         (number, group): (usize, &KvGroup),
@@ -393,7 +395,7 @@ impl<'a> ImportWorker<'a> {
             let half = turn % 2;
             self.copied[half].sync()?;
             let stage = &mut self.stage.bytes_mut()[half * half_bytes..][..half_bytes];
-            // The values of all pages, then their scales: pages that lie side by side are one copy.
+            // All values before all scales, so adjacent pages need one copy.
             let (values, scales) = stage.split_at_mut(pages.len() * planes[0].width);
             let mut rest = neutral;
             for (i, (_, within)) in pages.iter().enumerate() {
@@ -422,7 +424,7 @@ impl<'a> ImportWorker<'a> {
         Ok(())
     }
 
-    /// Sends one plane of pages, which the stage has from `at` on, to where they go.
+    /// Copies one plane of staged pages, from offset `at` of the stage, to their destinations.
     fn copy_plane(
         &self,
         targets: &[PageTarget],
@@ -440,16 +442,16 @@ impl<'a> ImportWorker<'a> {
                     block.bytes_mut()[plane.of(layer)].copy_from_slice(bytes);
                     i += 1;
                 }
-                PageTarget::Device(place) => {
+                PageTarget::Device(index) => {
                     let beside = |n: &usize| {
                         let next = targets.get(i + n);
-                        matches!(next, Some(PageTarget::Device(other)) if *other == place + n)
+                        matches!(next, Some(PageTarget::Device(other)) if *other == index + n)
                     };
                     let n = 1 + (1..).take_while(beside).count();
-                    let to = plane.page(*place) + (layer * plane.pitch) as u64;
+                    let to = plane.page(*index) + (layer * plane.pitch) as u64;
                     let from = self.stage.address() + from as u64;
-                    // SAFETY: nobody writes this half of the stage before the event behind the copy has passed, and the
-                    // stream is waited for before the stage goes.
+                    // SAFETY: this half of the stage is written again only after the event behind
+                    // the copy, and the stream is synchronised before the stage is freed.
                     unsafe {
                         self.copy_engine
                             .copy(&self.stream, to, from, n * plane.width)
@@ -462,7 +464,7 @@ impl<'a> ImportWorker<'a> {
     }
 }
 
-/// A section as far as it has been read.
+/// A section read in order, with its running checksum.
 struct SectionReader<'a> {
     section: Section,
     source: &'a dyn ReadAt,
@@ -471,7 +473,7 @@ struct SectionReader<'a> {
 }
 
 impl SectionReader<'_> {
-    /// The next `n` bytes, in memory that is used again.
+    /// The next `n` bytes, in the reused buffer `bytes`.
     fn next<'b>(&mut self, n: usize, bytes: &'b mut Vec<u8>) -> Result<&'b [u8], DeviceError> {
         if bytes.len() < n {
             bytes.resize(n, 0);
@@ -491,17 +493,18 @@ impl SectionReader<'_> {
         Ok(bytes)
     }
 
-    /// Refuses the section if it is damaged. PartKind it brought is given up with the whole snapshot then.
+    /// Rejects a corrupt section. The caller then drops the whole snapshot.
     fn finish(self) -> Result<(), DeviceError> {
         let Section { head, .. } = self.section;
-        match self.done == head.length && self.sum.finish() == head.sum {
-            true => Ok(()),
-            false => Err(head.corrupt_error()),
+        if self.done == head.length && self.sum.finish() == head.sum {
+            Ok(())
+        } else {
+            Err(head.corrupt_error())
         }
     }
 }
 
-/// Puts a ring's neutral rows where the ring has them.
+/// Writes neutral rows to their positions in a ring.
 fn write_ring(
     (ring, side): (&DraftRing, KvSide),
     position: usize,

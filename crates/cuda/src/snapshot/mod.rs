@@ -1,8 +1,9 @@
-//! Saved committed states: the pages of their rows, which others share, and a copy of what is non_paged.
+//! Saved committed states: shared page references, and a copy of the non-paged state.
 //!
-//! PartKind is non_paged is the delta states, the windows, and the draft's rings as far as they are in use, one after another
-//! as [`NonPagedLayout`] says, in page-locked memory or on the card. Restoring shares the full pages, copies the last one and
-//! what is non_paged, so it is identity bit for bit.
+//! The non-paged state holds the delta states, the convolution windows and the used part of the
+//! draft rings, as [`NonPagedLayout`](non_paged::NonPagedLayout) orders them. The copy is in
+//! page-locked or device memory. A restore shares full pages and copies the last page and the
+//! non-paged state, so it is bit-identical.
 
 mod export;
 mod import;

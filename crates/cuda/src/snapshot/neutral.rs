@@ -1,14 +1,15 @@
-//! KvArray and states as the card keeps them, and as the device-neutral layout has them.
+//! Conversion of rows and states between the device layout and the device-neutral layout.
 //!
-//! On the card, a page of one layer is `[kv head][256][row]`, scales apart from values. The neutral layout has
-//! `[position, kv head, row]` with each block's scale before its values, as the format says.
+//! Device: one page of a layer is `[kv head][256][row]`, with scales apart from values. Neutral:
+//! `[position, kv head, row]`, with each block's scale before its values, as the KV format defines.
 
 use std::ops::Range;
 
 use crate::launch::attention::rows::{from_planes, to_planes};
 use crate::state::{DeltaGroup, KvArray, KvGroup, PAGE_SIZE};
 
-/// Positions as runs within pages: `(page, positions in it)`, positions beginning again after `pages` pages.
+/// Splits positions at page boundaries into `(page, positions in the page)`. Pages wrap after
+/// `pages`.
 pub(crate) fn runs(
     positions: Range<usize>,
     pages: usize,
@@ -21,18 +22,18 @@ pub(crate) fn runs(
     })
 }
 
-/// Bytes of the neutral rows of an array at `n` positions.
+/// Neutral size of an array at `n` positions, in bytes.
 pub(crate) fn neutral_bytes(group: &KvGroup, array: &KvArray, n: usize) -> usize {
     n * group.n_kv_heads * array.format.bytes(group.head_dim)
 }
 
-/// The rows of a page within one layer, in the order of the neutral layout.
+/// Row indices of a page of one layer, in neutral order.
 fn rows(group: &KvGroup, within: Range<usize>) -> impl Iterator<Item = usize> + use<> {
     let heads = group.n_kv_heads;
     within.flat_map(move |position| (0..heads).map(move |head| head * PAGE_SIZE + position))
 }
 
-/// Appends the neutral rows of `within`, positions of a page whose planes these are.
+/// Appends the neutral rows of positions `within`, read from the planes of a page.
 pub(crate) fn append_neutral(
     (group, array): (&KvGroup, &KvArray),
     within: Range<usize>,
@@ -46,7 +47,7 @@ pub(crate) fn append_neutral(
     }
 }
 
-/// Puts neutral rows of `within` where a page's planes have them.
+/// Writes the neutral rows of positions `within` to the planes of a page.
 pub(crate) fn write_neutral(
     (group, array): (&KvGroup, &KvArray),
     within: Range<usize>,
@@ -57,24 +58,22 @@ pub(crate) fn write_neutral(
     for row in rows(group, within) {
         let values = &mut values[row * array.value_bytes..][..array.value_bytes];
         let scales = &mut scales[row * array.scale_bytes..][..array.scale_bytes];
-        let stored = stored
-            .next()
-            .expect("a section has the length it was checked for");
+        let stored = stored.next().expect("section lengths are checked before");
         to_planes(array.format, stored, values, scales);
     }
 }
 
-/// `[head][v][k]` as the kernels keep a state, to `[head][k][v]`.
+/// Transposes device states `[head][v][k]` to `[head][k][v]`.
 pub(crate) fn neutral_states(group: &DeltaGroup, bytes: &[u8]) -> Vec<u8> {
     transposed(bytes, group.spec.v_dim, group.spec.k_dim)
 }
 
-/// `[head][k][v]` to `[head][v][k]`, into as many bytes.
+/// Transposes neutral states `[head][k][v]` to `[head][v][k]`.
 pub(crate) fn write_states(group: &DeltaGroup, bytes: &[u8], to: &mut [u8]) {
     transpose_into(bytes, (group.spec.k_dim, group.spec.v_dim), to);
 }
 
-/// Transposes matrices `[rows][cols]` of 4-byte values that stand one after another, a few threads at once.
+/// Transposes consecutive `[rows][cols]` matrices of 4-byte values on several threads.
 fn transposed(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     let mut out = vec![0; bytes.len()];
     let size = 4 * rows * cols;
@@ -87,7 +86,7 @@ fn transposed(bytes: &[u8], rows: usize, cols: usize) -> Vec<u8> {
     out
 }
 
-/// The same by this thread, into `to`.
+/// Transposes consecutive matrices on this thread.
 fn transpose_into(from: &[u8], (rows, cols): (usize, usize), to: &mut [u8]) {
     let size = 4 * rows * cols;
     for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
@@ -100,7 +99,7 @@ fn transpose_into(from: &[u8], (rows, cols): (usize, usize), to: &mut [u8]) {
     }
 }
 
-/// Threads that turn states.
+/// Threads for transposing states.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(8))
 }

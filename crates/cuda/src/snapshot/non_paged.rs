@@ -1,4 +1,4 @@
-//! State of a slot that is not paged, and copies of it.
+//! The non-paged state of a slot, and copies of it.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use crate::exec::lane::{BEHIND_ALL, Lane};
 use crate::pinned::PinnedBlock;
 use crate::state::{PAGE_SIZE, State};
 
-/// Layers context states are copied before the next chunk may come to the first of them.
+/// Layers copied between two marks. A later step waits for the mark of its first layers only.
 const LAYERS_PER_BATCH: usize = 4;
 
-/// Bytes of a slot that were copied.
+/// A copy of the non-paged state of a slot.
 pub(super) enum StateCopy {
     Device(Buffer<u8>),
     Host(PinnedBlock),
@@ -25,30 +25,30 @@ pub(super) enum Direction {
     Restore,
 }
 
-/// PartKind a piece of a slot is.
+/// The content of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartKind {
     /// Delta states of all layers of a group.
     States(usize),
-    /// Windows of all layers of a group.
+    /// Convolution windows of all layers of a group.
     Windows(usize),
-    /// One plane of a draft layer's ring, in the order of [`planes`].
+    /// One plane of a draft layer's ring, as [`planes`] orders them.
     DraftRing(usize, usize),
 }
 
-/// A piece of every slot.
+/// One contiguous part of every slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StatePart {
     pub(super) what: PartKind,
-    /// Address in slot 0, and bytes from one slot to the next.
+    /// Address in slot 0, and the stride between slots.
     pub(super) base: u64,
     pub(super) slot_bytes: usize,
-    /// Bytes to copy, from the slot's first on, and where they go in a copy.
+    /// Bytes copied from the start of the slot's part, and their offset in the copy.
     pub(super) bytes: usize,
     pub(super) at: usize,
 }
 
-/// PartKind a snapshot copies of a slot.
+/// The parts that a snapshot copies from a slot.
 #[derive(Debug)]
 pub(super) struct NonPagedLayout {
     pub(super) parts: Vec<StatePart>,
@@ -56,7 +56,7 @@ pub(super) struct NonPagedLayout {
 }
 
 impl NonPagedLayout {
-    /// Of slots with `position` committed tokens.
+    /// For a slot with `position` committed tokens.
     pub(super) fn new(state: &State, position: usize) -> NonPagedLayout {
         let mut non_paged = NonPagedLayout {
             parts: Vec::new(),
@@ -98,13 +98,13 @@ impl NonPagedLayout {
         self.bytes += bytes;
     }
 
-    /// Where a piece lies in a copy.
+    /// The byte range of a part in the copy.
     pub(super) fn range(&self, what: PartKind) -> std::ops::Range<usize> {
         let part = self.parts.iter().find(|part| part.what == what);
         part.map_or(0..0, |part| part.at..part.at + part.bytes)
     }
 
-    /// Queues copies of all pieces between a slot and a copy, layers that are read first before the others.
+    /// Queues copies of all parts between a slot and a copy, in order of first use by a step.
     pub(super) fn copy(
         &self,
         (lane, gpu): (&mut Lane, &Gpu),
@@ -115,7 +115,7 @@ impl NonPagedLayout {
     ) -> Result<(), DeviceError> {
         let ends = |what: PartKind, range: Range<usize>| {
             let part = self.parts.iter().find(|part| part.what == what);
-            let part = part.expect("parts were made from the same state");
+            let part = part.expect("parts come from the same state");
             let of_slot = part.base + (slot * part.slot_bytes + range.start) as u64;
             let of_copy = copied.address() + (part.at + range.start) as u64;
             match direction {
@@ -140,7 +140,7 @@ impl NonPagedLayout {
                 (PartKind::Windows(i), group.window_bytes),
             ] {
                 let (to, from) = ends(what, layers.start * bytes..layers.end * bytes);
-                // SAFETY: a copy is as long as its parts, and pools outlive the queue.
+                // SAFETY: the copy is as long as its parts, and the pools outlive the queue.
                 unsafe { lane.copy(to, from, layers.len() * bytes) }?;
             }
             lane.mark(gpu, slot, first)?;

@@ -1,4 +1,4 @@
-//! Where the bytes of a page lie, and copies of pages.
+//! The byte layout of a page, and copies of pages.
 
 use contract::DeviceError;
 
@@ -7,18 +7,20 @@ use crate::pages::PageCopier;
 use crate::pinned::{PinnedBlock, PinnedPool};
 use crate::state::{KvArray, State};
 
-/// One plane of the pages of a group: `layers` runs of `width` bytes, `pitch` bytes apart on the card.
+/// One plane of a KV group's pages: `layers` runs of `width` bytes, `pitch` bytes apart on the
+/// device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
     pub(super) base: u64,
     pub(super) pitch: usize,
     pub(super) width: usize,
     pub(super) layers: usize,
-    /// Where the plane begins in a block that holds a page.
+    /// Offset of the plane in a host page.
     pub(super) at: usize,
 }
 
-/// PartKind a page consists of: of each group key values, key scales, value values, value scales, all layers of each.
+/// The planes of a page. Each group has key values, key scales, value values and value scales of
+/// all its layers.
 #[derive(Debug, Clone)]
 pub(crate) struct PageLayout {
     pub(super) groups: Vec<[Plane; 4]>,
@@ -48,7 +50,7 @@ impl PageLayout {
         }
     }
 
-    /// Bytes of the max_layer_bytes array of one layer of a page, scales included.
+    /// Bytes of the largest array of one layer of a page, scales included.
     pub(super) fn max_layer_bytes(&self) -> usize {
         let arrays = self.groups.iter().flat_map(|planes| planes.chunks_exact(2));
         let bytes = arrays.map(|planes| planes[0].width + planes[1].width);
@@ -60,7 +62,8 @@ impl PageLayout {
     }
 }
 
-/// `(base, bytes of a row)` of key values, key scales, value values, value scales; 0 bytes where there are none.
+/// `(base, bytes of a row)` of key values, key scales, value values and value scales. Absent scales
+/// have 0 bytes.
 pub(super) fn planes(k: &KvArray, v: &KvArray) -> [(u64, usize); 4] {
     [
         (k.values, k.value_bytes),
@@ -71,19 +74,19 @@ pub(super) fn planes(k: &KvArray, v: &KvArray) -> [(u64, usize); 4] {
 }
 
 impl Plane {
-    /// Address of a page of its first layer.
-    pub(super) fn page(&self, place: usize) -> u64 {
-        self.base + (place * self.width) as u64
+    /// Device address of a page of the first layer.
+    pub(super) fn page(&self, index: usize) -> u64 {
+        self.base + (index * self.width) as u64
     }
 
-    /// The bytes of one layer in a block that holds a page.
+    /// Byte range of one layer in a host page.
     pub(super) fn of(&self, layer: usize) -> std::ops::Range<usize> {
         let begin = self.at + layer * self.width;
         begin..begin + self.width
     }
 }
 
-/// Moves pages of a card.
+/// Copies pages of a device.
 pub(crate) struct GpuPageCopier<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) map: &'a PageLayout,
@@ -91,12 +94,12 @@ pub(crate) struct GpuPageCopier<'a> {
 }
 
 impl GpuPageCopier<'_> {
-    /// Queues a copy of the page at `place` into `block`.
-    pub(super) fn fill(&self, block: &PinnedBlock, place: usize) -> Result<(), DeviceError> {
+    /// Queues a copy of device page `index` into `block`.
+    pub(super) fn fill(&self, block: &PinnedBlock, index: usize) -> Result<(), DeviceError> {
         for plane in self.map.planes() {
             let to = (block.address() + plane.at as u64, plane.width);
-            let from = (plane.page(place), plane.pitch);
-            // SAFETY: the block is as long as the map says, and its pool outlives the queue.
+            let from = (plane.page(index), plane.pitch);
+            // SAFETY: the block has the layout's length, and its pool outlives the queue.
             unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
         }
         Ok(())
@@ -106,17 +109,17 @@ impl GpuPageCopier<'_> {
 impl PageCopier for GpuPageCopier<'_> {
     type HostCopy = PinnedBlock;
 
-    fn save(&mut self, place: usize) -> Result<PinnedBlock, DeviceError> {
+    fn save(&mut self, index: usize) -> Result<PinnedBlock, DeviceError> {
         let block = self.host.take(self.map.bytes)?;
-        self.fill(&block, place)?;
+        self.fill(&block, index)?;
         Ok(block)
     }
 
-    fn load(&mut self, held: &PinnedBlock, place: usize) -> Result<(), DeviceError> {
+    fn load(&mut self, page: &PinnedBlock, index: usize) -> Result<(), DeviceError> {
         for plane in self.map.planes() {
-            let to = (plane.page(place), plane.pitch);
-            let from = (held.address() + plane.at as u64, plane.width);
-            // SAFETY: the block is as long as the map says, and its pool outlives the queue.
+            let to = (plane.page(index), plane.pitch);
+            let from = (page.address() + plane.at as u64, plane.width);
+            // SAFETY: the block has the layout's length, and its pool outlives the queue.
             unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
         }
         Ok(())
@@ -126,7 +129,7 @@ impl PageCopier for GpuPageCopier<'_> {
         for plane in self.map.planes() {
             let to = (plane.page(to), plane.pitch);
             let from = (plane.page(from), plane.pitch);
-            // SAFETY: both sides are on the card.
+            // SAFETY: both addresses are on the device.
             unsafe { self.gpu.copy_rows(to, from, plane.width, plane.layers) }?;
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::pages::PageId;
 use crate::pinned::PinnedPool;
 use crate::state::State;
 
-/// The committed state of a sequence at one position. Its pages are let go by the runner when it is freed.
+/// The committed state of a sequence at one position. The runner releases its pages.
 pub(crate) struct Snapshot {
     pub(crate) position: usize,
     pub(crate) pages: Vec<PageId>,
@@ -19,19 +19,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies what is no page of a slot with `position` committed tokens; does not wait. Its `pages` are for the
-    /// caller to add.
+    /// Queues a copy of the non-paged state of a slot with `position` committed tokens. The caller
+    /// adds the `pages`.
     pub(crate) fn save_slot(
         (lane, gpu): (&mut Lane, &Gpu),
         host: &PinnedPool,
         state: &State,
         (slot, position): (usize, usize),
-        place: contract::SnapshotLocation,
+        location: contract::SnapshotLocation,
     ) -> Result<Snapshot, DeviceError> {
         let non_paged = NonPagedLayout::new(state, position);
-        // Taking the block has the next one locked, which would hold up the calls that queue the copies.
-        let _held = host.pause_prelocking();
-        let copied = match place {
+        // Taking a block starts pre-locking, which would delay the launches of the copies.
+        let _pause = host.pause_prelocking();
+        let copied = match location {
             contract::SnapshotLocation::Device => StateCopy::Device(gpu.alloc(non_paged.bytes)?),
             contract::SnapshotLocation::Host => StateCopy::Host(host.take(non_paged.bytes)?),
         };
@@ -43,7 +43,7 @@ impl Snapshot {
         })
     }
 
-    /// Copies what is no page into a slot; does not wait.
+    /// Queues a copy of the non-paged state into a slot.
     pub(crate) fn restore(
         &self,
         lane: (&mut Lane, &Gpu),
@@ -54,7 +54,7 @@ impl Snapshot {
         non_paged.copy(lane, state, slot, &self.non_paged, Direction::Restore)
     }
 
-    /// Bytes held beside the pages.
+    /// Bytes held besides the pages.
     pub(crate) fn non_paged_bytes(&self) -> u64 {
         self.non_paged.bytes() as u64
     }

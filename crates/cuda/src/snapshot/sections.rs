@@ -1,11 +1,11 @@
-//! Which sections a snapshot has, and how long they are.
+//! The sections of a snapshot and their lengths.
 
 use contract::snapshot::SectionKind;
 
 use super::neutral::neutral_bytes;
 use crate::state::{DraftRing, KvArray, KvGroup, LayerState, State};
 
-/// Which planes an array's values and scales are.
+/// Keys or values: the index of the values' plane. The scales' plane follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KvSide {
     Keys = 0,
@@ -21,7 +21,7 @@ impl KvSide {
     }
 }
 
-/// Positions that a ring holds of `position` committed ones.
+/// Committed positions that a ring still holds.
 pub(super) fn ring_positions(ring: &DraftRing, position: usize) -> std::ops::Range<usize> {
     position.saturating_sub(ring.window)..position
 }
@@ -30,16 +30,16 @@ pub(super) fn rings(state: &State) -> &[DraftRing] {
     state.draft.as_ref().map_or(&[], |draft| &draft.rings)
 }
 
-/// The index of a group among the state's.
+/// The index of a group in its state.
 pub(super) fn index_of<T>(groups: &[T], group: &T) -> usize {
     let same = |other: &T| std::ptr::eq(other, group);
     groups
         .iter()
         .position(same)
-        .expect("a place names a group of its state")
+        .expect("a layer refers to a group of its state")
 }
 
-/// The length a section must have; `None` where there is none of its kind.
+/// The required length of a section. `None` if the model has no such section.
 pub(super) fn expected_bytes(
     (state, n_layers): (&State, usize),
     position: usize,
