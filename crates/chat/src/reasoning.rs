@@ -2,11 +2,6 @@
 
 use crate::stop::partial_match_len;
 
-/// Opens thinking.
-pub const OPEN: &str = "<think>";
-/// Closes thinking.
-pub const CLOSE: &str = "</think>";
-
 /// What a reply whose prompt left no thinking open begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyStart {
@@ -22,14 +17,14 @@ pub(crate) enum ReplyStart {
 }
 
 /// Judges the beginning of a reply; blanks before the tag do not count.
-pub(crate) fn classify_start(text: &str) -> ReplyStart {
+pub(crate) fn classify_start(text: &str, open: &str) -> ReplyStart {
     let blank = text.len() - text.trim_start().len();
     let rest = &text[blank..];
-    if rest.starts_with(OPEN) {
+    if rest.starts_with(open) {
         ReplyStart::Thinking {
-            tag: blank + OPEN.len(),
+            tag: blank + open.len(),
         }
-    } else if OPEN.starts_with(rest) {
+    } else if open.starts_with(rest) {
         ReplyStart::Undecided
     } else {
         ReplyStart::Content
@@ -63,8 +58,8 @@ pub(crate) fn len_without_trailing_newlines(text: &str) -> usize {
 }
 
 /// Length of the end of `text` that may become the closing tag.
-pub(crate) fn partial_close_len(text: &str) -> usize {
-    partial_match_len(text, &[CLOSE])
+pub(crate) fn partial_close_len(text: &str, close: &str) -> usize {
+    partial_match_len(text, &[close])
 }
 
 #[cfg(test)]
@@ -74,14 +69,22 @@ mod tests {
     #[test]
     fn reasoning_tag_after_blanks_starts_reasoning() {
         assert_eq!(
-            classify_start("\n <think>x"),
+            classify_start("\n <think>x", "<think>"),
             ReplyStart::Thinking { tag: 9 }
         );
         for short in ["", " \n", "<", "\n<thin"] {
-            assert_eq!(classify_start(short), ReplyStart::Undecided, "{short:?}");
+            assert_eq!(
+                classify_start(short, "<think>"),
+                ReplyStart::Undecided,
+                "{short:?}"
+            );
         }
         for reply in ["x", "<b>", "<thinking>", " </think>"] {
-            assert_eq!(classify_start(reply), ReplyStart::Content, "{reply:?}");
+            assert_eq!(
+                classify_start(reply, "<think>"),
+                ReplyStart::Content,
+                "{reply:?}"
+            );
         }
     }
 

@@ -19,6 +19,7 @@ pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 pub mod logits;
+pub mod markup;
 pub mod plan;
 pub mod protocol;
 pub mod quant;
@@ -34,6 +35,7 @@ pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use logits::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
+pub use markup::{ModelMarkup, ReasoningTags, ToolCallTags};
 pub use plan::{
     DeviceInfo, KvFormat, KvFormats, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
 };

@@ -1,6 +1,6 @@
 //! A vocabulary as data: what `model` reads from a file and `chat` builds a tokenizer from.
 
-use crate::TokenId;
+use crate::{ModelMarkup, TokenId};
 
 /// A byte-level BPE vocabulary with its special tokens and chat templates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,6 +27,8 @@ pub struct Vocab {
     pub chat_template: Option<String>,
     /// Further templates by name, such as `tool_use`.
     pub named_templates: Vec<(String, String)>,
+    /// Tags the model writes around reasoning and tool calls.
+    pub markup: ModelMarkup,
 }
 
 /// What a token is.

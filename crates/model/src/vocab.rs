@@ -1,6 +1,6 @@
 //! The vocabulary of a file: tokens, kinds, merges, special ids, chat templates.
 
-use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
+use contract::{ModelMarkup, PreTokenizer, TokenId, TokenKind, Vocab};
 use gguf::{Array, GgufFile, Value};
 
 use crate::ModelError;
@@ -100,6 +100,7 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
             .unwrap_or(false),
         chat_template: meta.text(TEMPLATE).map_err(at)?.map(str::to_owned),
         named_templates: named_templates(file)?,
+        markup: ModelMarkup::default(),
         tokens,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use contract::ToolCallTags;
 use serde_json::{Map, Value, json};
 
 use super::json_schema::{prepare_schema, prepare_subschema};
@@ -13,8 +14,6 @@ use crate::tools::{Tool, ToolSet, resolve_pointer};
 
 /// What a request's calls stand under, in errors.
 const FIELD: &str = "tools";
-/// Ends a parameter's value in markup.
-const PARAMETER_CLOSE: &str = "\n</parameter>\n";
 
 /// A reply of nothing but calls: of the tool named `only`, or of any; more than one where `several` may come.
 pub(super) fn tool_calls(
@@ -30,8 +29,8 @@ pub(super) fn tool_calls(
     };
     let write = |typing: Typing| {
         let more = if several { " (\"\\n\" call)*" } else { "" };
-        let mut rules = GrammarWriter::new(format!("start: call{more}\n"), typing);
-        rules.call(markup, listed())?;
+        let mut rules = GrammarWriter::new(markup, format!("start: call{more}\n"), typing);
+        rules.call(listed())?;
         Ok(rules.text)
     };
     with_fallback(write, listed().any(Tool::is_strict))
@@ -44,8 +43,8 @@ pub(super) fn text_with_tool_calls(
 ) -> Result<OutputGrammar, ChatError> {
     let write = |typing: Typing| {
         let start = "start: TEXT? (call TEXT?)*\nTEXT: /(?s:.+)/\n";
-        let mut rules = GrammarWriter::new(start.to_owned(), typing);
-        rules.call(markup, tools.iter())?;
+        let mut rules = GrammarWriter::new(markup, start.to_owned(), typing);
+        rules.call(tools.iter())?;
         Ok(rules.text)
     };
     with_fallback(write, true)
@@ -87,7 +86,8 @@ enum Typing {
 }
 
 /// A grammar as it is written, rule by rule.
-struct GrammarWriter {
+struct GrammarWriter<'a> {
+    markup: ToolCallMarkup<'a>,
     text: String,
     typing: Typing,
     n_values: usize,
@@ -95,14 +95,24 @@ struct GrammarWriter {
     has_any_text: bool,
 }
 
-impl GrammarWriter {
-    fn new(start: String, typing: Typing) -> GrammarWriter {
+impl<'a> GrammarWriter<'a> {
+    fn new(markup: ToolCallMarkup<'a>, start: String, typing: Typing) -> GrammarWriter<'a> {
         GrammarWriter {
+            markup,
             text: start,
             typing,
             n_values: 0,
             has_any_text: false,
         }
+    }
+
+    fn tags(&self) -> &'a ToolCallTags {
+        &self.markup.tokenizer.markup().tool_calls
+    }
+
+    /// Ends a parameter's value, line breaks included.
+    fn parameter_close(&self) -> String {
+        format!("\n{}\n", self.tags().parameter_close)
     }
 
     fn rule(&mut self, name: &str, body: &str) {
@@ -111,36 +121,27 @@ impl GrammarWriter {
     }
 
     /// The rule `call`, of any of `tools`.
-    fn call<'t>(
-        &mut self,
-        markup: ToolCallMarkup<'_>,
-        tools: impl Iterator<Item = &'t Tool>,
-    ) -> Result<(), ChatError> {
-        let mark = |text: &str| match markup.tokenizer.id_of(text) {
+    fn call<'t>(&mut self, tools: impl Iterator<Item = &'t Tool>) -> Result<(), ChatError> {
+        let tokenizer = self.markup.tokenizer;
+        let tags = self.tags();
+        let mark = |text: &str| match tokenizer.id_of(text) {
             Some(id) => format!("<[{}]>", id.0),
             None => literal(text),
         };
         let mut names = Vec::new();
         for (i, tool) in tools.enumerate() {
             let name = format!("tool_{i}");
-            let body = match markup.format {
+            let body = match self.markup.format {
                 ToolCallFormat::JsonInTags => self.json_call(tool)?,
                 ToolCallFormat::XmlParameters => self.xml_call(i, tool)?,
             };
             self.rule(&name, &body);
             names.push(name);
         }
-        let (open, close) = (mark("<tool_call>"), mark("</tool_call>"));
+        let (open, close) = (mark(&tags.open), mark(&tags.close));
         let body = format!("{open} \"\\n\" ({}) \"\\n\" {close}", names.join(" | "));
         self.rule("call", &body);
         Ok(())
-    }
-
-    fn strictness_of(tool: &Tool) -> SchemaStrictness {
-        match tool.is_strict() {
-            true => SchemaStrictness::Strict,
-            false => SchemaStrictness::BestEffort,
-        }
     }
 
     fn json_call(&mut self, tool: &Tool) -> Result<String, ChatError> {
@@ -150,7 +151,7 @@ impl GrammarWriter {
                 if let Value::Object(map) = &mut schema {
                     map.insert("type".to_owned(), "object".into());
                 }
-                prepare_schema(&schema, GrammarWriter::strictness_of(tool), FIELD)?
+                prepare_schema(&schema, strictness_of(tool), FIELD)?
             }
             _ => prepare_schema(
                 &json!({"type": "object"}),
@@ -163,6 +164,7 @@ impl GrammarWriter {
     }
 
     fn xml_call(&mut self, index: usize, tool: &Tool) -> Result<String, ChatError> {
+        let tags = self.tags();
         let none = json!({});
         let root = tool.parameters.as_ref().filter(|root| root.is_object());
         let root = root.unwrap_or(&none);
@@ -171,13 +173,16 @@ impl GrammarWriter {
             Some(names) => names.iter().filter_map(Value::as_str).collect(),
             None => Vec::new(),
         };
-        let mut body = literal(&format!("<function={}>\n", tool.name));
+        let mut body = literal(&format!("{}{}>\n", tags.function_open, tool.name));
         for (i, (key, schema)) in properties.into_iter().flatten().enumerate() {
             let name = format!("value_{index}_{i}");
-            let value = self.value(&name, schema, root, GrammarWriter::strictness_of(tool))?;
+            let value = self.value(&name, schema, root, strictness_of(tool))?;
             self.rule(
                 &name,
-                &format!("{} {value}", literal(&format!("<parameter={key}>\n"))),
+                &format!(
+                    "{} {value}",
+                    literal(&format!("{}{key}>\n", tags.parameter_open))
+                ),
             );
             let mark = if required.contains(&key.as_str()) {
                 ""
@@ -195,10 +200,13 @@ impl GrammarWriter {
             let name = format!("any_{index}");
             let value = self.text_value(&format!("{name}_text"), ANY_TEXT);
             let key = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
-            self.rule(&name, &format!("\"<parameter=\" {key} \">\\n\" {value}"));
+            self.rule(
+                &name,
+                &format!("{} {key} \">\\n\" {value}", literal(&tags.parameter_open)),
+            );
             let _ = write!(body, " {name}*");
         }
-        body.push_str(" \"</function>\"");
+        let _ = write!(body, " {}", literal(&tags.function_close));
         Ok(body)
     }
 
@@ -211,7 +219,7 @@ impl GrammarWriter {
         rules: SchemaStrictness,
     ) -> Result<String, ChatError> {
         let schema = resolve_ref(schema, root);
-        let end = literal(PARAMETER_CLOSE);
+        let end = literal(&self.parameter_close());
         if let Some(texts) = enum_strings(schema) {
             let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
             return Ok(format!("({}) {end}", texts.join(" | ")));
@@ -238,7 +246,7 @@ impl GrammarWriter {
         self.n_values += 1;
         let terminal = format!("TEXT_{}", self.n_values);
         self.rule(&terminal, &format!("/{pattern}/"));
-        let head = format!("{name}[suffix={}]", literal(PARAMETER_CLOSE));
+        let head = format!("{name}[suffix={}]", literal(&self.parameter_close()));
         self.rule(&head, &terminal);
         name.to_owned()
     }
@@ -251,13 +259,21 @@ impl GrammarWriter {
         const NAME: &str = "any_text";
         if !self.has_any_text {
             self.has_any_text = true;
-            let tag = pattern_literal(PARAMETER_CLOSE.trim_end());
+            let tag = pattern_literal(self.parameter_close().trim_end());
             self.rule("FIRST_LINE", r"/[^\n]+/");
             self.rule("NEXT_LINE", &format!(r"/\n[^\n]*/ & ~/{tag}/"));
-            let end = literal(PARAMETER_CLOSE);
+            let end = literal(&self.parameter_close());
             self.rule(NAME, &format!("FIRST_LINE? NEXT_LINE* {end}"));
         }
         NAME.to_owned()
+    }
+}
+
+fn strictness_of(tool: &Tool) -> SchemaStrictness {
+    if tool.is_strict() {
+        SchemaStrictness::Strict
+    } else {
+        SchemaStrictness::BestEffort
     }
 }
 

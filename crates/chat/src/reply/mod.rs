@@ -17,7 +17,6 @@ use self::state_machine::ReplyStateMachine;
 pub use self::usage::{FinishReason, SpeculationTimings, Timings, TokenLogprob, TopLogprob, Usage};
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::detokenize::{Detokenizer, is_visible};
-use crate::reasoning;
 use crate::tokenizer::Tokenizer;
 pub use crate::tools::ReplyEnd;
 use crate::tools::ToolSet;
@@ -128,12 +127,13 @@ pub struct ReplyParser {
 impl ReplyParser {
     /// A parser at the start of a reply.
     pub fn new(tokenizer: Arc<Tokenizer>, config: ReplyConfig) -> ReplyParser {
+        let markup = Arc::clone(tokenizer.markup());
         let mut tags: Vec<&str> = Vec::new();
         if config.split_reasoning {
-            tags.extend([reasoning::OPEN, reasoning::CLOSE]);
+            tags.extend([&*markup.reasoning.open, &*markup.reasoning.close]);
         }
         if !config.tools.is_empty() {
-            tags.extend(["<tool_call>", "</tool_call>"]);
+            tags.extend([&*markup.tool_calls.open, &*markup.tool_calls.close]);
         }
         let tags = tags
             .into_iter()
@@ -144,7 +144,7 @@ impl ReplyParser {
             detokenizer: Detokenizer::new(tokenizer.clone()),
             tokenizer,
             tags,
-            machine: ReplyStateMachine::new(config),
+            machine: ReplyStateMachine::new(config, markup),
             attribution: TokenAttribution::default(),
             visible_bytes: 0,
             summary: ReplyStats::default(),
@@ -264,7 +264,7 @@ fn merge(deltas: Vec<ReplyDelta>) -> Vec<ReplyDelta> {
 
 /// The token that opens a call, if the vocabulary has one: banning it keeps a model from calling.
 pub fn tool_call_start_token(tokenizer: &Tokenizer) -> Option<TokenId> {
-    tokenizer.id_of("<tool_call>")
+    tokenizer.id_of(&tokenizer.markup().tool_calls.open)
 }
 
 /// A whole reply, for answers in one delta.

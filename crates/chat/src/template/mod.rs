@@ -13,7 +13,7 @@ mod tojson;
 
 use std::ops::Range;
 
-use contract::Vocab;
+use contract::{ReasoningTags, Vocab};
 use serde_json::{Map, Value};
 
 use self::engine::{CompiledTemplate, RenderContext};
@@ -33,13 +33,13 @@ pub struct RenderedPrompt {
 
 impl RenderedPrompt {
     /// Whether the prompt leaves a thinking block open, so that the reply begins inside it.
-    pub fn opens_reasoning(&self) -> bool {
-        self.text.trim_end().ends_with("<think>")
+    pub fn opens_reasoning(&self, tags: &ReasoningTags) -> bool {
+        self.text.trim_end().ends_with(&tags.open)
     }
 
     /// Whether the prompt ends with a thinking block that is closed, so that the reply is without one.
-    pub fn closes_reasoning(&self) -> bool {
-        self.text.trim_end().ends_with("</think>")
+    pub fn closes_reasoning(&self, tags: &ReasoningTags) -> bool {
+        self.text.trim_end().ends_with(&tags.close)
     }
 }
 
@@ -97,7 +97,7 @@ impl ChatTemplate {
             eos_token: token(vocab.eos_token),
             capabilities: Capabilities::default(),
         };
-        template.capabilities = probe::probe(&template);
+        template.capabilities = probe::probe(&template, &vocab.markup);
         Ok(template)
     }
 

@@ -1,5 +1,6 @@
 //! Finding out at start what a template is able to express, by rendering small conversations.
 
+use contract::ModelMarkup;
 use serde_json::{Map, Value, json};
 
 use super::ChatTemplate;
@@ -40,7 +41,8 @@ const SYSTEM: &str = "probe-system";
 const TOOL: &str = "probe_tool";
 const RESULT: &str = "probe-result";
 
-pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
+pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabilities {
+    let tags = &markup.reasoning;
     let user = || Message::new(Role::User, QUESTION);
     let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
         Ok(rendered) => Some(rendered),
@@ -106,7 +108,7 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
         call_format: called.as_ref().and_then(|rendered| {
             // Only the part behind the tool list: the list itself shows the format too.
             let tail = rendered.text.get(without_result.saturating_sub(64)..)?;
-            if tail.contains("<parameter=x>") {
+            if tail.contains(&format!("{}x>", markup.tool_calls.parameter_open)) {
                 Some(ToolCallFormat::XmlParameters)
             } else {
                 tail.contains("\"probe-value\"")
@@ -114,11 +116,12 @@ pub(super) fn probe(template: &ChatTemplate) -> Capabilities {
             }
         }),
         thinking_switch: thinking(true) != thinking(false),
-        model_opens_reasoning: thinking(false).is_some_and(|rendered| rendered.closes_reasoning())
+        model_opens_reasoning: thinking(false)
+            .is_some_and(|rendered| rendered.closes_reasoning(tags))
             && plain.as_ref().is_some_and(|rendered| {
-                !rendered.opens_reasoning() && !rendered.closes_reasoning()
+                !rendered.opens_reasoning(tags) && !rendered.closes_reasoning(tags)
             }),
-        opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning()),
+        opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning(tags)),
         effort: template.source().contains("reasoning_effort"),
     }
 }

@@ -10,8 +10,9 @@ mod pre_tokenize;
 mod special_strings;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use contract::{TokenId, TokenKind, Vocab};
+use contract::{ModelMarkup, TokenId, TokenKind, Vocab};
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
@@ -57,6 +58,7 @@ pub struct Tokenizer {
     kinds: Vec<TokenKind>,
     eos: Vec<TokenId>,
     prefix: Option<TokenId>,
+    markup: Arc<ModelMarkup>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -113,6 +115,7 @@ impl Tokenizer {
             kinds: vocab.kinds.clone(),
             eos: vocab.eos.clone(),
             prefix: vocab.bos_token.filter(|_| vocab.add_bos),
+            markup: Arc::new(vocab.markup.clone()),
         })
     }
 
@@ -217,6 +220,11 @@ impl Tokenizer {
     /// The id of a control or user-defined string.
     pub fn id_of(&self, text: &str) -> Option<TokenId> {
         self.specials.id_of(text)
+    }
+
+    /// Tags the model writes around reasoning and tool calls.
+    pub fn markup(&self) -> &Arc<ModelMarkup> {
+        &self.markup
     }
 
     /// How many ids the vocabulary has.

@@ -1,5 +1,9 @@
 //! One tool call, from its opening tag to its end, in whichever form the model writes it.
 
+use std::sync::Arc;
+
+use contract::{ModelMarkup, ToolCallTags};
+
 use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_call::JsonCallParser;
@@ -23,11 +27,11 @@ pub(crate) enum CallStart {
 
 impl CallStart {
     /// The text this opening begins with.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn text(&self, tags: &ToolCallTags) -> String {
         match self {
-            CallStart::CallTag => "<tool_call>".to_owned(),
-            CallStart::CodeTag => "<tool_code>".to_owned(),
-            CallStart::Function => "<function=".to_owned(),
+            CallStart::CallTag => tags.open.clone(),
+            CallStart::CodeTag => tags.alternate_open.clone(),
+            CallStart::Function => tags.function_open.clone(),
             CallStart::Named(name) => format!("<{name}>"),
             CallStart::Bare => "{".to_owned(),
         }
@@ -44,6 +48,7 @@ impl CallStart {
 pub(crate) struct CallParser {
     call_start: CallStart,
     form: CallForm,
+    markup: Arc<ModelMarkup>,
 }
 
 #[derive(Debug)]
@@ -54,10 +59,11 @@ enum CallForm {
 }
 
 impl CallParser {
-    pub(crate) fn new(call_start: CallStart) -> CallParser {
+    pub(crate) fn new(call_start: CallStart, markup: &Arc<ModelMarkup>) -> CallParser {
         CallParser {
             call_start,
             form: CallForm::Unknown,
+            markup: Arc::clone(markup),
         }
     }
 
@@ -86,17 +92,20 @@ impl CallParser {
 
     /// The form, once the text behind the opening shows it; `Unknown` if it is none.
     fn detect_form(&self, text: &str) -> Option<CallForm> {
-        let call_start = self.call_start.text();
+        let tags = &self.markup.tool_calls;
+        let call_start = self.call_start.text(tags);
         let inside = text.get(call_start.len()..)?;
         match &self.call_start {
-            CallStart::Function => Some(CallForm::Xml(XmlCallParser::function(0))),
-            CallStart::Bare => Some(CallForm::Json(JsonCallParser::new(0, None))),
+            CallStart::Function => Some(CallForm::Xml(XmlCallParser::function(0, &self.markup))),
+            CallStart::Bare => Some(CallForm::Json(JsonCallParser::new(0, None, &self.markup))),
             CallStart::Named(name) => {
                 let start = call_start.len() + leading_blank_len(inside);
-                match match_prefix(&text[start..], "<parameter=") {
-                    PrefixMatch::Yes => {
-                        Some(CallForm::Xml(XmlCallParser::named(name.clone(), start)))
-                    }
+                match match_prefix(&text[start..], &tags.parameter_open) {
+                    PrefixMatch::Yes => Some(CallForm::Xml(XmlCallParser::named(
+                        name.clone(),
+                        start,
+                        &self.markup,
+                    ))),
                     PrefixMatch::Partial => None,
                     PrefixMatch::No => Some(CallForm::Unknown),
                 }
@@ -105,14 +114,20 @@ impl CallParser {
                 let start = call_start.len() + leading_blank_len(inside);
                 let rest = &text[start..];
                 let closing = match self.call_start {
-                    CallStart::CodeTag => "</tool_code>",
-                    _ => "</tool_call>",
+                    CallStart::CodeTag => &tags.alternate_close,
+                    _ => &tags.close,
                 };
                 if rest.starts_with('{') {
-                    return Some(CallForm::Json(JsonCallParser::new(start, Some(closing))));
+                    return Some(CallForm::Json(JsonCallParser::new(
+                        start,
+                        Some(closing.clone()),
+                        &self.markup,
+                    )));
                 }
-                match match_prefix(rest, "<function=") {
-                    PrefixMatch::Yes => Some(CallForm::Xml(XmlCallParser::function(start))),
+                match match_prefix(rest, &tags.function_open) {
+                    PrefixMatch::Yes => {
+                        Some(CallForm::Xml(XmlCallParser::function(start, &self.markup)))
+                    }
                     PrefixMatch::Partial => None,
                     PrefixMatch::No => Some(CallForm::Unknown),
                 }

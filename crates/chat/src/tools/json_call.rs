@@ -1,5 +1,8 @@
 //! A call written as a JSON object with a name and arguments.
 
+use std::sync::Arc;
+
+use contract::ModelMarkup;
 use serde_json::Value;
 
 use super::ToolSet;
@@ -17,9 +20,10 @@ const MAX_NAME_BYTES: usize = 256;
 #[derive(Debug)]
 pub(super) struct JsonCallParser {
     /// The tag that ends the call, if there was one to begin it.
-    closing: Option<&'static str>,
+    closing: Option<String>,
     phase: Phase,
     repaired: bool,
+    markup: Arc<ModelMarkup>,
 }
 
 #[derive(Debug)]
@@ -55,11 +59,16 @@ enum ObjectHead {
 
 impl JsonCallParser {
     /// A call whose object begins at byte `start`. Without a `closing` tag only the usual order counts.
-    pub(super) fn new(start: usize, closing: Option<&'static str>) -> JsonCallParser {
+    pub(super) fn new(
+        start: usize,
+        closing: Option<String>,
+        markup: &Arc<ModelMarkup>,
+    ) -> JsonCallParser {
         JsonCallParser {
             closing,
             phase: Phase::Head { start },
             repaired: false,
+            markup: Arc::clone(markup),
         }
     }
 
@@ -179,7 +188,7 @@ impl JsonCallParser {
         at: usize,
         end: Option<ReplyEnd>,
     ) -> (usize, CallStatus) {
-        let Some(closing) = self.closing else {
+        let Some(closing) = &self.closing else {
             return (at, self.complete());
         };
         // A brace too many is a frequent slip.
@@ -197,14 +206,14 @@ impl JsonCallParser {
     }
 
     fn skip(&mut self, text: &str, at: usize, end: Option<ReplyEnd>) -> (usize, CallStatus) {
-        let Some(closing) = self.closing else {
+        let Some(closing) = &self.closing else {
             return (at, self.complete());
         };
         for (offset, _) in text[at..].match_indices('<') {
             let here = at + offset;
             match (
                 match_prefix(&text[here..], closing),
-                match_prefix(&text[here..], "<tool_call>"),
+                match_prefix(&text[here..], &self.markup.tool_calls.open),
             ) {
                 (PrefixMatch::Yes, _) => return (here + closing.len(), self.complete()),
                 (_, PrefixMatch::Yes) => return (here, self.complete()),

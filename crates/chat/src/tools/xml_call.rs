@@ -1,5 +1,9 @@
 //! A call written as a function tag with a tag for each parameter.
 
+use std::sync::Arc;
+
+use contract::ModelMarkup;
+
 use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, write_json_string_body};
@@ -27,6 +31,7 @@ pub(super) struct XmlCallParser {
     /// Parameters given so far.
     keys: Vec<String>,
     repaired: bool,
+    markup: Arc<ModelMarkup>,
 }
 
 #[derive(Debug)]
@@ -46,12 +51,12 @@ enum Phase {
 
 impl XmlCallParser {
     /// A call whose function tag begins at byte `start`.
-    pub(super) fn function(start: usize) -> XmlCallParser {
-        XmlCallParser::new(Phase::Head { start, named: None }, None)
+    pub(super) fn function(start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
+        XmlCallParser::new(Phase::Head { start, named: None }, None, markup)
     }
 
     /// A call whose tag is the tool's name; its parameters begin at byte `start`.
-    pub(super) fn named(name: String, start: usize) -> XmlCallParser {
+    pub(super) fn named(name: String, start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
         let named_close = Some(format!("</{name}>"));
         XmlCallParser::new(
             Phase::Head {
@@ -59,10 +64,11 @@ impl XmlCallParser {
                 named: Some(name),
             },
             named_close,
+            markup,
         )
     }
 
-    fn new(phase: Phase, named_close: Option<String>) -> XmlCallParser {
+    fn new(phase: Phase, named_close: Option<String>, markup: &Arc<ModelMarkup>) -> XmlCallParser {
         let parameters = ParameterSchemas::default();
         XmlCallParser {
             phase,
@@ -70,6 +76,7 @@ impl XmlCallParser {
             named_close,
             keys: Vec::new(),
             repaired: false,
+            markup: Arc::clone(markup),
         }
     }
 
@@ -117,7 +124,7 @@ impl XmlCallParser {
         let (name, consumed) = match named {
             Some(name) => (name.clone(), *start),
             None => {
-                let inside = *start + "<function=".len();
+                let inside = *start + self.markup.tool_calls.function_open.len();
                 let Some(rest) = text.get(inside..) else {
                     return (0, undecided(end));
                 };
@@ -187,9 +194,11 @@ impl XmlCallParser {
 
     /// Between parameters: the next one, or the end; stray closing tags and other text are dropped.
     fn body(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
+        let markup = Arc::clone(&self.markup);
+        let tags = &markup.tool_calls;
         let at = leading_blank_len(text);
         let rest = &text[at..];
-        if let Some(inside) = rest.strip_prefix("<parameter=") {
+        if let Some(inside) = rest.strip_prefix(&*tags.parameter_open) {
             let Some(close) = inside.find(['>', '\n']) else {
                 if inside.len() <= MAX_NAME_BYTES {
                     return self.wait(at, end, out);
@@ -203,7 +212,7 @@ impl XmlCallParser {
                     out.push('"');
                 }
                 self.phase = Phase::ValueStart;
-                return (at + "<parameter=".len() + close + 1, None);
+                return (at + tags.parameter_open.len() + close + 1, None);
             }
             return (at + 1, None);
         }
@@ -212,28 +221,28 @@ impl XmlCallParser {
             self.phase = Phase::Tail;
             return (at + length, None);
         }
-        if rest.starts_with("</tool_call>") {
+        if rest.starts_with(&*tags.close) {
             out.push('}');
-            return (at + "</tool_call>".len(), Some(self.complete()));
+            return (at + tags.close.len(), Some(self.complete()));
         }
-        if rest.starts_with("<tool_call>") || rest.starts_with("<function=") {
+        if rest.starts_with(&*tags.open) || rest.starts_with(&*tags.function_open) {
             out.push('}');
             self.repaired = true;
             return (at, Some(self.complete()));
         }
-        if rest.starts_with("</parameter>") {
+        if rest.starts_with(&*tags.parameter_close) {
             self.repaired = true;
-            return (at + "</parameter>".len(), None);
+            return (at + tags.parameter_close.len(), None);
         }
-        let own = self.named_close.as_deref().unwrap_or("</function>");
+        let own = self.named_close.as_deref().unwrap_or(&tags.function_close);
         let tags = [
-            "<parameter=",
-            "</function>",
+            &tags.parameter_open,
+            &tags.function_close,
             own,
-            "</tool_call>",
-            "<tool_call>",
-            "<function=",
-            "</parameter>",
+            &tags.close,
+            &tags.open,
+            &tags.function_open,
+            &tags.parameter_close,
         ];
         if match_any_prefix(rest, &tags) == PrefixMatch::Partial {
             return self.wait(at, end, out);
@@ -253,7 +262,10 @@ impl XmlCallParser {
     }
 
     fn closing_len(&self, text: &str) -> Option<usize> {
-        let tags = [Some("</function>"), self.named_close.as_deref()];
+        let tags = [
+            Some(&*self.markup.tool_calls.function_close),
+            self.named_close.as_deref(),
+        ];
         tags.into_iter()
             .flatten()
             .find(|tag| text.starts_with(tag))
@@ -297,6 +309,7 @@ impl XmlCallParser {
             text,
             scanned,
             begins_line,
+            tags: &self.markup.tool_calls,
             named_close: self.named_close.as_deref(),
             at_end: end == Some(ReplyEnd::Eos),
         };
@@ -342,21 +355,23 @@ impl XmlCallParser {
 
     /// Behind the function: closing tags that belong to it.
     fn tail(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
+        let markup = Arc::clone(&self.markup);
+        let tags = &markup.tool_calls;
         let mut at = 0;
         loop {
             let here = at + leading_blank_len(&text[at..]);
             let rest = &text[here..];
-            if rest.starts_with("</tool_call>") {
-                return (here + "</tool_call>".len(), Some(self.complete()));
+            if rest.starts_with(&*tags.close) {
+                return (here + tags.close.len(), Some(self.complete()));
             }
-            let stray = ["</function>", "</parameter>"];
+            let stray = [&*tags.function_close, &*tags.parameter_close];
             match stray.iter().find(|tag| rest.starts_with(**tag)) {
                 Some(tag) => {
                     self.repaired = true;
                     at = here + tag.len();
                 }
                 None => {
-                    let perhaps = match_any_prefix(rest, &["</tool_call>", stray[0], stray[1]]);
+                    let perhaps = match_any_prefix(rest, &[&tags.close, stray[0], stray[1]]);
                     return match (perhaps, end) {
                         (PrefixMatch::Partial, None) => (at, Some(CallStatus::NeedsText)),
                         (PrefixMatch::Partial, Some(_)) => (text.len(), Some(self.complete())),

@@ -3,6 +3,8 @@
 //! A value may itself hold the tags that delimit it, when the model writes about them. So a tag counts
 //! only where what follows it makes sense as the rest of the call.
 
+use contract::ToolCallTags;
+
 use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
 /// Keys longer than this are not keys.
@@ -27,6 +29,8 @@ pub(super) enum ValueEnd {
 pub(super) struct ValueScan<'a> {
     /// The text from there on.
     pub(super) text: &'a str,
+    /// The model's tags.
+    pub(super) tags: &'a ToolCallTags,
     /// Tags before this byte are part of the value.
     pub(super) scanned: usize,
     /// Whether only blanks stand before `text` on its line.
@@ -93,23 +97,24 @@ enum TagMeaning {
 fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> bool) -> TagMeaning {
     let ValueScan {
         text,
+        tags,
         named_close,
         at_end,
         ..
     } = *scan;
     let rest = &text[at..];
-    let own = named_close.unwrap_or("</function>");
-    if let Some(after) = rest.strip_prefix("</parameter>") {
-        let next = at + "</parameter>".len();
+    let own = named_close.unwrap_or(&tags.function_close);
+    if let Some(after) = rest.strip_prefix(&*tags.parameter_close) {
+        let next = at + tags.parameter_close.len();
         let after = &after[leading_blank_len(after)..];
-        let tags = [
-            "<parameter=",
-            "</function>",
+        let words = [
+            &*tags.parameter_open,
+            &*tags.function_close,
             own,
-            "</tool_call>",
-            "</parameter>",
+            &*tags.close,
+            &*tags.parameter_close,
         ];
-        return match match_any_prefix(after, &tags) {
+        return match match_any_prefix(after, &words) {
             PrefixMatch::Yes => TagMeaning::EndsValue {
                 next,
                 implied: false,
@@ -122,10 +127,10 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
             PrefixMatch::No => TagMeaning::PartOfValue,
         };
     }
-    for closing in ["</function>", own] {
+    for closing in [&*tags.function_close, own] {
         if let Some(after) = rest.strip_prefix(closing) {
             let after = &after[leading_blank_len(after)..];
-            return match match_any_prefix(after, &["</tool_call>", "<tool_call>"]) {
+            return match match_any_prefix(after, &[&tags.close, &tags.open]) {
                 PrefixMatch::Yes => TagMeaning::EndsValue {
                     next: at,
                     implied: true,
@@ -139,7 +144,7 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
             };
         }
     }
-    if let Some(after) = rest.strip_prefix("<parameter=") {
+    if let Some(after) = rest.strip_prefix(&*tags.parameter_open) {
         if !line_is_blank(scan.begins_line, &text[..at]) {
             return TagMeaning::PartOfValue;
         }
@@ -154,9 +159,14 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
             _ => TagMeaning::PartOfValue,
         };
     }
-    let tags = ["</parameter>", "</function>", own, "<parameter="];
+    let words = [
+        &*tags.parameter_close,
+        &*tags.function_close,
+        own,
+        &*tags.parameter_open,
+    ];
     if !at_end
-        && tags
+        && words
             .iter()
             .any(|tag| match_prefix(rest, tag) == PrefixMatch::Partial)
     {

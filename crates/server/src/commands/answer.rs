@@ -97,7 +97,8 @@ impl Answerer {
         let mut choice = Choice::new(&ChoicePlan {
             tokenizer: Arc::clone(&self.model.tokenizer),
             reading: ReplyConfig {
-                starts_in_reasoning: rendered.opens_reasoning(),
+                starts_in_reasoning: rendered
+                    .opens_reasoning(&self.model.tokenizer.markup().reasoning),
                 split_reasoning: true,
                 ..ReplyConfig::default()
             },

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use contract::ReasoningTags;
 use serde::Deserialize;
 
-/// Opens and closes reasoning in the models this server runs.
-const THINK: (&str, &str) = ("<think>", "</think>");
 /// Said where no line fits.
 const NOTHING_FITS: &str = "No line of the script fits this prompt.";
 
@@ -122,7 +121,12 @@ impl Script {
 
     /// What is said after `prompt`, and the number of the line that says it. `ends` are the texts of tokens that
     /// end a turn.
-    pub(super) fn answer(&self, prompt: &str, ends: &[String]) -> (String, Option<usize>) {
+    pub(super) fn answer(
+        &self,
+        prompt: &str,
+        ends: &[String],
+        tags: &ReasoningTags,
+    ) -> (String, Option<usize>) {
         let last = since_last_reply(prompt, ends);
         let fits = |rule: &Rule| {
             rule.when.all_in(prompt)
@@ -131,27 +135,27 @@ impl Script {
                 && !rule.unless_last.any_in(last)
         };
         let Some(line) = self.lines.iter().find(|line| fits(&line.rule)) else {
-            return (spoken(prompt, None, NOTHING_FITS), None);
+            return (spoken(prompt, None, NOTHING_FITS, tags), None);
         };
         let rule = &line.rule;
         let say = rule.say.as_deref().unwrap_or_default();
         (
-            spoken(prompt, rule.think.as_deref(), say),
+            spoken(prompt, rule.think.as_deref(), say, tags),
             Some(line.number),
         )
     }
 }
 
 /// The reply with its reasoning, as a model would go on from the prompt.
-fn spoken(prompt: &str, think: Option<&str>, say: &str) -> String {
-    let (open, close) = THINK;
+fn spoken(prompt: &str, think: Option<&str>, say: &str, tags: &ReasoningTags) -> String {
+    let (open, close) = (&tags.open, &tags.close);
     let prompt = prompt.trim_end();
     let think = think.unwrap_or_default();
-    if prompt.ends_with(open) {
+    if prompt.ends_with(open.as_str()) {
         let gap = if think.is_empty() { "" } else { "\n" };
         return format!("{think}{gap}{close}\n\n{say}");
     }
-    if think.is_empty() || prompt.ends_with(close) {
+    if think.is_empty() || prompt.ends_with(close.as_str()) {
         return say.to_owned();
     }
     format!("{open}\n{think}\n{close}\n\n{say}")
@@ -194,7 +198,11 @@ mod tests {
 
     fn answer(script: &str, prompt: &str) -> (String, Option<usize>) {
         let script = Script::parse(script).unwrap();
-        script.answer(prompt, &["<|endoftext|>".to_owned(), END.to_owned()])
+        script.answer(
+            prompt,
+            &["<|endoftext|>".to_owned(), END.to_owned()],
+            &ReasoningTags::default(),
+        )
     }
 
     fn prompt(turns: &[(&str, &str)], opening: &str) -> String {

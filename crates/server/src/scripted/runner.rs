@@ -107,7 +107,9 @@ impl ScriptedRunner {
             return Ok((Arc::clone(reply), *place));
         }
         let prompt = self.tokenizer.decode(&state.history);
-        let (text, line) = self.script.answer(&prompt, &self.ends);
+        let (text, line) =
+            self.script
+                .answer(&prompt, &self.ends, &self.tokenizer.markup().reasoning);
         match line {
             Some(line) => tracing::info!(line, "the script answers"),
             None => tracing::warn!("no line of the script fits a prompt"),

@@ -84,8 +84,9 @@ fn opening(
     rendered: &RenderedPrompt,
     conversation: &Conversation,
 ) -> InitialPhase {
-    let left_open = !rendered.closes_reasoning() && !conversation.continue_final_message;
-    if rendered.opens_reasoning() {
+    let left_open = !rendered.closes_reasoning(&model.tokenizer.markup().reasoning)
+        && !conversation.continue_final_message;
+    if rendered.opens_reasoning(&model.tokenizer.markup().reasoning) {
         InitialPhase::Reasoning
     } else if left_open && model.template.capabilities().model_opens_reasoning {
         InitialPhase::Either

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use chat::conversation::ReasoningEffort;
 use chat::request::ReasoningOptions;
+use contract::ReasoningTags;
 use model::ModelCard;
 
 /// Thinking that would have to be shorter is left out: closing it costs about half as much.
 pub const LEAST_THINKING: usize = 64;
-/// What closes thinking where the card does not say.
-const BARE_CLOSE: &str = "\n</think>\n\n";
 /// How much the closing tag is lifted at most while thinking nears its end.
 const SOFT_LIFT: f32 = 8.0;
 /// The most tokens over which it is lifted, and the part of the budget that is at most.
@@ -40,8 +39,8 @@ pub struct ReasoningDefaults {
     pub tiers: Option<[usize; 5]>,
     /// No request gets more tokens than this, thinking included.
     pub most_tokens: Option<usize>,
-    /// What closes a thought, the closing tag included.
-    pub close_text: Arc<str>,
+    /// Text that ends reasoning, from the model card; `None` writes the closing tag alone.
+    pub close_hint: Option<Arc<str>>,
     /// How much the closing tag is lifted at most while thinking nears its end; 0 for not at all.
     pub soft_lift: f32,
 }
@@ -53,7 +52,7 @@ impl Default for ReasoningDefaults {
             think_max_tokens: None,
             tiers: None,
             most_tokens: None,
-            close_text: BARE_CLOSE.into(),
+            close_hint: None,
             soft_lift: SOFT_LIFT,
         }
     }
@@ -96,7 +95,7 @@ impl ReasoningDefaults {
             think_max_tokens: flags.think_max_tokens,
             tiers: Some(tiers),
             most_tokens: Some(max_tokens.max(complex.unwrap_or(0)).max(card.max_tokens)),
-            close_text: close_text(card.thinking_terminator_hint.as_deref()),
+            close_hint: card.thinking_terminator_hint.as_deref().map(Arc::from),
             soft_lift: SOFT_LIFT,
         }
     }
@@ -137,12 +136,24 @@ fn tier(effort: ReasoningEffort) -> usize {
     }
 }
 
-/// A card's words with the closing tag, which they may lack.
-fn close_text(hint: Option<&str>) -> Arc<str> {
+/// Text that ends reasoning: the card's `hint`, with the closing tag added if it lacks one.
+pub fn close_text(hint: Option<&str>, tags: &ReasoningTags) -> String {
+    let close = &tags.close;
     match hint {
-        None => BARE_CLOSE.into(),
-        Some(hint) if hint.contains("</think>") => hint.into(),
-        Some(hint) => format!("{}{BARE_CLOSE}", hint.trim_end()).into(),
+        None => format!(
+            "
+{close}
+
+"
+        ),
+        Some(hint) if hint.contains(close.as_str()) => hint.to_owned(),
+        Some(hint) => format!(
+            "{}
+{close}
+
+",
+            hint.trim_end()
+        ),
     }
 }
 
@@ -224,11 +235,17 @@ mod tests {
 
     #[test]
     fn what_closes_a_thought_has_the_tag() {
-        assert_eq!(&*close_text(None), "\n</think>\n\n");
         assert_eq!(
-            &*close_text(Some("Enough.\n</think>\n")),
+            close_text(None, &ReasoningTags::default()),
+            "\n</think>\n\n"
+        );
+        assert_eq!(
+            close_text(Some("Enough.\n</think>\n"), &ReasoningTags::default()),
             "Enough.\n</think>\n"
         );
-        assert_eq!(&*close_text(Some("Enough. ")), "Enough.\n</think>\n\n");
+        assert_eq!(
+            close_text(Some("Enough. "), &ReasoningTags::default()),
+            "Enough.\n</think>\n\n"
+        );
     }
 }

@@ -71,7 +71,7 @@ impl Choice {
             over: false,
             stopped: false,
             reins: None,
-            close_token: tokenizer.id_of("</think>"),
+            close_token: tokenizer.id_of(&tokenizer.markup().reasoning.close),
             is_closed: false,
             loops: Loops::default(),
             went_round: false,

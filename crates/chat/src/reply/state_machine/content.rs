@@ -1,7 +1,6 @@
 //! Text: stop strings, stray tags, and where calls begin.
 
 use super::{Progress, ReplyStateMachine, State};
-use crate::reasoning::CLOSE;
 use crate::reply::attribution::{TokenAttribution, TokenPart};
 use crate::reply::{EarlyStop, ReplyDelta};
 use crate::stop::{find_earliest_match, partial_match_len};
@@ -34,14 +33,18 @@ impl ReplyStateMachine {
             }
             Some(ContentMark::StrayClose { start }) => {
                 self.emit_content(start, attribution, deltas);
-                self.consume(CLOSE.len(), TokenPart::Hidden, attribution);
+                self.consume(
+                    self.markup.reasoning.close.len(),
+                    TokenPart::Hidden,
+                    attribution,
+                );
                 Progress::Advanced
             }
             Some(ContentMark::Call { start, call_start }) => {
                 // Blanks before a call go with it, should it be one.
                 let text = self.text[..start].trim_end().len();
                 self.emit_content(text, attribution, deltas);
-                let parser = CallParser::new(call_start);
+                let parser = CallParser::new(call_start, &self.markup);
                 self.transition(State::Call {
                     parser,
                     leading_blanks: start - text,
@@ -100,7 +103,7 @@ impl ReplyStateMachine {
         if self.config.split_reasoning
             && let Some(start) = self.find_close()
         {
-            let end = start + CLOSE.len();
+            let end = start + self.markup.reasoning.close.len();
             if best.as_ref().is_none_or(|(other, _)| end < *other) {
                 best = Some((end, ContentMark::StrayClose { start }));
             }
@@ -157,7 +160,7 @@ impl ReplyStateMachine {
             held = partial_match_len(text, &self.config.stop);
         }
         if self.config.split_reasoning {
-            held = held.max(partial_match_len(text, &[CLOSE]));
+            held = held.max(partial_match_len(text, &[&self.markup.reasoning.close]));
         }
         // All call_starts that are longer than one letter begin with this one.
         if text.contains('<') {

@@ -5,20 +5,23 @@
 
 mod content;
 
+use std::sync::Arc;
+
+use contract::ModelMarkup;
+
 use super::attribution::{TokenAttribution, TokenPart};
 use super::call_ids::CallIds;
 use super::markdown::MarkdownTracker;
 use super::{EarlyStop, ReplyConfig, ReplyDelta};
-use crate::reasoning::{self, CLOSE, ReplyStart};
+use crate::reasoning::{self, ReplyStart};
 use crate::stop::partial_match_len;
 use crate::tools::{CallEvent, CallParser, CallStart, CallStatus, ReplyEnd};
-
-const CALL_TAG: &str = "<tool_call>";
 
 /// Where the reply stands, and the text that is not certain yet.
 #[derive(Debug)]
 pub(super) struct ReplyStateMachine {
     config: ReplyConfig,
+    markup: Arc<ModelMarkup>,
     /// How calls may begin, with the text each begins with.
     call_starts: Vec<(String, CallStart)>,
     state: State,
@@ -78,7 +81,7 @@ enum Progress {
 }
 
 impl ReplyStateMachine {
-    pub(super) fn new(config: ReplyConfig) -> ReplyStateMachine {
+    pub(super) fn new(config: ReplyConfig, markup: Arc<ModelMarkup>) -> ReplyStateMachine {
         let state = match (config.split_reasoning, config.starts_in_reasoning) {
             (true, true) => State::ReasoningStart,
             (true, false) => State::Start,
@@ -102,7 +105,7 @@ impl ReplyStateMachine {
         ReplyStateMachine {
             call_starts: call_starts
                 .into_iter()
-                .map(|call_start| (call_start.text(), call_start))
+                .map(|call_start| (call_start.text(&markup.tool_calls), call_start))
                 .collect(),
             state,
             text: String::new(),
@@ -119,6 +122,7 @@ impl ReplyStateMachine {
             malformed: 0,
             stopped: None,
             config,
+            markup,
         }
     }
 
@@ -241,7 +245,7 @@ impl ReplyStateMachine {
     }
 
     fn start(&mut self, end: Option<ReplyEnd>, attribution: &mut TokenAttribution) -> Progress {
-        match reasoning::classify_start(&self.text) {
+        match reasoning::classify_start(&self.text, &self.markup.reasoning.open) {
             ReplyStart::Thinking { tag } => {
                 self.consume(tag, TokenPart::Hidden, attribution);
                 self.transition(State::ReasoningStart)
@@ -260,13 +264,16 @@ impl ReplyStateMachine {
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
     ) -> Progress {
+        let markup = Arc::clone(&self.markup);
         let close = self.find_close();
         let call = self.call_in_reasoning();
         if let Some(at) = call
-            && close.is_none_or(|close| at + CALL_TAG.len() < close + CLOSE.len())
+            && close.is_none_or(|close| {
+                at + markup.tool_calls.open.len() < close + markup.reasoning.close.len()
+            })
         {
             self.emit_reasoning(at, attribution, deltas);
-            let parser = CallParser::new(CallStart::CallTag);
+            let parser = CallParser::new(CallStart::CallTag, &markup);
             return self.transition(State::ReasoningCall {
                 parser,
                 read: 0,
@@ -276,14 +283,23 @@ impl ReplyStateMachine {
         if let Some(at) = close {
             let thought = reasoning::len_without_trailing_newlines(&self.text[..at]);
             self.emit_reasoning(thought, attribution, deltas);
-            self.consume(at - thought + CLOSE.len(), TokenPart::Hidden, attribution);
+            self.consume(
+                at - thought + markup.reasoning.close.len(),
+                TokenPart::Hidden,
+                attribution,
+            );
             self.markdown = MarkdownTracker::default();
             return self.transition(State::AfterReasoning);
         }
         let held = match end {
             Some(_) => 0,
-            None if self.config.tools.is_empty() => reasoning::partial_close_len(&self.text),
-            None => partial_match_len(&self.text, &[CLOSE, CALL_TAG]),
+            None if self.config.tools.is_empty() => {
+                reasoning::partial_close_len(&self.text, &self.markup.reasoning.close)
+            }
+            None => partial_match_len(
+                &self.text,
+                &[&markup.reasoning.close, &markup.tool_calls.open],
+            ),
         };
         let certain = self.text.len() - held;
         let certain = match end {
@@ -298,8 +314,13 @@ impl ReplyStateMachine {
     /// Where thinking is closed. What was searched once is not searched again.
     fn find_close(&mut self) -> Option<usize> {
         let from = self.close_search_from.saturating_sub(self.base);
-        let found = self.text[from..].find(CLOSE).map(|at| from + at);
-        let next = found.unwrap_or(self.text.len() - reasoning::partial_close_len(&self.text));
+        let found = self.text[from..]
+            .find(&*self.markup.reasoning.close)
+            .map(|at| from + at);
+        let next = found.unwrap_or(
+            self.text.len()
+                - reasoning::partial_close_len(&self.text, &self.markup.reasoning.close),
+        );
         self.close_search_from = self.base + next;
         found
     }
@@ -311,7 +332,7 @@ impl ReplyStateMachine {
         }
         let mut markdown = self.markdown.clone();
         let mut seen = 0;
-        for (at, _) in self.text.match_indices(CALL_TAG) {
+        for (at, _) in self.text.match_indices(&*self.markup.tool_calls.open) {
             markdown.advance(&self.text[seen..at]);
             seen = at;
             let counts = markdown.begins_line() && !markdown.is_code();
@@ -341,7 +362,10 @@ impl ReplyStateMachine {
         let limit = match (close, end) {
             (Some(close), _) => close,
             (None, Some(_)) => self.text.len(),
-            (None, None) => self.text.len() - reasoning::partial_close_len(&self.text),
+            (None, None) => {
+                self.text.len()
+                    - reasoning::partial_close_len(&self.text, &self.markup.reasoning.close)
+            }
         };
         let call_end = end.filter(|_| close.is_none());
         let within = self.text.get(*read..limit).unwrap_or_default();

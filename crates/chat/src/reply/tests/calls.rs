@@ -103,7 +103,7 @@ fn several_calls_keep_the_text_around_them() {
 
 #[test]
 fn text_parameters_stream_before_the_call_ends() {
-    let mut machine = ReplyStateMachine::new(config());
+    let mut machine = ReplyStateMachine::new(config(), Arc::default());
     let mut attribution = TokenAttribution::default();
     let mut deltas = Vec::new();
     let begin = "<tool_call>\n<function=put_file>\n<parameter=content>\n";
@@ -119,7 +119,7 @@ fn text_parameters_stream_before_the_call_ends() {
 
 #[test]
 fn json_arguments_stream_before_the_call_ends() {
-    let mut machine = ReplyStateMachine::new(config());
+    let mut machine = ReplyStateMachine::new(config(), Arc::default());
     let mut attribution = TokenAttribution::default();
     let mut deltas = Vec::new();
     machine.take(

@@ -47,7 +47,7 @@ struct Got {
 }
 
 fn run(config: &ReplyConfig, parts: &[&str], end: ReplyEnd) -> Got {
-    let mut machine = ReplyStateMachine::new(config.clone());
+    let mut machine = ReplyStateMachine::new(config.clone(), Arc::default());
     let mut attribution = TokenAttribution::default();
     let mut deltas = Vec::new();
     for part in parts {

@@ -13,7 +13,7 @@ use decode::{
 
 use crate::error::ApiError;
 use crate::text::prepare::Prompt;
-use crate::text::reasoning::ReasoningDefaults;
+use crate::text::reasoning::{ReasoningDefaults, close_text};
 
 /// How many compiled grammars are kept.
 const KEPT: usize = 64;
@@ -44,13 +44,18 @@ impl Constrain {
         reasoning: &ReasoningDefaults,
     ) -> Constrain {
         let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
-        let tags = pair("<think>", "</think>").map(|(open, close)| ReasoningTags { open, close });
+        let markup = Arc::clone(tokenizer.markup());
+        let tags = pair(&markup.reasoning.open, &markup.reasoning.close)
+            .map(|(open, close)| ReasoningTags { open, close });
         let encode = |text: &str| {
             tokenizer
                 .encode(text, SpecialTokens::Parse)
                 .unwrap_or_default()
         };
-        let mut closing = encode(&reasoning.close_text);
+        let mut closing = encode(&close_text(
+            reasoning.close_hint.as_deref(),
+            &markup.reasoning,
+        ));
         if let Some(tags) = tags
             && !closing.contains(&tags.close)
         {
@@ -60,7 +65,7 @@ impl Constrain {
             eos: eos.to_vec(),
             vocab: vocab.max(tokenizer.n_tokens()),
             tags,
-            call_tags: pair("<tool_call>", "</tool_call>"),
+            call_tags: pair(&markup.tool_calls.open, &markup.tool_calls.close),
             closing: closing.into(),
             gap: encode("\n\n").into(),
             soft_lift: reasoning.soft_lift,
